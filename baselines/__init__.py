@@ -1,0 +1,1 @@
+"""Published heuristics, one file each; found through the registry."""

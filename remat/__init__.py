@@ -1,0 +1,54 @@
+"""remat: plan which activations to keep and which to recompute.
+
+    import remat
+    graph = remat.load_graph("instance.json")
+    solution = remat.solve(graph, budget="5GiB", strategy="checkmate_milp")
+    trace = remat.simulate(graph, solution.plan)
+
+Frameworks are imported only by the frontends and executors that need them.
+"""
+
+import remat.strategies  # the package first: the function of the same name below is the public one
+from remat.bounds.min_budget import MinBudget, min_budget
+from remat.errors import InvalidGraph, InvalidInput, InvalidPlan, MissingPackage, RematError, Skip, UnknownName
+from remat.frontends.json import load_graph, save_graph
+from remat.graph import Graph, Operation, Value, Work
+from remat.plan import Plan, Scope
+from remat.registry import strategies, strategy
+from remat.simulator import Trace, simulate
+from remat.solve import Candidate, Member, Outcome, Problem, Solution, Status, family, solve, solve_sweep
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Candidate",
+    "Graph",
+    "InvalidGraph",
+    "InvalidInput",
+    "InvalidPlan",
+    "Member",
+    "MinBudget",
+    "MissingPackage",
+    "Operation",
+    "Outcome",
+    "Plan",
+    "Problem",
+    "RematError",
+    "Scope",
+    "Skip",
+    "Solution",
+    "Status",
+    "Trace",
+    "UnknownName",
+    "Value",
+    "Work",
+    "family",
+    "load_graph",
+    "min_budget",
+    "save_graph",
+    "simulate",
+    "solve",
+    "solve_sweep",
+    "strategies",
+    "strategy",
+]

@@ -1,0 +1,50 @@
+"""Errors meant for users: one line that says what is wrong and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RematError(Exception):
+    """Base of every error that is reported to a user as one line, without a traceback."""
+
+
+class InvalidInput(RematError, ValueError):
+    """A value given by the user (size, option, file) cannot be used."""
+
+
+class InvalidGraph(InvalidInput):
+    """A graph is malformed: cyclic, dangling, negative, out of order."""
+
+
+class InvalidPlan(InvalidInput):
+    """A plan cannot be executed on its graph.
+
+    Attributes:
+        step: index of the offending step in ``plan.steps``; None if the plan as a whole is wrong.
+    """
+
+    def __init__(self, message: str, step: int | None = None):
+        super().__init__(message if step is None else f"step {step}: {message}")
+        self.step = step
+
+
+class UnknownName(InvalidInput):
+    """A model, strategy, GPU or option of that name does not exist."""
+
+
+class MissingPackage(RematError, ImportError):
+    """An optional package is not installed; the message holds the command that installs it."""
+
+
+class Skip(Exception):
+    """Raised by a strategy that does not apply to a problem; the reason is the message."""
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> UnknownName:
+    """An `UnknownName` that offers the nearest of the known names."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    return UnknownName(f"unknown {what} '{name}'; {hint}")

@@ -1,0 +1,271 @@
+"""The graph: operations, the values they produce, and what each of them weighs.
+
+Memory belongs to values, cost to operations. A value is a storage; a view of it is not a value of
+its own. Operations are listed in an executable order (producers before users), which is the order
+of first computations for `staged` and `fixed_order` plans.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from remat.errors import InvalidGraph
+from remat.units import MAX_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an operation does, from which a cost model derives its cost.
+
+    Attributes:
+        flops: floating-point operations, 2 per multiply-add; None when no rule is known.
+        bytes_moved: bytes read plus bytes written, each tensor once.
+        dtype: element type that sets the arithmetic rate, e.g. ``float32``.
+        signature: canonical JSON from which a profiler can rebuild and time the operation; '' if
+            it cannot be rebuilt.
+        published_flops: the count of Checkmate's artifact (1 per multiply-add), for layer graphs.
+        is_free: costs nothing on any device (constants, variable reads, aliases).
+    """
+
+    flops: int | None = None
+    bytes_moved: int = 0
+    dtype: str = "float32"
+    signature: str = ""
+    published_flops: int | None = None
+    is_free: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One unit of computation.
+
+    Attributes:
+        name: unique within the graph by convention, for people.
+        kind: operator or layer type, e.g. ``Conv2D`` or ``aten.relu``.
+        inputs: ids of the values read, each once, ascending.
+        outputs: ids of the values produced.
+        cost: in the graph's `cost_unit`, non-negative.
+        workspace_bytes: scratch memory held only while it runs.
+        is_backward: belongs to the backward pass.
+        run_once: must be computed exactly once (state updates).
+        work: what it does, for cost models; None for graphs that come with costs.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    cost: int = 0
+    workspace_bytes: int = 0
+    is_backward: bool = False
+    run_once: bool = False
+    work: Work | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A storage produced by one operation.
+
+    Attributes:
+        name: for people.
+        bytes: size of the storage.
+        keep: must be resident when the step ends (e.g. a gradient created in the step).
+    """
+
+    name: str
+    bytes: int
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Operations in an executable order and the values they exchange; validated on creation.
+
+    Attributes:
+        name: of the network, e.g. ``vgg19_b256``.
+        operations: N operations, producers before users.
+        values: V values; each is an output of exactly one operation.
+        fixed_bytes: resident throughout and never rematerialized (DESIGN: parameters, ...).
+        cost_unit: ``ns``, ``flop`` or any other; only ``ns`` is ever shown as seconds.
+        loss: index of the operation that computes the loss, or None.
+        source: where the graph comes from, one sentence.
+        producer: [V] operation that produces each value (derived).
+        users: [V] operations that read each value, ascending (derived).
+
+    Raises:
+        InvalidGraph: naming the operation or value that is wrong.
+    """
+
+    name: str
+    operations: tuple[Operation, ...]
+    values: tuple[Value, ...]
+    fixed_bytes: int = 0
+    cost_unit: str = "ns"
+    loss: int | None = None
+    source: str = ""
+    producer: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    users: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_integers(self)
+        n_values = len(self.values)
+        producer = [-1] * n_values
+        users: list[list[int]] = [[] for _ in range(n_values)]
+        for k, op in enumerate(self.operations):
+            for v in op.inputs:
+                if not 0 <= v < n_values:
+                    raise InvalidGraph(f"operation {k} ({op.name}) reads value {v}, which does not exist")
+                if producer[v] < 0:
+                    raise InvalidGraph(
+                        f"operation {k} ({op.name}) reads value {v} ({self.values[v].name}) before it is "
+                        "produced; operations must be in topological order, without cycles"
+                    )
+                users[v].append(k)
+            if len(set(op.inputs)) != len(op.inputs):
+                raise InvalidGraph(f"operation {k} ({op.name}) lists an input twice")
+            for v in op.outputs:
+                if not 0 <= v < n_values:
+                    raise InvalidGraph(f"operation {k} ({op.name}) produces value {v}, which does not exist")
+                if producer[v] >= 0:
+                    raise InvalidGraph(f"value {v} ({self.values[v].name}) has two producers")
+                producer[v] = k
+        if n_values and min(producer) < 0:
+            v = producer.index(-1)
+            raise InvalidGraph(f"value {v} ({self.values[v].name}) has no producer")
+        object.__setattr__(self, "producer", tuple(producer))
+        object.__setattr__(self, "users", tuple(map(tuple, users)))
+
+    @classmethod
+    def from_nodes(
+        cls,
+        name: str,
+        deps: Sequence[Iterable[int]],
+        bytes: Sequence[int],
+        costs: Sequence[int],
+        *,
+        names: Sequence[str] | None = None,
+        kinds: Sequence[str] | None = None,
+        backward: Sequence[bool] | None = None,
+        workspace_bytes: Sequence[int] | None = None,
+        works: Sequence[Work | None] | None = None,
+        keep: Iterable[int] = (),
+        fixed_bytes: int = 0,
+        cost_unit: str = "ns",
+        loss: int | None = None,
+        source: str = "",
+    ) -> Graph:
+        """A graph with one value per operation, value i being the output of operation i.
+
+        Args:
+            deps: [N] for each node the nodes that it reads.
+            bytes: [N] size of each node's output.
+            costs: [N] cost of each node in `cost_unit`.
+        """
+        keep = frozenset(keep)
+        labels = [str(i) for i in range(len(deps))] if names is None else list(names)
+        operations = tuple(
+            Operation(
+                name=labels[i],
+                kind=kinds[i] if kinds else "",
+                inputs=tuple(sorted(set(dep))),
+                outputs=(i,),
+                cost=costs[i],
+                workspace_bytes=workspace_bytes[i] if workspace_bytes else 0,
+                is_backward=bool(backward[i]) if backward else False,
+                work=works[i] if works else None,
+            )
+            for i, dep in enumerate(deps)
+        )
+        values = tuple(Value(labels[i], size, i in keep) for i, size in enumerate(bytes))
+        return cls(name, operations, values, fixed_bytes, cost_unit, loss, source)
+
+    def __len__(self) -> int:
+        return len(self.operations)
+
+    @property
+    def n_edges(self) -> int:
+        """Number of (value, user) pairs."""
+        return sum(len(op.inputs) for op in self.operations)
+
+    @property
+    def costs(self) -> np.ndarray:
+        """[N] int64, cost of each operation."""
+        return np.array([op.cost for op in self.operations], dtype=np.int64)
+
+    @property
+    def value_bytes(self) -> np.ndarray:
+        """[V] int64, size of each value."""
+        return np.array([value.bytes for value in self.values], dtype=np.int64)
+
+    @property
+    def total_cost(self) -> int:
+        """Cost of running every operation once: the denominator of overhead, and a lower bound."""
+        return sum(op.cost for op in self.operations)
+
+    @property
+    def is_single_output(self) -> bool:
+        """True if value i is the one output of operation i, for every i (remat-graph/1's shape)."""
+        return len(self.values) == len(self.operations) and all(
+            op.outputs == (i,) for i, op in enumerate(self.operations)
+        )
+
+    def working_set_bytes(self, k: int) -> int:
+        """Bytes that operation `k` needs at once, fixed bytes included; no plan can use less."""
+        op = self.operations[k]
+        touched = sum(self.values[v].bytes for v in (*op.inputs, *op.outputs))
+        return self.fixed_bytes + touched + op.workspace_bytes
+
+    def largest_working_set(self) -> tuple[int, int]:
+        """(bytes, operation) of the operation with the largest working set: a bound on any peak."""
+        if not self.operations:
+            return self.fixed_bytes, -1
+        return max((self.working_set_bytes(k), -k) for k in range(len(self)))[0], max(
+            range(len(self)), key=self.working_set_bytes
+        )
+
+    def predecessors(self, k: int) -> tuple[int, ...]:
+        """Operations whose outputs operation `k` reads, ascending."""
+        return tuple(sorted({self.producer[v] for v in self.operations[k].inputs}))
+
+    def with_costs(self, costs: Sequence[int], cost_unit: str) -> Graph:
+        """The same graph with other costs (what a cost model returns)."""
+        if len(costs) != len(self):
+            raise InvalidGraph(f"{len(costs)} costs given for {len(self)} operations")
+        operations = tuple(replace(op, cost=int(cost)) for op, cost in zip(self.operations, costs, strict=True))
+        return replace(self, operations=operations, cost_unit=cost_unit)
+
+    def sha256(self) -> str:
+        """Hash of everything a plan's validity, cost and memory depend on (names and work excluded)."""
+        content = [
+            self.fixed_bytes,
+            self.cost_unit,
+            [[o.inputs, o.outputs, o.cost, o.workspace_bytes, o.is_backward, o.run_once] for o in self.operations],
+            [[v.bytes, v.keep] for v in self.values],
+        ]
+        return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
+
+
+def _check_integers(graph: Graph) -> None:
+    def check(number: object, what: str) -> None:
+        if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+            raise InvalidGraph(f"{what} must be an integer, not {number!r}")
+        if number < 0:
+            raise InvalidGraph(f"{what} must not be negative, but is {number}")
+        if number > MAX_BYTES:
+            raise InvalidGraph(f"{what} is {number}, beyond the limit of {MAX_BYTES}")
+
+    check(graph.fixed_bytes, "fixed_bytes")
+    for k, op in enumerate(graph.operations):
+        check(op.cost, f"cost of operation {k} ({op.name})")
+        check(op.workspace_bytes, f"workspace_bytes of operation {k} ({op.name})")
+    for i, value in enumerate(graph.values):
+        check(value.bytes, f"bytes of value {i} ({value.name})")
+    if sum(int(v.bytes) for v in graph.values) > MAX_BYTES or sum(int(o.cost) for o in graph.operations) > MAX_BYTES:
+        raise InvalidGraph(f"the graph's total bytes or cost exceed {MAX_BYTES}")
+    if graph.loss is not None and not 0 <= graph.loss < len(graph.operations):
+        raise InvalidGraph(f"loss is {graph.loss}, but there are {len(graph.operations)} operations")

@@ -1,0 +1,286 @@
+"""The plan: in which order operations are computed, repeats included, and when values are freed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+
+from remat.errors import InvalidPlan
+from remat.graph import Graph
+
+COMPUTE, FREE = 0, 1
+_STEP_NAMES = ("compute", "free")
+PLAN_FORMAT = "remat-plan/1"
+
+
+class Scope(StrEnum):
+    """Which plans are compared with each other; each member contains the one before it."""
+
+    STAGED = "staged"
+    FIXED_ORDER = "fixed_order"
+    FREE = "free"
+
+    def contains(self, other: Scope) -> bool:
+        """Whether every plan of scope `other` is also a plan of this scope."""
+        order = list(Scope)
+        return order.index(other) <= order.index(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """A sequence of compute and free steps on one graph.
+
+    Attributes:
+        graph_name, graph_sha256: the graph it was made for.
+        kinds: [steps] uint8, `COMPUTE` or `FREE`.
+        ids: [steps] int32, operation id of a compute step, value id of a free step.
+        budget_bytes: what it was made for, or None.
+        scope: derived from the compute steps.
+    """
+
+    graph_name: str
+    graph_sha256: str
+    kinds: np.ndarray
+    ids: np.ndarray
+    scope: Scope
+    budget_bytes: int | None = None
+
+    @classmethod
+    def from_order(cls, graph: Graph, order: Sequence[int], budget_bytes: int | None = None) -> Plan:
+        """A plan from computations alone; every value is freed at its last use.
+
+        Raises:
+            InvalidPlan: `order` names an operation that does not exist.
+        """
+        return cls.from_steps(graph, frees_at_last_use(graph, order), budget_bytes)
+
+    @classmethod
+    def from_steps(cls, graph: Graph, steps: Iterable[tuple[int, int]], budget_bytes: int | None = None) -> Plan:
+        """A plan from ``(COMPUTE, operation)`` and ``(FREE, value)`` pairs."""
+        pairs = np.array(list(steps), dtype=np.int64).reshape(-1, 2)
+        kinds, ids = pairs[:, 0].astype(np.uint8), pairs[:, 1].astype(np.int32)
+        scope = scope_of_order(ids[kinds == COMPUTE], len(graph))
+        return cls(graph.name, graph.sha256(), kinds, ids, scope, budget_bytes)
+
+    @classmethod
+    def from_matrices(
+        cls, graph: Graph, R_TN: np.ndarray, S_TV: np.ndarray | None = None, budget_bytes: int | None = None
+    ) -> Plan:
+        """A staged plan from Checkmate's matrices.
+
+        Args:
+            R_TN: [T, N] bool, operation i computed in stage t (in the graph's order within a stage).
+            S_TV: [T, V] bool, value v resident at the start of stage t. With it a value is freed after
+                its last use in a stage unless the next stage's S holds it; without it, at last use.
+        """
+        R_TN = np.asarray(R_TN, dtype=bool)
+        order = np.nonzero(R_TN)[1]
+        if S_TV is None:
+            return cls.from_order(graph, order.tolist(), budget_bytes)
+        return cls.from_steps(graph, _frees_by_stage(graph, R_TN, np.asarray(S_TV, dtype=bool)), budget_bytes)
+
+    @property
+    def order(self) -> np.ndarray:
+        """[computations] int32, the operations in the order computed, repeats included."""
+        return self.ids[self.kinds == COMPUTE]
+
+    @property
+    def n_computations(self) -> int:
+        return int(np.count_nonzero(self.kinds == COMPUTE))
+
+    @property
+    def steps(self) -> list[tuple[str, int]]:
+        """The steps as ``("compute", operation)`` and ``("free", value)``."""
+        return [(_STEP_NAMES[k], i) for k, i in zip(self.kinds.tolist(), self.ids.tolist(), strict=True)]
+
+    def matrices(self, graph: Graph) -> tuple[np.ndarray, np.ndarray]:
+        """(R_TN, S_TV): computations per stage (counts), residency at the start of each stage.
+
+        A stage ends with the first computation of an operation; what follows the last one is
+        counted to the last stage. T = N.
+        """
+        n = len(graph)
+        R_TN = np.zeros((n, n), dtype=np.int32)
+        S_TV = np.zeros((n, len(graph.values)), dtype=bool)
+        resident = np.zeros(len(graph.values), dtype=bool)
+        seen = np.zeros(n, dtype=bool)
+        stage, ended = 0, False
+        for kind, i in zip(self.kinds.tolist(), self.ids.tolist(), strict=True):
+            if kind == FREE:
+                resident[i] = False
+                continue
+            if ended and stage + 1 < n:
+                stage, ended = stage + 1, False
+                S_TV[stage] = resident
+            R_TN[stage, i] += 1
+            resident[list(graph.operations[i].outputs)] = True
+            if not seen[i]:
+                seen[i] = ended = True
+        return R_TN, S_TV
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as remat-plan/1 JSON, atomically."""
+        document = {
+            "format": PLAN_FORMAT,
+            "graph": self.graph_name,
+            "graph_sha256": self.graph_sha256,
+            "budget_bytes": self.budget_bytes,
+            "scope": str(self.scope),
+            "steps": self.steps,
+        }
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            scratch.write_text(json.dumps(document, separators=(",", ":")))
+            os.replace(scratch, path)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], graph: Graph) -> Plan:
+        """Read a remat-plan/1 file made for `graph`.
+
+        Raises:
+            InvalidPlan: naming the file and the place, also when it was made for another graph.
+        """
+        where = str(path)
+        try:
+            document = json.loads(Path(path).read_text())
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise InvalidPlan(f"{where}: cannot be read as JSON: {error}") from None
+        if not isinstance(document, dict) or document.get("format") != PLAN_FORMAT:
+            raise InvalidPlan(f"{where}: 'format' must be '{PLAN_FORMAT}'")
+        sha = document.get("graph_sha256")
+        if sha is not None and sha != graph.sha256():
+            raise InvalidPlan(f"{where}: was made for graph '{document.get('graph')}', not for this '{graph.name}'")
+        steps = document.get("steps")
+        if not isinstance(steps, list):
+            raise InvalidPlan(f"{where}: 'steps' must be a list")
+        pairs = []
+        for i, step in enumerate(steps):
+            if not isinstance(step, list) or len(step) < 2 or step[0] not in _STEP_NAMES or type(step[1]) is not int:
+                raise InvalidPlan(f"{where}: not a ['compute', operation] or ['free', value] pair: {step!r}", i)
+            kind = _STEP_NAMES.index(step[0])
+            _check_id(graph, kind, step[1], i)
+            pairs.append((kind, step[1]))
+        budget = document.get("budget_bytes")
+        if budget is not None and (type(budget) is not int or budget < 0):
+            raise InvalidPlan(f"{where}: 'budget_bytes' must be a non-negative integer or null")
+        return cls.from_steps(graph, pairs, budget)
+
+
+def _check_id(graph: Graph, kind: int, i: int, step: int) -> None:
+    limit = len(graph.values) if kind == FREE else len(graph)
+    if not 0 <= i < limit:
+        what = "value" if kind == FREE else "operation"
+        raise InvalidPlan(f"{what} {i} does not exist (the graph has {limit})", step)
+
+
+def frees_at_last_use(graph: Graph, order: Sequence[int]) -> list[tuple[int, int]]:
+    """Insert a free after the last use of each computed copy of each value.
+
+    A copy that nobody reads before it is computed again (or the end) goes right after it was
+    computed, unless the value must be kept. A value recomputed while resident (one output of a
+    multi-output operation) is one copy throughout.
+    """
+    operations, values = graph.operations, graph.values
+    order = list(order)
+    for step, k in enumerate(order):
+        if not 0 <= k < len(operations):
+            raise InvalidPlan(f"operation {k} does not exist (the graph has {len(operations)})", step)
+    # Walk backwards: a value is live at a step if it is read later, before it is produced again.
+    live = [value.keep for value in values]
+    frees_after: list[list[int]] = [[] for _ in order]
+    for step in range(len(order) - 1, -1, -1):
+        op = operations[order[step]]
+        for v in op.outputs:
+            if not live[v]:
+                frees_after[step].append(v)
+            live[v] = False
+        for v in op.inputs:
+            if not live[v]:
+                frees_after[step].append(v)
+                live[v] = True
+    # A copy that is dead where it is computed must not be freed twice: an output of this step that is
+    # overwritten by a later computation while still resident shows up there, not here.
+    steps: list[tuple[int, int]] = []
+    for step, k in enumerate(order):
+        steps.append((COMPUTE, k))
+        steps.extend((FREE, v) for v in frees_after[step])
+    return steps
+
+
+def scope_of_order(order: Iterable[int], n_operations: int) -> Scope:
+    """The narrowest scope that holds a plan with these computations."""
+    next_first, last_in_stage, staged = 0, -1, True
+    seen = bytearray(n_operations)
+    for k in order:
+        k = int(k)
+        if not 0 <= k < n_operations:
+            raise InvalidPlan(f"operation {k} does not exist (the graph has {n_operations})")
+        if not seen[k]:
+            if k != next_first:
+                return Scope.FREE
+            seen[k] = 1
+            next_first, last_in_stage = k + 1, -1
+        else:
+            # Within a stage every earlier operation at most once and in order; nothing is left to
+            # compute for the first time after the last stage.
+            staged = staged and last_in_stage < k and next_first < n_operations
+            last_in_stage = k
+    return Scope.STAGED if staged else Scope.FIXED_ORDER
+
+
+def _frees_by_stage(graph: Graph, R_TN: np.ndarray, S_TV: np.ndarray) -> list[tuple[int, int]]:
+    """Steps of a staged plan in which S says what is held from stage to stage."""
+    n, n_values = len(graph), len(graph.values)
+    if R_TN.shape[1] != n or S_TV.shape != (R_TN.shape[0], n_values):
+        raise InvalidPlan(f"R and S have shapes {R_TN.shape} and {S_TV.shape}, expected (T, {n}) and (T, {n_values})")
+    steps: list[tuple[int, int]] = []
+    keep_at_end = np.array([value.keep for value in graph.values], dtype=bool)
+    resident: set[int] = set()
+    for t in range(R_TN.shape[0]):
+        held = S_TV[t + 1] if t + 1 < len(S_TV) else keep_at_end
+        computed = np.nonzero(R_TN[t])[0].tolist()
+        last_use: dict[int, int] = {}
+        for k in computed:
+            for v in (*graph.operations[k].outputs, *graph.operations[k].inputs):
+                last_use[v] = k
+        drop_at: dict[int, list[int]] = {}
+        for v, k in last_use.items():
+            if not held[v]:
+                drop_at.setdefault(k, []).append(v)
+        for v in sorted(resident):
+            if not held[v] and v not in last_use:
+                steps.append((FREE, v))
+                resident.discard(v)
+        for k in computed:
+            steps.append((COMPUTE, k))
+            resident.update(graph.operations[k].outputs)
+            for v in drop_at.get(k, ()):
+                if v in resident:
+                    steps.append((FREE, v))
+                    resident.discard(v)
+        missing = np.nonzero(held)[0]
+        gone = [v for v in missing.tolist() if v not in resident]
+        if gone and t + 1 < len(S_TV):
+            raise InvalidPlan(f"S holds value {gone[0]} at the start of stage {t + 1}, but it is not resident then")
+    return steps
+
+
+def frees_held_to_end(graph: Graph, order: Sequence[int], held: Iterable[int]) -> list[tuple[int, int]]:
+    """Like `frees_at_last_use`, but the last copy of each value in `held` stays to the end.
+
+    The published accounting of Checkmate's artifact: baselines never drop their checkpoints.
+    """
+    steps = frees_at_last_use(graph, order)
+    last_free = {i: at for at, (kind, i) in enumerate(steps) if kind == FREE}
+    drop = {last_free[v] for v in held if v in last_free}
+    return [step for at, step in enumerate(steps) if at not in drop]

@@ -1,0 +1,100 @@
+"""The registry of strategies, apart from everything else so that it can be imported anywhere.
+
+A strategy is one decorated function. It is found because its file lies in a package that is named
+under the entry-point group ``remat.strategies``; `remat` itself imports none of them by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any
+
+from remat.errors import InvalidInput, unknown_name
+
+GROUP = "remat.strategies"
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A registered strategy.
+
+    Attributes:
+        name: as users write it, e.g. ``chen_sqrtn``.
+        run: ``run(problem, **options)``: yields `Candidate`s or plans, returns one, or returns an
+            `Outcome`; raises `Skip` where it does not apply.
+        summary: first line of the docstring.
+        options: names of the keyword options it takes, with their defaults.
+        ignores_budget: its candidates do not depend on the budget, so one run serves a whole sweep.
+        isolated: may overrun its time limit or crash; runs in a process of its own.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    summary: str
+    options: dict[str, Any] = field(default_factory=dict)
+    ignores_budget: bool = False
+    isolated: bool = False
+
+    def check_options(self, options: dict[str, Any]) -> None:
+        """Raise `InvalidInput` for an option that this strategy does not take."""
+        for key in options:
+            if key not in self.options:
+                if not self.options:
+                    raise InvalidInput(f"strategy '{self.name}' takes no options, but got '{key}'")
+                raise unknown_name(f"option of strategy '{self.name}'", key, self.options)
+
+
+_REGISTRY: dict[str, Strategy] = {}
+_discovered = False
+
+
+def strategy(
+    name: str, *, ignores_budget: bool = False, isolated: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function under `name`; its keyword-only parameters are its options."""
+
+    def register(run: Callable[..., Any]) -> Callable[..., Any]:
+        known = _REGISTRY.get(name)
+        if known is not None and (known.run.__module__, known.run.__qualname__) != (run.__module__, run.__qualname__):
+            raise InvalidInput(
+                f"two strategies are named '{name}': {known.run.__module__}.{known.run.__qualname__} "
+                f"and {run.__module__}.{run.__qualname__}"
+            )
+        parameters = inspect.signature(run).parameters.values()
+        options = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+        summary = (inspect.getdoc(run) or "").partition("\n")[0]
+        _REGISTRY[name] = Strategy(name, run, summary, options, ignores_budget, isolated)
+        return run
+
+    return register
+
+
+def strategies() -> list[str]:
+    """Every registered name, sorted."""
+    _discover()
+    return sorted(_REGISTRY)
+
+
+def get_strategy(name: str) -> Strategy:
+    """The strategy of that name; raises `UnknownName` with the nearest names."""
+    _discover()
+    if name not in _REGISTRY:
+        raise unknown_name("strategy", name, _REGISTRY)
+    return _REGISTRY[name]
+
+
+def _discover() -> None:
+    global _discovered
+    if _discovered:
+        return
+    _discovered = True  # first: a plugin may ask for the list while it is imported
+    for point in entry_points(group=GROUP):
+        loaded = point.load()
+        for module in pkgutil.iter_modules(getattr(loaded, "__path__", [])):
+            if not module.name.startswith("_"):
+                importlib.import_module(f"{loaded.__name__}.{module.name}")

@@ -1,0 +1,122 @@
+"""The one judge: replays a plan on its graph and measures cost and memory exactly.
+
+It knows nothing of any solver. Time is linear in the number of steps and the inputs they read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from remat.errors import InvalidPlan
+from remat.graph import Graph
+from remat.plan import FREE, Plan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """What a plan costs and holds, computation by computation (C computations).
+
+    Attributes:
+        cost: sum of the costs of all computations, in the graph's `cost_unit`.
+        peak_bytes: most bytes held while any operation runs, or at the end; `fixed_bytes` included.
+        peak_computation: index of the computation that reaches the peak, -1 if it is the end.
+        order: [C] operation computed.
+        running_bytes: [C] int64, held while it runs: residents, its outputs, its workspace, fixed.
+        resident_bytes: [C] int64, held after it ran, before the frees that follow it.
+        end_cost: [C] int64, cumulative cost when it ends.
+        computations: [N] how often each operation is computed.
+        final_bytes: held when the plan ends.
+    """
+
+    cost: int
+    peak_bytes: int
+    peak_computation: int
+    order: np.ndarray
+    running_bytes: np.ndarray
+    resident_bytes: np.ndarray
+    end_cost: np.ndarray
+    computations: np.ndarray
+    final_bytes: int
+
+
+def simulate(graph: Graph, plan: Plan) -> Trace:
+    """Replay `plan` on `graph`.
+
+    Raises:
+        InvalidPlan: with the step and the reason: an input that is not resident, a resident
+            single-output operation computed again, a free of what is not resident, an operation
+            never computed (or one that must run once, repeated), a kept value missing at the end.
+    """
+    if plan.graph_sha256 != graph.sha256():
+        raise InvalidPlan(f"the plan was made for another graph ('{plan.graph_name}'), not for this '{graph.name}'")
+    operations, n, n_values = graph.operations, len(graph), len(graph.values)
+    size = [int(value.bytes) for value in graph.values]
+    inputs = [op.inputs for op in operations]
+    outputs = [op.outputs for op in operations]
+    born = [sum(size[v] for v in op.outputs) for op in operations]
+    workspace = [int(op.workspace_bytes) for op in operations]
+    cost = [int(op.cost) for op in operations]
+
+    resident = bytearray(n_values)
+    held = graph.fixed_bytes
+    running, after, elapsed_at = [], [], []
+    count = [0] * n
+    elapsed = 0
+    for step, (kind, i) in enumerate(zip(plan.kinds.tolist(), plan.ids.tolist(), strict=True)):
+        if kind == FREE:
+            if not 0 <= i < n_values:
+                raise InvalidPlan(f"frees value {i}, which does not exist", step)
+            if not resident[i]:
+                raise InvalidPlan(f"frees value {i} ({graph.values[i].name}), which is not resident", step)
+            resident[i] = 0
+            held -= size[i]
+            continue
+        if not 0 <= i < n:
+            raise InvalidPlan(f"computes operation {i}, which does not exist", step)
+        for v in inputs[i]:
+            if not resident[v]:
+                raise InvalidPlan(
+                    f"computes operation {i} ({operations[i].name}), whose input {v} "
+                    f"({graph.values[v].name}) is not resident",
+                    step,
+                )
+        during = held + born[i]
+        held = during
+        for v in outputs[i]:
+            if resident[v]:
+                if len(outputs[i]) == 1:
+                    raise InvalidPlan(
+                        f"computes operation {i} ({operations[i].name}), whose output is still resident", step
+                    )
+                held -= size[v]  # both copies counted while it ran; the duplicate goes now
+            resident[v] = 1
+        count[i] += 1
+        elapsed += cost[i]
+        running.append(during + workspace[i])
+        after.append(held)
+        elapsed_at.append(elapsed)
+
+    for i, times in enumerate(count):
+        if times == 0:
+            raise InvalidPlan(f"never computes operation {i} ({operations[i].name})")
+        if times > 1 and operations[i].run_once:
+            raise InvalidPlan(f"computes operation {i} ({operations[i].name}) {times} times; it must run exactly once")
+    for v, value in enumerate(graph.values):
+        if value.keep and not resident[v]:
+            raise InvalidPlan(f"ends without value {v} ({value.name}), which must be kept")
+
+    running_bytes = np.array(running, dtype=np.int64)
+    peak_at = int(running_bytes.argmax()) if running else -1
+    return Trace(
+        cost=elapsed,
+        peak_bytes=int(running_bytes[peak_at]) if running else held,
+        peak_computation=peak_at,
+        order=plan.order,
+        running_bytes=running_bytes,
+        resident_bytes=np.array(after, dtype=np.int64),
+        end_cost=np.array(elapsed_at, dtype=np.int64),
+        computations=np.array(count, dtype=np.int64),
+        final_bytes=held,
+    )

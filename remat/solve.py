@@ -1,0 +1,407 @@
+"""One call for every method: `solve` runs a strategy on a problem and judges what it returns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from remat.errors import InvalidInput, InvalidPlan, RematError, Skip, unknown_name
+from remat.graph import Graph
+from remat.plan import Plan, Scope
+from remat.registry import Strategy, get_strategy
+from remat.simulator import Trace, simulate
+from remat.units import format_size, parse_size
+
+GAP_TOLERANCE = 1e-4  # (cost - bound) / cost below which a plan counts as optimal; Gurobi's default
+ACCOUNTINGS = ("exact", "published")
+
+
+class Status(StrEnum):
+    """How a solve ended; the value is what rows and tables show."""
+
+    OPTIMAL = "OPTIMAL"  # gap below tolerance, proven
+    FEASIBLE = "FEASIBLE"  # a plan, with bound and gap
+    INFEASIBLE = "INFEASIBLE"  # proven
+    TIMEOUT = "TIMEOUT"  # nothing found in time
+    SKIPPED = "SKIPPED"  # the method does not apply, or a package or licence is missing
+    NO_PLAN = "NO_PLAN"  # ended without a plan inside the budget; nothing proven
+    FAILED = "FAILED"  # crashed
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a strategy is asked.
+
+    Attributes:
+        graph, budget_bytes: total budget, fixed bytes included.
+        scope: widest scope that plans may have.
+        accounting: ``exact`` or ``published`` (Checkmate's artifact; see PEERS in the docs).
+        deadline: `time.monotonic()` value after which the call must have ended.
+        seed, threads: as given; every random choice derives from the seed.
+        work_limit: iterations or nodes, for runs that repeat exactly; None for none.
+        warm_start: a plan known to be good, or None.
+    """
+
+    graph: Graph
+    budget_bytes: int
+    scope: Scope = Scope.STAGED
+    accounting: str = "exact"
+    deadline: float = float("inf")
+    seed: int = 0
+    threads: int = 1
+    work_limit: int | None = None
+    deterministic: bool = False
+    warm_start: Plan | None = None
+
+    def remaining_s(self) -> float:
+        """Seconds left until the deadline; never negative."""
+        return max(0.0, self.deadline - time.monotonic())
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan proposed by a strategy; `parameters` say which member of a family it is."""
+
+    plan: Plan
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a strategy with more to say than plans returns; every plan in it is judged anew.
+
+    Attributes:
+        candidates: plans proposed.
+        bound: proven lower bound on cost within the problem's scope, or None.
+        infeasible: no plan exists within the scope; proven.
+        timed_out: ended by the time limit.
+        message: one line for people.
+        stats: numbers for the result row.
+    """
+
+    candidates: tuple[Candidate, ...] = ()
+    bound: int | None = None
+    infeasible: bool = False
+    timed_out: bool = False
+    message: str = ""
+    stats: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A candidate after judgement: cost in the graph's unit and peak in bytes."""
+
+    plan: Plan
+    cost: int
+    peak_bytes: int
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """The result of `solve`; without a plan, `plan`, `cost`, `peak_bytes` and `overhead` are None.
+
+    Attributes:
+        overhead: cost / cost of running every operation once, minus 1.
+        bound: proven lower bound on the cost of any plan of this scope.
+        gap: (cost - bound) / cost.
+        parameters: the member of a family that was chosen, e.g. Griewank's slots.
+        wall_s: seconds the call took.
+    """
+
+    status: Status
+    strategy: str
+    graph_name: str
+    budget_bytes: int
+    scope: Scope
+    accounting: str
+    plan: Plan | None = None
+    cost: int | None = None
+    peak_bytes: int | None = None
+    overhead: float | None = None
+    bound: int | None = None
+    gap: float | None = None
+    message: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    stats: Mapping[str, Any] = field(default_factory=dict)
+    wall_s: float = 0.0
+
+
+def solve(
+    graph: Graph,
+    budget: int | str,
+    strategy: str = "portfolio",
+    scope: str = "staged",
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    threads: int = 2,
+    accounting: str = "exact",
+    work_limit: int | None = None,
+    deterministic: bool = False,
+    warm_start: Plan | None = None,
+    **options: Any,
+) -> Solution:
+    """Find a plan for `graph` within `budget`.
+
+    Args:
+        budget: total bytes, fixed bytes included; an int or a string with a unit (``5GiB``).
+        strategy: a name from `remat.strategies()`.
+        scope: ``staged``, ``fixed_order`` or ``free``.
+        time_limit_s: bounds the whole call.
+        options: keyword options of the strategy.
+
+    Returns:
+        A `Solution`; never raises because a budget cannot be met.
+
+    Raises:
+        InvalidInput: unknown strategy or option, unreadable size or limit.
+    """
+    return solve_sweep(
+        graph,
+        [budget],
+        strategy,
+        scope=scope,
+        time_limit_s=time_limit_s,
+        seed=seed,
+        threads=threads,
+        accounting=accounting,
+        work_limit=work_limit,
+        deterministic=deterministic,
+        warm_start=warm_start,
+        **options,
+    )[0]
+
+
+def solve_sweep(
+    graph: Graph,
+    budgets: Sequence[int | str],
+    strategy: str = "portfolio",
+    *,
+    scope: str = "staged",
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    threads: int = 2,
+    accounting: str = "exact",
+    work_limit: int | None = None,
+    deterministic: bool = False,
+    warm_start: Plan | None = None,
+    isolate: bool | None = None,
+    **options: Any,
+) -> list[Solution]:
+    """`solve` for several budgets; `time_limit_s` is for each of them.
+
+    A strategy that ignores the budget runs once for all of them. `isolate` overrides whether the
+    strategy runs in a process of its own with a hard limit.
+    """
+    start = time.monotonic()
+    chosen = get_strategy(strategy)
+    chosen.check_options(options)
+    _check_call(time_limit_s, threads, accounting, work_limit)
+    problem = Problem(
+        graph=graph,
+        budget_bytes=0,
+        scope=parse_scope(scope),
+        accounting=accounting,
+        deadline=start + time_limit_s,
+        seed=seed,
+        threads=threads,
+        work_limit=work_limit,
+        deterministic=deterministic,
+        warm_start=warm_start,
+    )
+    problems = [replace(problem, budget_bytes=parse_size(budget)) for budget in budgets]
+    if chosen.ignores_budget:
+        return _solve_family(chosen, problems, options, start)
+    solutions = []
+    for one in problems:
+        began = time.monotonic()
+        one = replace(one, deadline=began + time_limit_s)
+        refusal = _refuse_if_impossible(chosen, one)
+        if refusal is not None:
+            solutions.append(refusal)
+        elif isolate if isolate is not None else chosen.isolated:
+            from remat.worker import solve_isolated  # imports this module
+
+            solutions.append(solve_isolated(one, chosen.name, options))
+        else:
+            solution = _solve_here(chosen, one, options)
+            solutions.append(replace(solution, wall_s=time.monotonic() - began))
+    return solutions
+
+
+def family(
+    graph: Graph,
+    strategy: str,
+    *,
+    scope: str = "staged",
+    accounting: str = "exact",
+    time_limit_s: float = 60.0,
+    **options: Any,
+) -> list[Member]:
+    """Every plan of a strategy that ignores the budget, judged: what figures draw.
+
+    Raises:
+        Skip: the strategy does not apply to this graph.
+    """
+    chosen = get_strategy(strategy)
+    chosen.check_options(options)
+    if not chosen.ignores_budget:
+        raise InvalidInput(f"strategy '{strategy}' depends on the budget; it has no family to list")
+    problem = Problem(
+        graph, budget_bytes=2**60, scope=parse_scope(scope), accounting=accounting,
+        deadline=time.monotonic() + time_limit_s,
+    )  # fmt: skip
+    return list(_judge(problem, _candidates_of(chosen.run(problem, **options)))[0])
+
+
+def parse_scope(scope: str) -> Scope:
+    """The scope of that name; raises `UnknownName`."""
+    try:
+        return Scope(scope)
+    except ValueError:
+        raise unknown_name("scope", str(scope), [str(s) for s in Scope]) from None
+
+
+def _check_call(time_limit_s: float, threads: int, accounting: str, work_limit: int | None) -> None:
+    if not time_limit_s > 0:
+        raise InvalidInput(f"time limit must be positive, not {time_limit_s}")
+    if threads < 1:
+        raise InvalidInput(f"threads must be at least 1, not {threads}")
+    if accounting not in ACCOUNTINGS:
+        raise unknown_name("accounting", accounting, ACCOUNTINGS)
+    if work_limit is not None and work_limit < 1:
+        raise InvalidInput(f"work_limit must be at least 1, not {work_limit}")
+
+
+def _refuse_if_impossible(chosen: Strategy, problem: Problem) -> Solution | None:
+    """An INFEASIBLE solution if some operation alone needs more than the budget."""
+    graph = problem.graph
+    needed, k = graph.largest_working_set()
+    if problem.budget_bytes >= needed:
+        return None
+    from remat.bounds.min_budget import describe_minimum
+
+    what = f"operation {k} ({graph.operations[k].name}) alone needs {format_size(needed)}"
+    return _without_plan(
+        chosen, problem, Status.INFEASIBLE,
+        f"budget {format_size(problem.budget_bytes)} is too small: {what}; {describe_minimum(graph, problem.scope)}",
+    )  # fmt: skip
+
+
+def _without_plan(chosen: Strategy, problem: Problem, status: Status, message: str, **more: Any) -> Solution:
+    return Solution(
+        status, chosen.name, problem.graph.name, problem.budget_bytes, problem.scope, problem.accounting,
+        message=message, **more,
+    )  # fmt: skip
+
+
+def _solve_family(
+    chosen: Strategy, problems: Sequence[Problem], options: dict[str, Any], start: float
+) -> list[Solution]:
+    """One run of a budget-independent strategy, judged against each budget."""
+    largest = max(problems, key=lambda p: p.budget_bytes, default=None)
+    if largest is None:
+        return []
+    members: list[Member] = []
+    rejected = ""
+    verdict: tuple[Status, str] | None = None
+    try:
+        members, rejected = _judge(largest, _candidates_of(chosen.run(largest, **options)))
+    except Skip as skip:
+        verdict = Status.SKIPPED, str(skip)
+    except RematError as error:
+        verdict = Status.FAILED, str(error)
+    solutions = []
+    for problem in problems:
+        refusal = None if verdict else _refuse_if_impossible(chosen, problem)
+        if verdict:
+            solution = _without_plan(chosen, problem, *verdict)
+        elif refusal:
+            solution = refusal
+        else:
+            solution = _conclude(chosen, problem, Outcome(), members, rejected)
+        solutions.append(replace(solution, wall_s=time.monotonic() - start))
+    return solutions
+
+
+def _solve_here(chosen: Strategy, problem: Problem, options: dict[str, Any]) -> Solution:
+    try:
+        produced = chosen.run(problem, **options)
+        outcome = produced if isinstance(produced, Outcome) else Outcome()
+        members, rejected = _judge(problem, _candidates_of(produced))
+    except Skip as skip:
+        return _without_plan(chosen, problem, Status.SKIPPED, str(skip))
+    except RematError as error:
+        return _without_plan(chosen, problem, Status.FAILED, str(error))
+    return _conclude(chosen, problem, outcome, members, rejected)
+
+
+def _candidates_of(produced: Any) -> Iterator[Candidate]:
+    if isinstance(produced, Outcome):
+        yield from produced.candidates
+    elif isinstance(produced, Plan):
+        yield Candidate(produced)
+    elif isinstance(produced, Candidate):
+        yield produced
+    elif isinstance(produced, Iterable):
+        for item in produced:
+            yield item if isinstance(item, Candidate) else Candidate(item)
+    elif produced is not None:
+        raise RematError(f"a strategy must return plans, candidates or an Outcome, not {type(produced).__name__}")
+
+
+def _judge(problem: Problem, candidates: Iterator[Candidate]) -> tuple[list[Member], str]:
+    """(members, why others were rejected): every candidate replayed by the simulator."""
+    members: list[Member] = []
+    rejected = ""
+    for candidate in candidates:
+        plan = candidate.plan
+        if not problem.scope.contains(plan.scope):
+            rejected = f"its plan is {plan.scope}, but {problem.scope} was asked for"
+        else:
+            trace: Trace = simulate(problem.graph, plan)
+            members.append(Member(plan, trace.cost, trace.peak_bytes, candidate.parameters))
+        if time.monotonic() > problem.deadline:
+            rejected = rejected or f"stopped at the time limit after {len(members)} plans"
+            break
+    return members, rejected
+
+
+def _conclude(
+    chosen: Strategy, problem: Problem, outcome: Outcome, members: Sequence[Member], rejected: str
+) -> Solution:
+    """Pick the cheapest member that fits and say what is proven about it."""
+    graph, budget = problem.graph, problem.budget_bytes
+    fitting = [m for m in members if m.peak_bytes <= budget]
+    bound = max(graph.total_cost, outcome.bound or 0)
+    common: dict[str, Any] = {"stats": dict(outcome.stats)}
+    if fitting:
+        best = min(fitting, key=lambda m: (m.cost, m.peak_bytes))
+        if bound > best.cost:
+            raise InvalidPlan(f"strategy '{chosen.name}' claims the bound {bound}, but a plan costs {best.cost}")
+        gap = (best.cost - bound) / best.cost if best.cost else 0.0
+        return Solution(
+            Status.OPTIMAL if gap <= GAP_TOLERANCE else Status.FEASIBLE,
+            chosen.name, graph.name, budget, problem.scope, problem.accounting,
+            plan=replace(best.plan, budget_bytes=budget), cost=best.cost, peak_bytes=best.peak_bytes,
+            overhead=best.cost / graph.total_cost - 1 if graph.total_cost else 0.0,
+            bound=bound, gap=gap, message=outcome.message, parameters=dict(best.parameters), **common,
+        )  # fmt: skip
+    if outcome.infeasible:
+        from remat.bounds.min_budget import describe_minimum
+
+        message = outcome.message or f"no {problem.scope} plan fits {format_size(budget)}"
+        message = f"{message}; {describe_minimum(graph, problem.scope)}"
+        return _without_plan(chosen, problem, Status.INFEASIBLE, message, **common)
+    if outcome.timed_out:
+        message = outcome.message or "no plan found within the time limit"
+        return _without_plan(chosen, problem, Status.TIMEOUT, message, bound=bound, **common)
+    if members:
+        smallest = min(m.peak_bytes for m in members)
+        message = f"none of its {len(members)} plans fits; the smallest needs {format_size(smallest)}"
+    else:
+        message = outcome.message or rejected or "it proposed no plan"
+    return _without_plan(chosen, problem, Status.NO_PLAN, message, bound=bound, **common)

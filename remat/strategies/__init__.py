@@ -1,0 +1,1 @@
+"""Exact and approximate solvers, one file each; found through the registry."""

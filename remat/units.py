@@ -1,0 +1,58 @@
+"""Byte sizes: what a user writes, and how sizes are printed."""
+
+from __future__ import annotations
+
+import re
+
+from remat.errors import InvalidInput
+
+_FACTORS = {"": 1, "B": 1}
+_FACTORS |= {f"{p}B": 10 ** (3 * (i + 1)) for i, p in enumerate("KMGT")}
+_FACTORS |= {f"{p}IB": 2 ** (10 * (i + 1)) for i, p in enumerate("KMGT")}
+_SIZE = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*")
+MAX_BYTES = 2**60  # sums of sizes must stay far inside int64
+
+
+def parse_size(size: int | float | str) -> int:
+    """Bytes from ``8GB`` (8e9), ``8GiB`` (8 * 2**30), ``1.5e9`` or an integer number of bytes.
+
+    Raises:
+        InvalidInput: negative, unparsable, fractional bytes without a unit, or absurdly large.
+    """
+    if isinstance(size, bool) or not isinstance(size, (int, float, str)):
+        raise InvalidInput(f"cannot read {size!r} as a size; write an integer or e.g. 8GB or 7.5GiB")
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size)
+        factor = _FACTORS.get(match[2].upper()) if match else None
+        if match is None or factor is None:
+            raise InvalidInput(f"cannot read '{size}' as a size; write e.g. 8GB, 7.5GiB, 500MB or bytes")
+        number = float(match[1])
+        exact = int(match[1]) * factor if match[1].lstrip("+-").isdigit() else number * factor
+        if not match[2] and number != int(number):
+            raise InvalidInput(f"'{size}' is a fraction of a byte; give a unit, e.g. {size}GB")
+    else:
+        exact = size
+        if isinstance(size, float) and not size.is_integer():
+            raise InvalidInput(f"{size} is a fraction of a byte; write e.g. '{size}GB'")
+    if exact < 0:
+        raise InvalidInput(f"a size cannot be negative: {size}")
+    if exact > MAX_BYTES:
+        raise InvalidInput(f"size {size} is larger than {MAX_BYTES} bytes; check the unit")
+    return int(round(exact))
+
+
+def format_size(size_bytes: int) -> str:
+    """Both readings of a size, e.g. ``16.00 GB (14.90 GiB)``."""
+    for power, decimal, binary in ((3, "GB", "GiB"), (2, "MB", "MiB"), (1, "kB", "KiB")):
+        if abs(size_bytes) >= 1000**power:
+            return f"{size_bytes / 1000**power:.2f} {decimal} ({size_bytes / 1024**power:.2f} {binary})"
+    return f"{size_bytes} B"
+
+
+def format_cost(cost: int | float, unit: str) -> str:
+    """A cost for people: seconds only if the unit is ``ns``; FLOPs with a prefix; else as is."""
+    if unit == "ns":
+        return f"{cost / 1e6:.2f} ms"
+    if unit.lower().startswith("flop"):
+        return f"{cost / 1e9:.3f} GFLOP"
+    return f"{cost:g} {unit}"

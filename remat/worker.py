@@ -1,0 +1,140 @@
+"""Solves in a process of their own, with a hard limit: a solver that crashes costs one row.
+
+The parent starts ``python -m remat._worker JOB RESULT`` (a plain subprocess: spawned pools need an
+importable main module, which standard input and notebooks do not have) and reads what it wrote.
+Plans that come back are judged again here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from remat.errors import RematError
+from remat.frontends.json import graph_to_dict
+from remat.plan import Plan
+from remat.registry import get_strategy
+from remat.simulator import simulate
+from remat.solve import Problem, Solution, Status
+from remat.units import parse_size
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def hard_limit_s(time_limit_s: float) -> float:
+    """When a worker is killed: inside the promised overrun of 2 s plus 5 %."""
+    return time_limit_s * 1.03 + 1.5
+
+
+def solve_isolated(problem: Problem, strategy: str, options: Mapping[str, Any]) -> Solution:
+    """Run one strategy on one problem in a subprocess; never raises because of what happens there."""
+    return solve_isolated_sweep(problem, [problem.budget_bytes], strategy, options)[0]
+
+
+def solve_isolated_sweep(
+    problem: Problem, budgets: Sequence[int | str], strategy: str, options: Mapping[str, Any]
+) -> list[Solution]:
+    """`solve_isolated` for several budgets in one process: for strategies that ignore the budget."""
+    started = time.monotonic()
+    limit_s = problem.remaining_s()
+    with tempfile.TemporaryDirectory(prefix="remat-") as folder:
+        job, result = Path(folder, "job.json"), Path(folder, "result.json")
+        warm_start = None
+        if problem.warm_start is not None:
+            warm_start = str(Path(folder, "warm_start.json"))
+            problem.warm_start.save(warm_start)
+        job.write_text(
+            json.dumps(
+                {
+                    "graph": graph_to_dict(problem.graph),
+                    "budgets": [parse_size(budget) for budget in budgets],
+                    "strategy": strategy,
+                    "scope": str(problem.scope),
+                    "ends_at": time.time() + limit_s,
+                    "seed": problem.seed,
+                    "threads": problem.threads,
+                    "accounting": problem.accounting,
+                    "work_limit": problem.work_limit,
+                    "deterministic": problem.deterministic,
+                    "warm_start": warm_start,
+                    "options": dict(options),
+                }
+            )
+        )
+        code, complaint = _run([sys.executable, "-m", "remat._worker", str(job), str(result)], limit_s, problem.threads)
+        if result.exists():
+            rows = json.loads(result.read_text())
+            return [_from_row(problem.graph, row) for row in rows]
+    if code is None:
+        status, message = Status.TIMEOUT, f"did not stop by itself; killed after {limit_s:.0f} s"
+    else:
+        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+        status, message = Status.FAILED, f"the solver process died with {how}: {complaint or 'it printed nothing'}"
+    name = get_strategy(strategy).name
+    failed = Solution(
+        status, name, problem.graph.name, 0, problem.scope, problem.accounting,
+        message=message, wall_s=time.monotonic() - started,
+    )  # fmt: skip
+    return [replace(failed, budget_bytes=parse_size(budget)) for budget in budgets]
+
+
+def _run(command: Sequence[str], limit_s: float, threads: int) -> tuple[int | None, str]:
+    """(exit code or None if killed at the limit, last line of standard error)."""
+    environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(threads))
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches the parent, which decides
+        )
+        try:
+            code = process.wait(timeout=hard_limit_s(limit_s))
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            if process.poll() is None:
+                _kill_group(process)
+        errors.seek(0)
+        lines = errors.read().decode(errors="replace").strip().splitlines()
+    return code, lines[-1][:300] if lines else ""
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it ended between the poll and the kill
+    process.wait()
+
+
+def solution_to_row(solution: Solution) -> dict[str, Any]:
+    """A JSON-ready form of a solution, its plan as steps."""
+    row = {name: getattr(solution, name) for name in Solution.__slots__ if name != "plan"}
+    row["plan"] = None
+    if solution.plan is not None:
+        row["plan"] = {"kinds": solution.plan.kinds.tolist(), "ids": solution.plan.ids.tolist()}
+    return row
+
+
+def _from_row(graph: Any, row: dict[str, Any]) -> Solution:
+    plan = row.pop("plan")
+    if plan is not None:
+        plan = Plan.from_steps(graph, zip(plan["kinds"], plan["ids"], strict=True), row["budget_bytes"])
+        trace = simulate(graph, plan)
+        if (trace.cost, trace.peak_bytes) != (row["cost"], row["peak_bytes"]):
+            raise RematError(f"the worker reported cost {row['cost']}, but its plan costs {trace.cost}")
+    from remat.plan import Scope
+
+    return Solution(plan=plan, **row | {"status": Status(row["status"]), "scope": Scope(row["scope"])})

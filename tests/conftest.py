@@ -1,0 +1,17 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def instances() -> Path:
+    """Folder of published graphs; not part of the project, so tests that need it may be skipped."""
+    folder = Path(os.environ.get("REMAT_INSTANCES", Path(__file__).parents[2] / "shared" / "instances"))
+    if not folder.is_dir():
+        pytest.skip("published instances are absent: set REMAT_INSTANCES to their folder")
+    return folder
