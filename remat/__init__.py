@@ -8,7 +8,7 @@
 Frameworks are imported only by the frontends and executors that need them.
 """
 
-import remat.strategies  # the package first: the function of the same name below is the public one
+import remat.strategies  # noqa: F401 - the package first: the function of the same name below is the public one
 from remat.bounds.min_budget import MinBudget, min_budget
 from remat.errors import InvalidGraph, InvalidInput, InvalidPlan, MissingPackage, RematError, Skip, UnknownName
 from remat.frontends.json import load_graph, save_graph

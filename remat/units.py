@@ -38,7 +38,7 @@ def parse_size(size: int | float | str) -> int:
         raise InvalidInput(f"a size cannot be negative: {size}")
     if exact > MAX_BYTES:
         raise InvalidInput(f"size {size} is larger than {MAX_BYTES} bytes; check the unit")
-    return int(round(exact))
+    return round(exact)
 
 
 def format_size(size_bytes: int) -> str:

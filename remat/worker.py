@@ -7,6 +7,7 @@ Plans that come back are judged again here.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -112,10 +113,8 @@ def _run(command: Sequence[str], limit_s: float, threads: int) -> tuple[int | No
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):  # it may end between the poll and the kill
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it ended between the poll and the kill
     process.wait()
 
 

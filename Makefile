@@ -1,0 +1,53 @@
+# Targets for people; each sets ./.venv up first if it is not there yet.
+ifndef PYTHON
+PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
+endif
+VENV_PYTHON := .venv/bin/python
+ARGS ?=
+
+.PHONY: help setup sweep test test-slow lint types check models roofline bench clean
+
+help:
+	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
+	@echo "make test       set up, then run the tests"
+	@echo "make test-slow  the long tests (about 20 minutes)"
+	@echo "make check      lint and type checks"
+	@echo "make models     every configured model: nodes, edges, bytes, seconds"
+	@echo "make roofline   the roofline against published P100 costs (needs REMAT_INSTANCES)"
+	@echo "make bench      the simulator's speed"
+	@echo "make setup      only the environment (PIP_ARGS='...' is passed to pip)"
+
+setup:
+	@test -n "$(PYTHON)" || { echo "setup: no Python 3.11 to 3.13 found; install one or run: make setup PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) tools/bootstrap.py
+
+sweep: setup
+	$(VENV_PYTHON) run.py model=vgg19 budget=sweep $(ARGS)
+
+test: setup
+	$(VENV_PYTHON) -m pytest -n 2 $(ARGS)
+
+test-slow: setup
+	$(VENV_PYTHON) -m pytest -m slow $(ARGS)
+
+lint: setup
+	$(VENV_PYTHON) -m ruff check .
+	$(VENV_PYTHON) -m ruff format --check .
+
+types: setup
+	$(VENV_PYTHON) -m pyright
+
+check: lint types
+
+models: setup
+	$(VENV_PYTHON) -m experiments.models_table $(ARGS)
+
+roofline: setup
+	$(VENV_PYTHON) -m experiments.roofline_check $(ARGS)
+
+bench: setup
+	$(VENV_PYTHON) -m experiments.bench_simulator $(ARGS)
+
+clean:
+	rm -rf .venv build dist *.egg-info

@@ -1,0 +1,52 @@
+"""The document's example is executed as written, in a package of its own, without edits elsewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "add-a-strategy.md"
+
+USE = """
+import remat
+assert "keep_every_kth" in remat.strategies(), remat.strategies()
+# Five unit layers with mirrored gradients: deps as in Checkmate's layer graphs.
+n = 5
+deps = [[i - 1] if i else [] for i in range(n)] + [[n - 1]]
+for i in range(n - 1, -1, -1):
+    deps.append([i, n] if i == n - 1 else [i, i + 1, 2 * n - i - 1])
+size = [10] * n + [0] + [10] * n
+graph = remat.Graph.from_nodes("chain5", deps, size, [1] * (2 * n + 1), loss=n,
+                               backward=[False] * (n + 1) + [True] * n)
+members = remat.family(graph, "keep_every_kth")
+assert [m.parameters["k"] for m in members] == list(range(1, 9))
+assert members[0].cost == 11, "k=1 keeps everything"
+assert members[1].cost == 13, "k=2 drops layers 1 and 3 and rebuilds each once"
+assert remat.solve(graph, 10**6, "keep_every_kth", largest=1).cost == 11
+# k=1 needs 70 bytes: outputs 0 to 4 and gradients 4 and 3 while gradient 3 runs; k=2 has dropped output 1.
+assert remat.solve(graph, 70, "keep_every_kth").cost == 11
+tight = remat.solve(graph, 69, "keep_every_kth")
+assert (tight.cost, tight.peak_bytes) == (13, 60), tight
+"""
+
+
+def test_documented_strategy_is_found_and_runs(tmp_path: Path) -> None:
+    code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert code is not None
+    meaningful = [line for line in code[1].splitlines() if line.strip()]
+    assert len(meaningful) < 40
+    package = tmp_path / "my_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "heuristics.py").write_text(code[1])
+    # What installing a package with the documented entry point leaves behind.
+    metadata = tmp_path / "my_package-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    toml = re.search(r'```toml\n\[project.entry-points."(.*?)"\]\n(\w+) = "(.*?)"\n```', DOCUMENT.read_text())
+    assert toml is not None
+    (metadata / "entry_points.txt").write_text(f"[{toml[1]}]\n{toml[2]} = {toml[3]}\n")
+    done = subprocess.run([sys.executable, "-c", USE], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,82 @@
+"""Make ./.venv with the pinned versions: what `make setup` runs. Only the standard library.
+
+Finished once per content of requirements.txt and pyproject.toml; an interrupted run is continued
+by the next. PIP_ARGS passes more arguments to pip, e.g. an index with the CPU build of torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+VENV = ROOT / ".venv"
+STAMP = VENV / ".remat-ready"
+OLDEST, NEWEST = (3, 11), (3, 13)
+# Sum of the wheels on Linux x86_64, Python 3.11; PyPI's torch is the CUDA build there.
+DOWNLOAD = "about 1.1 GB with the CPU build of torch, about 4 GB with PyPI's default (CUDA) build on Linux"
+
+
+def main() -> int:
+    """Create or complete the environment; returns an exit status."""
+    wanted = fingerprint()
+    if STAMP.exists() and STAMP.read_text() == wanted:
+        return 0
+    if not OLDEST <= sys.version_info[:2] <= NEWEST:
+        return fail(
+            f"Python 3.11 to 3.13 is needed, this is {platform.python_version()}; "
+            "name one with: make setup PYTHON=python3.12"
+        )
+    if importlib.util.find_spec("ensurepip") is None or importlib.util.find_spec("venv") is None:
+        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        return fail(
+            f"this Python has no ensurepip; install it with: sudo apt install python{version}-venv (Debian, Ubuntu)"
+        )
+    print(f"Setting up {VENV} with Python {platform.python_version()} (once).")
+    print(f"This downloads {DOWNLOAD}; it needs about 5 GB of disk (10 GB with CUDA).", flush=True)
+    start = time.monotonic()
+    python = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    if not python.exists():
+        code = run([sys.executable, "-m", "venv", str(VENV)])
+        if code:
+            return fail(f"python -m venv failed (exit {code}); see the message above")
+    extra = shlex.split(os.environ.get("PIP_ARGS", ""))
+    quiet = [] if sys.stdout.isatty() else ["--quiet"]  # progress bars are for people
+    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", *quiet, *extra]
+    for what, arguments in (
+        ("the pinned packages", ["-r", str(ROOT / "requirements.txt")]),
+        ("remat itself", ["--no-deps", "--editable", str(ROOT)]),
+    ):
+        print(f"Installing {what} ...", flush=True)
+        code = run([*pip, *arguments])
+        if code:
+            return fail(f"pip could not install {what} (exit {code}); fix the cause above and run make again")
+    STAMP.write_text(wanted)
+    print(f"Ready after {time.monotonic() - start:.0f} s.", flush=True)
+    return 0
+
+
+def fingerprint() -> str:
+    """Changes when the environment must be made anew."""
+    files = (ROOT / "requirements.txt", ROOT / "pyproject.toml")
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def run(command: list[str]) -> int:
+    return subprocess.run(command, check=False).returncode
+
+
+def fail(message: str) -> int:
+    print(f"setup: {message}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
