@@ -1,0 +1,118 @@
+"""What a roofline needs to know about a device, and the devices of ``conf/gpu``.
+
+``python -m remat.cost --measure-cpu`` measures the CPU at hand the way ``conf/gpu/cpu.yaml`` was.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from remat.errors import InvalidInput, unknown_name
+
+GPU_FOLDER = Path(__file__).resolve().parents[2] / "conf" / "gpu"
+DEFAULT_GPU = "v100"
+
+CLASSES = ("convolution", "matmul", "normalization", "pooling", "other")
+# Achieved fraction of the peak; medians of P100 measurements, see docs/roofline.md for how far they carry.
+EFFICIENCY = {"convolution": 0.70, "matmul": 0.70, "normalization": 0.36, "pooling": 0.30, "memory": 0.70}
+_PATTERNS = (
+    ("normalization", re.compile(r"norm")),
+    ("pooling", re.compile(r"pool")),
+    ("convolution", re.compile(r"conv(?!ert)")),
+    ("matmul", re.compile(r"matmul|dense|einsum|attention|(^|[._:])(mm|addmm|bmm|baddbmm|linear)($|[._])")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A device as a roofline sees it.
+
+    Attributes:
+        name: as in ``conf/gpu``, e.g. ``v100``.
+        memory_bytes: of the device; the budget that figures mark.
+        bandwidth_bytes_per_s: peak, of the device memory.
+        launch_overhead_s: added to every operation that is not free.
+        peak_flops: [dtype] FLOP/s, 2 per multiply-add. ``float32`` is required and is the rate of the
+            vector units; ``float16``, ``bfloat16`` and ``tf32`` are those of the matrix units where
+            there are any, and are used for matrix work only (see `matrix_dtype`).
+        efficiency: achieved fractions of the peaks: ``convolution`` and ``matmul`` of the arithmetic,
+            ``memory``, ``normalization`` and ``pooling`` of the bandwidth.
+
+    Raises:
+        InvalidInput: a rate that is missing, not positive, or a fraction outside (0, 1].
+    """
+
+    name: str
+    memory_bytes: int
+    bandwidth_bytes_per_s: float
+    launch_overhead_s: float
+    peak_flops: dict[str, float]
+    efficiency: dict[str, float] = field(default_factory=lambda: dict(EFFICIENCY))
+
+    def __post_init__(self) -> None:
+        if "float32" not in self.peak_flops:
+            raise InvalidInput(f"gpu '{self.name}': peak_flops needs at least a float32 rate")
+        rates = {"memory_bytes": self.memory_bytes, "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s}
+        for what, rate in (rates | {f"peak_flops.{d}": r for d, r in self.peak_flops.items()}).items():
+            if not rate > 0:
+                raise InvalidInput(f"gpu '{self.name}': {what} must be positive, not {rate}")
+        if self.launch_overhead_s < 0:
+            raise InvalidInput(f"gpu '{self.name}': launch_overhead_s must not be negative")
+        missing = EFFICIENCY.keys() - self.efficiency.keys()
+        if missing or (extra := self.efficiency.keys() - EFFICIENCY.keys()):
+            raise InvalidInput(
+                f"gpu '{self.name}': efficiency needs exactly {', '.join(EFFICIENCY)}; see {missing or extra}"
+            )
+        for what, fraction in self.efficiency.items():
+            if not 0 < fraction <= 1:
+                raise InvalidInput(f"gpu '{self.name}': efficiency.{what} must be in (0, 1], not {fraction}")
+
+
+def operation_class(kind: str) -> str:
+    """Which of `CLASSES` an operator or layer type belongs to, by its name."""
+    kind = kind.lower()
+    return next((name for name, pattern in _PATTERNS if pattern.search(kind)), "other")
+
+
+def matrix_dtype(kind: str, dtype: str, gpu: Gpu) -> str:
+    """The dtype whose peak bounds an operation.
+
+    Matrix units take matrix work only; everything else runs at the float32 (or float64) rate. The
+    frameworks' own defaults decide where float32 becomes TF32: convolutions in both, matrix
+    products in TensorFlow but not in PyTorch (checked with torch 2.13, tensorflow 2.21).
+    """
+    matrix_work = operation_class(kind) in ("convolution", "matmul")
+    if dtype == "float32" and matrix_work and "tf32" in gpu.peak_flops:
+        is_torch_product = kind.startswith("aten") and operation_class(kind) == "matmul"
+        return "float32" if is_torch_product else "tf32"
+    if dtype in gpu.peak_flops and (matrix_work or dtype == "float64"):
+        return dtype
+    return "float32"
+
+
+def gpus() -> list[str]:
+    """Names of the devices in ``conf/gpu``."""
+    return sorted(path.stem for path in GPU_FOLDER.glob("*.yaml"))
+
+
+def load_gpu(name: str = DEFAULT_GPU) -> Gpu:
+    """The device of that name from ``conf/gpu``.
+
+    Raises:
+        UnknownName: with the nearest names.
+        InvalidInput: the file does not describe a device.
+    """
+    known = gpus()
+    if not known:
+        raise InvalidInput(f"no device descriptions in {GPU_FOLDER}; build a remat.cost.gpu.Gpu instead")
+    if name not in known:
+        raise unknown_name("gpu", name, known)
+    from omegaconf import OmegaConf  # PyYAML alone reads 15.7e12 as a string
+
+    content = OmegaConf.to_container(OmegaConf.load(GPU_FOLDER / f"{name}.yaml"))
+    names = {f.name for f in fields(Gpu)}
+    if not isinstance(content, dict) or not set(content) <= names:
+        raise InvalidInput(f"conf/gpu/{name}.yaml: its keys must be among {', '.join(sorted(names))}")
+    return Gpu(**{str(key): value for key, value in content.items()})
