@@ -101,6 +101,26 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class Family:
+    """Every plan of a strategy that ignores the budget, judged once for all budgets.
+
+    Attributes:
+        members: in the order proposed.
+        rejected: why a candidate was not taken, or ''.
+        status: SKIPPED, FAILED or TIMEOUT if there are no members for that reason, else None.
+        message: the reason.
+        wall_s: seconds the run took.
+    """
+
+    strategy: str
+    members: tuple[Member, ...] = ()
+    rejected: str = ""
+    status: Status | None = None
+    message: str = ""
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Solution:
     """The result of `solve`; without a plan, `plan`, `cost`, `peak_bytes` and `overhead` are None.
 
@@ -214,7 +234,9 @@ def solve_sweep(
     )
     problems = [replace(problem, budget_bytes=parse_size(budget)) for budget in budgets]
     if chosen.ignores_budget:
-        return _solve_family(chosen, problems, options, start)
+        if not problems:
+            return []
+        return solve_family(run_family(max(problems, key=lambda p: p.budget_bytes), strategy, options), problems)
     solutions = []
     for one in problems:
         began = time.monotonic()
@@ -298,32 +320,34 @@ def _without_plan(chosen: Strategy, problem: Problem, status: Status, message: s
     )  # fmt: skip
 
 
-def _solve_family(
-    chosen: Strategy, problems: Sequence[Problem], options: dict[str, Any], start: float
-) -> list[Solution]:
-    """One run of a budget-independent strategy, judged against each budget."""
-    largest = max(problems, key=lambda p: p.budget_bytes, default=None)
-    if largest is None:
-        return []
-    members: list[Member] = []
-    rejected = ""
-    verdict: tuple[Status, str] | None = None
+def run_family(problem: Problem, strategy: str, options: Mapping[str, Any]) -> Family:
+    """Run a strategy that ignores the budget, in this process, and judge all of its plans."""
+    start = time.monotonic()
+    chosen = get_strategy(strategy)
+    result = Family(strategy)
     try:
-        members, rejected = _judge(largest, _candidates_of(chosen.run(largest, **options)))
+        members, rejected = _judge(problem, _candidates_of(chosen.run(problem, **options)))
+        result = replace(result, members=tuple(members), rejected=rejected)
     except Skip as skip:
-        verdict = Status.SKIPPED, str(skip)
+        result = replace(result, status=Status.SKIPPED, message=str(skip))
     except RematError as error:
-        verdict = Status.FAILED, str(error)
+        result = replace(result, status=Status.FAILED, message=str(error))
+    return replace(result, wall_s=time.monotonic() - start)
+
+
+def solve_family(family: Family, problems: Sequence[Problem]) -> list[Solution]:
+    """For each problem the cheapest member of `family` that fits its budget; solves nothing."""
+    chosen = get_strategy(family.strategy)
     solutions = []
     for problem in problems:
-        refusal = None if verdict else _refuse_if_impossible(chosen, problem)
-        if verdict:
-            solution = _without_plan(chosen, problem, *verdict)
+        refusal = None if family.status else _refuse_if_impossible(chosen, problem)
+        if family.status:
+            solution = _without_plan(chosen, problem, family.status, family.message)
         elif refusal:
             solution = refusal
         else:
-            solution = _conclude(chosen, problem, Outcome(), members, rejected)
-        solutions.append(replace(solution, wall_s=time.monotonic() - start))
+            solution = _conclude(chosen, problem, Outcome(), family.members, family.rejected)
+        solutions.append(replace(solution, wall_s=family.wall_s))
     return solutions
 
 

@@ -25,8 +25,10 @@ from remat.frontends.json import graph_to_dict
 from remat.plan import Plan
 from remat.registry import get_strategy
 from remat.simulator import simulate
-from remat.solve import Problem, Solution, Status
+from remat.solve import Family, Member, Problem, Solution, Status
 from remat.units import parse_size
+
+_running: set[subprocess.Popen[bytes]] = set()
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -46,6 +48,43 @@ def solve_isolated_sweep(
 ) -> list[Solution]:
     """`solve_isolated` for several budgets in one process: for strategies that ignore the budget."""
     started = time.monotonic()
+    rows, status, message = _ask(problem, budgets, strategy, options, family=False)
+    if rows is not None:
+        return [_from_row(problem.graph, row) for row in rows]
+    name = get_strategy(strategy).name
+    failed = Solution(
+        status, name, problem.graph.name, 0, problem.scope, problem.accounting,
+        message=message, wall_s=time.monotonic() - started,
+    )  # fmt: skip
+    return [replace(failed, budget_bytes=parse_size(budget)) for budget in budgets]
+
+
+def run_family_isolated(problem: Problem, strategy: str, options: Mapping[str, Any]) -> Family:
+    """`remat.solve.run_family` in a subprocess; every plan that comes back is judged again here."""
+    started = time.monotonic()
+    rows, status, message = _ask(problem, [problem.budget_bytes], strategy, options, family=True)
+    if rows is None:
+        return Family(strategy, status=status, message=message, wall_s=time.monotonic() - started)
+    row = rows[0]
+    members = []
+    for member in row["members"]:
+        plan = Plan.from_steps(problem.graph, zip(member["kinds"], member["ids"], strict=True))
+        trace = simulate(problem.graph, plan)
+        members.append(Member(plan, trace.cost, trace.peak_bytes, member["parameters"]))
+    status = Status(row["status"]) if row["status"] else None
+    return Family(strategy, tuple(members), row["rejected"], status, row["message"], row["wall_s"])
+
+
+def stop_workers() -> None:
+    """Kill every worker that runs now; for a caller that was interrupted."""
+    for process in list(_running):
+        _kill_group(process)
+
+
+def _ask(
+    problem: Problem, budgets: Sequence[int | str], strategy: str, options: Mapping[str, Any], *, family: bool
+) -> tuple[list[dict[str, Any]] | None, Status, str]:
+    """(what the worker wrote, or None with the status and message that say why)."""
     limit_s = problem.remaining_s()
     with tempfile.TemporaryDirectory(prefix="remat-") as folder:
         job, result = Path(folder, "job.json"), Path(folder, "result.json")
@@ -68,24 +107,17 @@ def solve_isolated_sweep(
                     "deterministic": problem.deterministic,
                     "warm_start": warm_start,
                     "options": dict(options),
+                    "family": family,
                 }
             )
         )
         code, complaint = _run([sys.executable, "-m", "remat._worker", str(job), str(result)], limit_s, problem.threads)
         if result.exists():
-            rows = json.loads(result.read_text())
-            return [_from_row(problem.graph, row) for row in rows]
+            return json.loads(result.read_text()), Status.FAILED, ""
     if code is None:
-        status, message = Status.TIMEOUT, f"did not stop by itself; killed after {limit_s:.0f} s"
-    else:
-        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
-        status, message = Status.FAILED, f"the solver process died with {how}: {complaint or 'it printed nothing'}"
-    name = get_strategy(strategy).name
-    failed = Solution(
-        status, name, problem.graph.name, 0, problem.scope, problem.accounting,
-        message=message, wall_s=time.monotonic() - started,
-    )  # fmt: skip
-    return [replace(failed, budget_bytes=parse_size(budget)) for budget in budgets]
+        return None, Status.TIMEOUT, f"did not stop by itself; killed after {limit_s:.0f} s"
+    how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+    return None, Status.FAILED, f"the solver process died with {how}: {complaint or 'it printed nothing'}"
 
 
 def _run(command: Sequence[str], limit_s: float, threads: int) -> tuple[int | None, str]:
@@ -100,11 +132,13 @@ def _run(command: Sequence[str], limit_s: float, threads: int) -> tuple[int | No
             env=environment,
             start_new_session=True,  # Ctrl-C reaches the parent, which decides
         )
+        _running.add(process)
         try:
             code = process.wait(timeout=hard_limit_s(limit_s))
         except subprocess.TimeoutExpired:
             code = None
         finally:
+            _running.discard(process)
             if process.poll() is None:
                 _kill_group(process)
         errors.seek(0)
@@ -125,6 +159,20 @@ def solution_to_row(solution: Solution) -> dict[str, Any]:
     if solution.plan is not None:
         row["plan"] = {"kinds": solution.plan.kinds.tolist(), "ids": solution.plan.ids.tolist()}
     return row
+
+
+def family_to_row(family: Family) -> dict[str, Any]:
+    """A JSON-ready form of a family, its plans as steps."""
+    return {
+        "status": family.status,
+        "message": family.message,
+        "rejected": family.rejected,
+        "wall_s": family.wall_s,
+        "members": [
+            {"kinds": m.plan.kinds.tolist(), "ids": m.plan.ids.tolist(), "parameters": dict(m.parameters)}
+            for m in family.members
+        ],
+    }
 
 
 def _from_row(graph: Any, row: dict[str, Any]) -> Solution:
