@@ -276,7 +276,7 @@ def family(
         graph, budget_bytes=2**60, scope=parse_scope(scope), accounting=accounting,
         deadline=time.monotonic() + time_limit_s,
     )  # fmt: skip
-    return list(_judge(problem, _candidates_of(chosen.run(problem, **options)))[0])
+    return list(_judge(problem, candidates_of(chosen.run(problem, **options)))[0])
 
 
 def parse_scope(scope: str) -> Scope:
@@ -326,7 +326,7 @@ def run_family(problem: Problem, strategy: str, options: Mapping[str, Any]) -> F
     chosen = get_strategy(strategy)
     result = Family(strategy)
     try:
-        members, rejected = _judge(problem, _candidates_of(chosen.run(problem, **options)))
+        members, rejected = _judge(problem, candidates_of(chosen.run(problem, **options)))
         result = replace(result, members=tuple(members), rejected=rejected)
     except Skip as skip:
         result = replace(result, status=Status.SKIPPED, message=str(skip))
@@ -355,7 +355,7 @@ def _solve_here(chosen: Strategy, problem: Problem, options: dict[str, Any]) -> 
     try:
         produced = chosen.run(problem, **options)
         outcome = produced if isinstance(produced, Outcome) else Outcome()
-        members, rejected = _judge(problem, _candidates_of(produced))
+        members, rejected = _judge(problem, candidates_of(produced))
     except Skip as skip:
         return _without_plan(chosen, problem, Status.SKIPPED, str(skip))
     except RematError as error:
@@ -363,7 +363,8 @@ def _solve_here(chosen: Strategy, problem: Problem, options: dict[str, Any]) -> 
     return _conclude(chosen, problem, outcome, members, rejected)
 
 
-def _candidates_of(produced: Any) -> Iterator[Candidate]:
+def candidates_of(produced: Any) -> Iterator[Candidate]:
+    """What a strategy's `run` returned, as candidates; nothing lazy is started before it is asked for."""
     if isinstance(produced, Outcome):
         yield from produced.candidates
     elif isinstance(produced, Plan):

@@ -1,0 +1,239 @@
+"""MILP solvers behind cvxpy: one declared back-end each, probed by a tiny solve.
+
+An import is not a licence, and cvxpy's statuses are not verdicts (after a time limit without an
+incumbent several interfaces report a status that counts as "solution present"): verdicts, bounds
+and incumbents are read from the solver itself. Checked with cvxpy 1.9.3, highspy 1.14, mosek 11,
+gurobipy 13, pyscipopt 6.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from remat.errors import RematError, Skip, unknown_name
+
+if TYPE_CHECKING:
+    import cvxpy as cp
+
+
+class Verdict(Enum):
+    """What a solver says about a model."""
+
+    SOLVED = "solved to the gap asked for"
+    INFEASIBLE = "infeasible"
+    LIMIT = "stopped at a limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one solve; `nodes` None for none."""
+
+    time_s: float
+    threads: int = 1
+    seed: int = 0
+    gap: float = 1e-4
+    nodes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A solver's answer; with `has_solution` the cvxpy variables hold it.
+
+    Attributes:
+        bound: dual bound of the objective; -inf if none.
+    """
+
+    verdict: Verdict
+    has_solution: bool
+    bound: float
+    nodes: int
+    stats: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One solver: its names, how limits are passed, how the answer is read.
+
+    Attributes:
+        name: as users write it; also the name of the extra that installs it.
+        package: module to import.
+        options: `Limits` to keyword options of the cvxpy interface.
+        read: raw result of the interface to an `Answer`; raises `Skip` if the licence forbids the model.
+    """
+
+    name: str
+    cvxpy_name: str
+    package: str
+    install: str
+    options: Callable[[Limits], dict[str, Any]]
+    read: Callable[[Any], Answer]
+
+    def solve(self, problem: cp.Problem, limits: Limits, start: Any = None) -> Answer:
+        """Solve `problem`; its variables get values if there is a solution.
+
+        Args:
+            start: a `solver_cache` of the cvxpy interface that holds a starting point, or None.
+        """
+        options = self.options(limits)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # inaccurate and time-limit warnings: the verdict says it
+            data, chain, inverse = problem.get_problem_data(self.cvxpy_name, ignore_dpp=True)
+            raw = chain.solver.solve_via_data(data, start is not None, False, options, start)
+            answer = self.read(raw)
+            if answer.has_solution:
+                problem.unpack_results(raw, chain, inverse)
+        return answer
+
+    def probe(self) -> None:
+        """Raise `Skip` with the reason unless a tiny solve works."""
+        try:
+            importlib.import_module(self.package)
+        except ImportError as error:
+            raise Skip(f"solver '{self.name}' is not installed ({error}); pip install '{self.install}'") from None
+        import cvxpy as cp
+
+        x = cp.Variable(2, boolean=True)
+        problem = cp.Problem(cp.Minimize(x[0] + 2 * x[1]), [x[0] + x[1] >= 1])
+        try:
+            answer = self.solve(problem, Limits(time_s=10))
+        except Skip:
+            raise
+        except Exception as error:  # each package has its own licence errors
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise Skip(f"solver '{self.name}' does not run here: {reason}") from None
+        if not answer.has_solution or problem.value is None or abs(float(problem.value) - 1) > 1e-6:
+            raise Skip(f"solver '{self.name}' does not solve a trivial problem correctly; reinstall '{self.install}'")
+
+
+def get_backend(name: str) -> Backend:
+    """The back-end of that name; raises `UnknownName` with the nearest names."""
+    if name not in BACKENDS:
+        raise unknown_name("solver", str(name), BACKENDS)
+    return BACKENDS[name]
+
+
+def _finite_bound(bound: float) -> float:
+    """Solvers write "no bound" as an infinity or as 1e20 and beyond."""
+    return bound if math.isfinite(bound) and abs(bound) < 1e19 else -math.inf
+
+
+def _highs_options(limits: Limits) -> dict[str, Any]:
+    import highspy
+
+    highspy.Highs.resetGlobalScheduler(True)  # a process keeps its first number of threads otherwise
+    nodes = {} if limits.nodes is None else {"mip_max_nodes": limits.nodes}
+    return {
+        "time_limit": limits.time_s, "mip_rel_gap": limits.gap, "threads": limits.threads,
+        "random_seed": limits.seed % 2**31, **nodes,
+    }  # fmt: skip
+
+
+def _read_highs(raw: Any) -> Answer:
+    info, status = raw["info"], raw["model_status"]
+    has_solution = int(info.primal_solution_status) == 2  # kSolutionStatusFeasible
+    if status in ("kInfeasible", "kUnboundedOrInfeasible"):  # the objective is bounded below by zero
+        verdict = Verdict.INFEASIBLE
+    elif status == "kOptimal":
+        verdict = Verdict.SOLVED
+    elif status in ("kTimeLimit", "kIterationLimit", "kSolutionLimit", "kInterrupt", "kMemoryLimit"):
+        verdict = Verdict.LIMIT
+    else:
+        raise RematError(f"HiGHS ended with status {status}")
+    return Answer(verdict, has_solution, _finite_bound(info.mip_dual_bound), max(0, int(info.mip_node_count)))
+
+
+def _mosek_options(limits: Limits) -> dict[str, Any]:
+    parameters: dict[str, Any] = {
+        "MSK_DPAR_OPTIMIZER_MAX_TIME": limits.time_s,
+        "MSK_DPAR_MIO_TOL_REL_GAP": limits.gap,
+        "MSK_IPAR_NUM_THREADS": limits.threads,
+        "MSK_IPAR_MIO_SEED": limits.seed % 2**31,
+    }
+    if limits.nodes is not None:
+        parameters["MSK_IPAR_MIO_MAX_NUM_BRANCHES"] = limits.nodes
+    return {"mosek_params": parameters}
+
+
+def _read_mosek(raw: Any) -> Answer:
+    import mosek
+
+    task, kind = raw["task"], mosek.soltype.itg
+    bound = _finite_bound(task.getdouinf(mosek.dinfitem.mio_obj_bound))
+    nodes = int(task.getintinf(mosek.iinfitem.mio_num_branch))
+    if not task.solutiondef(kind):
+        return Answer(Verdict.LIMIT, False, bound, nodes)
+    if task.getprosta(kind) in (mosek.prosta.prim_infeas, mosek.prosta.prim_infeas_or_unbounded):
+        return Answer(Verdict.INFEASIBLE, False, bound, nodes)
+    status = task.getsolsta(kind)
+    solved = status == mosek.solsta.integer_optimal
+    return Answer(
+        Verdict.SOLVED if solved else Verdict.LIMIT, solved or status == mosek.solsta.prim_feas, bound, nodes
+    )
+
+
+def _gurobi_options(limits: Limits) -> dict[str, Any]:
+    import gurobipy
+
+    nodes = {} if limits.nodes is None else {"NodeLimit": limits.nodes}
+    return {
+        "env": gurobipy.Env(params={"OutputFlag": 0}), "TimeLimit": limits.time_s, "MIPGap": limits.gap,
+        "Threads": limits.threads, "Seed": limits.seed % 2000000000, **nodes,
+    }  # fmt: skip
+
+
+def _read_gurobi(raw: Any) -> Answer:
+    import gurobipy
+
+    model, status = raw["model"], gurobipy.GRB.Status
+    if model.Status == status.LOADED:  # cvxpy swallows the error that optimize raised; ask again
+        try:
+            model.optimize()
+        except gurobipy.GurobiError as error:
+            raise Skip(f"solver 'gurobi' does not take this model: {error}") from None
+    has_solution = model.SolCount > 0
+    bound = _finite_bound(model.ObjBound) if model.Status not in (status.INFEASIBLE, status.INF_OR_UNBD) else -math.inf
+    nodes = int(model.NodeCount)
+    if model.Status in (status.INFEASIBLE, status.INF_OR_UNBD):
+        return Answer(Verdict.INFEASIBLE, False, bound, nodes)
+    solved = model.Status == status.OPTIMAL
+    return Answer(Verdict.SOLVED if solved else Verdict.LIMIT, has_solution, bound, nodes)
+
+
+def _scip_options(limits: Limits) -> dict[str, Any]:
+    parameters: dict[str, Any] = {
+        "limits/time": limits.time_s,
+        "limits/gap": limits.gap,
+        "randomization/randomseedshift": limits.seed % 2**31,
+        "lp/threads": min(limits.threads, 64),
+    }
+    if limits.nodes is not None:
+        parameters["limits/totalnodes"] = limits.nodes
+    return {"scip_params": parameters}
+
+
+def _read_scip(raw: Any) -> Answer:
+    model, status = raw["model"], raw["scip_status"]
+    has_solution = model.getNSols() > 0
+    bound = _finite_bound(model.getDualbound())
+    nodes = int(model.getNTotalNodes())
+    if status in ("infeasible", "inforunbd"):
+        return Answer(Verdict.INFEASIBLE, False, -math.inf, nodes)
+    solved = status in ("optimal", "gaplimit")
+    return Answer(Verdict.SOLVED if solved else Verdict.LIMIT, has_solution, bound, nodes)
+
+
+BACKENDS = {
+    backend.name: backend
+    for backend in (
+        Backend("highs", "HIGHS", "highspy", "highspy>=1.14,<1.15", _highs_options, _read_highs),
+        Backend("mosek", "MOSEK", "mosek", "remat[mosek]", _mosek_options, _read_mosek),
+        Backend("gurobi", "GUROBI", "gurobipy", "remat[gurobi]", _gurobi_options, _read_gurobi),
+        Backend("scip", "SCIP", "pyscipopt", "remat[scip]", _scip_options, _read_scip),
+    )
+}

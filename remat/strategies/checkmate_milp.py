@@ -1,0 +1,223 @@
+"""Checkmate's mixed-integer program as published: the faithful, slow reference."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from remat.errors import InvalidInput, Skip
+from remat.graph import Graph
+from remat.plan import Plan, Scope
+from remat.registry import strategy
+from remat.simulator import simulate
+from remat.solve import Candidate, Outcome, Problem
+from remat.strategies._backends import Answer, Backend, Limits, Verdict, get_backend
+from remat.strategies._milp_published import Equations, build, estimate_nonzeros, minimal_order
+
+if TYPE_CHECKING:
+    import cvxpy as cp
+
+FORMULATIONS = ("published",)
+# Memory is scaled so that the budget is this number: a solver's 1e-6 is then 1e-9 of the budget.
+SCALED_BUDGET = 1000.0
+TOLERANCE = 1e-6  # relative; what is claimed holds with this much room
+BYTES_PER_NONZERO = 400  # of matrices, cvxpy's copies and the solver's, measured on ResNet50
+MAX_NONZEROS = 20_000_000
+
+
+@strategy("checkmate_milp", isolated=True)
+def checkmate_milp(
+    problem: Problem,
+    *,
+    solver: str = "highs",
+    formulation: str = "published",
+    mip_gap: float = 9e-5,
+    max_nonzeros: int = MAX_NONZEROS,
+) -> Outcome:
+    """The exact MILP of Checkmate, equations (1) to (9), frontier-advancing, FREE and U as published.
+
+    Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys
+    2020. (6) and (7) are linearised with the largest value that each count of hazards can take.
+
+    Generalised to operations and values; on graphs with one value per operation and no scratch
+    memory it is the published model:
+
+    - R belongs to operations, S and FREE to values. A value can be freed after its producer or any
+      of its users (DEPS(k) and k itself).
+    - Several outputs: U grows by all of them. The judge counts both copies of an output that is
+      resident while its producer runs again, then drops one; the model, as the published one does
+      with S and R both one, counts both to the end of the stage. No optimum is lost: within a stage
+      users follow the producer, so nothing reads the old copy, and freeing it earlier is never worse.
+    - Scratch memory counts in (9) while its operation runs, and not in U.
+    - An operation that must run once has R only in its own stage. Kept values obey (1c) once more, as
+      if a stage followed the last, and are a hazard there. Values of no bytes need no FREE.
+
+    Variables that (8) fixes to zero are not created, and U ends with the stage's own operation:
+    what follows it in a row of U changes nothing. Fixed bytes are subtracted from the budget, sizes
+    divided by their greatest common divisor and scaled; the budget gets half a unit of room, which
+    is exact. Computations that the solver added without use are dropped. A plan that slips over
+    the budget by the solver's tolerance is looked for again a little below it; an INFEASIBLE is claimed
+    only if it still holds with a millionth more, and the bound is lowered by a millionth.
+
+    All its plans are staged. In a wider scope they serve, but its bound and INFEASIBLE do not.
+
+    Args:
+        solver: ``highs``, ``mosek``, ``gurobi`` or ``scip``.
+        formulation: ``published``.
+        mip_gap: relative gap at which the solver stops; the default lands below OPTIMAL's 1e-4.
+        max_nonzeros: larger models are skipped rather than built (about 400 bytes each).
+    """
+    if formulation not in FORMULATIONS:
+        raise InvalidInput(f"formulation must be one of {', '.join(FORMULATIONS)}, not '{formulation}'")
+    if not 0 <= mip_gap < 1:
+        raise InvalidInput(f"mip_gap must be in [0, 1), not {mip_gap}")
+    backend = get_backend(solver)
+    graph = problem.graph
+    once = Plan.from_order(graph, range(len(graph)))
+    if simulate(graph, once).peak_bytes <= problem.budget_bytes:
+        return Outcome((Candidate(once),), message="running every operation once fits; nothing to solve")
+    nonzeros = estimate_nonzeros(graph)
+    if nonzeros > max_nonzeros:
+        raise Skip(
+            f"the model would have {nonzeros:,} nonzeros (about {nonzeros * BYTES_PER_NONZERO / 1e9:.1f} GB); "
+            f"the limit is max_nonzeros={max_nonzeros:,}"
+        )
+    backend.probe()
+    started = time.monotonic()
+    equations = build(graph)
+    stats: dict[str, Any] = {
+        "solver": solver,
+        "columns": equations.n_R + equations.n_S + equations.n_F + equations.n_U,
+        "build_s": time.monotonic() - started,
+    }
+    return _Search(problem, equations, backend, mip_gap, stats).run()
+
+
+@dataclass(slots=True)
+class _Search:
+    """The first solve and what tolerances make necessary after it."""
+
+    problem: Problem
+    equations: Equations
+    backend: Backend
+    mip_gap: float
+    stats: dict[str, Any]
+
+    def run(self) -> Outcome:
+        problem, equations = self.problem, self.equations
+        room_bytes = problem.budget_bytes - problem.graph.fixed_bytes
+        units = room_bytes // equations.unit_bytes
+        answer, plan = self._solve(units + 0.5)
+        if answer is None:
+            return self._timeout("the time limit was over before the model was built")
+        if answer.verdict is Verdict.INFEASIBLE:
+            return self._infeasible(units)
+        bound = self._bound(answer)
+        shrink = TOLERANCE
+        while plan is not None and simulate(problem.graph, plan).peak_bytes > problem.budget_bytes:
+            self.stats["slips"] = self.stats.get("slips", 0) + 1
+            answer, plan = self._solve(min(units - 0.5, units * (1 - shrink)))
+            shrink *= 4
+        if plan is not None:
+            return Outcome((Candidate(plan),), bound=bound, message=self._scope_note(), stats=self.stats)
+        if answer is None or answer.verdict is Verdict.LIMIT:
+            return self._timeout("no plan found within the limit", bound)
+        return Outcome(
+            bound=bound, stats=self.stats,
+            message="plans exceed the budget by the solver's tolerance and none fits just below it; unproven",
+        )  # fmt: skip
+
+    def _solve(self, units: float) -> tuple[Answer | None, Plan | None]:
+        """Solve with a budget of `units`, None if the time is over before."""
+        limits = self._limits()
+        if limits.time_s <= 0:
+            return None, None
+        model = _Model(self.equations, units)
+        limits = self._limits()
+        if limits.time_s <= 0:
+            return None, None
+        started = time.monotonic()
+        answer = self.backend.solve(model.problem, limits)
+        self.stats["solve_s"] = self.stats.get("solve_s", 0.0) + time.monotonic() - started
+        self.stats["nodes"] = self.stats.get("nodes", 0) + answer.nodes
+        if not answer.has_solution:
+            return answer, None
+        R_TN, S_TV = self.equations.matrices(model.R.value, model.S.value, len(self.problem.graph.values))
+        return answer, Plan.from_order(self.problem.graph, minimal_order(self.problem.graph, R_TN, S_TV))
+
+    def _limits(self) -> Limits:
+        problem = self.problem
+        left = min(problem.remaining_s() - 0.2, 1e7)  # the rest is for the plan
+        return Limits(left, problem.threads, problem.seed, self.mip_gap, problem.work_limit)
+
+    def _bound(self, answer: Answer) -> int | None:
+        """The dual bound, lowered by the tolerance and rounded up to what a cost can be."""
+        if self.problem.scope is not Scope.STAGED or not math.isfinite(answer.bound):
+            return None
+        value = answer.bound * objective_scale(self.equations)
+        steps = math.ceil(value - max(abs(value) * TOLERANCE, 1e-5))
+        return steps * self.equations.cost_unit
+
+    def _infeasible(self, units: int) -> Outcome:
+        """Claim it if it is staged and holds beyond the tolerance too."""
+        if self.problem.scope is not Scope.STAGED:
+            return Outcome(stats=self.stats, message=f"no staged plan fits; {self._scope_note()}")
+        if 0.5 * SCALED_BUDGET / max(units, SCALED_BUDGET) < 100 * TOLERANCE:  # half a unit is too little
+            answer, _ = self._solve(units * (1 + TOLERANCE) + 0.5)
+            if answer is None or answer.verdict is not Verdict.INFEASIBLE:
+                return Outcome(
+                    stats=self.stats, timed_out=answer is None or answer.verdict is Verdict.LIMIT,
+                    message="infeasible within the solver's tolerance, feasible or undecided just above; unproven",
+                )  # fmt: skip
+        return Outcome(infeasible=True, stats=self.stats)
+
+    def _timeout(self, message: str, bound: int | None = None) -> Outcome:
+        return Outcome(bound=bound, timed_out=True, message=message, stats=self.stats)
+
+    def _scope_note(self) -> str:
+        if self.problem.scope is Scope.STAGED:
+            return ""
+        return f"plans are staged; nothing is proven for scope {self.problem.scope}"
+
+
+def objective_scale(equations: Equations) -> float:
+    """Cost units per unit of the objective that the solver sees."""
+    n = equations.n_operations
+    total = float(equations.cost[equations.R1].sum())
+    return max(1.0, total / SCALED_BUDGET) if n else 1.0
+
+
+class _Model:
+    """The equations as a cvxpy problem for one budget."""
+
+    def __init__(self, eq: Equations, units: float):
+        import cvxpy as cp
+
+        scale = 1.0 / max(units / SCALED_BUDGET, 1.0)
+        R = cp.Variable(eq.n_R, boolean=True, name="R")
+        S = cp.Variable(eq.n_S, boolean=True, name="S")
+        F = cp.Variable(eq.n_F, boolean=True, name="FREE")
+        U = cp.Variable(eq.n_U, nonneg=True, name="U")
+        hazards = eq.haz_R @ R + eq.haz_S @ S + eq.haz_const
+        constraints: list[cp.Constraint] = [
+            eq.use_U @ U == (scale * eq.use_R) @ R + (scale * eq.use_S) @ S + (scale * eq.use_F) @ F,  # (2), (3)
+            1 - F <= hazards,  # (6)
+            cp.multiply(eq.kappa, 1 - F) >= hazards,  # (7)
+            U + (scale * eq.workspace_R) @ R <= scale * units,  # (9)
+            R[eq.R1] == 1,  # (8)
+        ]
+        if eq.dep_R.shape[0]:
+            constraints.append(eq.dep_R @ R + eq.dep_S @ S >= 0)  # (1b)
+        if len(eq.hold_rhs):
+            constraints.append(eq.hold_R @ R + eq.hold_S @ S >= eq.hold_rhs)  # (1c)
+        if len(eq.R0):
+            constraints.append(R[eq.R0] == 0)
+        self.R, self.S = R, S
+        self.problem = cp.Problem(cp.Minimize((eq.cost / objective_scale(eq)) @ R), constraints)
+
+
+def fits_in_memory(graph: Graph, limit: int = MAX_NONZEROS) -> bool:
+    """Whether the model of `graph` is small enough to be built."""
+    return estimate_nonzeros(graph) <= limit
