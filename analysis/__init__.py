@@ -1,0 +1,31 @@
+"""From stored results to tables, figures and the page; never runs a solver.
+
+import analysis
+analysis.draw_run(Path("runs/vgg19"))          # figures/, table.csv, page.html
+analysis.terminal_table(Path("runs/vgg19"))    # a rich table
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from analysis.table import format_table, terminal_table
+
+__all__ = ["draw_run", "format_table", "terminal_table"]
+
+
+def draw_run(run_folder: Path) -> list[Path]:
+    """Draw everything about a run: ``table.csv``, ``figures/*.png``, ``figures/*.pdf``, ``page.html``.
+
+    Reads stored results only and overwrites what an earlier call drew; the same results give the
+    same files.
+
+    Returns:
+        The files written, the page last.
+
+    Raises:
+        InvalidInput: the folder is no run, or a file of it cannot be read.
+    """
+    from analysis.drawing import draw_run as draw  # matplotlib and plotly take a second to import
+
+    return draw(Path(run_folder))

@@ -1,0 +1,76 @@
+"""R and S of a plan: what is computed in which stage, and what is resident when it starts."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from analysis.choice import Shown
+from analysis.style import AGAIN, FIRST, HELD
+from remat.graph import Graph
+from remat.plan import Plan
+
+MAX_OPERATIONS = 4000  # above it the dense matrices take gigabytes
+NOTHING, RESIDENT, COMPUTED, RECOMPUTED = range(4)
+COLOURS = ("#FFFFFF", HELD, FIRST, AGAIN)
+
+
+def cells(graph: Graph, plan: Plan, most: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """(R, S, operations per cell) of at most `most` x `most` cells.
+
+    R [cells, cells] uint8: `NOTHING`, `COMPUTED` or `RECOMPUTED`; a cell shows a recomputation if any of its
+    computations is one, so that none vanishes. S [cells, cells] float: share of its (stage, operation)
+    pairs in which an output of the operation is resident at the start of the stage.
+    """
+    R_TN, S_TV = plan.matrices(graph)
+    n = len(graph)
+    S_TN = np.zeros((n, n), dtype=bool)
+    for v, k in enumerate(graph.producer):
+        S_TN[:, k] |= S_TV[:, v]
+    computed_first = np.zeros((n, n), dtype=bool)
+    first_stage = (R_TN > 0).argmax(axis=0)
+    computed_first[first_stage, np.arange(n)] = True
+    kind = np.where(R_TN > 0, np.where(computed_first & (R_TN == 1), COMPUTED, RECOMPUTED), NOTHING).astype(np.uint8)
+    block = -(-n // most)
+    size = -(-n // block)
+    pad = ((0, size * block - n), (0, size * block - n))
+    R = np.pad(kind, pad).reshape(size, block, size, block).max(axis=(1, 3))
+    filled = np.pad(S_TN, pad).reshape(size, block, size, block).sum(axis=(1, 3))
+    valid = np.pad(np.ones((n, n), dtype=bool), pad).reshape(size, block, size, block).sum(axis=(1, 3))
+    return R, filled / valid, block
+
+
+def draw(graph: Graph, shown: Shown) -> Figure:
+    """R left, S right; rows are stages, columns operations."""
+    n = len(graph)
+    R, S, block = cells(graph, shown.plan, 400)
+    extent = (-0.5, R.shape[1] * block - 0.5, R.shape[0] * block - 0.5, -0.5)
+    figure = Figure(figsize=(8.2, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    left.imshow(R, cmap=ListedColormap(list(COLOURS)), vmin=0, vmax=3, interpolation="nearest", extent=extent)
+    right.imshow(S, cmap="Blues", vmin=0, vmax=1, interpolation="nearest", extent=extent)
+    left.set_title("R: computed in the stage", loc="left")
+    right.set_title("S: resident when the stage starts", loc="left")
+    left.set_ylabel("Stage (ends with a first computation)")
+    first_backward = next((k for k, op in enumerate(graph.operations) if op.is_backward), None)
+    for axes in (left, right):
+        axes.set_xlabel("Operation, in graph order")
+        axes.grid(visible=False)
+        axes.set_xlim(-0.5, n - 0.5)
+        axes.set_ylim(n - 0.5, -0.5)
+        if first_backward is not None:
+            axes.axvline(first_backward - 0.5, color="#555555", lw=0.7, ls=":")
+            axes.axhline(first_backward - 0.5, color="#555555", lw=0.7, ls=":")
+    again = int(shown.plan.n_computations - n)
+    handles = [
+        Patch(color=FIRST, label="first computation"),
+        Patch(color=AGAIN, label=f"recomputation ({again})"),
+        Patch(color="#2B6CB0", label="resident" if block == 1 else "resident (darker: larger share)"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    notes = "dotted: first backward operation" + (f"; one cell is {block} x {block}" if block > 1 else "")
+    figure.suptitle(f"{shown.title}\n", x=0.01, ha="left", fontsize=10, fontweight="bold")
+    figure.text(0.995, 0.955, notes, ha="right", va="center", fontsize=7.5, color="#666666")
+    return figure

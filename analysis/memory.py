@@ -1,0 +1,123 @@
+"""Memory over time of a plan against checkpoint-all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from analysis.choice import Shown
+from analysis.scales import Scale, byte_scale, cost_scale
+from analysis.style import AGAIN, BLACK, GREY, LIGHT_GREY, PALE, style_of
+from remat.graph import Graph
+from remat.simulator import Trace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """A plan's memory as steps.
+
+    Attributes:
+        edges: [C + 1] time at which computation c starts; the last is the end.
+        held_bytes: [C] bytes held while it runs.
+        again: [C] bool, the operation had been computed before.
+        backward_at: time of the first backward operation, or None.
+        by_cost: time is elapsed cost; else the index of the computation (all costs are 0).
+    """
+
+    edges: np.ndarray
+    held_bytes: np.ndarray
+    again: np.ndarray
+    backward_at: float | None
+    by_cost: bool
+
+
+def timeline(graph: Graph, trace: Trace) -> Timeline:
+    """The timeline of a replayed plan."""
+    order = trace.order.astype(np.int64)
+    by_cost = trace.cost > 0
+    ends = trace.end_cost.astype(float) if by_cost else np.arange(1, len(order) + 1, dtype=float)
+    edges = np.concatenate([[0.0], ends])
+    again = np.ones(len(order), dtype=bool)
+    again[np.unique(order, return_index=True)[1]] = False
+    backward = np.array([op.is_backward for op in graph.operations], dtype=bool)[order]
+    first = np.nonzero(backward)[0]
+    return Timeline(edges, trace.running_bytes, again, float(edges[first[0]]) if len(first) else None, by_cost)
+
+
+def time_axis(graph: Graph, largest: float, by_cost: bool) -> tuple[Scale, str]:
+    """(scale, axis label) of the time axis."""
+    if not by_cost:
+        return Scale(1.0, ""), "Computations"
+    scale = cost_scale(largest, graph.cost_unit)
+    what = "Time (modelled or measured cost)" if graph.cost_unit == "ns" else "Cost spent"
+    return scale, f"{what} ({scale.unit})"
+
+
+def draw(graph: Graph, shown: Shown, plain: Trace) -> Figure:
+    """The chosen plan as a filled line, checkpoint-all behind it, recomputations as a strip of ticks."""
+    mine, base = timeline(graph, shown.trace), timeline(graph, plain)
+    budget = int(shown.row.budget_bytes)
+    scale = byte_scale(max(plain.peak_bytes, shown.trace.peak_bytes))
+    time, label = time_axis(graph, mine.edges[-1], mine.by_cost)
+    style = style_of(shown.strategy)
+    figure = Figure(figsize=(8.2, 4.2), layout="constrained")
+    axes, ticks = figure.subplots(2, 1, sharex=True, height_ratios=(12, 1))
+    axes.stairs(base.held_bytes / scale.factor, base.edges / time.factor, color=GREY, lw=1.0, ls="--", baseline=None)
+    held = mine.held_bytes / scale.factor
+    axes.stairs(held, mine.edges / time.factor, color=style.colour, fill=True, alpha=0.18, lw=0)
+    axes.stairs(held, mine.edges / time.factor, color=style.colour, lw=1.3, baseline=None)
+    axes.axhline(budget / scale.factor, color=AGAIN, lw=1.1, ls=(0, (5, 2)))
+    if graph.fixed_bytes:
+        axes.axhspan(0, graph.fixed_bytes / scale.factor, facecolor=PALE, edgecolor=LIGHT_GREY, hatch="...", lw=0)
+    peak = shown.trace.peak_computation
+    if peak >= 0:
+        middle = (mine.edges[peak] + mine.edges[peak + 1]) / 2 / time.factor
+        axes.plot([middle], [shown.trace.peak_bytes / scale.factor], marker="v", ms=6, color=style.colour, ls="",
+                  zorder=5, clip_on=False)  # fmt: skip
+    top = 1.12 * max(plain.peak_bytes, shown.trace.peak_bytes, min(budget, 1.3 * plain.peak_bytes)) / scale.factor
+    for where, colour, dash in ((mine.backward_at, BLACK, ":"), (base.backward_at, LIGHT_GREY, ":")):
+        if where is not None:
+            axes.axvline(where / time.factor, color=colour, lw=1.0, ls=dash, zorder=1)
+    if mine.backward_at is not None:
+        axes.annotate("backward starts", (mine.backward_at / time.factor, top), xytext=(-3, -3), ha="right", va="top",
+                      textcoords="offset points", fontsize=7.5, rotation=90)  # fmt: skip
+    axes.set_ylim(0, top)
+    axes.set_xlim(0, max(mine.edges[-1], base.edges[-1]) / time.factor * 1.005)
+    axes.set_ylabel(f"Memory held ({scale.unit})")
+    axes.set_title(shown.title, loc="left", fontweight="bold")
+    starts, ends = mine.edges[:-1][mine.again], mine.edges[1:][mine.again]
+    least = mine.edges[-1] / 800  # wide enough to be seen
+    for start, end in zip(starts, np.maximum(ends, starts + least), strict=True):
+        ticks.axvspan(start / time.factor, end / time.factor, color=AGAIN, lw=0)
+    ticks.set_yticks([0.5], ["recomputing"], fontsize=7.5)
+    ticks.set_ylim(0, 1)
+    ticks.grid(visible=False)
+    ticks.tick_params(axis="y", length=0)
+    ticks.set_xlabel(label)
+    figure.legend(handles=_legend(graph, shown, plain, mine, scale), loc="outside lower center", ncols=3)
+    return figure
+
+
+def _legend(graph: Graph, shown: Shown, plain: Trace, mine: Timeline, scale: Scale) -> list[Line2D | Patch]:
+    style = style_of(shown.strategy)
+
+    def size(n: int) -> str:
+        return f"{n / scale.factor:.2f} {scale.unit}"
+
+    handles: list[Line2D | Patch] = [
+        Line2D([], [], color=style.colour, lw=1.3, marker="v", ms=5,
+               label=f"{style.label}: peak {size(shown.trace.peak_bytes)}"),
+        Line2D([], [], color=GREY, lw=1.0, ls="--", label=f"Checkpoint all: peak {size(plain.peak_bytes)}"),
+        Line2D([], [], color=AGAIN, lw=1.1, ls=(0, (5, 2)), label=f"Budget {size(int(shown.row.budget_bytes))}"),
+    ]  # fmt: skip
+    if graph.fixed_bytes:
+        handles.append(Patch(facecolor=PALE, edgecolor=LIGHT_GREY, hatch="...", lw=0,
+                             label=f"Fixed (parameters, ...): {size(graph.fixed_bytes)}"))  # fmt: skip
+    count = int(mine.again.sum())
+    over = shown.trace.cost / plain.cost - 1 if plain.cost else 0.0
+    handles.append(Patch(color=AGAIN, label=f"{count} recomputations, {100 * over:.1f} % overhead"))
+    return handles

@@ -1,0 +1,6 @@
+"""thin"""
+
+
+def write_page(run, path):
+    path.write_text("thin")
+    return path

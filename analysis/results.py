@@ -1,0 +1,165 @@
+"""A run as stored: its rows, families, graph and plans. Nothing here solves anything."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from remat.errors import InvalidInput
+from remat.frontends.json import load_graph
+from remat.graph import Graph
+from remat.plan import Plan
+
+WITH_PLAN = ("OPTIMAL", "FEASIBLE")
+ROW_COLUMNS = (
+    "key", "graph_sha256", "strategy", "budget_bytes", "status", "cost", "bound", "gap", "overhead",
+    "peak_bytes", "plan_file", "plan_from", "message", "wall_s", "scope", "accounting", "cost_unit", "total_cost",
+)  # fmt: skip
+FAMILY_COLUMNS = ("strategy", "graph_sha256", "parameters", "cost", "overhead", "peak_bytes", "accounting")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """What a run folder and its store hold.
+
+    Attributes:
+        folder: the run's own folder, where figures go.
+        info: the content of run.json.
+        rows: one row per solve, sorted by strategy and budget; columns as in the store.
+        families: one row per member of a budget-independent strategy (may be empty).
+        graph: the graph that the figures show, or None if the run stored none.
+        store: folder of rows, plans and graphs.
+        missing: keys that run.json promises and the store lacks: a run stopped early.
+    """
+
+    folder: Path
+    info: dict[str, Any]
+    rows: pd.DataFrame
+    families: pd.DataFrame
+    graph: Graph | None
+    store: Path
+    missing: tuple[str, ...] = field(default=())
+
+    @property
+    def title(self) -> str:
+        return str(self.info.get("title") or self.folder.name)
+
+    @property
+    def gpu_name(self) -> str:
+        return str((self.info.get("gpu") or {}).get("name") or "GPU")
+
+    @property
+    def gpu_memory_bytes(self) -> int | None:
+        """Memory of the run's GPU, from run.json or else from the rows."""
+        given = (self.info.get("gpu") or {}).get("memory_bytes")
+        if given is None and "gpu_memory_bytes" in self.rows:
+            known = self.rows["gpu_memory_bytes"].dropna()
+            given = known.iloc[0] if len(known) else None
+        return None if given is None else int(given)
+
+    @property
+    def cost_unit(self) -> str:
+        if self.graph is not None:
+            return self.graph.cost_unit
+        return str(self.rows["cost_unit"].iloc[0]) if len(self.rows) else ""
+
+    @property
+    def total_cost(self) -> int:
+        """Cost of running every operation once."""
+        if self.graph is not None:
+            return self.graph.total_cost
+        return int(self.rows["total_cost"].iloc[0]) if len(self.rows) else 0
+
+    @property
+    def shown(self) -> pd.DataFrame:
+        """The rows of the graph that the figures show (a run may hold several graphs)."""
+        sha = self.info.get("graph_sha256")
+        return self.rows if sha is None else self.rows[self.rows["graph_sha256"] == sha]
+
+    @property
+    def planned(self) -> pd.DataFrame:
+        """Those of the shown rows that have a plan."""
+        shown = self.shown
+        return shown[shown["status"].isin(WITH_PLAN) & shown["cost"].notna()]
+
+    @property
+    def strategies(self) -> list[str]:
+        """Names in the figures' order."""
+        from analysis.style import order_of
+
+        return sorted(self.shown["strategy"].unique().tolist(), key=order_of)
+
+    def load_plan(self, row: Any) -> Plan | None:
+        """The stored plan of a row, or None if it has none.
+
+        Raises:
+            InvalidPlan: the file is malformed or made for another graph.
+        """
+        file = row.plan_file
+        if self.graph is None or not isinstance(file, str) or row.graph_sha256 != self.graph.sha256():
+            return None
+        return Plan.load(self.store / file, self.graph)
+
+
+def load_run(folder: Path) -> Run:
+    """Read a run folder.
+
+    Raises:
+        InvalidInput: no such run, or a file of it cannot be read; names the file.
+    """
+    folder = Path(folder)
+    info = _read_json(folder / "run.json")
+    store = (folder / str(info.get("store", "../store"))).resolve()
+    if not store.is_dir():
+        raise InvalidInput(f"{folder / 'run.json'}: its store {store} does not exist")
+    rows, missing = _read_tables(store / "rows", info.get("keys", []), ROW_COLUMNS)
+    families, _ = _read_tables(store / "families", info.get("families", []), FAMILY_COLUMNS)
+    rows = rows.sort_values(["strategy", "budget_bytes", "key"], kind="stable", ignore_index=True)
+    if info.get("graph_sha256") is None and len(rows):
+        info["graph_sha256"] = rows["graph_sha256"].mode().iloc[0]
+    sha = info.get("graph_sha256")
+    families = families[families["graph_sha256"] == sha].reset_index(drop=True) if sha else families
+    graph = None
+    if sha:
+        path = store / "graphs" / f"{sha}.json"
+        graph = load_graph(path) if path.exists() else None
+    return Run(folder, info, rows, families, graph, store, missing)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidInput(f"{path.parent} is not a run folder: it has no {path.name}") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InvalidInput(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(info, dict):
+        raise InvalidInput(f"{path}: must hold a JSON object")
+    return info
+
+
+def _read_tables(folder: Path, keys: list[str], columns: tuple[str, ...]) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """(the tables of these keys below each other, the keys without a table)."""
+    found, missing = [], []
+    for key in dict.fromkeys(keys):
+        path = folder / f"{key}.parquet"
+        if not path.exists():
+            missing.append(key)
+            continue
+        try:
+            table = pd.read_parquet(path)
+        except (OSError, ValueError) as error:
+            raise InvalidInput(f"{path}: cannot be read as parquet: {error}") from None
+        absent = [column for column in columns if column not in table]
+        if absent:
+            raise InvalidInput(f"{path}: lacks the columns {', '.join(absent)}")
+        found.append(table)
+    if not found:
+        return pd.DataFrame({column: pd.Series(dtype=object) for column in columns}), tuple(missing)
+    # Columns that are null in one table and typed in another would warn; objects carry both.
+    merged = pd.concat([table.astype(object) for table in found], ignore_index=True)
+    return merged.infer_objects().convert_dtypes(dtype_backend="numpy_nullable"), tuple(missing)

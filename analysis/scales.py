@@ -1,0 +1,78 @@
+"""Units on axes and in tables: one scale per axis, chosen from the largest number on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Numbers are divided by `factor` and labelled `unit`."""
+
+    factor: float
+    unit: str
+
+
+def byte_scale(largest_bytes: float) -> Scale:
+    """Decimal bytes: GB from half a GB on, else MB, kB or B."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if largest_bytes >= factor / 2:
+            return Scale(factor, unit)
+    return Scale(1.0, "B")
+
+
+def binary_scale(scale: Scale) -> Scale:
+    """The binary unit beside a decimal one: GiB for GB."""
+    power = {"GB": 3, "MB": 2, "kB": 1}.get(scale.unit, 0)
+    return Scale(1024.0**power, {"GB": "GiB", "MB": "MiB", "kB": "KiB"}.get(scale.unit, "B"))
+
+
+def cost_scale(largest_cost: float, unit: str) -> Scale:
+    """Seconds only for ``ns``; FLOPs with a prefix; any other unit with a power of ten if large."""
+    if unit == "ns":
+        steps = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
+    elif unit.lower().startswith("flop"):
+        steps = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"), (1.0, "FLOP"))
+    else:
+        name = unit or "units"
+        steps = ((1e9, f"10⁹ {name}"), (1e6, f"10⁶ {name}"), (1.0, name))
+    # Ten of the larger unit at least, unless it is seconds or nothing smaller is left.
+    for factor, label in steps:
+        if largest_cost >= factor * (2 if factor > 1 else 0):
+            return Scale(factor, label)
+    return Scale(*steps[-1])
+
+
+def show_cost(cost: float | None, unit: str) -> str:
+    """A cost with its unit, ``-`` if there is none."""
+    if cost is None or pd.isna(cost):
+        return "–"
+    scale = cost_scale(cost, unit)
+    digits = 0 if scale.factor == 1 else 2
+    return f"{cost / scale.factor:,.{digits}f} {scale.unit}"
+
+
+def show_bytes(size: float | None, unit: Scale) -> str:
+    """Bytes in the given scale, without the unit; ``–`` if there are none."""
+    if size is None or pd.isna(size):
+        return "–"
+    return f"{size / unit.factor:,.2f}" if unit.factor > 1 else f"{size:,.0f}"
+
+
+def show_percent(share: float | None) -> str:
+    """A share in per cent, with more digits when it is small; ``–`` if there is none."""
+    if share is None or pd.isna(share):
+        return "–"
+    if share == 0:
+        return "0 %"
+    percent = 100 * share
+    return f"{percent:.2f} %" if abs(percent) < 10 else f"{percent:.1f} %"
+
+
+def show_seconds(seconds: float | None) -> str:
+    """Wall time; ``–`` if there is none."""
+    if seconds is None or pd.isna(seconds):
+        return "–"
+    return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"

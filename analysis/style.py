@@ -1,0 +1,116 @@
+"""How strategies look: label, colour, marker and line, keyed by strategy name.
+
+Colours are Okabe and Ito's (safe for the colour-blind), extended by Tol's muted set; markers and
+line styles differ too, so that figures survive black-and-white print.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = (
+    "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7",
+)  # fmt: skip
+GREY, LIGHT_GREY, PALE = "#666666", "#999999", "#DDDDDD"
+INDIGO, WINE, TEAL, OLIVE, FOREST = "#332288", "#882255", "#44AA99", "#999933", "#117733"
+
+FORWARD, BACKWARD = BLUE, ORANGE
+FIRST, AGAIN, HELD = "#1F3A5F", VERMILLION, "#BFD7EA"
+
+RC = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.labelsize": 9,
+    "legend.fontsize": 8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E6E6E6",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "figure.dpi": 150,
+    "savefig.dpi": 150,
+    "pdf.fonttype": 42,  # TrueType: text in the PDF stays text
+    "path.simplify": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """Attributes:
+    label: for people.
+    colour: hex.
+    marker: matplotlib's code.
+    symbol: plotly's name of the same marker.
+    line: matplotlib's line style.
+    dash: plotly's name of the same line style.
+    width: line width in points.
+    """
+
+    label: str
+    colour: str
+    marker: str
+    symbol: str
+    line: str = "-"
+    dash: str = "solid"
+    width: float = 1.3
+
+
+_SYMBOLS = {
+    "o": "circle", "s": "square", "D": "diamond", "^": "triangle-up", "v": "triangle-down", "<": "triangle-left",
+    ">": "triangle-right", "P": "cross", "X": "x", "p": "pentagon", "h": "hexagon", "d": "diamond-tall", "*": "star",
+}  # fmt: skip
+_DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
+
+
+def _style(label: str, colour: str, marker: str, line: str = "-", width: float = 1.3) -> Style:
+    return Style(label, colour, marker, _SYMBOLS[marker], line, _DASHES[line], width)
+
+
+# In the order of legends and tables: plain training, heuristics by age, exact, approximate, combined.
+STYLES: dict[str, Style] = {
+    "checkpoint_all": _style("Checkpoint all", BLACK, "s"),
+    "checkpoint_all_ap": _style("Checkpoint all APs", GREY, "D", "--"),
+    "checkpoint_last": _style("Checkpoint last node", LIGHT_GREY, "v", ":"),
+    "griewank": _style("Griewank & Walther log n", SKY, "P", "-."),
+    "chen_sqrtn": _style("Chen √n", ORANGE, "o"),
+    "chen_greedy": _style("Chen greedy", VERMILLION, "^"),
+    "ap_sqrtn": _style("AP √n", ORANGE, ">", "--"),
+    "ap_greedy": _style("AP greedy", VERMILLION, "<", "--"),
+    "gist": _style("Gist", OLIVE, "X", ":"),
+    "torch_mincut": _style("PyTorch min-cut", TEAL, "d", "-."),
+    "monet": _style("MONeT", FOREST, "p", "--"),
+    "checkmate_milp": _style("Checkmate MILP", BLUE, "o", "-", 2.0),
+    "lp_rounding": _style("LP rounding (two-phase)", PURPLE, "d"),
+    "lp_rounding_random": _style("LP rounding (randomized)", PURPLE, "X", ":"),
+    "interval_cp": _style("Interval CP", INDIGO, "h", "-", 1.8),
+    "search": _style("Eviction search", GREEN, "^", "--", 1.8),
+    "portfolio": _style("Portfolio", WINE, "*", "-", 2.0),
+}
+
+_SPARE_COLOURS = (TEAL, FOREST, INDIGO, OLIVE, WINE, BLUE, GREEN)
+_SPARE_MARKERS = ("p", "h", "X", "d", ">", "v")
+_SPARE_LINES = ("-", "--", "-.", ":")
+
+
+def style_of(strategy: str) -> Style:
+    """The style of a strategy; an unknown one gets a stable style derived from its name."""
+    if strategy in STYLES:
+        return STYLES[strategy]
+    digest = hashlib.sha256(strategy.encode()).digest()
+    return _style(
+        strategy.replace("_", " "),
+        _SPARE_COLOURS[digest[0] % len(_SPARE_COLOURS)],
+        _SPARE_MARKERS[digest[1] % len(_SPARE_MARKERS)],
+        _SPARE_LINES[digest[2] % len(_SPARE_LINES)],
+    )
+
+
+def order_of(strategy: str) -> tuple[int, str]:
+    """Sort key: known strategies in the order above, then others by name."""
+    known = list(STYLES)
+    return (known.index(strategy) if strategy in STYLES else len(known), strategy)

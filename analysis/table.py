@@ -1,0 +1,155 @@
+"""Tables: table.csv of every row, and one readable table for the terminal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from analysis.results import WITH_PLAN, Run, load_run
+from analysis.scales import byte_scale, show_bytes, show_cost, show_percent, show_seconds
+from analysis.style import order_of, style_of
+from remat.units import format_size
+
+CSV_COLUMNS = (
+    "graph_name", "strategy", "parameters", "scope", "accounting", "budget_bytes", "status", "cost", "cost_unit",
+    "overhead", "bound", "gap", "peak_bytes", "wall_s", "time_limit_s", "seed", "threads", "plan_from", "plan_file",
+    "message",
+)  # fmt: skip
+MOST_BUDGETS = 5  # columns of the terminal's table
+
+
+def write_csv(run: Run, path: Path) -> Path:
+    """Every row of the run, full precision, sizes in bytes and costs in the graph's unit; atomically."""
+    columns = [column for column in CSV_COLUMNS if column in run.rows]
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        run.rows[columns].to_csv(scratch, index=False)
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    return path
+
+
+def terminal_table(run_folder: Path) -> Table:
+    """The table of a run; raises `InvalidInput` like `draw_run`."""
+    run = load_run(run_folder)
+    return format_table(run.rows.to_dict("records"), title=run.title)
+
+
+def format_table(rows: Sequence[dict[str, Any]], title: str = "") -> Table:
+    """One row per strategy: overhead at up to five budgets; for a single budget everything about it.
+
+    Args:
+        rows: rows of the store, as dicts; rows of several graphs get one line per graph and strategy.
+    """
+    frame = pd.DataFrame(list(rows))
+    if not len(frame):
+        table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left")
+        table.add_column("no results")
+        return table
+    graphs = frame["graph_sha256"].unique()
+    budgets = sorted({int(b) for b in frame["budget_bytes"]})
+    per_graph = frame.groupby("graph_sha256")["budget_bytes"].nunique().max()
+    if per_graph == 1:
+        return _single(frame, title, several=len(graphs) > 1 or len(budgets) > 1)
+    return _sweep(frame, title, budgets)
+
+
+def pick(budgets: Sequence[int], most: int = MOST_BUDGETS) -> list[int]:
+    """Up to `most` budgets, evenly spread, both ends included."""
+    if len(budgets) <= most:
+        return list(budgets)
+    return [budgets[round(i * (len(budgets) - 1) / (most - 1))] for i in range(most)]
+
+
+def _sorted(frame: pd.DataFrame) -> pd.DataFrame:
+    order = frame["strategy"].map(order_of)
+    return frame.assign(_order=order).sort_values(["graph_sha256", "_order", "budget_bytes"], kind="stable")
+
+
+def _single(frame: pd.DataFrame, title: str, *, several: bool) -> Table:
+    budget = int(frame["budget_bytes"].iloc[0])
+    caption = title if several else f"{title}  budget {format_size(budget)}".strip()
+    table = Table(title=caption or None, box=box.SIMPLE_HEAD, title_justify="left")
+    scale = byte_scale(float(frame["budget_bytes"].max()))
+    if several:
+        table.add_column("Graph")
+        table.add_column(f"Budget ({scale.unit})", justify="right")
+    table.add_column("Strategy")
+    table.add_column("Status")
+    for name in ("Overhead", "Cost", f"Peak ({scale.unit})", "Gap", "Wall"):
+        table.add_column(name, justify="right")
+    if not frame["status"].isin(WITH_PLAN).all():
+        table.add_column("Why", overflow="fold")
+    for row in _sorted(frame).to_dict("records"):
+        cells = [str(row.get("graph_name", "")), show_bytes(row["budget_bytes"], scale)] if several else []
+        cells += [
+            row["strategy"], _coloured(row["status"]), show_percent(row["overhead"]),
+            show_cost(row["cost"], row["cost_unit"]), show_bytes(row["peak_bytes"], scale), show_percent(row["gap"]),
+            show_seconds(row["wall_s"]),
+        ]  # fmt: skip
+        if len(table.columns) > len(cells):
+            cells.append("" if row["status"] in WITH_PLAN else Text(str(row["message"] or "")))
+        table.add_row(*cells)
+    return table
+
+
+def _sweep(frame: pd.DataFrame, title: str, budgets: Sequence[int]) -> Table:
+    several = frame["graph_sha256"].nunique() > 1
+    table = Table(
+        title=f"{title}  (overhead at each budget; * proven optimal)".strip(), box=box.SIMPLE_HEAD, title_justify="left"
+    )
+    scale = byte_scale(budgets[-1])
+    if several:
+        table.add_column("Graph")
+    table.add_column("Strategy")
+    # Graphs of different sizes share no budgets: their columns are positions from tightest to widest.
+    counts = [pick(sorted({int(b) for b in part["budget_bytes"]})) for _, part in frame.groupby("graph_sha256")]
+    width = max(map(len, counts))
+    for i in range(width):
+        head = f"{counts[0][i] / scale.factor:.2f} {scale.unit}" if not several else f"budget {i + 1}"
+        table.add_column(head, justify="right")
+    for name in ("Plans", "Proven", "Wall"):
+        table.add_column(name, justify="right")
+    for _, part in frame.groupby("graph_sha256", sort=False):
+        columns = pick(sorted({int(b) for b in part["budget_bytes"]}))
+        for strategy in sorted(part["strategy"].unique(), key=order_of):
+            mine = part[part["strategy"] == strategy]
+            cells: list[str | Text] = [str(mine["graph_name"].iloc[0])] if several else []
+            cells.append(strategy)
+            by_budget = {int(row["budget_bytes"]): row for row in mine.to_dict("records")}
+            cells += [_overhead_cell(by_budget.get(budget)) for budget in columns]
+            cells += [""] * (width - len(columns))
+            planned = mine["status"].isin(WITH_PLAN)
+            cells.append(f"{int(planned.sum())}/{len(mine)}")
+            cells.append(str(int((mine["status"] == "OPTIMAL").sum())))
+            # A budget-independent strategy runs once for all of its rows.
+            cells.append(show_seconds(float(mine["wall_s"].fillna(0).sum())))
+            table.add_row(*cells)
+    return table
+
+
+def _overhead_cell(row: dict[str, Any] | None) -> Text:
+    if row is None:
+        return Text("–", style="dim")
+    if row["status"] in WITH_PLAN:
+        proven = row["status"] == "OPTIMAL"
+        return Text(show_percent(row["overhead"]) + ("*" if proven else " "), style="bold" if proven else "")
+    return Text(row["status"].lower().replace("_", " "), style="dim")
+
+
+def _coloured(status: str) -> Text:
+    style = {"OPTIMAL": "bold green", "FEASIBLE": "green", "FAILED": "bold red"}.get(status, "yellow")
+    return Text(status, style=style)
+
+
+def label_of(strategy: str) -> str:
+    """The strategy's label for people."""
+    return style_of(strategy).label

@@ -1,0 +1,171 @@
+"""Builds a run folder and its store as the harness writes them, with real plans of a small chain."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from remat import Graph, Plan, simulate
+from remat.eviction import greedy_eviction
+from remat.frontends.json import save_graph
+
+KB = 1000
+
+
+def chain(length: int = 12, *, cost_unit: str = "ns") -> Graph:
+    """A training step of a linear chain: forward 0..L-1, loss L, backward L+1..2L."""
+    n = 2 * length + 1
+    deps: list[list[int]] = []
+    for k in range(n):
+        if k == 0:
+            deps.append([])
+        elif k <= length:
+            deps.append([k - 1])
+        else:
+            mirror = n - 1 - k
+            deps.append([k - 1, mirror])
+    return Graph.from_nodes(
+        name=f"chain{length}_b1",
+        deps=deps,
+        bytes=[(40 + 10 * (k % 3)) * KB for k in range(n)],
+        costs=[1_000_000 + 200_000 * (k % 4) for k in range(n)],
+        names=[f"layer{k}" if k < length else "loss" if k == length else f"grad{n - 1 - k}" for k in range(n)],
+        backward=[k > length for k in range(n)],
+        loss=length,
+        fixed_bytes=100 * KB,
+        cost_unit=cost_unit,
+    )
+
+
+def row(graph: Graph, strategy: str, budget: int, status: str, plan: Plan | None = None, **more: Any) -> dict[str, Any]:
+    """One row of the store; numbers come from the simulator."""
+    trace = None if plan is None else simulate(graph, plan)
+    cost = None if trace is None else trace.cost
+    bound = more.pop("bound", graph.total_cost if status in ("OPTIMAL", "FEASIBLE") else None)
+    key = f"{strategy}-{budget}"
+    return {
+        "key": key, "experiment": "budget_sweep", "model": "chain", "framework": "synthetic",
+        "granularity": "operation", "batch_size": 1, "graph_name": graph.name, "graph_sha256": graph.sha256(),
+        "gpu": "v100", "gpu_memory_bytes": 16_000_000_000, "cost_model": "roofline", "cost_source": "modelled",
+        "cost_unit": graph.cost_unit, "strategy": strategy, "parameters": "{}", "budget_bytes": budget,
+        "status": status, "cost": cost, "bound": bound,
+        "gap": None if cost is None or bound is None else (cost - bound) / cost,
+        "overhead": None if cost is None else cost / graph.total_cost - 1,
+        "peak_bytes": None if trace is None else trace.peak_bytes,
+        "plan_file": None if plan is None else f"plans/{key}.json", "plan_from": None, "message": "",
+        "wall_s": 0.25, "time_limit_s": 60.0, "seed": 0, "threads": 1, "scope": "staged", "accounting": "exact",
+        "stats": "{}", "total_cost": graph.total_cost, "store_all_peak_bytes": store_all_peak(graph),
+        "fixed_bytes": graph.fixed_bytes, "n_operations": len(graph), "n_edges": graph.n_edges,
+        "git_commit": "0123456789abcdef", "git_dirty": False, "versions": '{"remat": "0.1.0"}', "cpu": "a CPU",
+        "solver_build": "", "finished_at": "2024-01-01T00:00:00",
+    } | more  # fmt: skip
+
+
+def store_all_peak(graph: Graph) -> int:
+    return simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+
+
+def write_run(
+    root: Path,
+    graph: Graph,
+    solved: Iterable[tuple[dict[str, Any], Plan | None]],
+    members: Sequence[dict[str, Any]] = (),
+) -> Path:
+    """Write rows, plans, families, graph and run.json; returns the run folder."""
+    store, folder = root / "store", root / "a run"
+    for name in ("rows", "plans", "graphs", "families"):
+        (store / name).mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
+    save_graph(graph, store / "graphs" / f"{graph.sha256()}.json")
+    keys = []
+    for one, plan in solved:
+        table = pd.DataFrame([one])
+        for column in ("cost", "bound", "peak_bytes", "plan_from", "budget_bytes"):
+            table[column] = table[column].astype("Int64")
+        table.to_parquet(store / "rows" / f"{one['key']}.parquet")
+        if plan is not None:
+            plan.save(store / one["plan_file"])
+        keys.append(one["key"])
+    families = []
+    for strategy in dict.fromkeys(member["strategy"] for member in members):
+        mine = [
+            m | {"graph_sha256": graph.sha256(), "accounting": "exact"} for m in members if m["strategy"] == strategy
+        ]
+        pd.DataFrame(mine).to_parquet(store / "families" / f"family-{strategy}.parquet")
+        families.append(f"family-{strategy}")
+    info = {
+        "title": f"{graph.name}: overhead against budget", "experiment": "budget_sweep", "model": "chain",
+        "gpu": {"name": "v100", "memory_bytes": 16_000_000_000}, "config": {"model": {"name": "chain"}, "budget": "sweep"},
+        "keys": keys, "families": families, "graph_sha256": graph.sha256(), "store": "../store",
+    }  # fmt: skip
+    (folder / "run.json").write_text(json.dumps(info))
+    return folder
+
+
+def full_run(root: Path, graph: Graph | None = None, points: int = 5) -> Path:
+    """Solvers with and without proof, a family, a newcomer, and every kind of failure."""
+    graph = chain() if graph is None else graph
+    peak, least = store_all_peak(graph), graph.largest_working_set()[0]
+    budgets = [least + (peak - least) * i // (points - 1) for i in range(points)]
+    everything = Plan.from_order(graph, range(len(graph)), peak)
+    solved: list[tuple[dict[str, Any], Plan | None]] = []
+    members = []
+    cheapest: dict[int, Plan] = {}
+    for power in (0.0, 0.5, 1.0):
+        for tenth in range(2, 10):
+            limit = least + (peak - least) * tenth // 10
+            plan = greedy_eviction(graph, limit, cost_power=power)
+            if plan is not None:
+                trace = simulate(graph, plan)
+                members.append(
+                    {
+                        "strategy": "chen_greedy",
+                        "parameters": json.dumps({"power": power, "limit": limit}),
+                        "cost": trace.cost,
+                        "overhead": trace.cost / graph.total_cost - 1,
+                        "peak_bytes": trace.peak_bytes,
+                    }  # fmt: skip
+                )
+                for budget in budgets:
+                    known = cheapest.get(budget)
+                    fits = trace.peak_bytes <= budget
+                    if fits and (known is None or simulate(graph, known).cost > trace.cost):
+                        cheapest[budget] = plan
+    for i, budget in enumerate(budgets):
+        fits = budget >= peak
+        solved.append((row(graph, "checkpoint_all", budget, "OPTIMAL" if fits else "NO_PLAN", everything if fits else None,
+                           message="" if fits else "none of its 1 plans fits"), everything if fits else None))  # fmt: skip
+        chosen = cheapest.get(budget)
+        solved.append((row(graph, "chen_greedy", budget, "FEASIBLE" if chosen else "NO_PLAN", chosen,
+                           message="" if chosen else "none of its plans fits"), chosen))  # fmt: skip
+        plan = greedy_eviction(graph, budget) if i else None
+        if plan is None:
+            failed = row(
+                graph, "checkmate_milp", budget, "INFEASIBLE", message="proven: no staged plan fits </script><b>"
+            )
+            solved.append((failed, None))
+        else:
+            cost = simulate(graph, plan).cost
+            proven = i % 2 == 0
+            solved.append((row(graph, "checkmate_milp", budget, "OPTIMAL" if proven else "FEASIBLE", plan,
+                               bound=cost if proven else (cost + graph.total_cost) // 2), plan))  # fmt: skip
+        newcomer = greedy_eviction(graph, budget, cost_power=0.0) if i > 1 else None
+        status = "FEASIBLE" if newcomer else "TIMEOUT" if i else "FAILED"
+        message = "" if newcomer else "no plan found within the time limit" if i else "the solver process died"
+        solved.append((row(graph, "my_newcomer", budget, status, newcomer, message=message), newcomer))
+        solved.append((row(graph, "griewank", budget, "SKIPPED", message="needs a chain"), None))
+    return write_run(root, graph, solved, members)
+
+
+def failed_run(root: Path) -> Path:
+    """A run in which no strategy has a plan."""
+    graph = chain()
+    budget = graph.largest_working_set()[0] - 1
+    return write_run(root, graph, [
+        (row(graph, "checkmate_milp", budget, "INFEASIBLE", message="operation 3 alone needs more"), None),
+        (row(graph, "griewank", budget, "SKIPPED", message="needs a chain"), None),
+    ])  # fmt: skip
