@@ -1,0 +1,316 @@
+"""Operation granularity for Keras 3 on TensorFlow: trace one training step, read its operations and storages.
+
+The step is the forward pass in training mode, the loss, and the gradients of the trainable
+variables; there is no optimizer in it, so optimizer state is not counted in `fixed_bytes`.
+Nothing of the network is executed: the trace has symbolic inputs of a static batch size.
+
+How the trace is read:
+
+* A value is a storage. Reshape, Squeeze, ExpandDims, Identity, StopGradient and the like are
+  aliases: not values, and their users depend on the base.
+* Variable reads and constants are free, never repeated and part of `fixed_bytes`: no operations.
+  Pure functions of small constants (the shape arithmetic that becomes static with the batch) are
+  folded when their result is at most 4 KiB, as TensorFlow's own constant folding does.
+* Operations that change state (variable assignment, stateful random numbers) run once.
+  Keras 3's dropout draws from a seed that it reads first, so repeating it is pure.
+* What neither the loss, nor a gradient, nor a state update needs is pruned.
+
+TensorFlow is imported on first use. Checked with TensorFlow 2.21.0 and Keras 3.15.1.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from remat.errors import InvalidInput, MissingPackage
+from remat.frontends import _tensorflow_nodes as nodes
+from remat.frontends._tensorflow_rules import OperationFacts, TensorFacts, flops
+from remat.graph import Graph, Operation, Value, Work
+
+# output i is the storage of input i (IdentityN) or output 0 that of input 0
+ALIASES = frozenset(
+    "Reshape Squeeze ExpandDims Identity IdentityN StopGradient PreventGradient EnsureShape Bitcast".split()
+)
+_GATHERS = frozenset({"GatherV2", "Gather", "GatherNd", "ResourceGather", "ResourceGatherNd"})
+_LARGE_CONSTANT_BYTES = 1024
+_COMPUTE_POLICY = {"float32": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """A traced training step and the graph read from it.
+
+    Attributes:
+        graph: operations and values.
+        function: the ``ConcreteFunction``; arguments are the input batches, then one label batch per
+            model output; results are the loss, then the gradients' tensors.
+        nodes: [N] the ``tf.Operation`` behind each operation.
+        tensors: [V] the ``tf.Tensor`` behind each value.
+    """
+
+    graph: Graph
+    function: Any
+    nodes: tuple[Any, ...]
+    tensors: tuple[Any, ...]
+
+
+def operation_graph(
+    model: Any,
+    batch_size: int,
+    name: str | None = None,
+    dtype: str = "float32",
+    loss: Callable[[Any, Any], Any] | None = None,
+) -> Graph:
+    """The graph of one training step of a Keras model, one operation per TensorFlow operation.
+
+    Costs are 0 and `Operation.work` is filled; gradients and the loss are `keep` values;
+    `fixed_bytes` holds variables, the batch with its labels, and large constants (no optimizer state).
+
+    Args:
+        model: a built Keras model with symbolic inputs, on the TensorFlow backend.
+        batch_size: samples per step.
+        name: of the graph; by default ``{model.name}_b{batch_size}_ops``.
+        dtype: of the activations; float16 and bfloat16 need a model built under the policy
+            ``mixed_float16`` or ``mixed_bfloat16``.
+        loss: ``loss(labels, prediction) -> tensor``; its mean is differentiated. By default sparse
+            categorical cross-entropy over the last axis (integer labels), or the mean squared
+            error where that axis has one element.
+
+    Raises:
+        InvalidInput: batch size, dtype, or a model without static shapes.
+        MissingPackage: TensorFlow or Keras is not installed.
+    """
+    return trace_step(model, batch_size, name, dtype, loss).graph
+
+
+def trace_step(
+    model: Any,
+    batch_size: int,
+    name: str | None = None,
+    dtype: str = "float32",
+    loss: Callable[[Any, Any], Any] | None = None,
+) -> TracedStep:
+    """As `operation_graph`, with the trace itself, for executing plans; same arguments and errors."""
+    _check(model, batch_size, dtype)
+    function, n_labels = _trace(model, batch_size, loss)
+    name = f"{model.name}_b{batch_size}_ops" if name is None else name
+    return _Reader(model, function, name).read()
+
+
+def _import() -> tuple[Any, Any]:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        import keras
+        import tensorflow as tf
+    except ModuleNotFoundError as error:
+        raise MissingPackage(f"{error.name} is not installed: pip install 'remat[tensorflow]'") from None
+    if keras.backend.backend() != "tensorflow":
+        raise InvalidInput(f"Keras runs on '{keras.backend.backend()}'; set KERAS_BACKEND=tensorflow")
+    return tf, keras
+
+
+def _check(model: Any, batch_size: int, dtype: str) -> None:
+    _import()
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise InvalidInput(f"batch_size must be a positive integer, not {batch_size!r}")
+    if dtype not in _COMPUTE_POLICY:
+        raise InvalidInput(f"dtype '{dtype}' is not supported; use {', '.join(_COMPUTE_POLICY)}")
+    if not getattr(model, "inputs", None) or not getattr(model, "outputs", None):
+        raise InvalidInput("the Keras model has no symbolic inputs: build it as a functional or Sequential model")
+    found = {
+        layer.compute_dtype for layer in model._flatten_layers(include_self=False, recursive=True) if layer.weights
+    }
+    if found and found != {dtype}:
+        raise InvalidInput(
+            f"the model computes in {'/'.join(sorted(found))}, not {dtype}: build it after "
+            f"keras.config.set_dtype_policy('{_COMPUTE_POLICY[dtype]}')"
+        )
+
+
+@contextmanager
+def _nested_functions_inlined():
+    """Nested `tf.function`s run their Python bodies, so that the trace holds operations instead of calls."""
+    import tensorflow as tf
+
+    before = tf.config.functions_run_eagerly()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
+def _trace(model: Any, batch_size: int, loss: Callable[[Any, Any], Any] | None) -> tuple[Any, int]:
+    import tensorflow as tf
+
+    inputs = [_batch_spec(t, batch_size) for t in model.inputs]
+    labels = [_label_spec(t, batch_size, loss) for t in model.outputs]
+
+    def step(inputs: Sequence[Any], labels: Sequence[Any]) -> tuple[Any, list[Any]]:
+        variables = [v.value for v in model.trainable_variables]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            for variable in variables:
+                tape.watch(variable)
+            predictions = tf.nest.flatten(model(tf.nest.pack_sequence_as(model._inputs_struct, inputs), training=True))
+            terms = [
+                tf.reduce_mean((loss or _default_loss)(y, p)) for y, p in zip(labels, predictions, strict=True)
+            ] + list(model.losses)
+            total = terms[0] if len(terms) == 1 else tf.add_n([tf.cast(t, terms[0].dtype) for t in terms])
+        gradients = tape.gradient(total, variables)
+        return total, [g for g in gradients if g is not None]
+
+    with _nested_functions_inlined():
+        return tf.function(step, autograph=False).get_concrete_function(inputs, labels), len(labels)
+
+
+def _batch_spec(tensor: Any, batch_size: int) -> Any:
+    import tensorflow as tf
+
+    shape = tuple(tensor.shape)
+    if None in shape[1:]:
+        raise InvalidInput(f"input '{tensor.name}' has unknown sizes {shape[1:]}: build the model with an input size")
+    return tf.TensorSpec((batch_size, *shape[1:]), tensor.dtype, name=f"input_{tensor.name}")
+
+
+def _label_spec(tensor: Any, batch_size: int, loss: Callable[[Any, Any], Any] | None) -> Any:
+    import tensorflow as tf
+
+    shape = (batch_size, *tuple(tensor.shape)[1:])
+    if None in shape:
+        raise InvalidInput(f"output '{tensor.name}' has unknown sizes {shape[1:]}: build the model with an input size")
+    if loss is None and len(shape) > 1 and shape[-1] > 1:
+        return tf.TensorSpec(shape[:-1], "int32", name="labels")
+    return tf.TensorSpec(shape, "float32", name="labels")
+
+
+def _default_loss(labels: Any, prediction: Any) -> Any:
+    import keras
+    import tensorflow as tf
+
+    if prediction.shape.rank < 2 or prediction.shape[-1] == 1:
+        return keras.losses.mean_squared_error(labels, prediction)
+    source = prediction.op
+    while source.type in ALIASES or source.type == "Cast":
+        source = source.inputs[0].op
+    prediction = tf.cast(prediction, "float32") if prediction.dtype.size < 4 else prediction
+    return keras.losses.sparse_categorical_crossentropy(labels, prediction, from_logits=source.type != "Softmax")
+
+
+class _Reader:
+    """Turns one traced function into a `Graph`; used once."""
+
+    def __init__(self, model: Any, function: Any, name: str):
+        self.model, self.function, self.name = model, function, name
+        self.trace = function.graph
+        self.constants: dict[str, np.ndarray] = {}  # tensor name -> folded value
+
+    def read(self) -> TracedStep:
+        live = self._live()
+        order = [op for op in self.trace.get_operations() if op in live]
+        value_of: dict[str, int] = {}
+        operations: list[Operation] = []
+        values: list[Value] = []
+        kept_nodes, tensors = [], []
+        loss_tensor = self._base(self.function.outputs[0])
+        kept = {self._base(t).name for t in self.function.outputs}
+        loss, after_loss = None, False
+        fixed = self._variable_bytes() + sum(nodes.bytes_of(t) for t in self._batch())
+        large: dict[str, int] = {}
+        for op in order:
+            if self._is_free(op):
+                continue
+            bases = [self._base(t) for t in op.inputs]
+            read = sorted({value_of[t.name] for t in bases if t.name in value_of})
+            for t in bases:
+                if t.name in self.constants and nodes.bytes_of(t) > _LARGE_CONSTANT_BYTES:
+                    large[t.name] = nodes.bytes_of(t)
+            made = tuple(range(len(values), len(values) + len(op.outputs)))
+            for v, t in zip(made, op.outputs, strict=True):
+                value_of[t.name] = v
+                values.append(Value(t.name, nodes.bytes_of(t), keep=t.name in kept))
+                tensors.append(t)
+            operations.append(
+                Operation(
+                    name=op.name, kind=op.type, inputs=tuple(read), outputs=made, is_backward=after_loss,
+                    run_once=nodes.is_stateful(op), work=self._work(op),
+                )
+            )  # fmt: skip
+            kept_nodes.append(op)
+            if op is loss_tensor.op:
+                loss, after_loss = len(operations) - 1, True
+        if loss is None:
+            raise InvalidInput("the loss does not depend on the network's operations: nothing to trace")
+        graph = Graph(
+            self.name, tuple(operations), tuple(values), fixed + sum(large.values()), "", loss,
+            source="TensorFlow training step: forward, loss and gradients, no optimizer",
+        )  # fmt: skip
+        return TracedStep(graph, self.function, tuple(kept_nodes), tuple(tensors))
+
+    def _live(self) -> set[Any]:
+        """Operations that a result or a state change needs; also folds constants on the way."""
+        for op in self.trace.get_operations():
+            folded = nodes.fold(op, [self.constants.get(t.name) for t in op.inputs])
+            if folded is not None:
+                self.constants |= {t.name: c for t, c in zip(op.outputs, folded, strict=True)}
+        todo = [t.op for t in self.function.outputs]
+        todo += [op for op in self.trace.control_outputs if nodes.is_stateful(op)]
+        live: set[Any] = set()
+        while todo:
+            op = todo.pop()
+            if op not in live:
+                live.add(op)
+                todo += [t.op for t in op.inputs if t.name not in self.constants]
+        return live
+
+    def _is_free(self, op: Any) -> bool:
+        if op.type in ALIASES or op.type in ("Placeholder", "ReadVariableOp", "NoOp"):
+            return True
+        return bool(op.outputs) and all(t.name in self.constants for t in op.outputs)
+
+    def _base(self, tensor: Any) -> Any:
+        """The tensor whose storage `tensor` is."""
+        while tensor.op.type in ALIASES and tensor.name not in self.constants:
+            tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
+        return tensor
+
+    def _batch(self) -> list[Any]:
+        captured = {id(t) for t in self.trace.internal_captures}
+        return [t for t in self.trace.inputs if id(t) not in captured]
+
+    def _variable_bytes(self) -> int:
+        return sum(math.prod(v.shape) * np.dtype(v.value.dtype.as_numpy_dtype).itemsize for v in self.model.variables)
+
+    def _facts(self, tensor: Any) -> TensorFacts:
+        constant = self.constants.get(tensor.name)
+        small = constant is not None and constant.nbytes <= nodes.SMALL_CONSTANT_BYTES
+        shape = () if tensor.dtype.name in ("resource", "variant") else nodes.shape_of(tensor)
+        return TensorFacts(shape, tensor.dtype.name, constant.tolist() if small else None)
+
+    def _work(self, op: Any) -> Work:
+        attrs = nodes.attrs_of(op)
+        facts = OperationFacts(
+            op.type, tuple(map(self._facts, op.inputs)), tuple(map(self._facts, op.outputs)), attrs or {}
+        )
+        written = sum(map(nodes.bytes_of, op.outputs))
+        sources = {t.name: t for t in op.inputs if t.name not in self.constants}
+        if op.type in _GATHERS:  # reads the rows it returns, not the table
+            sources.pop(op.inputs[0].name, None)
+            written *= 2
+        operands = [nodes.operand(t, self.constants.get(t.name)) for t in op.inputs]
+        floating = [t.dtype.name for t in (*op.outputs, *op.inputs) if t.dtype.is_floating]
+        return Work(
+            flops=flops(facts),
+            bytes_moved=written + sum(map(nodes.bytes_of, sources.values())),
+            dtype=floating[0] if floating else (op.outputs or op.inputs)[0].dtype.name,
+            signature=nodes.signature(op, attrs, operands),
+        )
