@@ -29,8 +29,7 @@ def measure_cpu(threads: int | None = None) -> Gpu:
     one = torch.ones(1)
     launch = _best_s(lambda: [torch.add(one, one) for _ in range(1000)]) / 1000
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    efficiency = {"convolution": 1.0, "matmul": 1.0, "memory": 1.0, "normalization": 0.5, "pooling": 0.5}
-    return Gpu("cpu", memory, bandwidth, launch, peak, efficiency)
+    return Gpu("cpu", memory, bandwidth, launch, peak)
 
 
 def _best_s(run: Callable[[], object], repeats: int = 7) -> float:

@@ -10,19 +10,27 @@ from __future__ import annotations
 from remat.cost.gpu import Gpu, matrix_dtype, operation_class
 from remat.graph import Graph, Work
 
+TRAFFIC_KEYS = ("normalization", "pooling", "pooling_backward")
 
-def operation_ns(kind: str, work: Work, gpu: Gpu) -> int:
+
+def operation_ns(kind: str, work: Work, gpu: Gpu, is_backward: bool = False) -> int:
     """Nanoseconds of one operation on `gpu`; an operation without a FLOP rule moves bytes only."""
     if work.is_free:
         return 0
-    name = operation_class(kind)
-    rate = gpu.peak_flops[matrix_dtype(kind, work.dtype, gpu)]
-    arithmetic_s = (work.flops or 0) / (
-        rate * gpu.efficiency.get(name if name in ("convolution", "matmul") else "", 1.0)
-    )
-    of_bandwidth = gpu.efficiency[name if name in ("normalization", "pooling") else "memory"]
-    traffic_s = work.bytes_moved / (gpu.bandwidth_bytes_per_s * of_bandwidth)
+    arithmetic, traffic = efficiency_keys(kind, is_backward)
+    rate = gpu.peak_flops[matrix_dtype(kind, work.dtype, gpu)] * (gpu.efficiency[arithmetic] if arithmetic else 1.0)
+    arithmetic_s = (work.flops or 0) / rate
+    traffic_s = work.bytes_moved / (gpu.bandwidth_bytes_per_s * gpu.efficiency[traffic])
     return max(1, round((max(arithmetic_s, traffic_s) + gpu.launch_overhead_s) * 1e9))
+
+
+def efficiency_keys(kind: str, is_backward: bool) -> tuple[str | None, str]:
+    """Which of `Gpu.efficiency` scale the arithmetic rate (None: none does) and the bandwidth of an operation."""
+    name = operation_class(kind)
+    if name == "pooling" and is_backward:
+        name = "pooling_backward"  # scatters: several times slower than the forward on the bytes it moves
+    is_matrix_work = name in ("convolution", "matmul")
+    return name if is_matrix_work else None, name if name in TRAFFIC_KEYS else "memory"
 
 
 def roofline(graph: Graph, gpu: Gpu) -> tuple[list[int], set[str]]:
@@ -34,5 +42,5 @@ def roofline(graph: Graph, gpu: Gpu) -> tuple[list[int], set[str]]:
             work = Work(bytes_moved=sum(graph.values[v].bytes for v in (*op.inputs, *op.outputs)))
         if work.flops is None and not work.is_free:
             unknown.add(op.kind)
-        costs.append(operation_ns(op.kind, work, gpu))
+        costs.append(operation_ns(op.kind, work, gpu, op.is_backward))
     return costs, unknown
