@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from remat import Plan, Problem, strategy
+from baselines._forward import Forward
+from baselines._segments import segment_plan
+from remat import Plan, Problem, Skip, strategy
 from remat.plan import frees_held_to_end
 
 
@@ -10,11 +12,15 @@ from remat.plan import frees_held_to_end
 def checkpoint_all(problem: Problem) -> Plan:
     """Compute everything once, in order.
 
-    Under ``accounting=published`` every value is held to the end of the step, as the artifact of
-    Checkmate (Jain et al., MLSys 2020) counts it; otherwise it is freed at its last use.
+    Under ``accounting=published`` every forward value is held to the end of the step, as the artifact of
+    Checkmate (Jain et al., MLSys 2020) counts it; otherwise each value is freed at its last use.
     """
     graph = problem.graph
     order = range(len(graph))
-    if problem.accounting == "published":
+    if problem.accounting == "exact":
+        return Plan.from_order(graph, order)
+    try:
+        forward = Forward.of(graph)
+    except Skip:  # no backward pass: every value is a forward value
         return Plan.from_steps(graph, frees_held_to_end(graph, order, held=range(len(graph.values))))
-    return Plan.from_order(graph, order)
+    return segment_plan(forward, range(len(forward.operations)), problem.accounting)

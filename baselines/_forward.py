@@ -1,0 +1,128 @@
+"""The forward pass that the checkpointing baselines work on, and which part of it a stage belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from remat import Graph, Skip
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The forward part of a training graph, linearised in the graph's order (F operations).
+
+    Attributes:
+        graph: the whole training graph.
+        region: operations of the forward pass, ascending, the loss included.
+        operations: [F] those of `region` that may be recomputed (all but run-once operations).
+        position: [N] index into `operations`; -1 for every other operation.
+        anchor: [N] for operations after the forward pass: the forward position whose gradient is being
+            computed, never rising from one to the next; -1 for all others and once nothing of the
+            forward pass is read any more.
+    """
+
+    graph: Graph
+    region: tuple[int, ...]
+    operations: tuple[int, ...]
+    position: np.ndarray
+    anchor: np.ndarray
+
+    @classmethod
+    def of(cls, graph: Graph) -> Forward:
+        """Split `graph` into forward and backward.
+
+        Raises:
+            Skip: the graph has no backward pass, or nothing in its forward pass may be recomputed.
+        """
+        last = len(graph) - 1 if graph.loss is None else graph.loss
+        region = tuple(k for k, op in enumerate(graph.operations) if not op.is_backward and k <= last)
+        later = sorted(set(range(len(graph))) - set(region))
+        if not later:
+            raise Skip("needs a training graph with forward and backward operations; this one has no backward")
+        operations = tuple(k for k in region if not graph.operations[k].run_once)
+        if not operations:
+            raise Skip("no operation of the forward pass may be recomputed")
+        position = np.full(len(graph), -1)
+        position[list(operations)] = np.arange(len(operations))
+        return cls(graph, region, operations, position, _anchors(graph, position, later))
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each forward operation reads the one before it and nothing else of the forward pass."""
+        graph = self.graph
+        pairs = zip(self.operations, (None, *self.operations), strict=False)
+        return self.region == self.operations and all(
+            graph.predecessors(k) == (() if before is None else (before,)) for k, before in pairs
+        )
+
+    def bytes_at(self, position: int) -> int:
+        """Bytes of the outputs of the forward operation at `position`."""
+        graph = self.graph
+        return sum(graph.values[v].bytes for v in graph.operations[self.operations[position]].outputs)
+
+    def articulation_points(self) -> list[int]:
+        """Positions of the operations that separate the network's input from its loss.
+
+        Articulation points of the undirected forward graph that lie between its first and its last
+        operation. The two ends are not among them: removing an end separates nothing. Linear in the
+        graph's size (Hopcroft and Tarjan 1973).
+        """
+        cut = _separators(self.graph, self.region)
+        return [int(self.position[k]) for k in cut if self.position[k] >= 0]
+
+
+def _anchors(graph: Graph, position: np.ndarray, later: list[int]) -> np.ndarray:
+    """[N] suffix maximum of the earliest forward position that each later operation reads.
+
+    In a mirrored layer graph grad(x) reads out(x) and its users' outputs, so its anchor is x. The maximum
+    over what follows keeps one value that is read all the time (a mask, say) from hiding the order.
+    """
+    anchor = np.full(len(graph), -1)
+    highest = -1
+    for k in reversed(later):
+        read = [position[graph.producer[v]] for v in graph.operations[k].inputs]
+        highest = max(highest, min((p for p in read if p >= 0), default=-1))
+        anchor[k] = highest
+    return anchor
+
+
+def _separators(graph: Graph, region: tuple[int, ...]) -> list[int]:
+    """Operations of `region` on every undirected path from its first operation to its last, ascending.
+
+    The first is the earliest operation that is connected to the last at all; neither is returned.
+    """
+    inside = set(region)
+    near: dict[int, list[int]] = {k: [] for k in region}
+    for k in region:
+        for p in graph.predecessors(k):
+            if p in inside:
+                near[k].append(p)
+                near[p].append(k)
+    last = region[-1]
+    # Depth-first from the last operation: v separates `first` from it iff v is an ancestor of `first` and the
+    # subtree towards `first` reaches no higher than v.
+    entered, lowest, parent = {last: 0}, {last: 0}, {last: -1}
+    stack = [(last, iter(near[last]))]
+    while stack:
+        k, neighbours = stack[-1]
+        for other in neighbours:
+            if other not in entered:
+                entered[other] = lowest[other] = len(entered)
+                parent[other] = k
+                stack.append((other, iter(near[other])))
+                break
+            if other != parent[k]:
+                lowest[k] = min(lowest[k], entered[other])
+        else:
+            stack.pop()
+            if parent[k] >= 0:
+                lowest[parent[k]] = min(lowest[parent[k]], lowest[k])
+    found, k = [], min(entered)
+    while k != last:
+        above = parent[k]
+        if above != last and lowest[k] >= entered[above]:
+            found.append(above)
+        k = above
+    return sorted(found)
