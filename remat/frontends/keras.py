@@ -1,0 +1,148 @@
+"""Keras 3 frontend: builds the model that a `ModelSpec` names and hands it to an extractor.
+
+Checked with Keras 3.15 on TensorFlow 2.21. Keras is imported inside the functions only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from remat.errors import InvalidInput, MissingPackage, unknown_name
+from remat.frontends.spec import ModelSpec, load_target
+from remat.graph import Graph
+
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+INSTALL = "pip install 'remat[tensorflow]'"
+
+# Smallest height and width that each network of keras.applications can be built for.
+_SMALLEST = {"InceptionV3": 75, "Xception": 71}
+_SMALLEST_OTHER = 32
+
+
+def check_spec(spec: ModelSpec) -> None:
+    """Refuse what can be refused without importing a framework.
+
+    Raises:
+        InvalidInput: batch size, input size or dtype cannot be used, or the network needs a larger image.
+    """
+    if isinstance(spec.batch_size, bool) or not isinstance(spec.batch_size, int) or spec.batch_size < 1:
+        raise InvalidInput(f"batch_size must be a positive integer, not {spec.batch_size!r}")
+    if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in spec.input_size):
+        raise InvalidInput(f"input_size must be positive integers, e.g. [224, 224, 3], not {list(spec.input_size)}")
+    if spec.dtype not in DTYPES:
+        raise unknown_name("dtype", spec.dtype, DTYPES)
+    module, _, factory = spec.target.partition(":")
+    if not spec.input_size or not module.startswith(("keras.applications", "remat.networks.keras")):
+        return
+    if len(spec.input_size) != 3:
+        raise InvalidInput(
+            f"{spec.name}: input_size must be [height, width, channels], e.g. [224, 224, 3], not {list(spec.input_size)}"
+        )
+    smallest = _SMALLEST.get(factory, _SMALLEST_OTHER)
+    if min(spec.input_size[:2]) < smallest:
+        height, width = spec.input_size[:2]
+        raise InvalidInput(f"{spec.name}: input {height}x{width} is too small; it needs at least {smallest}x{smallest}")
+
+
+def import_keras() -> Any:
+    """The `keras` module, with TensorFlow told to be quiet.
+
+    Raises:
+        MissingPackage: Keras or its backend is not installed.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    try:
+        return importlib.import_module("keras")
+    except ImportError as error:
+        raise MissingPackage(f"Keras models need TensorFlow ({error}): {INSTALL}") from error
+
+
+def extract(spec: ModelSpec) -> Graph:
+    """The uncosted graph of a Keras model, forward and backward.
+
+    Keras' counters of automatic layer names are reset (`keras.utils.clear_session`), so that the same spec
+    always gives the same names.
+
+    Raises:
+        InvalidInput: a size, option or target that cannot be used.
+        MissingPackage: Keras is not installed.
+    """
+    check_spec(spec)
+    keras = import_keras()
+    by_layer = spec.granularity == "layer"
+    with _dtype_policy(keras, spec.dtype), _scope(keras, allocate=not by_layer):
+        model = build_model(spec)
+    name = f"{spec.name}_b{spec.batch_size}"
+    if by_layer:
+        from remat.frontends.keras_layers import layer_graph
+
+        return layer_graph(model, batch_size=spec.batch_size, name=name, accounting=spec.accounting, dtype=spec.dtype)
+    from remat.frontends.tensorflow_ops import operation_graph
+
+    return operation_graph(model, batch_size=spec.batch_size, name=f"{name}_ops", dtype=spec.dtype)
+
+
+def build_model(spec: ModelSpec) -> Any:
+    """The Keras model that `spec` names, randomly initialised, nothing downloaded.
+
+    ``weights=None`` and ``input_shape`` are passed to factories that take them; `options` go through as they are.
+
+    Raises:
+        InvalidInput: the factory refuses its arguments, or does not return a Keras model of that input size.
+    """
+    keras = import_keras()
+    factory = load_target(spec.target)
+    keras.utils.clear_session(free_memory=False)
+    options = dict(spec.options)
+    parameters = _parameters(factory)
+    if "weights" in parameters:
+        options.setdefault("weights", None)
+    if spec.input_size and "input_shape" in parameters:
+        options["input_shape"] = tuple(spec.input_size)
+    try:
+        model = factory(**options)
+    except (TypeError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InvalidInput(f"{spec.name}: {spec.target} cannot be built: {first_line}") from error
+    if not isinstance(model, keras.Model):
+        raise InvalidInput(f"{spec.name}: {spec.target} returned {type(model).__name__}, not a keras.Model")
+    if not model.built and spec.input_size:
+        model.build((None, *spec.input_size))
+    shapes = [tuple(tensor.shape[1:]) for tensor in getattr(model, "inputs", None) or ()]
+    if spec.input_size and len(shapes) == 1 and shapes[0] != tuple(spec.input_size):
+        raise InvalidInput(f"{spec.name}: the model takes inputs {list(shapes[0])}, not {list(spec.input_size)}")
+    return model
+
+
+def _parameters(factory: Callable[..., Any]) -> frozenset[str]:
+    """Names of the keyword arguments of `factory`; empty where Python cannot tell."""
+    try:
+        return frozenset(inspect.signature(factory).parameters)
+    except ValueError:
+        return frozenset()
+
+
+@contextmanager
+def _dtype_policy(keras: Any, dtype: str) -> Iterator[None]:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(dtype)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+@contextmanager
+def _scope(keras: Any, allocate: bool) -> Iterator[None]:
+    """Without `allocate`, variables have shapes but no values: nothing is drawn, no memory is taken."""
+    if allocate:
+        yield
+        return
+    with keras.StatelessScope(initialize_variables=False):
+        yield

@@ -1,0 +1,300 @@
+"""What a Keras layer does: floating-point operations, bytes moved and a signature to rebuild it from.
+
+Two counts of operations are kept apart:
+
+- *published*: Checkmate's artifact (Jain et al., MLSys 2020). One per multiply-add of a convolution or dense
+  layer (a transposed convolution counts its input channels only, as there), batch norm 4 and activation layers
+  1 per element, Add its inputs' elements, upsampling 1 (nearest) or 5 (bilinear) per output element; biases, fused
+  activations, pooling, padding, concatenation, reshape and dropout nothing. Backward is twice forward. Layers
+  that the artifact does not know follow the same spirit.
+- *honest*: 2 per multiply-add, bias adds, activations (`_ACTIVATION`), pooling windows, normalisation in training
+  mode. Backward: the gradient of the weights and, unless nothing before the layer is trainable, of the inputs.
+
+A layer without a rule has None; cost models charge it by the bytes it moves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from remat.graph import Work
+
+Shape = tuple[int, ...]
+
+# Operations per element of an elementwise function, transcendental functions counted as a few.
+_ACTIVATION = {"linear": 0, "relu": 1, "relu6": 2, "leaky_relu": 2, "softmax": 5, "hard_sigmoid": 3}
+_ACTIVATION_OTHER = 4
+_NORMALIZATIONS = ("BatchNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization")
+_NORMALIZATION_FORWARD, _NORMALIZATION_BACKWARD = 8, 10
+_MERGES = ("Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum")
+_COPIES = ("Concatenate", "Permute", "RepeatVector", "Masking", "Embedding")
+_ALIASES = ("Reshape", "Flatten", "Identity", "ActivityRegularization", "InputLayer")
+_READS_OUTPUT = ("Activation", "ReLU", "LeakyReLU", "ELU", "Softmax", "PReLU", "Dropout", "SpatialDropout2D")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of one layer with concrete shapes.
+
+    Attributes:
+        layer: the Keras layer or operation.
+        inputs, outputs: shapes with the batch in front.
+        input_bytes, output_bytes: of each of them.
+        weight_bytes: of all variables of the layer.
+        trainable_bytes: of the trainable ones.
+        needs_input_gradient: whether anything before it is trainable.
+        dtype: of the output.
+    """
+
+    layer: Any
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    input_bytes: tuple[int, ...]
+    output_bytes: tuple[int, ...]
+    weight_bytes: int
+    trainable_bytes: int
+    needs_input_gradient: bool
+    dtype: str
+
+    @property
+    def kind(self) -> str:
+        return type(self.layer).__name__
+
+    @property
+    def n_in(self) -> int:
+        """Elements of all inputs."""
+        return sum(map(prod, self.inputs))
+
+    @property
+    def n_out(self) -> int:
+        """Elements of all outputs."""
+        return sum(map(prod, self.outputs))
+
+
+def forward_work(call: Call) -> Work:
+    """Work of the layer itself; bytes moved are inputs, outputs and weights, each once."""
+    macs, extra = multiply_adds(call), _elementwise(call)
+    flops = None if macs is None and extra is None else 2 * (macs or 0) + (extra or 0)
+    alias = is_alias(call)
+    return Work(
+        flops=0 if alias else flops,
+        bytes_moved=0 if alias else sum(call.input_bytes) + sum(call.output_bytes) + call.weight_bytes,
+        dtype=call.dtype,
+        signature=signature(call, backward=False),
+        published_flops=published_flops(call),
+        is_free=alias,
+    )
+
+
+def backward_work(call: Call) -> Work:
+    """Work of the layer's gradient.
+
+    Bytes moved: upstream gradient (as large as the outputs), what the gradient needs of the forward pass (inputs
+    of layers with weights, pools and products; outputs of activations), weights; written are the gradients of the
+    inputs and of the trainable weights. Nothing moves where nothing before or in the layer is trainable.
+    """
+    macs, extra = multiply_adds(call), _elementwise_backward(call)
+    wants_weights = call.trainable_bytes > 0
+    alias = is_alias(call)
+    idle = not wants_weights and not call.needs_input_gradient
+    flops = None if macs is None and extra is None else 2 * (macs or 0) * (wants_weights + call.needs_input_gradient)
+    moved = sum(call.output_bytes) + call.weight_bytes + call.trainable_bytes + _saved_bytes(call)
+    if call.needs_input_gradient:
+        moved += sum(call.input_bytes)
+    published = published_flops(call)
+    return Work(
+        flops=0 if alias or idle else None if flops is None else flops + (extra or 0),
+        bytes_moved=0 if alias or idle else moved,
+        dtype=call.dtype,
+        signature=signature(call, backward=True),
+        published_flops=None if published is None else 2 * published,
+        is_free=alias,
+    )
+
+
+def loss_work(outputs: tuple[Shape, ...], output_bytes: int, loss_bytes: int, dtype: str) -> Work:
+    """Work of a cross entropy over the model's outputs: about 4 operations per element; published: nothing."""
+    content = {"fw": "keras", "class": "__loss__", "config": {}, "inputs": list(outputs), "backward": False}
+    return Work(
+        flops=4 * sum(map(prod, outputs)),
+        bytes_moved=output_bytes + loss_bytes,
+        dtype=dtype,
+        signature=json.dumps(content, sort_keys=True, separators=(",", ":")),
+        published_flops=0,
+    )
+
+
+def is_alias(call: Call) -> bool:
+    """Whether the layer only renames its input's storage (it still is a node with bytes, as published)."""
+    return call.kind in _ALIASES or (call.kind == "Activation" and _activation(call) == "linear")
+
+
+def multiply_adds(call: Call) -> int | None:
+    """Multiply-adds of the forward pass; None for layers that are not made of them."""
+    rule = _MULTIPLY_ADDS.get(call.kind)
+    return rule(call) if rule else None
+
+
+def published_flops(call: Call) -> int | None:
+    """The count of Checkmate's artifact; None where neither it nor its spirit has a rule."""
+    kind = call.kind
+    if kind == "Conv2DTranspose":
+        return int(call.layer.kernel.shape[-1]) * call.n_out
+    macs = multiply_adds(call)
+    if macs is not None:
+        return macs
+    if kind in _NORMALIZATIONS:
+        return 4 * call.n_in
+    if kind in ("Activation", "ReLU", "LeakyReLU", "ELU", "PReLU", "Softmax", "Add", "Rescaling", "Normalization"):
+        return call.n_in
+    if kind in _MERGES:
+        return call.n_in
+    if kind == "UpSampling2D":
+        return call.n_out * (1 if call.layer.interpolation == "nearest" else 5)
+    if "Dropout" in kind or "Pooling" in kind or "Padding" in kind or "Cropping" in kind:
+        return 0
+    return 0 if kind in _COPIES or kind in _ALIASES else None
+
+
+def signature(call: Call, *, backward: bool) -> str:
+    """Canonical JSON from which the layer can be rebuilt and timed; '' for layers that are not Keras' own."""
+    layer = call.layer
+    if not type(layer).__module__.startswith("keras.") or call.kind == "Lambda" or not hasattr(layer, "get_config"):
+        return ""
+    try:
+        config = dict(layer.get_config())
+        config.pop("name", None)
+        content = {
+            "fw": "keras",
+            "class": call.kind,
+            "config": config,
+            "inputs": [list(shape) for shape in call.inputs],
+            "backward": backward,
+        }
+        return json.dumps(content, sort_keys=True, separators=(",", ":"))
+    except (NotImplementedError, TypeError):
+        return ""  # a configuration that is not plain data cannot be rebuilt by a profiler
+
+
+def _conv(call: Call) -> int:
+    return prod(map(int, call.layer.kernel.shape[:-1])) * call.n_out
+
+
+def _conv_transpose(call: Call) -> int:
+    # Every input element meets every kernel position and output channel.
+    return prod(map(int, call.layer.kernel.shape[:-1])) * call.n_in
+
+
+def _depthwise(call: Call) -> int:
+    return prod(map(int, call.layer.kernel.shape[:-2])) * call.n_out
+
+
+def _separable(call: Call) -> int:
+    depthwise, pointwise = call.layer.depthwise_kernel.shape, call.layer.pointwise_kernel.shape
+    middle, filters = int(pointwise[-2]), int(pointwise[-1])
+    positions = call.n_out // filters
+    return positions * middle * (prod(map(int, depthwise[:-2])) + filters)
+
+
+def _dense(call: Call) -> int:
+    return int(call.layer.kernel.shape[0]) * call.n_out
+
+
+def _recurrent(call: Call) -> int:
+    batch, steps = call.inputs[0][:2]
+    cell = call.layer.cell
+    return batch * steps * (prod(map(int, cell.kernel.shape)) + prod(map(int, cell.recurrent_kernel.shape)))
+
+
+_MULTIPLY_ADDS: dict[str, Callable[[Call], int]] = {
+    "Conv1D": _conv,
+    "Conv2D": _conv,
+    "Conv3D": _conv,
+    "Conv1DTranspose": _conv_transpose,
+    "Conv2DTranspose": _conv_transpose,
+    "Conv3DTranspose": _conv_transpose,
+    "DepthwiseConv1D": _depthwise,
+    "DepthwiseConv2D": _depthwise,
+    "SeparableConv1D": _separable,
+    "SeparableConv2D": _separable,
+    "Dense": _dense,
+    "SimpleRNN": _recurrent,
+    "GRU": _recurrent,
+    "LSTM": _recurrent,
+}
+
+
+def _activation(call: Call) -> str:
+    return getattr(getattr(call.layer, "activation", None), "__name__", "linear")
+
+
+def _fused(call: Call) -> int:
+    """Bias add and fused activation of a layer made of multiply-adds."""
+    per_element = _ACTIVATION.get(_activation(call), _ACTIVATION_OTHER) + bool(getattr(call.layer, "use_bias", False))
+    return per_element * call.n_out
+
+
+def _window(call: Call) -> int:
+    """Elements that all pooling windows cover."""
+    return call.n_in if "Global" in call.kind else prod(call.layer.pool_size) * call.n_out
+
+
+def _elementwise(call: Call) -> int | None:
+    """Operations beside multiply-adds, forward; None without a rule."""
+    kind = call.kind
+    if kind in _MULTIPLY_ADDS:
+        return _fused(call)
+    if kind in _NORMALIZATIONS:
+        return _NORMALIZATION_FORWARD * call.n_in
+    if kind == "Activation":
+        return _ACTIVATION.get(_activation(call), _ACTIVATION_OTHER) * call.n_out
+    if kind in ("ReLU", "LeakyReLU", "ELU", "PReLU"):
+        return 2 * call.n_out
+    if kind == "Softmax":
+        return _ACTIVATION["softmax"] * call.n_out
+    if kind in _MERGES:
+        return (len(call.inputs) - 1 + (kind == "Average")) * call.n_out
+    if "Pooling" in kind:
+        return _window(call)
+    if "Dropout" in kind or kind in ("Rescaling", "Normalization"):
+        return 2 * call.n_out
+    if kind == "UpSampling2D":
+        return 0 if call.layer.interpolation == "nearest" else 8 * call.n_out
+    if "Padding" in kind or "Cropping" in kind or kind in _COPIES or kind in _ALIASES:
+        return 0
+    return None
+
+
+def _elementwise_backward(call: Call) -> int | None:
+    """Operations beside multiply-adds of the gradient; None without a rule."""
+    kind = call.kind
+    if kind in _NORMALIZATIONS:
+        return _NORMALIZATION_BACKWARD * call.n_in
+    if "MaxPooling" in kind:
+        return call.n_out
+    if kind in ("Add", "Subtract"):
+        return 0
+    if kind == "Multiply":
+        return len(call.inputs) * call.n_out
+    if kind == "UpSampling2D" and call.layer.interpolation == "nearest":
+        return call.n_out
+    return _elementwise(call)
+
+
+def _saved_bytes(call: Call) -> int:
+    """What the gradient reads of the forward pass."""
+    kind, inputs, outputs = call.kind, sum(call.input_bytes), sum(call.output_bytes)
+    if kind in _MULTIPLY_ADDS:
+        reads_output = _activation(call) != "linear"
+        return inputs * (call.trainable_bytes > 0) + outputs * reads_output
+    if kind in _NORMALIZATIONS or kind in ("Multiply", "Maximum", "Minimum"):
+        return inputs
+    if "MaxPooling" in kind:
+        return inputs + outputs
+    if kind in _READS_OUTPUT:
+        return outputs
+    return 0 if _elementwise(call) is not None else inputs

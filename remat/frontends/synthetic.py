@@ -1,0 +1,231 @@
+"""Synthetic training graphs: linear chains, random layered graphs and U-shaped skip graphs.
+
+They come with costs (`cost_unit` "unit") and no `Work`; no cost model is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from remat.errors import InvalidInput
+from remat.frontends.spec import ModelSpec, load_target
+from remat.graph import Graph
+
+COST_UNIT = "unit"
+MAX_NODES = 100_000
+
+
+def extract(spec: ModelSpec) -> Graph:
+    """The graph of ``remat.frontends.synthetic:chain`` (or layered, skip, any factory returning a Graph).
+
+    Sizes are per sample: `spec.batch_size` multiplies bytes and costs. `input_size` means nothing here.
+
+    Raises:
+        InvalidInput: an option that cannot be used.
+    """
+    if isinstance(spec.batch_size, bool) or not isinstance(spec.batch_size, int) or spec.batch_size < 1:
+        raise InvalidInput(f"batch_size must be a positive integer, not {spec.batch_size!r}")
+    if spec.input_size:
+        raise InvalidInput(f"{spec.name}: synthetic graphs have no input_size; their options are n, depth, seed, ...")
+    factory = load_target(spec.target)
+    try:
+        graph = factory(batch_size=spec.batch_size, name=f"{spec.name}_b{spec.batch_size}", **spec.options)
+    except TypeError as error:
+        raise InvalidInput(f"{spec.name}: {error}") from error
+    if not isinstance(graph, Graph):
+        raise InvalidInput(f"{spec.name}: {spec.target} returned {type(graph).__name__}, not a remat.Graph")
+    return graph
+
+
+def chain(
+    *,
+    n: int = 16,
+    bytes: int = 1024,
+    cost: int = 1,
+    varied: bool = False,
+    seed: int = 0,
+    batch_size: int = 1,
+    name: str = "chain",
+) -> Graph:
+    """A linear network of `n` layers with its loss and mirrored backward pass (2n + 1 operations).
+
+    Args:
+        n: number of layers.
+        bytes, cost: of each layer's output and forward computation, per sample.
+        varied: draw both uniformly from 1 to twice these values instead.
+        seed: of the draw.
+    """
+    _check(n=n, bytes=bytes, cost=cost, batch_size=batch_size)
+    sizes, costs = _weights(n, bytes, cost, varied, seed)
+    deps = [[i - 1] if i else [] for i in range(n)]
+    return _training(name, deps, sizes, costs, [f"layer{i}" for i in range(n)], batch_size, "linear chain")
+
+
+def skip(
+    *,
+    depth: int = 8,
+    bytes: int = 1024,
+    cost: int = 1,
+    halve: bool = True,
+    varied: bool = False,
+    seed: int = 0,
+    batch_size: int = 1,
+    name: str = "skip",
+) -> Graph:
+    """A U-shaped network: `depth` layers down, as many up, each of these reading its mirror image as well.
+
+    Args:
+        depth: layers on each side; with the bottom layer 2 depth + 1, with loss and backward 4 depth + 3.
+        bytes, cost: of the outermost layers, per sample.
+        halve: each level deeper is half as large (U-Net's activations); costs stay.
+        varied: draw bytes and costs uniformly from 1 to twice these values.
+        seed: of the draw.
+    """
+    _check(depth=depth, bytes=bytes, cost=cost, batch_size=batch_size)
+    n = 2 * depth + 1
+    sizes, costs = _weights(n, bytes, cost, varied, seed)
+    deps: list[list[int]] = [[]]
+    for i in range(1, n):
+        deps.append([i - 1] if i <= depth else [n - 1 - i, i - 1])
+    if halve:
+        sizes = [max(1, size >> min(i, n - 1 - i)) for i, size in enumerate(sizes)]
+    names = [f"down{i}" for i in range(depth)] + ["bottom"] + [f"up{i}" for i in reversed(range(depth))]
+    return _training(name, deps, sizes, costs, names, batch_size, "U-shaped skip graph")
+
+
+def layered(
+    *,
+    n: int = 100,
+    width: float = 0.27,
+    variability: float = 0.75,
+    density: float = 0.2,
+    skips: float = 0.14,
+    max_bytes: int = 8192,
+    max_cost: int = 1000,
+    seed: int = 0,
+    batch_size: int = 1,
+    name: str = "layered",
+) -> Graph:
+    """A random layered graph in the manner of MOCCASIN's (Bartan et al., ICML 2023), without a backward pass.
+
+    One source, layers of about sqrt((n - 2) width) nodes, one sink. The published generator is not at hand;
+    parameters have the meaning that its file names and graphs suggest.
+
+    Args:
+        n: nodes, source and sink included.
+        width: ratio of mean layer width to number of layers.
+        variability: layer widths are uniform within this share of the mean.
+        density: probability of an edge between neighbours of consecutive layers (each node has at least one
+            edge in and one out).
+        skips: edges over more than one layer, as a share of all edges.
+        max_bytes, max_cost: sizes are triangular on 1 to max_bytes, small ones likelier; costs uniform on 0 to max_cost.
+        seed: of everything random.
+    """
+    _check(n=n, max_bytes=max_bytes, max_cost=max_cost, batch_size=batch_size)
+    if n < 3:
+        raise InvalidInput(f"a layered graph needs n of at least 3 (source, layer, sink), not {n}")
+    if width <= 0 or not 0 <= variability <= 1 or not 0 <= density <= 1 or not 0 <= skips < 1:
+        raise InvalidInput("layered: width must be positive, variability, density and skips between 0 and 1")
+    random = np.random.default_rng(seed)
+    levels = [[0], *_levels(n - 2, width, variability, random), [n - 1]]
+    edges = _edges(levels, density, skips, random)
+    deps: list[list[int]] = [[] for _ in range(n)]
+    for u, v in sorted(edges):
+        deps[v].append(u)
+    draw = np.minimum(random.uniform(size=n), random.uniform(size=n))
+    sizes = (1 + np.floor(draw * max_bytes)).astype(np.int64) * batch_size
+    costs = random.integers(0, max_cost, size=n, endpoint=True) * batch_size
+    return Graph.from_nodes(
+        name, deps, sizes.tolist(), costs.tolist(), cost_unit=COST_UNIT, source=f"random layered graph, seed {seed}"
+    )
+
+
+def _levels(n: int, width: float, variability: float, random: np.random.Generator) -> list[list[int]]:
+    """Consecutive node ids 1..n in layers."""
+    count = max(1, round((n / width) ** 0.5))
+    count = min(count, n)
+    share = 1 + variability * random.uniform(-1, 1, size=count)
+    share = np.maximum(share, 1e-3)
+    sizes = np.ones(count, dtype=np.int64)
+    # Every layer has one node; the rest go where the drawn widths leave the largest deficit.
+    target = share / share.sum() * n
+    for _ in range(n - count):
+        sizes[int(np.argmax(target - sizes))] += 1
+    ends = 1 + np.cumsum(sizes)
+    return [list(range(int(end - size), int(end))) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _edges(
+    levels: Sequence[Sequence[int]], density: float, skips: float, random: np.random.Generator
+) -> set[tuple[int, int]]:
+    edges: set[tuple[int, int]] = set()
+    for above, below in zip(levels, levels[1:], strict=False):
+        linked = random.uniform(size=(len(above), len(below))) < density
+        for j in np.flatnonzero(~linked.any(axis=0)):
+            linked[random.integers(len(above)), j] = True
+        for i in np.flatnonzero(~linked.any(axis=1)):
+            linked[i, random.integers(len(below))] = True
+        edges.update((above[i], below[j]) for i, j in np.argwhere(linked).tolist())
+    inner = levels[1:-1]
+    pairs = sum(len(a) * sum(map(len, inner[k + 2 :])) for k, a in enumerate(inner))
+    wanted = min(round(len(edges) * skips / (1 - skips)), pairs)
+    level_of = {node: k for k, level in enumerate(levels) for node in level}
+    first, last = inner[0][0], inner[-1][-1]
+    added: set[tuple[int, int]] = set()
+    while len(added) < wanted:
+        u, v = sorted(random.integers(first, last, size=2, endpoint=True).tolist())
+        if level_of[v] - level_of[u] > 1:
+            added.add((u, v))
+    return edges | added
+
+
+def _weights(n: int, size: int, cost: int, varied: bool, seed: int) -> tuple[list[int], list[int]]:
+    if not varied:
+        return [size] * n, [cost] * n
+    random = np.random.default_rng(seed)
+    sizes = random.integers(1, 2 * size, size=n, endpoint=True)
+    costs = random.integers(1, max(1, 2 * cost), size=n, endpoint=True)
+    return sizes.tolist(), costs.tolist()
+
+
+def _training(
+    name: str,
+    forward_deps: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    costs: Sequence[int],
+    names: Sequence[str],
+    batch_size: int,
+    what: str,
+) -> Graph:
+    """Forward graph, loss on its last node, mirrored gradients as in Checkmate's layer graphs."""
+    n = len(forward_deps)
+    users: list[list[int]] = [[] for _ in range(n)]
+    for v, dep in enumerate(forward_deps):
+        for u in dep:
+            users[u].append(v)
+    deps = [list(dep) for dep in forward_deps] + [[n - 1]]
+    for i in range(n - 1, -1, -1):
+        deps.append([i, *users[i], *(2 * n - u for u in users[i])] + ([n] if i == n - 1 else []))
+    sizes, costs = [s * batch_size for s in sizes], [c * batch_size for c in costs]
+    return Graph.from_nodes(
+        name,
+        deps,
+        [*sizes, 4 * batch_size, *reversed(sizes)],
+        [*costs, 0, *(2 * c for c in reversed(costs))],
+        names=[*names, "Loss", *(f"{label}_backward" for label in reversed(names))],
+        kinds=["Layer"] * n + ["Loss"] + ["LayerGrad"] * n,
+        backward=[False] * (n + 1) + [True] * n,
+        cost_unit=COST_UNIT,
+        loss=n,
+        source=f"synthetic {what}",
+    )
+
+
+def _check(**numbers: int) -> None:
+    for key, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0 or (number == 0 and "cost" not in key):
+            raise InvalidInput(f"{key} must be a positive integer, not {number!r}")
+        if key in ("n", "depth") and number > MAX_NODES:
+            raise InvalidInput(f"{key} is {number}; the limit is {MAX_NODES}")

@@ -1,0 +1,1 @@
+"""Networks that the frontends can build: own compact code, no downloads."""
