@@ -43,8 +43,9 @@ def main() -> int:
     print(f"This downloads {DOWNLOAD}; it needs about 5 GB of disk (10 GB with CUDA).", flush=True)
     start = time.monotonic()
     python = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    if not python.exists():
-        code = run([sys.executable, "-m", "venv", str(VENV)])
+    if not python.exists() or quietly([str(python), "-m", "pip", "--version"]):
+        # --clear: an interrupted first call may have left an environment without pip.
+        code = run([sys.executable, "-m", "venv", "--clear", str(VENV)])
         if code:
             return fail(f"python -m venv failed (exit {code}); see the message above")
     extra = shlex.split(os.environ.get("PIP_ARGS", ""))
@@ -71,6 +72,10 @@ def fingerprint() -> str:
 
 def run(command: list[str]) -> int:
     return subprocess.run(command, check=False).returncode
+
+
+def quietly(command: list[str]) -> int:
+    return subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
 
 
 def fail(message: str) -> int:

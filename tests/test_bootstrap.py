@@ -1,0 +1,79 @@
+"""`make setup`'s script: what it says when it cannot go on, and that a finished set-up is not repeated."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import namedtuple
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "tools" / "bootstrap.py"
+Version = namedtuple("Version", "major minor micro releaselevel serial")
+
+
+@pytest.fixture
+def bootstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, pointed at an empty folder, with every command it would run recorded instead."""
+    spec = importlib.util.spec_from_file_location("bootstrap", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(module, "STAMP", tmp_path / ".venv" / "stamp")
+    module.commands = []
+
+    def run(command: list[str]) -> int:
+        module.commands.append(command)
+        (tmp_path / ".venv").mkdir(exist_ok=True)
+        return 0
+
+    monkeypatch.setattr(module, "run", run)
+    return module
+
+
+def test_first_call_says_what_it_downloads_and_second_does_nothing(bootstrap, capsys) -> None:
+    assert bootstrap.main() == 0
+    assert "GB" in capsys.readouterr().out
+    assert [command[2] for command in bootstrap.commands] == ["venv", "pip", "pip"]
+    bootstrap.commands.clear()
+    assert bootstrap.main() == 0
+    assert bootstrap.commands == []
+
+
+def test_interrupted_call_is_continued(bootstrap, monkeypatch) -> None:
+    run = bootstrap.run
+    monkeypatch.setattr(bootstrap, "run", lambda command: 1 if "-r" in command else run(command))
+    assert bootstrap.main() == 1
+    monkeypatch.setattr(bootstrap, "run", run)
+    bootstrap.commands.clear()
+    assert bootstrap.main() == 0
+    assert bootstrap.commands, "a failed installation must be tried again"
+
+
+def test_changed_pins_are_installed_again(bootstrap, monkeypatch) -> None:
+    assert bootstrap.main() == 0
+    bootstrap.commands.clear()
+    monkeypatch.setattr(bootstrap, "fingerprint", lambda: "another content")
+    assert bootstrap.main() == 0
+    assert bootstrap.commands
+
+
+def test_missing_ensurepip_names_the_package(bootstrap, monkeypatch, capsys) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ensurepip" else find(name))
+    assert bootstrap.main() == 1
+    message = capsys.readouterr().err
+    assert f"python3.{sys.version_info[1]}-venv" in message
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize("version", [(3, 10), (3, 14)])
+def test_wrong_python_is_refused(bootstrap, monkeypatch, capsys, version) -> None:
+    monkeypatch.setattr(bootstrap.sys, "version_info", Version(*version, 0, "final", 0))
+    assert bootstrap.main() == 1
+    assert "3.11 to 3.13" in capsys.readouterr().err
+    assert bootstrap.commands == []
