@@ -1,0 +1,156 @@
+"""Models, sample inputs and losses for extraction, without memory or initialisation where possible."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map
+
+from remat.errors import InvalidInput, unknown_name
+from remat.frontends.spec import ModelSpec
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LOSSES = ("mean", "cross_entropy", "bce")
+
+Loss = Callable[..., Tensor]
+
+
+def build(spec: ModelSpec, factory: Callable[..., Any]) -> tuple[nn.Module, tuple[Any, ...], Loss | str | None]:
+    """(model, sample arguments, loss) of a spec's factory; see `remat.frontends.torch.extract`.
+
+    Tensors get addresses but, as nothing is ever written to them, no memory.
+    """
+    if spec.dtype not in DTYPES:
+        raise unknown_name("dtype", spec.dtype, DTYPES)
+    options = dict(spec.options)
+    loss = options.pop("loss", None)
+    taken = inspect.signature(factory).parameters
+    offered = {"batch_size": spec.batch_size, "input_size": tuple(spec.input_size)}
+    options = {key: value for key, value in offered.items() if key in taken and value} | options
+    try:
+        inspect.signature(factory).bind(**options)
+    except TypeError as error:
+        raise InvalidInput(f"target '{spec.target}': {error}; options are {', '.join(taken) or 'none'}") from None
+    try:
+        with torch.device("meta"):
+            made = factory(**options)
+    except InvalidInput:
+        raise
+    except (RuntimeError, NotImplementedError):  # e.g. .item() while it is built: then it needs real numbers
+        made = factory(**options)
+    model, args, made_loss = _unpack(made, spec)
+    dtype = DTYPES[spec.dtype]
+    model = model.to(dtype)
+    _materialize(model)
+    args = tuple(tree_map(lambda x: _input(x, dtype), a) for a in args)
+    return model, args, made_loss if loss is None else loss
+
+
+def loss_step(model: nn.Module, args: tuple[Any, ...], loss_fn: Loss | str | None) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A module that computes the loss, and its arguments (those of the model, then the targets)."""
+    if callable(loss_fn):
+        return _Step(model, loss_fn, len(args)), args
+    if loss_fn is not None and loss_fn not in LOSSES:
+        raise unknown_name("loss", loss_fn, LOSSES)
+    output = _output(model, args)
+    if loss_fn is None:
+        loss_fn = "itself" if output.ndim == 0 else "cross_entropy" if output.ndim == 2 else "mean"
+    if loss_fn == "cross_entropy":
+        if output.ndim < 2:
+            raise InvalidInput(f"cross_entropy needs an output (batch, classes, ...), not {tuple(output.shape)}")
+        shape = (output.shape[0], *output.shape[2:])
+        target = torch.zeros(shape, dtype=torch.long, device=output.device)
+        return _Step(model, F.cross_entropy, len(args)), (*args, target)
+    if loss_fn == "bce":
+        target = torch.empty(output.shape, dtype=output.dtype, device=output.device)
+        return _Step(model, F.binary_cross_entropy_with_logits, len(args)), (*args, target)
+    return _Step(model, torch.mean if loss_fn == "mean" else _itself, len(args)), args
+
+
+class _Step(nn.Module):
+    """The loss of a model's output; arguments beyond the model's are the loss function's."""
+
+    def __init__(self, model: nn.Module, loss_fn: Loss, n_args: int):
+        super().__init__()
+        self.model, self.loss_fn, self.n_args = model, loss_fn, n_args
+
+    def forward(self, *args: Any) -> Tensor:
+        output = self.model(*args[: self.n_args])
+        if self.n_args < len(args) or self.loss_fn in (torch.mean, _itself):
+            output = _first_tensor(output)
+        return self.loss_fn(output, *args[self.n_args :])
+
+
+def _itself(output: Tensor) -> Tensor:
+    return output
+
+
+def _first_tensor(output: Any) -> Tensor:
+    """The tensor that the default losses act on: the loss if the output has one, else its first."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, dict):
+        return output["loss"] if output.get("loss") is not None else next(iter(output.values()))
+    return _first_tensor(output[0])
+
+
+def _output(model: nn.Module, args: tuple[Any, ...]) -> Tensor:
+    """Shape and dtype of the model's output, under fake tensors: no computation, no side effect on buffers."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = tree_map(lambda x: mode.from_tensor(x) if isinstance(x, Tensor) else x, args)
+    try:
+        with mode, torch.no_grad():
+            return _first_tensor(model(*fake))
+    except Exception as error:
+        text = (str(error).strip().splitlines() or [""])[0][:200]
+        raise InvalidInput(f"the model does not accept its sample input: {type(error).__name__}: {text}") from error
+
+
+def _unpack(made: Any, spec: ModelSpec) -> tuple[nn.Module, tuple[Any, ...], Loss | str | None]:
+    parts = made if isinstance(made, tuple) else (made,)
+    if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):
+        raise InvalidInput(
+            f"target '{spec.target}' must return a module, (module, sample_args) or (module, sample_args, loss_fn)"
+        )
+    if len(parts) == 1:
+        if not spec.input_size:
+            raise InvalidInput(f"target '{spec.target}' returns a module alone; give input_size, e.g. [3,224,224]")
+        return parts[0], (torch.empty(spec.batch_size, *spec.input_size),), None
+    if not isinstance(parts[1], tuple):
+        raise InvalidInput(f"target '{spec.target}': sample_args must be a tuple")
+    return parts[0], parts[1], parts[2] if len(parts) == 3 else None
+
+
+def _input(x: Any, dtype: torch.dtype) -> Any:
+    if not isinstance(x, Tensor):
+        return x
+    x = x.to(dtype) if x.is_floating_point() else x
+    return _real(x) if x.is_meta else x
+
+
+def _real(x: Tensor) -> Tensor:
+    """A tensor of the same layout on the CPU; its pages are never touched, so it takes no memory."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
+
+
+def _materialize(model: nn.Module) -> None:
+    """Give every meta tensor of the model an address on the CPU; tied parameters stay tied."""
+    made: dict[int, Tensor] = {}
+
+    def real(x: Tensor) -> Tensor:
+        if id(x) not in made:
+            y = _real(x)
+            made[id(x)] = nn.Parameter(y, x.requires_grad) if isinstance(x, nn.Parameter) else y
+        return made[id(x)]
+
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers, module.__dict__):
+            for key, x in list(tensors.items()):
+                if isinstance(x, Tensor) and x.is_meta:
+                    tensors[key] = real(x)

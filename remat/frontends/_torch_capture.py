@@ -1,0 +1,128 @@
+"""Capture of a training step's joint forward and backward graph, through PyTorch's own compiler.
+
+The only module that touches private PyTorch API: `aot_autograd` with a partition function of ours as
+a `torch.compile` backend. The partition function receives the functionalised joint graph at compile
+time, under fake tensors, and ends the compilation there: nothing is computed and no activation is
+allocated. docs/decisions/0004-joint-graphs-from-pytorch.md says why this route.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+
+from remat.errors import InvalidInput, MissingPackage
+
+OLDEST = (2, 9)
+_TRAIN_FLAG = {"native_batch_norm_backward": 7}  # position of `train`; running statistics are 3 and 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joint:
+    """A joint graph as captured.
+
+    Attributes:
+        module: functionalised forward and backward; its placeholders are `primals_*`, then `tangents_*`.
+        n_forward_outputs: that many leading outputs belong to the forward pass; the first
+            `n_mutations` of them are the new contents of mutated buffers.
+        mutated: [n_mutations] index into `primals` of the buffer that each of these outputs updates.
+        primals: the tensors that the `primals_*` placeholders stand for: parameters, buffers, inputs.
+        loss_output: index of the loss among the outputs.
+    """
+
+    module: fx.GraphModule
+    n_forward_outputs: int
+    mutated: tuple[int, ...]
+    primals: tuple[torch.Tensor, ...]
+
+    @property
+    def n_mutations(self) -> int:
+        return len(self.mutated)
+
+    @property
+    def loss_output(self) -> int:
+        return len(self.mutated)
+
+    @property
+    def outputs(self) -> tuple[fx.Node | None, ...]:
+        """Nodes returned: new buffer contents, the loss, then one gradient (or None) per primal."""
+        return tuple(self.module.graph.find_nodes(op="output")[0].args[0])
+
+
+class _Captured(Exception):  # noqa: N818
+    """Ends the compilation once the joint graph is there."""
+
+
+def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) -> Joint:
+    """The joint graph of ``step(*args)``, which returns a scalar loss. Nothing is executed.
+
+    Raises:
+        InvalidInput: the step cannot be captured in one graph, or nothing in it needs a gradient.
+        MissingPackage: this PyTorch is too old.
+    """
+    version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
+    if version < OLDEST:
+        raise MissingPackage(f"PyTorch {torch.__version__} is too old to capture a step: pip install 'torch>=2.9'")
+    found: dict[str, Any] = {}
+
+    def partition(joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
+        found.update(module=joint, n_forward_outputs=num_fwd_outputs)
+        raise _Captured
+
+    def backend(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        places = module.graph.find_nodes(op="placeholder")
+        found["primals"] = tuple(node.meta["grapharg"].example for node in places)
+        return aot_autograd(fw_compiler=_unused, bw_compiler=_unused, partition_fn=partition)(module, example_inputs)
+
+    try:
+        torch.compile(step, backend=backend, fullgraph=True, dynamic=False)(*args)
+    except BackendCompilerFailed as error:
+        if "module" not in found:
+            raise InvalidInput(f"the training step cannot be captured: {_one_line(error.inner_exception)}") from error
+    except TorchDynamoException as error:
+        raise InvalidInput(
+            f"the model does not compile into one graph: {_one_line(error)}; remove control flow that depends on "
+            "tensor values, or check that torch.compile(model, fullgraph=True) works"
+        ) from error
+    if "module" not in found:
+        raise InvalidInput("nothing in the model needs a gradient: set requires_grad on what shall be trained")
+    joint = Joint(found["module"], found["n_forward_outputs"], _mutated(found["module"]), found["primals"])
+    if joint.n_forward_outputs != joint.n_mutations + 1 or _numel(joint.outputs[joint.loss_output]) != 1:
+        raise InvalidInput("the training step must return one scalar loss; give loss_fn to make one of its output")
+    _drop_unread_statistics(joint.module)
+    return joint
+
+
+def _unused(module: fx.GraphModule, _inputs: Any) -> Any:
+    return module
+
+
+def _numel(node: fx.Node | None) -> int:
+    return 0 if node is None else node.meta["val"].numel()
+
+
+def _one_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def _mutated(module: fx.GraphModule) -> tuple[int, ...]:
+    """Indices of the primals that the leading outputs update, from the outputs' descriptions."""
+    descriptions = module.graph.find_nodes(op="output")[0].meta["desc"]
+    return tuple(d.mutated_input.idx for d in descriptions if type(d).__name__ == "InputMutationAOTOutput")
+
+
+def _drop_unread_statistics(module: fx.GraphModule) -> None:
+    """Batch norm's backward is handed the running statistics but reads them in eval mode only."""
+    for node in module.graph.nodes:
+        at = _TRAIN_FLAG.get(getattr(getattr(node.target, "overloadpacket", None), "__name__", ""))
+        if node.op == "call_function" and at is not None and node.args[at]:
+            node.args = (*node.args[:3], None, None, *node.args[5:])
+    module.recompile()

@@ -1,0 +1,282 @@
+"""From a captured joint graph to a `Graph`: values are storages, operations are ATen calls."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_iter, tree_map
+
+from remat.cost import flop_rules_aten
+from remat.frontends._torch_capture import Joint
+from remat.graph import Graph, Operation, Value, Work
+
+UPDATE_KIND = "remat.update_buffers"
+_UNDECLARED_VIEWS = {"_unsafe_view"}  # alias their input without saying so in their schema
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CapturedStep:
+    """A graph and the traced calls that it was made from, for whoever executes its plans.
+
+    Attributes:
+        graph: for planning.
+        joint: what was captured.
+        nodes: [N] calls that each operation stands for; one, except for the last forward operation
+            `remat.update_buffers`, which computes small buffer contents and writes all of them back.
+        storage: for every node its value id, None if it lives in fixed memory; a structure of these
+            for a call with several outputs. A view has its base's.
+        value_nodes: [V] first node that holds exactly this value: the call itself or a getitem on it.
+    """
+
+    graph: Graph
+    joint: Joint
+    nodes: tuple[tuple[fx.Node, ...], ...]
+    storage: dict[fx.Node, Any]
+    value_nodes: tuple[fx.Node, ...]
+
+
+def graph_of(joint: Joint, name: str, fixed_tensors: tuple[torch.Tensor, ...] = ()) -> CapturedStep:
+    """Build the graph of a captured step; costs are 0 and `Operation.work` is filled.
+
+    Args:
+        fixed_tensors: further tensors that are resident throughout, e.g. parameters the step never reads.
+    """
+    return _Builder(joint).build(name, fixed_tensors)
+
+
+class _Builder:
+    def __init__(self, joint: Joint):
+        self.joint = joint
+        self.graph = joint.module.graph
+        self.storage: dict[fx.Node, Any] = {}
+        self.operations: list[Operation] = []
+        self.calls: list[tuple[fx.Node, ...]] = []
+        self.values: list[Value] = []
+        self.value_nodes: list[fx.Node] = []
+
+    def build(self, name: str, fixed_tensors: tuple[torch.Tensor, ...]) -> CapturedStep:
+        needed = self._needed()
+        updates = self._update_nodes()
+        outputs = self.joint.outputs
+        seen: dict[str, int] = {}
+        updated = not self.joint.mutated
+        for node in self.graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                self.storage[node] = None
+            if node.op != "call_function" or node not in needed:
+                continue
+            if not updated and _is_backward(node):
+                self._add_update(updates)
+                updated = True
+            if node.target is operator.getitem:
+                self.storage[node] = self.storage[node.args[0]][node.args[1]]
+            elif (base := _base(node)) is not None:
+                root = self.storage[base]
+                self.storage[node] = tree_map(lambda _, root=root: root, node.meta["val"])
+            elif node not in updates:
+                self._add_call(node, seen)
+        if not updated:
+            self._add_update(updates)
+        loss_value = self._root(outputs[self.joint.loss_output])
+        kept = {self._root(node) for node in outputs[self.joint.n_mutations :] if node is not None} - {None}
+        values = tuple(Value(v.name, v.bytes, i in kept) for i, v in enumerate(self.values))
+        loss = next((k for k, op in enumerate(self.operations) if loss_value in op.outputs), None)
+        graph = Graph(
+            name=name,
+            operations=tuple(self.operations),
+            values=values,
+            fixed_bytes=self._fixed_bytes(fixed_tensors),
+            cost_unit="",
+            loss=loss,
+            source=f"joint training step captured by PyTorch {torch.__version__}",
+        )
+        for value, node in self._first_holders():
+            self.value_nodes[value] = node
+        return CapturedStep(graph, self.joint, tuple(self.calls), self.storage, tuple(self.value_nodes))
+
+    def _needed(self) -> set[fx.Node]:
+        """Nodes that an output depends on, and random ones: dropping a draw would shift the rest."""
+        stack = [node for node in self.joint.outputs if node is not None]
+        stack += [node for node in self.graph.nodes if _is_random(node) or _is_mutable(node)]
+        needed: set[fx.Node] = set()
+        while stack:
+            node = stack.pop()
+            if node not in needed:
+                needed.add(node)
+                stack.extend(node.all_input_nodes)
+        return needed
+
+    def _update_nodes(self) -> set[fx.Node]:
+        """Calls on fixed tensors alone that only make new buffer contents (batch norm's counter)."""
+        fresh = set(self.joint.outputs[: self.joint.n_mutations])
+        rest = set(self.joint.outputs[self.joint.n_mutations :])
+        return {
+            node
+            for node in fresh
+            if node is not None
+            and node.op == "call_function"
+            and node.target is not operator.getitem
+            and node not in rest
+            and all(source.op == "placeholder" for source in node.all_input_nodes)
+            and all(user.op == "output" for user in node.users)
+        }
+
+    def _add_update(self, updates: set[fx.Node]) -> None:
+        """One operation that writes all new buffer contents back, at the end of the forward pass."""
+        fresh = self.joint.outputs[: self.joint.n_mutations]
+        made = [node for node in self.graph.nodes if node in updates]
+        read = sorted({v for node in fresh if node is not None and node not in updates for v in self._roots(node)})
+        scratch = sum(_tensor_bytes(t) for node in made for t in _tensors(node.meta["val"]))
+        moved = 2 * sum(_tensor_bytes(t) for node in fresh if node is not None for t in _tensors(node.meta["val"]))
+        work = Work(flops=0, bytes_moved=moved)
+        for node in made:
+            self.storage[node] = None
+        self.operations.append(
+            Operation("update_buffers", UPDATE_KIND, tuple(read), (), 0, scratch, run_once=True, work=work)
+        )
+        self.calls.append(tuple(made))
+
+    def _add_call(self, node: fx.Node, seen: dict[str, int]) -> None:
+        first = len(self.values)
+        by_storage: dict[int, int] = {}
+
+        def add(tensor: Any) -> int | None:
+            if not isinstance(tensor, torch.Tensor):
+                return None
+            key = tensor.untyped_storage()._cdata
+            if key not in by_storage:
+                by_storage[key] = len(self.values)
+                label = node.name if len(self.values) == first else f"{node.name}.{len(self.values) - first}"
+                self.values.append(Value(label, tensor.untyped_storage().nbytes()))
+                self.value_nodes.append(node)
+            return by_storage[key]
+
+        self.storage[node] = tree_map(add, node.meta["val"])
+        inputs = sorted({v for source in node.all_input_nodes for v in self._roots(source)})
+        kind = _kind(node)
+        self.operations.append(
+            Operation(
+                name=node.name,
+                kind=kind,
+                inputs=tuple(inputs),
+                outputs=tuple(range(first, len(self.values))),
+                is_backward=_is_backward(node),
+                run_once=_is_mutable(node),
+                work=_work(node, kind),
+            )
+        )
+        self.calls.append((node,))
+
+    def _roots(self, node: fx.Node) -> Iterator[int]:
+        yield from (v for v in tree_iter(self.storage[node]) if isinstance(v, int))
+
+    def _root(self, node: fx.Node | None) -> int | None:
+        return None if node is None else next(self._roots(node), None)
+
+    def _first_holders(self) -> Iterator[tuple[int, fx.Node]]:
+        done: set[int] = set()
+        for node, root in self.storage.items():
+            if isinstance(root, int) and root not in done and _base(node) is None:
+                done.add(root)
+                yield root, node
+
+    def _fixed_bytes(self, tensors: tuple[torch.Tensor, ...]) -> int:
+        """Parameters, buffers, inputs, constants of the graph and the tangent of the loss, each storage once."""
+        constants = tuple(getattr(self.joint.module, str(node.target)) for node in self.graph.find_nodes(op="get_attr"))
+        sizes = {}
+        for tensor in (*tensors, *self.joint.primals, *constants):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                sizes[storage._cdata] = storage.nbytes()
+        tangents = (n for n in self.graph.find_nodes(op="placeholder") if n.name.startswith("tangents"))
+        return sum(sizes.values()) + sum(n.meta["val"].untyped_storage().nbytes() for n in tangents)
+
+
+def _schema(node: fx.Node) -> Any:
+    return getattr(node.target, "_schema", None)
+
+
+def _is_backward(node: fx.Node) -> bool:
+    return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
+
+
+def _is_random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _is_mutable(node: fx.Node) -> bool:
+    schema = _schema(node)
+    return node.op == "call_function" and schema is not None and schema.is_mutable
+
+
+def _base(node: fx.Node) -> fx.Node | None:
+    """The node whose storage this call's output is a view of; None for a real computation."""
+    schema = _schema(node)
+    if schema is None or node.op != "call_function":
+        return None
+    views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    if views or schema.name.partition("::")[2] in _UNDECLARED_VIEWS:
+        return node.args[0] if isinstance(node.args[0], fx.Node) else None
+    return None
+
+
+def _kind(node: fx.Node) -> str:
+    packet = getattr(node.target, "overloadpacket", None)
+    return str(packet) if packet is not None else getattr(node.target, "__name__", str(node.target))
+
+
+def _tensors(structure: Any) -> list[torch.Tensor]:
+    return [t for t in tree_iter(structure) if isinstance(t, torch.Tensor)]
+
+
+def _tensor_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of the elements that a call reads or writes; an expanded tensor is read once."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def _work(node: fx.Node, kind: str) -> Work:
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    inputs, outputs = _tensors((args, kwargs)), _tensors(node.meta["val"])
+    read = {(n.name): _tensor_bytes(t) for n in node.all_input_nodes for t in _tensors(n.meta["val"])}
+    tags = [str(tag).rpartition(".")[2] for tag in getattr(node.target, "tags", ())]
+    count = flop_rules_aten.flops(
+        kind.rpartition(".")[2], args, [tuple(t.shape) for t in inputs], [tuple(t.shape) for t in outputs], tags
+    )
+    floats = [t.dtype for t in (*outputs, *inputs) if t.dtype.is_floating_point]
+    return Work(
+        flops=count,
+        bytes_moved=sum(read.values()) + sum(_tensor_bytes(t) for t in outputs),
+        dtype=str(floats[0] if floats else (outputs or inputs)[0].dtype).removeprefix("torch."),
+        signature=_signature(node, args, kwargs),
+    )
+
+
+def _signature(node: fx.Node, args: Any, kwargs: Any) -> str:
+    """Canonical JSON from which the call can be rebuilt; '' if an argument cannot be written down."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return ""
+    try:
+        plain = {"fw": "torch", "op": str(node.target), "args": _plain(args), "kwargs": _plain(kwargs)}
+    except TypeError:
+        return ""
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"))
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return {"t": list(x.shape), "s": list(x.stride()), "d": str(x.dtype).removeprefix("torch.")}
+    if x is None or isinstance(x, (bool, int, float, str)):
+        return x
+    if isinstance(x, (list, tuple)):
+        return [_plain(item) for item in x]
+    if isinstance(x, dict):
+        return {key: _plain(item) for key, item in x.items()}
+    if isinstance(x, (torch.dtype, torch.layout, torch.device, torch.memory_format)):
+        return {"x": str(x)}
+    raise TypeError(f"{x!r} has no plain form")

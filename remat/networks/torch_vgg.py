@@ -1,0 +1,43 @@
+"""VGG (Simonyan & Zisserman, 2015) in PyTorch, configurations D (16) and E (19), without batch norm."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+_CONVS_PER_BLOCK = {11: (1, 1, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+
+
+class VGG(nn.Module):
+    """Five blocks of 3x3 convolutions and a pooling, three fully connected layers; logits [batch, classes]."""
+
+    def __init__(self, depth: int = 16, num_classes: int = 1000, dropout: float = 0.5):
+        super().__init__()
+        layers: list[nn.Module] = []
+        width_in = 3
+        for n_convs, width in zip(_CONVS_PER_BLOCK[depth], (64, 128, 256, 512, 512), strict=True):
+            for _ in range(n_convs):
+                layers += [nn.Conv2d(width_in, width, 3, padding=1), nn.ReLU(inplace=True)]
+                width_in = width
+            layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        self.pool = nn.AdaptiveAvgPool2d(7)
+        self.classifier = nn.Sequential(
+            nn.Linear(512 * 7 * 7, 4096),
+            nn.ReLU(inplace=True),
+            nn.Dropout(dropout),
+            nn.Linear(4096, 4096),
+            nn.ReLU(inplace=True),
+            nn.Dropout(dropout),
+            nn.Linear(4096, num_classes),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.pool(self.features(x)).flatten(1))
+
+
+def vgg16(num_classes: int = 1000, dropout: float = 0.5) -> VGG:
+    return VGG(16, num_classes, dropout)
+
+
+def vgg19(num_classes: int = 1000, dropout: float = 0.5) -> VGG:
+    return VGG(19, num_classes, dropout)
