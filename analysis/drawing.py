@@ -61,5 +61,6 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     FigureCanvasAgg(figure)
     png, pdf = stem.with_suffix(".png"), stem.with_suffix(".pdf")
     figure.savefig(png, metadata={"Software": None})
+    figure.set_layout_engine("none")  # the layout just computed serves the PDF as well
     figure.savefig(pdf, metadata={"CreationDate": None, "Producer": None, "Creator": None})
     return [png, pdf]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from matplotlib.colors import ListedColormap
+from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from analysis.choice import Shown
-from analysis.style import AGAIN, FIRST, HELD
+from analysis.style import AGAIN, FIRST, GREY, HELD, HELD_FULL
 from remat.graph import Graph
 from remat.plan import Plan
 
@@ -50,7 +50,14 @@ def draw(graph: Graph, shown: Shown) -> Figure:
     figure = Figure(figsize=(8.2, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     left.imshow(R, cmap=ListedColormap(list(COLOURS)), vmin=0, vmax=3, interpolation="nearest", extent=extent)
-    right.imshow(S, cmap="Blues", vmin=0, vmax=1, interpolation="nearest", extent=extent)
+    right.imshow(
+        S,
+        cmap=LinearSegmentedColormap.from_list("held", ["#FFFFFF", HELD_FULL]),
+        vmin=0,
+        vmax=1,
+        interpolation="nearest",
+        extent=extent,
+    )
     left.set_title("R: computed in the stage", loc="left")
     right.set_title("S: resident when the stage starts", loc="left")
     left.set_ylabel("Stage (ends with a first computation)")
@@ -67,10 +74,12 @@ def draw(graph: Graph, shown: Shown) -> Figure:
     handles = [
         Patch(color=FIRST, label="first computation"),
         Patch(color=AGAIN, label=f"recomputation ({again})"),
-        Patch(color="#2B6CB0", label="resident" if block == 1 else "resident (darker: larger share)"),
+        Patch(color=HELD_FULL, label="resident" if block == 1 else "resident (darker: larger share)"),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     notes = "dotted: first backward operation" + (f"; one cell is {block} x {block}" if block > 1 else "")
-    figure.suptitle(f"{shown.title}\n", x=0.01, ha="left", fontsize=10, fontweight="bold")
-    figure.text(0.995, 0.955, notes, ha="right", va="center", fontsize=7.5, color="#666666")
+    right.annotate(notes, (1, 1), xycoords="axes fraction", xytext=(0, 22), textcoords="offset points", ha="right",
+                   fontsize=7.5, color=GREY, annotation_clip=False)  # fmt: skip
+    left.annotate(shown.title, (0, 1), xycoords="axes fraction", xytext=(0, 22), textcoords="offset points",
+                  fontsize=10, fontweight="bold", annotation_clip=False)  # fmt: skip
     return figure

@@ -53,7 +53,7 @@ def time_axis(graph: Graph, largest: float, by_cost: bool) -> tuple[Scale, str]:
     if not by_cost:
         return Scale(1.0, ""), "Computations"
     scale = cost_scale(largest, graph.cost_unit)
-    what = "Time (modelled or measured cost)" if graph.cost_unit == "ns" else "Cost spent"
+    what = "Time, summed costs of the operations" if graph.cost_unit == "ns" else "Cost spent"
     return scale, f"{what} ({scale.unit})"
 
 
@@ -66,11 +66,13 @@ def draw(graph: Graph, shown: Shown, plain: Trace) -> Figure:
     style = style_of(shown.strategy)
     figure = Figure(figsize=(8.2, 4.2), layout="constrained")
     axes, ticks = figure.subplots(2, 1, sharex=True, height_ratios=(12, 1))
-    axes.stairs(base.held_bytes / scale.factor, base.edges / time.factor, color=GREY, lw=1.0, ls="--", baseline=None)
+    axes.stairs(
+        base.held_bytes / scale.factor, base.edges / time.factor, color=GREY, lw=1.0, ls=(0, (2, 1.2)), baseline=None
+    )
     held = mine.held_bytes / scale.factor
     axes.stairs(held, mine.edges / time.factor, color=style.colour, fill=True, alpha=0.18, lw=0)
     axes.stairs(held, mine.edges / time.factor, color=style.colour, lw=1.3, baseline=None)
-    axes.axhline(budget / scale.factor, color=AGAIN, lw=1.1, ls=(0, (5, 2)))
+    axes.axhline(budget / scale.factor, color=BLACK, lw=1.1, ls=(0, (6, 2)))
     if graph.fixed_bytes:
         axes.axhspan(0, graph.fixed_bytes / scale.factor, facecolor=PALE, edgecolor=LIGHT_GREY, hatch="...", lw=0)
     peak = shown.trace.peak_computation
@@ -83,12 +85,12 @@ def draw(graph: Graph, shown: Shown, plain: Trace) -> Figure:
         if where is not None:
             axes.axvline(where / time.factor, color=colour, lw=1.0, ls=dash, zorder=1)
     if mine.backward_at is not None:
-        axes.annotate("backward starts", (mine.backward_at / time.factor, top), xytext=(-3, -3), ha="right", va="top",
-                      textcoords="offset points", fontsize=7.5, rotation=90)  # fmt: skip
+        axes.annotate("backward starts", (mine.backward_at / time.factor, top), xytext=(0, 2), ha="center",
+                      va="bottom", textcoords="offset points", fontsize=7.5, annotation_clip=False)  # fmt: skip
     axes.set_ylim(0, top)
     axes.set_xlim(0, max(mine.edges[-1], base.edges[-1]) / time.factor * 1.005)
     axes.set_ylabel(f"Memory held ({scale.unit})")
-    axes.set_title(shown.title, loc="left", fontweight="bold")
+    axes.set_title(shown.title, loc="left", fontweight="bold", pad=16)
     starts, ends = mine.edges[:-1][mine.again], mine.edges[1:][mine.again]
     least = mine.edges[-1] / 800  # wide enough to be seen
     for start, end in zip(starts, np.maximum(ends, starts + least), strict=True):
@@ -111,8 +113,8 @@ def _legend(graph: Graph, shown: Shown, plain: Trace, mine: Timeline, scale: Sca
     handles: list[Line2D | Patch] = [
         Line2D([], [], color=style.colour, lw=1.3, marker="v", ms=5,
                label=f"{style.label}: peak {size(shown.trace.peak_bytes)}"),
-        Line2D([], [], color=GREY, lw=1.0, ls="--", label=f"Checkpoint all: peak {size(plain.peak_bytes)}"),
-        Line2D([], [], color=AGAIN, lw=1.1, ls=(0, (5, 2)), label=f"Budget {size(int(shown.row.budget_bytes))}"),
+        Line2D([], [], color=GREY, lw=1.0, ls=(0, (2, 1.2)), label=f"Checkpoint all: peak {size(plain.peak_bytes)}"),
+        Line2D([], [], color=BLACK, lw=1.1, ls=(0, (6, 2)), label=f"Budget {size(int(shown.row.budget_bytes))}"),
     ]  # fmt: skip
     if graph.fixed_bytes:
         handles.append(Patch(facecolor=PALE, edgecolor=LIGHT_GREY, hatch="...", lw=0,

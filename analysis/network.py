@@ -59,7 +59,7 @@ def draw(graph: Graph) -> Figure:
     handles = [Patch(color=FORWARD, label="forward")]
     if bars.backward.any():
         handles.append(Patch(color=BACKWARD, label="backward"))
-    upper.legend(handles=handles, loc="upper right", ncols=2, bbox_to_anchor=(1.0, 1.16), borderaxespad=0)
+    figure.legend(handles=handles, loc="outside upper right", ncols=2)
     fixed = f"fixed: {format_size(graph.fixed_bytes)}" if graph.fixed_bytes else "nothing fixed"
     upper.set_title(f"{graph.name}: {n} operations, {fixed}", loc="left", fontweight="bold")
     return figure

@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from analysis.results import WITH_PLAN, Run
 from analysis.scales import Scale, binary_scale, byte_scale
@@ -30,7 +31,7 @@ class Curve:
     """One strategy: its solved rows, its steps if it is a family, all members.
 
     Attributes:
-        rows: columns budget_bytes, overhead, status, bound_overhead, ...; those with a plan.
+        rows: those with a plan.
         all_rows: every row, failures included.
         steps: (budget_bytes, overhead) corners of the cheapest member that fits, or None.
         members: (peak_bytes, overhead, parameters) of every member, or None.
@@ -93,9 +94,7 @@ def panel_of(run: Run) -> Panel | None:
 
 def _curve(run: Run, strategy: str) -> Curve:
     mine = run.shown[run.shown["strategy"] == strategy].sort_values("budget_bytes")
-    rows = mine[mine["status"].isin(WITH_PLAN) & mine["cost"].notna()].copy()
-    total = run.total_cost
-    rows["bound_overhead"] = rows["bound"].astype(float) / total - 1 if total else 0.0
+    rows = mine[mine["status"].isin(WITH_PLAN) & mine["cost"].notna()]
     members = run.families[run.families["strategy"] == strategy]
     if len(mine) and len(members):
         members = members[members["accounting"] == mine["accounting"].iloc[0]]
@@ -130,7 +129,7 @@ def _y_top(curves: list[Curve], x_range: tuple[float, float]) -> tuple[float, li
 
 
 def _bound(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
-    """Best lower bound per budget within the commonest scope; a bound holds for smaller budgets too."""
+    """Best lower bound per budget within the commonest scope; it holds for every smaller budget too."""
     rows = run.shown[run.shown["bound"].notna()]
     if not len(rows) or not run.total_cost:
         return None
@@ -152,8 +151,8 @@ def draw(panel: Panel, run: Run) -> Figure:
         _draw_curve(axes, curve, panel)
     if panel.bound is not None:
         at, over = panel.bound
-        axes.plot(at / factor, 100 * over, color=GREY, lw=0.9, ls=(0, (1, 1.5)), zorder=1.5)
-        axes.fill_between(at / factor, 0, 100 * over, color=PALE, alpha=0.45, lw=0, zorder=0.5)
+        axes.step(at / factor, 100 * over, where="pre", color=GREY, lw=0.9, ls=(0, (1, 1.5)), zorder=1.5)
+        axes.fill_between(at / factor, 0, 100 * over, step="pre", color=PALE, alpha=0.45, lw=0, zorder=0.5)
     for ax in (axes, strip):
         if panel.impossible_bytes is not None and panel.impossible_bytes > panel.x_range[0]:
             ax.axvspan(
@@ -164,7 +163,7 @@ def draw(panel: Panel, run: Run) -> Figure:
             ax.axvline(panel.gpu_bytes / factor, color=BLACK_LINE, lw=1.0, ls=(0, (5, 2)), zorder=2)
     axes.set_ylim(-0.03 * 100 * panel.y_top, 100 * panel.y_top)
     axes.set_xlim(panel.x_range[0] / factor, panel.x_range[1] / factor)
-    axes.set_ylabel("Overhead (% of the cost of running\nevery operation once)")
+    axes.set_ylabel("Compute overhead (%)")
     axes.tick_params(labelbottom=False)
     _binary_axis(axes, panel)
     if panel.gpu_bytes is not None:
@@ -198,9 +197,6 @@ def _draw_curve(axes: Axes, curve: Curve, panel: Panel) -> None:
                   where="post", alpha=0.9, zorder=2.5, **line)  # fmt: skip
     else:
         axes.plot(x, y, zorder=3, **line)
-        low = 100 * rows["bound_overhead"].to_numpy()
-        open_gap = (rows["status"] != "OPTIMAL").to_numpy() & (low > 0)
-        axes.vlines(x[open_gap], low[open_gap], y[open_gap], color=style.colour, lw=0.8, alpha=0.6, zorder=2.2)
     proven = (rows["status"] == "OPTIMAL").to_numpy()
     for which, face in ((proven, style.colour), (~proven, "white")):
         axes.plot(x[which], y[which], ls="", marker=style.marker, ms=5.5 if style.marker != "*" else 8, mfc=face,
@@ -237,12 +233,12 @@ def strip_marker(status: str, style: Style) -> dict[str, object]:
     if status in WITH_PLAN:
         face = style.colour if status == "OPTIMAL" else "white"
         return {"marker": "o", "ms": 4.5, "mfc": face, "mec": style.colour, "mew": 1.0}
-    shape = {"NO_PLAN": "x", "INFEASIBLE": "X", "TIMEOUT": "1", "SKIPPED": "_", "FAILED": "$!$"}.get(status, "$?$")
+    shape = {"NO_PLAN": "x", "INFEASIBLE": "X", "TIMEOUT": "1", "SKIPPED": "_", "FAILED": "$F$"}.get(status, "$?$")
     return {"marker": shape, "ms": 4.5, "color": GREY if status != "FAILED" else "#C00000", "mew": 0.9}
 
 
-def _legend(panel: Panel) -> list[Line2D]:
-    handles = [
+def _legend(panel: Panel) -> list[Line2D | Patch]:
+    handles: list[Line2D | Patch] = [
         Line2D([], [], color=c.style.colour, ls=c.style.line, lw=c.style.width, marker=c.style.marker, ms=5,
                mfc="white", label=c.style.label)
         for c in panel.curves if len(c.rows) or c.steps is not None
@@ -254,6 +250,8 @@ def _legend(panel: Panel) -> list[Line2D]:
     handles.append(Line2D([], [], ls="", marker="o", ms=5, mfc="white", mec=GREY, label="hollow: not proven"))
     if panel.bound is not None:
         handles.append(Line2D([], [], color=GREY, lw=0.9, ls=(0, (1, 1.5)), label="proven lower bound"))
+    if panel.impossible_bytes is not None and panel.impossible_bytes > panel.x_range[0]:
+        handles.append(Patch(facecolor="#F1F1F1", edgecolor="#BBBBBB", hatch="////", lw=0, label="infeasible (proven)"))
     present = {s for c in panel.curves for s in c.all_rows["status"].unique()}
     handles += [
         Line2D([], [], ls="", label=words, **strip_marker(status, panel.curves[0].style))  # type: ignore[arg-type]

@@ -1,0 +1,242 @@
+"""The page's plots: plotly figures as plain dicts, and the plans that its chooser offers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from analysis.choice import Shown, page_plans, store_all
+from analysis.matrices import COLOURS, COMPUTED, MAX_OPERATIONS, NOTHING, RECOMPUTED, RESIDENT, cells
+from analysis.memory import Timeline, time_axis, timeline
+from analysis.network import bars_of
+from analysis.overhead import STRIP, Panel
+from analysis.results import WITH_PLAN, Run
+from analysis.scales import Scale, byte_scale, show_cost, show_percent
+from analysis.style import BACKWARD, FORWARD, GREY
+from remat.graph import Graph
+from remat.units import format_size
+
+FONT = {"family": 'system-ui, "Segoe UI", "DejaVu Sans", sans-serif', "size": 13, "color": "#1b1f24"}
+GRID = {"gridcolor": "#e6e6e6", "zeroline": False, "linecolor": "#333333", "ticks": "outside"}
+CELL_WORDS = {NOTHING: "not held", RESIDENT: "resident", COMPUTED: "first computed", RECOMPUTED: "recomputed"}
+MOST_CELLS = 220
+STRIP_SYMBOLS = {
+    "OPTIMAL": "circle", "FEASIBLE": "circle-open", "NO_PLAN": "x-thin", "INFEASIBLE": "x", "TIMEOUT": "y-down",
+    "SKIPPED": "line-ew", "FAILED": "square-x",
+}  # fmt: skip
+
+
+def overhead_figure(panel: Panel, run: Run) -> dict[str, Any]:
+    """The overhead plot with a status strip below; a click in the legend toggles a strategy."""
+    figure = go.Figure()
+    scale = panel.scale
+    if panel.bound is not None:
+        at, over = panel.bound
+        figure.add_scatter(
+            x=_list(at / scale.factor), y=_list(100 * over), name="proven lower bound", mode="lines", fill="tozeroy",
+            line={"color": GREY, "dash": "dot", "width": 1, "shape": "vh"}, fillcolor="rgba(0,0,0,0.06)",
+            hovertemplate="at least %{y:.2f} %<extra>lower bound</extra>",
+        )  # fmt: skip
+    for curve in panel.curves:
+        style, group = curve.style, curve.strategy
+        line = {"color": style.colour, "width": 1.3 * style.width, "dash": style.dash}
+        if curve.steps is not None and curve.members is not None:
+            at, over = curve.steps
+            at, over = np.append(at, max(at[-1], panel.x_range[1])), np.append(over, over[-1])
+            figure.add_scatter(
+                x=_list(at / scale.factor), y=_list(100 * over), mode="lines", line=line | {"shape": "hv"},
+                legendgroup=group, showlegend=False, hoverinfo="skip",
+            )  # fmt: skip
+            figure.add_scatter(
+                x=_list(curve.members["peak_bytes"].astype(float) / scale.factor),
+                y=_list(100 * curve.members["overhead"].astype(float)),
+                text=[_parameters(p) for p in curve.members["parameters"]], mode="markers", legendgroup=group,
+                showlegend=False, marker={"color": style.colour, "size": 4, "opacity": 0.4, "symbol": style.symbol},
+                hovertemplate=f"%{{text}}<br>peak %{{x:.3f}} {scale.unit}, %{{y:.2f}} %<extra>member of {style.label}</extra>",
+            )  # fmt: skip
+        rows = curve.rows
+        if len(rows) or curve.steps is not None:
+            figure.add_scatter(
+                x=_list(rows["budget_bytes"].astype(float) / scale.factor) if len(rows) else [None],
+                y=_list(100 * rows["overhead"].astype(float)) if len(rows) else [None],
+                text=[_hover(row, run.cost_unit) for row in rows.itertuples()],
+                mode="markers" if curve.steps is not None else "lines+markers", name=style.label, legendgroup=group,
+                line=line,
+                marker={
+                    "symbol": [style.symbol + ("" if s == "OPTIMAL" else "-open") for s in rows["status"]] or style.symbol,
+                    "size": 9, "color": style.colour, "line": {"width": 1.6, "color": style.colour},
+                },
+                hovertemplate=f"%{{text}}<extra>{style.label}</extra>",
+            )  # fmt: skip
+    _strip(figure, panel)
+    _marks(figure, panel, run)
+    n = len(panel.curves)
+    height = 470 + 22 * n
+    split = (22 * n + 10) / (height - 110)
+    x_axis = GRID | {
+        "title": {"text": f"Memory budget ({scale.unit}, everything included)"},
+        "range": [v / scale.factor for v in panel.x_range], "anchor": "y2",
+    }  # fmt: skip
+    figure.update_layout(
+        template="none", font=FONT, height=height, margin={"l": 190, "r": 20, "t": 25, "b": 50}, hovermode="closest",
+        xaxis=x_axis, legend={"y": 1, "tracegroupgap": 2},
+        yaxis=GRID | {"title": {"text": "Overhead (%)"}, "domain": [split + 0.03, 1],
+                      "range": [-3 * panel.y_top, 100 * panel.y_top]},
+        yaxis2={"domain": [0, split], "autorange": False, "range": [n - 0.5, -0.5], "showgrid": False, "zeroline": False,
+                "tickvals": list(range(n)), "ticktext": [c.style.label for c in panel.curves], "tickfont": {"size": 11}},
+    )  # fmt: skip
+    return figure.to_plotly_json()
+
+
+def _strip(figure: go.Figure, panel: Panel) -> None:
+    """Every solve's status; one legend entry for each status without a plan."""
+    named: set[str] = set()
+    for level, curve in enumerate(panel.curves):
+        for status, group in curve.all_rows.groupby("status", sort=True):
+            status = str(status)
+            lacks = status not in WITH_PLAN
+            colour = "#b00020" if status == "FAILED" else GREY if lacks else curve.style.colour
+            x = _list(group["budget_bytes"].astype(float) / panel.scale.factor)
+            figure.add_scatter(
+                x=x, y=[level] * len(x), yaxis="y2", mode="markers", name=STRIP.get(status, status),
+                legendgroup=status if lacks else curve.strategy, showlegend=lacks and status not in named,
+                marker={"symbol": STRIP_SYMBOLS.get(status, "diamond"), "size": 8, "color": colour,
+                        "line": {"width": 1.5, "color": colour}},
+                text=[f"<b>{status}</b> {_wrap(m)}" for m in group["message"]],
+                hovertemplate=f"%{{x:.3f}} {panel.scale.unit}: %{{text}}<extra>{curve.style.label}</extra>",
+            )  # fmt: skip
+            named |= {status} if lacks else set()
+
+
+def _marks(figure: go.Figure, panel: Panel, run: Run) -> None:
+    factor = panel.scale.factor
+    if panel.impossible_bytes is not None and panel.impossible_bytes > panel.x_range[0]:
+        figure.add_shape(
+            type="rect", xref="x", yref="paper", x0=panel.x_range[0] / factor, x1=panel.impossible_bytes / factor,
+            y0=0, y1=1, fillcolor="rgba(0,0,0,0.08)", line={"width": 0}, layer="below",
+            label={"text": "infeasible (proven)", "textangle": -90, "font": {"size": 11, "color": GREY}},
+        )  # fmt: skip
+    if panel.gpu_bytes is not None:
+        x = panel.gpu_bytes / factor
+        figure.add_shape(type="line", xref="x", yref="paper", x0=x, x1=x, y0=0, y1=1,
+                         line={"color": "#222222", "width": 1.2, "dash": "dash"})  # fmt: skip
+        figure.add_annotation(x=x, xref="x", y=1, yref="paper", yanchor="bottom", showarrow=False,
+                              text=f"{run.gpu_name} memory", font={"size": 11, "color": GREY})  # fmt: skip
+
+
+def network_figure(graph: Graph) -> dict[str, Any]:
+    """Cost above, bytes below, one bar per operation."""
+    bars = bars_of(graph)
+    figure = go.Figure()
+    at = np.arange(len(graph))
+    panels = (
+        ("y", bars.cost / bars.cost_scale.factor, bars.cost_scale.unit, True),
+        ("y2", bars.size / bars.byte_scale.factor, bars.byte_scale.unit, False),
+    )
+    for axis, height, unit, legend in panels:
+        for which, colour, name in ((~bars.backward, FORWARD, "forward"), (bars.backward, BACKWARD, "backward")):
+            if which.any():
+                figure.add_bar(
+                    x=_list(at[which]), y=_list(height[which]), yaxis=axis, name=name, legendgroup=name,
+                    showlegend=legend, marker={"color": colour, "line": {"width": 0}},
+                    text=[f"{graph.operations[k].name} ({graph.operations[k].kind or 'operation'})" for k in at[which]],
+                    textposition="none", hovertemplate=f"%{{text}}<br>%{{y:.4g}} {unit}<extra>{name}</extra>",
+                )  # fmt: skip
+    few = len(graph) <= 80
+    ticks = {"tickvals": _list(at), "ticktext": bars.names, "tickangle": -90, "tickfont": {"size": 10}} if few else {}
+    figure.update_layout(
+        template="none", font=FONT, height=520, margin={"l": 70, "r": 20, "t": 10, "b": 110 if few else 50},
+        bargap=0.15 if few else 0, barmode="overlay", legend={"orientation": "h", "y": 1.06, "x": 1, "xanchor": "right"},
+        xaxis=GRID | ticks | {"showgrid": False, "anchor": "y2"} | ({} if few else {"title": {"text": "Operation, in graph order"}}),
+        yaxis=GRID | {"title": {"text": f"Cost ({bars.cost_scale.unit})"}, "domain": [0.53, 1]},
+        yaxis2=GRID | {"title": {"text": f"Bytes produced ({bars.byte_scale.unit})"}, "domain": [0, 0.47]},
+    )  # fmt: skip
+    return figure.to_plotly_json()
+
+
+def plan_payload(run: Run) -> dict[str, Any]:
+    """What the plan chooser needs; ``plans`` is empty if no plan is stored."""
+    shown = page_plans(run)
+    graph = run.graph
+    if graph is None or not shown:
+        return {"plans": []}
+    plain = store_all(graph, str(shown[0].row.accounting))
+    base = timeline(graph, plain)
+    scale = byte_scale(plain.peak_bytes)
+    longest = max([base.edges[-1], *(one.trace.end_cost[-1] if base.by_cost else 0 for one in shown)])
+    time, label = time_axis(graph, longest, base.by_cost)
+    return {
+        "names": [op.name for op in graph.operations],
+        "byteUnit": scale.unit,
+        "timeLabel": label,
+        "fixed": graph.fixed_bytes / scale.factor,
+        "plain": _steps(base, time, scale),
+        "cellColours": list(COLOURS),
+        "cellWords": [CELL_WORDS[i] for i in range(4)],
+        "plans": [_plan(graph, one, time, scale) for one in shown],
+    }
+
+
+def _plan(graph: Graph, one: Shown, time: Scale, scale: Scale) -> dict[str, Any]:
+    from analysis.style import style_of
+
+    line = timeline(graph, one.trace)
+    row, style = one.row, style_of(one.strategy)
+    facts = (
+        f"{row.status}, overhead {show_percent(row.overhead)}, cost {show_cost(row.cost, graph.cost_unit)}, "
+        f"peak {format_size(one.trace.peak_bytes)}, {int(line.again.sum())} recomputations, gap {show_percent(row.gap)}"
+    )
+    payload = _steps(line, time, scale) | {
+        "title": one.title,
+        "label": style.label,
+        "colour": style.colour,
+        "budget": int(row.budget_bytes) / scale.factor,
+        "order": one.trace.order.tolist(),
+        "again": np.nonzero(line.again)[0].tolist(),
+        "backwardAt": None if line.backward_at is None else round(line.backward_at / time.factor, 6),
+        "facts": facts,
+    }
+    if len(graph) <= MAX_OPERATIONS:
+        R, S, block = cells(graph, one.plan, MOST_CELLS)
+        code = np.where(R > 0, R, np.where(0.5 / block <= S, RESIDENT, NOTHING))
+        payload |= {"block": block, "cells": ["".join(map(str, line)) for line in code.tolist()]}
+    return payload
+
+
+def _steps(line: Timeline, time: Scale, scale: Scale) -> dict[str, Any]:
+    return {
+        "edges": [float(f"{v:.7g}") for v in (line.edges / time.factor).tolist()],
+        "held": [float(f"{v:.6g}") for v in (line.held_bytes / scale.factor).tolist()],
+    }
+
+
+def _list(numbers: Any) -> list[float]:
+    """Plain numbers: plotly would encode arrays as base64, which nobody can read in the page."""
+    return [float(f"{v:.8g}") for v in np.asarray(numbers, dtype=float).tolist()]
+
+
+def _hover(row: Any, cost_unit: str) -> str:
+    gap = "" if row.status == "OPTIMAL" else f", gap {show_percent(row.gap)}"
+    return (
+        f"budget {format_size(int(row.budget_bytes))}<br>{row.status}{gap}<br>overhead {show_percent(row.overhead)}, "
+        f"cost {show_cost(row.cost, cost_unit)}<br>peak {format_size(int(row.peak_bytes))}"
+    )
+
+
+def _parameters(text: Any) -> str:
+    try:
+        values = json.loads(text)
+    except (TypeError, ValueError):
+        return str(text)
+    return ", ".join(f"{k} = {v}" for k, v in values.items()) if isinstance(values, dict) else str(text)
+
+
+def _wrap(message: Any, width: int = 70) -> str:
+    """A message as plotly's hover text: escaped, in short lines."""
+    import html
+    import textwrap
+
+    return "<br>".join(textwrap.wrap(html.escape(str(message or "")), width))

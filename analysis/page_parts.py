@@ -1,0 +1,256 @@
+"""The page's text and tables as HTML; everything that comes from results is escaped."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+import pandas as pd
+
+from analysis.results import WITH_PLAN, Run
+from analysis.scales import byte_scale, show_bytes, show_cost, show_percent, show_seconds
+from analysis.style import order_of, style_of
+from analysis.table import pick
+from remat.units import format_size
+
+SCALARS = (str, int, float, bool)
+
+
+def header(run: Run) -> str:
+    """Title, what was run in one paragraph, and warnings."""
+    rows, graph = run.shown, run.graph
+    parts = [f"<h1>{escape(run.title)}</h1>"]
+    facts = []
+    if graph is not None:
+        facts.append(f"{graph.name}: {len(graph)} operations, {graph.n_edges} edges")
+        facts.append(f"{format_size(graph.fixed_bytes)} fixed")
+    if len(rows):
+        first = rows.iloc[0]
+        facts.append(f"checkpoint-all peak {format_size(int(first['store_all_peak_bytes']))}")
+        facts.append(f"one pass costs {show_cost(run.total_cost, run.cost_unit)} ({first['cost_source']})")
+        facts.append(f"scope {first['scope']}, {first['accounting']} accounting")
+    if run.gpu_memory_bytes:
+        facts.append(f"GPU {run.gpu_name} with {format_size(run.gpu_memory_bytes)}")
+    parts.append(f'<p class="lead">{escape("; ".join(facts))}.</p>' if facts else "")
+    n_plans, n_proven = int(rows["status"].isin(WITH_PLAN).sum()), int((rows["status"] == "OPTIMAL").sum())
+    parts.append(
+        f"<p>{len(rows)} solves of {rows['strategy'].nunique()} strategies at {rows['budget_bytes'].nunique()} "
+        f"budgets: {n_plans} plans, {n_proven} of them proven optimal.</p>"
+    )
+    if not n_plans:
+        parts.append(
+            '<p class="banner"><b>No strategy has a plan.</b> The reasons are listed below; a larger budget helps where '
+            "no plan fits.</p>"
+        )
+    if run.missing:
+        total = len(run.rows) + len(run.missing)
+        parts.append(
+            f'<p class="banner">{len(run.missing)} of {total} solves are not in the store: the run was stopped early. '
+            "Run the same command again to finish it.</p>"
+        )
+    others = run.rows["graph_sha256"].nunique() - rows["graph_sha256"].nunique()
+    if others > 0:
+        parts.append(f'<p class="note">Plots show this graph; the table also holds {others} other graphs.</p>')
+    return "\n".join(parts)
+
+
+def summary_table(run: Run) -> str:
+    """One row per strategy: overhead at three budgets, plans, proofs, smallest budget met, time."""
+    rows = run.shown
+    scale = byte_scale(float(rows["budget_bytes"].max()) if len(rows) else 0)
+    working = sorted({int(b) for b in run.planned["budget_bytes"]})
+    columns = pick(working, 5)[:-1] if len(working) >= 5 else working  # the widest budget needs no recomputation
+    heads = [("Strategy", ""), *((f"{b / scale.factor:.2f} {scale.unit}", "n") for b in columns)]
+    heads += [("Plans", "n"), ("Proven", "n"), (f"Smallest budget met ({scale.unit})", "n"), ("Slowest solve", "n")]
+    body = []
+    for strategy in run.strategies:
+        mine = rows[rows["strategy"] == strategy]
+        planned = mine[mine["status"].isin(WITH_PLAN)]
+        at = {int(row.budget_bytes): row for row in mine.itertuples()}
+        cells = [_td(_name(strategy), raw=True)]
+        for budget in columns:
+            row = at.get(budget)
+            if row is not None and row.status in WITH_PLAN:
+                text = show_percent(row.overhead) + (" ✓" if row.status == "OPTIMAL" else "")
+            else:
+                text = "–" if row is None else str(row.status).lower().replace("_", " ")
+            cells.append(_td(text, "n"))
+        cells += [
+            _td(f"{len(planned)} of {len(mine)}", "n"), _td(str(int((mine["status"] == "OPTIMAL").sum())), "n"),
+            _td(show_bytes(planned["budget_bytes"].min() if len(planned) else None, scale), "n"),
+            _td(show_seconds(mine["wall_s"].max()), "n"),
+        ]  # fmt: skip
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    head = "".join(f'<th class="{kind}">{escape(text)}</th>' for text, kind in heads)
+    return (
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+        '<p class="note">Overhead at each budget; ✓ proven optimal.</p>'
+    )
+
+
+def results_table(run: Run) -> str:
+    """Every row; headings sort, the fields above filter (page.js)."""
+    rows = run.rows.assign(_order=run.rows["strategy"].map(order_of))
+    rows = rows.sort_values(["_order", "budget_bytes", "key"], kind="stable")
+    scale = byte_scale(float(rows["budget_bytes"].max()) if len(rows) else 0)
+    several = rows["graph_sha256"].nunique() > 1
+    heads = [("Graph", "")] if several else []
+    heads += [
+        ("Strategy", ""), (f"Budget ({scale.unit})", "n"), ("Status", ""), ("Overhead", "n"), ("Cost", "n"),
+        ("Bound", "n"), ("Gap", "n"), (f"Peak ({scale.unit})", "n"), ("Wall", "n"), ("Plan from", "n"), ("Message", ""),
+    ]  # fmt: skip
+    body = []
+    for row in rows.itertuples():
+        unit = str(row.cost_unit)
+        cells = [_td(str(row.graph_name))] if several else []
+        cells += [
+            _td(_name(row.strategy), raw=True, value=style_of(row.strategy).label),
+            _td(show_bytes(row.budget_bytes, scale), "n", row.budget_bytes),
+            _td(f'<span class="s s-{escape(str(row.status))}">{escape(str(row.status))}</span>', raw=True),
+            _td(show_percent(row.overhead), "n", row.overhead), _td(show_cost(row.cost, unit), "n", row.cost),
+            _td(show_cost(row.bound, unit), "n", row.bound), _td(show_percent(row.gap), "n", row.gap),
+            _td(show_bytes(row.peak_bytes, scale), "n", row.peak_bytes), _td(show_seconds(row.wall_s), "n", row.wall_s),
+            _td(show_bytes(row.plan_from, scale), "n", row.plan_from), _td(_text(row.message), "why"),
+        ]  # fmt: skip
+        body.append(
+            f'<tr data-strategy="{escape(str(row.strategy))}" data-status="{escape(str(row.status))}">{"".join(cells)}</tr>'
+        )
+    head = "".join(
+        f'<th class="{kind}" aria-sort="none"><button type="button">{escape(text)}</button></th>'
+        for text, kind in heads
+    )
+    names = sorted(rows["strategy"].unique(), key=order_of)
+    tools = (
+        '<div class="tools"><input id="filter" type="search" placeholder="filter by any text" aria-label="filter rows">'
+        + _select("filter-strategy", "all strategies", ((name, style_of(name).label) for name in names))
+        + _select("filter-status", "every status", ((s, s) for s in sorted(rows["status"].unique())))
+        + '<span id="shown" class="note"></span></div>'
+    )
+    return f'{tools}<div class="scroll"><table id="results"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+
+
+def failures(run: Run) -> str:
+    """Every solve without a plan, equal reasons of a strategy together."""
+    rows = run.rows[~run.rows["status"].isin(WITH_PLAN)]
+    if not len(rows):
+        return "<p>Every solve has a plan.</p>"
+    scale = byte_scale(float(rows["budget_bytes"].max()))
+    grouped: dict[tuple[str, str, str], list[int]] = {}
+    for row in rows.sort_values("budget_bytes", kind="stable").itertuples():
+        grouped.setdefault((row.strategy, str(row.status), _text(row.message)), []).append(int(row.budget_bytes))
+    body = []
+    for (strategy, status, message), budgets in sorted(
+        grouped.items(), key=lambda item: (order_of(item[0][0]), item[1])
+    ):
+        span = show_bytes(budgets[0], scale)
+        if len(budgets) > 1:
+            span += f" to {show_bytes(budgets[-1], scale)} ({len(budgets)} budgets)"
+        body.append(
+            f'<tr>{_td(_name(strategy), raw=True)}<td class="s s-{escape(status)}">{escape(status)}</td>'
+            f"{_td(span)}{_td(message or 'no reason was recorded', 'why')}</tr>"
+        )
+    return (
+        f'<div class="scroll"><table id="failures"><thead><tr><th>Strategy</th><th>Status</th>'
+        f"<th>Budget ({scale.unit})</th><th>Reason</th></tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def how_to_repeat(run: Run) -> str:
+    """The command, and how to redraw."""
+    return (
+        f"<pre>{escape(command_of(run.info))}</pre>"
+        "<p>What is finished is not solved again. To redraw from the store:</p>"
+        f"<pre>{escape('python -m analysis ' + shlex.quote('runs/' + run.folder.name))}</pre>"
+    )
+
+
+def command_of(info: dict[str, Any]) -> str:
+    """The recorded command, or one put together from the configuration."""
+    command = info.get("command")
+    if isinstance(command, str) and command:
+        return command
+    if isinstance(command, list) and command:
+        return shlex.join(map(str, command))
+    words = ["python", "run.py"]
+    config = info.get("config") or {}
+    for key in ("graph", "model", "gpu", "cost", "experiment", "budget", "strategies", "points", "time_limit", "seed",
+                "threads", "scope", "accounting", "batch_size", "granularity"):  # fmt: skip
+        value = config.get(key)
+        if key == "model" and config.get("graph"):
+            continue
+        if isinstance(value, dict):
+            value = value.get("name")
+        if isinstance(value, list):
+            value = f"[{','.join(map(str, value))}]" if value else None
+        if isinstance(value, SCALARS) and value != "":
+            words.append(f"{key}={value}")
+    return shlex.join(words)
+
+
+def provenance(run: Run) -> str:
+    """Where the numbers come from: code, versions, machine, cost model, GPU figures."""
+    rows = run.rows
+    facts: list[tuple[str, str]] = []
+    if run.graph is not None:
+        facts += [("Graph", run.graph.name), ("Graph SHA-256", run.graph.sha256()), ("Graph source", run.graph.source)]
+
+    def column(name: str) -> str:
+        if name not in rows:
+            return ""
+        return ", ".join(sorted({str(v) for v in rows[name].dropna() if str(v)}))
+
+    dirty = "git_dirty" in rows and rows["git_dirty"].fillna(False).astype(bool).any()
+    facts.append(("Code", column("git_commit") + (" with uncommitted changes" if dirty else "")))
+    for name in sorted({str(v) for v in rows.get("versions", pd.Series(dtype=str)).dropna()}):
+        facts.append(("Versions", _versions(name)))
+    facts += [
+        ("CPU", column("cpu")), ("Costs", f"{column('cost_model')} ({column('cost_source')}), unit {run.cost_unit}"),
+        ("Solver builds", column("solver_build")), ("Time limit per solve", _seconds_list(rows)),
+        ("Seeds", column("seed")), ("Threads", column("threads")), ("Last result", column("finished_at").split(", ")[-1]),
+    ]  # fmt: skip
+    for key, value in (run.info.get("gpu") or {}).items():
+        facts.append(
+            (f"GPU {str(key).replace('_', ' ')}", json.dumps(value) if isinstance(value, dict) else str(value))
+        )
+    listed = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts if v)
+    config = json.dumps(run.info.get("config") or {}, indent=2, sort_keys=True, default=str)
+    return f'<dl class="facts">{listed}</dl><details><summary>Whole configuration</summary><pre>{escape(config)}</pre></details>'
+
+
+def _versions(text: str) -> str:
+    try:
+        versions = json.loads(text)
+    except ValueError:
+        return text
+    return ", ".join(f"{k} {v}" for k, v in sorted(versions.items())) if isinstance(versions, dict) else text
+
+
+def _seconds_list(rows: pd.DataFrame) -> str:
+    return ", ".join(f"{v:g} s" for v in sorted(set(rows["time_limit_s"].dropna()))) if "time_limit_s" in rows else ""
+
+
+def _name(strategy: str) -> str:
+    style = style_of(strategy)
+    return (
+        f'<span class="swatch" style="background:{style.colour}"></span>'
+        f'<span title="{escape(strategy)}">{escape(style.label)}</span>'
+    )
+
+
+def _text(message: Any) -> str:
+    return "" if message is None or pd.isna(message) else str(message)
+
+
+def _td(text: str, kind: str = "", value: Any = ..., *, raw: bool = False) -> str:
+    attributes = f' class="{kind}"' if kind else ""
+    if value is not ...:
+        attributes += f' data-v="{"" if pd.isna(value) else escape(str(value))}"'
+    return f"<td{attributes}>{text if raw else escape(text)}</td>"
+
+
+def _select(name: str, everything: str, options: Iterable[tuple[str, str]]) -> str:
+    listed = "".join(f'<option value="{escape(value)}">{escape(label)}</option>' for value, label in options)
+    return f'<select id="{name}" aria-label="{everything}"><option value="">{everything}</option>{listed}</select>'
