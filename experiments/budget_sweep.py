@@ -1,0 +1,69 @@
+"""The sweep: every strategy over budgets from the smallest that any can meet to checkpoint-all's peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import remat
+from experiments.row import Row
+from experiments.solving import Bench, reuse_plans
+from remat.registry import get_strategy
+from remat.solve import GAP_TOLERANCE, Family
+
+_OF_BASELINES = "baselines"
+
+
+def sweep_budgets(smallest_bytes: int, largest_bytes: int, points: int) -> list[int]:
+    """[<= points] evenly spaced integer budgets, ascending, both ends included, each once."""
+    largest_bytes = max(smallest_bytes, largest_bytes)
+    span = largest_bytes - smallest_bytes
+    return sorted({smallest_bytes + i * span // (points - 1) for i in range(points)})
+
+
+def smallest_budget(bench: Bench, families: Iterable[Family]) -> int:
+    """The smallest budget with a plan in hand, of the bounds' greedy or of any family."""
+    peaks = [member.peak_bytes for family in families for member in family.members]
+    return min([remat.min_budget(bench.subject.graph, bench.settings.scope).bytes, *peaks])
+
+
+def run_sweep(bench: Bench) -> tuple[list[Row], list[str]]:
+    """(rows, keys of families): the families first, since they say where the budgets begin."""
+    names = bench.settings.strategies
+    independent = [name for name in names if get_strategy(name).ignores_budget]
+    families = bench.run_families(independent)
+    least = smallest_budget(bench, families.values())
+    budgets = sweep_budgets(least, bench.store_all_peak_bytes, bench.settings.points)
+    rows: list[Row] = []
+    for family in families.values():
+        rows += bench.family_rows(family, budgets)
+    dependent = [name for name in names if name not in families]
+    for name, solved in bench.run_budgets(dependent, budgets).items():
+        rows += share_plans(bench, solved) if is_reusable(name) else solved
+    return rows, [bench.key(name, None) for name, family in families.items() if family.members]
+
+
+def run_single(bench: Bench, budget_bytes: int) -> tuple[list[Row], list[str]]:
+    """(rows, keys of families) at one budget."""
+    names = bench.settings.strategies
+    independent = [name for name in names if get_strategy(name).ignores_budget]
+    families = bench.run_families(independent)
+    solved = {name: bench.family_rows(family, [budget_bytes]) for name, family in families.items()}
+    solved |= bench.run_budgets([name for name in names if name not in families], [budget_bytes])
+    rows = [row for name in names for row in solved[name]]
+    return rows, [bench.key(name, None) for name, family in families.items() if family.members]
+
+
+def is_reusable(name: str) -> bool:
+    """Whether plans may be carried to larger budgets: never for a baseline, whose rows are what it says itself."""
+    chosen = get_strategy(name)
+    return not chosen.ignores_budget and chosen.run.__module__.partition(".")[0] != _OF_BASELINES
+
+
+def share_plans(bench: Bench, rows: list[Row]) -> list[Row]:
+    """`reuse_plans`, the changed rows stored beside those they come from."""
+    shared = reuse_plans(rows, GAP_TOLERANCE)
+    known = {row.key for row in rows}
+    for row in shared:
+        if row.key not in known:
+            bench.store.write_row(row)
+    return shared

@@ -1,0 +1,89 @@
+"""Model to costed graph: extraction (in a child process where a framework is needed), then costs."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.settings import RUNS_FOLDER, Settings
+from remat.errors import InvalidInput
+from remat.frontends.json import load_graph
+from remat.graph import Graph
+from remat.units import format_size
+
+CACHE_FOLDER = RUNS_FOLDER / "cache"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The graph of a run and what rows say of its origin; None where a graph file does not tell."""
+
+    graph: Graph
+    model: str | None
+    framework: str | None
+    granularity: str | None
+    batch_size: int | None
+    cost_model: str
+    cost_source: str
+
+
+def build(settings: Settings) -> Subject:
+    """The costed graph of `settings`.
+
+    Raises:
+        InvalidInput: the network cannot be built, or a budget below what one operation needs; that
+            is found before anything is measured or solved.
+    """
+    if settings.graph_file is not None:
+        graph = load_graph(settings.graph_file)
+        _refuse_if_impossible(graph, settings)
+        return Subject(graph, None, None, None, None, "file", "file")
+    spec = settings.spec
+    assert spec is not None
+    if spec.framework == "synthetic":
+        from remat.frontends.spec import extract
+
+        graph = extract(spec)
+    else:
+        from remat.frontends.subprocess import extract_in_child
+
+        graph = extract_in_child(spec, CACHE_FOLDER / "graphs")
+    _refuse_if_impossible(graph, settings)
+    if all(op.work is None for op in graph.operations):  # synthetic graphs come with costs
+        return Subject(graph, spec.name, spec.framework, spec.granularity, spec.batch_size, "file", "file")
+    from remat.cost import apply_cost
+
+    graph = apply_cost(graph, settings.cost, settings.gpu, cache_folder=_cache_folder(settings), device=settings.device)
+    source = "measured" if settings.cost == "profile" else "modelled"
+    return Subject(graph, spec.name, spec.framework, spec.granularity, spec.batch_size, settings.cost, source)
+
+
+def build_quietly(settings: Settings) -> tuple[Subject, list[str]]:
+    """`build`, with the warnings of frontends and cost models as lines."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        subject = build(settings)
+    return subject, list(dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, UserWarning)))
+
+
+def _cache_folder(settings: Settings) -> Path:
+    return CACHE_FOLDER / "costs"
+
+
+def _refuse_if_impossible(graph: Graph, settings: Settings) -> None:
+    budget = settings.budget_bytes
+    if budget is None:
+        return
+    needed, k = graph.largest_working_set()
+    kept = graph.fixed_bytes + sum(value.bytes for value in graph.values if value.keep)
+    if budget >= max(needed, kept):
+        return
+    from remat.bounds.min_budget import describe_minimum
+    from remat.solve import parse_scope
+
+    what = f"operation {k} ({graph.operations[k].name}) alone needs {format_size(needed)}"
+    if kept > needed:
+        what = f"what must be there at the end alone needs {format_size(kept)}"
+    least = describe_minimum(graph, parse_scope(settings.scope))
+    raise InvalidInput(f"budget {format_size(budget)} is too small: {what}; {least}")

@@ -1,0 +1,195 @@
+"""The command line: everything mistyped is met before Hydra and any framework start; then Hydra runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import hydra
+from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser  # the flags of Hydra 1.3; checked with 1.3.8
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments.config import CONF_FOLDER, GROUPS, Config, group_options, register
+from experiments.settings import RUNS_FOLDER, Settings, read_settings
+from remat.errors import InvalidInput, RematError, unknown_name
+
+_KEYS = tuple(Config.__dataclass_fields__)
+EXIT_ERROR, EXIT_INTERRUPTED = 1, 130
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command line `argv` (without the program's name); the exit code."""
+    try:
+        return _main(list(argv))
+    except RematError as error:
+        return complain(error)
+    except KeyboardInterrupt:
+        print("\nstopped; what was finished is kept, and the same command goes on from there", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` closed it
+        return EXIT_ERROR
+
+
+def complain(error: Exception) -> int:
+    """Print one line; the exit code of an error."""
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return EXIT_ERROR
+
+
+def _main(argv: list[str]) -> int:
+    register()
+    arguments = _parse_flags(argv)
+    if arguments.help:
+        from experiments.help import help_text
+
+        print(help_text())
+        return 0
+    if arguments.overrides or not (arguments.hydra_help or arguments.info or arguments.shell_completion):
+        check(arguments.overrides, multirun=arguments.multirun)
+    codes: list[int] = []
+
+    def task(cfg: DictConfig) -> None:
+        codes.append(_run_one(cfg))
+
+    sys.argv = [sys.argv[0], *argv]
+    hydra.main(version_base="1.3", config_path=str(CONF_FOLDER), config_name="config")(task)()
+    return max(codes, default=0)
+
+
+def _run_one(cfg: DictConfig) -> int:
+    """One run; an error costs this run, not the others of a multirun."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from experiments.running import run
+
+    try:
+        return run(cfg, read_settings(cfg), str(HydraConfig.get().runtime.choices.get("experiment")))
+    except RematError as error:
+        return complain(error)
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        return complain(InvalidInput(f"{error.strerror or error}{where}"))
+
+
+def _parse_flags(argv: list[str]) -> argparse.Namespace:
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise InvalidInput(f"{message}; see run.py --help")
+
+    parser.error = refuse  # type: ignore[method-assign]
+    return parser.parse_args(argv)
+
+
+def check(overrides: Sequence[str], *, multirun: bool) -> list[Settings]:
+    """Settings for every value on the command line, each checked.
+
+    In a multirun each listed value is checked once, with the first value of the other lists.
+
+    Raises:
+        InvalidInput: one line, with the nearest names where a name is unknown.
+    """
+    parsed = [_parse(text) for text in overrides]
+    variants: list[list[str]] = []
+    for override in parsed:
+        _check_key(override)
+        texts = _values(override)
+        if len(texts) > 1 and not multirun:
+            raise InvalidInput(
+                f"{override.input_line}: several values need -m (one run each); "
+                f"for one run with a list write '{override.key_or_group}=[a,b]'"
+            )
+        variants.append(texts)
+    for override, texts in zip(parsed, variants, strict=True):
+        for text in texts:
+            _check_option(override, text)
+    first = [texts[0] for texts in variants]
+    settings = [_compose(first)]
+    for i, texts in enumerate(variants):
+        settings += [_compose([*first[:i], text, *first[i + 1 :]]) for text in texts[1:]]
+    for one in settings:
+        _check_costs_apply(parsed, one)
+    _check_runs_folder()
+    return settings
+
+
+def _parse(text: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidInput(f"cannot read '{text}' ({reason}); values with special characters need quotes: "
+                           f"'key=\"value\"'") from None  # fmt: skip
+
+
+def _check_key(override: Override) -> None:
+    key = override.key_or_group
+    top = key.split(".")[0]
+    if top.split("/")[0] == "hydra" or top in _KEYS or top in GROUPS:
+        return
+    raise unknown_name("option", key, {*_KEYS, *GROUPS})
+
+
+def _values(override: Override) -> list[str]:
+    """The override once per value that a multirun would give it."""
+    if not override.is_sweep_override():
+        return [override.input_line or ""]
+    prefix = (override.input_line or "").partition("=")[0]
+    return [f"{prefix}={value}" for value in override.sweep_string_iterator()]
+
+
+def _check_option(override: Override, text: str) -> None:
+    group = override.key_or_group
+    if group not in GROUPS:
+        return
+    choice, known = text.partition("=")[2].strip("'\""), group_options(group)
+    if choice not in known:
+        raise unknown_name(group, choice, known)
+
+
+def _check_costs_apply(parsed: Sequence[Override], settings: Settings) -> None:
+    """A cost asked for in words must not be ignored in silence."""
+    asked = next((o.input_line for o in parsed if o.key_or_group == "cost"), None)
+    if asked is None:
+        return
+    if settings.spec is None:
+        raise InvalidInput(f"{asked}: a graph file keeps the costs in it; leave cost away")
+    if settings.spec.framework == "synthetic":
+        raise InvalidInput(f"{asked}: synthetic graphs come with their costs; leave cost away")
+
+
+def _compose(overrides: list[str]) -> Settings:
+    try:
+        with initialize_config_dir(str(CONF_FOLDER), version_base="1.3"):
+            cfg = compose("config", [text for text in overrides if not text.lstrip("+~").startswith("hydra")])
+            return read_settings(cfg)
+    except (HydraException, OmegaConfBaseException) as error:
+        cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+        key = getattr(cause, "full_key", None)
+        line = str(cause).strip().splitlines()[0]
+        raise InvalidInput(f"{key}: {line}" if key else line) from None
+
+
+def _check_runs_folder() -> None:
+    folder = Path(RUNS_FOLDER)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"cannot make {folder.resolve()}: {error.strerror}; run from a folder you own") from None
+    if not os.access(folder, os.W_OK):
+        raise InvalidInput(f"cannot write into {folder.resolve()}; run from a folder you own")
+
+
+def describe(cfg: DictConfig) -> str:
+    """The configuration as YAML, without Hydra's own part."""
+    return OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [k for k in cfg if k != "hydra"]))

@@ -1,0 +1,116 @@
+"""Structured configuration: what may be written, of which type. Values are checked in `settings`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+CONF_FOLDER = Path(__file__).resolve().parents[1] / "conf"
+GROUPS = ("model", "gpu", "cost", "experiment", "engine", "logger")
+_NOT_IN_NAME = ("hydra", "engine", "logger")  # they change how a run is made, not what it says
+
+
+@dataclass
+class ModelConfig:
+    """conf/model: a network to extract; see `remat.frontends.spec.ModelSpec`."""
+
+    name: str = MISSING
+    framework: str = MISSING
+    target: str | None = None
+    batch_size: int = 1
+    input_size: list[int] = field(default_factory=list)
+    granularity: str = "operation"
+    options: dict[str, Any] = field(default_factory=dict)
+    description: str = ""
+
+
+@dataclass
+class CostConfig:
+    """conf/cost: flops, roofline or profile."""
+
+    name: str = MISSING
+
+
+@dataclass
+class EngineConfig:
+    """conf/engine: where solves run; `jobs` at once, None for cores / threads."""
+
+    name: str = MISSING
+    jobs: int | None = None
+
+
+@dataclass
+class LoggerConfig:
+    """conf/logger: who else gets a copy of the run."""
+
+    name: str = MISSING
+    mode: str = "offline"
+    project: str = "remat"
+
+
+@dataclass
+class Config:
+    """Every value that the command line takes; conf/config.yaml has the defaults and what they mean."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    gpu: dict[str, Any] = field(default_factory=dict)
+    cost: CostConfig = field(default_factory=CostConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    graph: str | None = None
+    instances: str | None = None
+    batch_size: int | None = None
+    input_size: list[int] | None = None
+    granularity: str | None = None
+    target: str | None = None
+    dtype: str = "float32"
+    device: str | None = None
+    budget: Any = "sweep"
+    points: int = 16
+    strategies: Any = "all"
+    scope: str = "staged"
+    accounting: str = "exact"
+    scale: str = "full"
+    time_limit: float = 40.0
+    work_limit: int | None = None
+    seed: int = 0
+    threads: int = 1
+    deterministic: bool = False
+    solver: str | None = None
+    formulation: str | None = None
+
+
+def register() -> None:
+    """Make the schema and the `run_name` resolver known to Hydra; may be called repeatedly."""
+    ConfigStore.instance().store(name="schema", node=Config)
+    OmegaConf.register_new_resolver("run_name", _resolve_run_name, replace=True)
+
+
+def group_options(group: str) -> list[str]:
+    """The files of a group, e.g. ``vgg19`` or ``paper/fig5``."""
+    folder = CONF_FOLDER / group
+    return sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
+
+
+def run_name(cfg: DictConfig) -> str:
+    """Name of a run's folder: readable, and the same for the same question, so that it is redrawn in place."""
+    content = {str(k): _plain(cfg[k]) for k in cfg if k not in _NOT_IN_NAME}
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    subject = Path(cfg.graph).stem if cfg.graph else cfg.model.name
+    parts = [subject] if cfg.graph else [subject, cfg.gpu.get("name", "gpu"), cfg.cost.name]
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", "_".join(map(str, [*parts, cfg.budget, digest])))
+
+
+def _resolve_run_name(*, _root_: DictConfig) -> str:
+    return run_name(_root_)
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value

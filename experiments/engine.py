@@ -1,0 +1,112 @@
+"""The engine: independent jobs in, finished jobs out as they complete.
+
+A job is a solve in a process of its own (`remat.worker`), so that one that crashes or ignores its
+limit costs one row. Another engine has the same three methods.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from remat.errors import RematError, unknown_name
+from remat.registry import get_strategy
+from remat.solve import Family, Problem, Solution, Status
+from remat.worker import run_family_isolated, solve_isolated, stop_workers
+
+ENGINES = ("local",)
+_WAKE_S = 0.25  # how often a waiting engine lets Ctrl-C and the progress display through
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One solve: `strategy` on `problem`, whose deadline is set when it starts.
+
+    Attributes:
+        label: for people, e.g. ``checkmate_milp at 8.00 GB``.
+        options: of the strategy.
+    """
+
+    key: str
+    label: str
+    problem: Problem
+    strategy: str
+    time_limit_s: float
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self) -> Family | Solution:
+        """Solve in a worker process; a family if the strategy ignores the budget. Never raises `RematError`."""
+        problem = replace(self.problem, deadline=time.monotonic() + self.time_limit_s)
+        is_family = get_strategy(self.strategy).ignores_budget
+        try:
+            if is_family:
+                return run_family_isolated(problem, self.strategy, self.options)
+            return solve_isolated(problem, self.strategy, self.options)
+        except RematError as error:
+            if is_family:
+                return Family(self.strategy, status=Status.FAILED, message=str(error))
+            return Solution(
+                Status.FAILED, self.strategy, problem.graph.name, problem.budget_bytes, problem.scope,
+                problem.accounting, message=str(error),
+            )  # fmt: skip
+
+
+class Engine(Protocol):
+    """Runs jobs; used as a context manager, which stops what still runs when left by an exception."""
+
+    def submit(self, job: Job) -> None:
+        """Queue a job; it starts when there is room, in the order submitted."""
+        ...
+
+    def results(self) -> Iterator[tuple[Job, Family | Solution] | None]:
+        """Finished jobs in the order they finish, until none is left; None now and then while waiting."""
+        ...
+
+    def running(self) -> list[Job]:
+        """The jobs that run now."""
+        ...
+
+    def __enter__(self) -> Engine: ...
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None: ...
+
+
+class LocalEngine:
+    """Threads of this process, each waiting for one worker process."""
+
+    def __init__(self, jobs: int):
+        self._pool = ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="remat-engine")
+        self._pending: dict[Future[Family | Solution], Job] = {}
+
+    def submit(self, job: Job) -> None:
+        self._pending[self._pool.submit(job.run)] = job
+
+    def results(self) -> Iterator[tuple[Job, Family | Solution] | None]:
+        while self._pending:
+            done, _ = wait(self._pending, timeout=_WAKE_S, return_when=FIRST_COMPLETED)
+            if not done:
+                yield None
+            for future in done:
+                yield self._pending.pop(future), future.result()
+
+    def running(self) -> list[Job]:
+        return [job for future, job in self._pending.items() if future.running()]
+
+    def __enter__(self) -> LocalEngine:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if error is not None:
+            stop_workers()
+        self._pool.shutdown(wait=True)
+
+
+def make_engine(name: str, jobs: int) -> Engine:
+    """The engine of that name."""
+    if name != "local":
+        raise unknown_name("engine", name, ENGINES)
+    return LocalEngine(jobs)

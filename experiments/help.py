@@ -1,0 +1,60 @@
+"""What `run.py --help` prints: usage, and every name that may be written."""
+
+from __future__ import annotations
+
+import textwrap
+
+import yaml
+
+from experiments.config import CONF_FOLDER, group_options
+from remat.registry import get_strategy, strategies
+
+_USAGE = """\
+Rematerialization plans for a network, a GPU and a memory budget, by every published method.
+
+  python run.py model=vgg19 budget=sweep                        all strategies over a range of budgets
+  python run.py model=resnet50 gpu=v100 budget=8GB 'strategies=[checkmate_milp,chen_sqrtn]' time_limit=60
+  python run.py graph=path/to/instance.json budget=5GiB         a graph file (remat-graph/1 or /2)
+  python run.py -m model=vgg16,vgg19 gpu=v100,h100              one run for each combination
+
+Everything is written key=value; results go under ./runs of the folder where you are.
+"""
+
+
+def help_text() -> str:
+    """The help, from the files of conf/ and the registry."""
+    parts = [
+        _USAGE,
+        _section("Models (model=)", {name: _description("model", name) for name in group_options("model")}),
+    ]
+    parts.append(_section("GPUs (gpu=)", {name: _gpu(name) for name in group_options("gpu")}))
+    parts.append(_section("Strategies (strategies=)", {name: get_strategy(name).summary for name in strategies()}))
+    for title, group in (("Costs (cost=)", "cost"), ("Experiments (experiment=)", "experiment"),
+                         ("Engines (engine=)", "engine"), ("Loggers (logger=)", "logger")):  # fmt: skip
+        parts.append(_section(title, {name: _comment(group, name) for name in group_options(group)}))
+    values = (CONF_FOLDER / "config.yaml").read_text().split("\n\n", 1)[1].split("hydra:\n")[0]
+    parts.append("Values and their defaults\n" + textwrap.indent(values.strip(), "  ") + "\n")
+    return "\n".join(parts)
+
+
+def _section(title: str, rows: dict[str, str]) -> str:
+    width = max((len(name) for name in rows), default=0)
+    lines = [f"  {name:<{width}}  {text}".rstrip()[:140] for name, text in rows.items()]
+    return "\n".join([title, *lines, ""])
+
+
+def _description(group: str, name: str) -> str:
+    return str(yaml.safe_load((CONF_FOLDER / group / f"{name}.yaml").read_text()).get("description", ""))
+
+
+def _gpu(name: str) -> str:
+    data = yaml.safe_load((CONF_FOLDER / "gpu" / f"{name}.yaml").read_text())
+    return f"{float(data['memory_bytes']) / 1e9:.1f} GB, {float(data['bandwidth_bytes_per_s']) / 1e9:.0f} GB/s"
+
+
+def _comment(group: str, name: str) -> str:
+    """The first comment of a file that is not Hydra's package line."""
+    for line in (CONF_FOLDER / group / f"{name}.yaml").read_text().splitlines():
+        if line.startswith("# ") and "@package" not in line:
+            return line[2:]
+    return ""

@@ -1,0 +1,84 @@
+"""What a waiting user sees: a live bar on a terminal, one line per finished solve elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+WIDTH_WITHOUT_TERMINAL = 120
+
+
+def make_console() -> Console:
+    """Standard output; wide enough for the tables where there is no terminal."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDTH_WITHOUT_TERMINAL)
+
+
+def duration(seconds: float) -> str:
+    """``42 s`` or ``3 min 20 s``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+class SolveProgress:
+    """Counts finished solves, shows what runs, and estimates the rest; a context manager.
+
+    The estimate is the mean time of the finished jobs times those left over those at once, and never
+    more than the time limits allow.
+    """
+
+    def __init__(self, console: Console, at_once: int):
+        self._console = console
+        self._at_once = at_once
+        self._limits: list[float] = []
+        self._spent: list[float] = []
+        self._began = time.monotonic()
+        self._live = console.is_terminal
+        self._bar = Progress(
+            SpinnerColumn(), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.description}"),
+            console=console, transient=True,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=0)
+
+    def __enter__(self) -> SolveProgress:
+        if self._live:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._bar.stop()
+
+    def expect(self, time_limits_s: Sequence[float]) -> None:
+        """More jobs are queued, with these limits."""
+        self._limits += time_limits_s
+        self._bar.update(self._task, total=len(self._limits))
+
+    def left_s(self) -> float | None:
+        """Estimated seconds to go; None while nothing has finished."""
+        left = self._limits[len(self._spent) :]
+        if not left:
+            return 0.0
+        if not self._spent:
+            return None
+        mean = sum(self._spent) / len(self._spent)
+        return sum(min(mean, limit) for limit in left) / min(self._at_once, len(left))
+
+    def tick(self, running: Sequence[str]) -> None:
+        """Show what runs now."""
+        left = self.left_s()
+        about = f" · about {duration(left)} left" if left is not None else ""
+        waiting = len(self._limits) - len(self._spent) - len(running)
+        queue = f" · {waiting} waiting" if waiting > 0 else ""
+        self._bar.update(self._task, description=f"{', '.join(running)}{queue}{about}")
+
+    def finished(self, line: str, spent_s: float) -> None:
+        """A job ended."""
+        self._spent.append(spent_s)
+        self._bar.update(self._task, completed=len(self._spent))
+        if not self._live:
+            elapsed = time.monotonic() - self._began
+            self._console.print(f"[{len(self._spent)}/{len(self._limits)}, {elapsed:.0f} s] {line}", markup=False)

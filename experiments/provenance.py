@@ -1,0 +1,64 @@
+"""Where a row comes from: commit, versions, machine."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[1]
+_PACKAGES = (
+    "remat", "numpy", "scipy", "cvxpy", "highspy", "mosek", "gurobipy", "pyscipopt", "ortools",
+    "torch", "tensorflow", "tensorflow-cpu", "keras", "pandas", "pyarrow", "hydra-core",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """The state of code and machine during a run; `versions` is a JSON object."""
+
+    git_commit: str | None
+    git_dirty: bool | None
+    versions: str
+    cpu: str
+
+
+@cache
+def provenance() -> Provenance:
+    """Of this process; read once. Commit and dirtiness are None outside a git checkout."""
+    commit = _git("rev-parse", "HEAD")
+    changes = _git("status", "--porcelain")
+    return Provenance(commit, None if changes is None else bool(changes), json.dumps(versions()), cpu_name())
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what can change a result, without importing any of it."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def cpu_name() -> str:
+    """The processor's name as the system gives it."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,66 @@
+"""One result row: what the store keeps of a solve, with where it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One (graph, strategy, budget, seed); every field is a column of ``store/rows/<key>.parquet``.
+
+    Attributes:
+        key: hash of what determines the row.
+        experiment: the run that solved it first.
+        cost_source: ``modelled``, ``measured`` or ``file``.
+        parameters, stats, versions: JSON objects.
+        gpu_memory_bytes: of the GPU that the costs are for.
+        plan_file: relative to the store; None without a plan.
+        plan_from: budget whose plan this is, where it was reused; None normally.
+        store_all_peak_bytes: checkpoint-all's peak under the same accounting.
+        finished_at: ISO 8601, UTC.
+    """
+
+    key: str
+    experiment: str
+    model: str | None
+    framework: str | None
+    granularity: str | None
+    batch_size: int | None
+    graph_name: str
+    graph_sha256: str
+    gpu: str
+    gpu_memory_bytes: int
+    cost_model: str
+    cost_source: str
+    cost_unit: str
+    strategy: str
+    parameters: str
+    budget_bytes: int
+    status: str
+    cost: int | None
+    bound: int | None
+    gap: float | None
+    overhead: float | None
+    peak_bytes: int | None
+    plan_file: str | None
+    plan_from: int | None
+    message: str
+    wall_s: float
+    time_limit_s: float
+    seed: int
+    threads: int
+    scope: str
+    accounting: str
+    stats: str
+    total_cost: int
+    store_all_peak_bytes: int
+    fixed_bytes: int
+    n_operations: int
+    n_edges: int
+    git_commit: str | None
+    git_dirty: bool | None
+    versions: str
+    cpu: str
+    solver_build: str
+    finished_at: str

@@ -1,0 +1,117 @@
+"""One run from settings to the printed paths of its table, figures and page."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+import remat
+from experiments.budget_sweep import run_single, run_sweep
+from experiments.build import Subject, build_quietly
+from experiments.config import run_name
+from experiments.engine import make_engine
+from experiments.progress import SolveProgress, make_console
+from experiments.row import Row
+from experiments.settings import RUNS_FOLDER, Settings
+from experiments.solving import Bench
+from experiments.store import Store, write_json
+from experiments.tables import result_table
+from remat.units import format_cost, format_size
+
+STORE_FOLDER = RUNS_FOLDER / "store"
+
+
+def run(cfg: DictConfig, settings: Settings, experiment: str) -> int:
+    """Build, solve, store, draw; the exit code: 1 if a single budget ends without any plan."""
+    console = make_console()
+    warnings.showwarning = lambda message, *_, **__: console.print(f"warning: {message}", markup=False)
+    folder = RUNS_FOLDER / run_name(cfg)
+    with console.status(f"building {_what(settings)} ..."):
+        subject, remarks = build_quietly(settings)
+    for remark in remarks:
+        console.print(f"warning: {remark}", markup=False)
+    store = Store(STORE_FOLDER)
+    store.write_graph(subject.graph)
+    store_all = remat.family(subject.graph, "checkpoint_all", accounting=settings.accounting)[0]
+    _introduce(console, subject, settings, store_all.peak_bytes)
+    head = _head(cfg, settings, subject, experiment, folder)
+    engine = make_engine(cfg.engine.name, settings.jobs)
+    with SolveProgress(console, settings.jobs) as progress, engine:
+        bench = Bench(subject, settings, experiment, store, engine, progress, store_all.peak_bytes)
+        if settings.budget_bytes is None:
+            rows, families = run_sweep(bench)
+        else:
+            rows, families = run_single(bench, settings.budget_bytes)
+    write_json(folder / "run.json", head | {"keys": [row.key for row in rows], "families": families})
+    OmegaConf.save(OmegaConf.masked_copy(cfg, [k for k in cfg if k != "hydra"]), folder / "config.yaml")
+    _conclude(console, rows, bench, subject)
+    drawn = _draw(console, folder)
+    if settings.logger == "wandb":
+        from experiments.wandb_logger import log_run
+
+        where = log_run(folder, rows, head["config"], drawn, project=settings.wandb_project, mode=settings.wandb_mode)
+        console.print(f"wandb    {where}", markup=False)
+    has_plan = any(row.cost is not None for row in rows)
+    return 0 if has_plan or settings.budget_bytes is None else 1
+
+
+def _what(settings: Settings) -> str:
+    return str(settings.graph_file) if settings.spec is None else f"{settings.spec.name} ({settings.spec.framework})"
+
+
+def _introduce(console: Console, subject: Subject, settings: Settings, store_all_bytes: int) -> None:
+    graph = subject.graph
+    console.print(
+        f"{graph.name}: {len(graph)} operations, {graph.n_edges} edges; checkpoint-all peak "
+        f"{format_size(store_all_bytes)}, fixed {format_size(graph.fixed_bytes)}, one pass "
+        f"{format_cost(graph.total_cost, graph.cost_unit)} ({subject.cost_model} costs"
+        f"{'' if subject.cost_source == 'file' else f', {settings.gpu.name}'})",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _head(cfg: DictConfig, settings: Settings, subject: Subject, experiment: str, folder: Path) -> dict[str, Any]:
+    graph, gpu = subject.graph, settings.gpu
+    asked = "budget sweep" if settings.budget_bytes is None else format_size(settings.budget_bytes)
+    config = {str(k): _plain(cfg[k]) for k in cfg if k != "hydra"}
+    return {
+        "title": f"{graph.name}, {asked}, {subject.cost_model} costs, {gpu.name}",
+        "experiment": experiment,
+        "model": subject.model,
+        "gpu": config["gpu"],
+        "config": config,
+        "graph_sha256": graph.sha256(),
+        "store": os.path.relpath(STORE_FOLDER, folder),
+    }
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
+def _conclude(console: Console, rows: Sequence[Row], bench: Bench, subject: Subject) -> None:
+    console.print()
+    console.print(result_table(rows, subject.graph.cost_unit))
+    console.print(f"{bench.solved} solved now, {bench.reused} taken from the store", markup=False)
+
+
+def _draw(console: Console, folder: Path) -> list[Path]:
+    """Draw the run and say where everything is."""
+    from analysis import draw_run
+
+    with console.status("drawing ..."):
+        drawn = list(draw_run(folder))
+    pages = [path for path in drawn if path.suffix == ".html"]
+    figures = sorted({path.parent for path in drawn if path.suffix in (".png", ".pdf")})
+    tables = [path for path in drawn if path.suffix == ".csv"]
+    for what, paths in (("table", tables), ("figures", figures), ("page", pages)):
+        for path in paths:
+            console.print(f"{what:<8} {path}", markup=False, soft_wrap=True)
+    return drawn

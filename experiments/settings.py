@@ -1,0 +1,206 @@
+"""From a composed configuration to checked settings; everything a user can mistype fails here, early."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from remat.cost.gpu import Gpu
+from remat.errors import InvalidInput, unknown_name
+from remat.frontends.spec import FRAMEWORKS, GRANULARITIES, ModelSpec
+from remat.registry import get_strategy, strategies
+from remat.solve import ACCOUNTINGS, parse_scope
+from remat.units import parse_size
+
+RUNS_FOLDER = Path("runs")
+COSTS = ("flops", "roofline", "profile")
+SCALES = ("full", "quick")
+QUICK_POINTS, QUICK_TIME_LIMIT_S = 6, 10.0
+WANDB_MODES = ("offline", "online", "disabled")
+_OF_A_MODEL = ("batch_size", "input_size", "granularity", "target")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a run does, checked.
+
+    Attributes:
+        spec: the network, or None with a `graph_file`.
+        graph_file: a remat-graph file, or None with a `spec`.
+        cost: ``flops``, ``roofline``, ``profile``; ``file`` with a graph file.
+        budget_bytes: a single budget; None for a sweep of `points` budgets.
+        strategies: names, each once.
+        options: [strategy] keyword options of that strategy.
+        jobs: solves at once.
+    """
+
+    spec: ModelSpec | None
+    graph_file: Path | None
+    cost: str
+    gpu: Gpu
+    device: str | None
+    budget_bytes: int | None
+    points: int
+    strategies: tuple[str, ...]
+    options: dict[str, dict[str, Any]]
+    scope: str
+    accounting: str
+    time_limit_s: float
+    work_limit: int | None
+    seed: int
+    threads: int
+    deterministic: bool
+    jobs: int
+    logger: str
+    wandb_mode: str
+    wandb_project: str
+
+
+def read_settings(cfg: DictConfig) -> Settings:
+    """Check a composed configuration.
+
+    Raises:
+        RematError: one line, naming the value and what may be written instead.
+    """
+    names = _strategies(cfg.strategies)
+    _one_of("scale", cfg.scale, SCALES)
+    _one_of("accounting", cfg.accounting, ACCOUNTINGS)
+    parse_scope(cfg.scope)
+    budget = cfg.budget
+    is_sweep = isinstance(budget, str) and budget.strip().lower() == "sweep"
+    _at_least("points", cfg.points, 2)
+    _at_least("seed", cfg.seed, 0)
+    _at_least("threads", cfg.threads, 1)
+    _at_least("work_limit", cfg.work_limit, 1)
+    _at_least("engine.jobs", cfg.engine.jobs, 1)
+    if not 0 < cfg.time_limit < float("inf"):
+        raise InvalidInput(f"time_limit must be a positive number of seconds, not {cfg.time_limit:g}")
+    if cfg.logger.name == "wandb":
+        _one_of("logger.mode", cfg.logger.mode, WANDB_MODES)
+    quick = cfg.scale == "quick"
+    spec, graph_file = (None, _graph_file(cfg)) if cfg.graph is not None else (_spec(cfg), None)
+    return Settings(
+        spec=spec,
+        graph_file=graph_file,
+        cost="file" if graph_file else _one_of("cost", cfg.cost.name, COSTS),
+        gpu=_gpu(cfg),
+        device=cfg.device,
+        budget_bytes=None if is_sweep else _budget(budget),
+        points=min(cfg.points, QUICK_POINTS) if quick else cfg.points,
+        strategies=names,
+        options=_options(cfg, names),
+        scope=cfg.scope,
+        accounting=cfg.accounting,
+        time_limit_s=min(cfg.time_limit, QUICK_TIME_LIMIT_S) if quick else cfg.time_limit,
+        work_limit=cfg.work_limit,
+        seed=cfg.seed,
+        threads=cfg.threads,
+        deterministic=cfg.deterministic,
+        jobs=cfg.engine.jobs or max(1, (os.cpu_count() or 1) // cfg.threads),
+        logger=cfg.logger.name,
+        wandb_mode=cfg.logger.mode,
+        wandb_project=cfg.logger.project,
+    )
+
+
+def _one_of(what: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise unknown_name(what, str(value), known)
+    return value
+
+
+def _at_least(what: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise InvalidInput(f"{what} must be at least {least}, not {value}")
+
+
+def _budget(budget: Any) -> int:
+    try:
+        return parse_size(budget)
+    except InvalidInput as error:
+        raise InvalidInput(f"budget: {error}; or budget=sweep") from None
+
+
+def _strategies(given: Any) -> tuple[str, ...]:
+    if OmegaConf.is_list(given):
+        wanted = [str(name) for name in given]
+    elif isinstance(given, str):
+        wanted = strategies() if given == "all" else [given]
+    else:
+        raise InvalidInput(f"strategies must be 'all', a name or a list like 'strategies=[a,b]', not {given!r}")
+    if not wanted:
+        raise InvalidInput("strategies is an empty list; write 'strategies=all' or names")
+    for name in wanted:
+        get_strategy(name)
+    return tuple(dict.fromkeys(wanted))
+
+
+def _options(cfg: DictConfig, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Options go to the strategies that take them; one that none takes is a mistake."""
+    options: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for key in ("solver", "formulation"):
+        value = cfg[key]
+        if value is None:
+            continue
+        takers = [name for name in names if key in get_strategy(name).options]
+        if not takers:
+            raise InvalidInput(f"{key}={value}: none of the strategies {', '.join(names)} takes it")
+        for name in takers:
+            options[name][key] = value
+    return options
+
+
+def _gpu(cfg: DictConfig) -> Gpu:
+    data = OmegaConf.to_container(cfg.gpu)
+    assert isinstance(data, dict)
+    try:
+        return Gpu(**{str(key): value for key, value in data.items()})
+    except TypeError as error:
+        raise InvalidInput(f"gpu: {error}") from None
+
+
+def _graph_file(cfg: DictConfig) -> Path:
+    for key in _OF_A_MODEL:
+        if cfg[key] is not None:
+            raise InvalidInput(f"{key} does not apply to graph={cfg.graph}: a graph file is what it is")
+    folders = [Path()] + [Path(f) for f in (cfg.instances, os.environ.get("REMAT_INSTANCES")) if f]
+    for folder in folders:
+        if (folder / cfg.graph).is_file():
+            return folder / cfg.graph
+    where = f" (nor under {', '.join(map(str, folders[1:]))})" if len(folders) > 1 else ""
+    raise InvalidInput(f"graph={cfg.graph}: no such file{where}")
+
+
+def _spec(cfg: DictConfig) -> ModelSpec:
+    model = cfg.model
+    framework = _one_of("framework", model.framework, tuple(FRAMEWORKS))
+    granularity = _one_of("granularity", cfg.granularity or model.granularity, GRANULARITIES)
+    target = cfg.target or model.target
+    if not target:
+        raise InvalidInput(f"model={model.name} needs target=package.module:factory")
+    if not all(part for part in target.partition(":")):
+        raise InvalidInput(f"target '{target}' must look like package.module:factory")
+    if granularity == "layer" and framework == "torch":
+        raise InvalidInput(f"model={model.name}: layer granularity is for Keras models; write granularity=operation")
+    batch_size = cfg.batch_size if cfg.batch_size is not None else model.batch_size
+    _at_least("batch_size", batch_size, 1)
+    input_size = tuple(cfg.input_size if cfg.input_size is not None else model.input_size)
+    if any(size < 1 for size in input_size):
+        raise InvalidInput(f"input_size must be positive numbers, not {list(input_size)}")
+    options = OmegaConf.to_container(model.options)
+    assert isinstance(options, dict)
+    return ModelSpec(
+        name=model.name,
+        framework=framework,
+        target=target,
+        batch_size=batch_size,
+        input_size=input_size,
+        granularity=granularity,
+        accounting=cfg.accounting,
+        dtype=cfg.dtype,
+        options={str(key): value for key, value in options.items()},
+    )

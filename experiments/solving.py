@@ -1,0 +1,230 @@
+"""Solves through the store and the engine: what the store has is not solved again."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from experiments.build import Subject
+from experiments.engine import Engine, Job
+from experiments.progress import SolveProgress
+from experiments.provenance import provenance
+from experiments.row import Row
+from experiments.settings import Settings
+from experiments.store import Store, code_version, row_key
+from remat.registry import get_strategy
+from remat.solve import Family, Problem, Solution, Status, parse_scope, solve_family
+from remat.units import format_size
+
+ANY_BUDGET = 2**60
+# A result that another attempt with the same key would not change; a missing solver may be installed later.
+_FINAL = (Status.OPTIMAL, Status.FEASIBLE, Status.INFEASIBLE, Status.NO_PLAN, Status.TIMEOUT)
+
+
+@dataclass(slots=True)
+class Bench:
+    """One graph on the bench: runs strategies on it, keeping rows as they finish.
+
+    Attributes:
+        experiment: name that new rows carry.
+        store_all_peak_bytes: checkpoint-all's peak under the run's accounting.
+        rows, families: keys in the order they were first wanted; what the run's run.json lists.
+    """
+
+    subject: Subject
+    settings: Settings
+    experiment: str
+    store: Store
+    engine: Engine
+    progress: SolveProgress
+    store_all_peak_bytes: int
+    solved: int = 0
+    reused: int = 0
+
+    def problem(self, budget_bytes: int) -> Problem:
+        """The problem of one budget; its deadline is set when it starts."""
+        s = self.settings
+        return Problem(
+            self.subject.graph, budget_bytes, parse_scope(s.scope), s.accounting, seed=s.seed, threads=s.threads,
+            work_limit=s.work_limit, deterministic=s.deterministic,
+        )  # fmt: skip
+
+    def key(self, strategy: str, budget_bytes: int | None) -> str:
+        """Of the row at that budget, or of the strategy's family."""
+        s, subject = self.settings, self.subject
+        return row_key(
+            {
+                "graph": subject.graph.sha256(),
+                "of": [subject.graph.name, subject.model, subject.framework, subject.granularity, subject.batch_size,
+                       subject.cost_model, s.gpu.name],
+                "strategy": strategy,
+                "options": s.options[strategy],
+                "budget": budget_bytes,
+                "time_limit": s.time_limit_s,
+                "work_limit": s.work_limit,
+                "seed": s.seed,
+                "threads": s.threads,
+                "deterministic": s.deterministic,
+                "scope": s.scope,
+                "accounting": s.accounting,
+                "code": [code_version(), _source_hash(strategy)],
+            }
+        )  # fmt: skip
+
+    def run_families(self, names: Sequence[str]) -> dict[str, Family]:
+        """[strategy] its family, from the store or run now."""
+        families: dict[str, Family] = {}
+        jobs = []
+        for name in names:
+            key = self.key(name, None)
+            found = self.store.read_family(key, name, self.subject.graph)
+            if found is not None:
+                families[name] = found
+                self.reused += 1
+            else:
+                jobs.append(Job(key, name, self.problem(ANY_BUDGET), name, self.settings.time_limit_s,
+                                self.settings.options[name]))  # fmt: skip
+        for job, family in self._run(jobs):
+            assert isinstance(family, Family)
+            families[job.strategy] = family
+            if family.status is not Status.FAILED:
+                self.store.write_family(job.key, family, self.subject.graph, self.settings.accounting)
+            self.progress.finished(_family_line(family), family.wall_s)
+        return {name: families[name] for name in names}
+
+    def family_rows(self, family: Family, budgets: Sequence[int]) -> list[Row]:
+        """A row per budget: the cheapest member that fits. Solves nothing."""
+        name = family.strategy
+        rows = []
+        for solution in solve_family(family, [self.problem(budget) for budget in budgets]):
+            key = self.key(name, solution.budget_bytes)
+            row = self.store.read_row(key) if family.status is not Status.FAILED else None
+            rows.append(row if row is not None else self.keep(key, solution))
+        return rows
+
+    def run_budgets(self, names: Sequence[str], budgets: Sequence[int]) -> dict[str, list[Row]]:
+        """[strategy] a row per budget, in the order of `budgets`, for strategies that depend on it."""
+        found: dict[str, Row] = {}
+        jobs = []
+        for budget in budgets:  # the tightest are the hardest: first, so that no long one is left to the end
+            for name in names:
+                key = self.key(name, budget)
+                row = self.store.read_row(key)
+                if row is not None and row.status in _FINAL:
+                    found[key] = row
+                    self.reused += 1
+                else:
+                    jobs.append(Job(key, f"{name} at {format_size(budget)}", self.problem(budget), name,
+                                    self.settings.time_limit_s, self.settings.options[name]))  # fmt: skip
+        for job, solution in self._run(jobs):
+            assert isinstance(solution, Solution)
+            row = self.keep(job.key, solution)
+            found[job.key] = row
+            self.progress.finished(f"{job.label}: {row_line(row)}", solution.wall_s)
+        return {name: [found[self.key(name, budget)] for budget in budgets] for name in names}
+
+    def _run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Family | Solution]]:
+        self.progress.expect([job.time_limit_s for job in jobs])
+        for job in jobs:
+            self.engine.submit(job)
+        for finished in self.engine.results():
+            if finished is not None:
+                self.solved += 1
+                yield finished
+            self.progress.tick([job.label for job in self.engine.running()])
+
+    def keep(self, key: str, solution: Solution) -> Row:
+        """Store a solution with its plan and where it came from."""
+        plan_file = self.store.write_plan(key, solution.plan) if solution.plan is not None else None
+        row = self._row(key, solution, plan_file)
+        self.store.write_row(row)
+        return row
+
+    def _row(self, key: str, solution: Solution, plan_file: str | None) -> Row:
+        s, subject, graph, where = self.settings, self.subject, self.subject.graph, provenance()
+        stats: Mapping[str, Any] = solution.stats
+        return Row(
+            key=key, experiment=self.experiment, model=subject.model, framework=subject.framework,
+            granularity=subject.granularity, batch_size=subject.batch_size, graph_name=graph.name,
+            graph_sha256=graph.sha256(), gpu=s.gpu.name, gpu_memory_bytes=int(s.gpu.memory_bytes),
+            cost_model=subject.cost_model, cost_source=subject.cost_source, cost_unit=graph.cost_unit,
+            strategy=solution.strategy,
+            parameters=json.dumps({**s.options[solution.strategy], **solution.parameters}, sort_keys=True, default=str),
+            budget_bytes=solution.budget_bytes, status=str(solution.status), cost=solution.cost, bound=solution.bound,
+            gap=solution.gap, overhead=solution.overhead, peak_bytes=solution.peak_bytes, plan_file=plan_file,
+            plan_from=None, message=solution.message, wall_s=solution.wall_s, time_limit_s=s.time_limit_s, seed=s.seed,
+            threads=s.threads, scope=s.scope, accounting=s.accounting,
+            stats=json.dumps(dict(stats), sort_keys=True, default=str), total_cost=graph.total_cost,
+            store_all_peak_bytes=self.store_all_peak_bytes, fixed_bytes=graph.fixed_bytes, n_operations=len(graph),
+            n_edges=graph.n_edges, git_commit=where.git_commit, git_dirty=where.git_dirty, versions=where.versions,
+            cpu=where.cpu, solver_build=str(stats.get("solver_build", "")),
+            finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )  # fmt: skip
+
+
+def row_line(row: Row) -> str:
+    """What a row says, in one line."""
+    parts = [row.status]
+    if row.overhead is not None:
+        parts.append(f"overhead {100 * row.overhead:.2f} %")
+    if row.gap:
+        parts.append(f"gap {100 * row.gap:.2f} %")
+    parts.append(f"{row.wall_s:.1f} s")
+    return ", ".join(parts) + (f" ({row.message})" if row.cost is None and row.message else "")
+
+
+def _family_line(family: Family) -> str:
+    if family.status is not None:
+        return f"{family.strategy}: {family.status} ({family.message})"
+    if not family.members:
+        return f"{family.strategy}: NO_PLAN ({family.rejected or 'it proposed no plan'})"
+    n = len(family.members)
+    least = format_size(min(member.peak_bytes for member in family.members))
+    return f"{family.strategy}: {n} plan{'s' * (n > 1)}, peak from {least}, {family.wall_s:.1f} s"
+
+
+def _source_hash(strategy: str) -> str:
+    """Of the strategy's own file: for those that come from outside packages."""
+    source = inspect.getsourcefile(get_strategy(strategy).run)
+    return hashlib.sha256(Path(source).read_bytes()).hexdigest()[:16] if source and Path(source).is_file() else ""
+
+
+def reuse_plans(rows: Sequence[Row], tolerance: float) -> list[Row]:
+    """One strategy's rows of a sweep, each with the best that all of them together prove.
+
+    A plan for a smaller budget is a plan for a larger one: where it is cheaper (or the row has none), it
+    is taken and `plan_from` says from where. A lower bound for a larger budget holds for a smaller one.
+    A changed row gets a key of its own, so that what was solved stays as it was. OPTIMAL only where
+    the bound at this budget meets the cost.
+    """
+    rows = sorted(rows, key=lambda row: row.budget_bytes)
+    improved: list[Row] = []
+    best: Row | None = None
+    for i, row in enumerate(rows):
+        new = row
+        if best is not None and (row.cost is None or best.cost < row.cost):  # type: ignore[operator]
+            origin = best.plan_from if best.plan_from is not None else best.budget_bytes
+            new = replace(new, cost=best.cost, overhead=best.overhead, peak_bytes=best.peak_bytes,
+                          plan_file=best.plan_file, plan_from=origin,
+                          message=f"plan found at {format_size(origin)}; here: {row_line(row)}")  # fmt: skip
+        higher = max((r for r in rows[i + 1 :] if r.bound is not None), key=lambda r: r.bound or 0, default=None)
+        if higher is not None and new.cost is not None and (higher.bound or 0) > (new.bound or new.total_cost):
+            note = f"bound proven at {format_size(higher.budget_bytes)}"
+            new = replace(new, bound=higher.bound, message=f"{new.message}; {note}" if new.message else note)
+        if new is not row:
+            assert new.cost is not None
+            bound = new.bound if new.bound is not None else new.total_cost
+            gap = (new.cost - bound) / new.cost if new.cost else 0.0
+            status = Status.OPTIMAL if gap <= tolerance else Status.FEASIBLE
+            used = [row.key, best.key if new.plan_from is not None and best else "", bound]
+            new = replace(new, bound=bound, gap=gap, status=str(status), key=row_key({"reused": used}))
+        if new.cost is not None and (best is None or new.cost < best.cost):  # type: ignore[operator]
+            best = new
+        improved.append(new)
+    return improved
