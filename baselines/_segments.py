@@ -8,6 +8,7 @@ operation k is computed in stage t; T = N stages, stage t computes operation t f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -57,8 +58,15 @@ def base_residency(forward: Forward) -> np.ndarray:
     return S_TV
 
 
+def hold_latest(forward: Forward, S_TV: np.ndarray) -> np.ndarray:
+    """`S_TV` with the outputs of each forward operation held for the next stage, and no longer."""
+    for k in forward.operations:
+        S_TV[k + 1 : k + 2, list(forward.graph.operations[k].outputs)] = True
+    return S_TV
+
+
 def _segment_residency(forward: Forward, checkpoints: Sequence[int]) -> np.ndarray:
-    graph, n = forward.graph, len(forward.graph)
+    graph = forward.graph
     S_TV = base_residency(forward)
     for v, users in enumerate(graph.users):
         S_TV[list(users), v] = True  # the inputs of a stage's own operation are there when it starts
@@ -66,7 +74,7 @@ def _segment_residency(forward: Forward, checkpoints: Sequence[int]) -> np.ndarr
         k = forward.operations[c]
         S_TV[k + 1 :, list(graph.operations[k].outputs)] = True
     bounds = [0, *checkpoints, len(forward.operations)]
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, end in pairwise(bounds):
         inside = forward.operations[start:end]
         (window,) = np.nonzero((forward.anchor >= start) & (forward.anchor < end))
         if end < len(forward.operations):

@@ -1,0 +1,102 @@
+"""Griewank and Walther's binomial checkpointing (REVOLVE), computed from its recursion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from baselines._forward import Forward
+from baselines._revolve import schedule
+from baselines._segments import base_residency, hold_latest, plan_of_residency
+from remat import Candidate, Problem, Skip, strategy
+
+
+@strategy("griewank", ignores_budget=True)
+def griewank(problem: Problem) -> Iterator[Candidate]:
+    """REVOLVE's schedule with the fewest forward steps for s slots, s swept; exact for chains.
+
+    Slots count the start state, the snapshots and the value being computed, as the budgets in Jain et al., MLSys
+    2020, do. The schedule takes all steps as equally long and all states as equally large. Generalisation, not in
+    the paper: on a graph that is not a chain the states are the articulation points, a step is what lies
+    between two of them, and a step is rebuilt once for its backward (``states`` of the parameters says so).
+
+    Under ``accounting=published`` a chain's states are its articulation points and the first of them is the
+    start state, but is never held: so counted the artifact, and so arise its published numbers.
+
+    @article{griewank2000algorithm, title={Algorithm 799: Revolve: An Implementation of Checkpointing for the
+    Reverse or Adjoint Mode of Computational Differentiation}, author={Griewank, Andreas and Walther, Andrea},
+    journal={ACM Transactions on Mathematical Software}, volume={26}, number={1}, pages={19--45}, year={2000}}
+    """
+    forward = Forward.of(problem.graph)
+    as_published = problem.accounting == "published" and forward.is_chain
+    last = len(forward.operations) - 1
+    if forward.is_chain and not as_published:
+        states, label = list(range(last + 1)), "chain"
+    else:
+        states, label = forward.articulation_points(), "articulation points"
+        if not states:
+            raise Skip("not a chain, and its forward pass has no articulation points to take as states")
+        if not as_published:
+            states += [last] if states[-1] < last else []
+    start = 0 if as_published else -1
+    for slots in _sweep(len(states) - start):
+        taken = list(schedule(start, len(states) - 1, slots - 1))
+        S_TV = _as_published(forward, states, taken) if as_published else _residency(forward, states, taken)
+        yield Candidate(
+            plan_of_residency(forward, S_TV, problem.accounting),
+            {"slots": slots, "snapshots": slots - 2, "states": label},
+        )
+
+
+def _sweep(most: int) -> list[int]:
+    """Slots from 2 (start state and value being computed) to `most` (all stored): all, or about 60 of them."""
+    few = set(range(2, min(most, 34) + 1))
+    return sorted(few | set(np.rint(np.geomspace(34, most, 30)).astype(int).tolist()) if most > 34 else few)
+
+
+def _residency(forward: Forward, states: list[int], taken: list[tuple[int, int]]) -> np.ndarray:
+    """S_TV of a schedule: state i is the forward position ``states[i]``, step i leads to it."""
+    graph, anchor = forward.graph, forward.anchor
+    S_TV = base_residency(forward)
+    end = forward.region[-1]
+    for k in forward.operations:  # the forward sweep, and between APs whatever is still to be read
+        for v in graph.operations[k].outputs:
+            users = [u for u in graph.users[v] if u <= end]
+            S_TV[k + 1 : max(users, default=k) + 1, v] = True
+    for step, state in enumerate(states):  # each step's values stay while it is being reversed
+        low = states[step - 1] if step else 0
+        (window,) = np.nonzero((anchor >= low) & (anchor < state))
+        if not len(window):
+            continue
+        for k in forward.operations[low : state + 1]:
+            for v in graph.operations[k].outputs:
+                if graph.users[v] and graph.users[v][-1] > end:
+                    # The last step is reversed right after the sweep that ran it.
+                    first = k + 1 if step == len(states) - 1 else max(window[0], k) + 1
+                    S_TV[first : window[-1] + 1, v] = True
+    for state, last in taken:
+        k = forward.operations[states[state]]
+        first = k
+        if last < len(states) - 1:
+            (later,) = np.nonzero((anchor >= 0) & (anchor < states[last]))
+            if not len(later):
+                continue
+            first = max(k, int(later[0]))
+        for v in graph.operations[k].outputs:
+            S_TV[first + 1 : max(graph.users[v], default=0) + 1, v] = True
+    return S_TV
+
+
+def _as_published(forward: Forward, states: list[int], taken: list[tuple[int, int]]) -> np.ndarray:
+    """S_TV of the artifact: only snapshots and the latest value are held; a snapshot until its own gradient."""
+    anchor = forward.anchor
+    S_TV = hold_latest(forward, base_residency(forward))
+    for state, last in taken:
+        k = forward.operations[states[state]]
+        first = k + 1
+        if last < len(states) - 1:
+            first = int(np.nonzero((anchor >= 0) & (anchor <= states[last]))[0][0])
+        final = int(np.nonzero(anchor >= states[state])[0][-1])
+        S_TV[first : final + 1, list(forward.graph.operations[k].outputs)] = True
+    return S_TV
