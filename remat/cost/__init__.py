@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 
+from remat.cost._warning import CostWarning
 from remat.cost.flops import flops
 from remat.cost.gpu import Gpu, gpus, load_gpu
+from remat.cost.profile import profile
 from remat.cost.roofline import roofline
 from remat.errors import InvalidInput, unknown_name
 from remat.graph import Graph
@@ -14,10 +17,6 @@ from remat.graph import Graph
 COST_MODELS = ("flops", "roofline", "profile")
 
 __all__ = ["COST_MODELS", "CostWarning", "Gpu", "apply_cost", "gpus", "load_gpu"]
-
-
-class CostWarning(UserWarning):
-    """Some operations are charged by a fallback; the message names their kinds."""
 
 
 def apply_cost(
@@ -33,12 +32,14 @@ def apply_cost(
     Args:
         graph: from a frontend, `Operation.work` filled.
         model: ``flops`` (unit ``flop``), ``roofline`` or ``profile`` (unit ``ns``).
-        gpu: the device of the roofline; not used by ``flops``.
+        gpu: the device of the roofline; not used by ``flops``, and by ``profile`` only on CUDA, for
+            operations that cannot be measured.
         cache_folder: of measurements; None measures without a cache.
         device: of ``profile``: ``cpu`` or ``cuda``; None takes CUDA if PyTorch operations can run there.
 
     Raises:
         UnknownName: unknown cost model.
+        MissingPackage: ``profile`` without the framework of the operations.
         InvalidInput: the graph came with costs and says nothing of its operations' work; no device;
             an operation that needs more memory than the device measured on has.
     """
@@ -55,12 +56,18 @@ def apply_cost(
         return graph.with_costs(costs, "flop")
     if gpu is None and model == "roofline":
         raise InvalidInput(f"cost={model} needs a device; known: {', '.join(gpus())}")
-    assert gpu is not None
+    if model == "profile" or gpu is None:
+        costs, unmeasured = profile(graph, gpu, cache_folder, device)
+        _warn(unmeasured, "not measured, charged by the roofline")
+        return graph.with_costs(costs, "ns")
     costs, unknown = roofline(graph, gpu)
     _warn(unknown, "no FLOP rule, charged by the bytes they move")
     return graph.with_costs(costs, "ns")
 
 
-def _warn(kinds: set[str], what: str) -> None:
+def _warn(kinds: set[str] | Mapping[str, str], what: str) -> None:
+    """One warning that names every kind, with its reason where there is one."""
     if kinds:
-        warnings.warn(f"{what}: {', '.join(sorted(kinds))}", CostWarning, stacklevel=3)
+        reasons = kinds if isinstance(kinds, Mapping) else {}
+        named = (f"{kind} ({reasons[kind]})" if kind in reasons else kind for kind in sorted(kinds))
+        warnings.warn(f"{what}: {', '.join(named)}", CostWarning, stacklevel=3)

@@ -1,0 +1,53 @@
+"""Timing one callable: warm-up, then the median of repeated runs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+SAMPLE_NS = 2_000_000  # a sample of a fast operation is a loop of about this long
+TOTAL_NS = 150_000_000  # samples are taken until they add up to this
+MIN_SAMPLES, MAX_SAMPLES = 5, 50
+SLOW_NS = 1_000_000_000  # from here on one sample after the warm-up is enough
+MIN_NS = 1000.0  # what is left of a difference that is too small to stand out
+
+
+class Timing(NamedTuple):
+    """Of one call in ns: the median of the samples, and the shortest (far below it: something else was running)."""
+
+    median_ns: float
+    best_ns: float
+
+    def less(self, other: Timing) -> Timing:
+        """What is left when `other` is part of every call; at least `MIN_NS`."""
+        return Timing(*(max(MIN_NS, a - b) for a, b in zip(self, other, strict=True)))
+
+
+def measure(
+    run: Callable[[], object], elapsed_ns: Callable[[Callable[[], object], int], float] | None = None
+) -> Timing:
+    """Time `run`, after two warm-up calls (one if it takes over a second).
+
+    Args:
+        run: the operation, its inputs bound.
+        elapsed_ns: (run, n) -> ns that n calls take; by default the wall clock.
+    """
+    elapsed_ns = elapsed_ns or wall_ns
+    if elapsed_ns(run, 1) > SLOW_NS:  # the first call allocates, selects kernels, traces
+        slow = elapsed_ns(run, 1)
+        return Timing(slow, slow)
+    once = max(1.0, elapsed_ns(run, 1))
+    n = max(1, min(1000, round(SAMPLE_NS / once)))
+    n_samples = max(MIN_SAMPLES, min(MAX_SAMPLES, round(TOTAL_NS / (n * once))))
+    samples = [elapsed_ns(run, n) / n for _ in range(n_samples)]
+    return Timing(statistics.median(samples), min(samples))
+
+
+def wall_ns(run: Callable[[], object], n: int) -> float:
+    """Wall-clock ns of `n` calls."""
+    started = time.perf_counter_ns()
+    for _ in range(n):
+        run()
+    return time.perf_counter_ns() - started

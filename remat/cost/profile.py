@@ -1,0 +1,229 @@
+"""Cost = measured time: each distinct operation once, on the device at hand.
+
+Operations are rebuilt from `Work.signature` with random inputs in a process of its own, warmed up, and timed
+(median of repeated runs). Every measurement is a file of its own in the cache, written as soon as it is
+there and keyed by signature, device and versions, so that nothing finished is measured again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from remat.cost._warning import CostWarning
+from remat.cost.gpu import Gpu, load_gpu
+from remat.cost.roofline import operation_ns
+from remat.errors import InvalidInput, MissingPackage, RematError, unknown_name
+from remat.graph import Graph, Operation, Work
+from remat.units import format_size
+
+DEVICES = ("cpu", "cuda")
+_PACKAGES = {"torch": ("torch",), "tensorflow": ("tensorflow",), "keras": ("keras", "tensorflow")}
+_DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu")}
+# An operation's tensors once, and as much again for what libraries allocate beside them (padding, im2col, gradients).
+MEMORY_FACTOR = 2
+DISTURBED = 1.5  # medians that exceed the shortest times by this factor in total are reported
+
+
+def profile(
+    graph: Graph, gpu: Gpu | None, cache_folder: str | os.PathLike[str] | None, device: str | None = None
+) -> tuple[list[int], dict[str, str]]:
+    """(cost of each operation in ns [N], {kind: why it was not measured}).
+
+    What cannot be rebuilt takes its roofline time: of ``conf/gpu/cpu.yaml`` on a CPU, of `gpu` on CUDA.
+
+    Raises:
+        InvalidInput: unknown or absent device, or an operation that needs more memory than is free.
+        MissingPackage: the framework of the operations is not installed.
+    """
+    needed = _signatures(graph)
+    frameworks = sorted({json.loads(signature)["fw"] for signature in needed})
+    device, label, free_bytes = _device(device, frameworks)
+    provenance = {"device": label, "versions": _versions(frameworks)}
+    keys = {signature: _key(signature, provenance) for signature in needed}
+    with tempfile.TemporaryDirectory(prefix="remat-profile-") as scratch:
+        folder = Path(cache_folder or scratch)
+        measured = {key: time for key in keys.values() if (time := _read(folder / f"{key}.json")) is not None}
+        missing = {keys[s]: s for s in needed if keys[s] not in measured}
+        _check_memory({s: needed[s] for s in missing.values()}, free_bytes, label)
+        failures = _measure(missing, device, folder, provenance, Path(scratch))
+        fresh = {key: time for key in missing if (time := _read(folder / f"{key}.json")) is not None}
+    _check_quiet(fresh.values(), folder if cache_folder else None)
+    measured |= fresh
+    fallback = load_gpu("cpu") if device == "cpu" else gpu
+    costs, unmeasured = [], {}
+    for op in graph.operations:
+        work = op.work or Work(bytes_moved=sum(graph.values[v].bytes for v in (*op.inputs, *op.outputs)))
+        key = keys.get(work.signature, "")
+        if work.is_free:
+            costs.append(0)
+        elif key in measured:
+            costs.append(measured[key][0])
+        else:
+            if fallback is None:
+                raise InvalidInput(f"'{op.name}' ({op.kind}) cannot be measured; give a device for its roofline time")
+            unmeasured[op.kind] = failures.get(key, "it cannot be rebuilt")
+            costs.append(operation_ns(op.kind, work, fallback, op.is_backward))
+    return costs, unmeasured
+
+
+def _signatures(graph: Graph) -> dict[str, Operation]:
+    """Distinct signatures to measure, each with the first operation that has it."""
+    found: dict[str, Operation] = {}
+    for op in graph.operations:
+        if op.work is not None and op.work.signature and not op.work.is_free:
+            found.setdefault(op.work.signature, op)
+    return found
+
+
+def _key(signature: str, provenance: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps([signature, provenance], sort_keys=True).encode()).hexdigest()[:40]
+
+
+def _read(path: Path) -> tuple[int, int] | None:
+    """(median, shortest) time in a cache file; None if it is not there or not one of ours (then it is measured again)."""
+    try:
+        record = json.loads(path.read_text())
+    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
+        return None
+    times = tuple(record.get(name) for name in ("ns", "best_ns")) if isinstance(record, dict) else ()
+    return (times[0], times[1]) if times and all(type(t) is int and t >= 0 for t in times) else None
+
+
+def _check_quiet(times: Iterable[tuple[int, int]], folder: Path | None) -> None:
+    """Warn if the samples scatter: then other processes were running, and the costs are theirs too."""
+    times = list(times)
+    median, best = sum(t[0] for t in times), sum(t[1] for t in times)
+    if median > DISTURBED * best:
+        again = f"delete {folder} and measure again" if folder else "measure again"
+        warnings.warn(
+            f"the machine was busy while operations were measured: medians are {median / best:.1f} times the shortest "
+            f"times; {again} once it is idle",
+            CostWarning,
+            stacklevel=4,
+        )
+
+
+def _versions(frameworks: Iterable[str]) -> dict[str, str]:
+    versions = {}
+    for package in sorted({package for framework in frameworks for package in _PACKAGES[framework]}):
+        for distribution in _DISTRIBUTIONS.get(package, (package,)):
+            try:
+                versions[package] = importlib.metadata.version(distribution)
+                break
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        else:
+            extra = "torch" if package == "torch" else "tensorflow"
+            raise MissingPackage(f"cost=profile needs {package}: pip install 'remat[{extra}]'")
+    return versions
+
+
+def _device(device: str | None, frameworks: list[str]) -> tuple[str, str, int]:
+    """(``cpu`` or ``cuda``, what identifies it, free bytes)."""
+    if device is not None and device not in DEVICES:
+        raise unknown_name("device", device, DEVICES)
+    if device == "cuda" and frameworks != ["torch"]:
+        raise InvalidInput("cost=profile measures on CUDA through PyTorch only; use device=cpu")
+    if device == "cuda" or (device is None and frameworks == ["torch"]):
+        name, free_bytes = _cuda()
+        if name:
+            return "cuda", name, free_bytes
+        if device == "cuda":
+            raise InvalidInput("device=cuda, but PyTorch finds no CUDA device here; use device=cpu")
+    return "cpu", f"{_cpu_name()}, {_threads()} threads", _available_bytes()
+
+
+def _cuda() -> tuple[str, int]:
+    """(name of the CUDA device, free bytes); ('', 0) without one. A child asks PyTorch, which is not imported here."""
+    if shutil.which("nvidia-smi") is None and not Path("/proc/driver/nvidia").exists():
+        return "", 0
+    question = (
+        "import torch\nif torch.cuda.is_available(): print(torch.cuda.mem_get_info()[0], torch.cuda.get_device_name())"
+    )
+    answer = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, check=False).stdout
+    free_bytes, _, name = answer.strip().partition(" ")
+    return (name, int(free_bytes)) if name else ("", 0)
+
+
+@functools.cache
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()
+
+
+def _threads() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _available_bytes() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _check_memory(needed: Mapping[str, Operation], free_bytes: int, label: str) -> None:
+    def need(op: Operation) -> int:
+        return MEMORY_FACTOR * (op.work.bytes_moved if op.work else 0)
+
+    largest = max(needed.values(), key=need, default=None)
+    if largest is not None and need(largest) > free_bytes:
+        raise InvalidInput(
+            f"measuring '{largest.name}' ({largest.kind}) needs about {format_size(need(largest))}, {label} has "
+            f"{format_size(free_bytes)} free; use a smaller batch_size= or cost=roofline"
+        )
+
+
+def _measure(
+    missing: Mapping[str, str], device: str, folder: Path, provenance: Mapping[str, Any], scratch: Path
+) -> dict[str, str]:
+    """Measure in child processes; a crash costs the operation that was running. Returns {key: failure}."""
+    rest, failures = dict(missing), {}
+    job_path = scratch / "job.json"
+    while rest:
+        job = {
+            "signatures": rest,
+            "device": device,
+            "threads": _threads(),
+            "frameworks": sorted({json.loads(signature)["fw"] for signature in rest.values()}),
+            "folder": str(folder.resolve()),
+            "provenance": dict(provenance),
+        }
+        job_path.write_text(json.dumps(job))
+        child = subprocess.run(
+            [sys.executable, "-m", "remat.cost._profile_worker", str(job_path)],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
+            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"},
+        )  # fmt: skip
+        lines = [line.split(" ", 2) for line in child.stdout.splitlines()]
+        failures |= {words[1]: words[2] for words in lines if words[0] == "failed"}
+        if child.returncode == 0:
+            return failures
+        started = [words[1] for words in lines if words[0] == "start"]
+        if not started:
+            complaint = (child.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+            raise RematError(f"the profiling process ended with code {child.returncode}: {complaint[:300]}")
+        failures[started[-1]] = f"its process ended with code {child.returncode}"
+        rest = {key: signature for key, signature in rest.items() if key not in started}
+    return failures
