@@ -84,7 +84,7 @@ def _segment_residency(forward: Forward, checkpoints: Sequence[int]) -> np.ndarr
         for k in inside:
             for v in graph.operations[k].outputs:
                 S_TV[k + 1 : leave + 1, v] = True
-                if len(window) and graph.users[v] and graph.users[v][-1] > forward.region[-1]:
+                if len(window) and max(graph.users[v], default=0) >= max(window[0], forward.region[-1]):
                     S_TV[max(window[0], k + 1) : window[-1] + 1, v] = True
         if len(window):
             # Gradients made while the backward pass is in the segment stay until it leaves.

@@ -36,7 +36,7 @@ def griewank(problem: Problem) -> Iterator[Candidate]:
     else:
         states, label = forward.articulation_points(), "articulation points"
         if not states:
-            raise Skip("not a chain, and its forward pass has no articulation points to take as states")
+            raise Skip("the forward pass has no articulation points to take as states")
         if not as_published:
             states += [last] if states[-1] < last else []
     start = 0 if as_published else -1
@@ -66,15 +66,17 @@ def _residency(forward: Forward, states: list[int], taken: list[tuple[int, int]]
             S_TV[k + 1 : max(users, default=k) + 1, v] = True
     for step, state in enumerate(states):  # each step's values stay while it is being reversed
         low = states[step - 1] if step else 0
-        (window,) = np.nonzero((anchor >= low) & (anchor < state))
+        # The last step's backward may also start from the loss itself.
+        (window,) = np.nonzero((anchor >= low) & ((anchor < state) | (step == len(states) - 1)))
         if not len(window):
             continue
         for k in forward.operations[low : state + 1]:
             for v in graph.operations[k].outputs:
-                if graph.users[v] and graph.users[v][-1] > end:
+                read = max(graph.users[v], default=0)
+                if read > end:
                     # The last step is reversed right after the sweep that ran it.
                     first = k + 1 if step == len(states) - 1 else max(window[0], k) + 1
-                    S_TV[first : window[-1] + 1, v] = True
+                    S_TV[first : min(window[-1], read) + 1, v] = True
     for state, last in taken:
         k = forward.operations[states[state]]
         first = k
