@@ -6,6 +6,7 @@ side of `remat.min_budget`. All its plans are staged.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 
 from remat.graph import Graph
@@ -14,18 +15,20 @@ from remat.plan import Plan
 _NEVER = 1 << 60
 
 
-def greedy_eviction(graph: Graph, budget_bytes: int, *, cost_power: float = 0.5) -> Plan | None:
-    """A staged plan within `budget_bytes`, or None if the greedy gets stuck.
+def greedy_eviction(
+    graph: Graph, budget_bytes: int, *, cost_power: float = 0.5, deadline: float = float("inf")
+) -> Plan | None:
+    """A staged plan within `budget_bytes`, or None if the greedy gets stuck or meets the deadline.
 
     Evicts first what is large, used late and cheap to rebuild: the lowest
     ``cost**cost_power / (bytes * distance to next use)``, as in GreedyDual caching and DTR
     (Kirisame et al., ICLR 2021), but with the future known.
     """
-    order = _evict(graph, budget_bytes, cost_power)
+    order = _evict(graph, budget_bytes, cost_power, deadline)
     return None if order is None else Plan.from_order(graph, order, budget_bytes)
 
 
-def _evict(graph: Graph, budget_bytes: int, cost_power: float) -> list[int] | None:
+def _evict(graph: Graph, budget_bytes: int, cost_power: float, deadline: float) -> list[int] | None:
     operations, users, producer = graph.operations, graph.users, graph.producer
     size = [value.bytes for value in graph.values]
     kept = [value.keep or operations[p].run_once for value, p in zip(graph.values, producer, strict=True)]
@@ -34,6 +37,8 @@ def _evict(graph: Graph, budget_bytes: int, cost_power: float) -> list[int] | No
     held = graph.fixed_bytes
     order: list[int] = []
     for stage in range(len(graph)):
+        if time.monotonic() > deadline:
+            return None
         needed = _missing(graph, resident, stage)
         last_read = {v: k for k in needed for v in operations[k].inputs}
         for k in needed:

@@ -247,7 +247,7 @@ class Graph:
             [[o.inputs, o.outputs, o.cost, o.workspace_bytes, o.is_backward, o.run_once] for o in self.operations],
             [[v.bytes, v.keep] for v in self.values],
         ]
-        return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(content, separators=(",", ":"), default=int).encode()).hexdigest()
 
 
 def _check_integers(graph: Graph) -> None:

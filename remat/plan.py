@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from remat.errors import InvalidPlan
+from remat.errors import InvalidPlan, unknown_name
 from remat.graph import Graph
 
 COMPUTE, FREE = 0, 1
@@ -30,6 +30,14 @@ class Scope(StrEnum):
         """Whether every plan of scope `other` is also a plan of this scope."""
         order = list(Scope)
         return order.index(other) <= order.index(self)
+
+
+def parse_scope(scope: str) -> Scope:
+    """The scope of that name; raises `UnknownName`."""
+    try:
+        return Scope(scope)
+    except ValueError:
+        raise unknown_name("scope", str(scope), [str(s) for s in Scope]) from None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +88,8 @@ class Plan:
                 its last use in a stage unless the next stage's S holds it; without it, at last use.
         """
         R_TN = np.asarray(R_TN, dtype=bool)
+        if R_TN.ndim != 2 or R_TN.shape[1] != len(graph):
+            raise InvalidPlan(f"R has shape {R_TN.shape}, expected (stages, {len(graph)})")
         order = np.nonzero(R_TN)[1]
         if S_TV is None:
             return cls.from_order(graph, order.tolist(), budget_bytes)
@@ -153,7 +163,7 @@ class Plan:
         where = str(path)
         try:
             document = json.loads(Path(path).read_text())
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, absurd integers
             raise InvalidPlan(f"{where}: cannot be read as JSON: {error}") from None
         if not isinstance(document, dict) or document.get("format") != PLAN_FORMAT:
             raise InvalidPlan(f"{where}: 'format' must be '{PLAN_FORMAT}'")
@@ -187,8 +197,8 @@ def frees_at_last_use(graph: Graph, order: Sequence[int]) -> list[tuple[int, int
     """Insert a free after the last use of each computed copy of each value.
 
     A copy that nobody reads before it is computed again (or the end) goes right after it was
-    computed, unless the value must be kept. A value recomputed while resident (one output of a
-    multi-output operation) is one copy throughout.
+    computed, unless the value must be kept. An output that its producer makes again is freed at its last
+    use before that, so that two copies are never held.
     """
     operations, values = graph.operations, graph.values
     order = list(order)
@@ -208,8 +218,6 @@ def frees_at_last_use(graph: Graph, order: Sequence[int]) -> list[tuple[int, int
             if not live[v]:
                 frees_after[step].append(v)
                 live[v] = True
-    # A copy that is dead where it is computed must not be freed twice: an output of this step that is
-    # overwritten by a later computation while still resident shows up there, not here.
     steps: list[tuple[int, int]] = []
     for step, k in enumerate(order):
         steps.append((COMPUTE, k))
@@ -241,8 +249,10 @@ def scope_of_order(order: Iterable[int], n_operations: int) -> Scope:
 def _frees_by_stage(graph: Graph, R_TN: np.ndarray, S_TV: np.ndarray) -> list[tuple[int, int]]:
     """Steps of a staged plan in which S says what is held from stage to stage."""
     n, n_values = len(graph), len(graph.values)
-    if R_TN.shape[1] != n or S_TV.shape != (R_TN.shape[0], n_values):
+    if S_TV.shape != (R_TN.shape[0], n_values):
         raise InvalidPlan(f"R and S have shapes {R_TN.shape} and {S_TV.shape}, expected (T, {n}) and (T, {n_values})")
+    if len(S_TV) and S_TV[0].any():
+        raise InvalidPlan(f"S holds value {int(S_TV[0].argmax())} at the start of stage 0, before anything is computed")
     steps: list[tuple[int, int]] = []
     keep_at_end = np.array([value.keep for value in graph.values], dtype=bool)
     resident: set[int] = set()

@@ -31,6 +31,7 @@ class Strategy:
         options: names of the keyword options it takes, with their defaults.
         ignores_budget: its candidates do not depend on the budget, so one run serves a whole sweep.
         isolated: may overrun its time limit or crash; runs in a process of its own.
+        check: called with the options given, before anything runs; raises `InvalidInput` for a bad value.
     """
 
     name: str
@@ -39,14 +40,17 @@ class Strategy:
     options: dict[str, Any] = field(default_factory=dict)
     ignores_budget: bool = False
     isolated: bool = False
+    check: Callable[[dict[str, Any]], None] | None = None
 
     def check_options(self, options: dict[str, Any]) -> None:
-        """Raise `InvalidInput` for an option that this strategy does not take."""
+        """Raise `InvalidInput` for an option, or a value of one, that this strategy does not take."""
         for key in options:
             if key not in self.options:
                 if not self.options:
                     raise InvalidInput(f"strategy '{self.name}' takes no options, but got '{key}'")
                 raise unknown_name(f"option of strategy '{self.name}'", key, self.options)
+        if self.check is not None:
+            self.check(options)
 
 
 _REGISTRY: dict[str, Strategy] = {}
@@ -54,7 +58,11 @@ _discovered = False
 
 
 def strategy(
-    name: str, *, ignores_budget: bool = False, isolated: bool = False
+    name: str,
+    *,
+    ignores_budget: bool = False,
+    isolated: bool = False,
+    check: Callable[[dict[str, Any]], None] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function under `name`; its keyword-only parameters are its options."""
 
@@ -68,7 +76,7 @@ def strategy(
         parameters = inspect.signature(run).parameters.values()
         options = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
         summary = (inspect.getdoc(run) or "").partition("\n")[0]
-        _REGISTRY[name] = Strategy(name, run, summary, options, ignores_budget, isolated)
+        _REGISTRY[name] = Strategy(name, run, summary, options, ignores_budget, isolated, check)
         return run
 
     return register

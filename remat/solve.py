@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
-from remat.errors import InvalidInput, InvalidPlan, RematError, Skip, unknown_name
+from remat.errors import InvalidInput, RematError, Skip, unknown_name
 from remat.graph import Graph
-from remat.plan import Plan, Scope
+from remat.plan import Plan, Scope, parse_scope
 from remat.registry import Strategy, get_strategy
 from remat.simulator import Trace, simulate
 from remat.units import format_size, parse_size
@@ -220,6 +222,10 @@ def solve_sweep(
     chosen = get_strategy(strategy)
     chosen.check_options(options)
     _check_call(time_limit_s, threads, accounting, work_limit)
+    if not len(graph):
+        raise InvalidInput(f"graph '{graph.name}' has no operations; there is nothing to plan")
+    if warm_start is not None and warm_start.graph_sha256 != graph.sha256():
+        raise InvalidInput(f"warm_start was made for another graph ('{warm_start.graph_name}'), not for '{graph.name}'")
     problem = Problem(
         graph=graph,
         budget_bytes=0,
@@ -279,23 +285,15 @@ def family(
     return list(_judge(problem, candidates_of(chosen.run(problem, **options)))[0])
 
 
-def parse_scope(scope: str) -> Scope:
-    """The scope of that name; raises `UnknownName`."""
-    try:
-        return Scope(scope)
-    except ValueError:
-        raise unknown_name("scope", str(scope), [str(s) for s in Scope]) from None
-
-
 def _check_call(time_limit_s: float, threads: int, accounting: str, work_limit: int | None) -> None:
-    if not time_limit_s > 0:
-        raise InvalidInput(f"time limit must be positive, not {time_limit_s}")
-    if threads < 1:
-        raise InvalidInput(f"threads must be at least 1, not {threads}")
+    if isinstance(time_limit_s, bool) or not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:
+        raise InvalidInput(f"time limit must be a positive number of seconds, not {time_limit_s!r}")
+    if type(threads) is not int or threads < 1:
+        raise InvalidInput(f"threads must be an integer of at least 1, not {threads!r}")
     if accounting not in ACCOUNTINGS:
         raise unknown_name("accounting", accounting, ACCOUNTINGS)
-    if work_limit is not None and work_limit < 1:
-        raise InvalidInput(f"work_limit must be at least 1, not {work_limit}")
+    if work_limit is not None and (type(work_limit) is not int or work_limit < 1):
+        raise InvalidInput(f"work_limit must be an integer of at least 1, not {work_limit!r}")
 
 
 def _refuse_if_impossible(chosen: Strategy, problem: Problem) -> Solution | None:
@@ -330,8 +328,8 @@ def run_family(problem: Problem, strategy: str, options: Mapping[str, Any]) -> F
         result = replace(result, members=tuple(members), rejected=rejected)
     except Skip as skip:
         result = replace(result, status=Status.SKIPPED, message=str(skip))
-    except RematError as error:
-        result = replace(result, status=Status.FAILED, message=str(error))
+    except Exception as error:  # a strategy that crashes costs its own row, and the row says why
+        result = replace(result, status=Status.FAILED, message=_reason(error))
     return replace(result, wall_s=time.monotonic() - start)
 
 
@@ -358,9 +356,18 @@ def _solve_here(chosen: Strategy, problem: Problem, options: dict[str, Any]) -> 
         members, rejected = _judge(problem, candidates_of(produced))
     except Skip as skip:
         return _without_plan(chosen, problem, Status.SKIPPED, str(skip))
-    except RematError as error:
-        return _without_plan(chosen, problem, Status.FAILED, str(error))
+    except Exception as error:  # a strategy that crashes costs its own row, and the row says why
+        return _without_plan(chosen, problem, Status.FAILED, _reason(error))
     return _conclude(chosen, problem, outcome, members, rejected)
+
+
+def _reason(error: Exception) -> str:
+    """One line; the kind and place of an error that was not meant for users."""
+    if isinstance(error, RematError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{place}"
 
 
 def candidates_of(produced: Any) -> Iterator[Candidate]:
@@ -405,8 +412,10 @@ def _conclude(
     common: dict[str, Any] = {"stats": dict(outcome.stats)}
     if fitting:
         best = min(fitting, key=lambda m: (m.cost, m.peak_bytes))
-        if bound > best.cost:
-            raise InvalidPlan(f"strategy '{chosen.name}' claims the bound {bound}, but a plan costs {best.cost}")
+        if outcome.infeasible or bound > best.cost:
+            claim = "that no plan fits" if outcome.infeasible else f"the bound {bound}"
+            message = f"strategy '{chosen.name}' claims {claim}, but its own plan fits and costs {best.cost}"
+            return _without_plan(chosen, problem, Status.FAILED, message, **common)
         gap = (best.cost - bound) / best.cost if best.cost else 0.0
         return Solution(
             Status.OPTIMAL if gap <= GAP_TOLERANCE else Status.FEASIBLE,

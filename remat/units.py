@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
+
+import numpy as np
 
 from remat.errors import InvalidInput
 
@@ -19,6 +22,8 @@ def parse_size(size: int | float | str) -> int:
     Raises:
         InvalidInput: negative, unparsable, fractional bytes without a unit, or absurdly large.
     """
+    if isinstance(size, np.integer):
+        size = int(size)
     if isinstance(size, bool) or not isinstance(size, (int, float, str)):
         raise InvalidInput(f"cannot read {size!r} as a size; write an integer or e.g. 8GB or 7.5GiB")
     if isinstance(size, str):
@@ -28,7 +33,7 @@ def parse_size(size: int | float | str) -> int:
             raise InvalidInput(f"cannot read '{size}' as a size; write e.g. 8GB, 7.5GiB, 500MB or bytes")
         number = float(match[1])
         exact = int(match[1]) * factor if match[1].lstrip("+-").isdigit() else number * factor
-        if not match[2] and number != int(number):
+        if not match[2] and math.isfinite(number) and number != int(number):
             raise InvalidInput(f"'{size}' is a fraction of a byte; give a unit, e.g. {size}GB")
     else:
         exact = size

@@ -20,9 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from remat.errors import RematError
+from remat.errors import InvalidInput, InvalidPlan
 from remat.frontends.json import graph_to_dict
-from remat.plan import Plan
+from remat.plan import Plan, Scope
 from remat.registry import get_strategy
 from remat.simulator import simulate
 from remat.solve import Family, Member, Problem, Solution, Status
@@ -50,7 +50,14 @@ def solve_isolated_sweep(
     started = time.monotonic()
     rows, status, message = _ask(problem, budgets, strategy, options, family=False)
     if rows is not None:
-        return [_from_row(problem.graph, row) for row in rows]
+        try:
+            solutions = [_from_row(problem.graph, row) for row in rows]
+        except InvalidPlan as error:
+            status, message = Status.FAILED, f"the worker returned a wrong plan: {error}"
+        else:
+            if len(solutions) == 1:  # its own clock started after the process did
+                return [replace(solutions[0], wall_s=time.monotonic() - started)]
+            return solutions
     name = get_strategy(strategy).name
     failed = Solution(
         status, name, problem.graph.name, 0, problem.scope, problem.accounting,
@@ -85,7 +92,20 @@ def _ask(
     problem: Problem, budgets: Sequence[int | str], strategy: str, options: Mapping[str, Any], *, family: bool
 ) -> tuple[list[dict[str, Any]] | None, Status, str]:
     """(what the worker wrote, or None with the status and message that say why)."""
+    try:
+        return _exchange(problem, budgets, strategy, options, family)
+    except OSError as error:  # a full disk, no memory for a process
+        return None, Status.FAILED, f"could not run the solver process: {error}"
+
+
+def _exchange(
+    problem: Problem, budgets: Sequence[int | str], strategy: str, options: Mapping[str, Any], family: bool
+) -> tuple[list[dict[str, Any]] | None, Status, str]:
     limit_s = problem.remaining_s()
+    try:
+        json.dumps(dict(options))
+    except (TypeError, ValueError):
+        raise InvalidInput(f"options of strategy '{strategy}' must be plain, not {dict(options)!r:.80}") from None
     with tempfile.TemporaryDirectory(prefix="remat-") as folder:
         job, result = Path(folder, "job.json"), Path(folder, "result.json")
         warm_start = None
@@ -100,7 +120,7 @@ def _ask(
                     "strategy": strategy,
                     "scope": str(problem.scope),
                     "ends_at": time.time() + limit_s,
-                    "seed": problem.seed,
+                    "seed": int(problem.seed),
                     "threads": problem.threads,
                     "accounting": problem.accounting,
                     "work_limit": problem.work_limit,
@@ -111,7 +131,9 @@ def _ask(
                 }
             )
         )
-        code, complaint = _run([sys.executable, "-m", "remat._worker", str(job), str(result)], limit_s, problem.threads)
+        # -P: a file of the current folder must not shadow a module of the worker.
+        command = [sys.executable, "-P", "-m", "remat._worker", str(job), str(result)]
+        code, complaint = _run(command, limit_s, problem.threads)
         if result.exists():
             return json.loads(result.read_text()), Status.FAILED, ""
     if code is None:
@@ -123,6 +145,7 @@ def _ask(
 def _run(command: Sequence[str], limit_s: float, threads: int) -> tuple[int | None, str]:
     """(exit code or None if killed at the limit, last line of standard error)."""
     environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(threads))
+    environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)  # as in this process
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command,
@@ -181,7 +204,6 @@ def _from_row(graph: Any, row: dict[str, Any]) -> Solution:
         plan = Plan.from_steps(graph, zip(plan["kinds"], plan["ids"], strict=True), row["budget_bytes"])
         trace = simulate(graph, plan)
         if (trace.cost, trace.peak_bytes) != (row["cost"], row["peak_bytes"]):
-            raise RematError(f"the worker reported cost {row['cost']}, but its plan costs {trace.cost}")
-    from remat.plan import Scope
+            raise InvalidPlan(f"cost {row['cost']} was reported, but it costs {trace.cost}")
 
     return Solution(plan=plan, **row | {"status": Status(row["status"]), "scope": Scope(row["scope"])})

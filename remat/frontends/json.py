@@ -33,9 +33,11 @@ def load_graph(path: str | os.PathLike[str]) -> Graph:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise InvalidGraph(f"{path}: larger than {MAX_FILE_BYTES} bytes")
         document = json.loads(path.read_text(encoding="utf-8"))
+    except InvalidGraph:
+        raise
     except FileNotFoundError:
         raise InvalidGraph(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, absurd integers
         raise InvalidGraph(f"{path}: cannot be read as JSON: {error}") from None
     try:
         return graph_from_dict(document)

@@ -172,9 +172,7 @@ def _read_mosek(raw: Any) -> Answer:
         return Answer(Verdict.INFEASIBLE, False, bound, nodes)
     status = task.getsolsta(kind)
     solved = status == mosek.solsta.integer_optimal
-    return Answer(
-        Verdict.SOLVED if solved else Verdict.LIMIT, solved or status == mosek.solsta.prim_feas, bound, nodes
-    )
+    return Answer(Verdict.SOLVED if solved else Verdict.LIMIT, solved or status == mosek.solsta.prim_feas, bound, nodes)
 
 
 def _gurobi_options(limits: Limits) -> dict[str, Any]:

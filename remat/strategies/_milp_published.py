@@ -134,9 +134,7 @@ def build(graph: Graph) -> Equations:
     row = np.arange(len(t))
     before = producer[v] < t - 1
     hold_R = _matrix((len(row), n_R), (row, at_R(t - 1, producer[v]), 1))
-    hold_S = _matrix(
-        (len(row), n_S), (row[:n_S], np.arange(n_S), -1), (row[before], at_S(t[before] - 1, v[before]), 1)
-    )
+    hold_S = _matrix((len(row), n_S), (row[:n_S], np.arange(n_S), -1), (row[before], at_S(t[before] - 1, v[before]), 1))
     hold_rhs = np.where(t == n, 1.0, 0.0)
 
     # FREE[t, v, k]: pairs P = (v, k) that can end a value's life in a stage, for every stage from k on
@@ -167,9 +165,7 @@ def build(graph: Graph) -> Equations:
     use_R = _matrix((n_U, n_R), (row, row, born[k_of_R]))
     use_S = _matrix((n_U, n_S), (at_R(stage_of_S, np.zeros_like(stage_of_S)), np.arange(n_S), weight[value_of_S]))
     next_slot = k_F < t_F
-    use_F = _matrix(
-        (n_U, n_F), (at_R(t_F, k_F)[next_slot] + 1, np.nonzero(next_slot)[0], -weight[v_F[next_slot]])
-    )
+    use_F = _matrix((n_U, n_F), (at_R(t_F, k_F)[next_slot] + 1, np.nonzero(next_slot)[0], -weight[v_F[next_slot]]))
     workspace_R = _matrix((n_U, n_R), (row, row, workspace[k_of_R]))
 
     diagonal = t_of_R == k_of_R

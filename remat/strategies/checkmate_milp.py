@@ -7,8 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from remat.errors import InvalidInput, Skip
-from remat.graph import Graph
+from remat.errors import InvalidInput, Skip, unknown_name
 from remat.plan import Plan, Scope
 from remat.registry import strategy
 from remat.simulator import simulate
@@ -27,7 +26,21 @@ BYTES_PER_NONZERO = 400  # of matrices, cvxpy's copies and the solver's, measure
 MAX_NONZEROS = 20_000_000
 
 
-@strategy("checkmate_milp", isolated=True)
+def check_options(options: dict[str, Any]) -> None:
+    """Raise `InvalidInput` for a value that `checkmate_milp` cannot use."""
+    get_backend(options.get("solver", "highs"))
+    formulation = options.get("formulation", "published")
+    if formulation not in FORMULATIONS:
+        raise unknown_name("formulation", str(formulation), FORMULATIONS)
+    gap = options.get("mip_gap", 0.0)
+    if isinstance(gap, bool) or not isinstance(gap, (int, float)) or not 0 <= gap < 1:
+        raise InvalidInput(f"mip_gap must be in [0, 1), not {gap!r}")
+    nonzeros = options.get("max_nonzeros", 1)
+    if type(nonzeros) is not int or nonzeros < 1:
+        raise InvalidInput(f"max_nonzeros must be a positive integer, not {nonzeros!r}")
+
+
+@strategy("checkmate_milp", isolated=True, check=check_options)
 def checkmate_milp(
     problem: Problem,
     *,
@@ -69,10 +82,6 @@ def checkmate_milp(
         mip_gap: relative gap at which the solver stops; the default lands below OPTIMAL's 1e-4.
         max_nonzeros: larger models are skipped rather than built (about 400 bytes each).
     """
-    if formulation not in FORMULATIONS:
-        raise InvalidInput(f"formulation must be one of {', '.join(FORMULATIONS)}, not '{formulation}'")
-    if not 0 <= mip_gap < 1:
-        raise InvalidInput(f"mip_gap must be in [0, 1), not {mip_gap}")
     backend = get_backend(solver)
     graph = problem.graph
     once = Plan.from_order(graph, range(len(graph)))
@@ -203,7 +212,7 @@ class _Model:
         hazards = eq.haz_R @ R + eq.haz_S @ S + eq.haz_const
         constraints: list[cp.Constraint] = [
             eq.use_U @ U == (scale * eq.use_R) @ R + (scale * eq.use_S) @ S + (scale * eq.use_F) @ F,  # (2), (3)
-            1 - F <= hazards,  # (6)
+            hazards >= 1 - F,  # (6)
             cp.multiply(eq.kappa, 1 - F) >= hazards,  # (7)
             U + (scale * eq.workspace_R) @ R <= scale * units,  # (9)
             R[eq.R1] == 1,  # (8)
@@ -216,8 +225,3 @@ class _Model:
             constraints.append(R[eq.R0] == 0)
         self.R, self.S = R, S
         self.problem = cp.Problem(cp.Minimize((eq.cost / objective_scale(eq)) @ R), constraints)
-
-
-def fits_in_memory(graph: Graph, limit: int = MAX_NONZEROS) -> bool:
-    """Whether the model of `graph` is small enough to be built."""
-    return estimate_nonzeros(graph) <= limit

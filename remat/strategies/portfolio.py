@@ -12,6 +12,7 @@ from remat.eviction import greedy_eviction
 from remat.registry import get_strategy, strategies, strategy
 from remat.simulator import simulate
 from remat.solve import Candidate, Outcome, Problem, Status, candidates_of
+from remat.strategies._backends import get_backend
 from remat.strategies._milp_published import estimate_nonzeros
 
 MILP_NONZEROS = 4_000_000  # beyond it the MILP does not end in the times a portfolio is given
@@ -20,7 +21,11 @@ HEURISTICS_SHARE = 0.4  # of the time, at most, before the MILP starts
 COST_POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-@strategy("portfolio")
+def _check_options(options: dict[str, Any]) -> None:
+    get_backend(options.get("solver", "highs"))
+
+
+@strategy("portfolio", check=_check_options)
 def portfolio(problem: Problem, *, solver: str = "highs", milp_nonzeros: int = MILP_NONZEROS) -> Outcome:
     """Best plan and best bound of everything that applies, in the time given.
 
