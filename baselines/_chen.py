@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 from math import isqrt
 
 from baselines._forward import Forward
-from baselines._segments import segment_plan
-from remat import Candidate, Plan, Skip, simulate
+from baselines._segments import segment_plan, segment_plans
+from remat import Candidate, Skip, simulate
 
 SWEEP = range(60)  # segment sizes in twentieths of sqrt(n)'s peak: 0 to 2.95 in steps of 0.05
 
@@ -40,12 +40,11 @@ def greedy_family(forward: Forward, candidates: Sequence[int], accounting: str) 
     # Both variants sweep around the linearised sqrt(n)'s activation memory, as the artifact does.
     reference = segment_plan(forward, sqrt_checkpoints(everything), accounting)
     peak_bytes = simulate(forward.graph, reference).peak_bytes - forward.graph.fixed_bytes
-    plans: dict[tuple[int, ...], Plan] = {}
+    plans: dict[tuple[int, ...], list[Candidate]] = {}
     for i in SWEEP:
         chosen = tuple(greedy_checkpoints(forward, candidates, i * peak_bytes))
         if chosen not in plans:
-            plans[chosen] = segment_plan(forward, chosen, accounting)
-        yield Candidate(
-            plans[chosen],
-            {"factor": i / 20, "segment_bytes": i * peak_bytes // 20, "checkpoints": len(chosen)},
-        )
+            plans[chosen] = segment_plans(forward, chosen, accounting)
+        for member in plans[chosen]:
+            size = {"factor": i / 20, "segment_bytes": i * peak_bytes // 20}
+            yield Candidate(member.plan, size | dict(member.parameters))

@@ -9,21 +9,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from baselines._forward import Forward
-from remat import Graph, Plan
+from remat import Candidate, Graph, Plan
 
 
 def segment_plan(forward: Forward, checkpoints: Sequence[int], accounting: str) -> Plan:
-    """The plan that keeps `checkpoints` (ascending forward positions) and rebuilds each segment once.
+    """The plan of `segment_plans` in which values that cross a segment's border are rebuilt when read."""
+    return plan_of_residency(forward, _segment_residency(forward, checkpoints), accounting)
+
+
+def segment_plans(forward: Forward, checkpoints: Sequence[int], accounting: str) -> list[Candidate]:
+    """Plans that keep `checkpoints` (ascending forward positions) and rebuild each segment once.
 
     A segment starts at a checkpoint and ends before the next one. It stays resident until the forward pass has
     left it; it is rebuilt when the backward pass enters it and kept while the backward pass is in it. A value
-    that a later segment reads (a skip connection) is rebuilt for that use by the least recomputation.
+    that a later segment reads (a skip connection) is rebuilt for that use by the least recomputation, in the
+    forward pass too: so does the artifact (``skips: rebuilt``). Under ``exact``, where this matters, a second
+    plan holds it until the forward pass has read it last (``skips: held``), as every user's forward pass does.
     """
-    return plan_of_residency(forward, _segment_residency(forward, checkpoints), accounting)
+    rebuilt = _segment_residency(forward, checkpoints)
+    parameters: dict[str, Any] = {"checkpoints": len(checkpoints), "skips": "rebuilt"}
+    plans = [Candidate(plan_of_residency(forward, rebuilt, accounting), parameters)]
+    if accounting == "exact":
+        held = hold_forward(forward, rebuilt.copy())
+        if not np.array_equal(rebuilt, held):
+            plans.append(Candidate(plan_of_residency(forward, held, accounting), parameters | {"skips": "held"}))
+    return plans
 
 
 def plan_of_residency(forward: Forward, S_TV: np.ndarray, accounting: str) -> Plan:
@@ -62,6 +77,15 @@ def hold_latest(forward: Forward, S_TV: np.ndarray) -> np.ndarray:
     """`S_TV` with the outputs of each forward operation held for the next stage, and no longer."""
     for k in forward.operations:
         S_TV[k + 1 : k + 2, list(forward.graph.operations[k].outputs)] = True
+    return S_TV
+
+
+def hold_forward(forward: Forward, S_TV: np.ndarray) -> np.ndarray:
+    """`S_TV` with each forward value held until the forward pass has read it last."""
+    for k in forward.operations:
+        for v in forward.graph.operations[k].outputs:
+            last = max((u for u in forward.graph.users[v] if u <= forward.region[-1]), default=k)
+            S_TV[k + 1 : last + 1, v] = True
     return S_TV
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from baselines._chen import sqrt_checkpoints
 from baselines._forward import Forward
-from baselines._segments import segment_plan
+from baselines._segments import segment_plans
 from remat import Candidate, Problem, strategy
 
 
 @strategy("ap_sqrtn", ignores_budget=True)
-def ap_sqrtn(problem: Problem) -> Candidate:
+def ap_sqrtn(problem: Problem) -> list[Candidate]:
     """Checkpoint every floor(sqrt(n))-th of the n articulation points of the forward graph.
 
     The "AP sqrt(n)" of Jain et al., MLSys 2020: their extension of Chen et al. (2016) to graphs with
@@ -20,4 +20,4 @@ def ap_sqrtn(problem: Problem) -> Candidate:
     """
     forward = Forward.of(problem.graph)
     chosen = sqrt_checkpoints(forward.articulation_points())
-    return Candidate(segment_plan(forward, chosen, problem.accounting), {"checkpoints": len(chosen)})
+    return segment_plans(forward, chosen, problem.accounting)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from baselines._forward import Forward
-from baselines._segments import segment_plan
+from baselines._segments import segment_plans
 from remat import Candidate, Problem, Skip, strategy
 
 
 @strategy("checkpoint_all_ap", ignores_budget=True)
-def checkpoint_all_ap(problem: Problem) -> Candidate:
+def checkpoint_all_ap(problem: Problem) -> list[Candidate]:
     """Keep every articulation point of the forward graph and rebuild what lies between them.
 
     "Checkpoint all APs" in Jain et al., MLSys 2020. On a chain this keeps all but the first layer and the loss.
@@ -17,4 +17,4 @@ def checkpoint_all_ap(problem: Problem) -> Candidate:
     chosen = forward.articulation_points()
     if not chosen:
         raise Skip("the forward pass has no articulation points to keep")
-    return Candidate(segment_plan(forward, chosen, problem.accounting), {"checkpoints": len(chosen)})
+    return segment_plans(forward, chosen, problem.accounting)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from baselines._chen import sqrt_checkpoints
 from baselines._forward import Forward
-from baselines._segments import segment_plan
+from baselines._segments import segment_plans
 from remat import Candidate, Problem, strategy
 
 
 @strategy("chen_sqrtn", ignores_budget=True)
-def chen_sqrtn(problem: Problem) -> Candidate:
+def chen_sqrtn(problem: Problem) -> list[Candidate]:
     """Checkpoint every floor(sqrt(n))-th of the n forward operations (Chen et al. 2016), linearised.
 
     On a graph that is not a chain every operation of the forward pass, in the graph's order, is a candidate
@@ -21,4 +21,4 @@ def chen_sqrtn(problem: Problem) -> Candidate:
     """
     forward = Forward.of(problem.graph)
     chosen = sqrt_checkpoints(range(len(forward.operations)))
-    return Candidate(segment_plan(forward, chosen, problem.accounting), {"checkpoints": len(chosen)})
+    return segment_plans(forward, chosen, problem.accounting)

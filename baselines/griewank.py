@@ -8,7 +8,7 @@ import numpy as np
 
 from baselines._forward import Forward
 from baselines._revolve import schedule
-from baselines._segments import base_residency, hold_latest, plan_of_residency
+from baselines._segments import base_residency, hold_forward, hold_latest, plan_of_residency
 from remat import Candidate, Problem, Skip, strategy
 
 
@@ -58,12 +58,8 @@ def _sweep(most: int) -> list[int]:
 def _residency(forward: Forward, states: list[int], taken: list[tuple[int, int]]) -> np.ndarray:
     """S_TV of a schedule: state i is the forward position ``states[i]``, step i leads to it."""
     graph, anchor = forward.graph, forward.anchor
-    S_TV = base_residency(forward)
+    S_TV = hold_forward(forward, base_residency(forward))
     end = forward.region[-1]
-    for k in forward.operations:  # the forward sweep, and between APs whatever is still to be read
-        for v in graph.operations[k].outputs:
-            users = [u for u in graph.users[v] if u <= end]
-            S_TV[k + 1 : max(users, default=k) + 1, v] = True
     for step, state in enumerate(states):  # each step's values stay while it is being reversed
         low = states[step - 1] if step else 0
         # The last step's backward may also start from the loss itself.
