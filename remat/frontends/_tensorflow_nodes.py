@@ -1,6 +1,7 @@
 """Single TensorFlow operations as plain data: attributes, signatures, and running one from its signature.
 
-Private TensorFlow API in use (checked with 2.21.0): `op_def_registry.get`, for an operation's argument names.
+Private TensorFlow API in use (checked with 2.21.0): `op_def_registry.get`, for an operation's argument names,
+and `Tensor._handle_data`, for the shape of a variable.
 """
 
 from __future__ import annotations
@@ -8,16 +9,26 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from remat.errors import InvalidInput
+from remat.frontends._tensorflow_rules import OperationFacts, TensorFacts, flops
+from remat.graph import Work
 
 # constants up to this size are written into signatures and folded into; larger ones are tensors
 SMALL_CONSTANT_BYTES = 4096
+# output i is the storage of input i (IdentityN), or output 0 that of input 0
+ALIASES = frozenset(
+    {"Reshape", "Squeeze", "ExpandDims", "Identity", "IdentityN", "StopGradient", "PreventGradient", "EnsureShape"}
+    | {"Bitcast"}
+)
+EMPTY_LISTS = frozenset({"EmptyTensorList", "TensorListReserve"})
 _SHAPE_KINDS = frozenset({"Shape", "ShapeN", "Size", "Rank", "VariableShape"})
+# read the rows they return, not the table
+_GATHERS = frozenset({"GatherV2", "Gather", "GatherNd", "ResourceGather", "ResourceGatherNd"})
 # stateful to TensorFlow's scheduler, but with nothing that a second run would change
 _HARMLESS = frozenset({"ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd", "Placeholder"})
 
@@ -88,6 +99,43 @@ def signature(op: Any, attrs: dict[str, Any] | None, operands: Sequence[dict[str
     return json.dumps(description, sort_keys=True, separators=(",", ":"))
 
 
+def work_of(op: Any, constants: dict[str, np.ndarray], size: Callable[[Any], int]) -> Work:
+    """FLOPs, traffic and signature of one operation.
+
+    Args:
+        constants: folded tensors by name; they cost no traffic.
+        size: bytes of a tensor's storage.
+    """
+    attrs = attrs_of(op)
+    described = OperationFacts(
+        op.type, tuple(_facts(t, constants) for t in op.inputs), tuple(_facts(t, constants) for t in op.outputs),
+        attrs or {},
+    )  # fmt: skip
+    written = sum(map(size, op.outputs))
+    sources = {t.name: t for t in op.inputs if t.name not in constants}
+    if op.type in _GATHERS:
+        sources.pop(op.inputs[0].name, None)
+        written *= 2
+    operands = [operand(t, constants.get(t.name)) for t in op.inputs]
+    floating = [t.dtype.name for t in (*op.outputs, *op.inputs) if t.dtype.is_floating]
+    return Work(
+        flops=flops(described),
+        bytes_moved=written + sum(map(size, sources.values())),
+        dtype=floating[0] if floating else (*op.outputs, *op.inputs)[0].dtype.name,
+        signature=signature(op, attrs, operands),
+        is_free=op.type in EMPTY_LISTS,
+    )
+
+
+def _facts(tensor: Any, constants: dict[str, np.ndarray]) -> TensorFacts:
+    constant = constants.get(tensor.name)
+    if constant is not None:
+        small = constant.nbytes <= SMALL_CONSTANT_BYTES
+        return TensorFacts(constant.shape, tensor.dtype.name, constant.tolist() if small else None)
+    shape = () if tensor.dtype.name in ("resource", "variant") else shape_of(tensor)
+    return TensorFacts(shape, tensor.dtype.name)
+
+
 def run_signature(description: dict[str, Any], tensors: Sequence[Any]) -> list[Any]:
     """Run the operation of a parsed signature eagerly and return its outputs.
 
@@ -140,6 +188,16 @@ def run(op_def: Any, attrs: dict[str, Any], values: Sequence[Any]) -> list[Any]:
     return list(result) if isinstance(result, (list, tuple)) else [result]
 
 
+def fold_all(operations: Iterable[Any]) -> dict[str, np.ndarray]:
+    """Tensor name -> value for every constant, and everything that follows from small constants and static shapes."""
+    constants: dict[str, np.ndarray] = {}
+    for op in operations:
+        folded = fold(op, [constants.get(t.name) for t in op.inputs])
+        if folded is not None:
+            constants |= {t.name: c for t, c in zip(op.outputs, folded, strict=True)}
+    return constants
+
+
 def fold(op: Any, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray] | None:
     """The outputs of `op` if they are small constants: shapes, and pure functions of small constants."""
     if op.type == "Const":
@@ -169,21 +227,25 @@ def _known_bytes(tensor: Any) -> int | None:
 
 
 def _shapes(op: Any) -> list[np.ndarray] | None:
-    if op.type == "VariableShape":
-        static = op.outputs[0]
-        import tensorflow as tf
-
-        value = tf.get_static_value(static)
-        return None if value is None else [np.asarray(value)]
     found = []
     for source, out in zip(op.inputs, op.outputs, strict=True):
         dtype = out.dtype.as_numpy_dtype
-        if op.type == "Rank" and source.shape.rank is not None:
-            found.append(np.asarray(source.shape.rank, dtype))
-        elif source.shape.num_elements() is None:
+        shape = _variable_shape(source) if op.type == "VariableShape" else source.shape
+        if op.type == "Rank" and shape.rank is not None:
+            found.append(np.asarray(shape.rank, dtype))
+        elif shape.num_elements() is None:
             return None
         elif op.type == "Size":
-            found.append(np.asarray(source.shape.num_elements(), dtype))
+            found.append(np.asarray(shape.num_elements(), dtype))
         else:
-            found.append(np.asarray(source.shape.as_list(), dtype))
+            found.append(np.asarray(shape.as_list(), dtype))
     return found
+
+
+def _variable_shape(handle: Any) -> Any:
+    import tensorflow as tf
+
+    known = getattr(handle, "_handle_data", None)
+    if known is None or not known.is_set:
+        return tf.TensorShape(None)
+    return tf.TensorShape(known.shape_and_type[0].shape)

@@ -43,6 +43,10 @@ def flops(op: OperationFacts) -> int | None:
     return None if rule is None else int(rule(op))
 
 
+def _kinds(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
 # --- helpers -------------------------------------------------------------------------------------
 
 
@@ -108,17 +112,18 @@ def _cross_entropy(op: OperationFacts) -> int:
 
 # --- tables --------------------------------------------------------------------------------------
 
-_MOVEMENT = frozenset(
+_MOVEMENT = _kinds(
     """
     Reshape Squeeze ExpandDims Identity IdentityN StopGradient Snapshot Transpose ConjugateTranspose ConcatV2 Concat
     Pad PadV2 MirrorPad Slice StridedSlice StridedSliceGrad Split SplitV Pack Unpack Tile BroadcastTo Fill ZerosLike
     OnesLike GatherV2 Gather GatherNd ResourceGather ResourceGatherNd ReverseV2 Reverse Roll SpaceToDepth DepthToSpace
     SpaceToBatchND BatchToSpaceND ResizeNearestNeighbor Cast Bitcast Where InvertPermutation Range Shape ShapeN Size
-    Rank BroadcastGradientArgs BroadcastArgs ConcatOffset OneHot MatrixDiagV3 MatrixBandPart AssignVariableOp ReadVariableOp
+    Rank BroadcastGradientArgs BroadcastArgs ConcatOffset OneHot MatrixDiagV3 MatrixBandPart
+    AssignVariableOp ReadVariableOp
     StatelessRandomGetKeyCounter StatelessRandomGetAlg EmptyTensorList TensorListReserve TensorListFromTensor
     TensorListStack TensorListGetItem TensorListSetItem TensorListPushBack TensorListPopBack TensorListLength
     TensorListElementShape VariableShape NoOp Assert TopKV2 DynamicPartition DynamicStitch ScatterNd EnsureShape
-    """.split()
+    """
 )
 
 _RULES: dict[str, Callable[[OperationFacts], int]] = {
@@ -184,21 +189,22 @@ _RULES: dict[str, Callable[[OperationFacts], int]] = {
     "TensorScatterAdd": lambda op: op.inputs[2].size,
     "ResourceScatterAdd": lambda op: op.inputs[2].size,
 }
-_RULES |= dict.fromkeys("Sum Mean Prod Max Min All Any ArgMax ArgMin EuclideanNorm".split(), _per_input(1))
+_RULES |= dict.fromkeys(_kinds("Sum Mean Prod Max Min All Any ArgMax ArgMin EuclideanNorm"), _per_input(1))
 _RULES |= dict.fromkeys(
-    """
+    _kinds("""
     Add AddV2 Sub Mul MulNoNan RealDiv Div DivNoNan FloorDiv FloorMod Mod TruncateDiv TruncateMod Maximum Minimum Pow
     SquaredDifference Neg Abs Sign Square Sqrt Rsqrt Reciprocal Inv Exp Expm1 Log Log1p Sin Cos Tan Tanh Sigmoid Erf
-    Erfc Erfinv Round Rint Floor Ceil Relu Relu6 ReluGrad Relu6Grad LeakyRelu LeakyReluGrad Selu Select SelectV2 ClipByValue BiasAdd BiasAddV1 Equal
+    Erfc Erfinv Round Rint Floor Ceil Relu Relu6 ReluGrad Relu6Grad LeakyRelu LeakyReluGrad Selu Select SelectV2
+    ClipByValue BiasAdd BiasAddV1 Equal
     NotEqual Less LessEqual Greater GreaterEqual LogicalAnd LogicalOr LogicalNot IsFinite IsNan IsInf Cumsum Cumprod
     Xlogy Xdivy BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift AssignAddVariableOp AssignSubVariableOp
-    """.split(),
+    """),
     _per_output(1),
 )
 for _kind in ("AssignAddVariableOp", "AssignSubVariableOp"):
     _RULES[_kind] = lambda op: op.inputs[1].size
 # y * (1 - y) * dy and the like: more than one operation per element
-_RULES |= dict.fromkeys("Elu Softsign SqrtGrad InvGrad ReciprocalGrad".split(), _per_output(2))
+_RULES |= dict.fromkeys(_kinds("Elu Softsign SqrtGrad InvGrad ReciprocalGrad"), _per_output(2))
 _RULES |= dict.fromkeys(
-    "SigmoidGrad TanhGrad EluGrad SeluGrad SoftplusGrad SoftsignGrad RsqrtGrad Softplus".split(), _per_output(3)
+    _kinds("SigmoidGrad TanhGrad EluGrad SeluGrad SoftplusGrad SoftsignGrad RsqrtGrad Softplus"), _per_output(3)
 )

@@ -13,6 +13,8 @@ How the trace is read:
   folded when their result is at most 4 KiB, as TensorFlow's own constant folding does.
 * Operations that change state (variable assignment, stateful random numbers) run once.
   Keras 3's dropout draws from a seed that it reads first, so repeating it is pure.
+* Nested functions are inlined. A loop (a recurrent layer) is one opaque operation with the FLOPs of
+  all its turns; the tensor lists it fills are values of their full length.
 * What neither the loss, nor a gradient, nor a state update needs is pruned.
 
 TensorFlow is imported on first use. Checked with TensorFlow 2.21.0 and Keras 3.15.1.
@@ -32,16 +34,11 @@ import numpy as np
 
 from remat.errors import InvalidInput, MissingPackage
 from remat.frontends import _tensorflow_nodes as nodes
-from remat.frontends._tensorflow_rules import OperationFacts, TensorFacts, flops
+from remat.frontends._tensorflow_loops import LOOPS, Loop, read_loop
 from remat.graph import Graph, Operation, Value, Work
 
-# output i is the storage of input i (IdentityN) or output 0 that of input 0
-ALIASES = frozenset(
-    "Reshape Squeeze ExpandDims Identity IdentityN StopGradient PreventGradient EnsureShape Bitcast".split()
-)
-_GATHERS = frozenset({"GatherV2", "Gather", "GatherNd", "ResourceGather", "ResourceGatherNd"})
 _LARGE_CONSTANT_BYTES = 1024
-_COMPUTE_POLICY = {"float32": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
+_COMPUTE_POLICY = {"float32": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16", "float64": "float64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +97,7 @@ def trace_step(
 ) -> TracedStep:
     """As `operation_graph`, with the trace itself, for executing plans; same arguments and errors."""
     _check(model, batch_size, dtype)
-    function, n_labels = _trace(model, batch_size, loss)
+    function = _trace(model, batch_size, loss)
     name = f"{model.name}_b{batch_size}_ops" if name is None else name
     return _Reader(model, function, name).read()
 
@@ -150,7 +147,7 @@ def _nested_functions_inlined():
         tf.config.run_functions_eagerly(before)
 
 
-def _trace(model: Any, batch_size: int, loss: Callable[[Any, Any], Any] | None) -> tuple[Any, int]:
+def _trace(model: Any, batch_size: int, loss: Callable[[Any, Any], Any] | None) -> Any:
     import tensorflow as tf
 
     inputs = [_batch_spec(t, batch_size) for t in model.inputs]
@@ -170,7 +167,7 @@ def _trace(model: Any, batch_size: int, loss: Callable[[Any, Any], Any] | None) 
         return total, [g for g in gradients if g is not None]
 
     with _nested_functions_inlined():
-        return tf.function(step, autograph=False).get_concrete_function(inputs, labels), len(labels)
+        return tf.function(step, autograph=False).get_concrete_function(inputs, labels)
 
 
 def _batch_spec(tensor: Any, batch_size: int) -> Any:
@@ -200,7 +197,7 @@ def _default_loss(labels: Any, prediction: Any) -> Any:
     if prediction.shape.rank < 2 or prediction.shape[-1] == 1:
         return keras.losses.mean_squared_error(labels, prediction)
     source = prediction.op
-    while source.type in ALIASES or source.type == "Cast":
+    while source.type in nodes.ALIASES or source.type == "Cast":
         source = source.inputs[0].op
     prediction = tf.cast(prediction, "float32") if prediction.dtype.size < 4 else prediction
     return keras.losses.sparse_categorical_crossentropy(labels, prediction, from_logits=source.type != "Softmax")
@@ -213,10 +210,15 @@ class _Reader:
         self.model, self.function, self.name = model, function, name
         self.trace = function.graph
         self.constants: dict[str, np.ndarray] = {}  # tensor name -> folded value
+        self.loops: dict[str, Loop] = {}
 
     def read(self) -> TracedStep:
         live = self._live()
         order = [op for op in self.trace.get_operations() if op in live]
+        for op in order:
+            if op.type in LOOPS:
+                limit = self.constants.get(op.inputs[1].name)
+                self.loops[op.name] = read_loop(op, limit, lambda i, op=op: self._bytes(self._base(op.inputs[i])))
         value_of: dict[str, int] = {}
         operations: list[Operation] = []
         values: list[Value] = []
@@ -232,17 +234,20 @@ class _Reader:
             bases = [self._base(t) for t in op.inputs]
             read = sorted({value_of[t.name] for t in bases if t.name in value_of})
             for t in bases:
-                if t.name in self.constants and nodes.bytes_of(t) > _LARGE_CONSTANT_BYTES:
-                    large[t.name] = nodes.bytes_of(t)
+                if t.name in self.constants and self.constants[t.name].nbytes > _LARGE_CONSTANT_BYTES:
+                    large[t.name] = self.constants[t.name].nbytes
             made = tuple(range(len(values), len(values) + len(op.outputs)))
             for v, t in zip(made, op.outputs, strict=True):
                 value_of[t.name] = v
-                values.append(Value(t.name, nodes.bytes_of(t), keep=t.name in kept))
+                values.append(Value(t.name, self._bytes(t), keep=t.name in kept))
                 tensors.append(t)
+            loop = self.loops.get(op.name)
             operations.append(
                 Operation(
                     name=op.name, kind=op.type, inputs=tuple(read), outputs=made, is_backward=after_loss,
-                    run_once=nodes.is_stateful(op), work=self._work(op),
+                    workspace_bytes=loop.workspace_bytes if loop else 0,
+                    run_once=loop.changes_state if loop else nodes.is_stateful(op),
+                    work=self._work(op),
                 )
             )  # fmt: skip
             kept_nodes.append(op)
@@ -258,10 +263,7 @@ class _Reader:
 
     def _live(self) -> set[Any]:
         """Operations that a result or a state change needs; also folds constants on the way."""
-        for op in self.trace.get_operations():
-            folded = nodes.fold(op, [self.constants.get(t.name) for t in op.inputs])
-            if folded is not None:
-                self.constants |= {t.name: c for t, c in zip(op.outputs, folded, strict=True)}
+        self.constants = nodes.fold_all(self.trace.get_operations())
         todo = [t.op for t in self.function.outputs]
         todo += [op for op in self.trace.control_outputs if nodes.is_stateful(op)]
         live: set[Any] = set()
@@ -273,15 +275,30 @@ class _Reader:
         return live
 
     def _is_free(self, op: Any) -> bool:
-        if op.type in ALIASES or op.type in ("Placeholder", "ReadVariableOp", "NoOp"):
+        if op.type in nodes.ALIASES or op.type in ("Placeholder", "ReadVariableOp", "NoOp"):
             return True
         return bool(op.outputs) and all(t.name in self.constants for t in op.outputs)
 
     def _base(self, tensor: Any) -> Any:
         """The tensor whose storage `tensor` is."""
-        while tensor.op.type in ALIASES and tensor.name not in self.constants:
-            tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
+        while tensor.name not in self.constants:
+            op, i = tensor.op, tensor.value_index
+            if op.type in nodes.ALIASES:
+                tensor = op.inputs[i if op.type == "IdentityN" else 0]
+            elif op.name in self.loops and self.loops[op.name].alias_of[i] is not None:
+                tensor = op.inputs[self.loops[op.name].alias_of[i]]
+            else:
+                break
         return tensor
+
+    def _bytes(self, tensor: Any) -> int:
+        """Storage of a tensor or a tensor list; 0 for handles of variables."""
+        op = tensor.op
+        if op.name in self.loops:
+            return self.loops[op.name].output_bytes[tensor.value_index]
+        if tensor.dtype.name != "variant" or op.type in nodes.EMPTY_LISTS:
+            return nodes.bytes_of(tensor)
+        return max((self._bytes(self._base(t)) for t in op.inputs), default=0)
 
     def _batch(self) -> list[Any]:
         captured = {id(t) for t in self.trace.internal_captures}
@@ -290,27 +307,9 @@ class _Reader:
     def _variable_bytes(self) -> int:
         return sum(math.prod(v.shape) * np.dtype(v.value.dtype.as_numpy_dtype).itemsize for v in self.model.variables)
 
-    def _facts(self, tensor: Any) -> TensorFacts:
-        constant = self.constants.get(tensor.name)
-        small = constant is not None and constant.nbytes <= nodes.SMALL_CONSTANT_BYTES
-        shape = () if tensor.dtype.name in ("resource", "variant") else nodes.shape_of(tensor)
-        return TensorFacts(shape, tensor.dtype.name, constant.tolist() if small else None)
-
     def _work(self, op: Any) -> Work:
-        attrs = nodes.attrs_of(op)
-        facts = OperationFacts(
-            op.type, tuple(map(self._facts, op.inputs)), tuple(map(self._facts, op.outputs)), attrs or {}
-        )
-        written = sum(map(nodes.bytes_of, op.outputs))
-        sources = {t.name: t for t in op.inputs if t.name not in self.constants}
-        if op.type in _GATHERS:  # reads the rows it returns, not the table
-            sources.pop(op.inputs[0].name, None)
-            written *= 2
-        operands = [nodes.operand(t, self.constants.get(t.name)) for t in op.inputs]
-        floating = [t.dtype.name for t in (*op.outputs, *op.inputs) if t.dtype.is_floating]
-        return Work(
-            flops=flops(facts),
-            bytes_moved=written + sum(map(nodes.bytes_of, sources.values())),
-            dtype=floating[0] if floating else (op.outputs or op.inputs)[0].dtype.name,
-            signature=nodes.signature(op, attrs, operands),
-        )
+        loop = self.loops.get(op.name)
+        if loop is None:
+            return nodes.work_of(op, self.constants, lambda t: self._bytes(self._base(t)))
+        floating = [t.dtype.name for t in op.outputs if t.dtype.is_floating]
+        return Work(loop.flops, loop.bytes_moved, floating[0] if floating else "float32")
