@@ -15,7 +15,7 @@ from hydra._internal.utils import get_args_parser  # the flags of Hydra 1.3; che
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.config import CONF_FOLDER, GROUPS, Config, group_options, register
@@ -103,11 +103,11 @@ def check(overrides: Sequence[str], *, multirun: bool) -> list[Settings]:
     variants: list[list[str]] = []
     for override in parsed:
         _check_key(override)
-        texts = _values(override)
+        key, texts = override.key_or_group, _values(override)
         if len(texts) > 1 and not multirun:
+            as_list = f"; for one run with all of them write '{key}=[{','.join(t.partition('=')[2] for t in texts)}]'"
             raise InvalidInput(
-                f"{override.input_line}: several values need -m (one run each); "
-                f"for one run with a list write '{override.key_or_group}=[a,b]'"
+                f"{override.input_line}: several values need -m (one run each){as_list if key == 'strategies' else ''}"
             )
         variants.append(texts)
     for override, texts in zip(parsed, variants, strict=True):
@@ -152,7 +152,11 @@ def _check_option(override: Override, text: str) -> None:
     group = override.key_or_group
     if group not in GROUPS:
         return
+    if override.is_delete() or override.is_add():
+        raise InvalidInput(f"{text}: write {group}=NAME, without + or ~")
     choice, known = text.partition("=")[2].strip("'\""), group_options(group)
+    if not choice:
+        raise InvalidInput(f"{group}= needs a name: {', '.join(known)}")
     if choice not in known:
         raise unknown_name(group, choice, known)
 
@@ -188,8 +192,3 @@ def _check_runs_folder() -> None:
         raise InvalidInput(f"cannot make {folder.resolve()}: {error.strerror}; run from a folder you own") from None
     if not os.access(folder, os.W_OK):
         raise InvalidInput(f"cannot write into {folder.resolve()}; run from a folder you own")
-
-
-def describe(cfg: DictConfig) -> str:
-    """The configuration as YAML, without Hydra's own part."""
-    return OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [k for k in cfg if k != "hydra"]))

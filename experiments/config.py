@@ -74,7 +74,7 @@ class Config:
     device: str | None = None
     budget: Any = "sweep"
     points: int = 16
-    strategies: Any = "all"
+    strategies: Any = "default"
     scope: str = "staged"
     accounting: str = "exact"
     scale: str = "full"

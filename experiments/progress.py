@@ -81,4 +81,6 @@ class SolveProgress:
         self._bar.update(self._task, completed=len(self._spent))
         if not self._live:
             elapsed = time.monotonic() - self._began
-            self._console.print(f"[{len(self._spent)}/{len(self._limits)}, {elapsed:.0f} s] {line}", markup=False)
+            self._console.print(
+                f"[{len(self._spent)}/{len(self._limits)}, {elapsed:.0f} s] {line}", markup=False, soft_wrap=True
+            )

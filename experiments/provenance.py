@@ -35,6 +35,14 @@ def provenance() -> Provenance:
     return Provenance(commit, None if changes is None else bool(changes), json.dumps(versions()), cpu_name())
 
 
+def solver_build(solver: str | None) -> str:
+    """A solver's name and version, e.g. ``highs 1.14.0``; '' for a strategy that used none."""
+    if not solver:
+        return ""
+    package = {"highs": "highspy", "gurobi": "gurobipy", "scip": "pyscipopt"}.get(solver, solver)
+    return f"{solver} {versions().get(package, 'of unknown version')}"
+
+
 def versions() -> dict[str, str]:
     """Installed versions of what can change a result, without importing any of it."""
     found = {"python": platform.python_version()}

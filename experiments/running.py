@@ -21,7 +21,6 @@ from experiments.row import Row
 from experiments.settings import RUNS_FOLDER, Settings
 from experiments.solving import Bench
 from experiments.store import Store, write_json
-from experiments.tables import result_table
 from remat.units import format_cost, format_size
 
 STORE_FOLDER = RUNS_FOLDER / "store"
@@ -30,8 +29,17 @@ STORE_FOLDER = RUNS_FOLDER / "store"
 def run(cfg: DictConfig, settings: Settings, experiment: str) -> int:
     """Build, solve, store, draw; the exit code: 1 if a single budget ends without any plan."""
     console = make_console()
-    warnings.showwarning = lambda message, *_, **__: console.print(f"warning: {message}", markup=False)
     folder = RUNS_FOLDER / run_name(cfg)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: console.print(f"warning: {message}", markup=False)
+        return _run(cfg, settings, experiment, console, folder)
+
+
+def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console, folder: Path) -> int:
+    if settings.logger == "wandb":
+        from experiments.wandb_logger import import_wandb
+
+        import_wandb()  # before anything is solved
     with console.status(f"building {_what(settings)} ..."):
         subject, remarks = build_quietly(settings)
     for remark in remarks:
@@ -44,14 +52,21 @@ def run(cfg: DictConfig, settings: Settings, experiment: str) -> int:
     engine = make_engine(cfg.engine.name, settings.jobs)
     with SolveProgress(console, settings.jobs) as progress, engine:
         bench = Bench(subject, settings, experiment, store, engine, progress, store_all.peak_bytes)
-        if settings.budget_bytes is None:
-            rows, families = run_sweep(bench)
-        else:
-            rows, families = run_single(bench, settings.budget_bytes)
-    write_json(folder / "run.json", head | {"keys": [row.key for row in rows], "families": families})
-    OmegaConf.save(OmegaConf.masked_copy(cfg, [k for k in cfg if k != "hydra"]), folder / "config.yaml")
-    _conclude(console, rows, bench, subject)
+        try:
+            if settings.budget_bytes is None:
+                rows, families = run_sweep(bench)
+            else:
+                rows, families = run_single(bench, settings.budget_bytes)
+        except KeyboardInterrupt:
+            _write_run(folder, head, list(bench.kept), [])
+            console.print(f"kept {len(bench.kept)} finished results; python -m analysis {folder} draws them",
+                          markup=False, soft_wrap=True)  # fmt: skip
+            raise
+    _write_run(folder, head, [row.key for row in rows], families)
     drawn = _draw(console, folder)
+    _explain_failures(console, rows)
+    console.print(f"{bench.solved} solved now, {bench.reused} taken from the store", markup=False)
+    _say_where(console, drawn)
     if settings.logger == "wandb":
         from experiments.wandb_logger import log_run
 
@@ -96,22 +111,34 @@ def _plain(value: Any) -> Any:
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
-def _conclude(console: Console, rows: Sequence[Row], bench: Bench, subject: Subject) -> None:
-    console.print()
-    console.print(result_table(rows, subject.graph.cost_unit))
-    console.print(f"{bench.solved} solved now, {bench.reused} taken from the store", markup=False)
+def _write_run(folder: Path, head: dict[str, Any], keys: list[str], families: list[str]) -> None:
+    write_json(folder / "run.json", head | {"keys": keys, "families": families})
 
 
 def _draw(console: Console, folder: Path) -> list[Path]:
-    """Draw the run and say where everything is."""
-    from analysis import draw_run
+    """Draw the run and print its table."""
+    from analysis import draw_run, terminal_table  # pandas takes a second, which errors should not wait for
 
     with console.status("drawing ..."):
         drawn = list(draw_run(folder))
+    console.print(terminal_table(folder))
+    return drawn
+
+
+def _explain_failures(console: Console, rows: Sequence[Row]) -> None:
+    """Why a strategy has no plan at any budget, one line each; a single budget's table says it already."""
+    if len({row.budget_bytes for row in rows}) == 1:
+        return
+    for name in dict.fromkeys(row.strategy for row in rows):
+        own = [row for row in rows if row.strategy == name]
+        if all(row.cost is None for row in own):
+            console.print(f"{name}: {own[-1].status} at every budget: {own[-1].message}", markup=False, soft_wrap=True)
+
+
+def _say_where(console: Console, drawn: Sequence[Path]) -> None:
     pages = [path for path in drawn if path.suffix == ".html"]
     figures = sorted({path.parent for path in drawn if path.suffix in (".png", ".pdf")})
     tables = [path for path in drawn if path.suffix == ".csv"]
     for what, paths in (("table", tables), ("figures", figures), ("page", pages)):
         for path in paths:
             console.print(f"{what:<8} {path}", markup=False, soft_wrap=True)
-    return drawn

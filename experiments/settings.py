@@ -21,6 +21,8 @@ COSTS = ("flops", "roofline", "profile")
 SCALES = ("full", "quick")
 QUICK_POINTS, QUICK_TIME_LIMIT_S = 6, 10.0
 WANDB_MODES = ("offline", "online", "disabled")
+# Runs the other strategies itself: beside them it would only repeat their work.
+COMBINES_OTHERS = ("portfolio",)
 _OF_A_MODEL = ("batch_size", "input_size", "granularity", "target")
 
 
@@ -129,14 +131,22 @@ def _strategies(given: Any) -> tuple[str, ...]:
     if OmegaConf.is_list(given):
         wanted = [str(name) for name in given]
     elif isinstance(given, str):
-        wanted = strategies() if given == "all" else [given]
+        wanted = {"all": strategies, "default": default_strategies}.get(given, lambda: [given])()
     else:
-        raise InvalidInput(f"strategies must be 'all', a name or a list like 'strategies=[a,b]', not {given!r}")
+        raise InvalidInput(
+            f"strategies must be 'default', 'all', a name or a list like 'strategies=[a,b]', not {given!r}"
+        )
     if not wanted:
-        raise InvalidInput("strategies is an empty list; write 'strategies=all' or names")
+        raise InvalidInput("strategies is an empty list; write names, default or all")
     for name in wanted:
-        get_strategy(name)
+        if name not in strategies():
+            raise unknown_name("strategy", name, [*strategies(), "default", "all"])
     return tuple(dict.fromkeys(wanted))
+
+
+def default_strategies() -> list[str]:
+    """Every registered strategy that does work of its own."""
+    return [name for name in strategies() if name not in COMBINES_OTHERS]
 
 
 def _options(cfg: DictConfig, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -151,6 +161,8 @@ def _options(cfg: DictConfig, names: tuple[str, ...]) -> dict[str, dict[str, Any
             raise InvalidInput(f"{key}={value}: none of the strategies {', '.join(names)} takes it")
         for name in takers:
             options[name][key] = value
+    for name in names:
+        get_strategy(name).check_options(options[name])
     return options
 
 

@@ -6,7 +6,8 @@ import hashlib
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from experiments.build import Subject
 from experiments.engine import Engine, Job
 from experiments.progress import SolveProgress
-from experiments.provenance import provenance
+from experiments.provenance import provenance, solver_build
 from experiments.row import Row
 from experiments.settings import Settings
 from experiments.store import Store, code_version, row_key
@@ -34,7 +35,8 @@ class Bench:
     Attributes:
         experiment: name that new rows carry.
         store_all_peak_bytes: checkpoint-all's peak under the run's accounting.
-        rows, families: keys in the order they were first wanted; what the run's run.json lists.
+        kept: [key] every row of this run so far, in the order wanted.
+        solved, reused: how many solves were done now, and how many were found in the store.
     """
 
     subject: Subject
@@ -44,6 +46,7 @@ class Bench:
     engine: Engine
     progress: SolveProgress
     store_all_peak_bytes: int
+    kept: dict[str, Row] = field(default_factory=dict)
     solved: int = 0
     reused: int = 0
 
@@ -106,6 +109,7 @@ class Bench:
             key = self.key(name, solution.budget_bytes)
             row = self.store.read_row(key) if family.status is not Status.FAILED else None
             rows.append(row if row is not None else self.keep(key, solution))
+            self.kept[key] = rows[-1]
         return rows
 
     def run_budgets(self, names: Sequence[str], budgets: Sequence[int]) -> dict[str, list[Row]]:
@@ -117,7 +121,7 @@ class Bench:
                 key = self.key(name, budget)
                 row = self.store.read_row(key)
                 if row is not None and row.status in _FINAL:
-                    found[key] = row
+                    self.kept[key] = found[key] = row
                     self.reused += 1
                 else:
                     jobs.append(Job(key, f"{name} at {format_size(budget)}", self.problem(budget), name,
@@ -144,6 +148,7 @@ class Bench:
         plan_file = self.store.write_plan(key, solution.plan) if solution.plan is not None else None
         row = self._row(key, solution, plan_file)
         self.store.write_row(row)
+        self.kept[key] = row
         return row
 
     def _row(self, key: str, solution: Solution, plan_file: str | None) -> Row:
@@ -163,7 +168,7 @@ class Bench:
             stats=json.dumps(dict(stats), sort_keys=True, default=str), total_cost=graph.total_cost,
             store_all_peak_bytes=self.store_all_peak_bytes, fixed_bytes=graph.fixed_bytes, n_operations=len(graph),
             n_edges=graph.n_edges, git_commit=where.git_commit, git_dirty=where.git_dirty, versions=where.versions,
-            cpu=where.cpu, solver_build=str(stats.get("solver_build", "")),
+            cpu=where.cpu, solver_build=solver_build(stats.get("solver")),
             finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )  # fmt: skip
 
@@ -189,6 +194,7 @@ def _family_line(family: Family) -> str:
     return f"{family.strategy}: {n} plan{'s' * (n > 1)}, peak from {least}, {family.wall_s:.1f} s"
 
 
+@cache  # of the moment it is first asked for: editing a file must not change the keys of a run that goes on
 def _source_hash(strategy: str) -> str:
     """Of the strategy's own file: for those that come from outside packages."""
     source = inspect.getsourcefile(get_strategy(strategy).run)
