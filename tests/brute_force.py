@@ -1,0 +1,217 @@
+"""Slow references written from the definitions alone; they share no code with what they check.
+
+`replay` is the judge with sets and dicts, `optimum` an exhaustive search over everything that a plan
+of a scope can do, `small_graphs` and `step_lists` are what both are compared on.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+import numpy as np
+
+from remat import Graph, Operation, Value
+
+COMPUTE, FREE = 0, 1
+
+
+class Rejected(Exception):
+    """The step list is not a plan; the first argument is the offending step, or None."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Cost, peak and what is held at the end."""
+
+    cost: int
+    peak_bytes: int
+    final_bytes: int
+
+
+def replay(graph: Graph, steps: Sequence[tuple[int, int]]) -> Replay:
+    """Cost and peak of a step list, each moment's memory added up from scratch."""
+    copies: Counter[int] = Counter()
+    moments = []
+    computed: Counter[int] = Counter()
+
+    def held() -> int:
+        return graph.fixed_bytes + sum(graph.values[v].bytes * n for v, n in copies.items())
+
+    for at, (kind, i) in enumerate(steps):
+        if kind == FREE:
+            if i not in range(len(graph.values)) or copies[i] == 0:
+                raise Rejected(at)
+            copies[i] = 0
+            continue
+        if i not in range(len(graph.operations)):
+            raise Rejected(at)
+        op = graph.operations[i]
+        if not all(copies[v] for v in op.inputs):
+            raise Rejected(at)
+        if len(op.outputs) == 1 and copies[op.outputs[0]]:
+            raise Rejected(at)
+        copies.update(op.outputs)
+        moments.append(held() + op.workspace_bytes)
+        for v in op.outputs:
+            copies[v] = 1
+        computed[i] += 1
+    for i, op in enumerate(graph.operations):
+        if computed[i] == 0 or (op.run_once and computed[i] != 1):
+            raise Rejected(None)
+    if any(value.keep and not copies[v] for v, value in enumerate(graph.values)):
+        raise Rejected(None)
+    cost = sum(graph.operations[i].cost * n for i, n in computed.items())
+    return Replay(cost, max(moments, default=held()), held())
+
+
+def scope_by_definition(order: Sequence[int], n: int) -> str:
+    """DESIGN's definition, read literally."""
+    firsts = list(dict.fromkeys(order))
+    if firsts != sorted(firsts) or firsts != list(range(len(firsts))):
+        return "free"
+    rest = list(order)
+    for t in range(n):
+        if t not in rest:
+            break
+        stage, rest = rest[: rest.index(t)], rest[rest.index(t) + 1 :]
+        if stage != sorted(set(stage)) or not set(stage) <= set(range(t)):
+            return "fixed_order"
+    return "fixed_order" if rest else "staged"
+
+
+def optimum(graph: Graph, budget_bytes: int, scope: str) -> int | None:
+    """Least cost of any plan of `scope` within the budget, None if there is none.
+
+    Dijkstra over (resident values, operations done, last repetition in the stage); a move frees one
+    value or computes one operation.
+    """
+    n = len(graph)
+    everything = frozenset(range(n))
+    goal_values = {v for v, value in enumerate(graph.values) if value.keep}
+    start = (frozenset(), frozenset(), -1)
+    best = {start: 0}
+    queue: list[tuple[int, int, tuple]] = [(0, 0, start)]
+    pushed = 0
+    while queue:
+        cost, _, state = heapq.heappop(queue)
+        if cost > best[state]:
+            continue
+        resident, done, last = state
+        if done == everything and goal_values <= resident:
+            return cost
+        moves = [(0, (resident - {v}, done, last)) for v in resident]
+        held = graph.fixed_bytes + sum(graph.values[v].bytes for v in resident)
+        for k, op in enumerate(graph.operations):
+            again = k in done
+            if scope != "free" and not again and k != len(done):
+                continue
+            if scope == "staged" and again and (k <= last or len(done) == n):
+                continue
+            if again and op.run_once:
+                continue
+            if not set(op.inputs) <= resident or (len(op.outputs) == 1 and op.outputs[0] in resident):
+                continue
+            if held + sum(graph.values[v].bytes for v in op.outputs) + op.workspace_bytes > budget_bytes:
+                continue
+            position = k if scope == "staged" and again else -1
+            moves.append((op.cost, (resident | set(op.outputs), done | {k}, position)))
+        for price, after in moves:
+            if cost + price < best.get(after, float("inf")):
+                best[after] = cost + price
+                pushed += 1
+                heapq.heappush(queue, (cost + price, pushed, after))
+    return None
+
+
+def least_budget(graph: Graph, scope: str) -> int:
+    """Smallest budget with a plan, by trying each."""
+    budget = graph.fixed_bytes
+    while optimum(graph, budget, scope) is None:
+        budget += 1
+    return budget
+
+
+def random_graph(
+    rng: np.random.Generator, n: int, *, multi_output: float = 0.0, workspace: int = 0, keep: float = 0.0,
+    once: float = 0.0, max_bytes: int = 4, max_cost: int = 3, min_bytes: int = 0,
+) -> Graph:  # fmt: skip
+    """A random graph of `n` operations in which most operations read something recent."""
+    operations, values = [], []
+    for k in range(n):
+        count = 2 if rng.random() < multi_output else 1
+        reads = {int(v) for v in rng.integers(len(values), size=rng.integers(0, 3))} if values else set()
+        if values and rng.random() < 0.7:
+            reads.add(len(values) - 1)
+        outputs = tuple(range(len(values), len(values) + count))
+        operations.append(
+            Operation(
+                f"op{k}", "", tuple(sorted(reads)), outputs, int(rng.integers(0, max_cost + 1)),
+                int(rng.integers(0, workspace + 1)), run_once=bool(rng.random() < once),
+            )
+        )  # fmt: skip
+        values += [Value(f"v{v}", int(rng.integers(min_bytes, max_bytes + 1)), bool(rng.random() < keep)) for v in outputs]
+    return Graph("random", tuple(operations), tuple(values), fixed_bytes=int(rng.integers(0, 3)), cost_unit="u")
+
+
+@st.composite
+def small_graphs(draw: st.DrawFn, max_operations: int = 6) -> Graph:
+    """Graphs with everything a graph can have: several or no outputs, scratch memory, keep, run-once."""
+    operations, values = [], []
+    for k in range(draw(st.integers(1, max_operations))):
+        reads = draw(st.sets(st.integers(0, len(values) - 1), max_size=3)) if values else set()
+        outputs = tuple(range(len(values), len(values) + draw(st.sampled_from([1, 1, 1, 2, 2, 0]))))
+        operations.append(
+            Operation(
+                f"op{k}", "", tuple(sorted(reads)), outputs, draw(st.integers(0, 4)),
+                draw(st.sampled_from([0, 0, 1, 3])), run_once=draw(st.sampled_from([False, False, False, True])),
+            )
+        )  # fmt: skip
+        values += [
+            Value(f"v{v}", draw(st.integers(0, 5)), draw(st.sampled_from([False, False, False, True]))) for v in outputs
+        ]
+    return Graph("drawn", tuple(operations), tuple(values), fixed_bytes=draw(st.integers(0, 3)), cost_unit="u")
+
+
+@st.composite
+def step_lists(draw: st.DrawFn, graph: Graph) -> list[tuple[int, int]]:
+    """A walk of valid moves that ends with everything computed, sometimes spoilt by a few mutations."""
+    random = draw(st.randoms(use_true_random=False))
+    resident: set[int] = set()
+    done: set[int] = set()
+    steps: list[tuple[int, int]] = []
+
+    def compute(k: int) -> None:
+        for v in graph.operations[k].inputs:
+            if v not in resident:
+                compute(next(p for p, op in enumerate(graph.operations) if v in op.outputs))
+        op = graph.operations[k]
+        if len(op.outputs) == 1 and op.outputs[0] in resident:
+            steps.append((FREE, op.outputs[0]))
+        steps.append((COMPUTE, k))
+        resident.update(op.outputs)
+        done.add(k)
+
+    for k in range(len(graph)):
+        if k not in done:
+            compute(k)
+        for v in sorted(resident):
+            if random.random() < 0.3 and not graph.values[v].keep:
+                resident.discard(v)
+                steps.append((FREE, v))
+        if random.random() < 0.2:
+            compute(random.randrange(k + 1))
+    for _ in range(draw(st.sampled_from([0, 0, 1, 2, 4]))):
+        at = random.randrange(len(steps) + 1)
+        limit = 1 + max(len(graph), len(graph.values))
+        change = random.randrange(3)
+        if change == 0:
+            steps.insert(at, (random.randrange(2), random.randrange(limit)))
+        elif change == 1 and at < len(steps):
+            del steps[at]
+        elif at + 1 < len(steps):
+            steps[at], steps[at + 1] = steps[at + 1], steps[at]
+    return steps

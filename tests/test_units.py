@@ -1,0 +1,46 @@
+"""Sizes: what a user writes and what is printed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from remat.errors import InvalidInput
+from remat.units import format_cost, format_size, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("16GB", 16 * 10**9), ("16GiB", 17179869184), ("8gb", 8 * 10**9), (" 7.5 GiB ", 8053063680), ("1e9", 10**9),
+        ("123", 123), ("0", 0), ("1.5MB", 1500000), ("2KiB", 2048), ("1TB", 10**12), ("100 B", 100), (5, 5), (1e9, 10**9),
+        (np.int64(7), 7), ("9007199254740993", 9007199254740993), ("0.1GB", 10**8),
+    ],
+)  # fmt: skip
+def test_sizes_are_read_exactly(text, size):
+    assert parse_size(text) == size
+    assert type(parse_size(text)) is int
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["-1", "-1GB", -5, "eight", "8 apples", "GB", "", "1.5", 1.5, float("nan"), float("inf"), "1e400", "1e40", "2**30",
+     None, True, [1], "8GB GB", "nan", "inf"],
+)  # fmt: skip
+def test_what_is_no_size_is_refused_in_one_line(text):
+    with pytest.raises(InvalidInput) as caught:
+        parse_size(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_both_readings_are_printed():
+    assert format_size(16 * 10**9) == "16.00 GB (14.90 GiB)"
+    assert format_size(2**30) == "1.07 GB (1.00 GiB)"
+    assert format_size(51380224) == "51.38 MB (49.00 MiB)"
+    assert format_size(12) == "12 B"
+
+
+def test_only_nanoseconds_become_times():
+    assert format_cost(1500000, "ns") == "1.50 ms"
+    assert format_cost(58896187392, "flop") == "58.896 GFLOP"
+    assert format_cost(12, "apples") == "12 apples"
