@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-SAMPLE_NS = 2_000_000  # a sample of a fast operation is a loop of about this long
-TOTAL_NS = 150_000_000  # samples are taken until they add up to this
+SAMPLE_NS = 1_000_000  # a sample of a fast operation is a loop of about this long
+TOTAL_NS = 50_000_000  # samples are taken until they add up to this
 MIN_SAMPLES, MAX_SAMPLES = 5, 50
 SLOW_NS = 1_000_000_000  # from here on one sample after the warm-up is enough
-MIN_NS = 1000.0  # what is left of a difference that is too small to stand out
+MIN_NS = 1000.0  # for what is too short to stand out from the function call around it
 
 
 class Timing(NamedTuple):
@@ -22,7 +22,11 @@ class Timing(NamedTuple):
 
     def less(self, other: Timing) -> Timing:
         """What is left when `other` is part of every call; at least `MIN_NS`."""
-        return Timing(*(max(MIN_NS, a - b) for a, b in zip(self, other, strict=True)))
+        return Timing(max(MIN_NS, self.median_ns - other.median_ns), max(MIN_NS, self.best_ns - other.best_ns))
+
+    def each(self, n: int) -> Timing:
+        """Of one of the `n` equal parts of the call; at least `MIN_NS`."""
+        return Timing(max(MIN_NS, self.median_ns / n), max(MIN_NS, self.best_ns / n))
 
 
 def measure(

@@ -93,13 +93,13 @@ def _key(signature: str, provenance: Mapping[str, Any]) -> str:
 
 
 def _read(path: Path) -> tuple[int, int] | None:
-    """(median, shortest) time in a cache file; None if it is not there or not one of ours (then it is measured again)."""
+    """(median, shortest) time in a cache file; None, which means to measure again, without a file of ours there."""
     try:
         record = json.loads(path.read_text())
-    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
+        median, best = record["ns"], record["best_ns"]
+    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError):
         return None
-    times = tuple(record.get(name) for name in ("ns", "best_ns")) if isinstance(record, dict) else ()
-    return (times[0], times[1]) if times and all(type(t) is int and t >= 0 for t in times) else None
+    return (median, best) if type(median) is int and type(best) is int and min(median, best) >= 0 else None
 
 
 def _check_quiet(times: Iterable[tuple[int, int]], folder: Path | None) -> None:
