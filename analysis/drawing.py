@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import matplotlib as mpl
@@ -26,10 +27,7 @@ def draw_run(folder: Path) -> list[Path]:
     target = folder / "figures"
     target.mkdir(exist_ok=True)
     drawn = set()
-    # A private rc context: the user's matplotlibrc must not change the figures.
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(RC)
+    with style_context():
         for name, figure in figures(run):
             written += save(figure, target / name)
             drawn.add(name)
@@ -39,6 +37,15 @@ def draw_run(folder: Path) -> list[Path]:
                 (target / name).with_suffix(ending).unlink(missing_ok=True)
     written.append(write_page(run, folder / "page.html"))
     return written
+
+
+@contextmanager
+def style_context() -> Iterator[None]:
+    """The figures' settings; the user's matplotlibrc must not change them."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(RC)
+        yield
 
 
 def figures(run: Run) -> Iterator[tuple[str, Figure]]:

@@ -12,7 +12,7 @@ from analysis.choice import Shown, page_plans, store_all
 from analysis.matrices import COLOURS, COMPUTED, MAX_OPERATIONS, NOTHING, RECOMPUTED, RESIDENT, cells
 from analysis.memory import Timeline, time_axis, timeline
 from analysis.network import bars_of
-from analysis.overhead import STRIP, Panel
+from analysis.overhead import STRIP, Panel, beyond
 from analysis.results import WITH_PLAN, Run
 from analysis.scales import Scale, byte_scale, show_cost, show_percent
 from analysis.style import BACKWARD, FORWARD, GREY
@@ -63,7 +63,8 @@ def overhead_figure(panel: Panel, run: Run) -> dict[str, Any]:
                 x=_list(rows["budget_bytes"].astype(float) / scale.factor) if len(rows) else [None],
                 y=_list(100 * rows["overhead"].astype(float)) if len(rows) else [None],
                 text=[_hover(row, run.cost_unit) for row in rows.itertuples()],
-                mode="markers" if curve.steps is not None else "lines+markers", name=style.label, legendgroup=group,
+                mode="markers" if curve.steps is not None else "lines+markers",
+                name=style.label + beyond(panel, style.label), legendgroup=group,
                 line=line,
                 marker={
                     "symbol": [style.symbol + ("" if s == "OPTIMAL" else "-open") for s in rows["status"]] or style.symbol,

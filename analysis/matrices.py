@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.choice import Shown
-from analysis.style import AGAIN, FIRST, GREY, HELD, HELD_FULL
+from analysis.style import AGAIN, FIRST, HELD, HELD_FULL
 from remat.graph import Graph
 from remat.plan import Plan
 
@@ -47,7 +48,8 @@ def draw(graph: Graph, shown: Shown) -> Figure:
     n = len(graph)
     R, S, block = cells(graph, shown.plan, 400)
     extent = (-0.5, R.shape[1] * block - 0.5, R.shape[0] * block - 0.5, -0.5)
-    figure = Figure(figsize=(8.2, 4.6), layout="constrained")
+    figure = Figure(figsize=(8.2, 4.9))
+    figure.set_layout_engine("constrained", h_pad=0.09)
     left, right = figure.subplots(1, 2, sharey=True)
     left.imshow(R, cmap=ListedColormap(list(COLOURS)), vmin=0, vmax=3, interpolation="nearest", extent=extent)
     right.imshow(
@@ -71,15 +73,14 @@ def draw(graph: Graph, shown: Shown) -> Figure:
             axes.axvline(first_backward - 0.5, color="#555555", lw=0.7, ls=":")
             axes.axhline(first_backward - 0.5, color="#555555", lw=0.7, ls=":")
     again = int(shown.plan.n_computations - n)
-    handles = [
+    handles: list[Patch | Line2D] = [
         Patch(color=FIRST, label="first computation"),
         Patch(color=AGAIN, label=f"recomputation ({again})"),
         Patch(color=HELD_FULL, label="resident" if block == 1 else "resident (darker: larger share)"),
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3)
-    notes = "dotted: first backward operation" + (f"; one cell is {block} x {block}" if block > 1 else "")
-    right.annotate(notes, (1, 1), xycoords="axes fraction", xytext=(0, 22), textcoords="offset points", ha="right",
-                   fontsize=7.5, color=GREY, annotation_clip=False)  # fmt: skip
-    left.annotate(shown.title, (0, 1), xycoords="axes fraction", xytext=(0, 22), textcoords="offset points",
-                  fontsize=10, fontweight="bold", annotation_clip=False)  # fmt: skip
+    if first_backward is not None:
+        handles.append(Line2D([], [], color="#555555", lw=0.8, ls=":", label="first backward operation"))
+    note = f"one cell is {block} stages x {block} operations" if block > 1 else None
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, title=note, title_fontsize=8)
+    figure.suptitle(shown.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
     return figure

@@ -121,5 +121,5 @@ def _legend(graph: Graph, shown: Shown, plain: Trace, mine: Timeline, scale: Sca
                              label=f"Fixed (parameters, ...): {size(graph.fixed_bytes)}"))  # fmt: skip
     count = int(mine.again.sum())
     over = shown.trace.cost / plain.cost - 1 if plain.cost else 0.0
-    handles.append(Patch(color=AGAIN, label=f"{count} recomputations, {100 * over:.1f} % overhead"))
+    handles.append(Patch(color=AGAIN, label=f"{count} recomputation{'s' * (count != 1)}, {100 * over:.1f} % overhead"))
     return handles

@@ -52,7 +52,7 @@ class Panel:
     Attributes:
         x_range: bytes, left and right end of the axis.
         y_top: overhead at the top of the axis; what is above is named in a note.
-        above: labels of strategies that go on above the axis, with their largest overhead.
+        above: largest overhead of each strategy (by label) that goes on above the axis.
         impossible_bytes: below it no plan exists (proven), or None.
         bound: (budget_bytes, overhead) of the best proven lower bound, or None if trivial.
         gpu_bytes: the GPU's memory if it lies on the axis.
@@ -61,7 +61,7 @@ class Panel:
     curves: list[Curve]
     x_range: tuple[float, float]
     y_top: float
-    above: list[str]
+    above: dict[str, float]
     scale: Scale
     impossible_bytes: int | None
     bound: tuple[np.ndarray, np.ndarray] | None
@@ -107,8 +107,8 @@ def _curve(run: Run, strategy: str) -> Curve:
     return Curve(strategy, style_of(strategy), rows, mine, (peaks[corner], best[corner]), ordered)
 
 
-def _y_top(curves: list[Curve], x_range: tuple[float, float]) -> tuple[float, list[str]]:
-    """Room for all but outliers: one method at 900 % must not flatten all others."""
+def _y_top(curves: list[Curve], x_range: tuple[float, float]) -> tuple[float, dict[str, float]]:
+    """(top of the axis, {label: largest overhead} of those beyond it): room for all but outliers: one method at 900 % must not flatten all others."""
     largest = {}
     for curve in curves:
         seen = curve.rows["overhead"].astype(float).tolist()
@@ -119,13 +119,14 @@ def _y_top(curves: list[Curve], x_range: tuple[float, float]) -> tuple[float, li
             largest[curve.style.label] = max(seen)
     positive = sorted(v for v in largest.values() if v > 0)
     if not positive:
-        return 0.1, []
-    limit = max(3 * positive[(len(positive) - 1) // 2], 0.3)
-    top = max((v for v in positive if v <= limit), default=limit)
-    if positive[-1] <= 1.6 * top:
-        top = positive[-1]
-    above = [f"{label} up to {100 * v:,.0f} %" for label, v in largest.items() if v > 1.08 * top]
-    return 1.08 * top, above
+        return 0.1, {}
+    middle = positive[(len(positive) - 1) // 2]
+    top = positive[0]
+    for value in positive:  # up to the first gap beyond what most need
+        if value > max(3 * middle, 0.3) and value > 1.6 * top:
+            break
+        top = value
+    return 1.08 * top, {label: value for label, value in largest.items() if value > 1.08 * top}
 
 
 def _bound(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
@@ -170,6 +171,7 @@ def draw(panel: Panel, run: Run) -> Figure:
         axes.annotate(
             f"{run.gpu_name} memory", (panel.gpu_bytes / factor, 1), xycoords=("data", "axes fraction"),
             xytext=(-3, -4), textcoords="offset points", rotation=90, ha="right", va="top", fontsize=7.5, color=GREY,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8},
         )  # fmt: skip
     _draw_strip(strip, panel)
     strip.set_xlabel(f"Memory budget ({panel.scale.unit}, everything included)")
@@ -237,10 +239,15 @@ def strip_marker(status: str, style: Style) -> dict[str, object]:
     return {"marker": shape, "ms": 4.5, "color": GREY if status != "FAILED" else "#C00000", "mew": 0.9}
 
 
+def beyond(panel: Panel, label: str) -> str:
+    """What to add to the label of a strategy that leaves the axis at the top."""
+    return f" (↑ {100 * panel.above[label]:,.0f} %)" if label in panel.above else ""
+
+
 def _legend(panel: Panel) -> list[Line2D | Patch]:
     handles: list[Line2D | Patch] = [
         Line2D([], [], color=c.style.colour, ls=c.style.line, lw=c.style.width, marker=c.style.marker, ms=5,
-               mfc="white", label=c.style.label)
+               mfc="white", label=c.style.label + beyond(panel, c.style.label))
         for c in panel.curves if len(c.rows) or c.steps is not None
     ]  # fmt: skip
     handles.append(Line2D([], [], ls="", label=""))

@@ -1,7 +1,9 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const config = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
+  // The buttons are listed because plotly's default set holds one that uploads the data.
+  const config = { displaylogo: false, responsive: true, plotlyServerURL: "",
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]] };
   const font = { family: 'system-ui, "Segoe UI", "DejaVu Sans", sans-serif', size: 13, color: "#1b1f24" };
   const grid = { gridcolor: "#e6e6e6", zeroline: false, linecolor: "#333", ticks: "outside" };
 
@@ -54,10 +56,10 @@
         showarrow: false, font: { size: 12, color: "#555" } });
     }
     Plotly.react("memory", traces, {
-      font, shapes, annotations, height: 400, margin: { l: 70, r: 20, t: 30, b: 50 }, hovermode: "closest",
+      font, shapes, annotations, height: 430, margin: { l: 70, r: 20, t: 40, b: 50 }, hovermode: "closest",
       xaxis: { ...grid, title: { text: data.timeLabel }, range: [0, Math.max(end, data.plain.edges[data.plain.edges.length - 1]) * 1.005] },
       yaxis: { ...grid, title: { text: "Memory held (" + data.byteUnit + ")" }, rangemode: "tozero" },
-      legend: { orientation: "h", y: -0.2 },
+      legend: { orientation: "h", y: -0.22 },
     }, config);
 
     const holder = document.getElementById("matrix");

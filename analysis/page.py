@@ -41,7 +41,8 @@ def page(run: Run) -> str:
             "small faint markers are their members. Below, every solve's status. Click a legend entry to hide it."
         )
         if panel.above:
-            notes += f" Above the axis: {', '.join(panel.above)} (zoom out to see)."
+            beyond = ", ".join(f"{label} up to {100 * v:,.0f} %" for label, v in panel.above.items())
+            notes += f" Above the axis: {beyond} (double-click the plot to see all)."
         parts.append(_section("Overhead against budget", "overhead-section", f'<div id="overhead" class="plot"></div>'
                               f'<p class="note">{escape(notes)}</p>'))  # fmt: skip
     payload = interactive.plan_payload(run)

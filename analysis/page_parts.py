@@ -129,7 +129,7 @@ def results_table(run: Run) -> str:
         + _select("filter-status", "every status", ((s, s) for s in sorted(rows["status"].unique())))
         + '<span id="shown" class="note"></span></div>'
     )
-    return f'{tools}<div class="scroll"><table id="results"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+    return f'{tools}<div class="scroll tall"><table id="results"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
 
 
 def failures(run: Run) -> str:
@@ -212,6 +212,8 @@ def provenance(run: Run) -> str:
         ("Seeds", column("seed")), ("Threads", column("threads")), ("Last result", column("finished_at").split(", ")[-1]),
     ]  # fmt: skip
     for key, value in (run.info.get("gpu") or {}).items():
+        if key == "memory_bytes" and isinstance(value, int):
+            value = format_size(value)
         facts.append(
             (f"GPU {str(key).replace('_', ' ')}", json.dumps(value) if isinstance(value, dict) else str(value))
         )
@@ -235,8 +237,8 @@ def _seconds_list(rows: pd.DataFrame) -> str:
 def _name(strategy: str) -> str:
     style = style_of(strategy)
     return (
-        f'<span class="swatch" style="background:{style.colour}"></span>'
-        f'<span title="{escape(strategy)}">{escape(style.label)}</span>'
+        f'<span class="name" title="{escape(strategy)}"><span class="swatch" style="background:{style.colour}"></span>'
+        f"{escape(style.label)}</span>"
     )
 
 

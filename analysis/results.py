@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 
 from remat.errors import InvalidInput
 from remat.frontends.json import load_graph
@@ -18,6 +19,11 @@ WITH_PLAN = ("OPTIMAL", "FEASIBLE")
 ROW_COLUMNS = (
     "key", "graph_sha256", "strategy", "budget_bytes", "status", "cost", "bound", "gap", "overhead",
     "peak_bytes", "plan_file", "plan_from", "message", "wall_s", "scope", "accounting", "cost_unit", "total_cost",
+)  # fmt: skip
+RATIOS = ("gap", "overhead", "wall_s", "time_limit_s")
+NUMBERS = (
+    "budget_bytes", "cost", "bound", "peak_bytes", "plan_from", "total_cost", "store_all_peak_bytes", "fixed_bytes",
+    "n_operations", "n_edges", "gpu_memory_bytes", "batch_size", "seed", "threads", *RATIOS,
 )  # fmt: skip
 FAMILY_COLUMNS = ("strategy", "graph_sha256", "parameters", "cost", "overhead", "peak_bytes", "accounting")
 
@@ -151,15 +157,17 @@ def _read_tables(folder: Path, keys: list[str], columns: tuple[str, ...]) -> tup
             missing.append(key)
             continue
         try:
-            table = pd.read_parquet(path)
-        except (OSError, ValueError) as error:
+            records = pq.ParquetFile(path).read().to_pylist()
+        except (OSError, ValueError) as error:  # pyarrow's errors derive from these
             raise InvalidInput(f"{path}: cannot be read as parquet: {error}") from None
-        absent = [column for column in columns if column not in table]
+        absent = [column for column in columns if records and column not in records[0]]
         if absent:
             raise InvalidInput(f"{path}: lacks the columns {', '.join(absent)}")
-        found.append(table)
+        found += records
     if not found:
         return pd.DataFrame({column: pd.Series(dtype=object) for column in columns}), tuple(missing)
-    # Columns that are null in one table and typed in another would warn; objects carry both.
-    merged = pd.concat([table.astype(object) for table in found], ignore_index=True)
-    return merged.infer_objects().convert_dtypes(dtype_backend="numpy_nullable"), tuple(missing)
+    frame = pd.DataFrame(found)
+    for column in NUMBERS:
+        if column in frame:
+            frame[column] = pd.array(frame[column].tolist(), dtype="Float64" if column in RATIOS else "Int64")
+    return frame, tuple(missing)

@@ -1,0 +1,294 @@
+"""Figures and tables of a stored run, against hand-computed and brute-force values."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import fake_run
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+from rich.console import Console
+
+import analysis
+from analysis import choice, drawing, matrices, memory, overhead, scales, style
+from analysis.results import load_run
+from analysis.table import format_table, pick
+from remat import Graph, Plan, simulate
+from remat.errors import InvalidInput
+
+NAMES = (
+    "checkpoint_all checkpoint_all_ap checkpoint_last chen_sqrtn chen_greedy ap_sqrtn ap_greedy griewank checkmate_milp "
+    "lp_rounding lp_rounding_random search interval_cp portfolio monet gist torch_mincut"
+).split()
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    folder = fake_run.full_run(tmp_path_factory.mktemp("full"))
+    return folder, analysis.draw_run(folder)
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    folder = fake_run.failed_run(tmp_path_factory.mktemp("failed"))
+    (folder / "figures").mkdir()
+    (folder / "figures" / "overhead.png").write_text("of an earlier call")
+    return folder, analysis.draw_run(folder)
+
+
+def test_draws_everything(drawn: tuple[Path, list[Path]]) -> None:
+    folder, written = drawn
+    names = {str(path.relative_to(folder)) for path in written}
+    figures = {f"figures/{n}.{e}" for n in ("overhead", "memory", "matrices", "network") for e in ("png", "pdf")}
+    assert names == figures | {"table.csv", "page.html"}
+    for path in written:
+        head = path.read_bytes()[:8]
+        if path.suffix == ".png":
+            assert head == b"\x89PNG\r\n\x1a\n"
+        if path.suffix == ".pdf":
+            assert head.startswith(b"%PDF-")
+
+
+def test_figure_files_repeat(drawn: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    run = load_run(drawn[0])
+    with drawing.style_context():
+        for name, figure in drawing.figures(run):
+            if name in ("overhead", "memory"):
+                for path in drawing.save(figure, tmp_path / name):
+                    assert path.read_bytes() == (drawn[0] / "figures" / path.name).read_bytes(), path.name
+
+
+def test_only_failures(failed: tuple[Path, list[Path]]) -> None:
+    folder, _ = failed
+    assert {p.name for p in (folder / "figures").iterdir()} == {"network.png", "network.pdf"}
+    page = (folder / "page.html").read_text()
+    assert "No strategy has a plan" in page
+    assert "operation 3 alone needs more" in page
+    assert 'id="overhead"' not in page
+    assert 'id="plan"' not in page
+
+
+def test_csv_holds_every_row(drawn: tuple[Path, list[Path]]) -> None:
+    run = load_run(drawn[0])
+    table = pd.read_csv(drawn[0] / "table.csv")
+    assert len(table) == len(run.rows) == 25
+    one = table[(table["strategy"] == "my_newcomer") & (table["status"] == "FEASIBLE")].iloc[0]
+    assert one["overhead"] == pytest.approx(one["cost"] / fake_run.chain().total_cost - 1)
+
+
+def test_family_steps_are_the_cheapest_member_that_fits(drawn: tuple[Path, list[Path]]) -> None:
+    run = load_run(drawn[0])
+    panel = overhead.panel_of(run)
+    assert panel is not None
+    curve = next(c for c in panel.curves if c.strategy == "chen_greedy")
+    assert curve.steps is not None
+    at, over = curve.steps
+    members = run.families[run.families["strategy"] == "chen_greedy"]
+    for budget in range(int(at[0]), fake_run.store_all_peak(fake_run.chain()) + 5000, 5000):
+        fitting = [m.overhead for m in members.itertuples() if m.peak_bytes <= budget]
+        assert over[np.searchsorted(at, budget, side="right") - 1] == pytest.approx(min(fitting))
+    assert members["peak_bytes"].min() == at[0]
+
+
+def test_bound_holds_for_smaller_budgets(drawn: tuple[Path, list[Path]]) -> None:
+    run = load_run(drawn[0])
+    panel = overhead.panel_of(run)
+    assert panel is not None
+    assert panel.bound is not None
+    at, over = panel.bound
+    for budget, value in zip(at, over, strict=True):
+        known = [r.bound for r in run.rows.itertuples() if not pd.isna(r.bound) and r.budget_bytes >= budget]
+        assert value == pytest.approx(max(known) / run.total_cost - 1)
+
+
+def test_gpu_memory_far_away_does_not_stretch_the_axis(drawn: tuple[Path, list[Path]]) -> None:
+    run = load_run(drawn[0])
+    panel = overhead.panel_of(run)
+    assert panel is not None
+    assert panel.gpu_bytes is None
+    assert panel.x_range[1] < 1.2 * run.rows["budget_bytes"].max()
+    run.info["gpu"]["memory_bytes"] = int(run.rows["budget_bytes"].max()) + 10_000
+    near = overhead.panel_of(run)
+    assert near is not None
+    assert near.gpu_bytes == run.gpu_memory_bytes
+    assert near.x_range[1] > near.gpu_bytes
+
+
+def test_infeasible_region_is_the_largest_proof(drawn: tuple[Path, list[Path]]) -> None:
+    panel = overhead.panel_of(load_run(drawn[0]))
+    assert panel is not None
+    # By hand: the fixed 100 kB, and grad reads its mirror and the gradient above: 60 + 50 + 50 kB at most.
+    assert panel.impossible_bytes == 100_000 + 160_000
+
+
+def test_one_outlier_does_not_flatten_the_others() -> None:
+    def curve(name: str, largest: float) -> overhead.Curve:
+        rows = pd.DataFrame({"overhead": [0.0, largest]})
+        return overhead.Curve(name, style.style_of(name), rows, rows, None, None)
+
+    top, above = overhead._y_top([curve("search", 0.1), curve("chen_sqrtn", 0.3), curve("griewank", 9.0)], (0.0, 1.0))
+    assert 0.3 < top < 0.5
+    assert above == {style.style_of("griewank").label: 9.0}
+    top, above = overhead._y_top([curve("search", 0.1), curve("chen_sqrtn", 0.3)], (0.0, 1.0))
+    assert top > 0.3
+    assert not above
+
+
+def small() -> tuple[Graph, Plan]:
+    """a -> b -> c and d reads a and c; a is dropped and computed again before d."""
+    graph = Graph.from_nodes(
+        "small", [[], [0], [1], [0, 2]], [5, 3, 2, 1], [10, 20, 30, 40], backward=[False, False, False, True],
+        fixed_bytes=100,
+    )  # fmt: skip
+    return graph, Plan.from_order(graph, [0, 1, 2, 0, 3])
+
+
+def test_timeline_by_hand() -> None:
+    graph, plan = small()
+    line = memory.timeline(graph, simulate(graph, plan))
+    assert line.by_cost
+    assert line.edges.tolist() == [0, 10, 30, 60, 70, 110]
+    assert line.held_bytes.tolist() == [105, 108, 105, 107, 108]
+    assert line.again.tolist() == [False, False, False, True, False]
+    assert line.backward_at == 70
+    free = graph.with_costs([0] * 4, "ns")
+    line = memory.timeline(free, simulate(free, Plan.from_order(free, [0, 1, 2, 0, 3])))
+    assert not line.by_cost
+    assert line.edges.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_matrix_cells_by_hand() -> None:
+    graph, plan = small()
+    R, S, block = matrices.cells(graph, plan, 10)
+    n, c, r = matrices.NOTHING, matrices.COMPUTED, matrices.RECOMPUTED
+    assert block == 1
+    assert R.tolist() == [[c, n, n, n], [n, c, n, n], [n, n, c, n], [r, n, n, c]]
+    assert S.tolist() == [[0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]
+    R, S, block = matrices.cells(graph, plan, 2)
+    assert block == 2
+    assert R.tolist() == [[c, n], [r, c]]
+    assert S.tolist() == [[0.25, 0], [0.25, 0.25]]
+
+
+@pytest.mark.parametrize("most", [7, 300])
+def test_no_recomputation_vanishes_in_large_matrices(most: int) -> None:
+    graph = fake_run.chain(500)
+    n = len(graph)
+    held = list(range(n))
+    order = [*held[: n - 1], 250, n - 1]  # computed again for nobody, freed at once
+    plan = Plan.from_order(graph, [*held[:750], 0, *held[750:]])
+    assert simulate(graph, Plan.from_order(graph, held)).cost > 0
+    R, _, _ = matrices.cells(graph, plan, most)
+    assert (R == matrices.RECOMPUTED).sum() == 1
+    assert order.count(250) == 2
+
+
+def test_chosen_plan_needs_recomputation(drawn: tuple[Path, list[Path]]) -> None:
+    shown = choice.chosen_plan(load_run(drawn[0]))
+    assert shown is not None
+    assert shown.row.overhead > 0
+    assert shown.strategy == "checkmate_milp"  # ties in cost go to the proven plan
+    assert shown.trace.cost == shown.row.cost
+
+
+def test_styles_differ_and_cover_every_name() -> None:
+    assert set(NAMES) <= set(style.STYLES)
+    looks = [(s.colour, s.marker, s.line) for s in style.STYLES.values()]
+    assert len(set(looks)) == len(looks)
+    assert len({s.label for s in style.STYLES.values()}) == len(looks)
+    for name in [*NAMES, *(f"someone_{i}" for i in range(40))]:
+        s = style.style_of(name)
+        assert s == style.style_of(name)
+        go.Scatter(marker={"symbol": [s.symbol, s.symbol + "-open"]}, line={"dash": s.dash})  # plotly validates
+
+
+def test_unknown_style_is_the_same_in_another_process() -> None:
+    code = "from analysis.style import style_of; print(style_of('my_newcomer'))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert out.stdout.strip() == str(style.style_of("my_newcomer"))
+
+
+@pytest.mark.parametrize(
+    ("cost", "unit", "text"),
+    [(32_200_000, "ns", "32.20 ms"), (5_000_000_000, "ns", "5.00 s"), (32_200_000, "flop", "32.20 MFLOP"),
+     (1500, "file unit", "1,500 file unit"), (None, "ns", "–"), (0, "ns", "0 ns")],
+)  # fmt: skip
+def test_only_ns_is_shown_as_time(cost: int | None, unit: str, text: str) -> None:
+    assert scales.show_cost(cost, unit) == text
+
+
+def test_sizes() -> None:
+    assert scales.byte_scale(16e9) == scales.Scale(1e9, "GB")
+    assert scales.binary_scale(scales.byte_scale(16e9)) == scales.Scale(2**30, "GiB")
+    assert scales.byte_scale(790_000) == scales.Scale(1e6, "MB")
+    assert scales.byte_scale(7) == scales.Scale(1, "B")
+
+
+def text_of(table: object) -> str:
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(table)
+    return console.export_text()
+
+
+def test_terminal_table_of_a_sweep(drawn: tuple[Path, list[Path]]) -> None:
+    text = text_of(analysis.terminal_table(drawn[0]))
+    lines = {line.split()[0]: line for line in text.splitlines() if line.split()}
+    rows = load_run(drawn[0]).rows
+    best = rows[(rows["strategy"] == "checkmate_milp") & (rows["status"] == "OPTIMAL")]
+    for row in best.itertuples():
+        assert f"{scales.show_percent(row.overhead)}*" in lines["checkmate_milp"]
+    assert "infeasible" in lines["checkmate_milp"]
+    assert "4/5" in lines["checkmate_milp"]
+    assert lines["griewank"].count("skipped") == 5
+    assert "failed" in lines["my_newcomer"]
+    assert "timeout" in lines["my_newcomer"]
+
+
+def test_terminal_table_of_one_budget(failed: tuple[Path, list[Path]]) -> None:
+    text = text_of(analysis.terminal_table(failed[0]))
+    assert "INFEASIBLE" in text
+    assert "operation 3 alone needs more" in text
+    assert text_of(format_table([])).strip()
+
+
+def test_pick_keeps_the_ends() -> None:
+    assert pick(range(16), 5) == [0, 4, 8, 11, 15]
+    assert pick([1, 2], 5) == [1, 2]
+
+
+def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no run\\.json"):
+        analysis.draw_run(tmp_path)
+    folder = fake_run.failed_run(tmp_path)
+    info = json.loads((folder / "run.json").read_text())
+    row = tmp_path / "store" / "rows" / f"{info['keys'][0]}.parquet"
+    row.unlink()
+    assert load_run(folder).missing == (info["keys"][0],)
+    row.write_bytes(b"not parquet")
+    with pytest.raises(InvalidInput, match=row.name):
+        load_run(folder)
+
+
+def test_command_line_reports_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "analysis", str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_drawing_needs_no_solver_and_no_framework(tmp_path: Path) -> None:
+    folder = fake_run.failed_run(tmp_path)
+    code = (
+        f"import sys, analysis, pathlib; analysis.draw_run(pathlib.Path({str(folder)!r}));"
+        "print([m for m in ('torch', 'tensorflow', 'cvxpy', 'highspy', 'experiments', 'hydra', 'wandb', 'baselines')"
+        " if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert out.stdout.strip() == "[]"

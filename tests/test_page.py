@@ -1,0 +1,136 @@
+"""The page in a real browser: opens from a file, asks nobody, sorts, filters, redraws."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fake_run
+import pytest
+
+from analysis.page import page, script_json, write_page
+from analysis.results import load_run
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def test_text_of_a_result_cannot_leave_its_place(tmp_path: Path) -> None:
+    text = page(load_run(fake_run.full_run(tmp_path)))
+    assert "</script><b>" not in text
+    assert "fits &lt;/script&gt;&lt;b&gt;" in text
+    assert json.loads(script_json({"a": "</script>&"})) == {"a": "</script>&"}
+
+
+def test_page_is_one_file_with_one_plotly(tmp_path: Path) -> None:
+    folder = fake_run.full_run(tmp_path)
+    run = load_run(folder)
+    text = page(run)
+    assert text == page(run)
+    assert text.count("plotly.js v") <= 2
+    assert len(text) < 5_600_000
+    head = text[: text.index('<script type="application/json"')]
+    assert not re.search(r"""(?:src|href)=["'](?!data:)""", head)
+    assert "python run.py model=chain budget=sweep" in head
+    assert "my newcomer" in head
+    assert "0123456789abcdef" in head
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install selenium")
+    binary = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    driver = shutil.which("chromedriver")
+    if binary is None or driver is None:
+        pytest.skip("no chromium or no chromedriver on PATH: install them to test the page")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    profile = tmp_path_factory.mktemp("profile")
+    for argument in ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+                     "--disable-background-networking", "--disable-component-update", "--disable-sync",
+                     "--disable-dev-shm-usage", f"--user-data-dir={profile}", "--window-size=1400,1200"):  # fmt: skip
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    try:
+        yield started
+    finally:
+        started.quit()
+
+
+def opened(browser: Any, folder: Path) -> None:
+    """Open a page and check that it loaded without an error and without asking for anything else."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    path = write_page(load_run(folder), folder / "page.html")
+    browser.get("about:blank")
+    browser.get_log("browser")
+    browser.get_log("performance")
+    browser.get(path.resolve().as_uri())
+    WebDriverWait(browser, 60).until(
+        lambda b: b.execute_script("return document.documentElement.dataset.ready === 'yes'")
+    )
+    assert browser.get_log("browser") == []
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    assert [url for url in asked if not url.startswith(("data:", "blob:", "chrome:", "about:"))] == [path.as_uri()]
+
+
+def texts(browser: Any, column: int) -> list[str]:
+    script = "return Array.from(document.querySelectorAll('#results tbody tr'), r => r.cells[arguments[0]].textContent)"
+    return browser.execute_script(script, column)
+
+
+def test_full_page(browser: Any, tmp_path: Path) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import Select
+
+    folder = fake_run.full_run(tmp_path)
+    opened(browser, folder)
+    assert "overhead against budget" in browser.title
+    for plot in ("overhead", "memory", "network"):
+        assert browser.find_elements(By.CSS_SELECTOR, f"#{plot} svg.main-svg"), plot
+        assert browser.execute_script(
+            "return document.querySelectorAll(arguments[0]).length", f"#{plot} .trace, #{plot} .bars path"
+        ), plot
+    assert browser.find_elements(By.CSS_SELECTOR, "#matrix .heatmaplayer image")
+    assert "upload" not in browser.page_source[browser.page_source.index("<main>") : browser.page_source.index("</main>")]
+
+    heads = browser.find_elements(By.CSS_SELECTOR, "#results thead th")
+    names = [head.text.split(" (")[0].strip(" ↕") for head in heads]
+    overheads = names.index("Overhead")
+    heads[overheads].find_element(By.TAG_NAME, "button").click()
+    assert heads[overheads].get_attribute("aria-sort") == "ascending"
+    shown = texts(browser, overheads)
+    values = [float(t.rstrip(" %")) for t in shown if t != "–"]
+    assert len(values) == 12
+    assert values == sorted(values)
+    assert values[0] < values[-1]
+    assert shown[12:] == ["–"] * 13  # rows without a number stay last
+    heads[overheads].find_element(By.TAG_NAME, "button").click()
+    again = [float(t.rstrip(" %")) for t in texts(browser, overheads) if t != "–"]
+    assert again == sorted(values, reverse=True)
+
+    browser.find_element(By.ID, "filter").send_keys("needs a chain")
+    visible = [r.text for r in browser.find_elements(By.CSS_SELECTOR, "#results tbody tr") if r.is_displayed()]
+    assert len(visible) == 5
+    assert all("SKIPPED" in line for line in visible)
+    assert browser.find_element(By.ID, "shown").text == "5 of 25 rows"
+
+    before = browser.execute_script("return document.getElementById('memory').data[1].y")
+    chooser = Select(browser.find_element(By.ID, "plan"))
+    chooser.select_by_index(len(chooser.options) - 1)
+    assert browser.execute_script("return document.getElementById('memory').data[1].y") != before
+    assert browser.get_log("browser") == []
+
+
+def test_page_of_failures(browser: Any, tmp_path: Path) -> None:
+    from selenium.webdriver.common.by import By
+
+    opened(browser, fake_run.failed_run(tmp_path))
+    assert "No strategy has a plan" in browser.find_element(By.CSS_SELECTOR, ".banner").text
+    assert "needs a chain" in browser.find_element(By.ID, "failures").text
+    assert not browser.find_elements(By.ID, "overhead")
