@@ -122,9 +122,7 @@ def _check(model: Any, batch_size: int, dtype: str) -> None:
         raise InvalidInput(f"dtype '{dtype}' is not supported; use {', '.join(_COMPUTE_POLICY)}")
     if not getattr(model, "inputs", None) or not getattr(model, "outputs", None):
         raise InvalidInput("the Keras model has no symbolic inputs: build it as a functional or Sequential model")
-    found = {
-        layer.compute_dtype for layer in model._flatten_layers(include_self=False, recursive=True) if layer.weights
-    }
+    found = {layer.compute_dtype for layer in model.layers if layer.weights}
     if found and found != {dtype}:
         raise InvalidInput(
             f"the model computes in {'/'.join(sorted(found))}, not {dtype}: build it after "
@@ -148,17 +146,20 @@ def _nested_functions_inlined():
 
 
 def _trace(model: Any, batch_size: int, loss: Callable[[Any, Any], Any] | None) -> Any:
+    import keras
     import tensorflow as tf
 
     inputs = [_batch_spec(t, batch_size) for t in model.inputs]
     labels = [_label_spec(t, batch_size, loss) for t in model.outputs]
+
+    structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
 
     def step(inputs: Sequence[Any], labels: Sequence[Any]) -> tuple[Any, list[Any]]:
         variables = [v.value for v in model.trainable_variables]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             for variable in variables:
                 tape.watch(variable)
-            predictions = tf.nest.flatten(model(tf.nest.pack_sequence_as(model._inputs_struct, inputs), training=True))
+            predictions = tf.nest.flatten(model(tf.nest.pack_sequence_as(structure, inputs), training=True))
             terms = [
                 tf.reduce_mean((loss or _default_loss)(y, p)) for y, p in zip(labels, predictions, strict=True)
             ] + list(model.losses)

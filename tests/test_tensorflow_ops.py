@@ -1,0 +1,382 @@
+"""The TensorFlow operation frontend: replayed on real tensors, counted by hand and by TensorFlow's own profiler."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import remat
+from remat.errors import InvalidInput
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+keras = pytest.importorskip("keras", reason="keras is not installed: pip install 'remat[tensorflow]'")
+tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed: pip install 'remat[tensorflow]'")
+
+from remat.frontends import _tensorflow_nodes as nodes  # noqa: E402
+from remat.frontends.tensorflow_ops import TracedStep, operation_graph, trace_step  # noqa: E402
+
+layers = keras.layers
+
+
+# --- networks ------------------------------------------------------------------------------------
+
+
+def convolutional():
+    """Convolutions of every kind, batch norm, dropout, a skip connection, pooling."""
+    x = inputs = keras.Input((12, 12, 3))
+    x = layers.Conv2D(4, 3, strides=2, padding="same", use_bias=False)(x)
+    x = skip = layers.ReLU()(layers.BatchNormalization()(x))
+    x = layers.DepthwiseConv2D(3, padding="same")(x)
+    x = layers.Dropout(0.4)(layers.BatchNormalization()(x))
+    x = layers.MaxPool2D()(layers.Add()([x, skip]))
+    x = layers.Conv2DTranspose(5, 2, strides=2, activation="relu")(x)
+    x = layers.Concatenate()([layers.AveragePooling2D(2)(x), layers.AveragePooling2D(2)(skip)])
+    x = layers.Dense(7, activation="softmax")(layers.Flatten()(x))
+    return keras.Model(inputs, x)
+
+
+def attention():
+    """Embedding (a sparse gradient), attention, dropout, layer norm; ends in logits."""
+    inputs = keras.Input((6,), dtype="int32")
+    x = layers.Embedding(11, 8)(inputs)
+    x = layers.Add()([x, layers.MultiHeadAttention(2, 4, dropout=0.2)(x, x)])
+    x = layers.LayerNormalization()(x)
+    x = layers.Dense(5)(layers.GlobalAveragePooling1D()(layers.Dense(6, activation="gelu")(x)))
+    return keras.Model(inputs, x)
+
+
+def perceptron():
+    return keras.Sequential([keras.Input((4,)), layers.Dense(3, activation="relu"), layers.Dense(2)])
+
+
+def recurrent(steps=5):
+    inputs = keras.Input((steps, 3))
+    x = layers.Dense(4, activation="softmax")(layers.LSTM(2)(inputs))
+    return keras.Model(inputs, x)
+
+
+@pytest.fixture(scope="module", params=[convolutional, attention], ids=lambda f: f.__name__)
+def traced(request):
+    keras.utils.set_random_seed(0)
+    model = request.param()
+    return model, trace_step(model, 2)
+
+
+# --- replay on real tensors ----------------------------------------------------------------------
+
+
+def replay(step: TracedStep, plan: remat.Plan, feeds: dict[str, tf.Tensor]):
+    """Execute `plan` eagerly, operation by operation, holding exactly the values that it holds.
+
+    Returns (results of the traced function, new variable values by handle name). A value that is not
+    resident when it is read raises KeyError.
+    """
+    graph = step.graph
+    operations = {op.name: op for op in step.function.graph.get_operations()}
+    value_of = {t.name: v for v, t in enumerate(step.tensors)}
+    resident: dict[int, tf.Tensor] = {}
+    assigned: dict[str, tf.Tensor] = {}
+
+    def fetch(tensor):
+        if tensor.name in value_of:
+            return resident[value_of[tensor.name]]
+        if tensor.name in feeds:
+            return feeds[tensor.name]
+        op = tensor.op
+        if op.type == "Const":
+            return tf.constant(tf.make_ndarray(op.get_attr("value")))
+        if op.type == "ReadVariableOp":
+            return feeds[op.inputs[0].name]
+        if op.type in ("Shape", "ShapeN", "Size", "Rank"):  # of static shapes: no tensor is read
+            return nodes.run(op.op_def, nodes.attrs_of(op), [tf.zeros(t.shape, t.dtype) for t in op.inputs])[
+                tensor.value_index
+            ]
+        return run(operations[op.name])[tensor.value_index]
+
+    def run(op):
+        return nodes.run(op.op_def, nodes.attrs_of(op), [fetch(t) for t in op.inputs])
+
+    for what, i in plan.steps:
+        if what == "free":
+            del resident[i]
+            continue
+        node = step.nodes[i]
+        if node.type == "AssignVariableOp":
+            assigned[node.inputs[0].name] = fetch(node.inputs[1])
+            continue
+        made = run(node)
+        assert [v.numpy().nbytes for v in made] == [graph.values[v].bytes for v in graph.operations[i].outputs]
+        resident.update(zip(graph.operations[i].outputs, made, strict=True))
+    return [fetch(t) for t in step.function.outputs], assigned
+
+
+def recomputing_order(graph: remat.Graph) -> list[int]:
+    """Drop every forward value after its last forward use; rebuild what the backward pass misses."""
+    last = {v: max([k for k in users if k <= graph.loss], default=-1) for v, users in enumerate(graph.users)}
+    fixed = {v for op in graph.operations if op.run_once for v in op.outputs}
+    fixed |= {v for v, value in enumerate(graph.values) if value.keep}
+    resident: set[int] = set()
+    order: list[int] = []
+
+    def compute(k):
+        for v in graph.operations[k].inputs:
+            if v not in resident:
+                compute(graph.producer[v])
+        order.append(k)
+        resident.update(graph.operations[k].outputs)
+
+    for k in range(len(graph)):
+        compute(k)
+        if k <= graph.loss:
+            resident -= {v for v in graph.operations[k].inputs if last[v] <= k and v not in fixed}
+    return order
+
+
+def feeds_of(model, step: TracedStep, rng) -> dict[str, tf.Tensor]:
+    """Random batch and labels, and the present value of every variable, by name of the function's argument."""
+    feeds, trace = {}, step.function.graph
+    captured = {placeholder.name: handle for handle, placeholder in trace.captures}
+    variables = {id(v.value.handle): v.value for v in model.variables}
+    for tensor in trace.inputs:
+        if tensor.name in captured:
+            feeds[tensor.name] = tf.identity(variables[id(captured[tensor.name])])
+        elif tensor.dtype.is_integer:
+            feeds[tensor.name] = tf.constant(rng.integers(0, 5, tensor.shape), tensor.dtype)
+        else:
+            feeds[tensor.name] = tf.constant(rng.normal(size=tensor.shape), tensor.dtype)
+    return feeds
+
+
+def plain_step(model, x, y):
+    """Loss and dense gradients by eager Keras, and the variables after the step (which are put back)."""
+    before = [v.numpy() for v in model.variables]
+    loss_function = keras.losses.SparseCategoricalCrossentropy(
+        from_logits=model.layers[-1].activation.__name__ == "linear"
+    )
+    with tf.GradientTape() as tape:
+        loss = loss_function(y, model(x, training=True))
+    gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+    after = {v.path: v.numpy() for v in model.variables}
+    for variable, value in zip(model.variables, before, strict=True):
+        variable.assign(value)
+    return float(loss), [tf.convert_to_tensor(g).numpy() for g in gradients], after
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_replaying_the_graph_gives_the_gradients_of_the_framework(traced, recompute):
+    model, step = traced
+    graph = step.graph
+    order = recomputing_order(graph) if recompute else list(range(len(graph)))
+    assert (len(order) > 1.2 * len(graph)) == recompute
+    plan = remat.Plan.from_order(graph, order)
+    remat.simulate(graph, plan)
+    feeds = feeds_of(model, step, np.random.default_rng(1))
+    captured = {p.name for _, p in step.function.graph.captures}
+    x, y = (feeds[t.name] for t in step.function.graph.inputs if t.name not in captured)
+
+    results, assigned = replay(step, plan, feeds)
+    loss, gradients, after = plain_step(model, x, y)
+
+    packed = tf.nest.pack_sequence_as(step.function.structured_outputs, results, expand_composites=True)
+    np.testing.assert_allclose(float(packed[0]), loss, rtol=1e-6)
+    assert len(packed[1]) == len(gradients) == len(model.trainable_variables)
+    for ours, theirs in zip(packed[1], gradients, strict=True):
+        np.testing.assert_allclose(tf.convert_to_tensor(ours).numpy(), theirs, rtol=1e-5, atol=1e-7)
+    handles = {p.name: id(h) for h, p in step.function.graph.captures}
+    paths = {id(v.value.handle): v.path for v in model.variables}
+    changed = {paths[handles[name]]: value.numpy() for name, value in assigned.items()}
+    assert set(changed) == {path for path, value in after.items() if "moving" in path or "seed" in path}
+    for path, value in changed.items():
+        np.testing.assert_allclose(value, after[path], rtol=1e-6)
+
+
+def test_signatures_rebuild_every_operation(traced):
+    _, step = traced
+    rng = np.random.default_rng(0)
+    rebuilt = 0
+    for text in {op.work.signature for op in step.graph.operations if op.work.signature}:
+        description = json.loads(text)
+        tensors = [
+            None if "c" in entry
+            else tf.cast(tf.constant(rng.uniform(0.1, 1.0, entry["t"])), entry["d"])
+            for entry in description["inputs"]
+        ]  # fmt: skip
+        made = nodes.run_signature(description, tensors)
+        same = [op for op in step.graph.operations if op.work.signature == text]
+        for op in same:
+            expected = [step.graph.values[v].bytes for v in op.outputs]
+            assert [t.numpy().nbytes for t in made] == expected, (op.kind, text)
+        rebuilt += len(same)
+    assert rebuilt == sum(op.kind != "AssignVariableOp" for op in step.graph.operations)
+
+
+# --- counts --------------------------------------------------------------------------------------
+
+
+def test_perceptron_by_hand():
+    """Dense 4-3 relu, Dense 3-2, batch 5: every operation, byte and FLOP written out."""
+    graph = operation_graph(perceptron(), 5, name="p")
+    found = [(op.kind, [graph.values[v].bytes for v in op.outputs], op.work.flops) for op in graph.operations]
+    assert found == [
+        ("MatMul", [60], 2 * 5 * 4 * 3),
+        ("BiasAdd", [60], 15),
+        ("Relu", [60], 15),
+        ("MatMul", [40], 2 * 5 * 3 * 2),
+        ("BiasAdd", [40], 10),
+        ("Cast", [40], 0),  # labels, int32 to int64
+        ("SparseSoftmaxCrossEntropyWithLogits", [20, 40], 80),  # losses and the logits' gradient
+        ("Mean", [4], 5),
+        ("Mul", [40], 10),
+        ("BiasAddGrad", [8], 10),
+        ("MatMul", [60], 2 * 5 * 3 * 2),
+        ("MatMul", [24], 2 * 5 * 3 * 2),
+        ("ReluGrad", [60], 15),
+        ("BiasAddGrad", [12], 15),
+        ("MatMul", [48], 2 * 5 * 4 * 3),
+    ]
+    assert graph.operations[graph.loss].kind == "Mean"
+    assert [op.is_backward for op in graph.operations] == [False] * 8 + [True] * 7
+    assert [v.bytes for v in graph.values if v.keep] == [4, 8, 24, 12, 48]  # the loss and four gradients
+    # parameters 12 + 3 + 6 + 2, inputs 5 x 4, labels 5; float32 and int32
+    assert graph.fixed_bytes == 4 * (23 + 20 + 5)
+    trace = remat.simulate(graph, remat.Plan.from_order(graph, range(len(graph))))
+    # while SparseSoftmax runs: relu 60 (the MatMuls and BiasAdds are gone), logits 40, labels 40, losses 20 and 40
+    assert trace.running_bytes[6] - graph.fixed_bytes == 60 + 40 + 40 + 20 + 40
+    # fullest at ReluGrad: the loss 4, two gradients 8 and 24, relu 60, its gradient 60, the result 60
+    assert trace.order[trace.peak_computation] == 12
+    assert trace.peak_bytes - graph.fixed_bytes == 4 + 8 + 24 + 60 + 60 + 60
+    assert graph.operations[0].work.bytes_moved == 4 * (5 * 4 + 4 * 3 + 5 * 3)
+
+
+def test_flops_agree_with_the_profiler_of_tensorflow(traced):
+    """Per operation against TensorFlow's own registered statistics, where it has any."""
+    from tensorflow.python.framework import ops
+    from tensorflow.python.profiler.internal import flops_registry  # noqa: F401  (registers the statistics)
+
+    _, step = traced
+    compared = Counter()
+    for op, node in zip(step.graph.operations, step.nodes, strict=True):
+        statistics = ops.get_stats_for_node_def(node.graph, node.node_def, "flops").value
+        # it counts RsqrtGrad 4, Rsqrt and SquaredDifference 2 per element, and the division by a window's area
+        if not statistics or node.type in ("Rsqrt", "RsqrtGrad", "SquaredDifference", "AvgPoolGrad", "MaxPoolGrad"):
+            continue
+        # and it takes the wrong axis of a transposed batched product (it reads an attribute that is not there)
+        if node.type == "BatchMatMulV2" and node.get_attr("adj_x"):
+            continue
+        # reductions: it charges n - 1 additions for n elements
+        slack = step.graph.values[op.outputs[0]].bytes // 4 if node.type in ("Sum", "BiasAddGrad", "Mean") else 0
+        assert abs(op.work.flops - statistics) <= slack, (node.type, op.work.flops, statistics)
+        compared[node.type] += 1
+    assert sum(compared.values()) > 20
+    assert compared["MatMul"] >= 3
+
+
+def test_no_operation_without_a_flop_rule(traced):
+    assert [op.kind for op in traced[1].graph.operations if op.work.flops is None] == []
+
+
+def test_aliases_variables_and_constants_are_not_operations(traced):
+    kinds = {op.kind for op in traced[1].graph.operations}
+    assert not kinds & {"Reshape", "Squeeze", "ExpandDims", "Identity", "StopGradient", "ReadVariableOp", "Const"}
+    assert not kinds & {"Shape", "ShapeN", "BroadcastGradientArgs", "StridedSlice", "Pack", "InvertPermutation"}
+
+
+def test_state_updates_run_once_and_dropout_may_repeat(traced):
+    model, step = traced
+    once = [op.kind for op in step.graph.operations if op.run_once]
+    assert once == ["AssignVariableOp"] * len(once)
+    assert len(once) == sum("moving" in v.path or "seed" in v.path for v in model.variables)
+    assert any(op.kind.startswith("StatelessRandom") for op in step.graph.operations)
+
+
+def test_vgg16_matches_its_known_size():
+    """FLOPs of VGG16: 15.47 G multiply-adds per image forward (Simonyan and Zisserman, 2015), three times that
+    for training less the first layer's input gradient; 138,357,544 parameters."""
+    model = keras.applications.VGG16(weights=None)
+    graph = operation_graph(model, 3)
+    first_layer = 224 * 224 * 64 * 27
+    multiply_adds = 15_470_264_320
+    total = sum(op.work.flops for op in graph.operations if "Conv" in op.kind or op.kind == "MatMul")
+    assert total == 2 * 3 * (3 * multiply_adds - first_layer)
+    assert graph.fixed_bytes == 4 * (138_357_544 + 3 * 224 * 224 * 3 + 3)
+    assert 110 <= len(graph) <= 130
+    kept = sum(v.bytes for v in graph.values if v.keep)
+    assert kept == 4 * 138_357_544 + 4  # every gradient, and the loss
+
+
+# --- recurrent layers ----------------------------------------------------------------------------
+
+
+def test_a_recurrent_layer_is_one_operation_with_the_work_of_all_turns():
+    steps, batch, units, features = 5, 2, 2, 3
+    graph = operation_graph(recurrent(steps), batch)
+    forward, backward = (op for op in graph.operations if "While" in op.kind)
+    assert not forward.is_backward
+    assert backward.is_backward
+    assert not forward.run_once
+    matmuls = steps * 2 * batch * 4 * units * (features + units)
+    assert matmuls < forward.work.flops < 2 * matmuls
+    assert 2 * matmuls < backward.work.flops < 4 * matmuls
+    # what the backward loop reads: one list of (batch, units) per stored gate and state, for every turn
+    lists = [graph.values[v].bytes for v in forward.outputs if graph.values[v].bytes == steps * batch * units * 4]
+    assert 7 <= len(lists) <= 9
+    # copies of the weights in every turn would be references, not storages
+    assert steps * units * 4 * units * 4 not in [graph.values[v].bytes for v in forward.outputs]
+
+
+# --- errors and imports --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 2, "dtype": "int8"}, "dtype 'int8'"),
+        ({"batch_size": 2, "dtype": "bfloat16"}, "mixed_bfloat16"),
+    ],
+)
+def test_bad_arguments_are_one_line(arguments, message):
+    with pytest.raises(InvalidInput, match=message):
+        operation_graph(perceptron(), **arguments)
+
+
+def test_unknown_sizes_are_refused():
+    inputs = keras.Input((None, None, 3))
+    model = keras.Model(inputs, layers.GlobalAveragePooling2D()(layers.Conv2D(2, 3)(inputs)))
+    with pytest.raises(InvalidInput, match="unknown sizes"):
+        operation_graph(model, 2)
+
+
+def test_mixed_precision_halves_activations():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        graph = operation_graph(perceptron(), 5, dtype="bfloat16")
+    finally:
+        keras.config.set_dtype_policy(before)
+    first = next(op for op in graph.operations if op.kind == "MatMul")
+    assert first.work.dtype == "bfloat16"
+    assert graph.values[first.outputs[0]].bytes == math.prod((5, 3)) * 2
+    assert graph.fixed_bytes == 4 * (23 + 5 * 4 + 5)  # variables and the batch stay float32
+
+
+def test_importing_the_frontend_imports_no_framework():
+    code = "import sys, remat.frontends.tensorflow_ops; print({'tensorflow', 'keras'} & set(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["MobileNetV2", "DenseNet121", "NASNetMobile", "InceptionV3", "Xception", "ResNet152"])
+def test_networks_of_keras_trace_with_known_work(name):
+    graph = operation_graph(getattr(keras.applications, name)(weights=None), 2)
+    assert [op.kind for op in graph.operations if op.work.flops is None] == []
+    assert {op.kind for op in graph.operations if not op.work.signature} <= {"AssignVariableOp"}
