@@ -1,0 +1,381 @@
+"""Cost models against values computed by hand, vendors' figures and times measured another way."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from experiments import roofline_check
+from remat.cost import COST_MODELS, CostWarning, Gpu, apply_cost, gpus, load_gpu
+from remat.cost import profile as profile_module
+from remat.cost._profile_worker import write_atomically
+from remat.cost.gpu import EFFICIENCY, GPU_FOLDER, matrix_dtype, operation_class
+from remat.errors import InvalidInput, UnknownName
+from remat.graph import Graph, Work
+
+PLAIN = Gpu("plain", 10**9, 1e9, 1e-6, {"float32": 1e12, "float16": 4e12}, dict.fromkeys(EFFICIENCY, 1.0))
+
+
+def one_op(kind: str, work: Work | None, backward: bool = False) -> Graph:
+    return Graph.from_nodes("one", [[]], [8], [0], kinds=[kind], works=[work], backward=[backward])
+
+
+def roofline_ns(kind: str, work: Work, gpu: Gpu, backward: bool = False) -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CostWarning)
+        return apply_cost(one_op(kind, work, backward), "roofline", gpu).operations[0].cost
+
+
+@pytest.mark.parametrize(
+    ("kind", "work", "expected_ns"),
+    [
+        ("Conv2D", Work(2 * 10**9, 1000), 2_000_000 + 1000),  # 2e9 / 1e12 s, then the launch
+        ("Conv2D", Work(1000, 10**6), 1_000_000 + 1000),  # 1e6 / 1e9 s
+        ("Conv2D", Work(2 * 10**9, 1000, "float16"), 500_000 + 1000),  # matrix units take matrix work
+        ("Add", Work(2 * 10**9, 1000, "float16"), 2_000_000 + 1000),  # and nothing else
+        ("Conv2D", Work(2 * 10**9, 1000, "bfloat16"), 2_000_000 + 1000),  # no such units: the float32 rate
+        ("Strange", Work(None, 5000), 5000 + 1000),
+        ("Reshape", Work(10**9, 10**9, is_free=True), 0),
+        ("Empty", Work(0, 0), 1000),
+    ],
+)
+def test_roofline_by_hand(kind: str, work: Work, expected_ns: int) -> None:
+    assert roofline_ns(kind, work, PLAIN) == expected_ns
+
+
+def test_efficiencies_scale_what_bounds_an_operation() -> None:
+    halves = {"convolution": 0.5, "matmul": 0.25, "memory": 0.8, "normalization": 0.4, "pooling": 0.2}
+    gpu = Gpu("half", 10**9, 1e9, 0.0, {"float32": 1e12}, halves | {"pooling_backward": 0.1})
+    compute, memory = Work(10**9, 0), Work(0, 10**6)
+    assert roofline_ns("aten.convolution_backward", compute, gpu) == 2_000_000
+    assert roofline_ns("aten.addmm", compute, gpu) == 4_000_000
+    assert roofline_ns("aten.relu", compute, gpu) == 1_000_000
+    assert roofline_ns("aten.relu", memory, gpu) == 1_250_000
+    assert roofline_ns("BatchNormalization", memory, gpu) == 2_500_000
+    assert roofline_ns("MaxPooling2D", memory, gpu) == 5_000_000
+    assert roofline_ns("MaxPooling2DGrad", memory, gpu, backward=True) == 10_000_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("aten.convolution", "convolution"), ("Conv2DBackpropFilter", "convolution"), ("aten.hypot", "other"),
+        ("prims.convert_element_type", "other"), ("aten.mm", "matmul"), ("aten.addmm", "matmul"), ("MatMul", "matmul"),
+        ("BatchMatMulV2", "matmul"), ("DenseGrad", "matmul"), ("aten.upsample_bilinear2d", "other"),
+        ("aten.native_layer_norm", "normalization"), ("FusedBatchNormGradV3", "normalization"),
+        ("RandomStandardNormal", "other"), ("GroupNormalization", "normalization"), ("AvgPoolGrad", "pooling"),
+        ("aten._softmax", "other"), ("aten._scaled_dot_product_flash_attention_for_cpu", "matmul"),
+    ],
+)  # fmt: skip
+def test_classes(kind: str, expected: str) -> None:
+    assert operation_class(kind) == expected
+
+
+def test_float32_becomes_tf32_where_the_frameworks_do_it() -> None:
+    a100, v100 = load_gpu("a100_40gb"), load_gpu("v100")
+    assert matrix_dtype("aten.convolution", "float32", a100) == "tf32"
+    assert matrix_dtype("Conv2D", "float32", a100) == "tf32"
+    assert matrix_dtype("MatMul", "float32", a100) == "tf32"
+    assert matrix_dtype("aten.mm", "float32", a100) == "float32"
+    assert matrix_dtype("aten.convolution", "float32", v100) == "float32"
+    assert matrix_dtype("aten.mul", "float64", a100) == "float64"
+
+
+def test_tf32_default_of_torch_is_the_assumed_one() -> None:
+    torch = pytest.importorskip("torch")
+    assert torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_flops() -> None:
+    works = [
+        Work(20, 7, published_flops=10),  # a layer graph: the artifact's count
+        Work(20, 7),
+        Work(None, 7),  # no rule
+        Work(99, 7, is_free=True),
+        None,  # nothing known: what it reads and writes
+    ]
+    graph = Graph.from_nodes(
+        "g", [[], [0], [1], [2], [0, 3]], [1, 2, 3, 4, 5], [0] * 5, kinds=list("abcde"), works=works
+    )
+    with pytest.warns(CostWarning) as caught:
+        costed = apply_cost(graph, "flops", None)
+    assert costed.costs.tolist() == [10, 20, 7, 0, 1 + 4 + 5]
+    assert costed.cost_unit == "flop"
+    assert len(caught) == 1
+    assert str(caught[0].message).endswith(": c, e")
+
+
+def test_roofline_names_kinds_without_a_rule_in_one_warning() -> None:
+    works = [Work(None, 1), Work(None, 1), Work(None, 1, is_free=True), Work(1, 1)]
+    graph = Graph.from_nodes("g", [[]] * 4, [1] * 4, [0] * 4, kinds=["b", "a", "free", "known"], works=works)
+    with pytest.warns(CostWarning, match="bytes they move: a, b$") as caught:
+        assert apply_cost(graph, "roofline", PLAIN).cost_unit == "ns"
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("model", COST_MODELS)
+def test_graph_that_came_with_costs_is_refused(model: str) -> None:
+    graph = Graph.from_nodes("given", [[]], [1], [5])
+    with pytest.raises(InvalidInput, match="use the costs it came with"):
+        apply_cost(graph, model, PLAIN)
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(UnknownName, match="roofline"):
+        apply_cost(one_op("a", Work(1, 1)), "rooflin", PLAIN)
+    with pytest.raises(UnknownName, match="v100"):
+        load_gpu("v10")
+    with pytest.raises(UnknownName, match="cuda"):
+        apply_cost(one_op("a", Work(1, 1)), "profile", PLAIN, device="cudo")
+    with pytest.raises(InvalidInput, match="needs a device"):
+        apply_cost(one_op("a", Work(1, 1)), "roofline", None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"peak_flops": {"float16": 1.0}}, {"peak_flops": {"float32": 0.0}}, {"bandwidth_bytes_per_s": -1.0},
+        {"memory_bytes": 0}, {"launch_overhead_s": -1.0}, {"efficiency": {"memory": 0.5}},
+        {"efficiency": EFFICIENCY | {"memory": 1.5}},
+    ],
+)  # fmt: skip
+def test_a_device_that_cannot_be_is_refused(change: dict) -> None:
+    good = {
+        "name": "x", "memory_bytes": 1, "bandwidth_bytes_per_s": 1.0, "launch_overhead_s": 0.0,
+        "peak_flops": {"float32": 1.0},
+    }  # fmt: skip
+    assert Gpu(**good).efficiency == EFFICIENCY
+    with pytest.raises(InvalidInput, match="gpu 'x'"):
+        Gpu(**good | change)
+
+
+def test_every_required_device_is_there() -> None:
+    required = "v100 v100_32gb p100 k80 t4 a100_40gb a100_80gb h100 h200 rtx4090 cpu"
+    assert set(required.split()) <= set(gpus())
+
+
+@pytest.mark.parametrize("name", gpus())
+def test_device_files(name: str) -> None:
+    gpu = load_gpu(name)
+    assert gpu.name == name
+    # between a small CPU and a rack: catches a wrong power of ten
+    assert 1e10 < gpu.peak_flops["float32"] < 1e15
+    assert 5e9 < gpu.bandwidth_bytes_per_s < 1e13
+    assert 4e9 < gpu.memory_bytes < 1e12
+    assert 1e-7 < gpu.launch_overhead_s < 1e-4
+    assert 1 < gpu.peak_flops["float32"] / gpu.bandwidth_bytes_per_s < 200
+    source = re.compile(r"#.*(datasheet|whitepaper|measured|estimate|by construction|common figure)")
+    for line in (GPU_FOLDER / f"{name}.yaml").read_text().splitlines():
+        if re.match(r"\s*\w+:\s*[\d.]", line):
+            assert source.search(line), f"{name}.yaml: no source for '{line}'"
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_bytes", "bandwidth", "float32"),
+    [("v100", 16e9, 900e9, 15.7e12), ("t4", 16e9, 320e9, 8.1e12), ("a100_80gb", 80e9, 2039e9, 19.5e12)],
+)
+def test_figures_as_the_datasheets_print_them(name: str, memory_bytes: float, bandwidth: float, float32: float) -> None:
+    gpu = load_gpu(name)
+    assert (gpu.memory_bytes, gpu.bandwidth_bytes_per_s, gpu.peak_flops["float32"]) == (
+        memory_bytes,
+        bandwidth,
+        float32,
+    )
+
+
+def signature(op: str, *args: object) -> str:
+    return json.dumps({"fw": "torch", "op": op, "args": args, "kwargs": {}}, sort_keys=True, separators=(",", ":"))
+
+
+def tensor(*shape: int, dtype: str = "float32") -> dict:
+    strides = [1]
+    for n in reversed(shape[1:]):
+        strides.insert(0, strides[0] * n)
+    return {"t": list(shape), "s": strides[: len(shape)], "d": dtype}
+
+
+def graph_of(signatures: dict[str, str], bytes_moved: int = 1000) -> Graph:
+    works = [Work(1, bytes_moved, signature=s) for s in signatures.values()]
+    n = len(works)
+    return Graph.from_nodes("g", [[]] * n, [4] * n, [0] * n, kinds=list(signatures), works=works)
+
+
+def test_profile_measures_once_and_names_what_it_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    square = tensor(512, 512)
+    indices = tensor(64, 10, dtype="int64")
+    graph = graph_of(
+        {
+            "aten.mm": signature("aten.mm.default", square, square),
+            "aten.relu": signature("aten.relu.default", tensor(4)),
+            "aten.embedding": signature("aten.embedding.default", tensor(100, 8), indices),
+            "aten.again": signature("aten.mm.default", square, square),
+            "aten.nonsense": signature("aten.nonsense.default", tensor(4)),
+            "opaque": "",
+        }
+    )
+    with pytest.warns(CostWarning, match="not measured") as caught:
+        costed = apply_cost(graph, "profile", None, cache_folder=tmp_path, device="cpu")
+    message = next(str(w.message) for w in caught if "not measured" in str(w.message))
+    assert "aten.nonsense (" in message
+    assert "opaque (it cannot be rebuilt)" in message
+    assert "aten.mm" not in message
+    files = list(tmp_path.glob("*.json"))
+    assert len(files) == 3
+    mm, relu, embedding, again, *_ = costed.costs.tolist()
+    assert mm == again
+    assert mm > relu > 0 < embedding
+
+    # the shortest time is hardly disturbed by other processes: compare it with one taken here
+    a = torch.rand(512, 512)
+    here_ns = []
+    for _ in range(20):
+        started = time.perf_counter_ns()
+        a @ a
+        here_ns.append(time.perf_counter_ns() - started)
+    records = [json.loads(path.read_text()) for path in files]
+    best_ns = next(r["best_ns"] for r in records if "aten.mm" in r["signature"])
+    assert min(here_ns) / 8 < best_ns < min(here_ns) * 8
+    assert all(
+        r["versions"] == {"torch": torch.__version__.split("+")[0]} or "+" in str(r["versions"]) for r in records
+    )
+
+    started_again: list[dict] = []
+
+    def record(missing: dict, *_: object) -> dict:
+        started_again.append(dict(missing))
+        return {}
+
+    monkeypatch.setattr(profile_module, "_measure", record)
+    with pytest.warns(CostWarning):
+        second = apply_cost(graph, "profile", None, cache_folder=tmp_path, device="cpu")
+    assert second.costs.tolist() == costed.costs.tolist()
+    (asked,) = started_again
+    assert len(asked) == 1  # only the one that could not be measured is tried again
+    assert "aten.nonsense" in next(iter(asked.values()))
+
+
+def test_profile_of_keras_layers_and_tensorflow_operations(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    keras = {"fw": "keras", "class": "Conv2D", "config": {"filters": 8, "kernel_size": 3}, "inputs": [[2, 16, 16, 3]]}
+    image, kernel = {"t": [2, 16, 16, 3], "d": "float32"}, {"t": [3, 3, 3, 8], "d": "float32"}
+    attributes = {
+        "strides": [1, 1, 1, 1], "padding": "SAME", "data_format": "NHWC", "dilations": [1, 1, 1, 1],
+        "use_cudnn_on_gpu": True, "explicit_paddings": [],
+    }  # fmt: skip
+    operation = {"fw": "tensorflow", "op": "Conv2D", "attrs": attributes, "inputs": [image, kernel], "outputs": 1}
+    loss = {"fw": "keras", "class": "__loss__", "config": {}, "inputs": [[4, 10]], "backward": False}
+    graph = graph_of(
+        {
+            "Conv2D": json.dumps(keras | {"backward": False}),
+            "Conv2DGrad": json.dumps(keras | {"backward": True}),
+            "op": json.dumps(operation),
+            "Loss": json.dumps(loss),
+        }
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="not measured", category=CostWarning)
+        warnings.filterwarnings("ignore", message="the machine was busy", category=CostWarning)
+        costed = apply_cost(graph, "profile", None, cache_folder=tmp_path)
+    assert len(list(tmp_path.glob("*.json"))) == 4
+    assert all(1000 <= cost < 10**9 for cost in costed.costs.tolist())
+
+
+def test_profile_survives_a_crash_of_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[list[str]] = []
+
+    def child(command: list[str], **_: object) -> subprocess.CompletedProcess:
+        job = json.loads(Path(command[-1]).read_text())
+        keys = list(job["signatures"])
+        jobs.append(keys)
+        printed = []
+        for key, text in job["signatures"].items():
+            printed.append(f"start {key}")
+            if "crash" in text:
+                return subprocess.CompletedProcess(command, -11, "\n".join(printed), "")
+            write_atomically(Path(job["folder"], f"{key}.json"), {"ns": 42, "best_ns": 40})
+        return subprocess.CompletedProcess(command, 0, "\n".join(printed), "")
+
+    monkeypatch.setattr(profile_module.subprocess, "run", child)
+    graph = graph_of({name: signature(f"aten.{name}.default") for name in ("fine", "crash", "later")})
+    with pytest.warns(CostWarning, match=r"crash \(its process ended with code -11\)$"):
+        costed = apply_cost(graph, "profile", None, cache_folder=tmp_path, device="cpu")
+    assert [costed.operations[0].cost, costed.operations[2].cost] == [42, 42]
+    assert [len(keys) for keys in jobs] == [3, 1]
+
+
+def test_cache_files_are_whole_or_absent(tmp_path: Path) -> None:
+    path = tmp_path / "key.json"
+    write_atomically(path, {"ns": 5, "best_ns": 4})
+    assert profile_module._read(path) == (5, 4)
+    with pytest.raises(TypeError):
+        write_atomically(path, {"ns": object()})
+    assert profile_module._read(path) == (5, 4)
+    assert [p.name for p in tmp_path.iterdir()] == ["key.json"]
+    for broken in ("", "{", "[]", '{"ns": "5", "best_ns": 4}', '{"ns": -5, "best_ns": 4}', '{"ns": 5}'):
+        path.write_text(broken)
+        assert profile_module._read(path) is None
+
+
+def test_profile_refuses_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(profile_module, "_available_bytes", lambda: 10**9)
+    graph = graph_of({"aten.relu": signature("aten.relu.default", tensor(4))}, bytes_moved=10**9)
+    with pytest.raises(InvalidInput, match=r"'0' \(aten.relu\) needs about 2.00 GB .*use a smaller batch_size="):
+        apply_cost(graph, "profile", None, device="cpu")
+
+
+def test_rebuilt_networks_do_the_published_work() -> None:
+    """Multiply-adds per image as torchvision's documentation lists them: VGG16 15.47 G, ResNet50 4.09 G."""
+    for name, batch, published in (("vgg16_b176", 176, 15.47e9), ("resnet50_b184", 184, 4.09e9)):
+        nodes = roofline_check.NETWORKS[name]
+        forward = sum(n.work.flops or 0 for n in nodes if not n.is_backward and n.kind in ("_convolution", "addmm"))
+        assert forward / 2 / batch == pytest.approx(published, rel=0.005)
+
+
+def test_alignment_pairs_equal_operations_in_order() -> None:
+    nodes = roofline_check.NETWORKS["unet_b11"]
+    published = [{"op": f"aten::{n.kind}", "bytes": n.bytes, "backward": n.is_backward, "cost": 1} for n in nodes]
+    del published[10:13]
+    pairs = roofline_check.align(nodes, published)
+    assert [pair.node for pair in pairs] == nodes[:10] + nodes[13:]
+    published[50]["bytes"] += 4096
+    assert len(roofline_check.align(nodes, published)) == len(published) - 1
+
+
+def test_fit_recovers_the_fractions_that_made_the_times() -> None:
+    truth = {"convolution": 0.5, "matmul": 0.4, "memory": 0.6, "normalization": 0.3, "pooling": 0.45}
+    gpu = Gpu("made", 10**10, 7e11, 1e-6, {"float32": 9e12}, truth | {"pooling_backward": 0.2})
+    nodes = [node for network in roofline_check.NETWORKS.values() for node in network]
+    times = roofline_check.predict_ns([roofline_check.Pair(n, 0) for n in nodes], gpu)
+    pairs = [roofline_check.Pair(n, round(t)) for n, t in zip(nodes, times, strict=True)]
+    assert roofline_check.fit(roofline_check.comparable(pairs), gpu) == pytest.approx(gpu.efficiency, rel=0.01)
+
+
+def test_roofline_against_measured_p100_times(instances: Path) -> None:
+    found = {}
+    for name, nodes in roofline_check.NETWORKS.items():
+        published = json.loads((instances / "p100" / f"{name}.json").read_text())["nodes"]
+        pairs = roofline_check.align(nodes, published)
+        assert len(pairs) == len(published)
+        found[name] = roofline_check.comparable(pairs)
+    gpu = load_gpu("p100")
+    for name, pairs in found.items():
+        rest = [pair for other, them in found.items() if other != name for pair in them]
+        unseen = Gpu(gpu.name, gpu.memory_bytes, gpu.bandwidth_bytes_per_s, gpu.launch_overhead_s, gpu.peak_flops,
+                     roofline_check.fit(rest, gpu))  # fmt: skip
+        rank, error, total = roofline_check.scores(pairs, unseen)
+        assert rank > 0.95
+        assert error < 0.10
+        assert 0.85 < total < 1.15
+
+
+def test_documented_tables_are_those_of_the_command(instances: Path) -> None:
+    assert roofline_check.tables(instances) in roofline_check.DOCUMENT.read_text()
