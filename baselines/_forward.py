@@ -57,6 +57,11 @@ class Forward:
             graph.predecessors(k) == (() if before is None else (before,)) for k, before in pairs
         )
 
+    def is_update(self, k: int) -> bool:
+        """Whether operation `k` is of neither pass, or must run exactly once: a state update, for instance."""
+        op = self.graph.operations[k]
+        return op.run_once or (k > self.region[-1] and not op.is_backward)
+
     def bytes_at(self, position: int) -> int:
         """Bytes of the outputs of the forward operation at `position`."""
         graph = self.graph

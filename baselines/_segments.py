@@ -58,18 +58,22 @@ def plan_of_residency(forward: Forward, S_TV: np.ndarray, accounting: str) -> Pl
 
 
 def base_residency(forward: Forward) -> np.ndarray:
-    """S_TV with what every baseline holds: all that is not of the forward pass, which is never recomputed."""
+    """S_TV with what every baseline holds, whatever its checkpoints are.
+
+    That is what is never recomputed, as long as it may be read; what must be there at the end; and what a state
+    update reads (batch statistics, say), until it has run: nobody rebuilds a layer for its side outputs.
+    """
     graph, n = forward.graph, len(forward.graph)
     S_TV = np.zeros((n, len(graph.values)), dtype=bool)
     for v, p in enumerate(graph.producer):
+        users = graph.users[v]
         if forward.position[p] < 0:
-            users = graph.users[v]
             # A recomputed reader may come at any time.
             lasting = graph.values[v].keep or any(forward.position[k] >= 0 for k in users)
-            last = n - 1 if lasting else (users[-1] if users else p)
-            S_TV[p + 1 : last + 1, v] = True
-        elif graph.values[v].keep:
-            S_TV[p + 1 :, v] = True
+            last = n - 1 if lasting else max(users, default=p)
+        else:
+            last = n - 1 if graph.values[v].keep else max(filter(forward.is_update, users), default=p)
+        S_TV[p + 1 : last + 1, v] = True
     return S_TV
 
 
