@@ -137,7 +137,7 @@ def least_budget(graph: Graph, scope: str) -> int:
 
 def random_graph(
     rng: np.random.Generator, n: int, *, multi_output: float = 0.0, workspace: int = 0, keep: float = 0.0,
-    once: float = 0.0, max_bytes: int = 4, max_cost: int = 3, min_bytes: int = 0,
+    once: float = 0.0, max_bytes: int = 4, max_cost: int = 3, min_bytes: int = 0, min_cost: int = 0,
 ) -> Graph:  # fmt: skip
     """A random graph of `n` operations in which most operations read something recent."""
     operations, values = [], []
@@ -149,7 +149,7 @@ def random_graph(
         outputs = tuple(range(len(values), len(values) + count))
         operations.append(
             Operation(
-                f"op{k}", "", tuple(sorted(reads)), outputs, int(rng.integers(0, max_cost + 1)),
+                f"op{k}", "", tuple(sorted(reads)), outputs, int(rng.integers(min_cost, max_cost + 1)),
                 int(rng.integers(0, workspace + 1)), run_once=bool(rng.random() < once),
             )
         )  # fmt: skip

@@ -1,0 +1,138 @@
+"""Graph files: what is read back, and what is refused with which words."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from brute_force import small_graphs
+from hypothesis import HealthCheck, given, settings
+
+from remat import Graph, InvalidGraph, Work, load_graph, save_graph, simulate
+from remat.frontends.json import graph_from_dict, graph_to_dict
+from remat.plan import Plan
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(graph=small_graphs())
+def test_every_graph_comes_back(graph, tmp_path):
+    path = tmp_path / "graph.json"
+    save_graph(graph, path)
+    assert load_graph(path) == graph
+
+
+def test_the_simpler_format_is_written_where_it_loses_nothing():
+    plain = Graph.from_nodes("g", [[], [0]], [1, 2], [3, 4], workspace_bytes=[0, 9], loss=1, source="a test")
+    document = graph_to_dict(plain)
+    assert document["format"] == "remat-graph/1"
+    assert document["edges"] == [[0, 1]]
+    assert graph_from_dict(document) == plain
+    worked = Graph.from_nodes("g", [[]], [1], [3], works=[Work(5, 6, "float16", "{}", 7, True)])
+    for rich in (worked, Graph.from_nodes("g", [[]], [1], [3], keep=[0])):
+        assert graph_to_dict(rich)["format"] == "remat-graph/2"
+        assert graph_from_dict(json.loads(json.dumps(graph_to_dict(rich)))) == rich
+
+
+def nodes(**changes):
+    return {
+        "format": "remat-graph/1", "name": "g", "cost_unit": "ns", "fixed_bytes": 0, "loss": None,
+        "nodes": [{"name": "a", "op": "x", "bytes": 1, "cost": 1, "backward": False} for _ in range(3)],
+        "edges": [[0, 1], [1, 2]],
+    } | changes  # fmt: skip
+
+
+def node(**changes):
+    good = {"name": "a", "op": "x", "bytes": 1, "cost": 1, "backward": False}
+    return nodes(nodes=[good, good, good | changes])
+
+
+def lacking(key):
+    document = nodes()
+    del document[key]
+    return document
+
+
+def two(**changes):
+    row = {"name": "a", "op": "", "inputs": [], "outputs": [0], "cost": 1}
+    return {
+        "format": "remat-graph/2", "name": "g", "cost_unit": "ns", "values": [{"name": "v", "bytes": 1}],
+        "operations": [row | changes],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ([], "must be a JSON object"),
+        ({}, "'format' must be"),
+        (nodes(format="remat-graph/7"), "'format' must be"),
+        (lacking("nodes"), "lacks 'nodes'"),
+        (lacking("cost_unit"), "lacks 'cost_unit'"),
+        (lacking("edges"), "lacks 'edges'"),
+        (nodes(nodes=[]), "no nodes"),
+        (nodes(nodes=[3], edges=[]), "node 0 must be an object"),
+        (node(bytes=-1), "bytes of value 2"),
+        (node(bytes=1.5), "node 2: 'bytes' must be int"),
+        (node(bytes="1"), "node 2: 'bytes'"),
+        (node(bytes=True), "node 2: 'bytes'"),
+        (node(cost=2**70), "cost of operation 2"),
+        (node(cost=None), "node 2: 'cost'"),
+        (node(backward="no"), "node 2: 'backward'"),
+        (node(workspace_bytes=-4), "workspace_bytes of operation 2"),
+        (nodes(edges=[[0, 3]]), r"edge 0 is \[0, 3\], but there are 3 nodes"),
+        (nodes(edges=[[0, 1], [2, 1]]), "edge 1 goes from node 2 to node 1"),
+        (nodes(edges=[[1, 1]]), "no cycles"),
+        (nodes(edges=[[-1, 1]]), "edge 0"),
+        (nodes(edges=[[0]]), "edge 0 must be a pair"),
+        (nodes(edges=[[0, True]]), "edge 0 must be a pair"),
+        (nodes(edges={"0": 1}), "'edges' must be list"),
+        (nodes(fixed_bytes=-1), "fixed_bytes"),
+        (nodes(loss=3), "loss is 3"),
+        (nodes(loss=True), "'loss'"),
+        (nodes(name=7), "'name'"),
+        (two(inputs=[0]), "before it is produced"),
+        (two(outputs=[1]), "value 1, which does not exist"),
+        (two(outputs=[]), "no producer"),
+        (two(outputs=["0"]), "'outputs' must be a list of value indices"),
+        (two(run_once=1), "'run_once'"),
+        (two(work=[]), "'work'"),
+        (two(work={"flops": "many"}), "operation 0.work: 'flops'"),
+    ],
+)
+def test_malformed_graph_files_name_the_file_and_the_place(tmp_path, document, words):
+    path = tmp_path / "broken.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(InvalidGraph, match=words) as caught:
+        load_graph(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe\x00", b"[" * 100000, b'{"format": ' + b"9" * 5000 + b"}", b"NaN"]
+)
+def test_what_is_no_graph_file_is_refused(tmp_path, content):
+    path = tmp_path / "broken.json"
+    path.write_bytes(content)
+    with pytest.raises(InvalidGraph, match=r"broken\.json"):
+        load_graph(path)
+
+
+def test_absent_files_and_folders_are_refused(tmp_path):
+    with pytest.raises(InvalidGraph, match="no such file"):
+        load_graph(tmp_path / "absent.json")
+    with pytest.raises(InvalidGraph, match="cannot be read"):
+        load_graph(tmp_path)
+
+
+def test_published_instances_load(instances):
+    paths = sorted(instances.glob("*/*.json"))
+    assert len(paths) >= 8
+    for path in paths:
+        graph = load_graph(path)
+        document = json.loads(path.read_text())
+        assert (len(graph), graph.n_edges) == (len(document["nodes"]), len({tuple(e) for e in document["edges"]}))
+        assert graph.total_cost == sum(row["cost"] for row in document["nodes"])
+        trace = simulate(graph, Plan.from_order(graph, range(len(graph))))
+        assert trace.cost == graph.total_cost
+        assert trace.peak_bytes >= graph.largest_working_set()[0]

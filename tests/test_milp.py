@@ -1,0 +1,242 @@
+"""The published MILP against exhaustive search, and what it claims when it cannot be sure."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+
+import numpy as np
+import pytest
+from brute_force import optimum, random_graph
+
+from remat import Graph, InvalidInput, Plan, Problem, Scope, Skip, Status, load_graph, simulate, solve, solve_sweep
+from remat.strategies import _backends
+from remat.strategies._backends import BACKENDS, Answer, Limits, Verdict
+from remat.strategies._milp_published import build, estimate_nonzeros
+
+DIAMOND = Graph.from_nodes("diamond", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
+KINDS = {
+    "plain": {},
+    "two outputs": {"multi_output": 0.5},
+    "scratch memory": {"workspace": 3},
+    "kept values": {"keep": 0.3},
+    "run once": {"once": 0.3, "keep": 0.1},
+    "everything": {"multi_output": 0.4, "workspace": 2, "keep": 0.2, "once": 0.2},
+}
+
+
+def here(graph, budget, **options):
+    """`solve` without a process of its own."""
+    return solve_sweep(graph, [budget], "checkmate_milp", threads=1, isolate=False, **options)[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_optimum_is_that_of_exhaustive_search(kind):
+    rng = np.random.default_rng(len(kind))
+    infeasible = recomputing = 0
+    for _ in range(60):
+        graph = random_graph(rng, int(rng.integers(5, 7)), min_bytes=1, min_cost=1, **KINDS[kind])
+        least = graph.largest_working_set()[0]
+        for budget in (least, least + 1):
+            if simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes <= budget:
+                continue  # no solver is asked
+            expected = optimum(graph, budget, "staged")
+            solution = here(graph, budget)
+            if expected is None:
+                assert solution.status is Status.INFEASIBLE
+                infeasible += 1
+            else:
+                assert (solution.status, solution.cost) == (Status.OPTIMAL, expected)
+                assert solution.bound == expected
+                assert solution.peak_bytes <= budget
+                recomputing += expected > graph.total_cost
+    assert infeasible >= 3
+    assert recomputing >= 3
+
+
+def test_known_staged_infeasibility():
+    assert optimum(DIAMOND, 6, "staged") is None
+    assert optimum(DIAMOND, 6, "fixed_order") == 7
+    assert here(DIAMOND, 6).status is Status.INFEASIBLE
+    assert here(DIAMOND, 7).cost == optimum(DIAMOND, 7, "staged") == 6
+
+
+@pytest.mark.parametrize("scope", ["fixed_order", "free"])
+def test_nothing_is_claimed_for_a_wider_scope(scope):
+    nothing = here(DIAMOND, 6, scope=scope)
+    assert nothing.status is Status.NO_PLAN  # there is an unstaged plan of cost 7
+    assert scope in nothing.message
+    something = here(DIAMOND, 7, scope=scope)
+    assert (something.status, something.cost) == (Status.FEASIBLE, 6)
+    assert something.bound == DIAMOND.total_cost
+
+
+@pytest.mark.parametrize("solver", BACKENDS)
+def test_each_solver_is_right_or_skipped(solver):
+    solution = here(DIAMOND, 7, solver=solver)
+    if solution.status is Status.SKIPPED:
+        assert solver != "highs"
+        assert solver in solution.message
+        pytest.skip(solution.message)
+    assert (solution.status, solution.cost, solution.bound) == (Status.OPTIMAL, 6, 6)
+    assert here(DIAMOND, 6, solver=solver).status is Status.INFEASIBLE
+
+
+def test_a_model_beyond_a_restricted_licence_is_skipped():
+    n = 40
+    chain = Graph.from_nodes("chain", [[i - 1] if i else [] for i in range(n)], [1] * n, [1] * n, keep=range(0, n, 2))
+    solution = here(chain, 23, solver="gurobi", time_limit_s=20)
+    if "size" not in solution.message:
+        pytest.skip(f"gurobi has no restricted licence here: {solution.status} {solution.message}")
+    assert solution.status is Status.SKIPPED
+
+
+def test_a_missing_package_is_skipped_with_the_command(monkeypatch):
+    real = importlib.import_module
+
+    def absent(name, *rest):
+        if name == "pyscipopt":
+            raise ModuleNotFoundError("No module named 'pyscipopt'")
+        return real(name, *rest)
+
+    monkeypatch.setattr(importlib, "import_module", absent)
+    solution = here(DIAMOND, 7, solver="scip")
+    assert solution.status is Status.SKIPPED
+    assert "pip install" in solution.message
+    assert "scip" in solution.message
+
+
+def test_an_import_is_not_a_licence(monkeypatch):
+    def refuse(limits):
+        raise RuntimeError("no licence found\nat /opt")
+
+    broken = dataclasses.replace(BACKENDS["highs"], options=refuse)
+    with pytest.raises(Skip, match="does not run here: no licence found"):
+        broken.probe()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"solver": "gurobbi"}, "did you mean gurobi"),
+        ({"formulation": "tight"}, "unknown formulation"),
+        ({"mip_gap": -1}, "mip_gap"),
+        ({"mip_gap": "small"}, "mip_gap"),
+        ({"max_nonzeros": 0}, "max_nonzeros"),
+        ({"solvr": "highs"}, "did you mean solver"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_runs(options, words):
+    with pytest.raises(InvalidInput, match=words):
+        solve(DIAMOND, 7, "checkmate_milp", **options)
+
+
+def test_a_model_that_is_too_large_is_skipped():
+    solution = here(DIAMOND, 7, max_nonzeros=10)
+    assert solution.status is Status.SKIPPED
+    assert "max_nonzeros=10" in solution.message
+
+
+def test_the_estimate_is_close_to_what_is_built():
+    rng = np.random.default_rng(5)
+    for kind in KINDS.values():
+        graph = random_graph(rng, 40, min_bytes=1, **kind)
+        eq = build(graph)
+        made = sum(getattr(eq, name).nnz for name in eq.__slots__ if hasattr(getattr(eq, name), "nnz"))
+        made += eq.haz_R.nnz + eq.haz_S.nnz  # (6) and (7) both hold the hazards
+        assert 0.7 * made < estimate_nonzeros(graph) < 1.5 * made
+
+
+class Scripted:
+    """A back-end that answers as told and solves nothing."""
+
+    def __init__(self, *answers):
+        self.answers, self.calls = list(answers), 0
+
+    def probe(self):
+        pass
+
+    def solve(self, problem, limits, start=None):
+        self.calls += 1
+        return self.answers.pop(0)
+
+
+def scripted(monkeypatch, *answers):
+    backend = Scripted(*answers)
+    monkeypatch.setitem(BACKENDS, "highs", backend)
+    return backend
+
+
+# Sizes that differ in the last of nine digits: half a unit is below any solver's tolerance.
+FINE = Graph.from_nodes("fine", [[], [0], [1], [1], [0, 2]], [2 * 10**9 + 1, 2 * 10**9, 3 * 10**9, 2 * 10**9, 10**9], [1] * 5)
+
+
+def test_a_limit_without_incumbent_is_a_timeout(monkeypatch):
+    scripted(monkeypatch, Answer(Verdict.LIMIT, False, 5.4, 0))
+    solution = here(DIAMOND, 7)
+    assert (solution.status, solution.plan, solution.cost) == (Status.TIMEOUT, None, None)
+    assert solution.bound == 6  # costs are integers
+
+
+def test_real_solver_at_its_time_limit_has_no_solution():
+    graph = random_graph(np.random.default_rng(3), 60, min_bytes=1)
+    problem = Problem(graph, graph.largest_working_set()[0] + 2)
+    model = importlib.import_module("remat.strategies.checkmate_milp")._Model(build(graph), problem.budget_bytes)
+    answer = BACKENDS["highs"].solve(model.problem, Limits(time_s=0.01))
+    assert (answer.verdict, answer.has_solution) == (Verdict.LIMIT, False)
+
+
+def test_infeasible_within_tolerance_is_not_claimed(monkeypatch):
+    budget = 6 * 10**9 + 1
+    backend = scripted(monkeypatch, Answer(Verdict.INFEASIBLE, False, 0, 0), Answer(Verdict.LIMIT, False, 0, 0))
+    assert here(FINE, budget).status is Status.TIMEOUT
+    assert backend.calls == 2
+    scripted(monkeypatch, Answer(Verdict.INFEASIBLE, False, 0, 0), Answer(Verdict.SOLVED, False, 0, 0))
+    assert here(FINE, budget).status is Status.NO_PLAN
+    scripted(monkeypatch, *[Answer(Verdict.INFEASIBLE, False, 0, 0)] * 2)
+    assert here(FINE, budget).status is Status.INFEASIBLE
+
+
+def test_infeasible_by_whole_units_needs_no_second_solve(monkeypatch):
+    backend = scripted(monkeypatch, Answer(Verdict.INFEASIBLE, False, 0, 0))
+    assert here(DIAMOND, 6).status is Status.INFEASIBLE
+    assert backend.calls == 1
+
+
+def test_fine_sizes_give_no_false_claims():
+    for budget in range(6 * 10**9 - 2, 6 * 10**9 + 4):
+        expected = optimum(FINE, budget, "staged")
+        solution = here(FINE, budget)
+        if solution.status is Status.OPTIMAL:
+            assert solution.cost == expected
+        elif solution.status is Status.INFEASIBLE:
+            assert expected is None
+        if solution.plan is not None:
+            assert simulate(FINE, solution.plan).peak_bytes <= budget
+
+
+def test_running_once_needs_no_solver(monkeypatch):
+    backend = scripted(monkeypatch)
+    solution = here(DIAMOND, 9)
+    assert (solution.status, solution.cost, backend.calls) == (Status.OPTIMAL, 5, 0)
+
+
+def test_isolated_solve_equals_the_one_here():
+    solution = solve(DIAMOND, 7, "checkmate_milp", threads=1, time_limit_s=60)
+    assert (solution.status, solution.cost, solution.scope) == (Status.OPTIMAL, 6, Scope.STAGED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gib", [9, 10])
+def test_recorded_optima_of_vgg16(instances, gib):
+    """Checkmate's MILP with Gurobi (records.json); HiGHS needs minutes where Gurobi needed seconds."""
+    records = json.loads((instances / "records.json").read_text())
+    record = next(r for r in records if r["instance"] == "p100/vgg16_b176" and r["budget_gib"] == gib)
+    graph = load_graph(instances / "p100" / "vgg16_b176.json")
+    solution = solve(graph, record["budget_bytes"], "checkmate_milp", time_limit_s=600, threads=2)
+    assert solution.status in (Status.OPTIMAL, Status.FEASIBLE)
+    assert solution.bound <= record["cost_ns"]
+    assert solution.cost >= record["cost_ns"] * (1 - 1e-4)
+    if solution.status is Status.OPTIMAL:
+        assert solution.cost <= record["cost_ns"] * (1 + 1e-4)

@@ -1,0 +1,189 @@
+"""Plans: frees at last use, scopes, matrices, files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from brute_force import Rejected, replay, scope_by_definition, small_graphs, step_lists
+from hypothesis import given, settings
+
+from remat import Graph, InvalidPlan, Plan, Scope, simulate
+from remat.plan import COMPUTE, FREE, frees_held_to_end, scope_of_order
+
+DIAMOND = Graph.from_nodes("diamond", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
+
+
+def bytes_by_liveness(graph: Graph, order: list[int]) -> list[int]:
+    """Memory while each computation runs, if a copy lives exactly from its making to its last reading."""
+    needed_at = []
+    for now, running in enumerate(order):
+        held = graph.fixed_bytes + graph.operations[running].workspace_bytes
+        for v, value in enumerate(graph.values):
+            makings = [at for at, k in enumerate(order) if v in graph.operations[k].outputs]
+            for making, following in itertools.pairwise([*makings, len(order)]):
+                readings = [at for at in range(making + 1, following) if v in graph.operations[order[at]].inputs]
+                end = max([making, *readings])
+                if value.keep and following == len(order):
+                    end = len(order)
+                held += value.bytes if making <= now <= end else 0
+        needed_at.append(held)
+    return needed_at
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_frees_at_last_use_hold_exactly_what_is_live(data):
+    graph = data.draw(small_graphs())
+    steps = data.draw(step_lists(graph))
+    try:
+        replay(graph, steps)
+    except Rejected:
+        return
+    order = [i for kind, i in steps if kind == COMPUTE]
+    trace = simulate(graph, Plan.from_order(graph, order))
+    assert trace.running_bytes.tolist() == bytes_by_liveness(graph, order)
+    assert trace.peak_bytes <= replay(graph, steps).peak_bytes  # no other frees do better
+
+
+def test_known_unstaged_plan():
+    plan = Plan.from_order(DIAMOND, [0, 1, 2, 3, 2, 0, 4])
+    trace = simulate(DIAMOND, plan)
+    assert (trace.cost, trace.peak_bytes, plan.scope) == (7, 6, Scope.FIXED_ORDER)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_scope_follows_the_definition(n):
+    seen = set()
+    for length in range(n, 7):
+        for order in itertools.product(range(n), repeat=length):
+            if len(set(order)) == n:
+                scope = str(scope_of_order(order, n))
+                assert scope == scope_by_definition(order, n), order
+                seen.add(scope)
+    assert len(seen) == min(n + 1, 3)  # one operation leaves no other order
+
+
+def test_scopes_contain_the_narrower_ones():
+    table = [[wide.contains(narrow) for narrow in Scope] for wide in Scope]
+    assert table == [[True, False, False], [True, True, False], [True, True, True]]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_matrices_and_back(data):
+    graph = data.draw(small_graphs())
+    n = len(graph)
+    R_TN = np.zeros((n, n), dtype=bool)
+    for t in range(n):
+        R_TN[t, : t + 1] = data.draw(st.lists(st.booleans(), min_size=t + 1, max_size=t + 1))
+        R_TN[t, t] = True
+    plan = Plan.from_matrices(graph, R_TN)
+    assert plan.scope is Scope.STAGED
+    again, S_TV = plan.matrices(graph)
+    assert (again == R_TN).all()
+    if not S_TV[0].any():
+        # S says what is held between stages; frees within them follow from it.
+        rebuilt = Plan.from_matrices(graph, R_TN, S_TV)
+        assert (rebuilt.order == plan.order).all()
+        assert (rebuilt.matrices(graph)[1] == S_TV).all()
+
+
+CHAIN = Graph.from_nodes("chain", [[], [0], [1], [2]], [4, 2, 1, 1], [1] * 4)
+
+
+def held_between_stages(*entries):
+    S_TV = np.zeros((4, 4), dtype=bool)
+    S_TV[[1, 2, 3], [0, 1, 2]] = True  # what a chain needs
+    for t, v in entries:
+        S_TV[t, v] = True
+    return S_TV
+
+
+def test_what_S_holds_stays_resident():
+    last_use = Plan.from_matrices(CHAIN, np.eye(4))
+    assert simulate(CHAIN, last_use).running_bytes.tolist() == [4, 6, 3, 2]
+    held = Plan.from_matrices(CHAIN, np.eye(4), held_between_stages((2, 0), (3, 0)))
+    assert simulate(CHAIN, held).running_bytes.tolist() == [4, 6, 7, 2]
+
+
+@pytest.mark.parametrize(("t", "v", "words"), [(0, 1, "stage 0"), (1, 2, "not resident"), (3, 0, "stage 3")])
+def test_S_that_holds_what_is_not_there_is_refused(t, v, words):
+    with pytest.raises(InvalidPlan, match=words):
+        Plan.from_matrices(CHAIN, np.eye(4), held_between_stages((t, v)))
+
+
+@pytest.mark.parametrize("R", [np.eye(4), np.ones(3), np.ones((2, 2, 2))])
+def test_matrices_of_a_wrong_shape_are_refused(R):
+    with pytest.raises(InvalidPlan, match="shape"):
+        Plan.from_matrices(DIAMOND, R)
+
+
+def test_an_operation_that_does_not_exist_is_refused():
+    with pytest.raises(InvalidPlan, match="step 1: operation 9 does not exist"):
+        Plan.from_order(DIAMOND, [0, 9])
+
+
+def test_held_to_the_end():
+    steps = frees_held_to_end(DIAMOND, range(5), held=[0, 3])
+    assert sorted(v for kind, v in steps if kind == FREE) == [1, 2, 4]
+    assert simulate(DIAMOND, Plan.from_steps(DIAMOND, steps)).final_bytes == 4
+
+
+def test_a_saved_plan_comes_back(tmp_path):
+    plan = Plan.from_order(DIAMOND, [0, 1, 2, 3, 2, 0, 4], budget_bytes=6)
+    path = tmp_path / "deep" / "plan.json"
+    plan.save(path)
+    document = json.loads(path.read_text())
+    assert document["format"] == "remat-plan/1"
+    assert document["scope"] == "fixed_order"
+    assert document["steps"][:3] == [["compute", 0], ["compute", 1], ["free", 0]]
+    again = Plan.load(path, DIAMOND)
+    assert again.steps == plan.steps
+    assert again.budget_bytes == 6
+    assert list(path.parent.iterdir()) == [path]  # nothing half-written stays
+
+
+def write(path, **changes):
+    document = {"format": "remat-plan/1", "graph": "diamond", "budget_bytes": 9, "steps": [["compute", 0]]} | changes
+    path.write_text(json.dumps(document))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": "remat-plan/9"}, "'format'"),
+        ({"steps": 3}, "'steps' must be a list"),
+        ({"steps": [["compute", 0], ["compute", 77]]}, "step 1: operation 77"),
+        ({"steps": [["free", 5]]}, "step 0: value 5"),
+        ({"steps": [["explode", 0]]}, "step 0"),
+        ({"steps": [["compute", "0"]]}, "step 0"),
+        ({"steps": [["compute", True]]}, "step 0"),
+        ({"steps": [["compute"]]}, "step 0"),
+        ({"budget_bytes": -1}, "budget_bytes"),
+        ({"graph_sha256": "0" * 64}, "was made for graph"),
+    ],
+)
+def test_malformed_plan_files_are_refused(tmp_path, changes, words):
+    path = write(tmp_path / "plan.json", **changes)
+    with pytest.raises(InvalidPlan, match=words):
+        Plan.load(path, DIAMOND)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[1, 2]", b'{"format": ' + b"9" * 5000 + b"}"])
+def test_what_is_no_plan_file_is_refused(tmp_path, content):
+    path = tmp_path / "plan.json"
+    path.write_bytes(content)
+    with pytest.raises(InvalidPlan, match=r"plan\.json"):
+        Plan.load(path, DIAMOND)
+    with pytest.raises(InvalidPlan, match=r"absent\.json"):
+        Plan.load(tmp_path / "absent.json", DIAMOND)
+
+
+def test_third_field_of_a_step_is_allowed(tmp_path):
+    path = write(tmp_path / "plan.json", steps=[["compute", 0, "winograd"]])
+    assert Plan.load(path, DIAMOND).steps == [("compute", 0)]
