@@ -78,7 +78,7 @@ class Config:
     scope: str = "staged"
     accounting: str = "exact"
     scale: str = "full"
-    time_limit: float = 40.0
+    time_limit: float = 60.0
     work_limit: int | None = None
     seed: int = 0
     threads: int = 1

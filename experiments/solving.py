@@ -7,8 +7,8 @@ import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
