@@ -8,18 +8,20 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
-from remat.errors import InvalidInput, MissingPackage, unknown_name
+from remat.errors import InvalidInput, MissingPackage, RematError, unknown_name
 from remat.frontends.spec import ModelSpec, load_target
 from remat.graph import Graph
+from remat.networks import keras_segmentation
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 INSTALL = "pip install 'remat[tensorflow]'"
 
-# Smallest height and width that each network of keras.applications can be built for.
+# Smallest height and width that a network can be built for.
 _SMALLEST = {"InceptionV3": 75, "Xception": 71}
 _SMALLEST_OTHER = 32
 
@@ -37,16 +39,17 @@ def check_spec(spec: ModelSpec) -> None:
     if spec.dtype not in DTYPES:
         raise unknown_name("dtype", spec.dtype, DTYPES)
     module, _, factory = spec.target.partition(":")
-    if not spec.input_size or not module.startswith(("keras.applications", "remat.networks.keras")):
+    if not spec.input_size or module not in ("keras.applications", keras_segmentation.__name__):
         return
     if len(spec.input_size) != 3:
-        raise InvalidInput(
-            f"{spec.name}: input_size must be [height, width, channels], e.g. [224, 224, 3], not {list(spec.input_size)}"
-        )
+        raise InvalidInput(f"{spec.name}: input_size must be [height, width, channels], not {list(spec.input_size)}")
     smallest = _SMALLEST.get(factory, _SMALLEST_OTHER)
     if min(spec.input_size[:2]) < smallest:
         height, width = spec.input_size[:2]
         raise InvalidInput(f"{spec.name}: input {height}x{width} is too small; it needs at least {smallest}x{smallest}")
+    if module == keras_segmentation.__name__:
+        arguments = _bind(load_target(spec.target), spec, input_shape=spec.input_size)
+        keras_segmentation.check(arguments["input_shape"], arguments["classes"], arguments["encoder"])
 
 
 def import_keras() -> Any:
@@ -66,18 +69,13 @@ def import_keras() -> Any:
 def extract(spec: ModelSpec) -> Graph:
     """The uncosted graph of a Keras model, forward and backward.
 
-    Keras' counters of automatic layer names are reset (`keras.utils.clear_session`), so that the same spec
-    always gives the same names.
-
     Raises:
         InvalidInput: a size, option or target that cannot be used.
         MissingPackage: Keras is not installed.
     """
     check_spec(spec)
-    keras = import_keras()
     by_layer = spec.granularity == "layer"
-    with _dtype_policy(keras, spec.dtype), _scope(keras, allocate=not by_layer):
-        model = build_model(spec)
+    model = build_model(spec, allocate=not by_layer)
     name = f"{spec.name}_b{spec.batch_size}"
     if by_layer:
         from remat.frontends.keras_layers import layer_graph
@@ -88,17 +86,31 @@ def extract(spec: ModelSpec) -> Graph:
     return operation_graph(model, batch_size=spec.batch_size, name=f"{name}_ops", dtype=spec.dtype)
 
 
-def build_model(spec: ModelSpec) -> Any:
+def build_model(spec: ModelSpec, *, allocate: bool = True) -> Any:
     """The Keras model that `spec` names, randomly initialised, nothing downloaded.
 
     ``weights=None`` and ``input_shape`` are passed to factories that take them; `options` go through as they are.
+    Automatic layer names always start afresh. Without `allocate`, parameters have shapes but no values, and the
+    model can be inspected but not run.
 
     Raises:
         InvalidInput: the factory refuses its arguments, or does not return a Keras model of that input size.
     """
     keras = import_keras()
     factory = load_target(spec.target)
-    keras.utils.clear_session(free_memory=False)
+
+    def build() -> Any:
+        keras.config.set_dtype_policy(spec.dtype)
+        with nullcontext() if allocate else keras.StatelessScope(initialize_variables=False):
+            return _call_factory(keras, factory, spec)
+
+    # Keras keeps its name counters, dtype policy and scopes per thread: a new one starts clean, and the
+    # caller's are left alone.
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(build).result()
+
+
+def _call_factory(keras: Any, factory: Callable[..., Any], spec: ModelSpec) -> Any:
     options = dict(spec.options)
     parameters = _parameters(factory)
     if "weights" in parameters:
@@ -107,8 +119,10 @@ def build_model(spec: ModelSpec) -> Any:
         options["input_shape"] = tuple(spec.input_size)
     try:
         model = factory(**options)
+    except RematError:
+        raise
     except (TypeError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        first_line = str(error).strip().partition("\n")[0] or type(error).__name__
         raise InvalidInput(f"{spec.name}: {spec.target} cannot be built: {first_line}") from error
     if not isinstance(model, keras.Model):
         raise InvalidInput(f"{spec.name}: {spec.target} returned {type(model).__name__}, not a keras.Model")
@@ -120,29 +134,19 @@ def build_model(spec: ModelSpec) -> Any:
     return model
 
 
+def _bind(factory: Callable[..., Any], spec: ModelSpec, **given: Any) -> dict[str, Any]:
+    """The arguments that `factory` would see, defaults included."""
+    try:
+        bound = inspect.signature(factory).bind(**given, **spec.options)
+    except TypeError as error:
+        raise InvalidInput(f"{spec.name}: {spec.target} {error}") from error
+    bound.apply_defaults()
+    return bound.arguments
+
+
 def _parameters(factory: Callable[..., Any]) -> frozenset[str]:
     """Names of the keyword arguments of `factory`; empty where Python cannot tell."""
     try:
         return frozenset(inspect.signature(factory).parameters)
     except ValueError:
         return frozenset()
-
-
-@contextmanager
-def _dtype_policy(keras: Any, dtype: str) -> Iterator[None]:
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(dtype)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(before)
-
-
-@contextmanager
-def _scope(keras: Any, allocate: bool) -> Iterator[None]:
-    """Without `allocate`, variables have shapes but no values: nothing is drawn, no memory is taken."""
-    if allocate:
-        yield
-        return
-    with keras.StatelessScope(initialize_variables=False):
-        yield

@@ -47,7 +47,7 @@ def layer_graph(
         raise InvalidInput(
             f"{name}: {type(model).__name__} is a subclassed model without a layer graph; use granularity=operation"
         )
-    values = {id(tensor): None for tensor in network.inputs}
+    values: dict[int, int | None] = {id(tensor): None for tensor in network.inputs}
     walk.visit(network, values, prefix="")
     outputs = list(dict.fromkeys(v for v in (values[id(t)] for t in network.outputs) if v is not None))
     fixed = 2 * sum(walk.weight_bytes(weight) for weight in model.weights)

@@ -65,6 +65,12 @@ class Call:
         return type(self.layer).__name__
 
     @property
+    def rule(self) -> str:
+        """Keras' own class that the layer is or derives from most closely: what the rules go by."""
+        own = (base for base in type(self.layer).__mro__ if base.__module__.startswith("keras."))
+        return next(own).__name__
+
+    @property
     def n_in(self) -> int:
         """Elements of all inputs."""
         return sum(map(prod, self.inputs))
@@ -130,18 +136,18 @@ def loss_work(outputs: tuple[Shape, ...], output_bytes: int, loss_bytes: int, dt
 
 def is_alias(call: Call) -> bool:
     """Whether the layer only renames its input's storage (it still is a node with bytes, as published)."""
-    return call.kind in _ALIASES or (call.kind == "Activation" and _activation(call) == "linear")
+    return call.rule in _ALIASES or (call.rule == "Activation" and _activation(call) == "linear")
 
 
 def multiply_adds(call: Call) -> int | None:
     """Multiply-adds of the forward pass; None for layers that are not made of them."""
-    rule = _MULTIPLY_ADDS.get(call.kind)
+    rule = _MULTIPLY_ADDS.get(call.rule)
     return rule(call) if rule else None
 
 
 def published_flops(call: Call) -> int | None:
     """The count of Checkmate's artifact; None where neither it nor its spirit has a rule."""
-    kind = call.kind
+    kind = call.rule
     if kind == "Conv2DTranspose":
         return int(call.layer.kernel.shape[-1]) * call.n_out
     macs = multiply_adds(call)
@@ -153,8 +159,8 @@ def published_flops(call: Call) -> int | None:
         return call.n_in
     if kind in _MERGES:
         return call.n_in
-    if kind == "UpSampling2D":
-        return call.n_out * (1 if call.layer.interpolation == "nearest" else 5)
+    if "UpSampling" in kind:
+        return call.n_out * (1 if _is_nearest(call) else 5)
     if "Dropout" in kind or "Pooling" in kind or "Padding" in kind or "Cropping" in kind:
         return 0
     return 0 if kind in _COPIES or kind in _ALIASES else None
@@ -163,7 +169,7 @@ def published_flops(call: Call) -> int | None:
 def signature(call: Call, *, backward: bool) -> str:
     """Canonical JSON from which the layer can be rebuilt and timed; '' for layers that are not Keras' own."""
     layer = call.layer
-    if not type(layer).__module__.startswith("keras.") or call.kind == "Lambda" or not hasattr(layer, "get_config"):
+    if not type(layer).__module__.startswith("keras.") or call.rule == "Lambda" or not hasattr(layer, "weights"):
         return ""
     try:
         config = dict(layer.get_config())
@@ -240,12 +246,17 @@ def _fused(call: Call) -> int:
 
 def _window(call: Call) -> int:
     """Elements that all pooling windows cover."""
-    return call.n_in if "Global" in call.kind else prod(call.layer.pool_size) * call.n_out
+    window = getattr(call.layer, "pool_size", None)  # global and adaptive pools read each input once
+    return call.n_in if window is None else prod(window) * call.n_out
+
+
+def _is_nearest(call: Call) -> bool:
+    return getattr(call.layer, "interpolation", "nearest") == "nearest"
 
 
 def _elementwise(call: Call) -> int | None:
     """Operations beside multiply-adds, forward; None without a rule."""
-    kind = call.kind
+    kind = call.rule
     if kind in _MULTIPLY_ADDS:
         return _fused(call)
     if kind in _NORMALIZATIONS:
@@ -262,8 +273,8 @@ def _elementwise(call: Call) -> int | None:
         return _window(call)
     if "Dropout" in kind or kind in ("Rescaling", "Normalization"):
         return 2 * call.n_out
-    if kind == "UpSampling2D":
-        return 0 if call.layer.interpolation == "nearest" else 8 * call.n_out
+    if "UpSampling" in kind:
+        return 0 if _is_nearest(call) else 8 * call.n_out
     if "Padding" in kind or "Cropping" in kind or kind in _COPIES or kind in _ALIASES:
         return 0
     return None
@@ -271,7 +282,7 @@ def _elementwise(call: Call) -> int | None:
 
 def _elementwise_backward(call: Call) -> int | None:
     """Operations beside multiply-adds of the gradient; None without a rule."""
-    kind = call.kind
+    kind = call.rule
     if kind in _NORMALIZATIONS:
         return _NORMALIZATION_BACKWARD * call.n_in
     if "MaxPooling" in kind:
@@ -280,14 +291,14 @@ def _elementwise_backward(call: Call) -> int | None:
         return 0
     if kind == "Multiply":
         return len(call.inputs) * call.n_out
-    if kind == "UpSampling2D" and call.layer.interpolation == "nearest":
+    if "UpSampling" in kind and _is_nearest(call):
         return call.n_out
     return _elementwise(call)
 
 
 def _saved_bytes(call: Call) -> int:
     """What the gradient reads of the forward pass."""
-    kind, inputs, outputs = call.kind, sum(call.input_bytes), sum(call.output_bytes)
+    kind, inputs, outputs = call.rule, sum(call.input_bytes), sum(call.output_bytes)
     if kind in _MULTIPLY_ADDS:
         reads_output = _activation(call) != "linear"
         return inputs * (call.trainable_bytes > 0) + outputs * reads_output

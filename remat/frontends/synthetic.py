@@ -6,6 +6,7 @@ They come with costs (`cost_unit` "unit") and no `Work`; no cost model is needed
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -86,9 +87,7 @@ def skip(
     _check(depth=depth, bytes=bytes, cost=cost, batch_size=batch_size)
     n = 2 * depth + 1
     sizes, costs = _weights(n, bytes, cost, varied, seed)
-    deps: list[list[int]] = [[]]
-    for i in range(1, n):
-        deps.append([i - 1] if i <= depth else [n - 1 - i, i - 1])
+    deps = [[], *([i - 1] if i <= depth else [n - 1 - i, i - 1] for i in range(1, n))]
     if halve:
         sizes = [max(1, size >> min(i, n - 1 - i)) for i, size in enumerate(sizes)]
     names = [f"down{i}" for i in range(depth)] + ["bottom"] + [f"up{i}" for i in reversed(range(depth))]
@@ -102,7 +101,7 @@ def layered(
     variability: float = 0.75,
     density: float = 0.2,
     skips: float = 0.14,
-    max_bytes: int = 8192,
+    max_bytes: int = 6144,
     max_cost: int = 1000,
     seed: int = 0,
     batch_size: int = 1,
@@ -117,10 +116,11 @@ def layered(
         n: nodes, source and sink included.
         width: ratio of mean layer width to number of layers.
         variability: layer widths are uniform within this share of the mean.
-        density: probability of an edge between neighbours of consecutive layers (each node has at least one
-            edge in and one out).
+        density: probability of an edge between two nodes of consecutive layers, beside the one edge in that
+            every node is given and the one out that no node may lack.
         skips: edges over more than one layer, as a share of all edges.
-        max_bytes, max_cost: sizes are triangular on 1 to max_bytes, small ones likelier; costs uniform on 0 to max_cost.
+        max_bytes: sizes lie between 1 and this, small ones likelier (mean a third).
+        max_cost: costs are uniform on 0 to this.
         seed: of everything random.
     """
     _check(n=n, max_bytes=max_bytes, max_cost=max_cost, batch_size=batch_size)
@@ -161,10 +161,9 @@ def _edges(
     levels: Sequence[Sequence[int]], density: float, skips: float, random: np.random.Generator
 ) -> set[tuple[int, int]]:
     edges: set[tuple[int, int]] = set()
-    for above, below in zip(levels, levels[1:], strict=False):
+    for above, below in pairwise(levels):
         linked = random.uniform(size=(len(above), len(below))) < density
-        for j in np.flatnonzero(~linked.any(axis=0)):
-            linked[random.integers(len(above)), j] = True
+        linked[random.integers(len(above), size=len(below)), np.arange(len(below))] = True
         for i in np.flatnonzero(~linked.any(axis=1)):
             linked[i, random.integers(len(below))] = True
         edges.update((above[i], below[j]) for i, j in np.argwhere(linked).tolist())
@@ -206,8 +205,8 @@ def _training(
         for u in dep:
             users[u].append(v)
     deps = [list(dep) for dep in forward_deps] + [[n - 1]]
-    for i in range(n - 1, -1, -1):
-        deps.append([i, *users[i], *(2 * n - u for u in users[i])] + ([n] if i == n - 1 else []))
+    # Operation 2n - i is the gradient of layer i.
+    deps += [[i, *users[i], *(2 * n - u for u in users[i]), *([n] if i == n - 1 else [])] for i in reversed(range(n))]
     sizes, costs = [s * batch_size for s in sizes], [c * batch_size for c in costs]
     return Graph.from_nodes(
         name,

@@ -78,17 +78,26 @@ def _layers() -> Any:
     return import_keras().layers
 
 
-def _encode(input_shape: tuple[int, ...], classes: int, encoder: str) -> tuple[Any, Features]:
-    shape = tuple(input_shape)
+def check(input_shape: tuple[int, ...], classes: int, encoder: str) -> None:
+    """Refuse arguments that no network here can be built with; needs no Keras.
+
+    Raises:
+        InvalidInput: an unknown encoder, a height or width that is no multiple of 32, no classes.
+    """
     if encoder not in _ENCODERS:
-        raise unknown_name("encoder", encoder, _ENCODERS)
+        raise unknown_name("encoder", str(encoder), _ENCODERS)
+    shape = tuple(input_shape)
     if len(shape) != 3 or shape[0] % 32 or shape[1] % 32 or min(shape) < 1:
         raise InvalidInput(
             f"input_size must be [height, width, channels], height and width multiples of 32, not {list(shape)}"
         )
     if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
         raise InvalidInput(f"classes must be a positive integer, not {classes!r}")
-    image = _layers().Input(shape)
+
+
+def _encode(input_shape: tuple[int, ...], classes: int, encoder: str) -> tuple[Any, Features]:
+    check(input_shape, classes, encoder)
+    image = _layers().Input(tuple(input_shape))
     return image, _ENCODERS[encoder](image)
 
 

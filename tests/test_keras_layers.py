@@ -1,0 +1,441 @@
+"""Keras-layer graphs against the published ones, hand-made graphs and TensorFlow's own counter."""
+
+# pyright: reportOptionalMemberAccess=false, reportOptionalOperand=false, reportArgumentType=false
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remat.errors import InvalidInput, MissingPackage, RematError
+from remat.frontends import keras as frontend
+from remat.frontends.spec import ModelSpec, extract
+from remat.graph import Graph
+from remat.plan import COMPUTE, FREE, Plan, frees_held_to_end
+from remat.simulator import simulate
+
+CONF = Path(__file__).parents[1] / "conf" / "model"
+SEGMENTATION = "remat.networks.keras_segmentation"
+
+
+def spec(target: str, batch_size: int = 1, size: tuple[int, ...] = (224, 224, 3), **rest: Any) -> ModelSpec:
+    module = SEGMENTATION if target.islower() else "keras.applications"
+    return ModelSpec(target.lower(), "keras", f"{module}:{target}", batch_size, size, "layer", **rest)
+
+
+@pytest.fixture(scope="module")
+def keras() -> Any:
+    pytest.importorskip("tensorflow")
+    return frontend.import_keras()
+
+
+@pytest.fixture(scope="module")
+def vgg19(keras: Any) -> Graph:
+    return extract(spec("VGG19", accounting="published"))
+
+
+def reads(graph: Graph, name: str) -> set[str]:
+    """Names of the values that an operation reads."""
+    op = next(op for op in graph.operations if op.name == name)
+    return {graph.values[v].name for v in op.inputs}
+
+
+# Published numbers -------------------------------------------------------------------------------------------
+
+
+def test_vgg19_total_flops_are_the_published_ones(vgg19: Graph) -> None:
+    assert sum(op.work.published_flops for op in vgg19.operations) == 58_896_187_392
+    assert sum(op.work.published_flops for op in vgg19.operations if not op.is_backward) == 58_896_187_392 // 3
+
+
+def test_vgg19_checkpoint_all_peaks_are_the_published_ones(vgg19: Graph) -> None:
+    """81.72 MB as the artifact counts, without fixed bytes: checkpoints live until the last computation begins."""
+    order = range(len(vgg19))
+    exact = simulate(vgg19, Plan.from_order(vgg19, order)).peak_bytes - vgg19.fixed_bytes
+    assert round(exact / 1e6, 2) == 66.63
+    forward = range(vgg19.loss)
+    steps = frees_held_to_end(vgg19, order, held=forward)
+    last = max(at for at, (kind, _) in enumerate(steps) if kind == COMPUTE)
+    needed = set(vgg19.operations[-1].inputs)
+    freed = {i for kind, i in steps if kind == FREE}
+    steps[last:last] = [(FREE, v) for v in forward if v not in freed | needed]
+    published = simulate(vgg19, Plan.from_steps(vgg19, steps)).peak_bytes - vgg19.fixed_bytes
+    assert round(published / 1e6, 2) == 81.72
+
+
+def test_vgg19_fixed_bytes(vgg19: Graph) -> None:
+    parameters = 143_667_240  # Simonyan and Zisserman 2015, table 2: 144 million
+    assert vgg19.fixed_bytes == 2 * 4 * parameters
+    assert extract(spec("VGG19", 3)).fixed_bytes == 2 * 4 * parameters + 3 * 224 * 224 * 3 * 4
+
+
+@pytest.mark.parametrize(
+    ("target", "size", "published", "exact"), [("VGG19", (224, 224, 3), 289, 285), ("unet", (416, 608, 3), 61, 60)]
+)
+def test_single_operation_limits_the_batch_as_published(
+    keras: Any, target: str, size: tuple[int, ...], published: int, exact: int
+) -> None:
+    for accounting, expected in (("published", published), ("exact", exact)):
+        one, two = (extract(spec(target, b, size, accounting=accounting)) for b in (1, 2))
+        per_sample = two.largest_working_set()[0] - one.largest_working_set()[0]
+        constant = one.largest_working_set()[0] - per_sample
+        assert (16 * 10**9 - constant) // per_sample == expected
+
+
+def _as_published(graph: Graph) -> tuple[list[tuple[str, int, bool]], set[tuple[int, int]]]:
+    nodes = [(op.name, graph.values[k].bytes, op.is_backward) for k, op in enumerate(graph.operations)]
+    return nodes, {(u, v) for v in range(len(graph)) for u in graph.predecessors(v)}
+
+
+@pytest.mark.parametrize(
+    ("target", "batch_size", "size", "file"),
+    [("VGG16", 256, (224, 224, 3), "vgg16_b256"), ("unet", 32, (416, 608, 3), "unet_b32")],
+)
+def test_equals_the_published_graph(
+    keras: Any, instances: Path, target: str, batch_size: int, size: tuple[int, ...], file: str
+) -> None:
+    """Names, bytes, order and edges of every node."""
+    published = json.loads((instances / "v100" / f"{file}.json").read_text())
+    graph = extract(spec(target, batch_size, size))
+    nodes, edges = _as_published(graph)
+    assert nodes == [(node["name"], node["bytes"], node["backward"]) for node in published["nodes"]]
+    assert edges == {tuple(edge) for edge in published["edges"]}
+    assert graph.loss == published["loss"]
+
+
+def test_mobilenet_equals_the_published_graph_up_to_keras_versions(keras: Any, instances: Path) -> None:
+    """Keras 2's MobileNet pads before its first convolution and reshapes after pooling; Keras 3's does not."""
+    published = json.loads((instances / "v100" / "mobilenet_b512.json").read_text())
+    gone = {"conv1_pad", "reshape_1"}
+    gone |= {f"{name}_backward" for name in gone}
+    renamed = {"act_softmax": "predictions", "act_softmax_backward": "predictions_backward"}
+    theirs = [
+        (renamed.get(node["name"], node["name"]), node["bytes"], node["backward"])
+        for node in published["nodes"]
+        if node["name"] not in gone
+    ]
+    assert _as_published(extract(spec("MobileNet", 512)))[0] == theirs
+
+
+# Structure ---------------------------------------------------------------------------------------------------
+
+
+def layer_graph(model: Any, **arguments: Any) -> Graph:
+    from remat.frontends.keras_layers import layer_graph
+
+    return layer_graph(model, **({"batch_size": 2, "name": "test"} | arguments))
+
+
+def test_gradients_of_a_diamond_read_what_they_should(keras: Any) -> None:
+    x = keras.Input((4,))
+    a = keras.layers.Dense(3, name="a")(x)
+    b, c = keras.layers.Dense(3, name="b")(a), keras.layers.Dense(3, name="c")(a)
+    graph = layer_graph(keras.Model(x, keras.layers.Add(name="d")([b, c])))
+    assert [op.name for op in graph.operations] == [
+        *("a", "b", "c", "d", "Loss"),
+        *("d_backward", "c_backward", "b_backward", "a_backward"),
+    ]
+    assert reads(graph, "a") == set()
+    assert reads(graph, "d_backward") == {"d", "Loss"}
+    assert reads(graph, "c_backward") == {"c", "d", "d_backward"}
+    assert reads(graph, "a_backward") == {"a", "b", "c", "b_backward", "c_backward"}
+    assert graph.value_bytes.tolist() == [24, 24, 24, 24, 8, 24, 24, 24, 24]
+    parameters = (4 * 3 + 3) + 2 * (3 * 3 + 3)
+    assert graph.fixed_bytes == 2 * 4 * parameters + 2 * 4 * 4
+
+
+def test_a_shared_layer_is_one_operation_per_call_and_counts_once(keras: Any) -> None:
+    shared = keras.layers.Dense(4, name="s")
+    x, y = keras.Input((4,)), keras.Input((4,))
+    model = keras.Model([x, y], keras.layers.Concatenate(name="join")([shared(shared(x)), shared(y)]))
+    graph = layer_graph(model, accounting="published")
+    calls = [op.name for op in graph.operations if op.name.startswith("s") and not op.is_backward]
+    assert len(calls) == len(set(calls)) == 3
+    assert graph.fixed_bytes == 2 * 4 * (4 * 4 + 4)
+    assert sum(op.work.published_flops for op in graph.operations if op.name in calls) == 3 * 2 * 4 * 4
+
+
+def test_nested_models_are_inlined_even_when_called_twice(keras: Any) -> None:
+    block_in = keras.Input((6,))
+    block = keras.Model(block_in, keras.layers.ReLU(name="r")(keras.layers.Dense(6, name="f")(block_in)), name="block")
+    tail = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, name="out")], name="tail")
+    x = keras.Input((6,))
+    graph = layer_graph(keras.Model(x, tail(block(block(x)))))
+    assert [op.name for op in graph.operations[: graph.loss]] == [
+        *("block/f", "block/r", "block/f#2", "block/r#2", "tail/out"),
+    ]
+    assert reads(graph, "block/f#2") == {"block/r"}
+    assert reads(graph, "tail/out") == {"block/r#2"}
+
+
+def test_several_outputs_all_reach_the_loss(keras: Any) -> None:
+    x = keras.Input((4,))
+    a = keras.layers.Dense(4, name="a")(x)
+    b = keras.layers.Dense(2, name="b")(a)
+    graph = layer_graph(keras.Model(x, [a, b]))
+    assert reads(graph, "Loss") == {"a", "b"}
+    assert reads(graph, "a_backward") == {"a", "b", "b_backward", "Loss"}
+
+
+def test_a_layer_with_several_outputs_makes_several_values(keras: Any) -> None:
+    x = keras.Input((5, 3))
+    sequence, state = keras.layers.GRU(4, return_sequences=True, return_state=True, name="g")(x)
+    model = keras.Model(x, [keras.layers.Flatten(name="flat")(sequence), keras.layers.Dense(1, name="d")(state)])
+    graph = layer_graph(model)
+    assert [graph.values[v].bytes for v in graph.operations[0].outputs] == [2 * 5 * 4 * 4, 2 * 4 * 4]
+    assert [graph.values[v].bytes for v in graph.operations[-1].outputs] == [2 * 5 * 4 * 4, 2 * 4 * 4]
+    assert reads(graph, "d") == {"g:1"}
+    assert reads(graph, "g_backward") == {"g:0", "g:1", "flat", "d", "flat_backward", "d_backward"}
+
+
+def test_sequential_models_and_half_precision(keras: Any) -> None:
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    assert layer_graph(model).value_bytes.tolist() == [32, 8, 32]
+    half = layer_graph(model, dtype="float16")
+    assert half.value_bytes.tolist() == [16, 8, 16]
+    assert half.fixed_bytes == layer_graph(model).fixed_bytes // 2
+    by_policy = extract(spec("VGG16", 1, (32, 32, 3), dtype="bfloat16"))
+    assert by_policy.value_bytes[0] == 2 * 32 * 32 * 64
+    assert keras.config.dtype_policy().name == "float32"
+
+
+def test_extraction_repeats_exactly_and_leaves_name_counters_alone(keras: Any) -> None:
+    before = keras.layers.Dense(1).name
+    first, second = (extract(spec("unet", 1, (64, 64, 3))) for _ in range(2))
+    assert first == second
+    assert int(keras.layers.Dense(1).name.partition("_")[2]) == int(before.partition("_")[2] or 0) + 1
+
+
+def test_models_without_a_layer_graph_are_refused(keras: Any) -> None:
+    class Subclassed(keras.Model):
+        pass
+
+    with pytest.raises(InvalidInput, match="subclassed"):
+        layer_graph(Subclassed())
+    x = keras.Input((None, None, 3))
+    with pytest.raises(InvalidInput, match="open axis"):
+        layer_graph(keras.Model(x, keras.layers.Conv2D(1, 1)(x)))
+
+
+# Work --------------------------------------------------------------------------------------------------------
+
+
+def works(graph: Graph, name: str) -> tuple[Any, Any]:
+    by_name = {op.name: op.work for op in graph.operations}
+    return by_name[name], by_name[f"{name}_backward"]
+
+
+def test_work_of_convolutions_by_hand(keras: Any) -> None:
+    x = keras.Input((8, 8, 3))
+    y = keras.layers.Conv2D(5, 3, padding="same", activation="relu", name="first")(x)
+    y = keras.layers.Conv2D(7, 3, strides=2, padding="same", use_bias=False, name="second")(y)
+    graph = layer_graph(keras.Model(x, y))
+    first, first_gradient = works(graph, "first")
+    elements, macs = 2 * 8 * 8 * 5, 2 * 8 * 8 * 5 * 9 * 3
+    assert (first.published_flops, first.flops) == (macs, 2 * macs + 2 * elements)
+    assert first.bytes_moved == 4 * (2 * 8 * 8 * 3 + elements + 5 * 9 * 3 + 5)
+    # Its inputs are the network's: only the weights need a gradient.
+    assert (first_gradient.published_flops, first_gradient.flops) == (2 * macs, 2 * macs + 2 * elements)
+    macs = 2 * 4 * 4 * 7 * 9 * 5
+    second, second_gradient = works(graph, "second")
+    assert (second.published_flops, second.flops) == (macs, 2 * macs)
+    assert (second_gradient.published_flops, second_gradient.flops) == (2 * macs, 4 * macs)
+    kernel, output = 7 * 9 * 5, 2 * 4 * 4 * 7
+    assert second_gradient.bytes_moved == 4 * (output + 2 * kernel + 2 * elements)
+
+
+def test_published_counts_of_other_layers(keras: Any) -> None:
+    """The artifact's rules, layer by layer, on a 4 x 4 x 6 map."""
+    layers = keras.layers
+    x = keras.Input((4, 4, 6))
+    n = 4 * 4 * 6
+    expected = {
+        layers.BatchNormalization: (4 * n, {}),
+        layers.ReLU: (n, {}),
+        layers.Activation: (n, {"activation": "softmax"}),
+        layers.MaxPooling2D: (0, {}),
+        layers.ZeroPadding2D: (0, {}),
+        layers.Flatten: (0, {}),
+        layers.Dropout: (0, {"rate": 0.5}),
+        layers.UpSampling2D: (4 * n, {}),
+        layers.DepthwiseConv2D: (9 * n, {"kernel_size": 3, "padding": "same"}),
+        layers.Conv2DTranspose: (6 * 8 * 8 * 2, {"filters": 2, "kernel_size": 2, "strides": 2}),
+        layers.SeparableConv2D: ((9 + 5) * n, {"filters": 5, "kernel_size": 3, "padding": "same"}),
+    }
+    for kind, (count, arguments) in expected.items():
+        graph = layer_graph(keras.Model(x, kind(**arguments)(x)), batch_size=1)
+        assert graph.operations[0].work.published_flops == count, kind.__name__
+
+
+def test_nothing_flows_into_frozen_layers(keras: Any) -> None:
+    x = keras.Input((4,))
+    frozen = keras.layers.Dense(4, name="frozen", trainable=False)(x)
+    model = keras.Model(x, keras.layers.Dense(2, name="head")(keras.layers.ReLU(name="relu")(frozen)))
+    graph = layer_graph(model)
+    for name in ("frozen", "relu"):
+        assert (works(graph, name)[1].flops, works(graph, name)[1].bytes_moved) == (0, 0)
+    assert works(graph, "head")[1].flops == 2 * 2 * 4 * 2 + 2 * 2  # weight gradient and bias only
+
+
+def test_layers_of_the_users_own(keras: Any) -> None:
+    """A subclass of a Keras layer counts as that layer; an unknown layer has no count; neither can be rebuilt."""
+
+    class Standardised(keras.layers.Conv2D):
+        pass
+
+    class MyPooling(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return x[:, ::2, ::2] * 0.5
+
+    x = keras.Input((4, 4, 3))
+    graph = layer_graph(keras.Model(x, MyPooling()(Standardised(2, 1, use_bias=False)(x)) + 1.0))
+    convolution, pooling, plus = (op.work for op in graph.operations[: graph.loss])
+    assert (convolution.flops, convolution.published_flops, convolution.signature) == (2 * 192, 192, "")
+    assert (pooling.flops, pooling.published_flops, pooling.signature) == (None, None, "")
+    assert pooling.bytes_moved == 4 * (64 + 16)
+    assert plus.signature == ""
+
+
+def test_flops_agree_with_tensorflows_own_counter(keras: Any) -> None:
+    """Multiply-adds of a whole training step, forward and both gradients, exactly."""
+    import tensorflow as tf
+
+    # Private; checked with TensorFlow 2.21. The import registers the counters.
+    counters = pytest.importorskip("tensorflow.python.framework.ops")
+    pytest.importorskip("tensorflow.python.profiler.internal.flops_registry")
+    layers = keras.layers
+    x = keras.Input((32, 32, 3))
+    y = layers.Conv2D(16, 3, padding="same", use_bias=False)(x)
+    y = layers.Conv2D(32, 3, strides=2, padding="same", use_bias=False)(layers.ReLU()(y))
+    y = layers.Conv2DTranspose(8, 4, strides=2, padding="same", use_bias=False)(y)
+    y = layers.Dense(10, use_bias=False)(layers.Flatten()(y))
+    model = keras.Model(x, y)
+
+    @tf.function
+    def step(image: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(image, training=True))
+        return tape.gradient(loss, model.trainable_variables)
+
+    step_graph = step.get_concrete_function(tf.TensorSpec((2, 32, 32, 3))).graph
+    wanted = {id(tensor) for tensor in step_graph.outputs}
+    counted = ("Conv2D", "MatMul", "Conv2DBackpropInput", "Conv2DBackpropFilter")
+    count = 0
+    for op in step_graph.get_operations():
+        # The gradient of the image is traced, but nobody reads it, so TensorFlow does not run it.
+        used = any(id(tensor) in wanted or tensor.consumers() for tensor in op.outputs)
+        if op.type in counted and used:
+            count += counters.get_stats_for_node_def(step_graph, op.node_def, "flops").value
+    graph = layer_graph(model)
+    made_of_macs = [op for op in graph.operations if "Conv" in op.kind or "Dense" in op.kind]
+    assert sum(op.work.flops for op in made_of_macs) == count
+
+
+def test_signatures_rebuild_their_layers(keras: Any, vgg19: Graph) -> None:
+    for k, op in enumerate(vgg19.operations[: vgg19.loss]):
+        content = json.loads(op.work.signature)
+        assert content["fw"] == "keras"
+        assert content["backward"] is False
+        layer = getattr(keras.layers, content["class"]).from_config(content["config"])
+        shape = layer.compute_output_shape(tuple(content["inputs"][0]))
+        size = 4
+        for n in shape:
+            size *= n
+        assert size == vgg19.values[k].bytes
+    assert len({op.work.signature for op in vgg19.operations}) < len(vgg19)  # names do not keep equal layers apart
+    assert json.loads(vgg19.operations[-1].work.signature)["backward"] is True
+
+
+# Models and errors -------------------------------------------------------------------------------------------
+
+
+def test_importing_the_frontend_imports_no_framework() -> None:
+    code = "import sys, remat.frontends.keras, remat.networks.keras_segmentation; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"keras", "tensorflow", "torch"} & set(modules)
+
+
+def test_without_keras_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "keras", None)
+    with pytest.raises(MissingPackage, match=r"pip install 'remat\[tensorflow\]'"):
+        extract(spec("VGG16"))
+
+
+@pytest.mark.parametrize(
+    ("bad", "word"),
+    [
+        (spec("VGG16", 0), "batch_size"),
+        (spec("VGG16", 1, (16, 16, 3)), "too small"),
+        (spec("InceptionV3", 1, (74, 75, 3)), "75x75"),
+        (spec("VGG16", 1, (224, 224)), "channels"),
+        (spec("VGG16", 1, (224, -1, 3)), "positive"),
+        (spec("VGG16", dtype="float8"), "dtype"),
+        (spec("unet", 1, (416, 600, 3)), "multiples of 32"),
+        (spec("unet", 1, (416, 608, 3), options={"encoder": "vg"}), "did you mean vgg"),
+        (spec("unet", 1, (416, 608, 3), options={"depth": 3}), "depth"),
+        (spec("unet", 1, (416, 608, 3), options={"classes": 0}), "classes"),
+    ],
+)
+def test_bad_input_is_refused_without_importing_keras(
+    monkeypatch: pytest.MonkeyPatch, bad: ModelSpec, word: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "keras", None)
+    with pytest.raises(InvalidInput, match=word) as caught:
+        extract(bad)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "bad", [spec("VGG16", options={"clases": 3}), spec("VGG16", options={"classes": -3}), spec("VGG20")]
+)
+def test_what_keras_refuses_is_one_line(keras: Any, bad: ModelSpec) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        extract(bad)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("encoder", ["vgg", "resnet50", "mobilenet", "plain"])
+@pytest.mark.parametrize("network", ["unet", "fcn8", "segnet", "pspnet"])
+def test_segmentation_networks_on_every_encoder(keras: Any, network: str, encoder: str) -> None:
+    graph = extract(spec(network, 1, (64, 96, 3), options={"encoder": encoder}))
+    # One score per class and pixel: at half the resolution, at a quarter, and 8 times FCN's 1/8 map plus a rim.
+    pixels = {"unet": 32 * 48, "segnet": 32 * 48, "pspnet": 16 * 24, "fcn8": (8 * 7 + 16) * (8 * 11 + 16)}
+    assert graph.values[graph.loss - 1].bytes == 4 * 19 * pixels[network]
+    assert all(op.work.flops is not None and op.work.signature for op in graph.operations)
+
+
+def _configured() -> list[Any]:
+    yaml = pytest.importorskip("yaml")
+    files = sorted(CONF.glob("*.yaml"))
+    return [entry for entry in map(yaml.safe_load, (f.read_text() for f in files)) if entry["framework"] != "torch"]
+
+
+def _spec_of(entry: dict[str, Any]) -> ModelSpec:
+    fields = {key: entry[key] for key in ("name", "framework", "target", "batch_size", "granularity", "options")}
+    return ModelSpec(**fields, input_size=tuple(entry["input_size"]))
+
+
+def test_configuration_entries_have_exactly_the_agreed_keys() -> None:
+    keys = {"name", "framework", "target", "batch_size", "input_size", "granularity", "options", "description"}
+    assert len(_configured()) >= 30
+    for entry in _configured():
+        assert set(entry) == keys, entry["name"]
+        assert (CONF / f"{entry['name']}.yaml").is_file()
+        if entry["framework"] == "keras":
+            frontend.check_spec(_spec_of(entry))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", _configured(), ids=lambda entry: entry["name"])
+def test_every_configured_model_extracts(keras: Any, entry: dict[str, Any]) -> None:
+    try:
+        graph = extract(_spec_of(entry))
+    except RematError as error:
+        pytest.fail(str(error))
+    assert len(graph) > 10
+    assert simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes > graph.fixed_bytes
