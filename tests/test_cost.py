@@ -190,8 +190,8 @@ def test_figures_as_the_datasheets_print_them(name: str, memory_bytes: float, ba
     )
 
 
-def signature(op: str, *args: object) -> str:
-    return json.dumps({"fw": "torch", "op": op, "args": args, "kwargs": {}}, sort_keys=True, separators=(",", ":"))
+def signature(op: str, *args: object, **kwargs: object) -> str:
+    return json.dumps({"fw": "torch", "op": op, "args": args, "kwargs": kwargs}, sort_keys=True, separators=(",", ":"))
 
 
 def tensor(*shape: int, dtype: str = "float32") -> dict:
@@ -209,7 +209,8 @@ def graph_of(signatures: dict[str, str], bytes_moved: int = 1000) -> Graph:
 
 def test_profile_measures_once_and_names_what_it_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    square = tensor(512, 512)
+    monkeypatch.setattr(profile_module, "_threads", lambda: 1)  # two threads of a busy machine wait for each other
+    square = tensor(256, 256)
     indices = tensor(64, 10, dtype="int64")
     graph = graph_of(
         {
@@ -218,6 +219,9 @@ def test_profile_measures_once_and_names_what_it_cannot(tmp_path: Path, monkeypa
             "aten.embedding": signature("aten.embedding.default", tensor(100, 8), indices),
             "aten.again": signature("aten.mm.default", square, square),
             "aten.nonsense": signature("aten.nonsense.default", tensor(4)),
+            "aten.arange": signature(
+                "aten.arange.start_step", 0, 9, 1, device={"x": "cpu"}, dtype={"x": "torch.int64"}
+            ),
             "opaque": "",
         }
     )
@@ -228,18 +232,20 @@ def test_profile_measures_once_and_names_what_it_cannot(tmp_path: Path, monkeypa
     assert "opaque (it cannot be rebuilt)" in message
     assert "aten.mm" not in message
     files = list(tmp_path.glob("*.json"))
-    assert len(files) == 3
+    assert len(files) == 4
     mm, relu, embedding, again, *_ = costed.costs.tolist()
     assert mm == again
     assert mm > relu > 0 < embedding
 
     # the shortest time is hardly disturbed by other processes: compare it with one taken here
-    a = torch.rand(512, 512)
-    here_ns = []
-    for _ in range(20):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    a, here_ns = torch.rand(256, 256), []
+    for _ in range(50):
         started = time.perf_counter_ns()
         a @ a
         here_ns.append(time.perf_counter_ns() - started)
+    torch.set_num_threads(threads)
     records = [json.loads(path.read_text()) for path in files]
     best_ns = next(r["best_ns"] for r in records if "aten.mm" in r["signature"])
     assert min(here_ns) / 8 < best_ns < min(here_ns) * 8
@@ -343,9 +349,9 @@ def test_rebuilt_networks_do_the_published_work() -> None:
 def test_alignment_pairs_equal_operations_in_order() -> None:
     nodes = roofline_check.NETWORKS["unet_b11"]
     published = [{"op": f"aten::{n.kind}", "bytes": n.bytes, "backward": n.is_backward, "cost": 1} for n in nodes]
-    del published[10:13]
+    del published[66:68]  # the last convolution and the loss: nothing else is like them
     pairs = roofline_check.align(nodes, published)
-    assert [pair.node for pair in pairs] == nodes[:10] + nodes[13:]
+    assert [pair.node for pair in pairs] == nodes[:66] + nodes[68:]
     published[50]["bytes"] += 4096
     assert len(roofline_check.align(nodes, published)) == len(published) - 1
 

@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Mapping
 
 from remat.cost._warning import CostWarning
-from remat.cost.flops import flops
+from remat.cost.flops import flop_costs
 from remat.cost.gpu import Gpu, gpus, load_gpu
-from remat.cost.profile import profile
-from remat.cost.roofline import roofline
+from remat.cost.profile import profile_costs
+from remat.cost.roofline import roofline_costs
 from remat.errors import InvalidInput, unknown_name
 from remat.graph import Graph
 
@@ -51,16 +51,16 @@ def apply_cost(
             "use the costs it came with"
         )
     if model == "flops":
-        costs, unknown = flops(graph)
+        costs, unknown = flop_costs(graph)
         _warn(unknown, "no FLOP rule, charged one FLOP per byte moved")
         return graph.with_costs(costs, "flop")
     if gpu is None and model == "roofline":
         raise InvalidInput(f"cost={model} needs a device; known: {', '.join(gpus())}")
     if model == "profile" or gpu is None:
-        costs, unmeasured = profile(graph, gpu, cache_folder, device)
+        costs, unmeasured = profile_costs(graph, gpu, cache_folder, device)
         _warn(unmeasured, "not measured, charged by the roofline")
         return graph.with_costs(costs, "ns")
-    costs, unknown = roofline(graph, gpu)
+    costs, unknown = roofline_costs(graph, gpu)
     _warn(unknown, "no FLOP rule, charged by the bytes they move")
     return graph.with_costs(costs, "ns")
 

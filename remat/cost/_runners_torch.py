@@ -66,7 +66,8 @@ def _rebuild(x: Any, device: str, integers: list[torch.Tensor]) -> Any:
         return x
     if "x" in x:
         attribute = getattr(torch, x["x"].removeprefix("torch."), None)
-        return torch.device(device) if attribute is None else attribute
+        plain = isinstance(attribute, (torch.dtype, torch.layout, torch.memory_format))
+        return attribute if plain else torch.device(device)  # torch.cpu exists, and is a module
     if "t" not in x:
         return {key: _rebuild(item, device, integers) for key, item in x.items()}
     dtype = getattr(torch, x["d"])

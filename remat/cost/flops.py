@@ -5,7 +5,7 @@ from __future__ import annotations
 from remat.graph import Graph
 
 
-def flops(graph: Graph) -> tuple[list[int], set[str]]:
+def flop_costs(graph: Graph) -> tuple[list[int], set[str]]:
     """(cost of each operation in FLOPs [N], kinds without a rule).
 
     Layer graphs carry the count of Checkmate's artifact (1 per multiply-add), which is used where it

@@ -37,7 +37,7 @@ MEMORY_FACTOR = 2
 DISTURBED = 1.5  # medians that exceed the shortest times by this factor in total are reported
 
 
-def profile(
+def profile_costs(
     graph: Graph, gpu: Gpu | None, cache_folder: str | os.PathLike[str] | None, device: str | None = None
 ) -> tuple[list[int], dict[str, str]]:
     """(cost of each operation in ns [N], {kind: why it was not measured}).

@@ -33,7 +33,7 @@ def efficiency_keys(kind: str, is_backward: bool) -> tuple[str | None, str]:
     return name if is_matrix_work else None, name if name in TRAFFIC_KEYS else "memory"
 
 
-def roofline(graph: Graph, gpu: Gpu) -> tuple[list[int], set[str]]:
+def roofline_costs(graph: Graph, gpu: Gpu) -> tuple[list[int], set[str]]:
     """(cost of each operation in ns [N], kinds without a FLOP rule)."""
     costs, unknown = [], set()
     for op in graph.operations:
