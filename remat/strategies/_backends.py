@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from remat.errors import RematError, Skip, unknown_name
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ class Backend:
         package: module to import.
         options: `Limits` to keyword options of the cvxpy interface.
         read: raw result of the interface to an `Answer`; raises `Skip` if the licence forbids the model.
+        cache_start: from the variables' values, the `solver_cache` through which the interface takes a
+            starting point; None if it takes none.
     """
 
     name: str
@@ -73,22 +77,30 @@ class Backend:
     install: str
     options: Callable[[Limits], dict[str, Any]]
     read: Callable[[Any], Answer]
+    cache_start: Callable[[cp.Problem, Any], dict[str, Any] | None] | None = None
 
-    def solve(self, problem: cp.Problem, limits: Limits, start: Any = None) -> Answer:
+    def solve(self, problem: cp.Problem, limits: Limits, *, start: bool = False) -> Answer:
         """Solve `problem`; its variables get values if there is a solution.
 
         Args:
-            start: a `solver_cache` of the cvxpy interface that holds a starting point, or None.
+            start: the variables hold a feasible point to start from; used if `takes_start`.
         """
         options = self.options(limits)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # inaccurate and time-limit warnings: the verdict says it
             data, chain, inverse = problem.get_problem_data(self.cvxpy_name, ignore_dpp=True)
-            raw = chain.solver.solve_via_data(data, start is not None, False, options, start)
+            start = start and self.takes_start
+            cache = self.cache_start(problem, data) if start and self.cache_start else None
+            raw = chain.solver.solve_via_data(data, start, False, options, cache)
             answer = self.read(raw)
             if answer.has_solution:
                 problem.unpack_results(raw, chain, inverse)
         return answer
+
+    @property
+    def takes_start(self) -> bool:
+        """Whether a starting point reaches the solver."""
+        return self.cache_start is not None
 
     def probe(self) -> None:
         """Raise `Skip` with the reason unless a tiny solve works."""
@@ -132,6 +144,20 @@ def _highs_options(limits: Limits) -> dict[str, Any]:
         "time_limit": limits.time_s, "mip_rel_gap": limits.gap, "threads": limits.threads,
         "random_seed": limits.seed % 2**31, **nodes,
     }  # fmt: skip
+
+
+def _highs_start(problem: cp.Problem, data: Any) -> dict[str, Any]:
+    """What a former solve would have left in the cache: cvxpy's HiGHS interface starts from nothing else."""
+    import highspy
+
+    columns = data["param_prob"].var_id_to_col
+    point = np.zeros(data["c"].shape[0])
+    for variable in problem.variables():
+        first = columns[variable.id]
+        point[first : first + variable.size] = variable.value
+    solution = highspy.HighsSolution()
+    solution.col_value = point.tolist()
+    return {"HIGHS": (None, None, {"model_status": "kOptimal", "solution": solution})}
 
 
 def _read_highs(raw: Any) -> Answer:
@@ -229,9 +255,9 @@ def _read_scip(raw: Any) -> Answer:
 BACKENDS = {
     backend.name: backend
     for backend in (
-        Backend("highs", "HIGHS", "highspy", "highspy>=1.14,<1.15", _highs_options, _read_highs),
+        Backend("highs", "HIGHS", "highspy", "highspy>=1.14,<1.15", _highs_options, _read_highs, _highs_start),
         Backend("mosek", "MOSEK", "mosek", "remat[mosek]", _mosek_options, _read_mosek),
-        Backend("gurobi", "GUROBI", "gurobipy", "remat[gurobi]", _gurobi_options, _read_gurobi),
+        Backend("gurobi", "GUROBI", "gurobipy", "remat[gurobi]", _gurobi_options, _read_gurobi, lambda *_: None),
         Backend("scip", "SCIP", "pyscipopt", "remat[scip]", _scip_options, _read_scip),
     )
 }

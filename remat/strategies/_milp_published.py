@@ -68,6 +68,17 @@ class Equations:
     stage_of_S: np.ndarray
     value_of_S: np.ndarray
 
+    def point(self, R_TN: np.ndarray, S_TV: np.ndarray) -> tuple[np.ndarray, ...]:
+        """(R, S, FREE, U) of a staged plan's matrices; U in units of `unit_bytes`."""
+        n = self.n_operations
+        R = R_TN[np.tril_indices(n)].astype(float)
+        S = S_TV[self.stage_of_S, self.value_of_S].astype(float)
+        F = (self.haz_R @ R + self.haz_S @ S + self.haz_const < 0.5).astype(float)
+        change = self.use_R @ R + self.use_S @ S + self.use_F @ F
+        U = np.cumsum(change)
+        ends = np.cumsum(np.arange(1, n + 1))  # each stage's row of U starts anew
+        return R, S, F, U - np.repeat(np.concatenate(([0.0], U[ends[:-1] - 1])), np.arange(1, n + 1))
+
     def matrices(self, R: np.ndarray, S: np.ndarray, n_values: int) -> tuple[np.ndarray, np.ndarray]:
         """(R_TN, S_TV) booleans from flat variable values."""
         n = self.n_operations
