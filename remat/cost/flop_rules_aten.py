@@ -17,11 +17,13 @@ Shape = tuple[int, ...]
 # Per element of the first tensor input.
 _PER_INPUT = {
     "_native_batch_norm_legit_functional": 7, "_native_batch_norm_legit": 7, "native_batch_norm": 7,
-    "_native_batch_norm_legit_no_training": 4, "_batch_norm_with_update_functional": 7, "native_batch_norm_backward": 11,
-    "batch_norm_backward": 11, "native_layer_norm": 8, "native_layer_norm_backward": 12, "native_group_norm": 8,
-    "native_group_norm_backward": 12, "_fused_rms_norm": 5, "_fused_rms_norm_backward": 9,
+    "_native_batch_norm_legit_no_training": 4, "_batch_norm_with_update_functional": 7,
+    "native_batch_norm_backward": 11, "batch_norm_backward": 11, "native_layer_norm": 8,
+    "native_layer_norm_backward": 12, "native_group_norm": 8, "native_group_norm_backward": 12,
+    "_fused_rms_norm": 5, "_fused_rms_norm_backward": 9,
     "_softmax": 5, "_log_softmax": 5, "_softmax_backward_data": 4, "_log_softmax_backward_data": 4,
-    "sum": 1, "mean": 1, "amax": 1, "amin": 1, "max": 1, "min": 1, "argmax": 1, "argmin": 1, "prod": 1, "any": 1, "all": 1,
+    "sum": 1, "mean": 1, "amax": 1, "amin": 1, "max": 1, "min": 1, "argmax": 1, "argmin": 1,
+    "prod": 1, "any": 1, "all": 1, "_safe_softmax": 5, "_adaptive_avg_pool3d": 1, "_adaptive_avg_pool3d_backward": 1,
     "var": 3, "var_mean": 4, "std": 3, "logsumexp": 3, "linalg_vector_norm": 2, "norm": 2, "cumsum": 1, "cumprod": 1,
     "nll_loss_forward": 1, "nll_loss2d_forward": 1, "mse_loss": 3, "binary_cross_entropy": 6, "huber_loss": 4,
     "smooth_l1_loss": 4, "_adaptive_avg_pool2d": 1, "adaptive_avg_pool2d": 1, "_adaptive_avg_pool2d_backward": 1,
@@ -33,17 +35,20 @@ _PER_OUTPUT = {
     "upsample_bilinear2d": 8, "upsample_bilinear2d_backward": 8, "max_pool2d_with_indices_backward": 1,
     "rand": 1, "rand_like": 1, "randn": 1, "randn_like": 1, "bernoulli": 1, "arange": 1, "nll_loss_backward": 1,
     "nll_loss2d_backward": 1, "mse_loss_backward": 3, "binary_cross_entropy_backward": 5,
-    "binary_cross_entropy_with_logits": 6, "scatter_add": 1, "index_add": 1, "index_put": 1, "cumsum_backward": 1,
+    "binary_cross_entropy_with_logits": 6, "scatter_add": 1, "index_add": 1, "index_put": 1,
+    "_unsafe_index_put": 1, "cumsum_backward": 1,
 }  # fmt: skip
-_MOVEMENT = frozenset(
-    "clone _to_copy copy cat stack constant_pad_nd reflection_pad2d replication_pad2d slice_backward select_backward "
-    "slice_scatter select_scatter as_strided_scatter diagonal_backward full full_like zeros zeros_like ones ones_like "
-    "empty empty_like empty_strided empty_permuted new_zeros new_ones new_full new_empty new_empty_strided fill "
-    "scalar_tensor lift_fresh_copy index index_select gather scatter embedding roll flip repeat expand_copy "
-    "permute_copy view_copy slice_copy select_copy tril triu eye copy_ update_buffers masked_fill where "
-    "_unsafe_index clone_ contiguous pixel_shuffle pixel_unshuffle channel_shuffle unfold_backward nonzero_static "
-    "_assert_async _assert_scalar".split()
-)
+_MOVEMENT = frozenset([
+    "clone", "_to_copy", "copy", "cat", "stack", "constant_pad_nd", "reflection_pad2d", "replication_pad2d",
+    "slice_backward", "select_backward", "slice_scatter", "select_scatter", "as_strided_scatter",
+    "diagonal_backward", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "empty",
+    "empty_like", "empty_strided", "empty_permuted", "new_zeros", "new_ones", "new_full", "new_empty",
+    "new_empty_strided", "fill", "scalar_tensor", "lift_fresh_copy", "index", "index_select", "gather",
+    "scatter", "embedding", "roll", "flip", "repeat", "expand_copy", "permute_copy", "view_copy", "slice_copy",
+    "select_copy", "tril", "triu", "eye", "copy_", "update_buffers", "masked_fill", "where", "_unsafe_index",
+    "clone_", "contiguous", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "unfold_backward",
+    "nonzero_static", "_assert_async", "_assert_scalar",
+])  # fmt: skip
 
 
 def _matmul(args: Sequence[Any], out: Sequence[Shape]) -> int:

@@ -101,12 +101,14 @@ def _first_tensor(output: Any) -> Tensor:
 
 
 def _output(model: nn.Module, args: tuple[Any, ...]) -> Tensor:
-    """Shape and dtype of the model's output, under fake tensors: no computation, no side effect on buffers."""
+    """Shape and dtype of the model's output, from fake tensors: no computation, the model unchanged."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fake = tree_map(lambda x: mode.from_tensor(x) if isinstance(x, Tensor) else x, args)
     try:
+        # Faked one by one and swapped in: under the mode alone, an in-place update of a real buffer is real.
+        own = {name: mode.from_tensor(t) for name, t in (*model.named_parameters(), *model.named_buffers())}
         with mode, torch.no_grad():
-            return _first_tensor(model(*fake))
+            return _first_tensor(torch.func.functional_call(model, own, fake))
     except Exception as error:
         text = (str(error).strip().splitlines() or [""])[0][:200]
         raise InvalidInput(f"the model does not accept its sample input: {type(error).__name__}: {text}") from error

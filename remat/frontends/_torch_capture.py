@@ -43,6 +43,12 @@ class Joint:
     primals: tuple[torch.Tensor, ...]
 
     @property
+    def places(self) -> dict[int, fx.Node]:
+        """The placeholder of each primal."""
+        places = self.module.graph.find_nodes(op="placeholder")
+        return {n.meta["desc"].idx: n for n in places if n.name.startswith("primals")}
+
+    @property
     def n_mutations(self) -> int:
         return len(self.mutated)
 
@@ -56,7 +62,7 @@ class Joint:
         return tuple(self.module.graph.find_nodes(op="output")[0].args[0])
 
 
-class _Captured(Exception):  # noqa: N818
+class _Captured(Exception):
     """Ends the compilation once the joint graph is there."""
 
 

@@ -17,6 +17,9 @@ from remat.frontends._torch_capture import Joint
 from remat.graph import Graph, Operation, Value, Work
 
 UPDATE_KIND = "remat.update_buffers"
+# Batch norm in training reads the running statistics only to make the next ones, which nobody reads
+# in a repetition. Position of its `training` argument; -1 if it has none because it always trains.
+_STATISTICS_ONLY = {"aten._native_batch_norm_legit_functional": 5, "aten._batch_norm_with_update_functional": -1}
 _UNDECLARED_VIEWS = {"_unsafe_view"}  # alias their input without saying so in their schema
 
 
@@ -55,6 +58,8 @@ class _Builder:
         self.joint = joint
         self.graph = joint.module.graph
         self.storage: dict[fx.Node, Any] = {}
+        places = joint.places
+        self.stale = {places[i] for i in joint.mutated}  # what the step overwrites, and views of it
         self.operations: list[Operation] = []
         self.calls: list[tuple[fx.Node, ...]] = []
         self.values: list[Value] = []
@@ -65,19 +70,24 @@ class _Builder:
         updates = self._update_nodes()
         outputs = self.joint.outputs
         seen: dict[str, int] = {}
+        # Buffers are written back when nothing reads their old contents any more: after the forward
+        # pass, unless the backward pass does.
         updated = not self.joint.mutated
+        last = any(_is_backward(user) for place in self.stale for user in place.users)
         for node in self.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 self.storage[node] = None
             if node.op != "call_function" or node not in needed:
                 continue
-            if not updated and _is_backward(node):
+            if not updated and not last and _is_backward(node):
                 self._add_update(updates)
                 updated = True
             if node.target is operator.getitem:
                 self.storage[node] = self.storage[node.args[0]][node.args[1]]
             elif (base := _base(node)) is not None:
                 root = self.storage[base]
+                if base in self.stale:
+                    self.stale.add(node)
                 self.storage[node] = tree_map(lambda _, root=root: root, node.meta["val"])
             elif node not in updates:
                 self._add_call(node, seen)
@@ -167,11 +177,18 @@ class _Builder:
                 inputs=tuple(inputs),
                 outputs=tuple(range(first, len(self.values))),
                 is_backward=_is_backward(node),
-                run_once=_is_mutable(node),
+                run_once=_is_mutable(node) or self._reads_stale(node),
                 work=_work(node, kind),
             )
         )
         self.calls.append((node,))
+
+    def _reads_stale(self, node: fx.Node) -> bool:
+        """Whether a repetition after the buffers were written back would compute something else."""
+        at = _STATISTICS_ONLY.get(_kind(node))
+        if at is not None and (at < 0 or node.args[at] is True):
+            return False
+        return not self.stale.isdisjoint(node.all_input_nodes)
 
     def _roots(self, node: fx.Node) -> Iterator[int]:
         yield from (v for v in tree_iter(self.storage[node]) if isinstance(v, int))

@@ -1,7 +1,9 @@
 """U-Net (Ronneberger et al., 2015) in PyTorch, padded and with batch norm, as commonly trained.
 
-Widths and sizes are those that the activation sizes of MONeT's published U-Net profile imply: at
-416x608, with a bottleneck that is not wider than the level above it because upsampling has no weights.
+Widths, sizes and operators are those that the activation and parameter bytes of MONeT's published
+U-Net profile imply: 416x608, one output map, biases, a bottleneck that is not wider than the level
+above it because upsampling has no weights, and upsampling by adaptive average pooling to a larger
+size, which for a factor of two is nearest-neighbour.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def _double_conv(width_in: int, width: int, middle: int | None = None) -> nn.Seq
 class UNet(nn.Module):
     """Four levels down, four up with concatenated skips; one map per class at the input's size."""
 
-    def __init__(self, num_classes: int = 1, width: int = 64, upsampling: str = "bilinear"):
+    def __init__(self, num_classes: int = 1, width: int = 64, upsampling: str = "adaptive_avg"):
         super().__init__()
         if upsampling not in _UPSAMPLINGS:
             raise InvalidInput(f"unknown upsampling '{upsampling}'; choose one of {', '.join(_UPSAMPLINGS)}")
@@ -61,5 +63,5 @@ class UNet(nn.Module):
         return F.interpolate(x, size=size, mode="bilinear", align_corners=True)
 
 
-def unet(num_classes: int = 1, width: int = 64, upsampling: str = "bilinear") -> UNet:
+def unet(num_classes: int = 1, width: int = 64, upsampling: str = "adaptive_avg") -> UNet:
     return UNet(num_classes, width, upsampling)

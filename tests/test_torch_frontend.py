@@ -1,0 +1,459 @@
+"""Joint graphs of PyTorch models against eager PyTorch, its FLOP counter and hand-computed values."""
+
+from __future__ import annotations
+
+import json
+import logging
+import operator
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torch.utils._pytree import tree_iter  # noqa: E402
+from torch.utils.flop_counter import (  # noqa: E402
+    FlopCounterMode,
+    conv_backward_flop,
+    sdpa_backward_flop,
+    sdpa_flop,
+)
+
+import remat  # noqa: E402
+from remat.frontends import _torch_build, spec  # noqa: E402
+from remat.frontends import torch as frontend  # noqa: E402
+from remat.networks.torch_mobilenet_v2 import mobilenet_v2  # noqa: E402
+from remat.networks.torch_resnet import resnet18, resnet50, resnet101  # noqa: E402
+from remat.networks.torch_transformer import gpt2, vit  # noqa: E402
+from remat.networks.torch_unet import unet  # noqa: E402
+from remat.networks.torch_vgg import vgg16, vgg19  # noqa: E402
+from remat.plan import COMPUTE, Plan  # noqa: E402
+
+aten = torch.ops.aten
+logging.getLogger("torch.__trace").propagate = False  # pytest would format every trace event of the compiler
+
+
+def execute(step: Any, plan: Plan) -> tuple[Any, dict[int, Any], list[int]]:
+    """Run a plan with real tensors: (loss, gradient per primal, bytes held while each operation ran).
+
+    An interpreter of its own, for these tests only: it knows the traced calls, not how the graph was
+    derived from them. Values are dropped exactly when the plan says so; views are made again on demand.
+    """
+    graph, joint = step.graph, step.joint
+    fixed = dict(zip(joint.places.values(), (joint.primals[i] for i in joint.places), strict=True))
+    for node in joint.module.graph.nodes:
+        if node.op == "placeholder" and node not in fixed:
+            fixed[node] = torch.ones(node.meta["val"].shape, dtype=node.meta["val"].dtype)
+        if node.op == "get_attr":
+            fixed[node] = getattr(joint.module, node.target)
+    results: dict[Any, Any] = {}
+    owner = {node: k for k, nodes in enumerate(step.nodes) for node in nodes}
+    resident: dict[int, Any] = {}
+
+    def fetch(node: Any) -> Any:
+        if node in fixed:
+            return fixed[node]
+        if node in owner:
+            return results[node]
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), fetch)
+        if node.target is operator.getitem:
+            part = args[0][args[1]]
+            assert part is not None, f"{node} was freed"
+            return part
+        return node.target(*args, **kwargs)
+
+    def drop(value: int) -> None:
+        node = next(n for n in owner if value in set(tree_iter(step.storage[n])))
+        places = step.storage[node]
+        if isinstance(places, int):
+            del results[node]
+        else:
+            results[node] = tuple(None if place == value else x for place, x in zip(places, results[node], strict=True))
+        del resident[value]
+
+    held = []
+    with torch.no_grad():
+        for kind, i in zip(plan.kinds.tolist(), plan.ids.tolist(), strict=True):
+            if kind != COMPUTE:
+                drop(i)
+                continue
+            before = sum(resident.values())
+            for node in step.nodes[i]:
+                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), fetch)
+                results[node] = node.target(*args, **kwargs)
+                places = list(tree_iter(step.storage[node], is_leaf=lambda x: x is None))
+                made = list(tree_iter(results[node], is_leaf=lambda x: x is None))
+                for place, tensor in zip(places, made, strict=True):
+                    if isinstance(place, int):
+                        resident[place] = tensor.untyped_storage().nbytes()
+            if graph.operations[i].kind == "remat.update_buffers":
+                for primal, node in zip(joint.mutated, joint.outputs, strict=False):
+                    joint.primals[primal].copy_(fetch(node))
+            held.append(before + sum(resident[v] for v in graph.operations[i].outputs))
+        gradients = joint.outputs[joint.n_forward_outputs :]
+        loss = fetch(joint.outputs[joint.loss_output]).clone()
+        return loss, {i: fetch(node).clone() for i, node in enumerate(gradients) if node is not None}, held
+
+
+def check_against_eager(model: nn.Module, args: tuple[Any, ...], recompute: bool = True) -> remat.Graph:
+    """Loss, gradients and buffers of the plain order and of a recomputing plan, bit for bit; bytes exactly."""
+    model.train()
+    untouched = {name: t.detach().clone() for name, t in model.state_dict().items()}
+    step = frontend.captured_step(model, args, name="check")
+    assert all(torch.equal(t, untouched[name]) for name, t in model.state_dict().items())
+    graph = step.graph.with_costs([op.work.flops or 0 for op in step.graph.operations], "flop")
+    plain = Plan.from_order(graph, range(len(graph)))
+    plans = [plain]
+    if recompute:
+        plans.append(remat.min_budget(graph).plan)
+        assert plans[1].n_computations > len(graph)
+        assert remat.simulate(graph, plans[1]).peak_bytes < remat.simulate(graph, plain).peak_bytes
+
+    torch.manual_seed(0)
+    wrapped, step_args = _torch_build.loss_step(model, args, None)
+    loss = wrapped(*step_args)
+    loss.backward()
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    assert loss.isfinite()
+    for plan in plans:
+        with torch.no_grad():
+            for name, t in model.state_dict().items():
+                t.copy_(untouched[name])
+        torch.manual_seed(0)
+        got, gradients, held = execute(step, plan)
+        assert torch.equal(got, loss)
+        by_parameter = {id(step.joint.primals[i]): g for i, g in gradients.items()}
+        trained = [p for p in model.parameters() if p.grad is not None]
+        assert len(by_parameter) == len(trained)
+        assert all(torch.equal(by_parameter[id(p)], p.grad) for p in trained)
+        assert all(torch.equal(b, buffers[name]) for name, b in model.named_buffers())
+        trace = remat.simulate(graph, plan)
+        workspace = [graph.operations[k].workspace_bytes for k in trace.order]
+        assert (trace.running_bytes - graph.fixed_bytes - workspace).tolist() == held
+    return graph
+
+
+class Small(nn.Module):
+    """Convolution, batch norm, in-place ReLU, a split and a concatenation, pooling, linear."""
+
+    def __init__(self, dropout: float = 0.0):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.more, self.norm_2 = nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)
+        self.drop, self.head = nn.Dropout(dropout), nn.Linear(8, 5)
+        self.unused = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.norm(self.conv(x)), inplace=True)
+        left, right = x.chunk(2, dim=1)
+        x = self.drop(torch.cat([right, left * 2], dim=1))
+        x = F.relu(self.norm_2(self.more(x)))
+        return self.head(F.max_pool2d(x, 2).mean((2, 3)))
+
+
+def test_hand_computed_mlp() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    graph = frontend.joint_graph(model, (torch.zeros(5, 3),), name="mlp", loss_fn="mean")
+    rows = [
+        (op.kind, op.inputs, [graph.values[v].bytes for v in op.outputs], op.is_backward, op.work.flops)
+        for op in graph.operations
+    ]
+    assert rows == [
+        ("aten.addmm", (), [80], False, 2 * 5 * 4 * 3),
+        ("aten.relu", (0,), [80], False, 20),
+        ("aten.addmm", (1,), [40], False, 2 * 5 * 2 * 4),
+        ("aten.mean", (2,), [4], False, 10),
+        ("aten.div", (), [40], True, 10),  # of the tangent, expanded: a view of fixed memory
+        ("aten.mm", (4,), [80], True, 2 * 5 * 4 * 2),
+        ("aten.mm", (1, 4), [32], True, 2 * 2 * 4 * 5),
+        ("aten.sum", (4,), [8], True, 10),
+        ("aten.threshold_backward", (1, 5), [80], True, 20),
+        ("aten.mm", (8,), [48], True, 2 * 4 * 3 * 5),
+        ("aten.sum", (8,), [16], True, 20),
+    ]
+    parameters, inputs, tangent = 4 * (12 + 4 + 8 + 2), 60, 4
+    assert graph.fixed_bytes == parameters + inputs + tangent
+    assert graph.loss == 3
+    assert [v for v, value in enumerate(graph.values) if value.keep] == [3, 6, 7, 9, 10]
+    assert graph.operations[0].work.bytes_moved == 16 + 60 + 48 + 80  # bias, x, weight, result
+    assert graph.operations[4].work.bytes_moved == 4 + 40  # an expanded scalar is read once
+    signature = json.loads(graph.operations[0].work.signature)
+    weight = {"t": [3, 4], "s": [1, 3], "d": "float32"}
+    assert signature["args"] == [
+        {"t": [4], "s": [1], "d": "float32"},
+        {"t": [5, 3], "s": [3, 1], "d": "float32"},
+        weight,
+    ]
+    assert (signature["fw"], signature["op"], signature["kwargs"]) == ("torch", "aten.addmm.default", {})
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_small_network_executes_bit_equal(dropout: float) -> None:
+    graph = check_against_eager(Small(dropout), (torch.randn(4, 3, 12, 12),), recompute=not dropout)
+    update = [op for op in graph.operations if op.run_once]
+    assert [op.kind for op in update] == ["remat.update_buffers"]
+    assert len(update[0].inputs) == 4  # mean and variance of two layers; the counters are made within
+    assert not update[0].is_backward
+    dropped = [op for op in graph.operations if op.kind == "aten.native_dropout"]
+    assert len(dropped) == bool(dropout)
+    assert all(len(op.outputs) == 2 for op in dropped)
+
+
+def test_tiny_gpt2_executes_bit_equal() -> None:
+    model, _ = gpt2(2, length=16, vocabulary=50, context=16, width=32, n_layers=2, n_heads=2, dropout=0.0)
+    ids = torch.randint(0, 50, (2, 2, 16))
+    graph = check_against_eager(model, (ids[0], ids[1]))
+    kinds = [op.kind for op in graph.operations]
+    assert kinds.count("aten._scaled_dot_product_flash_attention_for_cpu") == 2
+
+
+def test_resnet18_executes_bit_equal() -> None:
+    check_against_eager(resnet18(num_classes=10), (torch.randn(2, 3, 32, 32),))
+
+
+class Drifting(nn.Module):
+    """A buffer that is read, then overwritten: its reader must not run again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("level", torch.ones(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.linear(x) + self.level)
+        self.level.mul_(0.5)
+        return self.linear(x)
+
+
+def test_reader_of_an_overwritten_buffer_runs_once() -> None:
+    graph = check_against_eager(Drifting(), (torch.randn(3, 6),), recompute=False)
+    assert [op.kind for op in graph.operations if op.run_once] == ["aten.add", "remat.update_buffers"]
+
+
+class Counter(FlopCounterMode):
+    """PyTorch's counter, with two gaps closed in its own terms.
+
+    It ignores the CPU's fused attention, and multiplies the weight gradient of a grouped
+    convolution by the number of groups (repaired upstream in pytorch/pytorch#183405).
+    """
+
+    def __init__(self) -> None:
+        def attention(q: Any, k: Any, v: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+            return sdpa_flop(q, k, v)
+
+        def attention_backward(grad: Any, q: Any, k: Any, v: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+            return sdpa_backward_flop(grad, q, k, v)
+
+        def convolution_backward(*args: Any, out_shape: Any = None, **__: Any) -> int:
+            both = [
+                conv_backward_flop(*args[:10], [*mask, False], out_val=out_shape)
+                for mask in ((args[10][0], False), (False, args[10][1]))
+            ]
+            return both[0] + both[1] // args[9]
+
+        super().__init__(
+            display=False,
+            custom_mapping={
+                aten._scaled_dot_product_flash_attention_for_cpu: attention,
+                aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward,
+                aten.convolution_backward: convolution_backward,
+            },
+        )
+
+
+PUBLISHED_PARAMETERS = {
+    vgg16: 138_357_544,
+    vgg19: 143_667_240,
+    resnet18: 11_689_512,
+    resnet50: 25_557_032,
+    resnet101: 44_549_160,
+    mobilenet_v2: 3_504_872,
+    unet: 17_267_393,
+    gpt2: 124_439_808,
+    vit: 86_567_656,
+}
+
+
+@pytest.mark.parametrize("factory", PUBLISHED_PARAMETERS, ids=lambda f: f.__name__)
+def test_networks_have_the_published_number_of_parameters(factory: Any) -> None:
+    with torch.device("meta"):
+        made = factory()
+    model = made[0] if isinstance(made, tuple) else made
+    assert sum(p.numel() for p in model.parameters()) == PUBLISHED_PARAMETERS[factory]
+
+
+IMAGE, IDS = torch.zeros(2, 3, 64, 64), torch.zeros(2, 64, dtype=torch.long)
+NETWORKS = {
+    "vgg16": (vgg16, (IMAGE,)),
+    "resnet18": (resnet18, (IMAGE,)),
+    "unet": (lambda: unet(width=8), (IMAGE,)),
+    "gpt2": (lambda: gpt2(n_layers=1)[0], (IDS, IDS)),
+    "vit": (lambda: vit(input_size=(3, 64, 64), n_layers=1), (IMAGE,)),
+    "resnet50": (resnet50, (IMAGE,)),
+    "mobilenet_v2": (mobilenet_v2, (IMAGE,)),
+    "unet_bilinear": (lambda: unet(upsampling="bilinear"), (IMAGE,)),
+    "gpt2_full": (lambda: gpt2()[0], (IDS, IDS)),
+}
+SLOW = ("unet", "resnet50", "mobilenet_v2", "unet_bilinear", "gpt2_full")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in NETWORKS])
+def test_flops_and_gradient_bytes(name: str) -> None:
+    factory, args = NETWORKS[name]
+    with torch.device("meta"):
+        model = factory()
+    _torch_build._materialize(model)
+    graph = frontend.joint_graph(model, args, name=name)
+    loss_bytes = 4
+    kept = sum(value.bytes for value in graph.values if value.keep)
+    assert kept == sum(p.numel() * p.element_size() for p in model.parameters()) + loss_bytes
+    assert {op.kind for op in graph.operations if op.work is None or op.work.flops is None} == set()
+    assert graph.loss is not None
+    assert not graph.operations[graph.loss].is_backward
+
+    step, step_args = _torch_build.loss_step(model, args, None)
+    mode = torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True)
+    with mode, Counter() as counter:
+        step(*map(mode.from_tensor, step_args)).backward()
+    assert frontend.counted_flops(graph) == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+def test_counted_flops_of_a_depthwise_convolution_by_hand() -> None:
+    model = nn.Conv2d(6, 6, 3, padding=1, groups=6)
+    graph = frontend.joint_graph(model, (torch.zeros(2, 6, 8, 8, requires_grad=True),), name="depthwise")
+    forward = 2 * 2 * 6 * 8 * 8 * 9
+    assert frontend.counted_flops(graph) == 3 * forward
+
+
+def spec_of(target: str, **changes: Any) -> spec.ModelSpec:
+    fields: dict[str, Any] = {"name": "x", "framework": "torch", "batch_size": 2, "input_size": (3, 32, 32)}
+    return spec.ModelSpec(**fields | {"target": target} | changes)
+
+
+def test_extract_takes_no_memory_and_is_fast() -> None:
+    """VGG16 at batch 256 stores 20 GB; extraction allocates none of it."""
+    code = (
+        "import resource, sys; from remat.frontends.spec import ModelSpec, extract; import remat;"
+        "g = extract(ModelSpec('vgg', 'torch', 'remat.networks.torch_vgg:vgg16', 256, (3, 224, 224)));"
+        "peak = remat.simulate(g, remat.Plan.from_order(g, range(len(g)))).peak_bytes;"
+        "print(g.name, len(g), g.fixed_bytes, peak, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    name, _, fixed, peak, resident_mb = out.stdout.split()
+    assert name == "vgg_b256"
+    assert int(fixed) == 4 * 138_357_544 + 256 * 3 * 224 * 224 * 4 + 256 * 8 + 4
+    assert int(peak) > 15e9
+    assert int(resident_mb) < 1500
+
+
+def test_unet_matches_the_published_profile(instances: Path) -> None:
+    """Forward activations of MONeT's U-Net, by kind and bytes, in order; and its parameters and buffers."""
+    published = json.loads((instances / "p100" / "unet_b11.json").read_text())
+    names = {"convolution": "convolution", "batch_norm": "batch_norm", "relu": "relu", "max_pool2d": "max_pool2d"}
+    names |= {"cat": "cat", "adaptive_avg_pool2d": "adaptive_avg_pool2d"}
+
+    def kind(text: str) -> str:
+        return next((n for n in names if n in text), "")
+
+    want = [(kind(n["op"]), n["bytes"]) for n in published["nodes"] if not n["backward"] and kind(n["op"])]
+    graph = spec.extract(spec_of("remat.networks.torch_unet:unet", batch_size=11, input_size=(3, 416, 608)))
+    got = [
+        (kind(op.kind), graph.values[op.outputs[0]].bytes)
+        for op in graph.operations
+        if not op.is_backward and kind(op.kind)
+    ]
+    assert got == want
+    gradients = sum(value.bytes for value in graph.values if value.keep) - 4
+    assert graph.fixed_bytes + gradients == pytest.approx(published["fixed_bytes"], abs=512)
+
+
+@pytest.mark.parametrize(
+    ("instance", "target", "batch"),
+    [
+        pytest.param("resnet50_b184", "remat.networks.torch_resnet:resnet50", 184, marks=pytest.mark.slow),
+        ("vgg16_b176", "remat.networks.torch_vgg:vgg16", 176),
+    ],
+)
+def test_convolutions_match_the_published_profile(instances: Path, instance: str, target: str, batch: int) -> None:
+    published = json.loads((instances / "p100" / f"{instance}.json").read_text())
+    want = [n["bytes"] for n in published["nodes"] if n["op"] == "aten::_convolution"]
+    graph = spec.extract(spec_of(target, batch_size=batch, input_size=(3, 224, 224)))
+    got = [graph.values[op.outputs[0]].bytes for op in graph.operations if op.kind == "aten.convolution"]
+    assert sorted(got) == sorted(want)
+    gradients = sum(value.bytes for value in graph.values if value.keep) - 4
+    assert graph.fixed_bytes + gradients == pytest.approx(published["fixed_bytes"], abs=4096)
+
+
+def breaks_the_graph() -> nn.Module:
+    class Model(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return super().forward(x) if x.sum() > 0 else x
+
+    return Model(32, 32)
+
+
+def frozen() -> nn.Module:
+    return nn.Linear(32, 4).requires_grad_(False)
+
+
+def needs_numbers() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 4))
+    assert model[1].weight.sum().item() != 0  # fails on the meta device
+    return model
+
+
+def wrong_size() -> nn.Module:
+    return nn.Linear(7, 4)
+
+
+def classifier(classes: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, classes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"target": f"{__name__}:breaks_the_graph"}, "control flow|DataDependent"),
+        ({"target": f"{__name__}:frozen"}, "gradient"),
+        ({"target": f"{__name__}:wrong_size"}, "sample input"),
+        ({"target": f"{__name__}:classifier", "options": {"clases": 3}}, "options are classes"),
+        ({"target": f"{__name__}:classifier", "options": {"loss": "crossentropy"}}, "cross_entropy"),
+        ({"target": f"{__name__}:classifier", "dtype": "float31"}, "float32"),
+        ({"target": f"{__name__}:classifier", "input_size": ()}, "input_size"),
+        ({"target": ""}, "package.module:factory"),
+    ],
+)
+def test_user_errors_are_one_line(changes: dict[str, Any], word: str) -> None:
+    with pytest.raises(remat.InvalidInput, match=word) as caught:
+        spec.extract(spec_of(**{"target": "", **changes}))
+    assert "\n" not in str(caught.value)
+
+
+def test_dtype_and_options_reach_the_model() -> None:
+    target = f"{__name__}:classifier"
+    single = spec.extract(spec_of(target, options={"classes": 6}))
+    half = spec.extract(spec_of(target, options={"classes": 6}, dtype="bfloat16"))
+    logits = next(op for op in single.operations if op.kind == "aten.addmm")
+    assert single.values[logits.outputs[0]].bytes == 2 * 6 * 4
+    assert half.values[logits.outputs[0]].bytes == 2 * 6 * 2
+    assert {op.work.dtype for op in half.operations if op.kind == "aten.addmm"} == {"bfloat16"}
+
+
+def test_a_factory_that_needs_numbers_is_run_for_real() -> None:
+    assert len(spec.extract(spec_of(f"{__name__}:needs_numbers"))) > 4
+
+
+def test_import_does_not_import_torch() -> None:
+    code = "import sys, remat.frontends.torch; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_missing_torch_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(remat.MissingPackage, match="pip install"):
+        spec.extract(spec_of("remat.networks.torch_vgg:vgg16"))
