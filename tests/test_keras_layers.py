@@ -1,6 +1,7 @@
 """Keras-layer graphs against the published ones, hand-made graphs and TensorFlow's own counter."""
 
 # pyright: reportOptionalMemberAccess=false, reportOptionalOperand=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportFunctionMemberAccess=false
 
 from __future__ import annotations
 
