@@ -7,7 +7,7 @@ operation k is computed in stage t; T = N stages, stage t computes operation t f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -44,11 +44,11 @@ def segment_plans(forward: Forward, checkpoints: Sequence[int], accounting: str)
 def plan_of_residency(forward: Forward, S_TV: np.ndarray, accounting: str) -> Plan:
     """The plan with the least recomputation that makes residency `S_TV` possible.
 
-    Under ``exact`` the same computations free each value at its last use; under ``published`` values stay
-    as long as `S_TV` holds them.
+    Under ``exact`` each value is freed at its last use and rebuilt right before the stage that wants it; under
+    ``published`` values stay as long as `S_TV` holds them and are rebuilt a stage earlier, as in the artifact.
     """
     graph = forward.graph
-    stages = _computations(graph, S_TV)
+    stages = _computations(graph, S_TV, late=accounting == "exact")
     if accounting == "published":
         R_TN = np.zeros((len(graph), len(graph)), dtype=bool)
         for t, computed in enumerate(stages):
@@ -94,7 +94,7 @@ def hold_forward(forward: Forward, S_TV: np.ndarray) -> np.ndarray:
 
 
 def _segment_residency(forward: Forward, checkpoints: Sequence[int]) -> np.ndarray:
-    graph = forward.graph
+    graph, end_of_forward = forward.graph, forward.region[-1]
     S_TV = base_residency(forward)
     for v, users in enumerate(graph.users):
         S_TV[list(users), v] = True  # the inputs of a stage's own operation are there when it starts
@@ -102,44 +102,64 @@ def _segment_residency(forward: Forward, checkpoints: Sequence[int]) -> np.ndarr
         k = forward.operations[c]
         S_TV[k + 1 :, list(graph.operations[k].outputs)] = True
     bounds = [0, *checkpoints, len(forward.operations)]
-    for start, end in pairwise(bounds):
-        inside = forward.operations[start:end]
+    entered_before = end_of_forward  # when the backward pass entered the segment that it left for this one
+    for start, end in reversed(list(pairwise(bounds))):
+        values = [(k, v) for k in forward.operations[start:end] for v in graph.operations[k].outputs]
+        reads = {v: [u for u in graph.users[v] if u > end_of_forward] for _, v in values}
         (window,) = np.nonzero((forward.anchor >= start) & (forward.anchor < end))
-        if end < len(forward.operations):
-            leave = forward.operations[end]
-        else:  # the backward pass begins in the last segment, which stays for it
-            leave = int(window[-1]) if len(window) else forward.region[-1]
-        for k in inside:
-            for v in graph.operations[k].outputs:
-                S_TV[k + 1 : leave + 1, v] = True
-                if len(window) and max(graph.users[v], default=0) >= max(window[0], forward.region[-1]):
-                    S_TV[max(window[0], k + 1) : window[-1] + 1, v] = True
         if len(window):
+            enter, leave = int(window[0]), int(window[-1])
+            # A kernel may read across the border: the segment is rebuilt for its first reader in the one before.
+            early = [u for users in reads.values() for u in users if entered_before <= u < enter]
+            entered_before, enter = enter, min(early, default=enter)
             # Gradients made while the backward pass is in the segment stay until it leaves.
             for k in window.tolist():
-                S_TV[k + 1 : window[-1] + 1, list(graph.operations[k].outputs)] = True
+                S_TV[k + 1 : leave + 1, list(graph.operations[k].outputs)] = True
+        else:
+            enter = leave = len(graph)
+        # The backward pass begins in the last segment, which stays for it.
+        left = forward.operations[end] if end < len(forward.operations) else max(end_of_forward, leave)
+        for k, v in values:
+            S_TV[k + 1 : left + 1, v] = True
+            before = [u for u in reads[v] if u < enter]
+            if before:  # what is read all the time (a mask, say) stays from its first reader on
+                S_TV[max(before[0], k + 1) : min(before[-1], enter) + 1, v] = True
+            if reads[v] and reads[v][-1] >= enter:
+                first = before[0] if before else enter
+                S_TV[max(first, k + 1) : leave + 1, v] = True
     return S_TV
 
 
-def _computations(graph: Graph, S_TV: np.ndarray) -> list[list[int]]:
+def _computations(graph: Graph, S_TV: np.ndarray, *, late: bool) -> list[list[int]]:
     """[T] lists of the operations computed in each stage, ascending: the least that `S_TV` needs.
 
     A stage computes its own operation, what the next stage holds and this one does not, and the missing
-    ancestors of these (equations 1b and 1c of the paper, at equality).
+    ancestors of these (equations 1b and 1c of the paper, at equality). With `late`, what is computed for the next
+    stage is computed in the next stage, when the stage's own operation no longer needs its inputs.
     """
-    operations, producer = graph.operations, graph.producer
-    wanted: list[set[int]] = [{t} for t in range(len(graph))]
+    gained: list[list[int]] = [[] for _ in range(len(graph))]
     for t, v in zip(*(axis.tolist() for axis in np.nonzero(S_TV[1:] & ~S_TV[:-1])), strict=True):
-        wanted[t].add(producer[v])
+        gained[t].append(graph.producer[v])
     stages = []
-    for t, computed in enumerate(wanted):
+    carried: set[int] = set()
+    for t, ahead in enumerate(gained):
         held = S_TV[t].tobytes()
-        todo = list(computed)
-        while todo:
-            for v in operations[todo.pop()].inputs:
-                p = producer[v]
-                if not held[v] and p not in computed:
-                    computed.add(p)
-                    todo.append(p)
-        stages.append(sorted(computed))
+        computed = _with_missing_ancestors(graph, {t}, [t], held)
+        for_next = {p for p in ahead if p not in computed}
+        _with_missing_ancestors(graph, for_next, list(for_next), held, computed)
+        stages.append(sorted(computed | carried if late else computed | for_next))
+        carried = for_next
     return stages
+
+
+def _with_missing_ancestors(
+    graph: Graph, wanted: set[int], todo: list[int], held: bytes, known: Collection[int] = ()
+) -> set[int]:
+    """`wanted`, to which the operations are added that it needs and that are neither held nor known."""
+    while todo:
+        for v in graph.operations[todo.pop()].inputs:
+            p = graph.producer[v]
+            if not held[v] and p not in wanted and p not in known:
+                wanted.add(p)
+                todo.append(p)
+    return wanted

@@ -34,7 +34,8 @@ def griewank(problem: Problem) -> Iterator[Candidate]:
     if forward.is_chain and not as_published:
         states, label = list(range(last + 1)), "chain"
     else:
-        states, label = forward.articulation_points(), "articulation points"
+        label = "chain without its ends" if as_published else "articulation points (generalised)"
+        states = forward.articulation_points()
         if not states:
             raise Skip("the forward pass has no articulation points to take as states")
         if not as_published:
