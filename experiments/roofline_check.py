@@ -16,13 +16,16 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
 
+from remat.cost import apply_cost
 from remat.cost.gpu import EFFICIENCY, Gpu, load_gpu, operation_class
 from remat.cost.roofline import efficiency_keys, operation_ns
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, RematError
+from remat.frontends.spec import ModelSpec, extract
 from remat.graph import Work
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -302,6 +305,28 @@ def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
 
 
+def frontend_table(folder: Path) -> str:
+    """Roofline totals of this project's own PyTorch graphs beside the measured totals, as Markdown."""
+    from omegaconf import OmegaConf
+
+    gpu, rows = load_gpu("p100"), []
+    for name in NETWORKS:
+        model, _, batch = name.partition("_b")
+        content = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "model" / f"torch_{model}.yaml"))
+        assert isinstance(content, dict)
+        fields: dict[str, Any] = {str(key): value for key, value in content.items() if key != "description"}
+        fields |= {"batch_size": int(batch), "input_size": tuple(fields["input_size"])}
+        graph = apply_cost(extract(ModelSpec(**fields)), "roofline", gpu)
+        published = json.loads((folder / "p100" / f"{name}.json").read_text())["nodes"]
+        row = [name, str(len(graph))]
+        for directions in ((False,), (True,), (False, True)):
+            ours = sum(op.cost for op in graph.operations if op.is_backward in directions)
+            theirs = sum(node["cost"] for node in published if node["backward"] in directions)
+            row.append(f"{ours / theirs:.2f}")
+        rows.append(row)
+    return _markdown(["through the PyTorch frontend", "operations", "forward", "backward", "total / measured"], rows)
+
+
 def _group(pair: Pair) -> str:
     kind = pair.node.kind
     if operation_class(kind) in ("convolution", "matmul"):
@@ -326,8 +351,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"put the tables into {DOCUMENT.name}")
     arguments = parser.parse_args()
     try:
-        text = tables(instances_folder())
-    except InvalidInput as error:
+        folder = instances_folder()
+        text = f"{tables(folder)}\n\n{frontend_table(folder)}"
+    except RematError as error:
         raise SystemExit(f"error: {error}") from None
     print(text)
     if arguments.write:
