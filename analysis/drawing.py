@@ -44,7 +44,7 @@ def style_context() -> Iterator[None]:
     """The figures' settings; the user's matplotlibrc must not change them."""
     with mpl.rc_context():
         mpl.rcdefaults()
-        mpl.rcParams.update(RC)
+        mpl.rcParams.update(RC)  # pyright: ignore[reportCallIssue, reportArgumentType] (its keys are literals)
         yield
 
 

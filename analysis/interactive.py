@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from analysis.choice import Shown, page_plans, store_all
+from analysis.choice import Shown, chosen_plan, page_plans, store_all
 from analysis.matrices import COLOURS, COMPUTED, MAX_OPERATIONS, NOTHING, RECOMPUTED, RESIDENT, cells
 from analysis.memory import Timeline, time_axis, timeline
 from analysis.network import bars_of
-from analysis.overhead import STRIP, Panel, beyond
+from analysis.overhead import STRIP, Panel, bend, beyond, ticks
 from analysis.results import WITH_PLAN, Run
 from analysis.scales import Scale, byte_scale, show_cost, show_percent
 from analysis.style import BACKWARD, FORWARD, GREY
@@ -33,12 +33,17 @@ def overhead_figure(panel: Panel, run: Run) -> dict[str, Any]:
     """The overhead plot with a status strip below; a click in the legend toggles a strategy."""
     figure = go.Figure()
     scale = panel.scale
+
+    def height(percent: Any) -> list[float]:
+        return _list(bend(percent) if panel.is_bent else percent)
+
     if panel.bound is not None:
         at, over = panel.bound
         figure.add_scatter(
-            x=_list(at / scale.factor), y=_list(100 * over), name="proven lower bound", mode="lines", fill="tozeroy",
+            x=_list(at / scale.factor), y=height(100 * over), text=_percents(over), mode="lines",
+            name="proven lower bound", fill="tozeroy",
             line={"color": GREY, "dash": "dot", "width": 1, "shape": "vh"}, fillcolor="rgba(0,0,0,0.06)",
-            hovertemplate="at least %{y:.2f} %<extra>lower bound</extra>",
+            hovertemplate="at least %{text}<extra>lower bound</extra>",
         )  # fmt: skip
     for curve in panel.curves:
         style, group = curve.style, curve.strategy
@@ -47,27 +52,29 @@ def overhead_figure(panel: Panel, run: Run) -> dict[str, Any]:
             at, over = curve.steps
             at, over = np.append(at, max(at[-1], panel.x_range[1])), np.append(over, over[-1])
             figure.add_scatter(
-                x=_list(at / scale.factor), y=_list(100 * over), mode="lines", line=line | {"shape": "hv"},
+                x=_list(at / scale.factor), y=height(100 * over), mode="lines", line=line | {"shape": "hv"},
                 legendgroup=group, showlegend=False, hoverinfo="skip",
             )  # fmt: skip
             figure.add_scatter(
                 x=_list(curve.members["peak_bytes"].astype(float) / scale.factor),
-                y=_list(100 * curve.members["overhead"].astype(float)),
-                text=[_parameters(p) for p in curve.members["parameters"]], mode="markers", legendgroup=group,
+                y=height(100 * curve.members["overhead"].astype(float)),
+                text=[
+                    f"{_parameters(m.parameters)}<br>{show_percent(m.overhead)}" for m in curve.members.itertuples()
+                ], mode="markers", legendgroup=group,
                 showlegend=False, marker={"color": style.colour, "size": 4, "opacity": 0.4, "symbol": style.symbol},
-                hovertemplate=f"%{{text}}<br>peak %{{x:.3f}} {scale.unit}, %{{y:.2f}} %<extra>member of {style.label}</extra>",
+                hovertemplate=f"%{{text}}<br>peak %{{x:.3f}} {scale.unit}<extra>{style.label} member</extra>",
             )  # fmt: skip
         rows = curve.rows
         if len(rows) or curve.steps is not None:
             figure.add_scatter(
                 x=_list(rows["budget_bytes"].astype(float) / scale.factor) if len(rows) else [None],
-                y=_list(100 * rows["overhead"].astype(float)) if len(rows) else [None],
+                y=height(100 * rows["overhead"].astype(float)) if len(rows) else [None],
                 text=[_hover(row, run.cost_unit) for row in rows.itertuples()],
                 mode="markers" if curve.steps is not None else "lines+markers",
                 name=style.label + beyond(panel, style.label), legendgroup=group,
                 line=line,
                 marker={
-                    "symbol": [style.symbol + ("" if s == "OPTIMAL" else "-open") for s in rows["status"]] or style.symbol,
+                    "symbol": [style.symbol + _open(s) for s in rows["status"]] or style.symbol,
                     "size": 9, "color": style.colour, "line": {"width": 1.6, "color": style.colour},
                 },
                 hovertemplate=f"%{{text}}<extra>{style.label}</extra>",
@@ -75,19 +82,24 @@ def overhead_figure(panel: Panel, run: Run) -> dict[str, Any]:
     _strip(figure, panel)
     _marks(figure, panel, run)
     n = len(panel.curves)
-    height = 470 + 22 * n
-    split = (22 * n + 10) / (height - 110)
+    tall = 470 + 22 * n
+    split = (22 * n + 10) / (tall - 110)
+    low, high = height([-3 * panel.y_top if not panel.is_bent else -0.06, 100 * panel.y_top])
+    y_axis: dict[str, Any] = {"title": {"text": "Compute overhead (%)"}, "range": [low, high]}
+    if panel.is_bent:
+        y_axis["title"] = {"text": "Compute overhead (%, arcsinh scale)"}
+        y_axis |= {"tickvals": height(ticks(panel)), "ticktext": [f"{t:g}" for t in ticks(panel)]}
     x_axis = GRID | {
         "title": {"text": f"Memory budget ({scale.unit}, everything included)"},
         "range": [v / scale.factor for v in panel.x_range], "anchor": "y2",
     }  # fmt: skip
     figure.update_layout(
-        template="none", font=FONT, height=height, margin={"l": 190, "r": 20, "t": 25, "b": 50}, hovermode="closest",
+        template="none", font=FONT, height=tall, margin={"l": 190, "r": 20, "t": 25, "b": 50}, hovermode="closest",
         xaxis=x_axis, legend={"y": 1, "tracegroupgap": 2},
-        yaxis=GRID | {"title": {"text": "Overhead (%)"}, "domain": [split + 0.03, 1],
-                      "range": [-3 * panel.y_top, 100 * panel.y_top]},
-        yaxis2={"domain": [0, split], "autorange": False, "range": [n - 0.5, -0.5], "showgrid": False, "zeroline": False,
-                "tickvals": list(range(n)), "ticktext": [c.style.label for c in panel.curves], "tickfont": {"size": 11}},
+        yaxis=GRID | y_axis | {"domain": [split + 0.03, 1]},
+        yaxis2={"domain": [0, split], "range": [n - 0.5, -0.5], "showgrid": False, "zeroline": False,
+                "tickvals": list(range(n)), "ticktext": [c.style.label for c in panel.curves],
+                "tickfont": {"size": 11}},
     )  # fmt: skip
     return figure.to_plotly_json()
 
@@ -118,8 +130,9 @@ def _marks(figure: go.Figure, panel: Panel, run: Run) -> None:
         figure.add_shape(
             type="rect", xref="x", yref="paper", x0=panel.x_range[0] / factor, x1=panel.impossible_bytes / factor,
             y0=0, y1=1, fillcolor="rgba(0,0,0,0.08)", line={"width": 0}, layer="below",
-            label={"text": "infeasible (proven)", "textangle": -90, "font": {"size": 11, "color": GREY}},
         )  # fmt: skip
+        figure.add_scatter(x=[None], y=[None], mode="markers", name="infeasible (proven)",
+                           marker={"symbol": "square", "size": 11, "color": "rgba(0,0,0,0.12)"})  # fmt: skip
     if panel.gpu_bytes is not None:
         x = panel.gpu_bytes / factor
         figure.add_shape(type="line", xref="x", yref="paper", x0=x, x1=x, y0=0, y1=1,
@@ -147,11 +160,14 @@ def network_figure(graph: Graph) -> dict[str, Any]:
                     textposition="none", hovertemplate=f"%{{text}}<br>%{{y:.4g}} {unit}<extra>{name}</extra>",
                 )  # fmt: skip
     few = len(graph) <= 80
-    ticks = {"tickvals": _list(at), "ticktext": bars.names, "tickangle": -90, "tickfont": {"size": 10}} if few else {}
+    if few:
+        names = {"tickvals": _list(at), "ticktext": bars.names, "tickangle": -90, "tickfont": {"size": 10}}
+    else:
+        names = {"title": {"text": "Operation, in graph order"}}
     figure.update_layout(
-        template="none", font=FONT, height=520, margin={"l": 70, "r": 20, "t": 10, "b": 110 if few else 50},
-        bargap=0.15 if few else 0, barmode="overlay", legend={"orientation": "h", "y": 1.06, "x": 1, "xanchor": "right"},
-        xaxis=GRID | ticks | {"showgrid": False, "anchor": "y2"} | ({} if few else {"title": {"text": "Operation, in graph order"}}),
+        template="none", font=FONT, height=520, margin={"l": 70, "r": 20, "t": 10, "b": 50},
+        bargap=0.15 if few else 0, barmode="overlay", legend={"orientation": "h", "y": 1.07, "x": 0},
+        xaxis=GRID | names | {"showgrid": False, "anchor": "y2", "automargin": True},
         yaxis=GRID | {"title": {"text": f"Cost ({bars.cost_scale.unit})"}, "domain": [0.53, 1]},
         yaxis2=GRID | {"title": {"text": f"Bytes produced ({bars.byte_scale.unit})"}, "domain": [0, 0.47]},
     )  # fmt: skip
@@ -167,9 +183,12 @@ def plan_payload(run: Run) -> dict[str, Any]:
     plain = store_all(graph, str(shown[0].row.accounting))
     base = timeline(graph, plain)
     scale = byte_scale(plain.peak_bytes)
+    paper = chosen_plan(run)
+    keys = [one.row.key for one in shown]
     longest = max([base.edges[-1], *(one.trace.end_cost[-1] if base.by_cost else 0 for one in shown)])
     time, label = time_axis(graph, longest, base.by_cost)
     return {
+        "first": keys.index(paper.row.key) if paper is not None and paper.row.key in keys else 0,
         "names": [op.name for op in graph.operations],
         "byteUnit": scale.unit,
         "timeLabel": label,
@@ -188,7 +207,8 @@ def _plan(graph: Graph, one: Shown, time: Scale, scale: Scale) -> dict[str, Any]
     row, style = one.row, style_of(one.strategy)
     facts = (
         f"{row.status}, overhead {show_percent(row.overhead)}, cost {show_cost(row.cost, graph.cost_unit)}, "
-        f"peak {format_size(one.trace.peak_bytes)}, {int(line.again.sum())} recomputations, gap {show_percent(row.gap)}"
+        f"peak {format_size(one.trace.peak_bytes)}, operations computed again: {int(line.again.sum())}, "
+        f"gap {show_percent(row.gap)}"
     )
     payload = _steps(line, time, scale) | {
         "title": one.title,
@@ -225,6 +245,15 @@ def _hover(row: Any, cost_unit: str) -> str:
         f"budget {format_size(int(row.budget_bytes))}<br>{row.status}{gap}<br>overhead {show_percent(row.overhead)}, "
         f"cost {show_cost(row.cost, cost_unit)}<br>peak {format_size(int(row.peak_bytes))}"
     )
+
+
+def _percents(shares: Any) -> list[str]:
+    return [show_percent(share) for share in shares]
+
+
+def _open(status: str) -> str:
+    """Hollow markers for what is not proven."""
+    return "" if status == "OPTIMAL" else "-open"
 
 
 def _parameters(text: Any) -> str:

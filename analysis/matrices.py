@@ -14,6 +14,7 @@ from remat.graph import Graph
 from remat.plan import Plan
 
 MAX_OPERATIONS = 4000  # above it the dense matrices take gigabytes
+MOST_CELLS = 420  # a panel has about so many pixels
 NOTHING, RESIDENT, COMPUTED, RECOMPUTED = range(4)
 COLOURS = ("#FFFFFF", HELD, FIRST, AGAIN)
 
@@ -46,12 +47,16 @@ def cells(graph: Graph, plan: Plan, most: int) -> tuple[np.ndarray, np.ndarray, 
 def draw(graph: Graph, shown: Shown) -> Figure:
     """R left, S right; rows are stages, columns operations."""
     n = len(graph)
-    R, S, block = cells(graph, shown.plan, 400)
+    R, S, block = cells(graph, shown.plan, MOST_CELLS)
     extent = (-0.5, R.shape[1] * block - 0.5, R.shape[0] * block - 0.5, -0.5)
     figure = Figure(figsize=(8.2, 4.9))
     figure.set_layout_engine("constrained", h_pad=0.09)
     left, right = figure.subplots(1, 2, sharey=True)
     left.imshow(R, cmap=ListedColormap(list(COLOURS)), vmin=0, vmax=3, interpolation="nearest", extent=extent)
+    if R.shape[0] > 100:  # single cells would be too small to be seen
+        stage, operation = np.nonzero(R == RECOMPUTED)
+        middle = (block - 1) / 2
+        left.plot(operation * block + middle, stage * block + middle, ls="", marker="s", ms=2.2, color=AGAIN, mew=0)
     right.imshow(
         S,
         cmap=LinearSegmentedColormap.from_list("held", ["#FFFFFF", HELD_FULL]),

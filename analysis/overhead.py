@@ -7,15 +7,16 @@ both show the same numbers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import NullLocator
 
-from analysis.results import WITH_PLAN, Run
+from analysis.results import WITH_PLAN, Frame, Run
 from analysis.scales import Scale, binary_scale, byte_scale
 from analysis.style import GREY, LIGHT_GREY, PALE, Style, style_of
 
@@ -24,6 +25,11 @@ STRIP = {
     "OPTIMAL": "proven optimal", "FEASIBLE": "plan, not proven optimal", "NO_PLAN": "no plan fits",
     "INFEASIBLE": "proven infeasible", "TIMEOUT": "no plan in time", "SKIPPED": "does not apply", "FAILED": "failed",
 }  # fmt: skip
+
+
+# Where the best overheads are tiny beside the others', the axis is arcsinh(percent / this): linear
+# near 0, logarithmic above. Otherwise it is linear.
+KNEE_PERCENT = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,10 +45,10 @@ class Curve:
 
     strategy: str
     style: Style
-    rows: pd.DataFrame
-    all_rows: pd.DataFrame
+    rows: Frame
+    all_rows: Frame
     steps: tuple[np.ndarray, np.ndarray] | None
-    members: pd.DataFrame | None
+    members: Frame | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +59,7 @@ class Panel:
         x_range: bytes, left and right end of the axis.
         y_top: overhead at the top of the axis; what is above is named in a note.
         above: largest overhead of each strategy (by label) that goes on above the axis.
+        is_bent: the axis is arcsinh, see `KNEE_PERCENT`.
         impossible_bytes: below it no plan exists (proven), or None.
         bound: (budget_bytes, overhead) of the best proven lower bound, or None if trivial.
         gpu_bytes: the GPU's memory if it lies on the axis.
@@ -62,6 +69,7 @@ class Panel:
     x_range: tuple[float, float]
     y_top: float
     above: dict[str, float]
+    is_bent: bool
     scale: Scale
     impossible_bytes: int | None
     bound: tuple[np.ndarray, np.ndarray] | None
@@ -86,8 +94,9 @@ def panel_of(run: Run) -> Panel | None:
     if gpu is not None and high < gpu <= high + 0.15 * width:  # just outside: worth a little room
         x_range = (x_range[0], gpu + 0.03 * width)
     y_top, above = _y_top(curves, x_range)
+    bent = _is_bent(curves, y_top)
     return Panel(
-        curves, x_range, y_top, above, byte_scale(x_range[1]), impossible, _bound(run),
+        curves, x_range, (1.3 if bent else 1.0) * y_top, above, bent, byte_scale(x_range[1]), impossible, _bound(run),
         gpu if gpu is not None and x_range[0] <= gpu <= x_range[1] else None,
     )  # fmt: skip
 
@@ -108,7 +117,10 @@ def _curve(run: Run, strategy: str) -> Curve:
 
 
 def _y_top(curves: list[Curve], x_range: tuple[float, float]) -> tuple[float, dict[str, float]]:
-    """(top of the axis, {label: largest overhead} of those beyond it): room for all but outliers: one method at 900 % must not flatten all others."""
+    """(top of the axis, {label: largest overhead} of those beyond it).
+
+    Room for all but outliers: one method at 900 % must not flatten all others.
+    """
     largest = {}
     for curve in curves:
         seen = curve.rows["overhead"].astype(float).tolist()
@@ -127,6 +139,23 @@ def _y_top(curves: list[Curve], x_range: tuple[float, float]) -> tuple[float, di
             break
         top = value
     return 1.08 * top, {label: value for label, value in largest.items() if value > 1.08 * top}
+
+
+def _is_bent(curves: list[Curve], y_top: float) -> bool:
+    """Whether a linear axis would press the best plans onto zero."""
+    over = [v for curve in curves for v in curve.rows["overhead"].astype(float).tolist() if v > 0]
+    return bool(over) and y_top > 30 * min(over)
+
+
+def bend(percent: Any) -> Any:
+    """Height of an overhead on the bent axis."""
+    return np.arcsinh(np.asarray(percent, dtype=float) / KNEE_PERCENT)
+
+
+def ticks(panel: Panel) -> list[float]:
+    """Tick positions of the bent axis, in per cent."""
+    steps = [0.2, 0.5, *(m * 10**p for p in range(6) for m in (1, 2, 5))]
+    return [0.0, *(t for t in steps if t <= 100 * panel.y_top)]
 
 
 def _bound(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
@@ -162,9 +191,15 @@ def draw(panel: Panel, run: Run) -> Figure:
             )  # fmt: skip
         if panel.gpu_bytes is not None:
             ax.axvline(panel.gpu_bytes / factor, color=BLACK_LINE, lw=1.0, ls=(0, (5, 2)), zorder=2)
-    axes.set_ylim(-0.03 * 100 * panel.y_top, 100 * panel.y_top)
+    if panel.is_bent:
+        axes.set_yscale("asinh", linear_width=KNEE_PERCENT)
+        axes.set_yticks(ticks(panel), [f"{t:g}" for t in ticks(panel)], minor=False)
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.set_ylim(-0.12 * KNEE_PERCENT, 100 * panel.y_top)
+    else:
+        axes.set_ylim(-3 * panel.y_top, 100 * panel.y_top)
     axes.set_xlim(panel.x_range[0] / factor, panel.x_range[1] / factor)
-    axes.set_ylabel("Compute overhead (%)")
+    axes.set_ylabel("Compute overhead (%, arcsinh scale)" if panel.is_bent else "Compute overhead (%)")
     axes.tick_params(labelbottom=False)
     _binary_axis(axes, panel)
     if panel.gpu_bytes is not None:
@@ -211,7 +246,7 @@ def _binary_axis(axes: Axes, panel: Panel) -> None:
     if binary.factor == panel.scale.factor:
         return
     ratio = panel.scale.factor / binary.factor
-    top = axes.secondary_xaxis("top", functions=(lambda v: v * ratio, lambda v: v / ratio))
+    top = axes.secondary_xaxis("top", functions=(lambda v: np.multiply(v, ratio), lambda v: np.divide(v, ratio)))
     top.set_xlabel(binary.unit, loc="right", labelpad=2, color=GREY)
     top.tick_params(colors=GREY)
     top.spines["top"].set_visible(True)
@@ -230,7 +265,7 @@ def _draw_strip(strip: Axes, panel: Panel) -> None:
     strip.tick_params(axis="y", length=0)
 
 
-def strip_marker(status: str, style: Style) -> dict[str, object]:
+def strip_marker(status: str, style: Style) -> dict[str, Any]:
     """Filled: proven; hollow: plan; cross: no plan; and so on."""
     if status in WITH_PLAN:
         face = style.colour if status == "OPTIMAL" else "white"

@@ -36,9 +36,10 @@ def page(run: Run) -> str:
     if panel is not None:
         plots["overhead"] = interactive.overhead_figure(panel, run)
         notes = (
-            "Overhead is a plan's cost over the cost of running every operation once, minus 1. Filled markers are proven "
-            "optimal, hollow ones are plans without a proof. Families are drawn as steps: the cheapest member that fits; "
-            "small faint markers are their members. Below, every solve's status. Click a legend entry to hide it."
+            "Overhead is a plan's cost over the cost of running every operation once, minus 1. Filled markers are "
+            "proven optimal, hollow ones are plans without a proof. Families are drawn as steps, the cheapest member "
+            "that fits; small faint markers are their members. Below, every solve's status. Click a legend entry to "
+            "hide it."
         )
         if panel.above:
             beyond = ", ".join(f"{label} up to {100 * v:,.0f} %" for label, v in panel.above.items())
@@ -78,7 +79,10 @@ def _section(title: str, anchor: str, body: str) -> str:
 
 
 def _plans(payload: dict[str, Any]) -> str:
-    options = "".join(f'<option value="{i}">{escape(p["title"])}</option>' for i, p in enumerate(payload["plans"]))
+    options = "".join(
+        f'<option value="{i}"{" selected" * (i == payload["first"])}>{escape(p["title"])}</option>'
+        for i, p in enumerate(payload["plans"])
+    )
     body = (
         f'<div class="tools"><label>Plan <select id="plan">{options}</select></label>'
         '<span id="planfacts" class="note"></span></div><div id="memory" class="plot"></div>'

@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.results import WITH_PLAN, Run
-from analysis.scales import byte_scale, show_bytes, show_cost, show_percent, show_seconds
+from analysis.results import WITH_PLAN, Frame, Run
+from analysis.scales import byte_scale, cost_scale, show_bytes, show_cost, show_percent, show_seconds
 from analysis.style import order_of, style_of
 from analysis.table import pick
 from remat.units import format_size
@@ -26,7 +26,8 @@ def header(run: Run) -> str:
     facts = []
     if graph is not None:
         facts.append(f"{graph.name}: {len(graph)} operations, {graph.n_edges} edges")
-        facts.append(f"{format_size(graph.fixed_bytes)} fixed")
+        if graph.fixed_bytes:
+            facts.append(f"{format_size(graph.fixed_bytes)} fixed")
     if len(rows):
         first = rows.iloc[0]
         facts.append(f"checkpoint-all peak {format_size(int(first['store_all_peak_bytes']))}")
@@ -37,13 +38,14 @@ def header(run: Run) -> str:
     parts.append(f'<p class="lead">{escape("; ".join(facts))}.</p>' if facts else "")
     n_plans, n_proven = int(rows["status"].isin(WITH_PLAN).sum()), int((rows["status"] == "OPTIMAL").sum())
     parts.append(
-        f"<p>{len(rows)} solves of {rows['strategy'].nunique()} strategies at {rows['budget_bytes'].nunique()} "
-        f"budgets: {n_plans} plans, {n_proven} of them proven optimal.</p>"
+        f"<p>{_count(len(rows), 'solve')} of {_count(rows['strategy'].nunique(), 'strategy')} at "
+        f"{_count(rows['budget_bytes'].nunique(), 'budget')}: {_count(n_plans, 'plan')}, "
+        f"{n_proven} of them proven optimal.</p>"
     )
     if not n_plans:
         parts.append(
-            '<p class="banner"><b>No strategy has a plan.</b> The reasons are listed below; a larger budget helps where '
-            "no plan fits.</p>"
+            '<p class="banner"><b>No strategy has a plan.</b> The reasons are listed below; a larger budget '
+            "helps where no plan fits.</p>"
         )
     if run.missing:
         total = len(run.rows) + len(run.missing)
@@ -53,7 +55,9 @@ def header(run: Run) -> str:
         )
     others = run.rows["graph_sha256"].nunique() - rows["graph_sha256"].nunique()
     if others > 0:
-        parts.append(f'<p class="note">Plots show this graph; the table also holds {others} other graphs.</p>')
+        parts.append(
+            f'<p class="note">Plots show this graph; the table also holds {_count(others, "other graph")}.</p>'
+        )
     return "\n".join(parts)
 
 
@@ -97,11 +101,19 @@ def results_table(run: Run) -> str:
     rows = rows.sort_values(["_order", "budget_bytes", "key"], kind="stable")
     scale = byte_scale(float(rows["budget_bytes"].max()) if len(rows) else 0)
     several = rows["graph_sha256"].nunique() > 1
+    one_unit = rows["cost_unit"].nunique() == 1 and rows["cost"].notna().any()
+    cost = cost_scale(float(rows["cost"].max()), str(rows["cost_unit"].iloc[0])) if one_unit else None
+    per = f" ({cost.unit})" if cost else ""
     heads = [("Graph", "")] if several else []
     heads += [
-        ("Strategy", ""), (f"Budget ({scale.unit})", "n"), ("Status", ""), ("Overhead", "n"), ("Cost", "n"),
-        ("Bound", "n"), ("Gap", "n"), (f"Peak ({scale.unit})", "n"), ("Wall", "n"), ("Plan from", "n"), ("Message", ""),
+        ("Strategy", ""), (f"Budget ({scale.unit})", "n"), ("Status", ""), ("Overhead", "n"), (f"Cost{per}", "n"),
+        (f"Bound{per}", "n"), ("Gap", "n"), (f"Peak ({scale.unit})", "n"), ("Wall", "n"),
     ]  # fmt: skip
+    heads.append(("Message", ""))
+
+    def costs(number: Any, unit: str) -> str:
+        return show_cost(number, unit) if cost is None else show_bytes(number, cost)
+
     body = []
     for row in rows.itertuples():
         unit = str(row.cost_unit)
@@ -110,14 +122,14 @@ def results_table(run: Run) -> str:
             _td(_name(row.strategy), raw=True, value=style_of(row.strategy).label),
             _td(show_bytes(row.budget_bytes, scale), "n", row.budget_bytes),
             _td(f'<span class="s s-{escape(str(row.status))}">{escape(str(row.status))}</span>', raw=True),
-            _td(show_percent(row.overhead), "n", row.overhead), _td(show_cost(row.cost, unit), "n", row.cost),
-            _td(show_cost(row.bound, unit), "n", row.bound), _td(show_percent(row.gap), "n", row.gap),
+            _td(show_percent(row.overhead), "n", row.overhead), _td(costs(row.cost, unit), "n", row.cost),
+            _td(costs(row.bound, unit), "n", row.bound), _td(show_percent(row.gap), "n", row.gap),
             _td(show_bytes(row.peak_bytes, scale), "n", row.peak_bytes), _td(show_seconds(row.wall_s), "n", row.wall_s),
-            _td(show_bytes(row.plan_from, scale), "n", row.plan_from), _td(_text(row.message), "why"),
         ]  # fmt: skip
-        body.append(
-            f'<tr data-strategy="{escape(str(row.strategy))}" data-status="{escape(str(row.status))}">{"".join(cells)}</tr>'
-        )
+        reused = "" if pd.isna(row.plan_from) else f"plan found at {show_bytes(row.plan_from, scale)} {scale.unit}"
+        cells.append(_td("; ".join(filter(None, (reused, _text(row.message)))), "why"))
+        strategy, status = escape(str(row.strategy)), escape(str(row.status))
+        body.append(f'<tr data-strategy="{strategy}" data-status="{status}">{"".join(cells)}</tr>')
     head = "".join(
         f'<th class="{kind}" aria-sort="none"><button type="button">{escape(text)}</button></th>'
         for text, kind in heads
@@ -129,7 +141,10 @@ def results_table(run: Run) -> str:
         + _select("filter-status", "every status", ((s, s) for s in sorted(rows["status"].unique())))
         + '<span id="shown" class="note"></span></div>'
     )
-    return f'{tools}<div class="scroll tall"><table id="results"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+    return (
+        f'{tools}<div class="scroll tall"><table id="results"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
 
 
 def failures(run: Run) -> str:
@@ -209,7 +224,8 @@ def provenance(run: Run) -> str:
     facts += [
         ("CPU", column("cpu")), ("Costs", f"{column('cost_model')} ({column('cost_source')}), unit {run.cost_unit}"),
         ("Solver builds", column("solver_build")), ("Time limit per solve", _seconds_list(rows)),
-        ("Seeds", column("seed")), ("Threads", column("threads")), ("Last result", column("finished_at").split(", ")[-1]),
+        ("Seeds", column("seed")), ("Threads", column("threads")),
+        ("Last result", column("finished_at").split(", ")[-1]),
     ]  # fmt: skip
     for key, value in (run.info.get("gpu") or {}).items():
         if key == "memory_bytes" and isinstance(value, int):
@@ -219,7 +235,10 @@ def provenance(run: Run) -> str:
         )
     listed = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts if v)
     config = json.dumps(run.info.get("config") or {}, indent=2, sort_keys=True, default=str)
-    return f'<dl class="facts">{listed}</dl><details><summary>Whole configuration</summary><pre>{escape(config)}</pre></details>'
+    return (
+        f'<dl class="facts">{listed}</dl><details><summary>Whole configuration</summary><pre>{escape(config)}</pre>'
+        "</details>"
+    )
 
 
 def _versions(text: str) -> str:
@@ -230,8 +249,15 @@ def _versions(text: str) -> str:
     return ", ".join(f"{k} {v}" for k, v in sorted(versions.items())) if isinstance(versions, dict) else text
 
 
-def _seconds_list(rows: pd.DataFrame) -> str:
+def _seconds_list(rows: Frame) -> str:
     return ", ".join(f"{v:g} s" for v in sorted(set(rows["time_limit_s"].dropna()))) if "time_limit_s" in rows else ""
+
+
+def _count(number: int, noun: str) -> str:
+    """``1 plan``, ``2 plans``, ``3 strategies``."""
+    if number != 1:
+        noun = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
+    return f"{number} {noun}"
 
 
 def _name(strategy: str) -> str:

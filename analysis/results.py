@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -14,6 +14,9 @@ from remat.errors import InvalidInput
 from remat.frontends.json import load_graph
 from remat.graph import Graph
 from remat.plan import Plan
+
+# A pandas DataFrame. Its inline types make each cell and each row of itertuples() unusable to a type checker.
+Frame: TypeAlias = Any
 
 WITH_PLAN = ("OPTIMAL", "FEASIBLE")
 ROW_COLUMNS = (
@@ -44,8 +47,8 @@ class Run:
 
     folder: Path
     info: dict[str, Any]
-    rows: pd.DataFrame
-    families: pd.DataFrame
+    rows: Frame
+    families: Frame
     graph: Graph | None
     store: Path
     missing: tuple[str, ...] = field(default=())
@@ -81,13 +84,13 @@ class Run:
         return int(self.rows["total_cost"].iloc[0]) if len(self.rows) else 0
 
     @property
-    def shown(self) -> pd.DataFrame:
+    def shown(self) -> Frame:
         """The rows of the graph that the figures show (a run may hold several graphs)."""
         sha = self.info.get("graph_sha256")
         return self.rows if sha is None else self.rows[self.rows["graph_sha256"] == sha]
 
     @property
-    def planned(self) -> pd.DataFrame:
+    def planned(self) -> Frame:
         """Those of the shown rows that have a plan."""
         shown = self.shown
         return shown[shown["status"].isin(WITH_PLAN) & shown["cost"].notna()]
@@ -148,7 +151,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return info
 
 
-def _read_tables(folder: Path, keys: list[str], columns: tuple[str, ...]) -> tuple[pd.DataFrame, tuple[str, ...]]:
+def _read_tables(folder: Path, keys: list[str], columns: tuple[str, ...]) -> tuple[Frame, tuple[str, ...]]:
     """(the tables of these keys below each other, the keys without a table)."""
     found, missing = [], []
     for key in dict.fromkeys(keys):
@@ -166,7 +169,7 @@ def _read_tables(folder: Path, keys: list[str], columns: tuple[str, ...]) -> tup
         found += records
     if not found:
         return pd.DataFrame({column: pd.Series(dtype=object) for column in columns}), tuple(missing)
-    frame = pd.DataFrame(found)
+    frame: Frame = pd.DataFrame(found)
     for column in NUMBERS:
         if column in frame:
             frame[column] = pd.array(frame[column].tolist(), dtype="Float64" if column in RATIOS else "Int64")

@@ -68,7 +68,8 @@ def show_percent(share: float | None) -> str:
     if share == 0:
         return "0 %"
     percent = 100 * share
-    return f"{percent:.2f} %" if abs(percent) < 10 else f"{percent:.1f} %"
+    digits = 2 if abs(percent) < 10 else 1 if abs(percent) < 100 else 0
+    return f"{percent:,.{digits}f} %"
 
 
 def show_seconds(seconds: float | None) -> str:

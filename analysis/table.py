@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from analysis.results import WITH_PLAN, Run, load_run
+from analysis.results import WITH_PLAN, Frame, Run, load_run
 from analysis.scales import byte_scale, show_bytes, show_cost, show_percent, show_seconds
 from analysis.style import order_of
 from remat.units import format_size
@@ -22,7 +22,8 @@ CSV_COLUMNS = (
     "overhead", "bound", "gap", "peak_bytes", "wall_s", "time_limit_s", "seed", "threads", "plan_from", "plan_file",
     "message",
 )  # fmt: skip
-MOST_BUDGETS = 5  # columns of the terminal's table
+MOST_BUDGETS = 4  # columns of the terminal's table, which must fit 80 characters
+SHORT = {"INFEASIBLE": "infeas.", "NO_PLAN": "no plan"}
 
 
 def write_csv(run: Run, path: Path) -> Path:
@@ -49,7 +50,7 @@ def format_table(rows: Sequence[dict[str, Any]], title: str = "") -> Table:
     Args:
         rows: rows of the store, as dicts; rows of several graphs get one line per graph and strategy.
     """
-    frame = pd.DataFrame(list(rows))
+    frame: Frame = pd.DataFrame(list(rows))
     if not len(frame):
         table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left")
         table.add_column("no results")
@@ -69,12 +70,12 @@ def pick(budgets: Sequence[int], most: int = MOST_BUDGETS) -> list[int]:
     return [budgets[round(i * (len(budgets) - 1) / (most - 1))] for i in range(most)]
 
 
-def _sorted(frame: pd.DataFrame) -> pd.DataFrame:
+def _sorted(frame: Frame) -> Frame:
     order = frame["strategy"].map(order_of)
     return frame.assign(_order=order).sort_values(["graph_sha256", "_order", "budget_bytes"], kind="stable")
 
 
-def _single(frame: pd.DataFrame, title: str, *, several: bool) -> Table:
+def _single(frame: Frame, title: str, *, several: bool) -> Table:
     budget = int(frame["budget_bytes"].iloc[0])
     caption = title if several else f"{title}  budget {format_size(budget)}".strip()
     table = Table(title=caption or None, box=box.SIMPLE_HEAD, title_justify="left")
@@ -89,7 +90,9 @@ def _single(frame: pd.DataFrame, title: str, *, several: bool) -> Table:
     if not frame["status"].isin(WITH_PLAN).all():
         table.add_column("Why", overflow="fold")
     for row in _sorted(frame).to_dict("records"):
-        cells = [str(row.get("graph_name", "")), show_bytes(row["budget_bytes"], scale)] if several else []
+        cells: list[str | Text] = []
+        if several:
+            cells += [str(row.get("graph_name", "")), show_bytes(row["budget_bytes"], scale)]
         cells += [
             row["strategy"], _coloured(row["status"]), show_percent(row["overhead"]),
             show_cost(row["cost"], row["cost_unit"]), show_bytes(row["peak_bytes"], scale), show_percent(row["gap"]),
@@ -101,23 +104,23 @@ def _single(frame: pd.DataFrame, title: str, *, several: bool) -> Table:
     return table
 
 
-def _sweep(frame: pd.DataFrame, title: str, budgets: Sequence[int]) -> Table:
+def _sweep(frame: Frame, title: str, budgets: Sequence[int]) -> Table:
     several = frame["graph_sha256"].nunique() > 1
-    table = Table(
-        title=f"{title}  (overhead at each budget; * proven optimal)".strip(), box=box.SIMPLE_HEAD, title_justify="left"
-    )
     scale = byte_scale(budgets[-1])
+    what = "overhead at each budget" + ("" if several else f" ({scale.unit})")
+    caption = f"{title}\n{what}; * proven optimal".strip()
+    table = Table(title=caption, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
     if several:
-        table.add_column("Graph")
-    table.add_column("Strategy")
+        table.add_column("Graph", no_wrap=True)
+    table.add_column("Strategy", no_wrap=True)
     # Graphs of different sizes share no budgets: their columns are positions from tightest to widest.
     counts = [pick(sorted({int(b) for b in part["budget_bytes"]})) for _, part in frame.groupby("graph_sha256")]
     width = max(map(len, counts))
     for i in range(width):
-        head = f"{counts[0][i] / scale.factor:.2f} {scale.unit}" if not several else f"budget {i + 1}"
-        table.add_column(head, justify="right")
+        head = show_bytes(counts[0][i], scale) if not several else f"budget {i + 1}"
+        table.add_column(head, justify="right", no_wrap=True)
     for name in ("Plans", "Proven", "Slowest"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for _, part in frame.groupby("graph_sha256", sort=False):
         columns = pick(sorted({int(b) for b in part["budget_bytes"]}))
         for strategy in sorted(part["strategy"].unique(), key=order_of):
@@ -141,7 +144,7 @@ def _overhead_cell(row: dict[str, Any] | None) -> Text:
     if row["status"] in WITH_PLAN:
         proven = row["status"] == "OPTIMAL"
         return Text(show_percent(row["overhead"]) + ("*" if proven else " "), style="bold" if proven else "")
-    return Text(row["status"].lower().replace("_", " "), style="dim")
+    return Text(SHORT.get(row["status"]) or str(row["status"]).lower(), style="dim")
 
 
 def _coloured(status: str) -> Text:

@@ -99,7 +99,8 @@ def write_run(
         families.append(f"family-{strategy}")
     info = {
         "title": f"{graph.name}: overhead against budget", "experiment": "budget_sweep", "model": "chain",
-        "gpu": {"name": "v100", "memory_bytes": 16_000_000_000}, "config": {"model": {"name": "chain"}, "budget": "sweep"},
+        "gpu": {"name": "v100", "memory_bytes": 16_000_000_000},
+        "config": {"model": {"name": "chain"}, "budget": "sweep"},
         "keys": keys, "families": families, "graph_sha256": graph.sha256(), "store": "../store",
     }  # fmt: skip
     (folder / "run.json").write_text(json.dumps(info))
@@ -128,7 +129,7 @@ def full_run(root: Path, graph: Graph | None = None, points: int = 5) -> Path:
                         "cost": trace.cost,
                         "overhead": trace.cost / graph.total_cost - 1,
                         "peak_bytes": trace.peak_bytes,
-                    }  # fmt: skip
+                    }
                 )
                 for budget in budgets:
                     known = cheapest.get(budget)

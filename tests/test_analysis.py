@@ -21,10 +21,11 @@ from analysis.table import format_table, pick
 from remat import Graph, Plan, simulate
 from remat.errors import InvalidInput
 
-NAMES = (
-    "checkpoint_all checkpoint_all_ap checkpoint_last chen_sqrtn chen_greedy ap_sqrtn ap_greedy griewank checkmate_milp "
-    "lp_rounding lp_rounding_random search interval_cp portfolio monet gist torch_mincut"
-).split()
+NAMES = [
+    "checkpoint_all", "checkpoint_all_ap", "checkpoint_last", "chen_sqrtn", "chen_greedy", "ap_sqrtn", "ap_greedy",
+    "griewank", "checkmate_milp", "lp_rounding", "lp_rounding_random", "search", "interval_cp", "portfolio", "monet",
+    "gist", "torch_mincut",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -111,12 +112,13 @@ def test_gpu_memory_far_away_does_not_stretch_the_axis(drawn: tuple[Path, list[P
     panel = overhead.panel_of(run)
     assert panel is not None
     assert panel.gpu_bytes is None
-    assert panel.x_range[1] < 1.2 * run.rows["budget_bytes"].max()
-    run.info["gpu"]["memory_bytes"] = int(run.rows["budget_bytes"].max()) + 10_000
+    assert panel.x_range[1] < 1.2 * int(run.rows["budget_bytes"].max())
+    budgets_end = int(run.rows["budget_bytes"].max())
+    run.info["gpu"]["memory_bytes"] = budgets_end + 10_000
     near = overhead.panel_of(run)
     assert near is not None
-    assert near.gpu_bytes == run.gpu_memory_bytes
-    assert near.x_range[1] > near.gpu_bytes
+    assert near.gpu_bytes == budgets_end + 10_000
+    assert near.x_range[1] > budgets_end + 10_000
 
 
 def test_infeasible_region_is_the_largest_proof(drawn: tuple[Path, list[Path]]) -> None:
@@ -178,14 +180,11 @@ def test_matrix_cells_by_hand() -> None:
 @pytest.mark.parametrize("most", [7, 300])
 def test_no_recomputation_vanishes_in_large_matrices(most: int) -> None:
     graph = fake_run.chain(500)
-    n = len(graph)
-    held = list(range(n))
-    order = [*held[: n - 1], 250, n - 1]  # computed again for nobody, freed at once
-    plan = Plan.from_order(graph, [*held[:750], 0, *held[750:]])
-    assert simulate(graph, Plan.from_order(graph, held)).cost > 0
+    order = list(range(len(graph)))
+    plan = Plan.from_order(graph, [*order[:999], 0, *order[999:]])
+    assert plan.n_computations == len(graph) + 1
     R, _, _ = matrices.cells(graph, plan, most)
     assert (R == matrices.RECOMPUTED).sum() == 1
-    assert order.count(250) == 2
 
 
 def test_chosen_plan_needs_recomputation(drawn: tuple[Path, list[Path]]) -> None:
@@ -242,7 +241,7 @@ def test_terminal_table_of_a_sweep(drawn: tuple[Path, list[Path]]) -> None:
     best = rows[(rows["strategy"] == "checkmate_milp") & (rows["status"] == "OPTIMAL")]
     for row in best.itertuples():
         assert f"{scales.show_percent(row.overhead)}*" in lines["checkmate_milp"]
-    assert "infeasible" in lines["checkmate_milp"]
+    assert "infeas." in lines["checkmate_milp"]
     assert "4/5" in lines["checkmate_milp"]
     assert lines["griewank"].count("skipped") == 5
     assert "failed" in lines["my_newcomer"]
