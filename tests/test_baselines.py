@@ -1,0 +1,461 @@
+"""The classic baselines against hand-computed chains, published values and each other."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import remat
+from baselines._forward import Forward
+from baselines._revolve import advances, schedule, split
+from remat.graph import Graph, Operation, Value
+
+CHECKPOINTING = (
+    "checkpoint_all_ap",
+    "checkpoint_last",
+    "chen_sqrtn",
+    "chen_greedy",
+    "ap_sqrtn",
+    "ap_greedy",
+    "griewank",
+)
+ALL = ("checkpoint_all", *CHECKPOINTING)
+
+
+def mirrored(
+    deps: list[list[int]], sizes: list[int], costs: list[int], loss_bytes: int = 0, fixed_bytes: int = 0
+) -> Graph:
+    """Forward layers, their loss, mirrored gradients: grad(i) reads out(i), its users and their gradients."""
+    n = len(deps)
+    users = [[j for j, dep in enumerate(deps) if i in dep] for i in range(n)]
+    back = [[i, *users[i], *(2 * n - u for u in users[i]), *([] if users[i] else [n])] for i in reversed(range(n))]
+    return Graph.from_nodes(
+        "mirrored",
+        [*deps, [n - 1], *back],
+        [*sizes, loss_bytes, *reversed(sizes)],
+        [*costs, 0, *(2 * c for c in reversed(costs))],
+        backward=[False] * (n + 1) + [True] * n,
+        loss=n,
+        fixed_bytes=fixed_bytes,
+    )
+
+
+def unit_chain(n: int) -> Graph:
+    """n layers of one byte; forward costs 1, gradient 2, the loss nothing."""
+    return mirrored([[i - 1] if i else [] for i in range(n)], [1] * n, [1] * n)
+
+
+def input_chain(n: int) -> Graph:
+    """n steps whose gradients read the step's input only, as in Griewank and Walther's model; gradients are free."""
+    deps = [[i - 1] if i else [] for i in range(n)]
+    deps += [[s - 1] * (s > 0) + [2 * n - 2 - s] * (s < n - 1) for s in reversed(range(n))]
+    return Graph.from_nodes(
+        "inputs", deps, [1] * 2 * n, [1] * n + [0] * n, backward=[False] * n + [True] * n, loss=n - 1
+    )
+
+
+def vgg19() -> Graph:
+    """VGG19, batch 1, 224x224: bytes of each layer's output (float32) and multiply-adds, by hand."""
+    sizes, macs, side, width = [], [], 224, 3
+    for repeats, filters in ((2, 64), (2, 128), (4, 256), (4, 512), (4, 512)):
+        for _ in range(repeats):
+            sizes.append(4 * side * side * filters)
+            macs.append(side * side * filters * 9 * width)
+            width = filters
+        side //= 2
+        sizes.append(4 * side * side * width)
+        macs.append(0)
+    width *= side * side
+    sizes.append(4 * width)
+    macs.append(0)
+    for units in (4096, 4096, 1000):
+        sizes.append(4 * units)
+        macs.append(width * units)
+        width = units
+    return mirrored([[i - 1] if i else [] for i in range(len(sizes))], sizes, macs, loss_bytes=4)
+
+
+def only(graph: Graph, strategy: str, accounting: str = "exact") -> tuple[int, int]:
+    """(cost, peak) of a strategy with one plan."""
+    (member,) = remat.family(graph, strategy, accounting=accounting)
+    return member.cost, member.peak_bytes
+
+
+def counts(graph: Graph, member: remat.Member) -> list[int]:
+    return remat.simulate(graph, member.plan).computations.tolist()
+
+
+# Chains of unit layers, by hand. f0..f7 are outputs, g0..g7 gradients, one byte each; the loss weighs nothing. One
+# forward and one backward cost 8 + 16 = 24.
+
+
+def test_checkpoint_all_on_a_unit_chain() -> None:
+    # Largest at g6, which needs f6, f7, g7: f0..f7, g7, g6 are there, 10 bytes. Held to the end, the eight outputs
+    # stay and two gradients at a time: 10 as well.
+    assert only(unit_chain(8), "checkpoint_all") == (24, 10)
+    assert only(unit_chain(8), "checkpoint_all", "published") == (24, 10)
+
+
+def test_sqrtn_on_a_unit_chain() -> None:
+    # Nine forward operations with the loss, k = 3: f2, f5 and the loss are checkpoints. f6 and f7 are still there when
+    # the backward begins; f3, f4 are rebuilt, then f0, f1: 4 computations more.
+    # exact: g6 needs f2 f5 f6 f7 g7 g6 = 6; g5: f2 f5 f6 g6 g5 = 5; then f3 f4 are rebuilt and g4 needs
+    # f2 f3 f4 f5 g5 g4 = 6; g1: f0 f1 f2 g2 g1 = 5.
+    assert only(unit_chain(8), "chen_sqrtn") == (28, 6)
+    # published: f3 and f4 are rebuilt a stage earlier, before g5, which then needs f2 f3 f4 f5 f6 g6 g5 = 7; and with
+    # f5 held to the end, f0 and f1 are rebuilt before g2: f0 f1 f2 f3 f5 g3 g2 = 7.
+    assert only(unit_chain(8), "chen_sqrtn", "published") == (28, 7)
+
+
+def test_ap_sqrtn_on_a_unit_chain() -> None:
+    # Articulation points f1..f7 (the ends separate nothing), k = 2: f2, f4, f6. Rebuilt: f5, f3, then f0 and f1;
+    # f7 is there. exact: g7: f2 f4 f6 f7 g7 = 5; g6: + g6 = 6; f5 is rebuilt: g5 needs f2 f4 f5 f6 g6 g5 = 6.
+    assert Forward.of(unit_chain(8)).articulation_points() == list(range(1, 8))
+    assert only(unit_chain(8), "ap_sqrtn") == (28, 6)
+
+
+def test_checkpoint_all_ap_on_a_unit_chain() -> None:
+    # All but f0, which is rebuilt for g0 (g0 reads f0, f1 and g1): one computation more. exact: g6 needs
+    # f1..f7, g7, g6 = 9.
+    assert only(unit_chain(8), "checkpoint_all_ap") == (25, 9)
+
+
+def test_checkpoint_last_on_a_unit_chain() -> None:
+    # g3 reads f3 and the loss: f0..f3 are rebuilt (4). g2 reads f2, f3: 4; g1: 3; g0: f0, f1: 2. 13 more than 4 + 8.
+    # Largest at g2: f2, f3, g3, g2 = 4.
+    assert only(unit_chain(4), "checkpoint_last") == (25, 4)
+
+
+def test_greedy_on_a_unit_chain() -> None:
+    # sqrt(n)'s peak is 6, so factor 0.5 is b = 3: a checkpoint when more than 3 bytes have come together: f3, f7.
+    # f4..f6 are rebuilt for g6, f0..f2 for g2. Factor 0 keeps everything; 2.95 (17 bytes) keeps nothing, and the one
+    # segment is still there when the backward begins: both cost no more than 24.
+    members = {m.parameters["factor"]: m for m in remat.family(unit_chain(8), "chen_greedy")}
+    assert len(members) == 60
+    assert members[0.5].parameters["segment_bytes"] == 3
+    assert counts(unit_chain(8), members[0.5])[:9] == [2, 2, 2, 1, 2, 2, 2, 1, 1]
+    # g7: f3 f7 g7 = 3; f4..f6 are rebuilt: g6 needs f3..f7, g7, g6 = 7.
+    assert (members[0.5].cost, members[0.5].peak_bytes) == (30, 7)
+    assert members[0.0].cost == members[2.95].cost == 24
+
+
+def test_griewank_on_a_unit_chain_of_four() -> None:
+    # Two slots store nothing. g3 follows the sweep, f3 is there. g2 reads f2 and f3: 4 steps from the input; g1
+    # reads f1 and f2: 3; g0: 2. With all stored: nothing more.
+    members = remat.family(unit_chain(4), "griewank")
+    assert [m.parameters["slots"] for m in members] == [2, 3, 4, 5, 6]
+    assert members[0].cost == 12 + 4 + 3 + 2
+    assert members[-1].cost == 12
+    assert members[0].peak_bytes == 4  # g2: f2 f3 g3 g2
+    assert members[-1].peak_bytes == 6  # g2: f0..f3 g3 g2
+
+
+# Griewank and Walther's theory.
+
+
+@cache
+def fewest_advances(steps: int, checkpoints: int) -> int:
+    """The recursion itself, over every place for the next checkpoint."""
+    if steps <= 1:
+        return 0
+    if checkpoints == 1:
+        return steps * (steps - 1) // 2
+    return min(
+        k + fewest_advances(steps - k, checkpoints - 1) + fewest_advances(k, checkpoints) for k in range(1, steps)
+    )
+
+
+def test_binomial_closed_form_is_the_recursion() -> None:
+    for steps in range(1, 40):
+        for checkpoints in range(1, 9):
+            best = fewest_advances(steps, checkpoints)
+            assert advances(steps, checkpoints) == best
+            if steps > 1 and checkpoints > 1:
+                optimal = [
+                    k
+                    for k in range(1, steps)
+                    if k + fewest_advances(steps - k, checkpoints - 1) + fewest_advances(k, checkpoints) == best
+                ]
+                assert split(steps, checkpoints) == optimal[len(optimal) // 2]
+
+
+def test_schedule_never_stores_more_than_it_has() -> None:
+    for checkpoints in range(1, 7):
+        taken = list(schedule(0, 23, checkpoints))
+        assert all(0 < state < last <= 23 for state, last in taken)
+        # Resident together while step s is reversed: those stored on a sweep to s or beyond, below s.
+        for s in range(1, 24):
+            assert sum(state < s <= last for state, last in taken) <= checkpoints - 1
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 9, 16, 23])
+def test_griewank_costs_the_binomial_minimum(n: int) -> None:
+    # All advances, and the last step's own run; the start state (the input) is one of the checkpoints.
+    graph = input_chain(n)
+    for member in remat.family(graph, "griewank"):
+        snapshots = member.parameters["snapshots"]
+        assert member.cost == fewest_advances(n, snapshots + 1) + 1
+        # The snapshots, one or two values being computed and two gradients, and no more.
+        assert member.peak_bytes <= snapshots + 4
+
+
+@pytest.mark.parametrize("n", [4, 9, 20, 50])
+def test_griewank_with_a_slot_for_everything_recomputes_nothing(n: int) -> None:
+    graph = unit_chain(n)
+    assert remat.family(graph, "griewank")[-1].cost == only(graph, "checkpoint_all")[0]
+
+
+# Published values (docs: decision 6).
+
+
+def test_vgg19_matches_the_published_small_case() -> None:
+    graph = vgg19()
+    assert only(graph, "checkpoint_all", "published") == (58_896_187_392, 81_723_300)
+    assert only(graph, "checkpoint_all") == (58_896_187_392, 66_633_728)
+    assert only(graph, "chen_sqrtn", "published") == (72_512_667_648, 69_447_584)
+    assert only(graph, "chen_sqrtn") == (72_512_667_648, 54_591_488)
+    (five,) = [m for m in remat.family(graph, "griewank", accounting="published") if m.parameters["slots"] == 5]
+    assert (five.cost, five.peak_bytes) == (108_266_881_024, 51_380_224)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "accounting", "rules"),
+    [
+        ("checkpoint_all", "published", (167, 181)),
+        ("chen_sqrtn", "published", (197, 213)),
+        ("chen_greedy", "published", (266, 289)),
+        ("checkpoint_all", "exact", (None, 222)),
+        ("chen_sqrtn", "exact", (None, 272)),
+        ("chen_greedy", "exact", (None, 289)),
+    ],
+)
+def test_vgg19_matches_the_published_largest_batches(
+    strategy: str, accounting: str, rules: tuple[int | None, int]
+) -> None:
+    # Memory is linear in the batch: the smallest peak per sample among plans no dearer than 2 forwards + 1 backward.
+    graph = vgg19()
+    parameters_bytes = 4 * 143_667_240
+    cap = graph.total_cost + sum(op.cost for op in graph.operations if not op.is_backward)
+    peak = min(m.peak_bytes for m in remat.family(graph, strategy, accounting=accounting) if m.cost <= cap)
+    if rules[0] is not None:
+        assert (16 * 10**9 - 4 * parameters_bytes) // peak == rules[0]
+    assert (16 * 10**9 - 2 * parameters_bytes) // peak == rules[1]
+
+
+def test_vgg19_of_the_keras_frontend_gives_the_same() -> None:
+    pytest.importorskip("keras")
+    from remat.cost import apply_cost
+    from remat.frontends.spec import ModelSpec
+    from remat.frontends.subprocess import extract_in_child
+
+    spec = ModelSpec("vgg19", "keras", "keras.applications:VGG19", 1, (224, 224, 3), "layer", "published")
+    graph = apply_cost(extract_in_child(spec, None), "flops", None)
+    by_hand = vgg19()
+    assert [op.cost for op in graph.operations] == [op.cost for op in by_hand.operations]
+    for strategy in ALL:
+        ours = [(m.cost, m.peak_bytes) for m in remat.family(by_hand, strategy, accounting="published")]
+        theirs = [
+            (m.cost, m.peak_bytes - graph.fixed_bytes) for m in remat.family(graph, strategy, accounting="published")
+        ]
+        assert ours == theirs, strategy
+
+
+# Structure.
+
+
+def test_articulation_points_are_the_separators() -> None:
+    # 0 - 1 - (2, 3) - 4 - 5 with a skip 1 -> 5: brute force by removing each operation.
+    deps = [[], [0], [1], [1], [2, 3], [4, 1], [5]]
+    assert Forward.of(mirrored(deps, [1] * 7, [1] * 7)).articulation_points() == [1, 5, 6]
+
+
+def test_articulation_points_by_brute_force() -> None:
+    rng = random.Random(3)
+    for _ in range(200):
+        n = rng.randint(3, 9)
+        deps = [sorted(rng.sample(range(i), min(i, rng.choice((1, 1, 2))))) for i in range(n)]
+        graph = mirrored(deps, [1] * n, [1] * n)
+        edges = [(u, v) for v, dep in enumerate([*deps, [n - 1]]) for u in dep]
+        expected = []
+        for gone in range(1, n):
+            reached, todo = {n}, [n]
+            while todo:
+                k = todo.pop()
+                for u, v in edges:
+                    for near, far in ((u, v), (v, u)):
+                        if near == k and far != gone and far not in reached:
+                            reached.add(far)
+                            todo.append(far)
+            if 0 not in reached and gone != n:
+                expected.append(gone)
+        if any(0 in dep for dep in deps):
+            assert Forward.of(graph).articulation_points() == expected
+
+
+def test_sqrtn_is_the_greedy_that_chooses_its_checkpoints() -> None:
+    # On a unit chain greedy with b = 2 puts a checkpoint at every third layer: f2, f5, f8, f11, as sqrt(n) does
+    # with its k = 3 (12 layers and the loss).
+    graph = unit_chain(12)
+    sqrtn = remat.family(graph, "chen_sqrtn")[0]
+    same = [m for m in remat.family(graph, "chen_greedy") if 2 <= m.parameters["segment_bytes"] < 3]
+    assert same
+    assert all(m.plan.order.tolist() == sqrtn.plan.order.tolist() for m in same)
+
+
+def test_ap_and_linearised_greedy_agree_on_a_chain() -> None:
+    # They differ only where the first layer or the loss is a checkpoint; the loss weighs nothing and b >= 1 byte
+    # never chooses the first layer of one byte.
+    graph = unit_chain(20)
+    for linear, ap in zip(remat.family(graph, "chen_greedy"), remat.family(graph, "ap_greedy"), strict=True):
+        assert linear.parameters["segment_bytes"] == ap.parameters["segment_bytes"]
+        if linear.parameters["segment_bytes"] >= 1:
+            assert (linear.cost, linear.peak_bytes) == (ap.cost, ap.peak_bytes)
+
+
+@pytest.mark.parametrize("strategy", ["chen_sqrtn", "chen_greedy", "ap_sqrtn", "ap_greedy", "checkpoint_all_ap"])
+def test_on_a_chain_each_segment_is_rebuilt_at_most_once(strategy: str) -> None:
+    rng = random.Random(5)
+    n = 30
+    deps = [[i - 1] if i else [] for i in range(n)]
+    graph = mirrored(deps, [rng.randint(1, 99) for _ in range(n)], [rng.randint(1, 99) for _ in range(n)])
+    for accounting in ("exact", "published"):
+        for member in remat.family(graph, strategy, accounting=accounting):
+            assert max(counts(graph, member)) <= 2
+
+
+def test_memory_of_published_plans_is_never_below_exact() -> None:
+    graph = vgg19()
+    for strategy in ("checkpoint_all", "checkpoint_all_ap", "chen_sqrtn", "ap_sqrtn"):
+        exact, published = only(graph, strategy), only(graph, strategy, "published")
+        assert exact[0] == published[0]
+        assert exact[1] <= published[1]
+
+
+def test_fixed_bytes_do_not_move_greedys_sweep() -> None:
+    deps = [[i - 1] if i else [] for i in range(12)]
+    plain, fixed = (mirrored(deps, [2] * 12, [1] * 12, fixed_bytes=f) for f in (0, 1000))
+    for a, b in zip(remat.family(plain, "chen_greedy"), remat.family(fixed, "chen_greedy"), strict=True):
+        assert (a.cost, a.peak_bytes + 1000) == (b.cost, b.peak_bytes)
+
+
+def test_skip_connections_may_be_held_or_rebuilt() -> None:
+    # f0 is read by f5 across the checkpoints f1, f3 and f5 (7 operations, k = 2): rebuilt in the forward pass too, or
+    # held until f5 has read it.
+    graph = mirrored([[], [0], [1], [2], [3], [4, 0]], [1] * 6, [1] * 6)
+    rebuilt, held = remat.family(graph, "chen_sqrtn")
+    assert (rebuilt.parameters["skips"], held.parameters["skips"]) == ("rebuilt", "held")
+    assert rebuilt.plan.order.tolist()[:8] == [0, 1, 2, 3, 4, 0, 5, 6]
+    assert held.plan.order.tolist()[:7] == [0, 1, 2, 3, 4, 5, 6]
+    assert held.cost < rebuilt.cost
+
+
+def test_state_updates_run_once_and_what_they_read_is_held() -> None:
+    # A batch norm's statistics (value 2) are read by an update at the end; the layer must not be rebuilt for it.
+    operations = (
+        Operation("conv", "", (), (0,), 5),
+        Operation("norm", "", (0,), (1, 2), 5),
+        Operation("relu", "", (1,), (3,), 1),
+        Operation("loss", "", (3,), (4,), 0),
+        Operation("relu_grad", "", (3, 4), (5,), 1, 0, True),
+        Operation("norm_grad", "", (0, 2, 5), (6,), 9, 0, True),
+        Operation("update", "", (2,), (7,), 1, 0, False, True),
+    )
+    values = tuple(Value(str(v), size, v == 7) for v, size in enumerate((100, 100, 1, 100, 0, 100, 100, 1)))
+    graph = Graph("norm", operations, values, loss=3)
+    for strategy in ALL:
+        for member in remat.family(graph, strategy):
+            done = counts(graph, member)
+            assert done[6] == 1
+            assert done[4:6] == [1, 1]
+    (member,) = remat.family(graph, "checkpoint_last")
+    assert counts(graph, member)[1] <= 2  # for the relu's gradient, not for the update
+
+
+def random_training_graph(seed: int) -> Graph:
+    """Several outputs per operation, run-once operations, kept values, workspaces, flags in odd places."""
+    rng = random.Random(seed)
+    operations: list[Operation] = []
+    values: list[Value] = []
+
+    def add(inputs: list[int], backward: bool, outputs: int, once: bool, keep: float) -> list[int]:
+        made = list(range(len(values), len(values) + outputs))
+        values.extend(Value(str(v), rng.randint(0, 9), rng.random() < keep) for v in made)
+        k = len(operations)
+        reads, workspace = tuple(sorted(set(inputs))), rng.choice((0, 0, 3))
+        operations.append(Operation(str(k), "", reads, tuple(made), rng.randint(0, 9), workspace, backward, once))
+        return made
+
+    n = rng.randint(2, 12)
+    forward: list[int] = []
+    for _ in range(n):
+        pool = forward[-4:] if rng.random() < 0.7 else forward
+        reads = rng.sample(pool, min(len(pool), rng.choice((0, 1, 1, 1, 2, 3))))
+        forward += add(reads, rng.random() < 0.05, rng.choice((1, 1, 1, 1, 2, 0, 3)), rng.random() < 0.12, 0.05)
+    loss = len(operations) - 1 if rng.random() < 0.8 else None
+    backward: list[int] = []
+    for _ in range(rng.randint(1, n)):
+        reads = rng.sample(forward, min(len(forward), rng.choice((0, 1, 2, 3))))
+        reads += rng.sample(backward, min(len(backward), rng.choice((0, 1, 1, 2))))
+        backward += add(reads, rng.random() < 0.9, rng.choice((1, 1, 2, 0)), rng.random() < 0.15, 0.3)
+    return Graph(f"random{seed}", tuple(operations), tuple(values), rng.randint(0, 5), "ns", loss)
+
+
+@pytest.mark.parametrize("accounting", ["exact", "published"])
+def test_random_graphs_get_valid_staged_plans(accounting: str) -> None:
+    applied = dict.fromkeys(ALL, 0)
+    for seed in range(60):
+        graph = random_training_graph(seed)
+        for strategy in ALL:
+            try:
+                members = remat.family(graph, strategy, accounting=accounting)  # raises for an invalid plan
+            except remat.Skip:
+                continue
+            applied[strategy] += 1
+            for member in members:
+                assert member.plan.scope == "staged"
+                for k, times in enumerate(counts(graph, member)):
+                    op = graph.operations[k]
+                    assert times == 1 or not (op.is_backward or op.run_once)
+    assert applied["chen_sqrtn"] == 60
+    assert min(applied.values()) >= 15
+
+
+def test_published_instances_get_valid_plans(instances: Path) -> None:
+    files = [file for folder in ("p100", "v100") for file in sorted((instances / folder).glob("*.json"))]
+    assert files
+    for file in files:
+        graph = remat.load_graph(file)
+        all_cost, all_peak = only(graph, "checkpoint_all")
+        assert all_cost == graph.total_cost
+        for strategy in CHECKPOINTING:
+            members = remat.family(graph, strategy)
+            assert all(m.cost >= all_cost for m in members)
+            assert min(m.peak_bytes for m in members) < all_peak, (graph.name, strategy)
+
+
+def test_graphs_without_a_backward_are_skipped(instances: Path) -> None:
+    graph = remat.load_graph(instances / "layered" / "layered_n100.json")
+    assert only(graph, "checkpoint_all")[0] == graph.total_cost
+    for strategy in CHECKPOINTING:
+        solution = remat.solve(graph, "1TiB", strategy)
+        assert solution.status is remat.Status.SKIPPED
+        assert "backward" in solution.message
+
+
+def test_strategies_without_articulation_points_are_skipped() -> None:
+    # Every layer reads two before it: no single one separates the input from the loss.
+    graph = Graph.from_nodes("ladder", [[], [0], [0, 1], [1, 2], [2, 3], [0, 4]], [1] * 6, [1] * 6,
+                             backward=[False] * 5 + [True], loss=4)  # fmt: skip
+    for strategy in ("checkpoint_all_ap", "ap_sqrtn", "ap_greedy", "griewank"):
+        solution = remat.solve(graph, 100, strategy)
+        assert solution.status is remat.Status.SKIPPED
+        assert "articulation" in solution.message
+
+
+def test_a_budget_that_no_plan_meets_is_no_plan() -> None:
+    solution = remat.solve(unit_chain(9), 4, "chen_sqrtn")
+    assert solution.status is remat.Status.NO_PLAN
+    assert "smallest needs" in solution.message
