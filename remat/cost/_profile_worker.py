@@ -6,6 +6,7 @@ parent knows which one ended this process.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -34,6 +35,8 @@ def main(job_path: str) -> None:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             print("failed", key, reason, flush=True)
             continue
+        if description["fw"] == "keras":
+            gc.collect()  # traced functions hold their layer's variables in cycles
         times = {"ns": round(timing.median_ns), "best_ns": round(timing.best_ns)}
         write_atomically(Path(job["folder"], f"{key}.json"), times | {"signature": signature} | job["provenance"])
 

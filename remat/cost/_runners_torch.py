@@ -35,6 +35,8 @@ def time(description: dict[str, Any], device: str) -> Timing:
     for part in name.split("."):
         call = getattr(call, part)
     call = getattr(call, overload)
+    if device == "cuda":
+        torch.cuda.empty_cache()  # blocks cut for the previous operation may not fit this one
     pending: list[torch.Tensor] = []
     args = _rebuild(description["args"], device, pending)
     kwargs = _rebuild(description["kwargs"], device, pending)
