@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -246,7 +247,8 @@ def test_vgg19_matches_the_published_largest_batches(
 
 
 def test_vgg19_of_the_keras_frontend_gives_the_same() -> None:
-    pytest.importorskip("keras")
+    if find_spec("keras") is None or find_spec("tensorflow") is None:
+        pytest.skip("needs keras and tensorflow: pip install 'remat[tensorflow]'")
     from remat.cost import apply_cost
     from remat.frontends.spec import ModelSpec
     from remat.frontends.subprocess import extract_in_child
