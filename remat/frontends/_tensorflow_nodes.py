@@ -206,7 +206,8 @@ def fold(op: Any, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray] | Non
         return [tf.make_ndarray(op.get_attr("value"))]
     if op.type in _SHAPE_KINDS:
         return _shapes(op)
-    if op.op_def.is_stateful or not op.inputs or any(c is None for c in inputs):
+    known = [c for c in inputs if c is not None]
+    if op.op_def.is_stateful or not op.inputs or len(known) < len(inputs):
         return None
     attrs = attrs_of(op)
     sizes = [_known_bytes(t) for t in op.outputs]
@@ -215,7 +216,7 @@ def fold(op: Any, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray] | Non
     import tensorflow as tf
 
     with tf.init_scope(), tf.device("CPU:0"):
-        tensors = [tf.constant(c, dtype=t.dtype) for c, t in zip(inputs, op.inputs, strict=True)]
+        tensors = [tf.constant(c, dtype=t.dtype) for c, t in zip(known, op.inputs, strict=True)]
         return [t.numpy() for t in run(op.op_def, attrs, tensors)]
 
 
@@ -247,5 +248,5 @@ def _variable_shape(handle: Any) -> Any:
 
     known = getattr(handle, "_handle_data", None)
     if known is None or not known.is_set:
-        return tf.TensorShape(None)
+        return tf.TensorShape(None)  # pyright: ignore[reportArgumentType]  (unknown rank)
     return tf.TensorShape(known.shape_and_type[0].shape)
