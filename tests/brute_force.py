@@ -135,6 +135,15 @@ def least_budget(graph: Graph, scope: str) -> int:
     return budget
 
 
+def training_chain(n: int) -> Graph:
+    """`n` layers forward and backward: the gradient of layer i reads its output and the next gradient."""
+    deps = [[i - 1] if i else [] for i in range(n)]
+    deps += [[n + j - 1, n - 1 - j] if j else [n - 1] for j in range(n)]
+    return Graph.from_nodes(
+        "chain", deps, [1] * 2 * n, [1] * n + [2] * n, backward=[False] * n + [True] * n, loss=n - 1
+    )
+
+
 def random_graph(
     rng: np.random.Generator, n: int, *, multi_output: float = 0.0, workspace: int = 0, keep: float = 0.0,
     once: float = 0.0, max_bytes: int = 4, max_cost: int = 3, min_bytes: int = 0, min_cost: int = 0,
@@ -153,7 +162,9 @@ def random_graph(
                 int(rng.integers(0, workspace + 1)), run_once=bool(rng.random() < once),
             )
         )  # fmt: skip
-        values += [Value(f"v{v}", int(rng.integers(min_bytes, max_bytes + 1)), bool(rng.random() < keep)) for v in outputs]
+        values += [
+            Value(f"v{v}", int(rng.integers(min_bytes, max_bytes + 1)), bool(rng.random() < keep)) for v in outputs
+        ]
     return Graph("random", tuple(operations), tuple(values), fixed_bytes=int(rng.integers(0, 3)), cost_unit="u")
 
 

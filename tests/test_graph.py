@@ -62,7 +62,11 @@ def test_sums_stay_far_inside_64_bits():
 def test_derived_properties_by_hand():
     graph = Graph(
         "g",
-        (Operation("a", "", (), (0, 1), 3, 5), Operation("b", "", (0,), (2,), 4), Operation("c", "", (0, 1, 2), (3,), 5)),
+        (
+            Operation("a", "", (), (0, 1), 3, 5),
+            Operation("b", "", (0,), (2,), 4),
+            Operation("c", "", (0, 1, 2), (3,), 5),
+        ),
         (Value("w", 10), Value("x", 20), Value("y", 40), Value("z", 80)),
         fixed_bytes=1000,
     )

@@ -166,7 +166,8 @@ class _Search:
 
     def _limits(self) -> Limits:
         problem = self.problem
-        left = min(problem.remaining_s() - 0.2, 1e7)  # the rest is for the plan
+        left = problem.remaining_s()
+        left = min(left - 0.2, 0.96 * left, 1e7)  # solvers overrun, and the plan takes a moment
         return Limits(left, problem.threads, problem.seed, self.mip_gap, problem.work_limit)
 
     def _bound(self, answer: Answer) -> int | None:

@@ -1,0 +1,146 @@
+"""What every registered strategy must do; a new one is covered as soon as it is registered."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from brute_force import optimum, random_graph, scope_by_definition, training_chain
+
+import remat
+from remat import Graph, Operation, Scope, Status, Value, simulate
+from remat.registry import get_strategy
+from remat.solve import solve_sweep
+
+# In a sweep of small graphs the portfolio's MILP would only repeat checkmate_milp; test_solve runs it.
+OPTIONS = {"portfolio": {"milp_nonzeros": 1}}
+WITH_PLAN = (Status.OPTIMAL, Status.FEASIBLE)
+
+
+def skip_graph() -> Graph:
+    """A small U: an early activation is read late, forward and backward."""
+    deps = [[], [0], [1], [0, 2], [3], [3, 4], [2, 3, 5], [1, 6], [0, 7]]
+    return Graph.from_nodes(
+        "skip", deps, [4, 3, 2, 4, 1, 4, 2, 3, 4], [1, 2, 2, 1, 1, 2, 3, 4, 2], backward=[False] * 5 + [True] * 4, loss=4
+    )  # fmt: skip
+
+
+def several_outputs() -> Graph:
+    """Operations with two outputs, scratch memory, a kept value and an operation that must run once."""
+    operations = (
+        Operation("input", "", (), (0,), 1),
+        Operation("norm", "", (0,), (1, 2), 3, 2),
+        Operation("update", "", (2,), (3,), 1, run_once=True),
+        Operation("relu", "", (1,), (4,), 1),
+        Operation("loss", "", (4,), (5,), 1),
+        Operation("grad", "", (1, 2, 5), (6,), 4, 1, is_backward=True),
+    )
+    sizes = [3, 3, 1, 1, 3, 1, 3]
+    values = tuple(Value(f"v{v}", size, v in (3, 6)) for v, size in enumerate(sizes))
+    return Graph("several", operations, values, fixed_bytes=2, loss=4)
+
+
+def branching(n: int) -> Graph:
+    """Like the published training graphs in miniature: blocks with a shortcut, mirrored backward."""
+    deps: list[list[int]] = [[]]
+    for i in range(1, n):
+        deps.append([i - 1, i - 2] if i % 3 == 0 else [i - 1])
+    for j in range(n):
+        i = n - 1 - j
+        deps.append([n + j - 1, i] if j else [i])
+    size = [8 - (i % 5) for i in range(n)]
+    return Graph.from_nodes(
+        "branching", deps, size + size[::-1], [3 + i % 4 for i in range(2 * n)],
+        backward=[False] * n + [True] * n, fixed_bytes=10, loss=n - 1, workspace_bytes=[i % 2 for i in range(2 * n)],
+    )  # fmt: skip
+
+
+GRAPHS = {
+    "chain": training_chain(4),
+    "skip": skip_graph(),
+    "random": random_graph(np.random.default_rng(11), 8, min_bytes=1, min_cost=1),
+    "several": several_outputs(),
+    "branching": branching(8),
+}
+
+
+@cache
+def budgets(graph: str) -> tuple[int, ...]:
+    """From just feasible to comfortable."""
+    least = remat.min_budget(GRAPHS[graph]).bytes
+    most = simulate(GRAPHS[graph], remat.Plan.from_order(GRAPHS[graph], range(len(GRAPHS[graph])))).peak_bytes
+    return least, (least + most) // 2, most
+
+
+@cache
+def best(graph: str, budget: int) -> int | None:
+    """The staged optimum by exhaustive search, None where that takes too long."""
+    return optimum(GRAPHS[graph], budget, "staged") if len(GRAPHS[graph]) <= 9 else None
+
+
+def run(strategy: str, graph: str, wanted: tuple[int, ...], **more):
+    return solve_sweep(
+        GRAPHS[graph], wanted, strategy, time_limit_s=20, threads=1, isolate=False, **OPTIONS.get(strategy, {}) | more
+    )
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("strategy", remat.strategies())
+def test_every_strategy_conforms(strategy, graph):
+    for budget, solution in zip(budgets(graph), run(strategy, graph, budgets(graph)), strict=True):
+        assert (solution.strategy, solution.budget_bytes) == (strategy, budget)
+        assert solution.status in set(Status) - {Status.FAILED}, solution.message
+        if solution.status is Status.INFEASIBLE:
+            pytest.fail(f"a plan exists within {budget}")
+        if solution.status not in WITH_PLAN:
+            assert solution.plan is None
+            assert solution.cost is None
+            assert solution.message
+            continue
+        trace = simulate(GRAPHS[graph], solution.plan)
+        assert (solution.cost, solution.peak_bytes) == (trace.cost, trace.peak_bytes)
+        assert trace.peak_bytes <= budget
+        assert scope_by_definition(solution.plan.order.tolist(), len(GRAPHS[graph])) == "staged"
+        assert solution.bound <= solution.cost
+        optimal = best(graph, budget)
+        if optimal is not None:
+            assert solution.bound <= optimal <= solution.cost
+            if solution.status is Status.OPTIMAL:
+                assert solution.cost == optimal
+
+
+@pytest.mark.parametrize("strategy", remat.strategies())
+def test_the_same_seed_gives_the_same_plan(strategy):
+    runs = [run(strategy, "skip", budgets("skip")[:2], seed=7) for _ in range(2)]
+    for first, second in zip(*runs, strict=True):
+        assert (first.status, first.cost, first.peak_bytes) == (second.status, second.cost, second.peak_bytes)
+        assert first.plan is None or first.plan.steps == second.plan.steps
+
+
+@pytest.mark.parametrize("strategy", remat.strategies())
+def test_a_budget_that_cannot_be_met_is_a_status(strategy):
+    for graph, one in GRAPHS.items():
+        impossible, zero = one.largest_working_set()[0] - 1, 0
+        for solution in run(strategy, graph, (impossible, zero)):
+            assert solution.plan is None
+            assert solution.status in (Status.INFEASIBLE, Status.SKIPPED), solution.message
+            if solution.status is Status.INFEASIBLE:
+                assert "smallest budget known feasible" in solution.message
+
+
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("strategy", remat.strategies())
+def test_plans_stay_in_the_scope_asked_for(strategy, scope):
+    for solution in run(strategy, "several", budgets("several"), scope=str(scope)):
+        assert solution.status is not Status.FAILED, solution.message
+        if solution.plan is not None:
+            assert scope.contains(solution.plan.scope)
+            assert solution.bound <= optimum(GRAPHS["several"], solution.budget_bytes, str(scope))
+
+
+@pytest.mark.parametrize("strategy", remat.strategies())
+def test_every_strategy_says_what_it_is(strategy):
+    chosen = get_strategy(strategy)
+    assert 10 < len(chosen.summary) <= 110
+    assert chosen.run.__doc__

@@ -1,0 +1,298 @@
+"""`solve`: statuses, what users get wrong, and processes that die."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from brute_force import training_chain
+
+import remat
+from remat import Candidate, Graph, InvalidInput, Outcome, Plan, Problem, Skip, Status, registry, simulate, solve
+from remat.errors import UnknownName
+from remat.solve import solve_sweep
+from remat.worker import hard_limit_s, solve_isolated
+
+DIAMOND = Graph.from_nodes("diamond", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
+ALL = Plan.from_order(DIAMOND, range(5))  # cost 5, peak 9
+FEWER = Plan.from_order(DIAMOND, [0, 1, 2, 3, 2, 0, 4])  # cost 7, peak 6, fixed_order
+INVALID = Plan.from_steps(DIAMOND, [(0, 1)])
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Registers a strategy that does what it is told; gone after the test."""
+    remat.strategies()  # the others are found first, or they would be gone after the test too
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+
+    def register(run, **flags):
+        remat.strategy("scripted", **flags)(run)
+
+    return register
+
+
+def outcome(**fields):
+    return lambda problem: Outcome(**fields)
+
+
+def both(*plans):
+    return tuple(map(Candidate, plans))
+
+
+@pytest.mark.parametrize(
+    ("run", "budget", "scope", "status", "words"),
+    [
+        (lambda problem: ALL, 9, "staged", Status.OPTIMAL, ""),
+        (lambda problem: ALL, 8, "staged", Status.NO_PLAN, "none of its 1 plans fits; the smallest needs 9 B"),
+        (lambda problem: [ALL, FEWER], 8, "fixed_order", Status.FEASIBLE, ""),
+        (lambda problem: FEWER, 8, "staged", Status.NO_PLAN, "its plan is fixed_order, but staged was asked for"),
+        (lambda problem: None, 8, "staged", Status.NO_PLAN, "proposed no plan"),
+        (lambda problem: [], 8, "staged", Status.NO_PLAN, "proposed no plan"),
+        (lambda problem: 3, 8, "staged", Status.FAILED, "must return plans"),
+        (lambda problem: INVALID, 8, "free", Status.FAILED, "step 0: .* not resident"),
+        (lambda problem: 1 // 0, 8, "staged", Status.FAILED, r"ZeroDivisionError: .* \(test_solve.py:\d+\)"),
+        (lambda problem: (_ for _ in ()).throw(MemoryError()), 8, "staged", Status.FAILED, "MemoryError"),
+        (lambda problem: (_ for _ in ()).throw(Skip("needs a chain")), 8, "staged", Status.SKIPPED, "needs a chain"),
+        (
+            outcome(infeasible=True),
+            8,
+            "staged",
+            Status.INFEASIBLE,
+            "no staged plan fits 8 B; the smallest budget known",
+        ),
+        (outcome(timed_out=True, bound=6), 8, "staged", Status.TIMEOUT, "time limit"),
+        (outcome(candidates=both(ALL), bound=6), 9, "staged", Status.FAILED, "claims the bound 6"),
+        (outcome(candidates=both(ALL), infeasible=True), 9, "staged", Status.FAILED, "claims that no plan fits"),
+        (outcome(candidates=both(FEWER), bound=7), 8, "free", Status.OPTIMAL, ""),
+        (lambda problem: ALL, 5, "staged", Status.INFEASIBLE, r"operation 4 \(4\) alone needs 6 B"),
+    ],
+)
+def test_statuses(scripted, run, budget, scope, status, words):
+    scripted(run)
+    solution = solve(DIAMOND, budget, "scripted", scope=scope)
+    assert solution.status is status
+    assert re.search(words, solution.message), solution.message
+    assert "\n" not in solution.message
+    if status in (Status.OPTIMAL, Status.FEASIBLE):
+        trace = simulate(DIAMOND, solution.plan)
+        assert (solution.cost, solution.peak_bytes) == (trace.cost, trace.peak_bytes)
+        assert solution.overhead == pytest.approx(trace.cost / 5 - 1)
+        assert solution.gap == pytest.approx((solution.cost - solution.bound) / solution.cost)
+        assert solution.plan.budget_bytes == budget
+    else:
+        assert (solution.plan, solution.cost, solution.peak_bytes, solution.overhead) == (None,) * 4
+
+
+def test_the_cheapest_that_fits_is_chosen(scripted):
+    scripted(lambda problem: [Candidate(FEWER, {"k": 1}), Candidate(ALL, {"k": 2})], ignores_budget=True)
+    roomy, tight = solve_sweep(DIAMOND, [9, 8], "scripted", scope="free")
+    assert (roomy.cost, roomy.parameters) == (5, {"k": 2})
+    assert (tight.cost, tight.parameters) == (7, {"k": 1})
+    assert [member.peak_bytes for member in remat.family(DIAMOND, "scripted", scope="free")] == [6, 9]
+
+
+def test_budget_ignoring_strategies_run_once_for_a_sweep(scripted):
+    calls = []
+    scripted(lambda problem: calls.append(problem) or ALL, ignores_budget=True)
+    assert len(solve_sweep(DIAMOND, [7, 8, 9, "1GB"], "scripted")) == 4
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"budget": "lots"}, "cannot read 'lots' as a size"),
+        ({"budget": -3}, "negative"),
+        ({"strategy": "chekmate_milp"}, "did you mean checkmate_milp"),
+        ({"scope": "stage"}, "did you mean staged"),
+        ({"accounting": "exactly"}, "did you mean exact"),
+        ({"time_limit_s": 0}, "time limit must be a positive"),
+        ({"time_limit_s": float("nan")}, "time limit"),
+        ({"time_limit_s": "60"}, "time limit"),
+        ({"threads": 0}, "threads"),
+        ({"threads": 1.5}, "threads"),
+        ({"work_limit": 0}, "work_limit"),
+        ({"slots": 4}, "takes no options, but got 'slots'"),
+        ({"warm_start": Plan.from_order(training_chain(2), range(4))}, "made for another graph"),
+    ],
+)
+def test_what_users_get_wrong(arguments, words):
+    with pytest.raises(InvalidInput, match=words) as caught:
+        solve(**{"graph": DIAMOND, "budget": 9, "strategy": "checkpoint_all"} | arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_graph_without_operations_is_refused():
+    with pytest.raises(InvalidInput, match="no operations"):
+        solve(Graph("empty", (), ()), 9, "checkpoint_all")
+
+
+def test_two_strategies_of_one_name_are_refused(scripted):
+    scripted(lambda problem: ALL)
+    with pytest.raises(InvalidInput, match="two strategies are named 'scripted'"):
+        registry.strategy("scripted")(solve)
+
+
+def test_an_endless_family_is_cut_at_the_time_limit(scripted):
+    def endless(problem):
+        while True:
+            time.sleep(0.01)
+            yield ALL
+
+    scripted(endless)
+    solution = solve(DIAMOND, 9, "scripted", time_limit_s=0.2)
+    assert (solution.status, solution.cost) == (Status.OPTIMAL, 5)
+
+
+def test_the_hard_limit_is_inside_the_promise():
+    for limit_s in (0.1, 1, 60, 3600):
+        assert hard_limit_s(limit_s) < limit_s * 1.05 + 2
+
+
+CRASHERS = '''
+    import os, signal, time
+    from remat import Outcome, Plan, strategy
+
+    @strategy("killed", isolated=True)
+    def killed(problem):
+        """Dies like a solver that runs out of memory."""
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @strategy("leaves", isolated=True)
+    def leaves(problem):
+        """Ends the process without a word."""
+        os._exit(0)
+
+    @strategy("raises", isolated=True)
+    def raises(problem):
+        """Has a bug."""
+        raise KeyError("who")
+
+    @strategy("hangs", isolated=True)
+    def hangs(problem):
+        """Ignores its time limit."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            time.sleep(1)
+
+    @strategy("prints", isolated=True)
+    def prints(problem, *, order=None):
+        """Prints a great deal; works."""
+        print("x" * 10_000_000, flush=True)
+        os.write(2, b"y" * 10_000_000)
+        return Plan.from_order(problem.graph, range(len(problem.graph)))
+'''
+# No main guard, and a graph that only this script knows: spawned pools die here.
+SCRIPT = """
+    import json, sys, time
+    import remat
+    graph = remat.Graph.from_nodes("g", [[], [0], [1]], [1, 2, 3], [1, 1, 1])
+    rows = {}
+    for name in sys.argv[1:]:
+        began = time.monotonic()
+        limit = 4 if name == "hangs" else 60
+        solution = remat.solve(graph, 100, name, time_limit_s=limit, threads=1)
+        rows[name] = [solution.status, solution.message, solution.cost, time.monotonic() - began, limit]
+    print(json.dumps(rows))
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """A folder that holds an installed package of strategies that misbehave, and a script."""
+    package, info = tmp_path / "crashers", tmp_path / "crashers-1.0.dist-info"
+    (package).mkdir()
+    info.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "bad.py").write_text(textwrap.dedent(CRASHERS))
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: crashers\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[remat.strategies]\ncrashers = crashers\n")
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    (tmp_path / "json.py").write_text("raise ImportError('a file of the current folder was imported')")
+    return tmp_path
+
+
+def run_script(command, folder, **more):
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    (folder / "json.py").unlink()
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False, **more
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_processes_that_misbehave_cost_one_row(plugin):
+    names = ["killed", "leaves", "raises", "hangs", "prints", "checkpoint_all"]
+    rows = run_script([sys.executable, "script.py", *names], plugin)
+    assert {name: row[0] for name, row in rows.items()} == {
+        "killed": "FAILED", "leaves": "FAILED", "raises": "FAILED", "hangs": "TIMEOUT",
+        "prints": "OPTIMAL", "checkpoint_all": "OPTIMAL",
+    }  # fmt: skip
+    assert "SIGKILL" in rows["killed"][1]
+    assert "KeyError: 'who' (bad.py:" in rows["raises"][1]
+    assert "killed after 4 s" in rows["hangs"][1]
+    assert rows["prints"][2] == 3
+    assert rows["hangs"][3] < 4 * 1.05 + 2 + 1  # a second of noise
+
+
+def test_solve_from_standard_input(plugin):
+    rows = run_script([sys.executable, "-", "prints"], plugin, input=(plugin / "script.py").read_text())
+    assert rows["prints"][:3] == ["OPTIMAL", "", 3]
+
+
+def test_a_full_disk_is_a_failed_row(monkeypatch):
+    def full(self, *rest, **more):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    problem = Problem(DIAMOND, 9, deadline=time.monotonic() + 9)
+    solution = solve_isolated(problem, "checkpoint_all", {})
+    assert solution.status is Status.FAILED
+    assert "No space left on device" in solution.message
+
+
+def test_a_worker_that_lies_is_a_failed_row(monkeypatch):
+    def lie(*arguments, family):
+        kinds, ids = ALL.kinds.tolist(), ALL.ids.tolist()
+        solution = solve(DIAMOND, 9, "checkpoint_all")
+        row = remat.worker.solution_to_row(solution) | {"plan": {"kinds": kinds, "ids": ids}, "cost": 4}
+        return [row], Status.FAILED, ""
+
+    monkeypatch.setattr("remat.worker._ask", lie)
+    solution = solve_isolated(Problem(DIAMOND, 9, deadline=time.monotonic() + 9), "checkpoint_all", {})
+    assert solution.status is Status.FAILED
+    assert "cost 4 was reported, but it costs 5" in solution.message
+
+
+def test_options_that_cannot_travel_are_refused():
+    with pytest.raises(InvalidInput, match="must be plain"):
+        solve_isolated(Problem(DIAMOND, 9, deadline=time.monotonic() + 9), "checkpoint_all", {"f": print})
+
+
+def test_unknown_names_are_offered_the_nearest():
+    with pytest.raises(UnknownName, match="did you mean checkpoint_all"):
+        remat.registry.get_strategy("checkpoint_al")
+
+
+def test_portfolio_takes_the_best_of_all(scripted):
+    graph = training_chain(4)
+    least = remat.min_budget(graph).bytes
+    solution = solve(graph, least, threads=1, time_limit_s=60)
+    exact = solve_sweep(graph, [least], "checkmate_milp", threads=1, isolate=False)[0]
+    assert (solution.status, solution.cost, solution.bound) == (exact.status, exact.cost, exact.bound)
+    assert solution.stats["heuristics_cost"] >= solution.cost
+
+
+def test_portfolio_names_a_method_that_breaks(scripted):
+    scripted(lambda problem: 1 // 0, ignores_budget=True)
+    solution = solve(training_chain(4), 5, milp_nonzeros=1, time_limit_s=20)
+    assert solution.plan is not None
+    assert "scripted failed: integer division" in solution.message
