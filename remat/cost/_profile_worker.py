@@ -32,7 +32,7 @@ def main(job_path: str) -> None:
             runner = importlib.import_module(RUNNERS[description["fw"]])
             timing = runner.time(description, job["device"])
         except Exception as error:  # operators raise whatever they like; the parent names the kind in a warning
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
             print("failed", key, reason, flush=True)
             continue
         if description["fw"] == "keras":
