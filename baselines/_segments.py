@@ -116,7 +116,7 @@ def _segment_residency(forward: Forward, checkpoints: Sequence[int]) -> np.ndarr
             for k in window.tolist():
                 S_TV[k + 1 : leave + 1, list(graph.operations[k].outputs)] = True
         else:
-            enter = leave = len(graph)
+            enter, leave = len(graph), end_of_forward
         # The backward pass begins in the last segment, which stays for it.
         left = forward.operations[end] if end < len(forward.operations) else max(end_of_forward, leave)
         for k, v in values:
