@@ -235,6 +235,29 @@ def test_reader_of_an_overwritten_buffer_runs_once() -> None:
     assert [op.kind for op in graph.operations if op.run_once] == ["aten.add", "remat.update_buffers"]
 
 
+def test_spectral_norm_assigns_attributes_besides_its_buffers() -> None:
+    model = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
+    graph = frontend.joint_graph(model, (torch.randn(2, 8),), name="spectral")
+    assert sum(op.kind == "remat.update_buffers" for op in graph.operations) == 1
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+def test_recurrent_layers_are_captured() -> None:
+    graph = frontend.joint_graph(Recurrent(), (torch.randn(2, 5, 8),), name="lstm")
+    gradients = sum(value.bytes for value in graph.values if value.keep) - 4
+    shared = 4 * 4 * 16  # the layer's two biases have one gradient
+    assert gradients == 4 * sum(p.numel() for p in Recurrent().parameters()) - shared
+    assert all(op.work is not None and op.work.flops is not None for op in graph.operations)
+
+
 class Counter(FlopCounterMode):
     """PyTorch's counter, with two gaps closed in its own terms.
 
@@ -418,7 +441,7 @@ def classifier(classes: int = 4) -> nn.Module:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"target": f"{__name__}:breaks_the_graph"}, "control flow|DataDependent"),
+        ({"target": f"{__name__}:breaks_the_graph"}, "torch.compile|DataDependent"),
         ({"target": f"{__name__}:frozen"}, "gradient"),
         ({"target": f"{__name__}:wrong_size"}, "sample input"),
         ({"target": f"{__name__}:classifier", "options": {"clases": 3}}, "options are classes"),

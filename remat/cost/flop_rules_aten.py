@@ -102,6 +102,11 @@ for _kernel in ("flash", "efficient", "cudnn", "fused_overrideable"):
 _COUNTED["_scaled_dot_product_flash_attention_for_cpu_backward"] = _sdpa_backward
 
 
+def _recurrent_layer(args: Sequence[Any], _out: Sequence[Shape]) -> int:
+    """Both matrix products of every step of a fused LSTM layer: input [steps, batch, width] and its two weights."""
+    return 2 * prod(args[0].shape[:2]) * (prod(args[1].shape) + prod(args[2].shape))
+
+
 def is_counted(kind: str) -> bool:
     """Whether operators of this kind (``aten.mm``) are what PyTorch's counter counts."""
     return kind.removeprefix("aten.") in _COUNTED
@@ -123,6 +128,8 @@ def flops(
     outputs = list(outputs)
     if name in _COUNTED:
         return _COUNTED[name](args, outputs)
+    if name.startswith("mkldnn_rnn_layer"):
+        return _recurrent_layer(args, outputs) * (2 if name.endswith("backward") else 1)
     if name in _MOVEMENT:
         return 0
     if name in _PER_INPUT and inputs:

@@ -106,7 +106,9 @@ def _output(model: nn.Module, args: tuple[Any, ...]) -> Tensor:
     fake = tree_map(lambda x: mode.from_tensor(x) if isinstance(x, Tensor) else x, args)
     try:
         # Faked one by one and swapped in: under the mode alone, an in-place update of a real buffer is real.
-        own = {name: mode.from_tensor(t) for name, t in (*model.named_parameters(), *model.named_buffers())}
+        own: dict[str, Tensor] = {
+            name: mode.from_tensor(t) for name, t in (*model.named_parameters(), *model.named_buffers())
+        }
         with mode, torch.no_grad():
             return _first_tensor(torch.func.functional_call(model, own, fake))
     except Exception as error:
@@ -155,4 +157,4 @@ def _materialize(model: nn.Module) -> None:
         for tensors in (module._parameters, module._buffers, module.__dict__):
             for key, x in list(tensors.items()):
                 if isinstance(x, Tensor) and x.is_meta:
-                    tensors[key] = real(x)
+                    tensors[key] = real(x)  # pyright: ignore[reportArgumentType] - a parameter for a parameter

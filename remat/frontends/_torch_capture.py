@@ -88,19 +88,22 @@ def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) 
         return aot_autograd(fw_compiler=_unused, bw_compiler=_unused, partition_fn=partition)(module, example_inputs)
 
     try:
-        torch.compile(step, backend=backend, fullgraph=True, dynamic=False)(*args)
+        with torch._dynamo.config.patch(allow_rnn=True):  # recurrent layers are unrolled
+            torch.compile(step, backend=backend, fullgraph=True, dynamic=False)(*args)
     except BackendCompilerFailed as error:
         if "module" not in found:
             raise InvalidInput(f"the training step cannot be captured: {_one_line(error.inner_exception)}") from error
     except TorchDynamoException as error:
         raise InvalidInput(
-            f"the model does not compile into one graph: {_one_line(error)}; remove control flow that depends on "
-            "tensor values, or check that torch.compile(model, fullgraph=True) works"
+            f"the model does not compile into one graph: {_one_line(error)}; remove what depends on tensor values "
+            "(branches, .item(), shapes) until torch.compile(model, fullgraph=True) accepts it"
         ) from error
     if "module" not in found:
         raise InvalidInput("nothing in the model needs a gradient: set requires_grad on what shall be trained")
     joint = Joint(found["module"], found["n_forward_outputs"], _mutated(found["module"]), found["primals"])
-    if joint.n_forward_outputs != joint.n_mutations + 1 or _numel(joint.outputs[joint.loss_output]) != 1:
+    # What a step assigns to attributes comes out behind the loss; only the loss may be differentiated.
+    tangents = [n for n in joint.module.graph.find_nodes(op="placeholder") if n.name.startswith("tangents")]
+    if [n.meta["desc"].output.idx for n in tangents] != [0] or _numel(joint.outputs[joint.loss_output]) != 1:
         raise InvalidInput("the training step must return one scalar loss; give loss_fn to make one of its output")
     _drop_unread_statistics(joint.module)
     return joint

@@ -57,7 +57,7 @@ class UNet(nn.Module):
 
     def _upsample(self, x: Tensor, size: torch.Size) -> Tensor:
         if self.upsampling == "adaptive_avg":
-            return F.adaptive_avg_pool2d(x, list(size))
+            return F.adaptive_avg_pool2d(x, (size[0], size[1]))
         if self.upsampling == "nearest":
             return F.interpolate(x, size=size, mode="nearest")
         return F.interpolate(x, size=size, mode="bilinear", align_corners=True)
