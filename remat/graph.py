@@ -110,6 +110,7 @@ class Graph:
     source: str = ""
     producer: tuple[int, ...] = field(init=False, repr=False, compare=False)
     users: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
+    _sha256: str = field(init=False, repr=False, compare=False, default="")
 
     def __post_init__(self) -> None:
         _check_integers(self)
@@ -241,6 +242,11 @@ class Graph:
 
     def sha256(self) -> str:
         """Hash of everything a plan's validity, cost and memory depend on (names and work excluded)."""
+        if not self._sha256:
+            object.__setattr__(self, "_sha256", self._hash())  # asked for by every plan and replay
+        return self._sha256
+
+    def _hash(self) -> str:
         content = [
             self.fixed_bytes,
             self.cost_unit,
