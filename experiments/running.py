@@ -59,8 +59,9 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
                 rows, families = run_single(bench, settings.budget_bytes)
         except KeyboardInterrupt:
             _write_run(folder, head, list(bench.kept), [])
-            console.print(f"kept {len(bench.kept)} finished results; python -m analysis {folder} draws them",
-                          markup=False, soft_wrap=True)  # fmt: skip
+            if bench.kept:
+                line = f"kept {len(bench.kept)} finished results; python -m analysis {folder} draws them"
+                console.print(line, markup=False, soft_wrap=True)
             raise
     _write_run(folder, head, [row.key for row in rows], families)
     drawn = _draw(console, folder)

@@ -194,7 +194,8 @@ def _write(path: Path, write: Callable[[Path], Any]) -> None:
 
 def _remove(path: Path) -> None:
     try:
-        path.unlink(missing_ok=True)
+        if path.exists():
+            path.unlink()
     except OSError as error:  # the failure that matters is the one before
         warnings.warn(f"cannot remove {path}: {error}", stacklevel=2)
 
@@ -203,7 +204,7 @@ def _read_table(path: Path, schema: pa.Schema, *, empty: bool = False) -> pa.Tab
     if not path.is_file():
         return None
     try:
-        table = pq.read_table(path, partitioning=None)
+        table = pq.ParquetFile(path).read()
     except (pa.ArrowException, OSError) as error:
         warnings.warn(f"{path}: cannot be read ({str(error).splitlines()[0]}); computing it again", stacklevel=3)
         return None

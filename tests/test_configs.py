@@ -1,0 +1,87 @@
+"""Every file of conf/: it composes, its values pass the checks, and every experiment runs in a fast form."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from experiments import cli
+from experiments.config import CONF_FOLDER, GROUPS, group_options, register
+from experiments.models_table import specs
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    register()
+
+
+@pytest.mark.parametrize("name", group_options("experiment"))
+def test_an_experiment_composes_as_it_is(name: str) -> None:
+    (settings,) = cli.check([f"experiment={name}"], multirun=False)
+    written = yaml.safe_load((CONF_FOLDER / "experiment" / f"{name}.yaml").read_text()) or {}
+    spec = settings.spec
+    assert spec is not None
+    models = [d["override /model"] for d in written.get("defaults", []) if "override /model" in d]
+    assert spec.name == (models or ["vgg19"])[0]
+    if "batch_size" in written:
+        assert spec.batch_size == written["batch_size"]
+    if "accounting" in written:
+        assert settings.accounting == spec.accounting == written["accounting"]
+
+
+@pytest.mark.parametrize("name", group_options("experiment"))
+def test_an_experiment_runs_in_its_fast_form(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fast = ["model=chain", "model.options.n=4", "input_size=null", "points=3", "scale=quick",
+            "strategies=[checkpoint_all,chen_sqrtn]"]  # fmt: skip
+    assert cli.main([f"experiment={name}", *fast]) == 0
+    assert "page.html" in capsys.readouterr().out
+    assert list(tmp_path.glob("runs/*/table.csv"))
+
+
+@pytest.mark.parametrize("group", [group for group in GROUPS if group not in ("model", "experiment")])
+def test_every_file_of_a_group_composes(group: str) -> None:
+    for name in group_options(group):
+        assert cli.check([f"{group}={name}"], multirun=False)
+
+
+def test_every_model_composes_and_is_described() -> None:
+    for name in group_options("model"):
+        given = ["target=package.module:factory"] if name == "torch" else []
+        (settings,) = cli.check([f"model={name}", *given], multirun=False)
+        assert settings.spec is not None
+        assert settings.spec.name == name
+        assert yaml.safe_load((CONF_FOLDER / "model" / f"{name}.yaml").read_text())["description"]
+
+
+def test_the_table_of_models_has_both_granularities_of_keras() -> None:
+    rows = [(spec.name, spec.granularity) for spec in specs(["vgg19", "torch_vgg16", "torch", "chain"])]
+    assert rows == [("vgg19", "layer"), ("vgg19", "operation"), ("torch_vgg16", "operation"), ("chain", "layer")]
+
+
+def test_the_command_line_wins_over_an_experiment() -> None:
+    (settings,) = cli.check(["experiment=fig5_vgg16", "model=vgg19", "batch_size=8", "gpu=h100"], multirun=False)
+    assert settings.spec is not None
+    assert (settings.spec.name, settings.spec.batch_size, settings.gpu.name) == ("vgg19", 8, "h100")
+
+
+def test_a_number_written_as_a_float_is_a_size_in_bytes() -> None:
+    (settings,) = cli.check(["budget=1e9"], multirun=False)
+    assert settings.budget_bytes == 1_000_000_000
+    (settings,) = cli.check(["budget=7.5GiB"], multirun=False)
+    assert settings.budget_bytes == int(7.5 * 2**30)
+    (settings,) = cli.check(["budget=sweep"], multirun=False)
+    assert settings.budget_bytes is None
+
+
+def test_quick_is_fewer_points_and_shorter_limits_of_the_same_network() -> None:
+    (full,) = cli.check([], multirun=False)
+    (quick,) = cli.check(["scale=quick"], multirun=False)
+    assert full.points == 16
+    assert quick.points < full.points
+    assert quick.time_limit_s < full.time_limit_s
+    assert quick.spec == full.spec

@@ -1,0 +1,116 @@
+"""The local engine: results as they complete, a crash costs one row, an interrupt stops everything."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+import pytest
+
+import remat
+from experiments.engine import Job, LocalEngine, make_engine
+from remat import worker
+from remat.errors import RematError, UnknownName
+from remat.solve import Family, Problem, Solution, Status
+
+
+@pytest.fixture
+def problem() -> Problem:
+    graph = remat.Graph.from_nodes("chain", [[], [0], [1], [2]], [1, 1, 1, 1], [1, 1, 1, 1])
+    return Problem(graph, budget_bytes=100)
+
+
+@dataclass(frozen=True, slots=True)
+class Sleeper(Job):
+    """A job that takes `time_limit_s` seconds and needs no process."""
+
+    def run(self) -> Family:
+        time.sleep(self.time_limit_s)
+        return Family(self.strategy)
+
+
+def test_results_come_as_they_finish(problem: Problem) -> None:
+    with LocalEngine(2) as engine:
+        for name, seconds in (("slow", 0.6), ("fast", 0.05), ("next", 0.05)):
+            engine.submit(Sleeper(name, name, problem, name, seconds))
+        assert [item[0].key for item in engine.results() if item] == ["fast", "next", "slow"]
+
+
+def test_no_more_jobs_than_asked_for_run_at_once(problem: Problem) -> None:
+    with LocalEngine(2) as engine:
+        for name in "abcde":
+            engine.submit(Sleeper(name, name, problem, name, 0.1))
+        most = 0
+        for _ in engine.results():
+            most = max(most, len(engine.running()))
+    assert 1 <= most <= 2
+
+
+def test_a_family_and_a_solution_come_back_judged(problem: Problem) -> None:
+    with LocalEngine(2) as engine:
+        engine.submit(Job("f", "f", problem, "checkpoint_all", 20.0))
+        ((_, family),) = [item for item in engine.results() if item]
+    assert isinstance(family, Family)
+    assert [(m.cost, m.peak_bytes) for m in family.members] == [(4, 2)]
+
+
+def test_a_worker_that_dies_is_one_failed_result(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dying(command: list[str], *_: object) -> tuple[int, str]:
+        done = subprocess.run([sys.executable, "-c", "import os; os.abort()"], capture_output=True)
+        return done.returncode, "it went wrong"
+
+    monkeypatch.setattr(worker, "_run", dying)
+    for strategy, kind in (("checkpoint_all", Family), ("checkmate_milp", Solution)):
+        result = Job("k", "k", problem, strategy, 5.0).run()
+        assert isinstance(result, kind)
+        assert result.status is Status.FAILED
+        assert "SIGABRT" in result.message
+        assert "it went wrong" in result.message
+
+
+def test_a_worker_that_lies_is_a_failed_result(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lying(*_: object) -> None:
+        raise RematError("the worker reported cost 1, but its plan costs 2")
+
+    monkeypatch.setattr("experiments.engine.solve_isolated", lying)
+    result = Job("k", "k", problem, "checkmate_milp", 5.0).run()
+    assert result.status is Status.FAILED
+    assert "costs 2" in result.message
+
+
+def test_an_interrupt_drops_what_waits_and_kills_what_runs(problem: Problem) -> None:
+    started = time.monotonic()
+    ended: list[float] = []
+
+    def long_worker() -> None:
+        worker._run([sys.executable, "-c", "import time; time.sleep(60)"], 60.0, 1)
+        ended.append(time.monotonic())
+
+    thread = threading.Thread(target=long_worker)
+    thread.start()
+    while not worker._running:
+        time.sleep(0.01)
+    ran: list[str] = []
+
+    @dataclass(frozen=True, slots=True)
+    class Counted(Sleeper):
+        def run(self) -> Family:
+            ran.append(self.key)
+            return Sleeper.run(self)
+
+    with pytest.raises(KeyboardInterrupt), LocalEngine(1) as engine:
+        for name in ("first", "second", "third"):
+            engine.submit(Counted(name, name, problem, name, 0.3))
+        raise KeyboardInterrupt
+    thread.join(timeout=20)
+    assert ended
+    assert ended[0] - started < 20  # not the 60 s that it wanted
+    assert "third" not in ran
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    with pytest.raises(UnknownName, match="local"):
+        make_engine("locl", 1)

@@ -1,0 +1,309 @@
+"""The command line as users meet it: every mistake is one line, every run says where its results are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+import remat
+from experiments import cli
+from remat.errors import RematError
+from remat.frontends.spec import ModelSpec
+from remat.frontends.subprocess import extract_in_child
+
+ROOT = Path(__file__).parents[1]
+N = 6
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of one's own, with a small training graph in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    deps = [[i - 1] if i else [] for i in range(N)] + [[N - 1 - i] + ([N + i - 1] if i else []) for i in range(N)]
+    names = [f"layer{i}" for i in range(N)] + [f"grad{N - 1 - i}" for i in range(N)]
+    graph = remat.Graph.from_nodes("mirror", deps, [1000] * 2 * N, [1] * 2 * N, names=names, cost_unit="unit",
+                                   backward=[i >= N for i in range(2 * N)])  # fmt: skip
+    remat.save_graph(graph, tmp_path / "mirror.json")
+    return tmp_path
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a wrong command line is answered with."""
+    assert cli.main(arguments) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+MISTAKES = [
+    (["model=vgg91"], r"unknown model 'vgg91'; did you mean vgg19"),
+    (["gpu=v10"], r"unknown gpu 'v10'; did you mean v100"),
+    (["strategies=[chen_sqrt]"], r"unknown strategy 'chen_sqrt'; did you mean chen_sqrtn"),
+    (["experiment=fig5_vgg1"], r"did you mean fig5_vgg16"),
+    (["engine=locl"], r"did you mean local"),
+    (["budgett=4GB"], r"unknown option 'budgett'; did you mean budget"),
+    (["+points=4", "foo=1"], r"unknown option 'foo'"),
+    (["model.bach=3"], r"model\.bach"),
+    (["budget=-4"], r"budget: a size cannot be negative"),
+    (["budget=4XB"], r"budget: cannot read '4XB' as a size"),
+    (["budget=0.5"], r"budget: .*fraction of a byte"),
+    (["budget=true"], r"budget: cannot read True"),
+    (["points=1"], r"points must be at least 2"),
+    (["points=many"], r"points: .*'many'"),
+    (["threads=0"], r"threads must be at least 1"),
+    (["time_limit=0"], r"time_limit must be a positive"),
+    (["time_limit=nan"], r"time_limit must be a positive"),
+    (["batch_size=0"], r"batch_size must be at least 1"),
+    (["scope=stagd"], r"did you mean staged"),
+    (["accounting=exat"], r"did you mean exact"),
+    (["granularity=layr"], r"did you mean layer"),
+    (["solver=higs"], r"did you mean highs"),
+    (["solver=highs", "strategies=chen_sqrtn"], r"none of the strategies chen_sqrtn takes it"),
+    (["strategies=[]"], r"empty list"),
+    (["strategies=a,b"], r"need -m .*'strategies=\[a,b\]'"),
+    (["model=vgg16,vgg19"], r"need -m"),
+    (["-m", "model=vgg16,vgg91"], r"unknown model 'vgg91'"),
+    (["-m", "model=vgg16", "budget=4GB,4XB"], r"cannot read '4XB'"),
+    (["graph=none.json"], r"none\.json: no such file"),
+    (["graph=a(b).json"], r"quotes"),
+    (["graph=mirror.json", "cost=flops"], r"cost=flops: a graph file keeps the costs in it"),
+    (["graph=mirror.json", "batch_size=3"], r"batch_size does not apply"),
+    (["model=chain", "cost=flops"], r"synthetic graphs come with their costs"),
+    (["model=torch"], r"needs target=package\.module:factory"),
+    (["model=torch", "target=package"], r"must look like package\.module:factory"),
+    (["model=torch_vgg16", "granularity=layer"], r"layer granularity is for Keras"),
+    (["logger=wandb", "logger.mode=on"], r"did you mean online"),
+    (["--modle"], r"unrecognized arguments: --modle"),
+    (["nonsense"], r"cannot read 'nonsense'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "expected"), MISTAKES, ids=[" ".join(m[0]) for m in MISTAKES])
+def test_a_mistake_is_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
+) -> None:
+    assert re.search(expected, complaint(capsys, *arguments))
+    assert not list(here.glob("runs/*"))
+
+
+def test_mistakes_are_met_before_frameworks_and_solvers_are_imported(here: Path) -> None:
+    script = f"""
+import sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from experiments.cli import main
+assert main(["model=vgg19", "strategies=[chen_sqrt]"]) == 1
+heavy = {{"torch", "tensorflow", "keras", "cvxpy", "matplotlib", "pandas", "plotly", "wandb"}} & sys.modules.keys()
+assert not heavy, heavy
+assert time.process_time() < 3, time.process_time()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_lists_models_gpus_and_strategies(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name in (
+        "vgg19 ",
+        "torch_gpt2 ",
+        "v100_32gb ",
+        "checkmate_milp ",
+        "chen_sqrtn ",
+        "budget: sweep",
+        "fig5_vgg16 ",
+    ):
+        assert name in text
+    assert "VGG19" in text  # the description, not only the name
+
+
+def test_a_single_budget(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["graph=mirror.json", "budget=5kB", "strategies=[checkpoint_all,chen_sqrtn,checkpoint_last]"]
+    assert cli.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "3 solved now" in out
+    for what in ("table.csv", "figures", "page.html"):
+        (line,) = [line for line in out.splitlines() if line.endswith(what)]
+        assert (here / line.split()[-1]).exists()
+    (document,) = here.glob("runs/*/run.json")
+    run = json.loads(document.read_text())
+    assert len(run["keys"]) == 3
+    assert (document.parent / run["store"] / "graphs" / f"{run['graph_sha256']}.json").is_file()
+    rows = [pq.read_table(here / "runs/store/rows" / f"{key}.parquet").to_pylist()[0] for key in run["keys"]]
+    assert {row["strategy"]: row["budget_bytes"] for row in rows} == dict.fromkeys(
+        ("checkpoint_all", "chen_sqrtn", "checkpoint_last"), 5000
+    )
+    assert {path.name for path in here.iterdir()} == {"mirror.json", "runs"}  # nothing else is left behind
+    capsys.readouterr()
+    assert cli.main(arguments) == 0
+    assert "0 solved now" in capsys.readouterr().out
+
+
+def test_a_budget_below_one_operation_is_refused_before_any_solver(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["graph=mirror.json", "budget=2500"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    # A gradient reads a layer and the gradient before it: 3 x 1000 bytes; that much is also enough.
+    assert "(grad4) alone needs 3.00 kB" in captured.err
+    assert "smallest budget known feasible is 3.00 kB" in captured.err
+    assert not (here / "runs/store/rows").exists()
+
+
+def test_no_plan_at_a_single_budget_is_an_error_for_the_shell(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["graph=mirror.json", "budget=3000", "strategies=checkpoint_all"]) == 1
+    assert "NO_PLAN" in capsys.readouterr().out
+
+
+def test_a_sweep_without_any_plan_is_none(here: Path) -> None:
+    assert cli.main(["graph=mirror.json", "budget=sweep", "points=2", "strategies=checkpoint_all"]) == 0
+
+
+def test_several_runs_at_once_and_instances(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = here / "elsewhere"
+    folder.mkdir()
+    (here / "mirror.json").rename(folder / "mirror.json")
+    arguments = ["-m", "graph=mirror.json", f"instances={folder}", "budget=5kB,6000", "strategies=checkpoint_all"]
+    assert cli.main(arguments) == 1  # 5 kB has no plan, 6 kB would need 7 kB
+    assert len(list(here.glob("runs/*/run.json"))) == 2
+    assert capsys.readouterr().out.count("page.html") == 2
+
+
+def test_a_cyclic_graph_file_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads((here / "mirror.json").read_text())
+    document["edges"].append([3, 1])
+    (here / "cyclic.json").write_text(json.dumps(document))
+    assert "cyclic.json: edge" in complaint(capsys, "graph=cyclic.json", "budget=5kB")
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "runs").write_text("a file")
+    assert "cannot make" in complaint(capsys, "graph=mirror.json", "budget=5kB")
+
+
+def _start(here: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "run.py"), *arguments],
+        cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def hard(here: Path) -> list[str]:
+    """A run whose heuristic ends at once and whose exact solves do not."""
+    return ["model=layered", "points=3", "time_limit=100", "strategies=[checkpoint_all,checkmate_milp]", "engine.jobs=1",
+            "model.options.n=150"]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_what_is_finished_outlives_an_interrupted_run(here: Path, hard: list[str], how: signal.Signals) -> None:
+    run = _start(here, *hard)
+    assert run.stdout is not None
+    for line in run.stdout:
+        if line.startswith("[1/"):
+            break
+    rows = here / "runs/store/rows"
+    patience = time.monotonic() + 30
+    while len(list(rows.glob("*.parquet"))) < 3 and time.monotonic() < patience:
+        time.sleep(0.05)
+    time.sleep(1.0)  # into the first exact solve
+    run.send_signal(how)
+    _, errors = run.communicate(timeout=30)
+    assert run.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)
+    if how is signal.SIGINT:
+        assert errors.strip().count("\n") == 0
+        assert "what was finished is kept" in errors
+    kept = sorted(rows.glob("*.parquet"))
+    assert len(kept) >= 3
+    assert not list((here / "runs").rglob("*.part"))
+    for path in kept:
+        pq.read_table(path)
+    time.sleep(2.5)  # a worker looks for its parent every second
+    assert not _workers_of(run.pid, here)
+    again = _start(here, *[a.replace(",checkmate_milp", "") for a in hard])
+    out, _ = again.communicate(timeout=60)
+    assert again.returncode == 0
+    assert "0 solved now" in out
+
+
+def _workers_of(pid: int, here: Path) -> list[str]:
+    """Worker processes whose folder is `here`: those of other runs on the machine do not count."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*") if Path("/proc/self").exists() else ():
+        try:
+            command = (entry / "cmdline").read_bytes().decode().replace("\0", " ")
+            if "remat._worker" in command and os.readlink(entry / "cwd") == str(here):
+                found.append(command)
+        except OSError:
+            continue  # it ended meanwhile
+    return found
+
+
+def test_wandb_gets_a_copy_offline(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("wandb")
+    arguments = ["graph=mirror.json", "budget=7kB", "strategies=checkpoint_all", "logger=wandb"]
+    assert cli.main(arguments) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("wandb")]
+    (log,) = here.glob("runs/*/wandb/offline-run-*/*.wandb")
+    assert log.stat().st_size > 0
+    assert "offline-run" in line
+    media = {path.parent.name for path in here.glob("runs/*/wandb/offline-run-*/files/media/*/*")}
+    assert {"figures", "table"} & {path.name for path in here.glob("runs/*/wandb/offline-run-*/files/media/*")} or media
+    assert {path.name for path in here.iterdir()} == {"mirror.json", "runs"}
+
+
+def test_wandb_that_is_not_installed_is_named_with_its_command(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Absent:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "wandb":
+                raise ModuleNotFoundError("No module named 'wandb'", name="wandb")
+
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
+    said = complaint(capsys, "graph=mirror.json", "budget=7kB", "strategies=checkpoint_all", "logger=wandb")
+    assert "pip install wandb" in said
+
+
+def test_extraction_in_a_child_is_cached_by_what_determines_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = ModelSpec("chain", "synthetic", "remat.frontends.synthetic:chain", 2, options={"n": 3})
+    graph = extract_in_child(spec, tmp_path)
+    assert len(graph) == 7
+    (cached,) = tmp_path.glob("*.json")
+    monkeypatch.setattr("remat.frontends.subprocess._run", lambda command: pytest.fail("extracted again"))
+    assert extract_in_child(spec, tmp_path).sha256() == graph.sha256()
+    other = ModelSpec("chain", "synthetic", "remat.frontends.synthetic:chain", 3, options={"n": 3})
+    with pytest.raises(BaseException, match="extracted again"):
+        extract_in_child(other, tmp_path)
+    monkeypatch.undo()
+    cached.write_text("{")  # damaged: made again
+    assert extract_in_child(spec, tmp_path).sha256() == graph.sha256()
+
+
+def test_a_crash_during_extraction_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import os, sys\ndef net(**_):\n    sys.stderr.write('out of luck\\n')\n    "
+                                        "sys.stderr.flush()\n    os.abort()\n")  # fmt: skip
+    spec = ModelSpec("mine", "synthetic", "broken:net", 1)
+    before = os.getcwd()
+    os.chdir(tmp_path)
+    try:
+        with pytest.raises(RematError, match=r"mine \(synthetic\) was killed by signal 6: out of luck"):
+            extract_in_child(spec, tmp_path)
+        with pytest.raises(RematError, match="no module named 'absent'"):
+            extract_in_child(ModelSpec("mine", "synthetic", "absent:net", 1), tmp_path)
+    finally:
+        os.chdir(before)
+    assert not list(tmp_path.glob("*.json"))

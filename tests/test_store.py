@@ -1,0 +1,170 @@
+"""The store: what is written is read back, what is broken is solved again, what is full says so."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+import experiments.store as store_module
+import remat
+from experiments.row import Row
+from experiments.store import Store, StoreFull, code_version, row_key, write_json
+from remat.solve import Family, Member, Status
+
+
+def make_row(key: str = "k", **changes: object) -> Row:
+    row = Row(
+        key=key, experiment="budget_sweep", model="chain", framework=None, granularity=None, batch_size=None,
+        graph_name="chain", graph_sha256="0" * 64, gpu="v100", gpu_memory_bytes=16_000_000_000, cost_model="file",
+        cost_source="file", cost_unit="ns", strategy="chen_sqrtn", parameters='{"k": 2}', budget_bytes=2**53 + 1,
+        status="FEASIBLE", cost=11, bound=10, gap=1 / 11, overhead=0.1, peak_bytes=2**53 - 1, plan_file=None,
+        plan_from=None, message="ünïcode", wall_s=0.25, time_limit_s=60.0, seed=0, threads=1, scope="staged",
+        accounting="exact", stats="{}", total_cost=10, store_all_peak_bytes=7, fixed_bytes=0, n_operations=3, n_edges=2,
+        git_commit=None, git_dirty=None, versions="{}", cpu="a cpu", solver_build="", finished_at="2026-01-01T00:00:00",
+    )  # fmt: skip
+    return replace(row, **changes)
+
+
+@pytest.fixture
+def graph() -> remat.Graph:
+    return remat.Graph.from_nodes("chain", [[], [0], [1]], [4, 5, 6], [1, 2, 3])
+
+
+def test_a_row_comes_back_exactly(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    rows = [make_row("full"), make_row("empty", cost=None, bound=None, gap=None, overhead=None, peak_bytes=None)]
+    for row in rows:
+        store.write_row(row)
+    assert [store.read_row(row.key) for row in rows] == rows
+    assert store.read_row("absent") is None
+
+
+def test_nullable_integers_are_integers_in_pandas(tmp_path: Path) -> None:
+    Store(tmp_path).write_row(make_row(cost=None))
+    column = pq.read_table(tmp_path / "rows" / "k.parquet").schema.field("cost")
+    assert str(column.type) == "int64"
+
+
+@pytest.mark.parametrize("damage", [b"", b"PAR1 not a table PAR1", None])
+def test_a_broken_row_is_missing_with_a_warning(tmp_path: Path, damage: bytes | None) -> None:
+    store = Store(tmp_path)
+    store.write_row(make_row())
+    path = tmp_path / "rows" / "k.parquet"
+    path.write_bytes(path.read_bytes()[:-20] if damage is None else damage)
+    with pytest.warns(UserWarning, match=r"k\.parquet: cannot be read"):
+        assert store.read_row("k") is None
+
+
+def test_a_row_of_another_version_is_missing_with_a_warning(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.write_row(make_row())
+    path = tmp_path / "rows" / "k.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["peak_bytes"]), path)
+    with pytest.warns(UserWarning, match="other columns"):
+        assert store.read_row("k") is None
+
+
+def test_a_row_whose_plan_is_gone_is_solved_again(tmp_path: Path, graph: remat.Graph) -> None:
+    store = Store(tmp_path)
+    plan = remat.Plan.from_order(graph, [0, 1, 2])
+    store.write_row(make_row(plan_file=store.write_plan("k", plan)))
+    row = store.read_row("k")
+    assert row is not None
+    assert store.read_plan(row, graph).steps == plan.steps
+    (tmp_path / "plans" / "k.json").unlink()
+    with pytest.warns(UserWarning, match="is gone"):
+        assert store.read_row("k") is None
+
+
+def test_a_family_comes_back_with_its_plans(tmp_path: Path, graph: remat.Graph) -> None:
+    store = Store(tmp_path)
+    plan = remat.Plan.from_order(graph, [0, 1, 2])
+    trace = remat.simulate(graph, plan)
+    family = Family("f", (Member(plan, trace.cost, trace.peak_bytes, {"slots": 3}),), "one rejected", wall_s=0.5)
+    store.write_family("k", family, graph, "exact")
+    back = store.read_family("k", "f", graph)
+    assert back is not None
+    assert (back.rejected, back.status, back.wall_s) == ("one rejected", None, 0.5)
+    (member,) = back.members
+    assert (member.cost, member.peak_bytes, dict(member.parameters)) == (6, 11, {"slots": 3})
+    assert member.plan.steps == plan.steps
+
+
+def test_a_skipped_family_keeps_its_reason(tmp_path: Path, graph: remat.Graph) -> None:
+    store = Store(tmp_path)
+    store.write_family("k", Family("f", status=Status.SKIPPED, message="needs a chain"), graph, "exact")
+    back = store.read_family("k", "f", graph)
+    assert back is not None
+    assert (back.members, back.status, back.message) == ((), Status.SKIPPED, "needs a chain")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_one_line_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, graph: remat.Graph
+) -> None:
+    store = Store(tmp_path)
+    store.write_row(make_row("before"))
+
+    def full(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store_module.os, "replace", full)
+        for write in (
+            lambda: store.write_row(make_row("after")),
+            lambda: store.write_plan("after", remat.Plan.from_order(graph, [0, 1, 2])),
+            lambda: store.write_graph(graph),
+            lambda: write_json(tmp_path / "run.json", {}),
+        ):
+            with pytest.raises(StoreFull, match="no space left") as caught:
+                write()
+            assert "\n" not in str(caught.value)
+    assert store.read_row("before") == make_row("before")
+    assert store.read_row("after") is None
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["before.parquet"]  # no scratch files
+
+
+def test_other_errors_of_the_system_are_not_called_a_full_disk(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text("a file where a folder should be")
+    with pytest.raises(OSError, match="exists|directory"):
+        Store(tmp_path).write_row(make_row())
+
+
+def test_the_graph_is_stored_once_under_its_hash(tmp_path: Path, graph: remat.Graph) -> None:
+    store = Store(tmp_path)
+    store.write_graph(graph)
+    path = tmp_path / "graphs" / f"{graph.sha256()}.json"
+    assert remat.load_graph(path).sha256() == graph.sha256()
+    path.write_text("{}")
+    store.write_graph(graph)
+    assert json.loads(path.read_text()) == {}  # not written again
+
+
+def test_keys_tell_every_value_apart() -> None:
+    base = {"graph": "a", "budget": 1, "options": {"solver": "highs"}, "seed": 0}
+    keys = {row_key(base | change) for change in ({}, {"budget": 2}, {"options": {}}, {"seed": 1}, {"graph": "b"})}
+    assert len(keys) == 5
+    assert row_key(dict(reversed(base.items()))) == row_key(base)  # order of writing is nothing
+
+
+def test_the_code_version_follows_the_solving_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import baselines
+
+    (tmp_path / "one.py").write_text("a = 1")
+    (tmp_path / "frontends").mkdir()
+    (tmp_path / "frontends" / "f.py").write_text("b = 1")
+    monkeypatch.setattr(baselines, "__path__", [str(tmp_path)])
+    versions = []
+    for path, text in ((None, ""), ("frontends/f.py", "b = 2"), ("one.py", "a = 2")):
+        if path:
+            (tmp_path / path).write_text(text)
+        code_version.cache_clear()
+        versions.append(code_version())
+    code_version.cache_clear()
+    assert versions[0] == versions[1] != versions[2]

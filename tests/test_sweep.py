@@ -1,0 +1,183 @@
+"""The sweep: its budgets, what it takes from the store, and which plans it reuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_store import make_row
+
+import remat
+from experiments.budget_sweep import is_reusable, run_sweep, sweep_budgets
+from experiments.build import Subject
+from experiments.engine import LocalEngine
+from experiments.progress import SolveProgress, duration, make_console
+from experiments.row import Row
+from experiments.settings import Settings
+from experiments.solving import Bench, reuse_plans
+from experiments.store import Store
+from remat.cost.gpu import load_gpu
+
+
+def test_budgets_are_even_whole_and_hold_both_ends() -> None:
+    assert sweep_budgets(10, 20, 5) == [10, 12, 15, 17, 20]
+    assert sweep_budgets(0, 2**53 + 1, 3) == [0, 2**52, 2**53 + 1]  # beyond what a float can hold
+    assert sweep_budgets(10, 12, 16) == [10, 11, 12]  # each once
+    assert sweep_budgets(20, 10, 4) == [20]  # nothing to save
+
+
+def at(budget: int, cost: int | None, bound: int | None, status: str = "FEASIBLE") -> Row:
+    gap = (cost - bound) / cost if cost is not None and bound is not None else None
+    plan = f"plans/{budget}.json" if cost is not None else None
+    peak = budget - 1 if cost is not None else None
+    return make_row(str(budget), budget_bytes=budget, cost=cost, bound=bound, gap=gap, status=status, plan_file=plan,
+                    peak_bytes=peak, total_cost=100, message="", overhead=None if cost is None else cost / 100 - 1)  # fmt: skip
+
+
+def test_a_cheaper_plan_of_a_smaller_budget_is_taken_and_says_so() -> None:
+    tight, wide = reuse_plans([at(20, 150, 100), at(10, 120, 110)], 1e-4)
+    assert (tight.budget_bytes, tight.cost, tight.plan_from, tight.key) == (10, 120, None, "10")
+    assert (wide.budget_bytes, wide.cost, wide.plan_from) == (20, 120, 10)
+    assert (wide.plan_file, wide.peak_bytes) == ("plans/10.json", 9)
+    assert wide.overhead == pytest.approx(0.2)
+    assert wide.bound == 100  # the tight budget's 110 proves nothing here
+    assert wide.gap == pytest.approx(20 / 120)
+    assert wide.status == "FEASIBLE"
+    assert wide.key != "20"
+    assert "plan found at 10 B" in wide.message
+
+
+def test_a_row_without_a_plan_gets_the_nearest_smaller_one() -> None:
+    rows = reuse_plans([at(10, 130, 100), at(20, 125, 100), at(30, None, 105, "TIMEOUT"), at(40, None, None)], 1e-4)
+    assert [row.plan_from for row in rows] == [None, None, 20, 20]
+    assert [row.cost for row in rows] == [130, 125, 125, 125]
+    assert rows[3].bound == 100  # one pass over the graph, when the row proved nothing
+
+
+def test_a_bound_of_a_larger_budget_serves_a_smaller_one_and_says_so() -> None:
+    tight, wide = reuse_plans([at(10, 120, 100), at(20, 120, 120, "OPTIMAL")], 1e-4)
+    assert (tight.status, tight.bound, tight.gap, tight.plan_from) == ("OPTIMAL", 120, 0.0, None)
+    assert "bound proven at 20 B" in tight.message
+    assert wide == at(20, 120, 120, "OPTIMAL")
+
+
+def test_optimal_is_not_inherited_with_the_plan() -> None:
+    _, wide = reuse_plans([at(10, 120, 120, "OPTIMAL"), at(20, None, 101, "TIMEOUT")], 1e-4)
+    assert (wide.status, wide.bound, wide.plan_from) == ("FEASIBLE", 101, 10)
+
+
+def test_rows_that_gain_nothing_stay_as_they_are() -> None:
+    rows = [at(10, None, None, "INFEASIBLE"), at(20, 120, 110), at(30, 110, 110, "OPTIMAL")]
+    assert reuse_plans(rows, 1e-4) == rows
+
+
+def test_baselines_are_never_reused() -> None:
+    assert is_reusable("checkmate_milp")
+    assert not is_reusable("chen_greedy")
+    assert not is_reusable("checkpoint_all")
+
+
+# 4 forward nodes of 1 byte and their gradients: the gradient of node i reads node i and the gradient before.
+N = 4
+DEPS = [[i - 1] if i else [] for i in range(N)] + [[N - 1 - i] + ([N + i - 1] if i else []) for i in range(N)]
+GRAPH = remat.Graph.from_nodes("mirror", DEPS, [1] * 2 * N, [1] * 2 * N, cost_unit="unit",
+                               backward=[i >= N for i in range(2 * N)])  # fmt: skip
+
+
+def settings(**changes: object) -> Settings:
+    base = Settings(
+        spec=None, graph_file=None, cost="file", gpu=load_gpu("v100"), device=None, budget_bytes=None, points=3,
+        strategies=("checkpoint_all", "chen_sqrtn", "checkmate_milp"),
+        options={name: {} for name in ("checkpoint_all", "chen_sqrtn", "checkmate_milp")}, scope="staged",
+        accounting="exact", time_limit_s=60.0, work_limit=None, seed=0, threads=1, deterministic=False, jobs=2,
+        logger="none", wandb_mode="offline", wandb_project="remat",
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def sweep(folder: Path, **changes: object) -> tuple[list[Row], list[str], Bench]:
+    subject = Subject(GRAPH, None, None, None, None, "file", "file")
+    chosen = settings(**changes)
+    peak = remat.family(GRAPH, "checkpoint_all")[0].peak_bytes
+    with SolveProgress(make_console(), 2) as progress, LocalEngine(2) as engine:
+        bench = Bench(subject, chosen, "test", Store(folder), engine, progress, peak)
+        rows, families = run_sweep(bench)
+    return rows, families, bench
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row], list[str]]:
+    folder = tmp_path_factory.mktemp("store")
+    rows, families, bench = sweep(folder)
+    assert (bench.solved, bench.reused) == (5, 0)  # two families, the MILP at three budgets
+    return folder, rows, families
+
+
+def test_a_sweep_reaches_from_the_smallest_budget_to_checkpoint_all(done: tuple[Path, list[Row], list[str]]) -> None:
+    _, rows, families = done
+    budgets = sorted({row.budget_bytes for row in rows})
+    # All forward values and the first gradient: 5 bytes. A gradient, its input and the gradient before: 3.
+    assert budgets == [3, 4, 5]
+    milp = [row for row in rows if row.strategy == "checkmate_milp"]
+    assert [row.status for row in milp] == ["OPTIMAL"] * 3
+    assert milp[-1].cost == 2 * N
+    assert len(families) == 2
+    assert len(rows) == 9
+
+
+def test_every_row_holds_its_plan_and_where_it_came_from(done: tuple[Path, list[Row], list[str]]) -> None:
+    folder, rows, _ = done
+    for row in rows:
+        if row.plan_file is None:
+            assert row.cost is None
+            continue
+        trace = remat.simulate(GRAPH, Store(folder).read_plan(row, GRAPH))
+        assert (trace.cost, trace.peak_bytes) == (row.cost, row.peak_bytes)
+        assert trace.peak_bytes <= row.budget_bytes
+        assert json.loads(row.versions)["numpy"]
+        assert row.cpu
+        assert row.finished_at
+    assert {row.solver_build.split()[0] for row in rows if row.solver_build} == {"highs"}
+
+
+def test_a_repeated_sweep_solves_nothing_and_says_the_same(done: tuple[Path, list[Row], list[str]]) -> None:
+    folder, rows, families = done
+    again, families_again, bench = sweep(folder)
+    assert bench.solved == 0
+    assert again == rows
+    assert families_again == families
+
+
+def test_a_lost_row_is_the_only_one_solved_again(done: tuple[Path, list[Row], list[str]]) -> None:
+    folder, rows, _ = done
+    lost = next(row for row in rows if row.strategy == "checkmate_milp" and row.budget_bytes == 5)
+    (folder / "rows" / f"{lost.key}.parquet").write_bytes(b"broken")
+    with pytest.warns(UserWarning, match="computing it again"):
+        again, _, bench = sweep(folder)
+    assert bench.solved == 1
+    assert [row.cost for row in again] == [row.cost for row in rows]
+
+
+def test_another_time_limit_is_another_question(done: tuple[Path, list[Row], list[str]]) -> None:
+    folder, _, _ = done
+    only = {"strategies": ("checkpoint_all",), "options": {"checkpoint_all": {}}}
+    _, _, same = sweep(folder, **only)
+    assert same.solved == 0
+    _, _, other = sweep(folder, **only, time_limit_s=30.0)
+    assert other.solved == 1
+
+
+def test_estimates_shrink_to_nothing() -> None:
+    progress = SolveProgress(make_console(), 2)
+    progress.expect([10.0] * 4)
+    assert progress.left_s() is None
+    progress.finished("a", 4.0)
+    assert progress.left_s() == pytest.approx(6.0)  # three of 4 s, two at once
+    progress.finished("b", 36.0)
+    assert progress.left_s() == pytest.approx(10.0)  # never more than the limits
+    for _ in range(2):
+        progress.finished("c", 1.0)
+    assert progress.left_s() == 0.0
+    assert (duration(42.4), duration(200)) == ("42 s", "3 min 20 s")
