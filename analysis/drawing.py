@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from analysis import matrices, memory, network, overhead
 from analysis.choice import chosen_plan, store_all
 from analysis.page import write_page
+from analysis.panel import panel_of
 from analysis.results import Run, load_run
 from analysis.style import RC
 from analysis.table import write_csv
@@ -50,7 +51,7 @@ def style_context() -> Iterator[None]:
 
 def figures(run: Run) -> Iterator[tuple[str, Figure]]:
     """(name, figure) of every figure that the run's results support."""
-    panel = overhead.panel_of(run)
+    panel = panel_of(run)
     if panel is not None:
         yield "overhead", overhead.draw(panel, run)
     if run.graph is None:

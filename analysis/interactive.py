@@ -12,7 +12,8 @@ from analysis.choice import Shown, chosen_plan, page_plans, store_all
 from analysis.matrices import COLOURS, COMPUTED, MAX_OPERATIONS, NOTHING, RECOMPUTED, RESIDENT, cells
 from analysis.memory import Timeline, time_axis, timeline
 from analysis.network import bars_of
-from analysis.overhead import STRIP, Panel, bend, beyond, ticks
+from analysis.overhead import STRIP
+from analysis.panel import Panel, bend, beyond, ticks
 from analysis.results import WITH_PLAN, Run
 from analysis.scales import Scale, byte_scale, show_cost, show_percent
 from analysis.style import BACKWARD, FORWARD, GREY

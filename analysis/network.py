@@ -78,6 +78,17 @@ def _panel(axes: Axes, bars: Bars, height: np.ndarray, label: str, named: bool) 
     axes.set_ylim(0, 1.18 * height.max(initial=0.0) or 1.0)
     axes.grid(visible=False, axis="x")
     if not named:
-        for k in np.argsort(-height, kind="stable")[:3]:
+        for k in landmarks(height):
             axes.annotate(bars.names[k], (k, height[k]), xytext=(0, 2), textcoords="offset points", ha="center",
                           fontsize=6.5, color=GREY)  # fmt: skip
+
+
+def landmarks(height: np.ndarray) -> list[int]:
+    """Up to three of the highest bars, far enough apart for their names; none if many are as high."""
+    if np.count_nonzero(height == height.max(initial=0.0)) > 3:
+        return []
+    chosen: list[int] = []
+    for k in np.argsort(-height, kind="stable")[:20].tolist():
+        if all(abs(k - other) > len(height) / 10 for other in chosen):
+            chosen.append(k)
+    return chosen[:3]

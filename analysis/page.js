@@ -87,6 +87,8 @@
 
   // ---- the table: sort by a click on a heading, filter by text, strategy and status
   const table = document.getElementById("results");
+  document.documentElement.dataset.ready = "yes"; // everything below is bound in this same turn
+  if (!table) return;
   const body = table.tBodies[0];
   const rows = Array.from(body.rows);
   const heads = Array.from(table.tHead.rows[0].cells);
@@ -120,5 +122,4 @@
   }
   for (const input of [words, strategy, status]) input.addEventListener("input", filter);
   filter();
-  document.documentElement.dataset.ready = "yes";
 })();

@@ -10,8 +10,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from analysis import interactive, overhead
-from analysis.page_parts import failures, header, how_to_repeat, provenance, results_table, summary_table
+from analysis import interactive
+from analysis.page_parts import failures, header, results_table, summary_table
+from analysis.page_provenance import how_to_repeat, provenance
+from analysis.panel import panel_of
 from analysis.results import Run
 
 
@@ -30,9 +32,11 @@ def page(run: Run) -> str:
     """The page as HTML: plotly's script (4.8 MB) once, data as JSON, everything inline."""
     from plotly.offline import get_plotlyjs
 
-    panel = overhead.panel_of(run)
+    panel = panel_of(run)
     plots: dict[str, Any] = {}
-    parts = [header(run), _section("Strategies", "strategies", summary_table(run))]
+    parts = [header(run)]
+    if len(run.shown):
+        parts.append(_section("Strategies", "strategies", summary_table(run)))
     if panel is not None:
         plots["overhead"] = interactive.overhead_figure(panel, run)
         notes = (
@@ -52,9 +56,10 @@ def page(run: Run) -> str:
     if run.graph is not None:
         plots["network"] = interactive.network_figure(run.graph)
         parts.append(_section("The network", "network-section", '<div id="network" class="plot"></div>'))
+    if len(run.rows):
+        parts.append(_section("All results", "results-section", results_table(run)))
+        parts.append(_section("What did not work, and why", "failures-section", failures(run)))
     parts += [
-        _section("All results", "results-section", results_table(run)),
-        _section("What did not work, and why", "failures-section", failures(run)),
         _section("How to repeat this", "repeat-section", how_to_repeat(run)),
         _section("Provenance", "provenance-section", provenance(run)),
     ]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Iterable
 from html import escape
 from typing import Any
 
 import pandas as pd
 
-from analysis.results import WITH_PLAN, Frame, Run
+from analysis.results import WITH_PLAN, Run
 from analysis.scales import byte_scale, cost_scale, show_bytes, show_cost, show_percent, show_seconds
 from analysis.style import order_of, style_of
 from analysis.table import pick
 from remat.units import format_size
-
-SCALARS = (str, int, float, bool)
 
 
 def header(run: Run) -> str:
@@ -42,7 +38,9 @@ def header(run: Run) -> str:
         f"{_count(rows['budget_bytes'].nunique(), 'budget')}: {_count(n_plans, 'plan')}, "
         f"{n_proven} of them proven optimal.</p>"
     )
-    if not n_plans:
+    if not len(rows):
+        parts.append('<p class="banner"><b>Nothing has been solved yet.</b></p>')
+    elif not n_plans:
         parts.append(
             '<p class="banner"><b>No strategy has a plan.</b> The reasons are listed below; a larger budget '
             "helps where no plan fits.</p>"
@@ -171,86 +169,6 @@ def failures(run: Run) -> str:
         f'<div class="scroll"><table id="failures"><thead><tr><th>Strategy</th><th>Status</th>'
         f"<th>Budget ({scale.unit})</th><th>Reason</th></tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
-
-
-def how_to_repeat(run: Run) -> str:
-    """The command, and how to redraw."""
-    return (
-        f"<pre>{escape(command_of(run.info))}</pre>"
-        "<p>What is finished is not solved again. To redraw from the store:</p>"
-        f"<pre>{escape('python -m analysis ' + shlex.quote('runs/' + run.folder.name))}</pre>"
-    )
-
-
-def command_of(info: dict[str, Any]) -> str:
-    """The recorded command, or one put together from the configuration."""
-    command = info.get("command")
-    if isinstance(command, str) and command:
-        return command
-    if isinstance(command, list) and command:
-        return shlex.join(map(str, command))
-    words = ["python", "run.py"]
-    config = info.get("config") or {}
-    for key in ("graph", "model", "gpu", "cost", "experiment", "budget", "strategies", "points", "time_limit", "seed",
-                "threads", "scope", "accounting", "batch_size", "granularity"):  # fmt: skip
-        value = config.get(key)
-        if key == "model" and config.get("graph"):
-            continue
-        if isinstance(value, dict):
-            value = value.get("name")
-        if isinstance(value, list):
-            value = f"[{','.join(map(str, value))}]" if value else None
-        if isinstance(value, SCALARS) and value != "":
-            words.append(f"{key}={value}")
-    return shlex.join(words)
-
-
-def provenance(run: Run) -> str:
-    """Where the numbers come from: code, versions, machine, cost model, GPU figures."""
-    rows = run.rows
-    facts: list[tuple[str, str]] = []
-    if run.graph is not None:
-        facts += [("Graph", run.graph.name), ("Graph SHA-256", run.graph.sha256()), ("Graph source", run.graph.source)]
-
-    def column(name: str) -> str:
-        if name not in rows:
-            return ""
-        return ", ".join(sorted({str(v) for v in rows[name].dropna() if str(v)}))
-
-    dirty = "git_dirty" in rows and rows["git_dirty"].fillna(False).astype(bool).any()
-    facts.append(("Code", column("git_commit") + (" with uncommitted changes" if dirty else "")))
-    for name in sorted({str(v) for v in rows.get("versions", pd.Series(dtype=str)).dropna()}):
-        facts.append(("Versions", _versions(name)))
-    facts += [
-        ("CPU", column("cpu")), ("Costs", f"{column('cost_model')} ({column('cost_source')}), unit {run.cost_unit}"),
-        ("Solver builds", column("solver_build")), ("Time limit per solve", _seconds_list(rows)),
-        ("Seeds", column("seed")), ("Threads", column("threads")),
-        ("Last result", column("finished_at").split(", ")[-1]),
-    ]  # fmt: skip
-    for key, value in (run.info.get("gpu") or {}).items():
-        if key == "memory_bytes" and isinstance(value, int):
-            value = format_size(value)
-        facts.append(
-            (f"GPU {str(key).replace('_', ' ')}", json.dumps(value) if isinstance(value, dict) else str(value))
-        )
-    listed = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts if v)
-    config = json.dumps(run.info.get("config") or {}, indent=2, sort_keys=True, default=str)
-    return (
-        f'<dl class="facts">{listed}</dl><details><summary>Whole configuration</summary><pre>{escape(config)}</pre>'
-        "</details>"
-    )
-
-
-def _versions(text: str) -> str:
-    try:
-        versions = json.loads(text)
-    except ValueError:
-        return text
-    return ", ".join(f"{k} {v}" for k, v in sorted(versions.items())) if isinstance(versions, dict) else text
-
-
-def _seconds_list(rows: Frame) -> str:
-    return ", ".join(f"{v:g} s" for v in sorted(set(rows["time_limit_s"].dropna()))) if "time_limit_s" in rows else ""
 
 
 def _count(number: int, noun: str) -> str:

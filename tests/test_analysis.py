@@ -15,7 +15,9 @@ import pytest
 from rich.console import Console
 
 import analysis
-from analysis import choice, drawing, matrices, memory, overhead, scales, style
+from analysis import choice, drawing, matrices, memory, network, scales, style
+from analysis import panel as panel_module
+from analysis.page import page
 from analysis.results import load_run
 from analysis.table import format_table, pick
 from remat import Graph, Plan, simulate
@@ -67,11 +69,11 @@ def test_figure_files_repeat(drawn: tuple[Path, list[Path]], tmp_path: Path) -> 
 def test_only_failures(failed: tuple[Path, list[Path]]) -> None:
     folder, _ = failed
     assert {p.name for p in (folder / "figures").iterdir()} == {"network.png", "network.pdf"}
-    page = (folder / "page.html").read_text()
-    assert "No strategy has a plan" in page
-    assert "operation 3 alone needs more" in page
-    assert 'id="overhead"' not in page
-    assert 'id="plan"' not in page
+    text = (folder / "page.html").read_text()
+    assert "No strategy has a plan" in text
+    assert "operation 3 alone needs more" in text
+    assert 'id="overhead"' not in text
+    assert 'id="plan"' not in text
 
 
 def test_csv_holds_every_row(drawn: tuple[Path, list[Path]]) -> None:
@@ -84,7 +86,7 @@ def test_csv_holds_every_row(drawn: tuple[Path, list[Path]]) -> None:
 
 def test_family_steps_are_the_cheapest_member_that_fits(drawn: tuple[Path, list[Path]]) -> None:
     run = load_run(drawn[0])
-    panel = overhead.panel_of(run)
+    panel = panel_module.panel_of(run)
     assert panel is not None
     curve = next(c for c in panel.curves if c.strategy == "chen_greedy")
     assert curve.steps is not None
@@ -98,7 +100,7 @@ def test_family_steps_are_the_cheapest_member_that_fits(drawn: tuple[Path, list[
 
 def test_bound_holds_for_smaller_budgets(drawn: tuple[Path, list[Path]]) -> None:
     run = load_run(drawn[0])
-    panel = overhead.panel_of(run)
+    panel = panel_module.panel_of(run)
     assert panel is not None
     assert panel.bound is not None
     at, over = panel.bound
@@ -109,36 +111,69 @@ def test_bound_holds_for_smaller_budgets(drawn: tuple[Path, list[Path]]) -> None
 
 def test_gpu_memory_far_away_does_not_stretch_the_axis(drawn: tuple[Path, list[Path]]) -> None:
     run = load_run(drawn[0])
-    panel = overhead.panel_of(run)
+    panel = panel_module.panel_of(run)
     assert panel is not None
     assert panel.gpu_bytes is None
     assert panel.x_range[1] < 1.2 * int(run.rows["budget_bytes"].max())
     budgets_end = int(run.rows["budget_bytes"].max())
     run.info["gpu"]["memory_bytes"] = budgets_end + 10_000
-    near = overhead.panel_of(run)
+    near = panel_module.panel_of(run)
     assert near is not None
     assert near.gpu_bytes == budgets_end + 10_000
     assert near.x_range[1] > budgets_end + 10_000
 
 
 def test_infeasible_region_is_the_largest_proof(drawn: tuple[Path, list[Path]]) -> None:
-    panel = overhead.panel_of(load_run(drawn[0]))
+    panel = panel_module.panel_of(load_run(drawn[0]))
     assert panel is not None
     # By hand: the fixed 100 kB, and grad reads its mirror and the gradient above: 60 + 50 + 50 kB at most.
     assert panel.impossible_bytes == 100_000 + 160_000
 
 
 def test_one_outlier_does_not_flatten_the_others() -> None:
-    def curve(name: str, largest: float) -> overhead.Curve:
+    def curve(name: str, largest: float) -> panel_module.Curve:
         rows = pd.DataFrame({"overhead": [0.0, largest]})
-        return overhead.Curve(name, style.style_of(name), rows, rows, None, None)
+        return panel_module.Curve(name, style.style_of(name), rows, rows, None, None)
 
-    top, above = overhead._y_top([curve("search", 0.1), curve("chen_sqrtn", 0.3), curve("griewank", 9.0)], (0.0, 1.0))
+    top, above = panel_module._y_top(
+        [curve("search", 0.1), curve("chen_sqrtn", 0.3), curve("griewank", 9.0)], (0.0, 1.0)
+    )
     assert 0.3 < top < 0.5
     assert above == {style.style_of("griewank").label: 9.0}
-    top, above = overhead._y_top([curve("search", 0.1), curve("chen_sqrtn", 0.3)], (0.0, 1.0))
+    top, above = panel_module._y_top([curve("search", 0.1), curve("chen_sqrtn", 0.3)], (0.0, 1.0))
     assert top > 0.3
     assert not above
+
+
+def test_axis_bends_only_where_the_best_are_tiny() -> None:
+    def curves(*over: float) -> list[panel_module.Curve]:
+        rows = pd.DataFrame({"overhead": over})
+        return [panel_module.Curve("search", style.style_of("search"), rows, rows, None, None)]
+
+    assert panel_module._is_bent(curves(0.0, 0.002, 0.2), 0.25)
+    assert not panel_module._is_bent(curves(0.0, 0.05, 0.2), 0.25)
+    assert not panel_module._is_bent(curves(0.0), 0.1)
+    assert panel_module.bend(0.0) == 0
+    # Twice as much is log 2 higher far above the knee, twice as high far below it.
+    assert panel_module.bend(200.0) - panel_module.bend(100.0) == pytest.approx(np.log(2), rel=1e-4)
+    assert panel_module.bend(0.002) / panel_module.bend(0.001) == pytest.approx(2, rel=1e-4)
+
+
+def test_landmarks_keep_their_distance() -> None:
+    height = np.ones(100)
+    height[[10, 12, 50, 90]] = [9, 8, 7, 6]
+    assert network.landmarks(height) == [10, 50, 90]
+    assert network.landmarks(np.ones(100)) == []
+
+
+def test_a_run_without_results_says_so(tmp_path: Path) -> None:
+    folder = fake_run.failed_run(tmp_path)
+    info = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(info | {"keys": []}))
+    text = page(load_run(folder))
+    assert "Nothing has been solved yet" in text
+    assert 'id="results"' not in text
+    assert "no results" in text_of(analysis.terminal_table(folder))
 
 
 def small() -> tuple[Graph, Plan]:
@@ -238,12 +273,16 @@ def test_terminal_table_of_a_sweep(drawn: tuple[Path, list[Path]]) -> None:
     text = text_of(analysis.terminal_table(drawn[0]))
     lines = {line.split()[0]: line for line in text.splitlines() if line.split()}
     rows = load_run(drawn[0]).rows
-    best = rows[(rows["strategy"] == "checkmate_milp") & (rows["status"] == "OPTIMAL")]
-    for row in best.itertuples():
-        assert f"{scales.show_percent(row.overhead)}*" in lines["checkmate_milp"]
+    budgets = pick(sorted(set(rows["budget_bytes"])), 4)
+    shown = rows[(rows["strategy"] == "checkmate_milp") & rows["budget_bytes"].isin(budgets) & rows["cost"].notna()]
+    assert len(shown) == 3
+    for row in shown.itertuples():
+        star = "*" if row.status == "OPTIMAL" else " "
+        assert f" {scales.show_percent(row.overhead)}{star}" in lines["checkmate_milp"]
+    assert max(map(len, text.splitlines())) <= 80
     assert "infeas." in lines["checkmate_milp"]
     assert "4/5" in lines["checkmate_milp"]
-    assert lines["griewank"].count("skipped") == 5
+    assert lines["griewank"].count("skipped") == 4
     assert "failed" in lines["my_newcomer"]
     assert "timeout" in lines["my_newcomer"]
 

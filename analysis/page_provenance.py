@@ -1,0 +1,96 @@
+"""The page's last part: how to repeat a run, and where its numbers come from."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from html import escape
+from typing import Any
+
+import pandas as pd
+
+from analysis.results import Frame, Run
+from remat.units import format_size
+
+SCALARS = (str, int, float, bool)
+
+
+def how_to_repeat(run: Run) -> str:
+    """The command, and how to redraw."""
+    return (
+        f"<pre>{escape(command_of(run.info))}</pre>"
+        "<p>What is finished is not solved again. To redraw from the store:</p>"
+        f"<pre>{escape('python -m analysis ' + shlex.quote('runs/' + run.folder.name))}</pre>"
+    )
+
+
+def command_of(info: dict[str, Any]) -> str:
+    """The recorded command, or one put together from the configuration."""
+    command = info.get("command")
+    if isinstance(command, str) and command:
+        return command
+    if isinstance(command, list) and command:
+        return shlex.join(map(str, command))
+    words = ["python", "run.py"]
+    config = info.get("config") or {}
+    for key in ("graph", "model", "gpu", "cost", "experiment", "budget", "strategies", "points", "time_limit", "seed",
+                "threads", "scope", "accounting", "batch_size", "granularity"):  # fmt: skip
+        value = config.get(key)
+        if key == "model" and config.get("graph"):
+            continue
+        if isinstance(value, dict):
+            value = value.get("name")
+        if isinstance(value, list):
+            value = f"[{','.join(map(str, value))}]" if value else None
+        if isinstance(value, SCALARS) and value != "":
+            words.append(f"{key}={value}")
+    return shlex.join(words)
+
+
+def provenance(run: Run) -> str:
+    """Where the numbers come from: code, versions, machine, cost model, GPU figures."""
+    rows = run.rows
+    facts: list[tuple[str, str]] = []
+    if run.graph is not None:
+        facts += [("Graph", run.graph.name), ("Graph SHA-256", run.graph.sha256()), ("Graph source", run.graph.source)]
+
+    def column(name: str) -> str:
+        if name not in rows:
+            return ""
+        return ", ".join(sorted({str(v) for v in rows[name].dropna() if str(v)}))
+
+    dirty = "git_dirty" in rows and rows["git_dirty"].fillna(False).astype(bool).any()
+    facts.append(("Code", column("git_commit") + (" with uncommitted changes" if dirty else "")))
+    for name in sorted({str(v) for v in rows.get("versions", pd.Series(dtype=str)).dropna()}):
+        facts.append(("Versions", _versions(name)))
+    costs = f"{column('cost_model')} ({column('cost_source')}), unit {run.cost_unit}" if len(rows) else ""
+    facts += [
+        ("CPU", column("cpu")), ("Costs", costs),
+        ("Solver builds", column("solver_build")), ("Time limit per solve", _seconds_list(rows)),
+        ("Seeds", column("seed")), ("Threads", column("threads")),
+        ("Last result", column("finished_at").split(", ")[-1]),
+    ]  # fmt: skip
+    for key, value in (run.info.get("gpu") or {}).items():
+        if key == "memory_bytes" and isinstance(value, int):
+            value = format_size(value)
+        facts.append(
+            (f"GPU {str(key).replace('_', ' ')}", json.dumps(value) if isinstance(value, dict) else str(value))
+        )
+    listed = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts if v)
+    config = json.dumps(run.info.get("config") or {}, indent=2, sort_keys=True, default=str)
+    return (
+        f'<dl class="facts">{listed}</dl><details><summary>Whole configuration</summary><pre>{escape(config)}</pre>'
+        "</details>"
+    )
+
+
+def _versions(text: str) -> str:
+    try:
+        versions = json.loads(text)
+    except ValueError:
+        return text
+    return ", ".join(f"{k} {v}" for k, v in sorted(versions.items())) if isinstance(versions, dict) else text
+
+
+def _seconds_list(rows: Frame) -> str:
+    return ", ".join(f"{v:g} s" for v in sorted(set(rows["time_limit_s"].dropna()))) if "time_limit_s" in rows else ""

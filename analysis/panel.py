@@ -1,0 +1,159 @@
+"""What the overhead figure shows, gathered once for paper and page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analysis.results import WITH_PLAN, Frame, Run
+from analysis.scales import Scale, byte_scale
+from analysis.style import Style, style_of
+
+# Where the best overheads are tiny beside the others', the axis is arcsinh(percent / this): linear
+# near 0, logarithmic above. Otherwise it is linear.
+KNEE_PERCENT = 0.5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """One strategy: its solved rows, its steps if it is a family, all members.
+
+    Attributes:
+        rows: those with a plan.
+        all_rows: every row, failures included.
+        steps: (budget_bytes, overhead) corners of the cheapest member that fits, or None.
+        members: (peak_bytes, overhead, parameters) of every member, or None.
+    """
+
+    strategy: str
+    style: Style
+    rows: Frame
+    all_rows: Frame
+    steps: tuple[np.ndarray, np.ndarray] | None
+    members: Frame | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Panel:
+    """What the figure shows.
+
+    Attributes:
+        x_range: bytes, left and right end of the axis.
+        y_top: overhead at the top of the axis; what is above is named in a note.
+        above: largest overhead of each strategy (by label) that goes on above the axis.
+        is_bent: the axis is arcsinh, see `KNEE_PERCENT`.
+        impossible_bytes: below it no plan exists (proven), or None.
+        bound: (budget_bytes, overhead) of the best proven lower bound, or None if trivial.
+        gpu_bytes: the GPU's memory if it lies on the axis.
+    """
+
+    curves: list[Curve]
+    x_range: tuple[float, float]
+    y_top: float
+    above: dict[str, float]
+    is_bent: bool
+    scale: Scale
+    impossible_bytes: int | None
+    bound: tuple[np.ndarray, np.ndarray] | None
+    gpu_bytes: int | None
+
+
+def panel_of(run: Run) -> Panel | None:
+    """What to draw, or None if no strategy has a plan."""
+    planned = run.planned
+    if not len(planned):
+        return None
+    curves = [_curve(run, strategy) for strategy in run.strategies]
+    budgets = run.shown["budget_bytes"].astype(float).to_numpy()
+    working_set = run.graph.largest_working_set()[0] if run.graph is not None else None
+    proven = run.shown.loc[run.shown["status"] == "INFEASIBLE", "budget_bytes"]
+    impossible = max([v for v in (working_set, *proven.tolist()) if v is not None], default=None)
+    low = min(float(budgets.min()), float(impossible or budgets.min()))
+    high = float(budgets.max())
+    width = max(high - low, 0.02 * high)
+    x_range = (max(0.0, low - 0.06 * width), high + 0.04 * width)
+    gpu = run.gpu_memory_bytes
+    if gpu is not None and high < gpu <= high + 0.15 * width:  # just outside: worth a little room
+        x_range = (x_range[0], gpu + 0.03 * width)
+    y_top, above = _y_top(curves, x_range)
+    bent = _is_bent(curves, y_top)
+    return Panel(
+        curves, x_range, (1.3 if bent else 1.0) * y_top, above, bent, byte_scale(x_range[1]), impossible, _bound(run),
+        gpu if gpu is not None and x_range[0] <= gpu <= x_range[1] else None,
+    )  # fmt: skip
+
+
+def _curve(run: Run, strategy: str) -> Curve:
+    mine = run.shown[run.shown["strategy"] == strategy].sort_values("budget_bytes")
+    rows = mine[mine["status"].isin(WITH_PLAN) & mine["cost"].notna()]
+    members = run.families[run.families["strategy"] == strategy]
+    if len(mine) and len(members):
+        members = members[members["accounting"] == mine["accounting"].iloc[0]]
+    if not len(members):
+        return Curve(strategy, style_of(strategy), rows, mine, None, None)
+    ordered = members.sort_values(["peak_bytes", "overhead"])
+    peaks = ordered["peak_bytes"].astype(float).to_numpy()
+    best = np.minimum.accumulate(ordered["overhead"].astype(float).to_numpy())
+    corner = np.concatenate([[True], np.diff(best) < 0])
+    return Curve(strategy, style_of(strategy), rows, mine, (peaks[corner], best[corner]), ordered)
+
+
+def _y_top(curves: list[Curve], x_range: tuple[float, float]) -> tuple[float, dict[str, float]]:
+    """(top of the axis, {label: largest overhead} of those beyond it).
+
+    Room for all but outliers: one method at 900 % must not flatten all others.
+    """
+    largest = {}
+    for curve in curves:
+        seen = curve.rows["overhead"].astype(float).tolist()
+        if curve.steps is not None:
+            at, over = curve.steps
+            seen += over[(at >= x_range[0]) & (at <= x_range[1])].tolist()
+        if seen:
+            largest[curve.style.label] = max(seen)
+    positive = sorted(v for v in largest.values() if v > 0)
+    if not positive:
+        return 0.1, {}
+    middle = positive[(len(positive) - 1) // 2]
+    top = positive[0]
+    for value in positive:  # up to the first gap beyond what most need
+        if value > max(3 * middle, 0.3) and value > 1.6 * top:
+            break
+        top = value
+    return 1.08 * top, {label: value for label, value in largest.items() if value > 1.08 * top}
+
+
+def _is_bent(curves: list[Curve], y_top: float) -> bool:
+    """Whether a linear axis would press the best plans onto zero."""
+    over = [v for curve in curves for v in curve.rows["overhead"].astype(float).tolist() if v > 0]
+    return bool(over) and y_top > 30 * min(over)
+
+
+def bend(percent: Any) -> Any:
+    """Height of an overhead on the bent axis."""
+    return np.arcsinh(np.asarray(percent, dtype=float) / KNEE_PERCENT)
+
+
+def ticks(panel: Panel) -> list[float]:
+    """Tick positions of the bent axis, in per cent."""
+    steps = [0.2, 0.5, *(m * 10**p for p in range(6) for m in (1, 2, 5))]
+    return [0.0, *(t for t in steps if t <= 100 * panel.y_top)]
+
+
+def _bound(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
+    """Best lower bound per budget within the commonest scope; it holds for every smaller budget too."""
+    rows = run.shown[run.shown["bound"].notna()]
+    if not len(rows) or not run.total_cost:
+        return None
+    rows = rows[rows["scope"] == rows["scope"].mode().iloc[0]]
+    best = rows.groupby("budget_bytes")["bound"].max().sort_index()
+    at = best.index.to_numpy(dtype=float)
+    over = np.maximum.accumulate(best.to_numpy(dtype=float)[::-1])[::-1] / run.total_cost - 1
+    return (at, over) if over.max() > 1e-6 else None
+
+
+def beyond(panel: Panel, label: str) -> str:
+    """What to add to the label of a strategy that leaves the axis at the top."""
+    return f" (↑ {100 * panel.above[label]:,.0f} %)" if label in panel.above else ""
