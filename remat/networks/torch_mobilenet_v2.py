@@ -1,4 +1,7 @@
-"""MobileNetV2 (Sandler et al., 2018) in PyTorch."""
+"""MobileNetV2 (Sandler et al., 2018) in PyTorch.
+
+ReLU6 is not in place: its backward reads its input, so that in place PyTorch stores a copy of that.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ class InvertedResidual(nn.Module):
         hidden = width_in * expansion
         layers: list[nn.Module] = []
         if expansion != 1:
-            layers += [*_conv_bn(width_in, hidden), nn.ReLU6(inplace=True)]
-        layers += [*_conv_bn(hidden, hidden, 3, stride, groups=hidden), nn.ReLU6(inplace=True)]
+            layers += [*_conv_bn(width_in, hidden), nn.ReLU6()]
+        layers += [*_conv_bn(hidden, hidden, 3, stride, groups=hidden), nn.ReLU6()]
         self.body = nn.Sequential(*layers, *_conv_bn(hidden, width))
         self.has_shortcut = stride == 1 and width_in == width
 
@@ -35,13 +38,13 @@ class MobileNetV2(nn.Module):
 
     def __init__(self, num_classes: int = 1000, dropout: float = 0.2):
         super().__init__()
-        layers: list[nn.Module] = [*_conv_bn(3, 32, 3, 2), nn.ReLU6(inplace=True)]
+        layers: list[nn.Module] = [*_conv_bn(3, 32, 3, 2), nn.ReLU6()]
         width_in = 32
         for expansion, width, repeats, stride in _GROUPS:
             for i in range(repeats):
                 layers.append(InvertedResidual(width_in, width, stride if i == 0 else 1, expansion))
                 width_in = width
-        self.features = nn.Sequential(*layers, *_conv_bn(width_in, 1280), nn.ReLU6(inplace=True))
+        self.features = nn.Sequential(*layers, *_conv_bn(width_in, 1280), nn.ReLU6())
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(1280, num_classes))
 
