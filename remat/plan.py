@@ -70,8 +70,16 @@ class Plan:
 
     @classmethod
     def from_steps(cls, graph: Graph, steps: Iterable[tuple[int, int]], budget_bytes: int | None = None) -> Plan:
-        """A plan from ``(COMPUTE, operation)`` and ``(FREE, value)`` pairs."""
+        """A plan from ``(COMPUTE, operation)`` and ``(FREE, value)`` pairs.
+
+        Raises:
+            InvalidPlan: a step names an operation or value that does not exist.
+        """
         pairs = np.array(list(steps), dtype=np.int64).reshape(-1, 2)
+        limits = np.where(pairs[:, 0] == FREE, len(graph.values), len(graph))
+        wrong = np.nonzero((pairs[:, 1] < 0) | (pairs[:, 1] >= limits))[0]
+        if len(wrong):
+            _check_id(graph, int(pairs[wrong[0], 0]), int(pairs[wrong[0], 1]), int(wrong[0]))
         kinds, ids = pairs[:, 0].astype(np.uint8), pairs[:, 1].astype(np.int32)
         scope = scope_of_order(ids[kinds == COMPUTE], len(graph))
         return cls(graph.name, graph.sha256(), kinds, ids, scope, budget_bytes)

@@ -22,7 +22,8 @@ def skip_graph() -> Graph:
     """A small U: an early activation is read late, forward and backward."""
     deps = [[], [0], [1], [0, 2], [3], [3, 4], [2, 3, 5], [1, 6], [0, 7]]
     return Graph.from_nodes(
-        "skip", deps, [4, 3, 2, 4, 1, 4, 2, 3, 4], [1, 2, 2, 1, 1, 2, 3, 4, 2], backward=[False] * 5 + [True] * 4, loss=4
+        "skip", deps, [4, 3, 2, 4, 1, 4, 2, 3, 4], [1, 2, 2, 1, 1, 2, 3, 4, 2],
+        backward=[False] * 5 + [True] * 4, loss=4,
     )  # fmt: skip
 
 
@@ -43,9 +44,7 @@ def several_outputs() -> Graph:
 
 def branching(n: int) -> Graph:
     """Like the published training graphs in miniature: blocks with a shortcut, mirrored backward."""
-    deps: list[list[int]] = [[]]
-    for i in range(1, n):
-        deps.append([i - 1, i - 2] if i % 3 == 0 else [i - 1])
+    deps = [[], *([i - 1, i - 2] if i % 3 == 0 else [i - 1] for i in range(1, n))]
     for j in range(n):
         i = n - 1 - j
         deps.append([n + j - 1, i] if j else [i])

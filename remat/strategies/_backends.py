@@ -88,6 +88,7 @@ class Backend:
         options = self.options(limits)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # inaccurate and time-limit warnings: the verdict says it
+            chain: Any
             data, chain, inverse = problem.get_problem_data(self.cvxpy_name, ignore_dpp=True)
             start = start and self.takes_start
             cache = self.cache_start(problem, data) if start and self.cache_start else None
@@ -110,7 +111,7 @@ class Backend:
             raise Skip(f"solver '{self.name}' is not installed ({error}); pip install '{self.install}'") from None
         import cvxpy as cp
 
-        x = cp.Variable(2, boolean=True)
+        x: Any = cp.Variable(2, boolean=True)
         problem = cp.Problem(cp.Minimize(x[0] + 2 * x[1]), [x[0] + x[1] >= 1])
         try:
             answer = self.solve(problem, Limits(time_s=10))
@@ -119,7 +120,7 @@ class Backend:
         except Exception as error:  # each package has its own licence errors
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise Skip(f"solver '{self.name}' does not run here: {reason}") from None
-        if not answer.has_solution or problem.value is None or abs(float(problem.value) - 1) > 1e-6:
+        if not answer.has_solution or abs(float(x.value @ [1, 2]) - 1) > 1e-6:
             raise Skip(f"solver '{self.name}' does not solve a trivial problem correctly; reinstall '{self.install}'")
 
 

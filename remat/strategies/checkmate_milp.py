@@ -214,19 +214,19 @@ class _Model:
         import cvxpy as cp
 
         scale = 1.0 / max(units / SCALED_BUDGET, 1.0)
-        R = cp.Variable(eq.n_R, boolean=True, name="R")
-        S = cp.Variable(eq.n_S, boolean=True, name="S")
-        F = cp.Variable(eq.n_F, boolean=True, name="FREE")
-        U = cp.Variable(eq.n_U, nonneg=True, name="U")
+        R: Any = cp.Variable(eq.n_R, boolean=True, name="R")  # Any: cvxpy's operators have no usable types
+        S: Any = cp.Variable(eq.n_S, boolean=True, name="S")
+        F: Any = cp.Variable(eq.n_F, boolean=True, name="FREE")
+        U: Any = cp.Variable(eq.n_U, nonneg=True, name="U")
         hazards = eq.haz_R @ R + eq.haz_S @ S + eq.haz_const
-        constraints: list[cp.Constraint] = [
+        constraints: list[Any] = [
             eq.use_U @ U == (scale * eq.use_R) @ R + (scale * eq.use_S) @ S + (scale * eq.use_F) @ F,  # (2), (3)
             hazards >= 1 - F,  # (6)
             cp.multiply(eq.kappa, 1 - F) >= hazards,  # (7)
             U + (scale * eq.workspace_R) @ R <= scale * units,  # (9)
             R[eq.R1] == 1,  # (8)
         ]
-        if eq.dep_R.shape[0]:
+        if eq.dep_R.nnz:
             constraints.append(eq.dep_R @ R + eq.dep_S @ S >= 0)  # (1b)
         if len(eq.hold_rhs):
             constraints.append(eq.hold_R @ R + eq.hold_S @ S >= eq.hold_rhs)  # (1c)

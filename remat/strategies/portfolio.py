@@ -76,7 +76,7 @@ def _quick_members(problem: Problem) -> Iterator[tuple[str, Iterator[Candidate]]
 
 def _greedy(problem: Problem) -> Iterator[Candidate]:
     for power in COST_POWERS:
-        plan = greedy_eviction(problem.graph, problem.budget_bytes, cost_power=power)
+        plan = greedy_eviction(problem.graph, problem.budget_bytes, cost_power=power, deadline=problem.deadline)
         if plan is not None:
             yield Candidate(plan, {"cost_power": power})
 
