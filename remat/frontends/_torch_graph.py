@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_iter, tree_map
 
-from remat.cost import flop_rules_aten
 from remat.frontends._torch_capture import Joint
+from remat.frontends._torch_work import kind_of, tensor_bytes, tensors_of, work_of
 from remat.graph import Graph, Operation, Value, Work
 
 UPDATE_KIND = "remat.update_buffers"
@@ -142,8 +141,8 @@ class _Builder:
         fresh = self.joint.outputs[: self.joint.n_mutations]
         made = [node for node in self.graph.nodes if node in updates]
         read = sorted({v for node in fresh if node is not None and node not in updates for v in self._roots(node)})
-        scratch = sum(_tensor_bytes(t) for node in made for t in _tensors(node.meta["val"]))
-        moved = 2 * sum(_tensor_bytes(t) for node in fresh if node is not None for t in _tensors(node.meta["val"]))
+        scratch = sum(tensor_bytes(t) for node in made for t in tensors_of(node.meta["val"]))
+        moved = 2 * sum(tensor_bytes(t) for node in fresh if node is not None for t in tensors_of(node.meta["val"]))
         work = Work(flops=0, bytes_moved=moved)
         for node in made:
             self.storage[node] = None
@@ -169,7 +168,7 @@ class _Builder:
 
         self.storage[node] = tree_map(add, node.meta["val"])
         inputs = sorted({v for source in node.all_input_nodes for v in self._roots(source)})
-        kind = _kind(node)
+        kind = kind_of(node)
         self.operations.append(
             Operation(
                 name=node.name,
@@ -178,14 +177,14 @@ class _Builder:
                 outputs=tuple(range(first, len(self.values))),
                 is_backward=_is_backward(node),
                 run_once=_is_mutable(node) or self._reads_stale(node),
-                work=_work(node, kind),
+                work=work_of(node, kind),
             )
         )
         self.calls.append((node,))
 
     def _reads_stale(self, node: fx.Node) -> bool:
         """Whether a repetition after the buffers were written back would compute something else."""
-        at = _STATISTICS_ONLY.get(_kind(node))
+        at = _STATISTICS_ONLY.get(kind_of(node))
         if at is not None and (at < 0 or node.args[at] is True):
             return False
         return not self.stale.isdisjoint(node.all_input_nodes)
@@ -241,59 +240,3 @@ def _base(node: fx.Node) -> fx.Node | None:
     if views or schema.name.partition("::")[2] in _UNDECLARED_VIEWS:
         return node.args[0] if isinstance(node.args[0], fx.Node) else None
     return None
-
-
-def _kind(node: fx.Node) -> str:
-    packet = getattr(node.target, "overloadpacket", None)
-    return str(packet) if packet is not None else getattr(node.target, "__name__", str(node.target))
-
-
-def _tensors(structure: Any) -> list[torch.Tensor]:
-    return [t for t in tree_iter(structure) if isinstance(t, torch.Tensor)]
-
-
-def _tensor_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of the elements that a call reads or writes; an expanded tensor is read once."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-
-
-def _work(node: fx.Node, kind: str) -> Work:
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    inputs, outputs = _tensors((args, kwargs)), _tensors(node.meta["val"])
-    read = {(n.name): _tensor_bytes(t) for n in node.all_input_nodes for t in _tensors(n.meta["val"])}
-    tags = [str(tag).rpartition(".")[2] for tag in getattr(node.target, "tags", ())]
-    count = flop_rules_aten.flops(
-        kind.rpartition(".")[2], args, [tuple(t.shape) for t in inputs], [tuple(t.shape) for t in outputs], tags
-    )
-    floats = [t.dtype for t in (*outputs, *inputs) if t.dtype.is_floating_point]
-    return Work(
-        flops=count,
-        bytes_moved=sum(read.values()) + sum(_tensor_bytes(t) for t in outputs),
-        dtype=str(floats[0] if floats else (outputs or inputs)[0].dtype).removeprefix("torch."),
-        signature=_signature(node, args, kwargs),
-    )
-
-
-def _signature(node: fx.Node, args: Any, kwargs: Any) -> str:
-    """Canonical JSON from which the call can be rebuilt; '' if an argument cannot be written down."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return ""
-    try:
-        plain = {"fw": "torch", "op": str(node.target), "args": _plain(args), "kwargs": _plain(kwargs)}
-    except TypeError:
-        return ""
-    return json.dumps(plain, sort_keys=True, separators=(",", ":"))
-
-
-def _plain(x: Any) -> Any:
-    if isinstance(x, torch.Tensor):
-        return {"t": list(x.shape), "s": list(x.stride()), "d": str(x.dtype).removeprefix("torch.")}
-    if x is None or isinstance(x, (bool, int, float, str)):
-        return x
-    if isinstance(x, (list, tuple)):
-        return [_plain(item) for item in x]
-    if isinstance(x, dict):
-        return {key: _plain(item) for key, item in x.items()}
-    if isinstance(x, (torch.dtype, torch.layout, torch.device, torch.memory_format)):
-        return {"x": str(x)}
-    raise TypeError(f"{x!r} has no plain form")
