@@ -101,10 +101,14 @@ def test_an_interrupt_drops_what_waits_and_kills_what_runs(problem: Problem) -> 
             ran.append(self.key)
             return Sleeper.run(self)
 
-    with pytest.raises(KeyboardInterrupt), LocalEngine(1) as engine:
-        for name in ("first", "second", "third"):
-            engine.submit(Counted(name, name, problem, name, 0.3))
-        raise KeyboardInterrupt
+    def interrupted() -> None:
+        with LocalEngine(1) as engine:
+            for name in ("first", "second", "third"):
+                engine.submit(Counted(name, name, problem, name, 0.3))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     thread.join(timeout=20)
     assert ended
     assert ended[0] - started < 20  # not the 60 s that it wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+import analysis
 import remat
 from experiments import cli
 from remat.errors import RematError
@@ -22,6 +24,7 @@ from remat.frontends.subprocess import extract_in_child
 
 ROOT = Path(__file__).parents[1]
 N = 6
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 
 @pytest.fixture
@@ -35,6 +38,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                                    backward=[i >= N for i in range(2 * N)])  # fmt: skip
     remat.save_graph(graph, tmp_path / "mirror.json")
     return tmp_path
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures take seconds and have tests of their own."""
+
+    def draw_run(folder: Path) -> list[Path]:
+        (folder / "page.html").write_text("")
+        figure = folder / "overhead.png"
+        figure.write_bytes(base64.b64decode(PIXEL))
+        return [figure, folder / "page.html"]
+
+    monkeypatch.setattr(analysis, "draw_run", draw_run)
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -145,9 +161,18 @@ def test_a_single_budget(here: Path, capsys: pytest.CaptureFixture[str]) -> None
         ("checkpoint_all", "chen_sqrtn", "checkpoint_last"), 5000
     )
     assert {path.name for path in here.iterdir()} == {"mirror.json", "runs"}  # nothing else is left behind
-    capsys.readouterr()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_repeated_run_solves_nothing_and_redraws(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["graph=mirror.json", "budget=5kB", "strategies=[checkpoint_all,checkpoint_last]"]
+    assert cli.main(arguments) == 0
+    assert "2 solved now" in capsys.readouterr().out
+    (page,) = here.glob("runs/*/page.html")
+    page.unlink()
     assert cli.main(arguments) == 0
     assert "0 solved now" in capsys.readouterr().out
+    assert page.exists()
 
 
 def test_a_budget_below_one_operation_is_refused_before_any_solver(
@@ -162,15 +187,18 @@ def test_a_budget_below_one_operation_is_refused_before_any_solver(
     assert not (here / "runs/store/rows").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_no_plan_at_a_single_budget_is_an_error_for_the_shell(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["graph=mirror.json", "budget=3000", "strategies=checkpoint_all"]) == 1
     assert "NO_PLAN" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_sweep_without_any_plan_is_none(here: Path) -> None:
     assert cli.main(["graph=mirror.json", "budget=sweep", "points=2", "strategies=checkpoint_all"]) == 0
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_several_runs_at_once_and_instances(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = here / "elsewhere"
     folder.mkdir()
@@ -203,12 +231,16 @@ def _start(here: Path, *arguments: str) -> subprocess.Popen[str]:
 @pytest.fixture
 def hard(here: Path) -> list[str]:
     """A run whose heuristic ends at once and whose exact solves do not."""
-    return ["model=layered", "points=3", "time_limit=100", "strategies=[checkpoint_all,checkmate_milp]", "engine.jobs=1",
+    strategies = "strategies=[checkpoint_all,checkmate_milp]"
+    return ["model=layered", "points=3", "time_limit=100", strategies, "engine.jobs=1",
             "model.options.n=150"]  # fmt: skip
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_what_is_finished_outlives_an_interrupted_run(here: Path, hard: list[str], how: signal.Signals) -> None:
+@pytest.mark.usefixtures("undrawn")
+def test_what_is_finished_outlives_an_interrupted_run(
+    here: Path, hard: list[str], how: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = _start(here, *hard)
     assert run.stdout is not None
     for line in run.stdout:
@@ -232,10 +264,8 @@ def test_what_is_finished_outlives_an_interrupted_run(here: Path, hard: list[str
         pq.read_table(path)
     time.sleep(2.5)  # a worker looks for its parent every second
     assert not _workers_of(run.pid, here)
-    again = _start(here, *[a.replace(",checkmate_milp", "") for a in hard])
-    out, _ = again.communicate(timeout=60)
-    assert again.returncode == 0
-    assert "0 solved now" in out
+    assert cli.main([a.replace(",checkmate_milp", "") for a in hard]) == 0
+    assert "0 solved now" in capsys.readouterr().out
 
 
 def _workers_of(pid: int, here: Path) -> list[str]:
@@ -251,6 +281,7 @@ def _workers_of(pid: int, here: Path) -> list[str]:
     return found
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_wandb_gets_a_copy_offline(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("wandb")
     arguments = ["graph=mirror.json", "budget=7kB", "strategies=checkpoint_all", "logger=wandb"]
@@ -259,8 +290,9 @@ def test_wandb_gets_a_copy_offline(here: Path, capsys: pytest.CaptureFixture[str
     (log,) = here.glob("runs/*/wandb/offline-run-*/*.wandb")
     assert log.stat().st_size > 0
     assert "offline-run" in line
-    media = {path.parent.name for path in here.glob("runs/*/wandb/offline-run-*/files/media/*/*")}
-    assert {"figures", "table"} & {path.name for path in here.glob("runs/*/wandb/offline-run-*/files/media/*")} or media
+    media = [path.name for path in here.glob("runs/*/wandb/offline-run-*/files/media/**/*")]
+    assert any(name.startswith("overhead") and name.endswith(".png") for name in media)
+    assert any(name.startswith("rows") for name in media)
     assert {path.name for path in here.iterdir()} == {"mirror.json", "runs"}
 
 

@@ -132,7 +132,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
 
 def test_other_errors_of_the_system_are_not_called_a_full_disk(tmp_path: Path) -> None:
     (tmp_path / "rows").write_text("a file where a folder should be")
-    with pytest.raises(OSError, match="exists|directory"):
+    with pytest.raises(OSError, match=r"exists|directory"):
         Store(tmp_path).write_row(make_row())
 
 

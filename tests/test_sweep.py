@@ -32,8 +32,9 @@ def at(budget: int, cost: int | None, bound: int | None, status: str = "FEASIBLE
     gap = (cost - bound) / cost if cost is not None and bound is not None else None
     plan = f"plans/{budget}.json" if cost is not None else None
     peak = budget - 1 if cost is not None else None
+    overhead = None if cost is None else cost / 100 - 1
     return make_row(str(budget), budget_bytes=budget, cost=cost, bound=bound, gap=gap, status=status, plan_file=plan,
-                    peak_bytes=peak, total_cost=100, message="", overhead=None if cost is None else cost / 100 - 1)  # fmt: skip
+                    peak_bytes=peak, total_cost=100, message="", overhead=overhead)  # fmt: skip
 
 
 def test_a_cheaper_plan_of_a_smaller_budget_is_taken_and_says_so() -> None:
