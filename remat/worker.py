@@ -137,7 +137,7 @@ def _exchange(
         if result.exists():
             return json.loads(result.read_text()), Status.FAILED, ""
     if code is None:
-        return None, Status.TIMEOUT, f"did not stop by itself; killed after {limit_s:.0f} s"
+        return None, Status.TIMEOUT, f"did not stop by itself; killed after {limit_s:.1f} s"
     how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
     return None, Status.FAILED, f"the solver process died with {how}: {complaint or 'it printed nothing'}"
 

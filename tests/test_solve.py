@@ -238,7 +238,7 @@ def test_processes_that_misbehave_cost_one_row(plugin):
     }  # fmt: skip
     assert "SIGKILL" in rows["killed"][1]
     assert "KeyError: 'who' (bad.py:" in rows["raises"][1]
-    assert "killed after 4 s" in rows["hangs"][1]
+    assert "killed after 4.0 s" in rows["hangs"][1]
     assert rows["prints"][2] == 3
     assert rows["hangs"][3] < 4 * 1.05 + 2 + 1  # a second of noise
 

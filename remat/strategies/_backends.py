@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import importlib
 import math
+import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -85,11 +86,15 @@ class Backend:
         Args:
             start: the variables hold a feasible point to start from; used if `takes_start`.
         """
-        options = self.options(limits)
+        started = time.monotonic()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # inaccurate and time-limit warnings: the verdict says it
             chain: Any
             data, chain, inverse = problem.get_problem_data(self.cvxpy_name, ignore_dpp=True)
+            left_s = limits.time_s - (time.monotonic() - started)  # large models take seconds to compile
+            if left_s <= 0:
+                return Answer(Verdict.LIMIT, False, -math.inf, 0)
+            options = self.options(replace(limits, time_s=left_s))
             start = start and self.takes_start
             cache = self.cache_start(problem, data) if start and self.cache_start else None
             raw = chain.solver.solve_via_data(data, start, False, options, cache)

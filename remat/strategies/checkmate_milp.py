@@ -16,7 +16,6 @@ from remat.strategies._backends import Answer, Backend, Limits, Verdict, get_bac
 from remat.strategies._milp_published import Equations, build, estimate_nonzeros, minimal_order
 
 if TYPE_CHECKING:
-    import cvxpy as cp
     import numpy as np
 
 FORMULATIONS = ("published",)

@@ -15,7 +15,7 @@ from remat.solve import Candidate, Outcome, Problem, Status, candidates_of
 from remat.strategies._backends import get_backend
 from remat.strategies._milp_published import estimate_nonzeros
 
-MILP_NONZEROS = 4_000_000  # beyond it the MILP does not end in the times a portfolio is given
+MILP_NONZEROS = 1_500_000  # beyond it HiGHS finds nothing in the minutes a portfolio is given
 MILP_SECONDS = 3.0  # less is not worth the start of its process
 HEURISTICS_SHARE = 0.4  # of the time, at most, before the MILP starts
 COST_POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
