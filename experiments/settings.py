@@ -68,12 +68,12 @@ def read_settings(cfg: DictConfig) -> Settings:
     Raises:
         RematError: one line, naming the value and what may be written instead.
     """
-    names = _strategies(cfg.strategies)
     _one_of("scale", cfg.scale, SCALES)
     _one_of("accounting", cfg.accounting, ACCOUNTINGS)
     parse_scope(cfg.scope)
     budget = cfg.budget
     is_sweep = isinstance(budget, str) and budget.strip().lower() == "sweep"
+    budget_bytes = None if is_sweep else _budget(budget)
     _at_least("points", cfg.points, 2)
     _at_least("seed", cfg.seed, 0)
     _at_least("threads", cfg.threads, 1)
@@ -84,6 +84,7 @@ def read_settings(cfg: DictConfig) -> Settings:
     if cfg.logger.name == "wandb":
         _one_of("logger.mode", cfg.logger.mode, WANDB_MODES)
     quick = cfg.scale == "quick"
+    names = _strategies(cfg.strategies)  # imports them, which takes longer than all the rest
     spec, graph_file = (None, _graph_file(cfg)) if cfg.graph is not None else (_spec(cfg), None)
     return Settings(
         spec=spec,
@@ -91,7 +92,7 @@ def read_settings(cfg: DictConfig) -> Settings:
         cost="file" if graph_file else _one_of("cost", cfg.cost.name, COSTS),
         gpu=_gpu(cfg),
         device=cfg.device,
-        budget_bytes=None if is_sweep else _budget(budget),
+        budget_bytes=budget_bytes,
         points=min(cfg.points, QUICK_POINTS) if quick else cfg.points,
         strategies=names,
         options=_options(cfg, names),

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 import analysis
 from analysis.results import load_run
 from analysis.table import write_csv
 from experiments import cli
-from experiments.config import CONF_FOLDER, GROUPS, group_options, register
+from experiments.config import CONF_FOLDER, GROUPS, ModelConfig, group_options, register
 from experiments.models_table import specs
+from remat.frontends.spec import FRAMEWORKS, GRANULARITIES
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +43,8 @@ def test_an_experiment_composes_as_it_is(name: str) -> None:
 def test_an_experiment_runs_in_its_fast_form(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name != "budget_sweep":  # figures take seconds; the default experiment draws them all
-        monkeypatch.setattr(analysis, "draw_run", lambda folder: [write_csv(load_run(folder), folder / "table.csv")])
+    # Figures take seconds and have tests of their own.
+    monkeypatch.setattr(analysis, "draw_run", lambda folder: [write_csv(load_run(folder), folder / "table.csv")])
     fast = ["model=chain", "model.options.n=4", "input_size=null", "points=3", "scale=quick",
             "strategies=[checkpoint_all,chen_sqrtn]"]  # fmt: skip
     assert cli.main([f"experiment={name}", *fast]) == 0
@@ -56,13 +58,24 @@ def test_every_file_of_a_group_composes(group: str) -> None:
         assert cli.check([f"{group}={name}"], multirun=False)
 
 
-def test_every_model_composes_and_is_described() -> None:
+def test_every_model_has_the_keys_of_the_schema_and_is_described() -> None:
+    schema = OmegaConf.structured(ModelConfig)
     for name in group_options("model"):
-        given = ["target=package.module:factory"] if name == "torch" else []
-        (settings,) = cli.check([f"model={name}", *given], multirun=False)
-        assert settings.spec is not None
-        assert settings.spec.name == name
-        assert yaml.safe_load((CONF_FOLDER / "model" / f"{name}.yaml").read_text())["description"]
+        written = OmegaConf.load(CONF_FOLDER / "model" / f"{name}.yaml")
+        assert set(written) == set(schema), name
+        model = OmegaConf.merge(schema, written)  # raises for a value of another type
+        assert model.name == name
+        assert model.description
+        assert model.framework in FRAMEWORKS
+        assert model.granularity in GRANULARITIES
+        assert model.batch_size >= 1
+
+
+@pytest.mark.parametrize("name", ["vgg19", "unet", "torch_gpt2", "chain"])
+def test_a_model_composes(name: str) -> None:
+    (settings,) = cli.check([f"model={name}"], multirun=False)
+    assert settings.spec is not None
+    assert settings.spec.name == name
 
 
 def test_the_table_of_models_has_both_granularities_of_keras() -> None:
