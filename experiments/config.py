@@ -104,7 +104,8 @@ def run_name(cfg: DictConfig) -> str:
     content = {str(k): _plain(cfg[k]) for k in cfg if k not in _NOT_IN_NAME}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
     subject = Path(cfg.graph).stem if cfg.graph else cfg.model.name
-    parts = [subject] if cfg.graph else [subject, cfg.gpu.get("name", "gpu"), cfg.cost.name]
+    has_costs = cfg.graph or cfg.model.framework == "synthetic"
+    parts = [subject] if has_costs else [subject, cfg.gpu.get("name", "gpu"), cfg.cost.name]
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", "_".join(map(str, [*parts, cfg.budget, digest])))
 
 

@@ -26,8 +26,8 @@ def duration(seconds: float) -> str:
 class SolveProgress:
     """Counts finished solves, shows what runs, and estimates the rest; a context manager.
 
-    The estimate is the mean time of the finished jobs times those left over those at once, and never
-    more than the time limits allow.
+    The estimate is the mean time of the finished jobs of this batch times those left over those at once,
+    and never more than the time limits allow.
     """
 
     def __init__(self, console: Console, at_once: int):
@@ -35,6 +35,7 @@ class SolveProgress:
         self._at_once = at_once
         self._limits: list[float] = []
         self._spent: list[float] = []
+        self._batch_from = 0  # the first batch, of heuristics, says nothing about the time of exact solves
         self._began = time.monotonic()
         self._live = console.is_terminal
         self._bar = Progress(
@@ -53,7 +54,8 @@ class SolveProgress:
             self._bar.stop()
 
     def expect(self, time_limits_s: Sequence[float]) -> None:
-        """More jobs are queued, with these limits."""
+        """A new batch of jobs is queued, with these limits; the one before has ended."""
+        self._batch_from = len(self._limits)
         self._limits += time_limits_s
         self._bar.update(self._task, total=len(self._limits))
 
@@ -62,9 +64,10 @@ class SolveProgress:
         left = self._limits[len(self._spent) :]
         if not left:
             return 0.0
-        if not self._spent:
+        spent = self._spent[self._batch_from :]
+        if not spent:
             return None
-        mean = sum(self._spent) / len(self._spent)
+        mean = sum(spent) / len(spent)
         return sum(min(mean, limit) for limit in left) / min(self._at_once, len(left))
 
     def tick(self, running: Sequence[str]) -> None:

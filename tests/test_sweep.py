@@ -181,4 +181,6 @@ def test_estimates_shrink_to_nothing() -> None:
     for _ in range(2):
         progress.finished("c", 1.0)
     assert progress.left_s() == 0.0
+    progress.expect([100.0])
+    assert progress.left_s() is None  # another kind of job: nothing is known of it yet
     assert (duration(42.4), duration(200)) == ("42 s", "3 min 20 s")
