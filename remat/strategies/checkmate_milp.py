@@ -14,6 +14,7 @@ from remat.simulator import simulate
 from remat.solve import Candidate, Outcome, Problem
 from remat.strategies._backends import Answer, Backend, Limits, Verdict, get_backend
 from remat.strategies._milp_published import Equations, build, estimate_nonzeros, minimal_order
+from remat.strategies._polish import drop_needless_repeats
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,7 +71,7 @@ def checkmate_milp(
     Variables that (8) fixes to zero are not created, and U ends with the stage's own operation:
     what follows it in a row of U changes nothing. Fixed bytes are subtracted from the budget, sizes
     divided by their greatest common divisor and scaled; the budget gets half a unit of room, which
-    is exact. Computations that the solver added without use are dropped. A plan that slips over
+    is exact. Repeats that the solver added without need are dropped. A plan that slips over
     the budget by the solver's tolerance is looked for again a little below it; an INFEASIBLE is claimed
     only if it still holds with a millionth more, and the bound is lowered by a millionth.
 
@@ -133,6 +134,7 @@ class _Search:
             answer, plan = self._solve(min(units - 0.5, units * (1 - shrink)))
             shrink *= 4
         if plan is not None:
+            plan = drop_needless_repeats(problem.graph, plan, problem.budget_bytes, problem.deadline - 0.2)
             return Outcome((Candidate(plan),), bound=bound, message=self._scope_note(), stats=self.stats)
         if answer is None or answer.verdict is Verdict.LIMIT:
             return self._timeout("no plan found within the limit", bound)
