@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any
 
 from remat.errors import InvalidInput, unknown_name
@@ -102,7 +104,19 @@ def _discover() -> None:
         return
     _discovered = True  # first: a plugin may ask for the list while it is imported
     for point in entry_points(group=GROUP):
-        loaded = point.load()
-        for module in pkgutil.iter_modules(getattr(loaded, "__path__", [])):
+        package = _import(point.module)
+        for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
             if not module.name.startswith("_"):
-                importlib.import_module(f"{loaded.__name__}.{module.name}")
+                _import(f"{point.module}.{module.name}")
+
+
+def _import(name: str) -> ModuleType | None:
+    """The module, or None with a warning: one broken plugin must not take the other strategies away."""
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        warnings.warn(
+            f"the strategies of '{name}' are missing, because it cannot be imported: {type(error).__name__}: {error}",
+            stacklevel=2,
+        )
+        return None

@@ -74,10 +74,14 @@ def run_family_isolated(problem: Problem, strategy: str, options: Mapping[str, A
         return Family(strategy, status=status, message=message, wall_s=time.monotonic() - started)
     row = rows[0]
     members = []
-    for member in row["members"]:
-        plan = Plan.from_steps(problem.graph, zip(member["kinds"], member["ids"], strict=True))
-        trace = simulate(problem.graph, plan)
-        members.append(Member(plan, trace.cost, trace.peak_bytes, member["parameters"]))
+    try:
+        for member in row["members"]:
+            plan = Plan.from_steps(problem.graph, zip(member["kinds"], member["ids"], strict=True))
+            trace = simulate(problem.graph, plan)
+            members.append(Member(plan, trace.cost, trace.peak_bytes, member["parameters"]))
+    except InvalidPlan as error:
+        message = f"the worker's plan is invalid: {error}"
+        return Family(strategy, status=Status.FAILED, message=message, wall_s=time.monotonic() - started)
     status = Status(row["status"]) if row["status"] else None
     return Family(strategy, tuple(members), row["rejected"], status, row["message"], row["wall_s"])
 

@@ -32,21 +32,41 @@ assert (tight.cost, tight.peak_bytes) == (13, 60), tight
 """
 
 
+BROKEN = """
+import warnings, remat
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    assert "checkpoint_all" in remat.strategies()
+assert len(caught) == 1, caught
+assert "my_package.heuristics" in str(caught[0].message) and "no_such_module" in str(caught[0].message)
+"""
+
+
+def install(folder: Path, code: str, entry_points: str) -> None:
+    """What installing a package with one module of strategies leaves behind."""
+    package = folder / "my_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "heuristics.py").write_text(code)
+    metadata = folder / "my_package-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(entry_points)
+
+
+def test_broken_plugin_is_named_and_leaves_the_others(tmp_path: Path) -> None:
+    install(tmp_path, "import no_such_module\n", "[remat.strategies]\nmine = my_package.heuristics\n")
+    done = subprocess.run([sys.executable, "-c", BROKEN], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_documented_strategy_is_found_and_runs(tmp_path: Path) -> None:
     code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     assert code is not None
     meaningful = [line for line in code[1].splitlines() if line.strip()]
     assert len(meaningful) < 40
-    package = tmp_path / "my_package"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "heuristics.py").write_text(code[1])
-    # What installing a package with the documented entry point leaves behind.
-    metadata = tmp_path / "my_package-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
     toml = re.search(r'```toml\n\[project.entry-points."(.*?)"\]\n(\w+) = "(.*?)"\n```', DOCUMENT.read_text())
     assert toml is not None
-    (metadata / "entry_points.txt").write_text(f"[{toml[1]}]\n{toml[2]} = {toml[3]}\n")
+    install(tmp_path, code[1], f"[{toml[1]}]\n{toml[2]} = {toml[3]}\n")
     done = subprocess.run([sys.executable, "-c", USE], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
