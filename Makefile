@@ -6,7 +6,7 @@ endif
 VENV_PYTHON := .venv/bin/python
 ARGS ?=
 
-.PHONY: help setup sweep test test-slow lint types check models roofline bench clean
+.PHONY: help setup sweep test test-slow lint types check models published roofline bench clean
 
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-slow  the long tests (about 20 minutes)"
 	@echo "make check      lint and type checks"
 	@echo "make models     every configured model: nodes, edges, bytes, seconds"
+	@echo "make published  published numbers of the papers beside ours"
 	@echo "make roofline   the roofline against published P100 costs (needs REMAT_INSTANCES)"
 	@echo "make bench      the simulator's speed"
 	@echo "make setup      only the environment (PIP_ARGS='...' is passed to pip)"
@@ -42,6 +43,9 @@ check: lint types
 
 models: setup
 	$(VENV_PYTHON) -m experiments.models_table $(ARGS)
+
+published: setup
+	$(VENV_PYTHON) -m experiments.published_numbers $(ARGS)
 
 roofline: setup
 	$(VENV_PYTHON) -m experiments.roofline_check $(ARGS)

@@ -1,6 +1,6 @@
 """`make models`: every configured model at each granularity, extracted now; non-zero if any fails.
 
-python -m experiments.models_table [MODEL ...]
+python -m experiments.models_table [--write] [MODEL ...]; --write puts the table into docs/models.md.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rich import box
 from rich.table import Table
 
 from experiments.config import CONF_FOLDER, group_options
+from experiments.documents import DOCS, markdown_table, write_between_marks
 from experiments.progress import make_console
 from remat.errors import RematError, unknown_name
 from remat.frontends.spec import ModelSpec, extract
@@ -25,6 +26,10 @@ from remat.plan import Plan
 from remat.simulator import simulate
 
 AT_ONCE = 2
+COMMAND = "python -m experiments.models_table --write"
+HEADS = (
+    "model", "framework", "granularity", "batch", "nodes", "edges", "fixed GB", "store-all peak GB", "seconds",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,8 @@ def measure(spec: ModelSpec) -> Extracted:
 
 def main(arguments: Sequence[str]) -> int:
     """Print the table; 1 if any model fails."""
+    write = "--write" in arguments
+    arguments = [argument for argument in arguments if argument != "--write"]
     known = group_options("model")
     for name in arguments:
         if name not in known:
@@ -70,10 +77,9 @@ def main(arguments: Sequence[str]) -> int:
             return 1
     console = make_console()
     table = Table(box=box.SIMPLE_HEAD)
-    for column in ("model", "framework", "granularity"):
-        table.add_column(column, no_wrap=True)
-    for column in ("batch", "nodes", "edges", "fixed GB", "store-all peak GB", "seconds"):
-        table.add_column(column, justify="right", no_wrap=True)
+    for column in HEADS:
+        table.add_column(column, no_wrap=True, justify="left" if column in HEADS[:3] else "right")
+    rows: list[list[str]] = []
     failures: list[Extracted] = []
     todo = list(specs(arguments or known))
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -87,12 +93,15 @@ def main(arguments: Sequence[str]) -> int:
                 peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
                 cells = [str(len(graph)), str(graph.n_edges), f"{graph.fixed_bytes / 1e9:.3f}", f"{peak / 1e9:.3f}"]
             seconds = f"{done.seconds:.1f}"
-            table.add_row(spec.name, spec.framework, spec.granularity, str(spec.batch_size), *cells, seconds)
+            rows.append([spec.name, spec.framework, spec.granularity, str(spec.batch_size), *cells, seconds])
+            table.add_row(*rows[-1])
             print(f"[{i}/{len(todo)}] {what}: {done.error or f'{seconds} s'}", file=sys.stderr, flush=True)
     console.print(table)
     for failed in failures:
         line = f"{failed.spec.name} ({failed.spec.granularity}) failed: {failed.error}"
         console.print(line, markup=False, soft_wrap=True)
+    if write:
+        write_between_marks(DOCS / "models.md", COMMAND, markdown_table(HEADS, rows))
     return 1 if failures else 0
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
+from experiments.documents import DOCS, markdown_table, write_between_marks
 from experiments.p100_networks import NETWORKS, Node
 from remat.cost import apply_cost
 from remat.cost.gpu import EFFICIENCY, Gpu, load_gpu, operation_class
@@ -29,8 +30,8 @@ from remat.errors import InvalidInput, RematError
 from remat.frontends.spec import ModelSpec, extract
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENT = ROOT / "docs" / "roofline.md"
-MARKS = ("<!-- tables: python -m experiments.roofline_check --write -->", "<!-- end of tables -->")
+DOCUMENT = DOCS / "roofline.md"
+COMMAND = "python -m experiments.roofline_check --write"
 PUBLISHED_MULTIPLE_BYTES = 1024  # the profiles' sizes are rounded up to this
 
 
@@ -132,7 +133,7 @@ def tables(folder: Path) -> str:
         kinds.append([kind, str(len(group)), f"{share:.1%}", *_cells(scores(group, gpu))])
     score_heads = ["rank correlation", "median relative error", "total / measured"]
     return "\n\n".join(
-        _markdown(heads, body)
+        markdown_table(heads, body)
         for heads, body in (
             (["network", "rebuilt", "published", "aligned nodes", "aligned time", "compared", "published ms"], shares),
             (["network", "efficiencies", *score_heads], rows),
@@ -145,11 +146,6 @@ def tables(folder: Path) -> str:
 def _cells(of: tuple[float, float, float]) -> list[str]:
     rank, error, total = of
     return ["-" if math.isnan(rank) else f"{rank:.3f}", f"{error:.1%}", f"{total:.2f}"]
-
-
-def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    rule = ["---", *["--:"] * (len(heads) - 1)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
 
 
 def frontend_table(folder: Path) -> str:
@@ -171,7 +167,9 @@ def frontend_table(folder: Path) -> str:
             theirs = sum(node["cost"] for node in published if node["backward"] in directions)
             row.append(f"{ours / theirs:.2f}")
         rows.append(row)
-    return _markdown(["through the PyTorch frontend", "operations", "forward", "backward", "total / measured"], rows)
+    return markdown_table(
+        ["through the PyTorch frontend", "operations", "forward", "backward", "total / measured"], rows
+    )
 
 
 def _group(pair: Pair) -> str:
@@ -204,8 +202,7 @@ def main() -> None:
         raise SystemExit(f"error: {error}") from None
     print(text)
     if arguments.write:
-        before, _, rest = DOCUMENT.read_text().partition(MARKS[0])
-        DOCUMENT.write_text(f"{before}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{rest.partition(MARKS[1])[2]}")
+        write_between_marks(DOCUMENT, COMMAND, text)
 
 
 if __name__ == "__main__":
