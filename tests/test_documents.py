@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import remat
-from experiments import documents, models_table, published_numbers, roofline_check
+from experiments import documents, models_table, published_numbers, readme_table, roofline_check
 from remat.errors import InvalidInput
 
 COMMANDS = {
@@ -48,3 +49,18 @@ def test_published_values_are_met() -> None:
     members = remat.family(graph, "griewank", accounting="published")
     griewank = next(m for m in members if m.parameters["slots"] == 5)
     assert f"{griewank.cost / 1e9:.3f}" == "108.267"
+
+
+def test_readme_table_by_hand(tmp_path: Path) -> None:
+    rows = pd.DataFrame(
+        [
+            ("slow", 10, "FEASIBLE", 0.5), ("slow", 20, "FEASIBLE", 0.25), ("slow", 30, "FEASIBLE", 0.25),
+            ("late", 10, "NO_PLAN", None), ("late", 20, "NO_PLAN", None), ("late", 30, "OPTIMAL", 0.0),
+        ],
+        columns=["strategy", "budget_bytes", "status", "overhead"],
+    )  # fmt: skip
+    assert readme_table.table(rows, gpu_bytes=25).splitlines()[2:] == [
+        "| `slow` | 50.00% | 25.00% | 25.00% |",
+        "| `late` | NO_PLAN | NO_PLAN | 0.00% (optimal) |",
+    ]
+    assert readme_table.main([str(tmp_path)]) == 1
