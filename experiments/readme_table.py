@@ -32,9 +32,9 @@ def table(rows: pd.DataFrame, gpu_bytes: int) -> str:
     budgets = sorted(rows["budget_bytes"].unique())
     within = [budget for budget in budgets if budget <= gpu_bytes] or budgets
     shown = sorted({budgets[0], within[-1], budgets[-1]})
-    mean = rows.groupby("strategy")["overhead"].agg(lambda overheads: overheads.fillna(1e9).mean())
+    mean = {name: mine["overhead"].fillna(1e9).mean() for name, mine in rows.groupby("strategy")}  # no plan: last
     cells = []
-    for strategy in mean.sort_values(kind="stable").index:
+    for strategy in sorted(mean, key=lambda name: mean[name]):
         mine = rows[rows["strategy"] == strategy]
         ended = dict(zip(mine["budget_bytes"], zip(mine["status"], mine["overhead"], strict=True), strict=True))
         cells.append([f"`{strategy}`", *(_cell(*ended[budget]) for budget in shown)])
