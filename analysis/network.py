@@ -15,6 +15,8 @@ from remat.graph import Graph
 from remat.units import format_size
 
 NAMED = 60  # up to so many operations the axis carries their names
+LONGEST = 26  # characters of a name beside a bar
+ACROSS = 120  # characters of that size across the panel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +53,7 @@ def draw(graph: Graph) -> Figure:
     _panel(upper, bars, bars.cost / bars.cost_scale.factor, f"Cost ({bars.cost_scale.unit})", named)
     _panel(lower, bars, bars.size / bars.byte_scale.factor, f"Bytes produced ({bars.byte_scale.unit})", named)
     if named:
-        lower.set_xticks(range(n), bars.names, rotation=90, fontsize=6.5)
+        lower.set_xticks(range(n), bars.names, rotation=90, fontsize=6.5, parse_math=False)
         lower.tick_params(axis="x", length=2, pad=1)
     else:
         lower.set_xlabel("Operation, in graph order")
@@ -61,7 +63,7 @@ def draw(graph: Graph) -> Figure:
         handles.append(Patch(color=BACKWARD, label="backward"))
     figure.legend(handles=handles, loc="outside upper right", ncols=2)
     fixed = f"fixed: {format_size(graph.fixed_bytes)}" if graph.fixed_bytes else "nothing fixed"
-    upper.set_title(f"{graph.name}: {n} operations, {fixed}", loc="left", fontweight="bold")
+    upper.set_title(f"{graph.name}: {n} operations, {fixed}", loc="left", fontweight="bold", parse_math=False)
     return figure
 
 
@@ -74,21 +76,28 @@ def _panel(axes: Axes, bars: Bars, height: np.ndarray, label: str, named: bool) 
             axes.bar(at[which], height[which], width=0.8, color=colour)
         elif which.any():
             axes.stairs(np.where(which, height, 0.0), edges, color=colour, fill=True, lw=0.3, ec=colour)
-    axes.set_ylabel(label)
+    axes.set_ylabel(label, parse_math=False)
     axes.set_ylim(0, 1.18 * height.max(initial=0.0) or 1.0)
     axes.grid(visible=False, axis="x")
     if not named:
-        for k in landmarks(height):
-            axes.annotate(bars.names[k], (k, height[k]), xytext=(0, 2), textcoords="offset points", ha="center",
-                          fontsize=6.5, color=GREY)  # fmt: skip
+        for k in landmarks(height, bars.names):
+            axes.annotate(shown(bars.names[k]), (k, height[k]), xytext=(0, 2), textcoords="offset points", ha="center",
+                          fontsize=6.5, color=GREY, parse_math=False)  # fmt: skip
 
 
-def landmarks(height: np.ndarray) -> list[int]:
+def shown(name: str) -> str:
+    """A name, its middle left out if it is long."""
+    return name if len(name) <= LONGEST else f"{name[: LONGEST // 2 - 1]}…{name[-(LONGEST // 2) :]}"
+
+
+def landmarks(height: np.ndarray, names: list[str]) -> list[int]:
     """Up to three of the highest bars, far enough apart for their names; none if many are as high."""
     if np.count_nonzero(height == height.max(initial=0.0)) > 3:
         return []
     chosen: list[int] = []
+    width = [len(shown(name)) for name in names]
     for k in np.argsort(-height, kind="stable")[:20].tolist():
-        if all(abs(k - other) > len(height) / 10 for other in chosen):
+        # Names are centred on their bars.
+        if all(abs(k - other) > len(height) * max(0.1, (width[k] + width[other]) / 2 / ACROSS) for other in chosen):
             chosen.append(k)
     return chosen[:3]

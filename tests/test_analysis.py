@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import fake_run
@@ -162,8 +163,33 @@ def test_axis_bends_only_where_the_best_are_tiny() -> None:
 def test_landmarks_keep_their_distance() -> None:
     height = np.ones(100)
     height[[10, 12, 50, 90]] = [9, 8, 7, 6]
-    assert network.landmarks(height) == [10, 50, 90]
-    assert network.landmarks(np.ones(100)) == []
+    assert network.landmarks(height, ["mm"] * 100) == [10, 50, 90]
+    assert network.landmarks(np.ones(100), ["mm"] * 100) == []
+    # 26 characters are 22 of the 100 operations wide: the second bar's name would touch the first's.
+    height[30] = 8.5
+    assert network.landmarks(height, ["mm"] * 100) == [10, 30, 50]
+    assert network.landmarks(height, ["scaled_dot_product_attention_backward"] * 100) == [10, 50, 90]
+
+
+def test_long_names_lose_their_middle() -> None:
+    name = "_scaled_dot_product_flash_attention_for_cpu_backward_1"
+    assert network.shown("convolution_3") == "convolution_3"
+    assert len(network.shown(name)) <= network.LONGEST
+    assert network.shown(name).endswith("backward_1")
+
+
+def test_names_in_the_network_figure_do_not_overlap() -> None:
+    names = [f"_scaled_dot_product_flash_attention_for_cpu_backward_{k}" for k in range(200)]
+    numbers = list(range(200))
+    graph = Graph.from_nodes(
+        "g", [[] for _ in names], [k * 73 % 200 for k in numbers], [k * 37 % 200 for k in numbers], names=names
+    )
+    figure = network.draw(graph)
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        boxes = sorted((text.get_window_extent() for text in axes.texts), key=lambda box: box.x0)
+        assert len(boxes) > 1
+        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_a_run_without_results_says_so(tmp_path: Path) -> None:

@@ -339,3 +339,19 @@ def test_a_crash_during_extraction_is_one_line(tmp_path: Path) -> None:
     finally:
         os.chdir(before)
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_mistake_in_the_users_module_is_placed(here: Path) -> None:
+    """One line with the file and line of their code, not of ours."""
+    (here / "mistaken.py").write_text(
+        "def boom(**options):\n    raise KeyError('nothing here')\n\n\ndef calls_boom(**options):\n    return boom()\n"
+    )
+    (here / "unimportable.py").write_text("import json\n\nprint(undefined_name)\n")
+    (here / "unreadable.py").write_text("def net(:\n")
+    for target, said in (
+        ("mistaken:calls_boom", r"target 'mistaken:calls_boom' .*nothing here.* \(mistaken\.py, line 2\)$"),
+        ("unimportable:net", r"cannot be imported: NameError: .*undefined_name.* \(unimportable\.py, line 3\)$"),
+        ("unreadable:net", r"cannot be imported: SyntaxError: .*\(unreadable\.py, line 1\)$"),
+    ):
+        with pytest.raises(RematError, match=said):
+            extract_in_child(ModelSpec("mine", "synthetic", target, 1), here / "cache")

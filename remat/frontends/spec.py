@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
+import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from remat.errors import InvalidInput, unknown_name
@@ -62,9 +66,29 @@ def load_target(target: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise InvalidInput(f"target '{target}': no module named '{error.name}'") from None
+    except (Exception, SystemExit) as error:  # the user's own module: anything can happen in it
+        at = "" if isinstance(error, SyntaxError) else _place(error, lambda file: "importlib" not in file)
+        raise InvalidInput(f"target '{target}' cannot be imported: {first_line(error)}{at}") from error
     if not hasattr(module, attribute):
         raise InvalidInput(f"target '{target}': module '{module_name}' has no '{attribute}'")
     return getattr(module, attribute)
+
+
+def first_line(error: BaseException) -> str:
+    """Kind and first line of an exception, for a message of one line."""
+    text = (str(error).strip().splitlines() or [""])[0][:200]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def place_in_target(error: BaseException, target: str) -> str:
+    """`` (file.py, line 12)``: the innermost line of the target's own module that `error` came through, or nothing."""
+    own = getattr(sys.modules.get(target.partition(":")[0]), "__file__", None)
+    return _place(error, lambda file: file == own) if own else ""
+
+
+def _place(error: BaseException, is_own: Callable[[str], bool]) -> str:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
 def extract(spec: ModelSpec) -> Graph:
