@@ -87,5 +87,5 @@ def draw(graph: Graph, shown: Shown) -> Figure:
         handles.append(Line2D([], [], color="#555555", lw=0.8, ls=":", label="first backward operation"))
     note = f"one cell is {block} stages x {block} operations" if block > 1 else None
     figure.legend(handles=handles, loc="outside lower center", ncols=4, title=note, title_fontsize=8)
-    figure.suptitle(shown.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
+    figure.suptitle(shown.title, x=0.01, ha="left", fontsize=10, fontweight="bold", parse_math=False)
     return figure

@@ -90,7 +90,7 @@ def draw(graph: Graph, shown: Shown, plain: Trace) -> Figure:
     axes.set_ylim(0, top)
     axes.set_xlim(0, max(mine.edges[-1], base.edges[-1]) / time.factor * 1.005)
     axes.set_ylabel(f"Memory held ({scale.unit})")
-    axes.set_title(shown.title, loc="left", fontweight="bold", pad=16)
+    axes.set_title(shown.title, loc="left", fontweight="bold", pad=16, parse_math=False)
     starts, ends = mine.edges[:-1][mine.again], mine.edges[1:][mine.again]
     least = mine.edges[-1] / 800  # wide enough to be seen
     for start, end in zip(starts, np.maximum(ends, starts + least), strict=True):
@@ -99,7 +99,7 @@ def draw(graph: Graph, shown: Shown, plain: Trace) -> Figure:
     ticks.set_ylim(0, 1)
     ticks.grid(visible=False)
     ticks.tick_params(axis="y", length=0)
-    ticks.set_xlabel(label)
+    ticks.set_xlabel(label, parse_math=False)
     figure.legend(handles=_legend(graph, shown, plain, mine, scale), loc="outside lower center", ncols=3)
     return figure
 

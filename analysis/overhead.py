@@ -64,7 +64,7 @@ def draw(panel: Panel, run: Run) -> Figure:
         )  # fmt: skip
     _draw_strip(strip, panel)
     strip.set_xlabel(f"Memory budget ({panel.scale.unit}, everything included)")
-    axes.set_title(run.title, loc="left", fontweight="bold")
+    axes.set_title(run.title, loc="left", fontweight="bold", parse_math=False)
     figure.legend(handles=_legend(panel), loc="outside right upper", handlelength=2.6, labelspacing=0.45)
     return figure
 

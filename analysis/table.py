@@ -52,7 +52,7 @@ def format_table(rows: Sequence[dict[str, Any]], title: str = "") -> Table:
     """
     frame: Frame = pd.DataFrame(list(rows))
     if not len(frame):
-        table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left")
+        table = Table(title=_plain(title), box=box.SIMPLE_HEAD, title_justify="left")
         table.add_column("no results")
         return table
     graphs = frame["graph_sha256"].unique()
@@ -78,7 +78,7 @@ def _sorted(frame: Frame) -> Frame:
 def _single(frame: Frame, title: str, *, several: bool) -> Table:
     budget = int(frame["budget_bytes"].iloc[0])
     caption = title if several else f"{title}  budget {format_size(budget)}".strip()
-    table = Table(title=caption or None, box=box.SIMPLE_HEAD, title_justify="left")
+    table = Table(title=_plain(caption), box=box.SIMPLE_HEAD, title_justify="left")
     scale = byte_scale(float(frame["budget_bytes"].max()))
     if several:
         table.add_column("Graph")
@@ -92,11 +92,11 @@ def _single(frame: Frame, title: str, *, several: bool) -> Table:
     for row in _sorted(frame).to_dict("records"):
         cells: list[str | Text] = []
         if several:
-            cells += [str(row.get("graph_name", "")), show_bytes(row["budget_bytes"], scale)]
+            cells += [Text(str(row.get("graph_name", ""))), show_bytes(row["budget_bytes"], scale)]
         cells += [
             row["strategy"], _coloured(row["status"]), show_percent(row["overhead"]),
-            show_cost(row["cost"], row["cost_unit"]), show_bytes(row["peak_bytes"], scale), show_percent(row["gap"]),
-            show_seconds(row["wall_s"]),
+            Text(show_cost(row["cost"], row["cost_unit"])), show_bytes(row["peak_bytes"], scale),
+            show_percent(row["gap"]), show_seconds(row["wall_s"]),
         ]  # fmt: skip
         if len(table.columns) > len(cells):
             cells.append("" if row["status"] in WITH_PLAN else Text(str(row["message"] or "")))
@@ -109,7 +109,9 @@ def _sweep(frame: Frame, title: str, budgets: Sequence[int]) -> Table:
     scale = byte_scale(budgets[-1])
     what = "overhead at each budget" + ("" if several else f" ({scale.unit})")
     caption = f"{title}\n{what}; * proven optimal".strip()
-    table = Table(title=caption, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(
+        title=_plain(caption), box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False
+    )
     if several:
         table.add_column("Graph", no_wrap=True)
     table.add_column("Strategy", no_wrap=True)
@@ -125,7 +127,7 @@ def _sweep(frame: Frame, title: str, budgets: Sequence[int]) -> Table:
         columns = pick(sorted({int(b) for b in part["budget_bytes"]}))
         for strategy in sorted(part["strategy"].unique(), key=order_of):
             mine = part[part["strategy"] == strategy]
-            cells: list[str | Text] = [str(mine["graph_name"].iloc[0])] if several else []
+            cells: list[str | Text] = [Text(str(mine["graph_name"].iloc[0]))] if several else []
             cells.append(strategy)
             by_budget = {int(row["budget_bytes"]): row for row in mine.to_dict("records")}
             cells += [_overhead_cell(by_budget.get(budget)) for budget in columns]
@@ -145,6 +147,11 @@ def _overhead_cell(row: dict[str, Any] | None) -> Text:
         proven = row["status"] == "OPTIMAL"
         return Text(show_percent(row["overhead"]) + ("*" if proven else " "), style="bold" if proven else "")
     return Text(SHORT.get(row["status"]) or str(row["status"]).lower(), style="dim")
+
+
+def _plain(title: str) -> Text | None:
+    """A title as it is: brackets in the name of a graph are not markup."""
+    return Text(title, style="table.title") if title else None
 
 
 def _coloured(status: str) -> Text:

@@ -45,6 +45,6 @@ class Skip(Exception):
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UnknownName:
     """An `UnknownName` that offers the nearest of the known names."""
     known = sorted(known)
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(str(name).lower(), known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
     return UnknownName(f"unknown {what} '{name}'; {hint}")

@@ -170,7 +170,11 @@ class Plan:
         """
         where = str(path)
         try:
-            document = json.loads(Path(path).read_text())
+            if Path(path).exists() and not Path(path).is_file() and not Path(path).is_dir():
+                raise InvalidPlan(f"{where}: not a regular file")  # a device or a pipe may never end
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+        except InvalidPlan:
+            raise
         except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, absurd integers
             raise InvalidPlan(f"{where}: cannot be read as JSON: {error}") from None
         if not isinstance(document, dict) or document.get("format") != PLAN_FORMAT:
@@ -188,6 +192,11 @@ class Plan:
             kind = _STEP_NAMES.index(step[0])
             _check_id(graph, kind, step[1], i)
             pairs.append((kind, step[1]))
+        if not isinstance(document.get("graph"), str):
+            raise InvalidPlan(f"{where}: 'graph' must be a graph's name")
+        scope = document.get("scope")
+        if scope is not None and scope not in [str(s) for s in Scope]:
+            raise InvalidPlan(f"{where}: 'scope' must be {', '.join(Scope)} or left out, not {scope!r:.60}")
         budget = document.get("budget_bytes")
         if budget is not None and (type(budget) is not int or budget < 0):
             raise InvalidPlan(f"{where}: 'budget_bytes' must be a non-negative integer or null")

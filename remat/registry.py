@@ -93,7 +93,7 @@ def strategies() -> list[str]:
 def get_strategy(name: str) -> Strategy:
     """The strategy of that name; raises `UnknownName` with the nearest names."""
     _discover()
-    if name not in _REGISTRY:
+    if not isinstance(name, str) or name not in _REGISTRY:
         raise unknown_name("strategy", name, _REGISTRY)
     return _REGISTRY[name]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -222,6 +223,11 @@ def solve_sweep(
     chosen = get_strategy(strategy)
     chosen.check_options(options)
     _check_call(time_limit_s, threads, accounting, work_limit)
+    seed = _check_seed(seed)
+    if not isinstance(deterministic, bool):
+        raise InvalidInput(f"deterministic must be True or False, not {deterministic!r}")
+    if warm_start is not None and not isinstance(warm_start, Plan):
+        raise InvalidInput(f"warm_start must be a remat.Plan, not {type(warm_start).__name__}; see Plan.load")
     if not len(graph):
         raise InvalidInput(f"graph '{graph.name}' has no operations; there is nothing to plan")
     if warm_start is not None and warm_start.graph_sha256 != graph.sha256():
@@ -294,6 +300,13 @@ def _check_call(time_limit_s: float, threads: int, accounting: str, work_limit: 
         raise unknown_name("accounting", accounting, ACCOUNTINGS)
     if work_limit is not None and (type(work_limit) is not int or work_limit < 1):
         raise InvalidInput(f"work_limit must be an integer of at least 1, not {work_limit!r}")
+
+
+def _check_seed(seed: int) -> int:
+    try:
+        return operator.index(seed)  # NumPy's integers too
+    except TypeError:
+        raise InvalidInput(f"seed must be an integer, not {seed!r}") from None
 
 
 def _refuse_if_impossible(chosen: Strategy, problem: Problem) -> Solution | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from brute_force import small_graphs
@@ -90,6 +91,7 @@ def two(**changes):
         (nodes(loss=3), "loss is 3"),
         (nodes(loss=True), "'loss'"),
         (nodes(name=7), "'name'"),
+        (nodes(name="\ud800"), "half a character"),
         (two(inputs=[0]), "before it is produced"),
         (two(outputs=[1]), "value 1, which does not exist"),
         (two(outputs=[]), "no producer"),
@@ -136,3 +138,19 @@ def test_published_instances_load(instances):
         trace = simulate(graph, Plan.from_order(graph, range(len(graph))))
         assert trace.cost == graph.total_cost
         assert trace.peak_bytes >= graph.largest_working_set()[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_what_never_ends_is_not_read(tmp_path):
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    for path in (pipe, "/dev/zero"):
+        with pytest.raises(InvalidGraph, match="not a regular file"):
+            load_graph(path)
+
+
+def test_an_error_about_a_name_with_line_ends_is_one_line(tmp_path):
+    path = tmp_path / "broken.json"
+    path.write_text(json.dumps(node(name="two\nlines", cost=-1)))
+    with pytest.raises(InvalidGraph, match="two lines"):
+        load_graph(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 
 import hypothesis.strategies as st
 import numpy as np
@@ -165,6 +166,9 @@ def write(path, **changes):
         ({"steps": [["compute", True]]}, "step 0"),
         ({"steps": [["compute"]]}, "step 0"),
         ({"budget_bytes": -1}, "budget_bytes"),
+        ({"graph": None}, "'graph'"),
+        ({"scope": "global"}, "'scope'"),
+        ({"scope": []}, "'scope'"),
         ({"graph_sha256": "0" * 64}, "was made for graph"),
     ],
 )
@@ -182,6 +186,13 @@ def test_what_is_no_plan_file_is_refused(tmp_path, content):
         Plan.load(path, DIAMOND)
     with pytest.raises(InvalidPlan, match=r"absent\.json"):
         Plan.load(tmp_path / "absent.json", DIAMOND)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "plan.json")
+    with pytest.raises(InvalidPlan, match="not a regular file"):
+        Plan.load(tmp_path / "plan.json", DIAMOND)
 
 
 def test_third_field_of_a_step_is_allowed(tmp_path):

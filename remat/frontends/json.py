@@ -30,6 +30,8 @@ def load_graph(path: str | os.PathLike[str]) -> Graph:
     """
     path = Path(path)
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise InvalidGraph(f"{path}: not a regular file")  # a device or a pipe may never end
         if path.stat().st_size > MAX_FILE_BYTES:
             raise InvalidGraph(f"{path}: larger than {MAX_FILE_BYTES} bytes")
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -42,7 +44,7 @@ def load_graph(path: str | os.PathLike[str]) -> Graph:
     try:
         return graph_from_dict(document)
     except InvalidGraph as error:
-        raise InvalidGraph(f"{path}: {error}") from None
+        raise InvalidGraph(f"{path}: {' '.join(str(error).split())}") from None  # a name may hold line ends
 
 
 def graph_from_dict(document: Any) -> Graph:
@@ -116,6 +118,8 @@ def _field(record: Any, key: str, types: type | tuple[type, ...], where: str, de
     wanted = types if isinstance(types, tuple) else (types,)
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
         raise InvalidGraph(f"{where}: '{key}' must be {'/'.join(t.__name__ for t in wanted)}, not {value!r:.60}")
+    if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+        raise InvalidGraph(f"{where}: '{key}' holds half a character (a lone surrogate): {value!r:.60}")
     return value
 
 
