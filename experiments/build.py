@@ -85,5 +85,5 @@ def _refuse_if_impossible(graph: Graph, settings: Settings) -> None:
     what = f"operation {k} ({graph.operations[k].name}) alone needs {format_size(needed)}"
     if kept > needed:
         what = f"what must be there at the end alone needs {format_size(kept)}"
-    least = describe_minimum(graph, parse_scope(settings.scope))
+    least = describe_minimum(graph, parse_scope(settings.scope), with_operation=kept > needed)
     raise InvalidInput(f"budget {format_size(budget)} is too small: {what}; {least}")

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments.config import CONF_FOLDER, GROUPS, Config, group_options, register
 from experiments.settings import RUNS_FOLDER, Settings, read_settings
-from remat.errors import InvalidInput, RematError, unknown_name
+from remat.errors import InvalidInput, MissingPackage, RematError, unknown_name
 
 _KEYS = tuple(Config.__dataclass_fields__)
 EXIT_ERROR, EXIT_INTERRUPTED = 1, 130
@@ -70,12 +70,14 @@ def _run_one(cfg: DictConfig) -> int:
     """One run; an error costs this run, not the others of a multirun."""
     from hydra.core.hydra_config import HydraConfig
 
-    from experiments.running import run
-
     try:
+        from experiments.running import run
+
         return run(cfg, read_settings(cfg), str(HydraConfig.get().runtime.choices.get("experiment")))
     except RematError as error:
         return complain(error)
+    except ModuleNotFoundError as error:  # e.g. plotly: the library works without it, the drawing does not
+        return complain(MissingPackage(f"{error}; install it, or use .venv/bin/python after `make setup`"))
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         return complain(InvalidInput(f"{error.strerror or error}{where}"))

@@ -318,9 +318,10 @@ def _refuse_if_impossible(chosen: Strategy, problem: Problem) -> Solution | None
     from remat.bounds.min_budget import describe_minimum
 
     what = f"operation {k} ({graph.operations[k].name}) alone needs {format_size(needed)}"
+    least = describe_minimum(graph, problem.scope, with_operation=False)
     return _without_plan(
         chosen, problem, Status.INFEASIBLE,
-        f"budget {format_size(problem.budget_bytes)} is too small: {what}; {describe_minimum(graph, problem.scope)}",
+        f"budget {format_size(problem.budget_bytes)} is too small: {what}; {least}",
     )  # fmt: skip
 
 

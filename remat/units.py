@@ -37,6 +37,8 @@ def parse_size(size: int | float | str) -> int:
             raise InvalidInput(f"'{size}' is a fraction of a byte; give a unit, e.g. {size}GB")
     else:
         exact = size
+        if not math.isfinite(size):
+            raise InvalidInput(f"a size must be a finite number, not {size}")
         if isinstance(size, float) and not size.is_integer():
             raise InvalidInput(f"{size} is a fraction of a byte; write e.g. '{size}GB'")
     if exact < 0:

@@ -184,6 +184,7 @@ def test_a_budget_below_one_operation_is_refused_before_any_solver(
     # A gradient reads a layer and the gradient before it: 3 x 1000 bytes; that much is also enough.
     assert "(grad4) alone needs 3.00 kB" in captured.err
     assert "smallest budget known feasible is 3.00 kB" in captured.err
+    assert captured.err.count("grad4") == 1  # said once
     assert not (here / "runs/store/rows").exists()
 
 
@@ -355,3 +356,22 @@ def test_a_mistake_in_the_users_module_is_placed(here: Path) -> None:
     ):
         with pytest.raises(RematError, match=said):
             extract_in_child(ModelSpec("mine", "synthetic", target, 1), here / "cache")
+
+
+@pytest.mark.parametrize("name", ["hydra", "plotly"])
+def test_a_missing_package_is_one_line(here: Path, name: str) -> None:
+    """Whether it is needed at the start (a Python that `make setup` did not make) or only to draw."""
+    (here / "absent" / name).mkdir(parents=True)
+    (here / "absent" / name / "__init__.py").write_text(
+        f'raise ModuleNotFoundError("No module named {name}", name="{name}")'
+    )
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run.py"), "graph=mirror.json", "budget=12kB", "strategies=checkpoint_all"],
+        env=os.environ | {"PYTHONPATH": str(here / "absent")}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert name in last
+    assert "make setup" in last

@@ -34,6 +34,12 @@ def test_what_is_no_size_is_refused_in_one_line(text):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("size", [float("nan"), float("inf")])
+def test_no_unit_is_suggested_for_what_is_no_number(size):
+    with pytest.raises(InvalidInput, match=r"must be a finite number, not (nan|inf)$"):
+        parse_size(size)
+
+
 def test_both_readings_are_printed():
     assert format_size(16 * 10**9) == "16.00 GB (14.90 GiB)"
     assert format_size(2**30) == "1.07 GB (1.00 GiB)"

@@ -78,11 +78,11 @@ def min_budget(graph: Graph, scope: str = "staged", *, time_limit_s: float = flo
     return MinBudget(best_bytes, lower, operation, best, wanted)
 
 
-def describe_minimum(graph: Graph, scope: Scope) -> str:
-    """The smallest known feasible budget and the operation that needs the most, for error messages."""
+def describe_minimum(graph: Graph, scope: Scope, *, with_operation: bool = True) -> str:
+    """The smallest known feasible budget and, unless said before, the operation that needs the most, for messages."""
     least = min_budget(graph, scope, time_limit_s=DESCRIBE_SECONDS)
     name = graph.operations[least.operation].name
-    return (
-        f"the smallest budget known feasible is {format_size(least.bytes)}; "
-        f"operation {least.operation} ({name}) needs the most, {format_size(least.lower_bound_bytes)}"
-    )
+    known = f"the smallest budget known feasible is {format_size(least.bytes)}"
+    if not with_operation:
+        return known
+    return f"{known}; operation {least.operation} ({name}) needs the most, {format_size(least.lower_bound_bytes)}"
