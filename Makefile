@@ -11,7 +11,7 @@ ARGS ?=
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
 	@echo "make test       set up, then run the tests"
-	@echo "make test-slow  the long tests (about 20 minutes)"
+	@echo "make test-slow  the long tests (about 7 minutes)"
 	@echo "make check      lint and type checks"
 	@echo "make models     every configured model: nodes, edges, bytes, seconds"
 	@echo "make published  published numbers of the papers beside ours"
