@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from baselines._forward import Forward
-from remat import Candidate, Graph, Plan
+from remat import Candidate, Graph, Plan, Skip
+
+MOST_COMPUTATIONS = 1_000_000  # a plan of that length takes about 4 s to build and replay
 
 
 def segment_plan(forward: Forward, checkpoints: Sequence[int], accounting: str) -> Plan:
@@ -46,9 +48,15 @@ def plan_of_residency(forward: Forward, S_TV: np.ndarray, accounting: str) -> Pl
 
     Under ``exact`` each value is freed at its last use and rebuilt right before the stage that wants it; under
     ``published`` values stay as long as `S_TV` holds them and are rebuilt a stage earlier, as in the artifact.
+
+    Raises:
+        Skip: the plan would have more than `MOST_COMPUTATIONS`, which take seconds to replay.
     """
     graph = forward.graph
     stages = _computations(graph, S_TV, late=accounting == "exact")
+    length = sum(map(len, stages))
+    if length > MOST_COMPUTATIONS:
+        raise Skip(f"its plan would have {length:,} computations; the limit is {MOST_COMPUTATIONS:,}")
     if accounting == "published":
         R_TN = np.zeros((len(graph), len(graph)), dtype=bool)
         for t, computed in enumerate(stages):

@@ -18,6 +18,8 @@ from remat.strategies._milp_published import estimate_nonzeros
 MILP_NONZEROS = 1_500_000  # beyond it HiGHS finds nothing in the minutes a portfolio is given
 MILP_SECONDS = 3.0  # less is not worth the start of its process
 HEURISTICS_SHARE = 0.4  # of the time, at most, before the MILP starts
+LARGE_SHARE = 0.9  # of the time, where no MILP follows
+GREEDY_SHARE = 0.5  # of that, at most, for the greedy: on large graphs it would leave nothing to the others
 COST_POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -38,7 +40,9 @@ def portfolio(problem: Problem, *, solver: str = "highs", milp_nonzeros: int = M
     """
     graph = problem.graph
     started = time.monotonic()
-    quick = replace(problem, deadline=min(problem.deadline, started + HEURISTICS_SHARE * problem.remaining_s()))
+    small = estimate_nonzeros(graph) <= milp_nonzeros
+    share = HEURISTICS_SHARE if small else LARGE_SHARE  # nothing comes after them on a large graph
+    quick = replace(problem, deadline=min(problem.deadline, started + share * problem.remaining_s()))
     best: tuple[tuple[int, int], Candidate] | None = None
     failures: list[str] = []
     for name, candidates in _quick_members(quick):
@@ -59,15 +63,16 @@ def portfolio(problem: Problem, *, solver: str = "highs", milp_nonzeros: int = M
     found = () if best is None else (best[1],)
     if best is not None and best[0][0] == graph.total_cost:
         return Outcome(found, message="; ".join(failures), stats=stats)
-    if problem.remaining_s() < MILP_SECONDS or estimate_nonzeros(graph) > milp_nonzeros:
-        timed_out = best is None and not problem.remaining_s()
+    if problem.remaining_s() < MILP_SECONDS or not small:
+        timed_out = best is None and not quick.remaining_s()
         return Outcome(found, timed_out=timed_out, message="; ".join(failures), stats=stats)
     return _with_milp(problem, solver, best, failures, stats)
 
 
 def _quick_members(problem: Problem) -> Iterator[tuple[str, Iterator[Candidate]]]:
     """(name, candidates) of every fast method; nothing runs before its candidates are asked for."""
-    yield "greedy_eviction", _greedy(problem)
+    middle = time.monotonic() + GREEDY_SHARE * problem.remaining_s()
+    yield "greedy_eviction", _greedy(replace(problem, deadline=min(problem.deadline, middle)))
     for name in strategies():
         chosen = get_strategy(name)
         if chosen.ignores_budget and not chosen.isolated:
