@@ -73,7 +73,7 @@ def overhead_figure(panel: Panel, run: Run) -> dict[str, Any]:
                 text=[_hover(row, run.cost_unit) for row in rows.itertuples()],
                 mode="markers" if curve.steps is not None else "lines+markers",
                 name=style.label + beyond(panel, style.label), legendgroup=group,
-                line=line,
+                line=line | {"shape": "hv"},
                 marker={
                     "symbol": [style.symbol + _open(s) for s in rows["status"]] or style.symbol,
                     "size": 9, "color": style.colour, "line": {"width": 1.6, "color": style.colour},

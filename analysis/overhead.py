@@ -83,8 +83,9 @@ def _draw_curve(axes: Axes, curve: Curve, panel: Panel) -> None:
         at, over = curve.steps
         axes.step(np.append(at, max(at[-1], panel.x_range[1])) / factor, 100 * np.append(over, over[-1]),
                   where="post", alpha=0.9, zorder=2.5, **line)  # fmt: skip
-    else:
-        axes.plot(x, y, zorder=3, **line)
+    elif len(rows):  # a plan serves every larger budget, until a cheaper one is found
+        right = max(x.max(), panel.x_range[1] / factor)
+        axes.step(np.append(x, right), np.append(y, y.iloc[-1]), where="post", zorder=3, **line)
     proven = (rows["status"] == "OPTIMAL").to_numpy()
     for which, face in ((proven, style.colour), (~proven, "white")):
         axes.plot(x[which], y[which], ls="", marker=style.marker, ms=5.5 if style.marker != "*" else 8, mfc=face,

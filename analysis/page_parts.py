@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.results import WITH_PLAN, Run
-from analysis.scales import byte_scale, cost_scale, show_bytes, show_cost, show_percent, show_seconds
+from analysis.scales import budget_scale, byte_scale, cost_scale, show_bytes, show_cost, show_percent, show_seconds
 from analysis.style import order_of, style_of
 from analysis.table import pick
 from remat.units import format_size
@@ -60,12 +60,11 @@ def header(run: Run) -> str:
 
 
 def summary_table(run: Run) -> str:
-    """One row per strategy: overhead at three budgets, plans, proofs, smallest budget met, time."""
+    """One row per strategy: overhead at the terminal table's budgets, plans, proofs, smallest budget met, time."""
     rows = run.shown
-    scale = byte_scale(float(rows["budget_bytes"].max()) if len(rows) else 0)
-    working = sorted({int(b) for b in run.planned["budget_bytes"]})
-    columns = pick(working, 5)[:-1] if len(working) >= 5 else working  # the widest budget needs no recomputation
-    heads = [("Strategy", ""), *((f"{b / scale.factor:.2f} {scale.unit}", "n") for b in columns)]
+    budgets = sorted({int(b) for b in rows["budget_bytes"]})
+    scale, columns = budget_scale(budgets), pick(budgets)
+    heads = [("Strategy", ""), *((f"{show_bytes(b, scale)} {scale.unit}", "n") for b in columns)]
     heads += [("Plans", "n"), ("Proven", "n"), (f"Smallest budget met ({scale.unit})", "n"), ("Slowest solve", "n")]
     body = []
     for strategy in run.strategies:
@@ -97,7 +96,7 @@ def results_table(run: Run) -> str:
     """Every row; headings sort, the fields above filter (page.js)."""
     rows = run.rows.assign(_order=run.rows["strategy"].map(order_of))
     rows = rows.sort_values(["_order", "budget_bytes", "key"], kind="stable")
-    scale = byte_scale(float(rows["budget_bytes"].max()) if len(rows) else 0)
+    scale = budget_scale(rows["budget_bytes"])
     several = rows["graph_sha256"].nunique() > 1
     one_unit = rows["cost_unit"].nunique() == 1 and rows["cost"].notna().any()
     cost = cost_scale(float(rows["cost"].max()), str(rows["cost_unit"].iloc[0])) if one_unit else None

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pandas as pd
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Numbers are divided by `factor` and labelled `unit`."""
+    """Numbers are divided by `factor`, labelled `unit` and, as bytes, shown with `digits` decimals."""
 
     factor: float
     unit: str
+    digits: int = 2
 
 
 def byte_scale(largest_bytes: float) -> Scale:
@@ -21,6 +25,15 @@ def byte_scale(largest_bytes: float) -> Scale:
         if largest_bytes >= factor / 2:
             return Scale(factor, unit)
     return Scale(1.0, "B")
+
+
+def budget_scale(budgets: Iterable[int]) -> Scale:
+    """`byte_scale` with as many decimals as it takes to tell the budgets apart."""
+    ordered = sorted({int(budget) for budget in budgets})
+    scale = byte_scale(float(ordered[-1]) if ordered else 0.0)
+    step = min((b - a for a, b in pairwise(ordered)), default=0)
+    digits = math.ceil(-math.log10(step / scale.factor)) if step else 0
+    return replace(scale, digits=min(max(digits, 2), 9))
 
 
 def binary_scale(scale: Scale) -> Scale:
@@ -58,7 +71,7 @@ def show_bytes(size: float | None, unit: Scale) -> str:
     """Bytes in the given scale, without the unit; ``–`` if there are none."""
     if size is None or pd.isna(size):
         return "–"
-    return f"{size / unit.factor:,.2f}" if unit.factor > 1 else f"{size:,.0f}"
+    return f"{size / unit.factor:,.{unit.digits}f}" if unit.factor > 1 else f"{size:,.0f}"
 
 
 def show_percent(share: float | None) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.results import WITH_PLAN, Frame, Run, load_run
-from analysis.scales import byte_scale, show_bytes, show_cost, show_percent, show_seconds
+from analysis.scales import budget_scale, byte_scale, show_bytes, show_cost, show_percent, show_seconds
 from analysis.style import order_of
 from remat.units import format_size
 
@@ -106,7 +106,7 @@ def _single(frame: Frame, title: str, *, several: bool) -> Table:
 
 def _sweep(frame: Frame, title: str, budgets: Sequence[int]) -> Table:
     several = frame["graph_sha256"].nunique() > 1
-    scale = byte_scale(budgets[-1])
+    scale = budget_scale(budgets)
     what = "overhead at each budget" + ("" if several else f" ({scale.unit})")
     caption = f"{title}\n{what}; * proven optimal".strip()
     table = Table(

@@ -124,7 +124,7 @@ class Bench:
                     self.kept[key] = found[key] = row
                     self.reused += 1
                 else:
-                    jobs.append(Job(key, f"{name} at {format_size(budget)}", self.problem(budget), name,
+                    jobs.append(Job(key, f"{name} at {format_size(budget, digits=3)}", self.problem(budget), name,
                                     self.settings.time_limit_s, self.settings.options[name]))  # fmt: skip
         for job, solution in self._run(jobs):
             assert isinstance(solution, Solution)

@@ -48,11 +48,11 @@ def parse_size(size: int | float | str) -> int:
     return round(exact)
 
 
-def format_size(size_bytes: int) -> str:
-    """Both readings of a size, e.g. ``16.00 GB (14.90 GiB)``."""
+def format_size(size_bytes: int, digits: int = 2) -> str:
+    """Both readings of a size, e.g. ``16.00 GB (14.90 GiB)``, with `digits` decimals."""
     for power, decimal, binary in ((3, "GB", "GiB"), (2, "MB", "MiB"), (1, "kB", "KiB")):
         if abs(size_bytes) >= 1000**power:
-            return f"{size_bytes / 1000**power:.2f} {decimal} ({size_bytes / 1024**power:.2f} {binary})"
+            return f"{size_bytes / 1000**power:.{digits}f} {decimal} ({size_bytes / 1024**power:.{digits}f} {binary})"
     return f"{size_bytes} B"
 
 
