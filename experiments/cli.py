@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -81,6 +82,9 @@ def _run_one(cfg: DictConfig) -> int:
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         return complain(InvalidInput(f"{error.strerror or error}{where}"))
+    finally:
+        with contextlib.suppress(OSError):  # Hydra made the folder; a run that wrote something keeps it
+            Path(HydraConfig.get().runtime.output_dir).rmdir()
 
 
 def _parse_flags(argv: list[str]) -> argparse.Namespace:

@@ -302,3 +302,10 @@ def test_portfolio_names_a_method_that_breaks(scripted):
     solution = solve(training_chain(4), 5, milp_nonzeros=1, time_limit_s=20)
     assert solution.plan is not None
     assert "scripted failed: integer division" in solution.message
+
+
+def test_portfolio_says_why_it_leaves_the_milp_out():
+    graph = training_chain(4)
+    solution = solve(graph, remat.min_budget(graph).bytes, threads=1, time_limit_s=60, milp_nonzeros=1)
+    assert solution.plan is not None
+    assert "checkmate_milp left out: its model has over 1 nonzeros" in solution.message

@@ -65,6 +65,8 @@ def portfolio(problem: Problem, *, solver: str = "highs", milp_nonzeros: int = M
         return Outcome(found, message="; ".join(failures), stats=stats)
     if problem.remaining_s() < MILP_SECONDS or not small:
         timed_out = best is None and not quick.remaining_s()
+        why = "no time was left for it" if small else f"its model has over {milp_nonzeros:,} nonzeros (milp_nonzeros)"
+        failures.append(f"checkmate_milp left out: {why}")
         return Outcome(found, timed_out=timed_out, message="; ".join(failures), stats=stats)
     return _with_milp(problem, solver, best, failures, stats)
 
