@@ -1,0 +1,23 @@
+"""``python -m remat.search``: compile the search now, so that the first solve need not."""
+
+from __future__ import annotations
+
+import time
+
+from remat.arrays import GraphArrays
+from remat.graph import Graph
+from remat.search import minimise_cost
+from remat.search.evict import evict
+
+
+def main() -> None:
+    """Compile everything that `search` uses and keep it in the cache."""
+    began = time.monotonic()
+    graph = Graph.from_nodes("chain", [[], [0], [1], [0, 2]], [2, 2, 2, 2], [1, 1, 1, 1])
+    evict(GraphArrays.of(graph), 6)
+    minimise_cost(graph, 6, work_limit=100)
+    print(f"the search is compiled ({time.monotonic() - began:.0f} s)")
+
+
+if __name__ == "__main__":
+    main()

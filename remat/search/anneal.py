@@ -1,0 +1,291 @@
+"""Annealing a staged plan: rounds of growing length, one seed per thread, the best plan kept."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from remat.arrays import GraphArrays
+from remat.graph import Graph
+from remat.search import kernel
+from remat.search.kernel import ARENA_TOP, BUDGET, COST, EXCESS
+from remat.search.state import State, new_state
+
+# Temperatures in mean operation costs. A round starts hot enough to rebuild the plan, or (every
+# other one) just warm enough to rearrange the best one.
+HOT, WARM, COLD = 1.0, 0.1, 0.003
+FIRST_ROUND = 20_000  # moves; each round is GROWTH times as long as the one before
+GROWTH = 3.0
+CHUNK_S = 0.05  # how long compiled code runs before the clock is looked at
+ROOM = 16  # runs per operation and copies per value, to begin with
+MAX_ROOM = 1 << 14
+LARGEST_SUM = 1 << 61  # of bytes over all stages
+
+
+@dataclass(slots=True)
+class Best:
+    """The best plan found so far, shared by the threads.
+
+    Attributes:
+        order: computations, or None.
+        cost, excess: excess is the sum over stages of the bytes above the budget.
+        moves: tried by all threads.
+    """
+
+    order: np.ndarray | None = None
+    cost: int = 1 << 62
+    excess: int = 1 << 62
+    moves: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def offer(self, order: np.ndarray, cost: int, excess: int) -> bool:
+        """Take the plan if it is better; whether it was."""
+        with self.lock:
+            if (excess, cost) >= (self.excess, self.cost):
+                return False
+            self.order, self.cost, self.excess = order, cost, excess
+            return True
+
+
+class Annealer:
+    """One annealing run on one state: a seed, a budget, a plan that changes."""
+
+    def __init__(self, graph: Graph, budget_bytes: int, seed: int, arrays: GraphArrays | None = None) -> None:
+        self.arrays = GraphArrays.of(graph) if arrays is None else arrays
+        self.unit = _byte_unit(self.arrays)
+        self.seed = seed
+        n, total = len(self.arrays.cost), max(1, int(self.arrays.cost.sum()))
+        self.mean_cost = total / n
+        self.start_price = total / max(1.0, 10.0 * float(self.arrays.size_bytes.sum()) / self.unit)
+        self.price = self.start_price
+        self.state = self._new_state(ROOM, 4 * n + 1000, 0)
+        self.set_budget(budget_bytes - graph.fixed_bytes)
+
+    def set_budget(self, variable_bytes: int) -> None:
+        """Bytes above the fixed ones; the plan must be loaded again after a change."""
+        self.budget = max(variable_bytes, 0) // self.unit
+        self.state.scalar[BUDGET] = self.budget
+
+    def load(self, order: np.ndarray) -> bool:
+        """Start from a staged plan's computations; False if it repeats too much to be searched."""
+        order = np.ascontiguousarray(order, dtype=np.int32)
+        n = len(self.arrays.cost)
+        repeats = int(np.bincount(order, minlength=n).max(initial=1))
+        room = max(self.state.computed.shape[1], 2 * repeats + 4)
+        if room > MAX_ROOM:
+            return False
+        if room > self.state.computed.shape[1] or 2 * len(order) + 8 * n > len(self.state.arena):
+            random = self.state.random.copy()
+            self.state = self._new_state(room, 4 * len(order) + 16 * n + 1000, self.budget)
+            self.state.random[:] = random
+        return bool(kernel.load_order(self.state, order))
+
+    @property
+    def cost(self) -> int:
+        """Of the current plan."""
+        return int(self.state.scalar[COST])
+
+    @property
+    def excess(self) -> int:
+        """Sum over stages of what the current plan holds above the budget, in `unit` bytes."""
+        return int(self.state.scalar[EXCESS])
+
+    def order(self) -> np.ndarray:
+        """Computations of the current plan."""
+        s = self.state
+        spans = zip(s.list_start.tolist(), s.list_length.tolist(), strict=True)
+        return np.concatenate([s.arena[first : first + length] for first, length in spans])
+
+    def round(
+        self,
+        moves: int,
+        hot: float,
+        cold: float,
+        best: Best,
+        should_stop: Callable[[], bool],
+        on_better: Callable[[], None],
+        deadline: float = float("inf"),
+    ) -> bool:
+        """Cool from `hot` to `cold` (in mean operation costs) over `moves` moves; False if stopped.
+
+        With a deadline the temperature follows whichever of moves and time is further on.
+        """
+        done, chunk, began = 0, min(moves, 2000), time.monotonic()
+        seen_cost, seen_excess = self.cost, self.excess
+        best.offer(self.order(), seen_cost, seen_excess)
+        while done < moves:
+            progress = done / moves
+            if deadline < float("inf"):
+                progress = max(progress, (time.monotonic() - began) / max(deadline - began, 1e-9))
+            n = min(chunk, moves - done)
+            following = min(1.0, progress + n / moves)
+            if progress >= 1.0 or should_stop():
+                return False
+            low = max(hot * (cold / hot) ** following, 1e-12) * self.mean_cost
+            high = max(hot * (cold / hot) ** progress, 1e-12) * self.mean_cost
+            started = time.monotonic()
+            seen_cost, seen_excess, length, self.price, _ = kernel.anneal(
+                self.state, n, high, low, self.price, seen_cost, seen_excess
+            )
+            took = time.monotonic() - started
+            done += n
+            with best.lock:
+                best.moves += n
+            if length and best.offer(self.state.order[:length].copy(), seen_cost, seen_excess):
+                on_better()
+            if self.state.scalar[ARENA_TOP] > 0.7 * len(self.state.arena):
+                self.load(self.order())  # more room
+            chunk = int(np.clip(n * CHUNK_S / max(took, 1e-6), 500, 1_000_000))
+        return True
+
+    def _new_state(self, room: int, list_room: int, budget: int) -> State:
+        arrays = self.arrays
+        if self.unit > 1:
+            scaled = {name: getattr(arrays, name) for name in GraphArrays.__slots__}
+            scaled["size_bytes"] = -(-arrays.size_bytes // self.unit)
+            scaled["workspace_bytes"] = -(-arrays.workspace_bytes // self.unit)
+            arrays = GraphArrays(**scaled)
+        return new_state(arrays, room, list_room, budget, self.seed)
+
+
+def _byte_unit(arrays: GraphArrays) -> int:
+    """1, or the bytes that count as one where sums over all stages would not fit 64 bits.
+
+    Sizes are rounded up and the budget down, so that a plan found is a plan.
+    """
+    total = int(arrays.size_bytes.sum()) + int(arrays.workspace_bytes.max(initial=0))
+    unit = 1
+    while total // unit * len(arrays.cost) >= LARGEST_SUM:
+        unit *= 2
+    return unit
+
+
+def minimise_cost(
+    graph: Graph,
+    budget_bytes: int,
+    start: np.ndarray | None = None,
+    *,
+    seed: int = 0,
+    threads: int = 1,
+    deadline: float = float("inf"),
+    work_limit: int | None = None,
+    target_cost: int = 0,
+    on_order: Callable[[np.ndarray, int], None] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Best:
+    """Anneal until the deadline (`time.monotonic()`), the work limit or the target is reached.
+
+    Args:
+        start: computations of a staged plan; by default every operation once. It need not fit.
+        work_limit: moves of each thread; threads then share nothing, so that runs repeat exactly.
+        target_cost: stop when a plan that fits costs no more (a lower bound).
+        on_order: called with the computations and cost of each better plan that fits.
+        should_stop: asked every few hundredths of a second, from any thread.
+
+    Returns:
+        The best plan; it fits if its `excess` is 0.
+    """
+    arrays = GraphArrays.of(graph)
+    best = Best()
+    first = np.arange(len(graph), dtype=np.int32) if start is None else start
+    told = threading.Lock()
+    stopped = threading.Event()
+    errors: list[BaseException] = []
+
+    def tell() -> None:
+        with told:
+            order, cost, excess = best.order, best.cost, best.excess
+            if excess or order is None:
+                return
+            if on_order is not None:
+                on_order(order, cost)
+            if cost <= target_cost:
+                stopped.set()
+
+    def stop() -> bool:
+        return stopped.is_set() or time.monotonic() >= deadline or should_stop()
+
+    def work(index: int) -> None:
+        try:
+            _rounds(Annealer(graph, budget_bytes, seed * 1009 + index, arrays), first, best, stop, tell, deadline,
+                    work_limit)  # fmt: skip
+        except BaseException as error:
+            errors.append(error)
+
+    if threads == 1:
+        work(0)
+    else:
+        crew = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(threads)]
+        for thread in crew:
+            thread.start()
+        try:
+            for thread in crew:
+                while thread.is_alive():
+                    thread.join(0.1)  # Ctrl-C is seen in between
+        finally:
+            stopped.set()
+            for thread in crew:
+                thread.join()
+    if errors:
+        raise errors[0]
+    return best
+
+
+def _rounds(
+    annealer: Annealer,
+    first: np.ndarray,
+    best: Best,
+    stop: Callable[[], bool],
+    tell: Callable[[], None],
+    deadline: float,
+    work_limit: int | None,
+) -> None:
+    """Rounds of growing length: hot from the best plan of all threads, then warm, in turn."""
+    own = Best()
+    shared = best if work_limit is None else own
+    left = work_limit if work_limit is not None else 1 << 62
+    moves, rate = float(FIRST_ROUND), 0.0
+
+    def better() -> None:
+        if own.order is not None and best.offer(own.order, own.cost, own.excess):
+            tell()
+
+    for index in itertools.count():
+        if stop() or left <= 0:
+            return
+        if not annealer.load(first if shared.order is None else shared.order):
+            annealer.load(np.arange(len(annealer.arrays.cost), dtype=np.int32))
+        own.offer(annealer.order(), annealer.cost, annealer.excess)
+        better()
+        n = int(moves)
+        ends = float("inf")
+        if work_limit is not None:
+            n = left if left < n * (1 + GROWTH) else n
+        elif rate and deadline < float("inf"):
+            seconds = deadline - time.monotonic()
+            if n * (1 + GROWTH) > rate * seconds:  # the next one would not end in time: this is the last
+                n, ends = max(1, int(2 * rate * seconds)), deadline
+        hot = HOT if index % 2 == 0 else WARM
+        began = time.monotonic()
+        if not annealer.round(n, hot, COLD, own, stop, better, ends):
+            return
+        rate = n / max(time.monotonic() - began, 1e-6)
+        left -= n
+        if index % 2:
+            moves *= GROWTH
+
+
+def is_warm() -> bool:
+    """Whether the compiled code lies in the cache, so that nothing has to be compiled first."""
+    dispatcher = kernel.anneal
+    if dispatcher.signatures:
+        return True
+    newest = Path(kernel.__file__).stat().st_mtime
+    found = Path(dispatcher.stats.cache_path).glob("kernel.anneal-*.nbi")
+    return any(index.stat().st_mtime >= newest for index in found)

@@ -1,0 +1,939 @@
+"""The compiled part: moves on retention intervals, kept consistent and undone exactly.
+
+Three moves change a staged plan: *drop* a value between two of its uses (it is computed again at the
+later one), *fill* such a gap (the repeat goes), *shift* a repeat to an earlier stage. Whatever
+follows from a move follows at once: ancestors that are missing are computed too, repeats that
+nobody needs any more vanish, intervals end at their last use. Only stages that a move touches are
+replayed; in between memory moves by the value's bytes.
+
+One file on purpose: compiled code is cached by the time stamp of the file it is in, and would not
+notice that a constant or the layout of the state changed in another one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit, types
+from numba.experimental import structref
+
+# Places in `State.scalar`.
+ARENA_TOP, LOG_TOP, COST, EXCESS, BUDGET, STAMP, N_QUEUE, N_SEEDS, ABORT, SNAPSHOT, START_COST, START_EXCESS = range(12)
+N_SCALARS = 12
+# Places in `State.real`: how much worse the move may be, the price of a byte above the budget, and
+# how much further than that a chain of repeats is followed before the move is given up.
+ALLOWED, PRICE, SLACK = range(3)
+N_REALS = 3
+FOLLOW_ALL = 0.2  # share of moves that are followed to their end: some pay only after all of it
+
+
+class State(NamedTuple):
+    """Arrays only, so that compiled code takes it whole; N operations (and stages), V values.
+
+    Attributes:
+        in_start ... run_once: the graph, as in `GraphArrays`.
+        intervals: [V, 2 C] int32, pairs (a, b), ascending; n_intervals: [V].
+        computed: [N, C] int32, stages in which an operation runs, ascending; n_computed: [N].
+        list_start, list_length, list_room: [N], where the operations of a stage lie in `arena`.
+        through: [N] int64, bytes resident both when the stage starts and when it ends.
+        peak: [N] int64, most bytes held in the stage; stage_cost: [N] int64.
+        log: what the move changed, for taking it back.
+        queue, queued: stages to bring up to date; seeds: pairs (stage, operation) that must run;
+        random: [1] uint64, the generator's state.
+        scalar: [N_SCALARS] int64; real: [N_REALS] float64.
+        order: the best plan's computations; scratch_*: working space.
+    """
+
+    in_start: np.ndarray
+    in_ids: np.ndarray
+    out_start: np.ndarray
+    out_ids: np.ndarray
+    use_start: np.ndarray
+    use_ids: np.ndarray
+    producer: np.ndarray
+    size: np.ndarray
+    cost: np.ndarray
+    workspace: np.ndarray
+    keep: np.ndarray
+    run_once: np.ndarray
+    intervals: np.ndarray
+    n_intervals: np.ndarray
+    computed: np.ndarray
+    n_computed: np.ndarray
+    list_start: np.ndarray
+    list_length: np.ndarray
+    list_room: np.ndarray
+    arena: np.ndarray
+    through: np.ndarray
+    peak: np.ndarray
+    stage_cost: np.ndarray
+    log: np.ndarray
+    queue: np.ndarray
+    queued: np.ndarray
+    seeds: np.ndarray
+    random: np.ndarray
+    scalar: np.ndarray
+    real: np.ndarray
+    order: np.ndarray
+    scratch_stack: np.ndarray
+    scratch_list: np.ndarray
+    mark_op: np.ndarray
+    mark_value: np.ndarray
+    last_use: np.ndarray
+    residence: np.ndarray
+    logged_value: np.ndarray
+    logged_op: np.ndarray
+
+
+@structref.register
+class _StateType(types.StructRef):
+    """Numba's type of a `State` that is passed by reference: a tuple of 40 arrays is copied at every call."""
+
+    def preprocess_fields(self, fields):
+        return tuple((name, types.unliteral(kind)) for name, kind in fields)
+
+
+class ByReference:
+    """`State` inside compiled code; made there from the tuple, never in Python."""
+
+
+structref.define_constructor(ByReference, _StateType, list(State._fields))
+
+
+NOT_RESIDENT, THROUGH, ENDS_HERE = 0, 1, 2
+LOG_VALUE, LOG_OP, LOG_LIST, LOG_RANGE, LOG_STAGE = 0, 1, 2, 3, 4
+_options = {"cache": True, "nogil": True}
+
+
+@njit(**_options)
+def _random(s: State) -> float:
+    """Uniform in [0, 1); xorshift64*."""
+    x = s.random[0]
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    s.random[0] = x
+    return float((x * np.uint64(2685821657736338717)) >> np.uint64(11)) / 9007199254740992.0
+
+
+@njit(**_options)
+def _below(s: State, n: int) -> int:
+    return min(int(_random(s) * n), n - 1)
+
+
+# ---- looking things up ------------------------------------------------------------------------
+
+
+@njit(**_options)
+def _covering(s: State, v: int, t: int) -> int:
+    """Index of the interval that holds value v at the start of stage t, or -1."""
+    for j in range(s.n_intervals[v]):
+        if s.intervals[v, 2 * j] < t <= s.intervals[v, 2 * j + 1]:
+            return j
+    return -1
+
+
+@njit(**_options)
+def _starting(s: State, v: int, t: int) -> int:
+    """Index of the interval of v that starts in stage t, or -1."""
+    for j in range(s.n_intervals[v]):
+        if s.intervals[v, 2 * j] == t:
+            return j
+    return -1
+
+
+@njit(**_options)
+def _use_before(s: State, v: int, t: int, least: int) -> int:
+    """Last stage in (least, t) that reads v, or `least`."""
+    found = least
+    for e in range(s.use_start[v], s.use_start[v + 1]):
+        u = s.use_ids[e]
+        for j in range(s.n_computed[u] - 1, -1, -1):
+            stage = s.computed[u, j]
+            if stage < t:
+                found = max(found, stage)
+                break
+    return found
+
+
+@njit(**_options)
+def _use_from(s: State, v: int, t: int, most: int) -> int:
+    """First stage in [t, most) that reads v, or `most`."""
+    found = most
+    for e in range(s.use_start[v], s.use_start[v + 1]):
+        u = s.use_ids[e]
+        for j in range(s.n_computed[u]):
+            stage = s.computed[u, j]
+            if stage >= t:
+                found = min(found, stage)
+                break
+    return found
+
+
+@njit(**_options)
+def _computed_before(s: State, k: int, t: int) -> int:
+    """Last stage before t in which operation k runs, or -1."""
+    for j in range(s.n_computed[k] - 1, -1, -1):
+        if s.computed[k, j] < t:
+            return s.computed[k, j]
+    return -1
+
+
+@njit(**_options)
+def _is_computed(s: State, k: int, t: int) -> bool:
+    found = False
+    for j in range(s.n_computed[k]):  # compiled code knows no any()
+        found = found or s.computed[k, j] == t
+    return found
+
+
+# ---- the log -----------------------------------------------------------------------------------
+
+
+@njit(**_options)
+def _log_room(s: State, n: int) -> bool:
+    """Whether n more numbers fit into the log; if not, the move is given up."""
+    if s.scalar[LOG_TOP] + n + 2 > len(s.log):
+        s.scalar[ABORT] = 1
+        return False
+    return True
+
+
+@njit(**_options)
+def _log_value(s: State, v: int) -> bool:
+    if s.logged_value[v] == s.scalar[SNAPSHOT]:
+        return True
+    n = 2 * s.n_intervals[v]
+    if not _log_room(s, n + 2):
+        return False
+    s.logged_value[v] = s.scalar[SNAPSHOT]
+    top = s.scalar[LOG_TOP]
+    for j in range(n):
+        s.log[top + j] = s.intervals[v, j]
+    s.log[top + n], s.log[top + n + 1], s.log[top + n + 2] = v, n, LOG_VALUE
+    s.scalar[LOG_TOP] = top + n + 3
+    return True
+
+
+@njit(**_options)
+def _log_op(s: State, k: int) -> bool:
+    if s.logged_op[k] == s.scalar[SNAPSHOT]:
+        return True
+    n = s.n_computed[k]
+    if not _log_room(s, n + 2):
+        return False
+    s.logged_op[k] = s.scalar[SNAPSHOT]
+    top = s.scalar[LOG_TOP]
+    for j in range(n):
+        s.log[top + j] = s.computed[k, j]
+    s.log[top + n], s.log[top + n + 1], s.log[top + n + 2] = k, n, LOG_OP
+    s.scalar[LOG_TOP] = top + n + 3
+    return True
+
+
+@njit(**_options)
+def _log_list(s: State, t: int) -> bool:
+    n = s.list_length[t]
+    if not _log_room(s, n + 2):
+        return False
+    top = s.scalar[LOG_TOP]
+    for j in range(n):
+        s.log[top + j] = s.arena[s.list_start[t] + j]
+    s.log[top + n], s.log[top + n + 1], s.log[top + n + 2] = t, n, LOG_LIST
+    s.scalar[LOG_TOP] = top + n + 3
+    return True
+
+
+@njit(**_options)
+def _log_stage(s: State, t: int) -> bool:
+    if not _log_room(s, 5):
+        return False
+    top = s.scalar[LOG_TOP]
+    s.log[top], s.log[top + 1], s.log[top + 2] = s.through[t], s.peak[t], s.stage_cost[t]
+    s.log[top + 3], s.log[top + 4] = t, LOG_STAGE
+    s.scalar[LOG_TOP] = top + 5
+    return True
+
+
+@njit(**_options)
+def _set_list(s: State, t: int, items: np.ndarray, n: int) -> bool:
+    if n > s.list_room[t]:
+        room = n + n // 2 + 4
+        if s.scalar[ARENA_TOP] + room > len(s.arena):
+            s.scalar[ABORT] = 1
+            return False
+        s.list_start[t], s.list_room[t] = s.scalar[ARENA_TOP], room
+        s.scalar[ARENA_TOP] += room
+    for j in range(n):
+        s.arena[s.list_start[t] + j] = items[j]
+    s.list_length[t] = n
+    return True
+
+
+@njit(**_options)
+def _undo(s: State, cost: int, excess: int) -> None:
+    """Take back everything since the log was empty."""
+    top = s.scalar[LOG_TOP]
+    while top > 0:
+        kind = s.log[top - 1]
+        if kind == LOG_STAGE:
+            t = s.log[top - 2]
+            s.through[t], s.peak[t], s.stage_cost[t] = s.log[top - 5], s.log[top - 4], s.log[top - 3]
+            top -= 5
+        elif kind == LOG_RANGE:
+            delta = s.log[top - 2]
+            for t in range(s.log[top - 4], s.log[top - 3]):
+                s.through[t] -= delta
+                s.peak[t] -= delta
+            top -= 4
+        else:
+            n, i = s.log[top - 2], s.log[top - 3]
+            first = top - 3 - n
+            if kind == LOG_VALUE:
+                for j in range(n):
+                    s.intervals[i, j] = s.log[first + j]
+                s.n_intervals[i] = n // 2
+            elif kind == LOG_OP:
+                for j in range(n):
+                    s.computed[i, j] = s.log[first + j]
+                s.n_computed[i] = n
+            else:  # the old list fits: room never shrinks
+                for j in range(n):
+                    s.arena[s.list_start[i] + j] = s.log[first + j]
+                s.list_length[i] = n
+            top = first
+    s.scalar[LOG_TOP] = 0
+    s.scalar[COST] = cost
+    s.scalar[EXCESS] = excess
+    for i in range(s.scalar[N_QUEUE]):
+        s.queued[s.queue[i]] = False
+    s.scalar[N_QUEUE] = 0
+    s.scalar[N_SEEDS] = 0
+
+
+# ---- elementary changes ------------------------------------------------------------------------
+
+
+@njit(**_options)
+def _touch(s: State, t: int) -> None:
+    """Stage t must be brought up to date."""
+    if t < len(s.peak) and not s.queued[t]:
+        s.queued[t] = True
+        s.queue[s.scalar[N_QUEUE]] = t
+        s.scalar[N_QUEUE] += 1
+
+
+@njit(**_options)
+def _seed(s: State, t: int, k: int) -> None:
+    """Operation k must run in stage t."""
+    if s.scalar[N_SEEDS] >= len(s.seeds):
+        s.scalar[ABORT] = 1
+        return
+    s.seeds[s.scalar[N_SEEDS], 0] = t
+    s.seeds[s.scalar[N_SEEDS], 1] = k
+    s.scalar[N_SEEDS] += 1
+
+
+@njit(**_options)
+def _shift_range(s: State, first: int, last: int, delta: int) -> bool:
+    """Change what is resident throughout stages first .. last - 1 by `delta` bytes."""
+    last = min(last, len(s.peak))
+    if delta == 0 or first >= last:
+        return True
+    if not _log_room(s, 4):
+        return False
+    top = s.scalar[LOG_TOP]
+    s.log[top], s.log[top + 1], s.log[top + 2], s.log[top + 3] = first, last, delta, LOG_RANGE
+    s.scalar[LOG_TOP] = top + 4
+    budget, change = s.scalar[BUDGET], 0
+    for t in range(first, last):
+        s.through[t] += delta
+        before = s.peak[t]
+        s.peak[t] = before + delta
+        change += max(before + delta - budget, 0) - max(before - budget, 0)
+    s.scalar[EXCESS] += change
+    return True
+
+
+@njit(**_options)
+def _remove_interval(s: State, v: int, j: int) -> None:
+    for i in range(2 * j, 2 * s.n_intervals[v] - 2):
+        s.intervals[v, i] = s.intervals[v, i + 2]
+    s.n_intervals[v] -= 1
+
+
+@njit(**_options)
+def _insert_interval(s: State, v: int, a: int, b: int) -> bool:
+    n = s.n_intervals[v]
+    if 2 * n + 2 > s.intervals.shape[1]:
+        s.scalar[ABORT] = 1
+        return False
+    j = 2 * n
+    while j > 0 and s.intervals[v, j - 2] > a:
+        s.intervals[v, j], s.intervals[v, j + 1] = s.intervals[v, j - 2], s.intervals[v, j - 1]
+        j -= 2
+    s.intervals[v, j], s.intervals[v, j + 1] = a, b
+    s.n_intervals[v] = n + 1
+    return True
+
+
+@njit(**_options)
+def _insert_computed(s: State, k: int, t: int) -> bool:
+    n = s.n_computed[k]
+    if n == s.computed.shape[1] or not _log_op(s, k):
+        s.scalar[ABORT] = 1
+        return False
+    j = n
+    while j > 0 and s.computed[k, j - 1] > t:
+        s.computed[k, j] = s.computed[k, j - 1]
+        j -= 1
+    s.computed[k, j] = t
+    s.n_computed[k] = n + 1
+    return True
+
+
+@njit(**_options)
+def _remove_computed(s: State, k: int, t: int) -> bool:
+    if not _log_op(s, k):
+        return False
+    n, j = s.n_computed[k], 0
+    while s.computed[k, j] != t:
+        j += 1
+    for i in range(j, n - 1):
+        s.computed[k, i] = s.computed[k, i + 1]
+    s.n_computed[k] = n - 1
+    return True
+
+
+@njit(**_options)
+def _trim(s: State, v: int, t: int) -> bool:
+    """End the interval of v that ends in stage t, where v is no longer used, at its last use."""
+    j = _covering(s, v, t)
+    if j < 0 or s.intervals[v, 2 * j + 1] != t:
+        return True
+    if not _log_value(s, v):
+        return False
+    a = s.intervals[v, 2 * j]
+    last = _use_before(s, v, t, a)
+    if last == a:
+        _remove_interval(s, v, j)
+    else:
+        s.intervals[v, 2 * j + 1] = last
+    if not _shift_range(s, last + 1 if last == a else last, t, -s.size[v]):
+        return False
+    _touch(s, last)
+    return True
+
+
+# ---- a stage -----------------------------------------------------------------------------------
+
+
+@njit(**_options)
+def _closure(s: State, t: int) -> int:
+    """Operations that stage t must compute, ascending, into `scratch_list`; how many, or -1."""
+    s.scalar[STAMP] += 1
+    stamp, n, depth = s.scalar[STAMP], 0, 1
+    s.scratch_stack[0] = t
+    s.mark_op[t] = stamp
+    for i in range(s.list_length[t]):
+        k = s.arena[s.list_start[t] + i]
+        if s.mark_op[k] != stamp:
+            for e in range(s.out_start[k], s.out_start[k + 1]):
+                if _starting(s, s.out_ids[e], t) >= 0:
+                    s.mark_op[k] = stamp
+                    s.scratch_stack[depth] = k
+                    depth += 1
+                    break
+    for i in range(s.scalar[N_SEEDS]):
+        k = s.seeds[i, 1]
+        if s.seeds[i, 0] == t and s.mark_op[k] != stamp:
+            for e in range(s.out_start[k], s.out_start[k + 1]):
+                if _starting(s, s.out_ids[e], t) >= 0:
+                    s.mark_op[k] = stamp
+                    s.scratch_stack[depth] = k
+                    depth += 1
+                    break
+    # Most moves that make a long chain run again are given up before it is followed to its end.
+    spare = (
+        s.real[SLACK]
+        + s.real[ALLOWED]
+        + s.real[PRICE] * (s.scalar[START_EXCESS] - s.scalar[EXCESS] + max(s.peak[t] - s.scalar[BUDGET], 0))
+    )
+    limit = spare + s.scalar[START_COST] - s.scalar[COST] + s.stage_cost[t]
+    cost = 0
+    while depth > 0:
+        depth -= 1
+        k = s.scratch_stack[depth]
+        cost += s.cost[k]
+        if (s.run_once[k] and k != t) or cost > limit:
+            return -1
+        s.scratch_list[n] = k
+        n += 1
+        for e in range(s.in_start[k], s.in_start[k + 1]):
+            v = s.in_ids[e]
+            p = s.producer[v]
+            if s.mark_op[p] != stamp and _covering(s, v, t) < 0:
+                s.mark_op[p] = stamp
+                s.scratch_stack[depth] = p
+                depth += 1
+    if n > 24:
+        s.scratch_list[:n].sort()
+        return n
+    for i in range(1, n):
+        k, j = s.scratch_list[i], i
+        while j > 0 and s.scratch_list[j - 1] > k:
+            s.scratch_list[j] = s.scratch_list[j - 1]
+            j -= 1
+        s.scratch_list[j] = k
+    return n
+
+
+@njit(**_options)
+def _profile(s: State, t: int) -> None:
+    """Replay stage t: its peak and cost."""
+    s.scalar[STAMP] += 1
+    stamp = s.scalar[STAMP]
+    first, n = s.list_start[t], s.list_length[t]
+    held = s.through[t]
+    for i in range(n):
+        k = s.arena[first + i]
+        for side in range(2):
+            start, ids = (s.in_start, s.in_ids) if side == 0 else (s.out_start, s.out_ids)
+            for e in range(start[k], start[k + 1]):
+                v = ids[e]
+                if s.mark_value[v] != stamp:
+                    s.mark_value[v] = stamp
+                    j = _covering(s, v, t)
+                    if j < 0:
+                        s.residence[v] = NOT_RESIDENT
+                    elif s.intervals[v, 2 * j + 1] == t:
+                        s.residence[v] = ENDS_HERE
+                        held += s.size[v]
+                    else:
+                        s.residence[v] = THROUGH
+                s.last_use[v] = i
+    peak, cost = held, 0
+    for i in range(n):
+        k = s.arena[first + i]
+        during = held + s.workspace[k]
+        for e in range(s.out_start[k], s.out_start[k + 1]):
+            v = s.out_ids[e]
+            during += s.size[v]  # a second copy counts while the operation runs
+            if s.residence[v] == NOT_RESIDENT and (s.last_use[v] > i or _starting(s, v, t) >= 0):
+                held += s.size[v]
+            elif s.residence[v] == ENDS_HERE and s.last_use[v] == i:
+                held -= s.size[v]
+        peak = max(peak, during)
+        cost += s.cost[k]
+        for e in range(s.in_start[k], s.in_start[k + 1]):
+            v = s.in_ids[e]
+            if (
+                s.last_use[v] == i
+                and s.residence[v] != THROUGH
+                and (s.residence[v] == ENDS_HERE or _starting(s, v, t) < 0)
+            ):
+                held -= s.size[v]
+    budget = s.scalar[BUDGET]
+    s.scalar[EXCESS] += max(peak - budget, 0) - max(s.peak[t] - budget, 0)
+    s.scalar[COST] += cost - s.stage_cost[t]
+    s.peak[t], s.stage_cost[t] = peak, cost
+
+
+@njit(**_options)
+def _update(s: State, t: int) -> bool:
+    """Bring stage t up to date: what it computes, which intervals end there, its memory."""
+    n = _closure(s, t)
+    if n < 0:
+        s.scalar[ABORT] = 1
+        return False
+    stamp = s.scalar[STAMP]  # marks the members
+    first, n_old = s.list_start[t], s.list_length[t]
+    same = n == n_old
+    if same:
+        for i in range(n):
+            if s.arena[first + i] != s.scratch_list[i]:
+                same = False
+                break
+    if not _log_stage(s, t):
+        return False
+    if not same:
+        if not _log_list(s, t):
+            return False
+        for i in range(n_old):
+            k = s.arena[first + i]
+            if s.mark_op[k] != stamp and not _remove_computed(s, k, t):
+                return False
+        for i in range(n):
+            k = s.scratch_list[i]
+            if not _is_computed(s, k, t):
+                if not _insert_computed(s, k, t):
+                    return False
+        for i in range(n_old):
+            k = s.arena[first + i]
+            if s.mark_op[k] == stamp:
+                continue
+            for e in range(s.in_start[k], s.in_start[k + 1]):
+                v = s.in_ids[e]
+                used = False
+                for g in range(s.use_start[v], s.use_start[v + 1]):
+                    if s.mark_op[s.use_ids[g]] == stamp:
+                        used = True
+                        break
+                if not used and not _trim(s, v, t):
+                    return False
+        if not _set_list(s, t, s.scratch_list, n):
+            return False
+    _profile(s, t)
+    return True
+
+
+@njit(**_options)
+def _settle(s: State) -> bool:
+    """Bring every touched stage up to date; False if the move must be given up."""
+    while s.scalar[N_QUEUE] > 0:
+        s.scalar[N_QUEUE] -= 1
+        t = s.queue[s.scalar[N_QUEUE]]
+        s.queued[t] = False
+        if s.scalar[ABORT] or not _update(s, t):
+            return False
+    s.scalar[N_SEEDS] = 0
+    return s.scalar[ABORT] == 0
+
+
+# ---- moves -------------------------------------------------------------------------------------
+
+
+@njit(**_options)
+def _drop(s: State, v: int, t: int) -> int:
+    """Stop holding v around the start of stage t; the stage that computes it again, or -1."""
+    j = _covering(s, v, t)
+    if j < 0 or s.run_once[s.producer[v]]:
+        return -1
+    a, b = s.intervals[v, 2 * j], s.intervals[v, 2 * j + 1]
+    left, right = _use_before(s, v, t, a), _use_from(s, v, t, b)
+    if right >= len(s.peak) or not _log_value(s, v):
+        return -1  # kept to the end
+    if left > a:
+        s.intervals[v, 2 * j + 1] = left
+    else:
+        _remove_interval(s, v, j)
+    if right < b:
+        if not _insert_interval(s, v, right, b):
+            return -1
+        _seed(s, right, s.producer[v])
+    first = left if left > a else left + 1
+    last = right + 1 if right < b else right
+    if not _shift_range(s, first, last, -s.size[v]):
+        return -1
+    if not _hold_ancestors(s, s.producer[v], right):
+        return -1
+    _touch(s, right)
+    _touch(s, left)  # first, for what it saves
+    return right if _settle(s) else -1
+
+
+@njit(**_options)
+def _hold(s: State, v: int, t: int) -> bool:
+    """Hold value v from the last run of its producer before stage t to the start of t."""
+    before = _computed_before(s, s.producer[v], t)
+    if before < 0 or not _log_value(s, v):
+        return False
+    starts = _starting(s, v, t)
+    end = t
+    if starts >= 0:
+        end = s.intervals[v, 2 * starts + 1]
+        _remove_interval(s, v, starts)
+    previous = -1  # the last interval before t, if it reaches that run
+    for j in range(s.n_intervals[v]):
+        if before <= s.intervals[v, 2 * j + 1] < t:
+            previous = j
+    if previous >= 0:
+        first = old_end = s.intervals[v, 2 * previous + 1]
+        s.intervals[v, 2 * previous + 1] = end
+    else:
+        if not _insert_interval(s, v, before, end):
+            return False
+        first, old_end = before + 1, before
+    if not _shift_range(s, first, t + 1 if starts >= 0 else t, s.size[v]):
+        return False
+    _touch(s, old_end)
+    return True
+
+
+@njit(**_options)
+def _fill(s: State, k: int, t: int) -> int:
+    """Hold what operation k produces from its run before stage t, so that t need not repeat it.
+
+    Returns the stage from which it is held, or -1.
+    """
+    before = _computed_before(s, k, t)
+    if before < 0 or k == t:
+        return -1
+    for e in range(s.out_start[k], s.out_start[k + 1]):
+        v = s.out_ids[e]
+        if _covering(s, v, t) >= 0:
+            continue
+        used = _starting(s, v, t) >= 0
+        for g in range(s.use_start[v], s.use_start[v + 1]):
+            if used:
+                break
+            used = _is_computed(s, s.use_ids[g], t)
+        if used and not _hold(s, v, t):
+            return -1
+    _touch(s, t)
+    return before if _settle(s) else -1
+
+
+@njit(**_options)
+def _hold_ancestors(s: State, k: int, t: int) -> bool:
+    """Before k is computed again in stage t: hold some of its absent ancestors, at random."""
+    s.scratch_stack[0] = k
+    depth, followed = 1, 0
+    while depth > 0:
+        depth -= 1
+        k = s.scratch_stack[depth]
+        for e in range(s.in_start[k], s.in_start[k + 1]):
+            v = s.in_ids[e]
+            if _covering(s, v, t) >= 0 or _is_computed(s, s.producer[v], t):
+                continue
+            if _random(s) < 0.5 or followed == 16 or s.run_once[s.producer[v]]:
+                if not _hold(s, v, t):
+                    return False
+            else:
+                s.scratch_stack[depth] = s.producer[v]
+                depth += 1
+                followed += 1
+    return True
+
+
+@njit(**_options)
+def _shift(s: State, k: int, t: int) -> bool:
+    """Repeat k at an earlier stage than t, where one of its inputs was used last, and hold it."""
+    if k == t or s.in_start[k] == s.in_start[k + 1] or s.run_once[k]:
+        return False
+    before = _computed_before(s, k, t)
+    u = s.in_ids[s.in_start[k] + _below(s, s.in_start[k + 1] - s.in_start[k])]
+    earlier = _use_before(s, u, t, before)
+    if earlier <= before or earlier < k:
+        return False
+    _seed(s, earlier, k)
+    for e in range(s.out_start[k], s.out_start[k + 1]):
+        v = s.out_ids[e]
+        if _covering(s, v, t) >= 0:
+            continue
+        if _covering(s, v, earlier) >= 0:
+            return False
+        starts = _starting(s, v, t)
+        used = starts >= 0
+        for g in range(s.use_start[v], s.use_start[v + 1]):
+            used = used or _is_computed(s, s.use_ids[g], t)
+        if not used:
+            continue
+        if not _log_value(s, v):
+            return False
+        end = t
+        if starts >= 0:
+            end = s.intervals[v, 2 * starts + 1]
+            _remove_interval(s, v, starts)
+        if not _insert_interval(s, v, earlier, end):
+            return False
+        if not _shift_range(s, earlier + 1, t + 1 if starts >= 0 else t, s.size[v]):
+            return False
+    _touch(s, earlier)
+    _touch(s, t)
+    return _settle(s)
+
+
+@njit(**_options)
+def _random_repeat(s: State) -> tuple[int, int]:
+    """A random (operation, stage) that repeats, or (-1, -1) after a fair number of tries."""
+    n = len(s.peak)
+    for _ in range(200):
+        t = _below(s, n)
+        length = s.list_length[t]
+        if length > 1:
+            k = s.arena[s.list_start[t] + _below(s, length - 1)]  # the last one is t itself
+            return k, t
+    return -1, -1
+
+
+@njit(**_options)
+def _random_held(s: State, t: int) -> int:
+    """A random value held at the start of stage t, or -1."""
+    for _ in range(30):
+        v = _below(s, min(len(s.size), s.out_start[t]))  # produced before
+        if s.size[v] > 0 and _covering(s, v, t) >= 0:
+            return v
+    return -1
+
+
+@njit(**_options)
+def _tight_stage(s: State) -> int:
+    """A random stage, over the budget if a few draws find one."""
+    n = len(s.peak)
+    t = 1 + _below(s, n - 1)
+    for _ in range(8):
+        if s.peak[t] > s.scalar[BUDGET]:
+            break
+        t = 1 + _below(s, n - 1)
+    return t
+
+
+@njit(**_options)
+def _propose(s: State) -> bool:
+    """Apply one random move; False if there was none or it must be taken back."""
+    kind = _random(s)
+    n = len(s.peak)
+    if n < 2:
+        return False
+    if kind < 0.5:
+        t = _tight_stage(s) if s.scalar[EXCESS] > 0 else 1 + _below(s, n - 1)
+        v = _random_held(s, t)
+        return v >= 0 and _drop(s, v, t) >= 0
+    k, t = _random_repeat(s)
+    if k < 0:
+        return False
+    if kind > 0.93:
+        return _shift(s, k, t)
+    start = _fill(s, k, t)
+    if start < 0:
+        return False
+    if kind > 0.78 and t > start + 1:
+        # Room for it: another value goes where this one is held now.
+        at = start + 1 + _below(s, t - start)
+        v = _random_held(s, at)
+        if v >= 0 and s.producer[v] != k and _drop(s, v, at) < 0:
+            return s.scalar[ABORT] == 0 and s.scalar[N_QUEUE] == 0
+    return True
+
+
+@njit(**_options)
+def _compact(s: State) -> None:
+    """Close the holes between the lists of the stages."""
+    old = s.arena[: s.scalar[ARENA_TOP]].copy()
+    top = 0
+    for t in range(len(s.peak)):
+        n = s.list_length[t]
+        for i in range(n):
+            s.arena[top + i] = old[s.list_start[t] + i]
+        s.list_start[t], s.list_room[t] = top, n
+        top += n
+    s.scalar[ARENA_TOP] = top
+
+
+@njit(**_options)
+def _save_order(s: State) -> int:
+    """Write the computations of the current plan to `order`; how many."""
+    at = 0
+    for t in range(len(s.peak)):
+        for i in range(s.list_length[t]):
+            if at >= len(s.order):
+                return -1
+            s.order[at] = s.arena[s.list_start[t] + i]
+            at += 1
+    return at
+
+
+@njit(**_options)
+def load_order(state: State, order: np.ndarray) -> bool:
+    """Set the state to a staged plan given by its computations; False if it has no room for it."""
+    s = ByReference(*state)
+    n = len(s.peak)
+    s.n_intervals[:] = 0
+    s.n_computed[:] = 0
+    s.through[:] = 0
+    s.peak[:] = 0
+    s.stage_cost[:] = 0
+    s.list_length[:] = 0
+    s.list_room[:] = 0
+    for i in (ARENA_TOP, LOG_TOP, COST, EXCESS, N_QUEUE, N_SEEDS, ABORT):
+        s.scalar[i] = 0
+    s.scalar[SNAPSHOT] += 1
+    if len(order) > len(s.arena):
+        return False
+    # Birth and last use of each value's current copy; -1: none.
+    birth = np.full(len(s.size), -1, dtype=np.int32)
+    last = np.full(len(s.size), -1, dtype=np.int32)
+    stage, at = 0, 0
+    for i in range(len(order)):
+        k = order[i]
+        s.arena[i] = k
+        if s.n_computed[k] == s.computed.shape[1]:
+            return False
+        s.computed[k, s.n_computed[k]] = stage
+        s.n_computed[k] += 1
+        for e in range(s.in_start[k], s.in_start[k + 1]):
+            last[s.in_ids[e]] = stage
+        for e in range(s.out_start[k], s.out_start[k + 1]):
+            v = s.out_ids[e]
+            if birth[v] >= 0 and last[v] > birth[v] and not _insert_interval(s, v, birth[v], last[v]):
+                return False
+            birth[v] = last[v] = stage
+        if k == stage:
+            s.list_start[stage] = at
+            s.list_length[stage] = s.list_room[stage] = i + 1 - at
+            at = i + 1
+            stage += 1
+    s.scalar[ARENA_TOP] = len(order)
+    for v in range(len(s.size)):
+        if s.keep[v]:
+            last[v] = n
+        if last[v] > birth[v] and not _insert_interval(s, v, birth[v], last[v]):
+            return False
+    for v in range(len(s.size)):
+        for j in range(s.n_intervals[v]):
+            for t in range(s.intervals[v, 2 * j] + 1, min(s.intervals[v, 2 * j + 1], n)):
+                s.through[t] += s.size[v]
+    for t in range(n):
+        _profile(s, t)
+    return True
+
+
+@njit(**_options)
+def anneal(
+    state: State, moves: int, hot: float, cold: float, price: float, best_cost: int, best_excess: int
+) -> tuple[int, int, int, float, int]:
+    """Anneal for `moves` moves, the temperature falling geometrically from `hot` to `cold`.
+
+    The energy is cost + price x (sum over stages of the bytes above the budget); the price adapts so
+    that the search crosses the border of feasibility again and again. The least (excess, cost)
+    seen is kept in `order`.
+
+    Returns:
+        (best cost, best excess, length of `order` or 0 if nothing better was seen, price, accepted).
+    """
+    s = ByReference(*state)
+    length, accepted, over, temperature = 0, 0, 0, hot
+    cooling = math.exp(math.log(cold / hot) / max(moves, 1)) if hot > 0 else 1.0
+    reserve = 4 * len(s.peak) + 1000
+    for move in range(moves):
+        temperature *= cooling
+        if s.scalar[ARENA_TOP] + reserve > len(s.arena):
+            _compact(s)
+        cost, excess = s.scalar[COST], s.scalar[EXCESS]
+        s.scalar[SNAPSHOT] += 1
+        s.scalar[START_COST], s.scalar[START_EXCESS] = cost, excess
+        s.real[SLACK] = math.inf if _random(s) < FOLLOW_ALL else 0.0
+        s.real[ALLOWED], s.real[PRICE] = -temperature * math.log(1.0 - _random(s)), price
+        s.scalar[LOG_TOP] = s.scalar[ABORT] = s.scalar[N_SEEDS] = 0
+        if not _propose(s):
+            _undo(s, cost, excess)
+            continue
+        change = float(s.scalar[COST] - cost) + price * float(s.scalar[EXCESS] - excess)
+        if change > s.real[ALLOWED]:
+            _undo(s, cost, excess)
+        else:
+            accepted += 1
+            s.scalar[LOG_TOP] = 0
+            now, beyond = s.scalar[COST], s.scalar[EXCESS]
+            if beyond < best_excess or (beyond == best_excess and now < best_cost):
+                n = _save_order(s)
+                if n > 0:
+                    best_cost, best_excess, length = now, beyond, n
+        over += s.scalar[EXCESS] > 0
+        if move % 256 == 255:
+            price *= 1.15 if over > 154 else (0.87 if over < 102 else 1.0)
+            over = 0
+    return best_cost, best_excess, length, price, accepted
