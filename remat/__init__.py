@@ -13,6 +13,7 @@ from remat.bounds.min_budget import MinBudget, min_budget
 from remat.errors import InvalidGraph, InvalidInput, InvalidPlan, MissingPackage, RematError, Skip, UnknownName
 from remat.frontends.json import load_graph, save_graph
 from remat.graph import Graph, Operation, Value, Work
+from remat.incumbent import Incumbent, Progress
 from remat.plan import Plan, Scope
 from remat.registry import strategies, strategy
 from remat.simulator import Trace, simulate
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Candidate",
     "Graph",
+    "Incumbent",
     "InvalidGraph",
     "InvalidInput",
     "InvalidPlan",
@@ -33,6 +35,7 @@ __all__ = [
     "Outcome",
     "Plan",
     "Problem",
+    "Progress",
     "RematError",
     "Scope",
     "Skip",

@@ -44,6 +44,11 @@ class Strategy:
     isolated: bool = False
     check: Callable[[dict[str, Any]], None] | None = None
 
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is a published baseline: its results are its own, never shared between budgets."""
+        return self.run.__module__.partition(".")[0] == "baselines"
+
     def check_options(self, options: dict[str, Any]) -> None:
         """Raise `InvalidInput` for an option, or a value of one, that this strategy does not take."""
         for key in options:

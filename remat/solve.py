@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -13,12 +13,12 @@ from typing import Any
 
 from remat.errors import InvalidInput, RematError, Skip, unknown_name
 from remat.graph import Graph
+from remat.incumbent import GAP_TOLERANCE, Incumbent, Progress, relative_gap
 from remat.plan import Plan, Scope, parse_scope
 from remat.registry import Strategy, get_strategy
 from remat.simulator import Trace, simulate
 from remat.units import format_size, parse_size
 
-GAP_TOLERANCE = 1e-4  # (cost - bound) / cost below which a plan counts as optimal; Gurobi's default
 ACCOUNTINGS = ("exact", "published")
 
 
@@ -46,6 +46,10 @@ class Problem:
         seed, threads: as given; every random choice derives from the seed.
         work_limit: iterations or nodes, for runs that repeat exactly; None for none.
         warm_start: a plan known to be good, or None.
+        target_gap: the solve may end when the gap of the best plan is at or below it.
+        report: is shown each improvement, or None; `best` calls it.
+        best: where plans and bounds are handed over while a strategy runs; `offer` and `offer_bound`
+            lead there. None where nobody collects them.
     """
 
     graph: Graph
@@ -58,10 +62,43 @@ class Problem:
     work_limit: int | None = None
     deterministic: bool = False
     warm_start: Plan | None = None
+    target_gap: float = GAP_TOLERANCE
+    report: Callable[[Progress], None] | None = None
+    best: Incumbent | None = None
 
     def remaining_s(self) -> float:
         """Seconds left until the deadline; never negative."""
         return max(0.0, self.deadline - time.monotonic())
+
+    def offer(self, plan: Plan, who: str) -> bool:
+        """Hand over a plan found by `who`; it counts whatever happens to the strategy later.
+
+        Returns whether it is the cheapest so far; one beyond the budget or the scope is ignored.
+
+        Raises:
+            InvalidPlan: it cannot be executed.
+        """
+        return self.best is not None and self.best.offer(plan, who)
+
+    def offer_bound(self, bound: int, who: str) -> bool:
+        """Hand over a proven lower bound on every plan of this problem; whether it is the best so far.
+
+        A bound of a problem that was derived with a smaller budget or a narrower scope proves nothing
+        about the one asked, and is ignored.
+        """
+        best = self.best
+        if best is None or self.budget_bytes < best.budget_bytes or not self.scope.contains(best.scope):
+            return False
+        return best.offer_bound(bound, who)
+
+    def is_solved(self) -> bool:
+        """Whether what was offered so far has a gap of at most `target_gap`: time to stop."""
+        gap = None if self.best is None else self.best.gap
+        return gap is not None and gap <= self.target_gap
+
+    def collecting(self) -> Problem:
+        """This problem with an empty `best`."""
+        return replace(self, best=Incumbent(self.graph, self.budget_bytes, self.scope, report=self.report))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +202,8 @@ def solve(
     work_limit: int | None = None,
     deterministic: bool = False,
     warm_start: Plan | None = None,
+    target_gap: float = GAP_TOLERANCE,
+    progress: Callable[[Progress], None] | None = None,
     **options: Any,
 ) -> Solution:
     """Find a plan for `graph` within `budget`.
@@ -174,10 +213,13 @@ def solve(
         strategy: a name from `remat.strategies()`.
         scope: ``staged``, ``fixed_order`` or ``free``.
         time_limit_s: bounds the whole call.
+        target_gap: end as soon as (cost - bound) / cost is at or below it.
+        progress: is called with a `Progress` at each improvement of the plan or of the bound.
         options: keyword options of the strategy.
 
     Returns:
-        A `Solution`; never raises because a budget cannot be met.
+        A `Solution`; never raises because a budget cannot be met. Ctrl-C returns the best plan found so
+        far, and raises KeyboardInterrupt only if there is none.
 
     Raises:
         InvalidInput: unknown strategy or option, unreadable size or limit.
@@ -194,6 +236,8 @@ def solve(
         work_limit=work_limit,
         deterministic=deterministic,
         warm_start=warm_start,
+        target_gap=target_gap,
+        progress=progress,
         **options,
     )[0]
 
@@ -211,18 +255,23 @@ def solve_sweep(
     work_limit: int | None = None,
     deterministic: bool = False,
     warm_start: Plan | None = None,
+    target_gap: float = GAP_TOLERANCE,
+    progress: Callable[[Progress], None] | None = None,
     isolate: bool | None = None,
     **options: Any,
 ) -> list[Solution]:
-    """`solve` for several budgets; `time_limit_s` is for each of them.
+    """`solve` for several budgets; `time_limit_s` is for each of them; results in the order of `budgets`.
 
     A strategy that ignores the budget runs once for all of them. `isolate` overrides whether the
-    strategy runs in a process of its own with a hard limit.
+    strategy runs in a process of its own with a hard limit. The budgets share work: they are solved in
+    ascending order, each from the best plan of the smaller ones, and `remat.sharing.share` makes the
+    results monotone (not for a baseline, whose results are its own).
     """
     start = time.monotonic()
     chosen = get_strategy(strategy)
     chosen.check_options(options)
     _check_call(time_limit_s, threads, accounting, work_limit)
+    _check_stopping(target_gap, progress)
     seed = _check_seed(seed)
     if not isinstance(deterministic, bool):
         raise InvalidInput(f"deterministic must be True or False, not {deterministic!r}")
@@ -243,27 +292,34 @@ def solve_sweep(
         work_limit=work_limit,
         deterministic=deterministic,
         warm_start=warm_start,
+        target_gap=target_gap,
+        report=progress,
     )
     problems = [replace(problem, budget_bytes=parse_size(budget)) for budget in budgets]
     if chosen.ignores_budget:
         if not problems:
             return []
         return solve_family(run_family(max(problems, key=lambda p: p.budget_bytes), strategy, options), problems)
-    solutions = []
-    for one in problems:
-        began = time.monotonic()
-        one = replace(one, deadline=began + time_limit_s)
-        refusal = _refuse_if_impossible(chosen, one)
-        if refusal is not None:
-            solutions.append(refusal)
-        elif isolate if isolate is not None else chosen.isolated:
-            from remat.worker import solve_isolated  # imports this module
+    if chosen.is_baseline or len(problems) == 1:
+        return [_solve_one(chosen, one, options, time_limit_s, isolate) for one in problems]
+    from remat.sharing import share, solve_ascending  # imports this module
 
-            solutions.append(solve_isolated(one, chosen.name, options))
-        else:
-            solution = _solve_here(chosen, one, options)
-            solutions.append(replace(solution, wall_s=time.monotonic() - began))
-    return solutions
+    return share(solve_ascending(problems, lambda one: _solve_one(chosen, one, options, time_limit_s, isolate)))
+
+
+def _solve_one(
+    chosen: Strategy, problem: Problem, options: dict[str, Any], time_limit_s: float, isolate: bool | None
+) -> Solution:
+    began = time.monotonic()
+    problem = replace(problem, deadline=began + time_limit_s).collecting()
+    refusal = _refuse_if_impossible(chosen, problem)
+    if refusal is not None:
+        return refusal
+    if isolate if isolate is not None else chosen.isolated:
+        from remat.worker import solve_isolated  # imports this module
+
+        return solve_isolated(problem, chosen.name, options)
+    return replace(_solve_here(chosen, problem, options), wall_s=time.monotonic() - began)
 
 
 def family(
@@ -300,6 +356,13 @@ def _check_call(time_limit_s: float, threads: int, accounting: str, work_limit: 
         raise unknown_name("accounting", accounting, ACCOUNTINGS)
     if work_limit is not None and (type(work_limit) is not int or work_limit < 1):
         raise InvalidInput(f"work_limit must be an integer of at least 1, not {work_limit!r}")
+
+
+def _check_stopping(target_gap: float, progress: Any) -> None:
+    if isinstance(target_gap, bool) or not isinstance(target_gap, (int, float)) or not 0 <= target_gap <= 1:
+        raise InvalidInput(f"target_gap must be a number from 0 to 1 (0.01 is 1 %), not {target_gap!r}")
+    if progress is not None and not callable(progress):
+        raise InvalidInput(f"progress must be a function of one remat.Progress, not {progress!r:.60}")
 
 
 def _check_seed(seed: int) -> int:
@@ -364,15 +427,40 @@ def solve_family(family: Family, problems: Sequence[Problem]) -> list[Solution]:
 
 
 def _solve_here(chosen: Strategy, problem: Problem, options: dict[str, Any]) -> Solution:
+    """Run a strategy in this process on a problem that has a `best`; what it handed over outlives it."""
     try:
         produced = chosen.run(problem, **options)
         outcome = produced if isinstance(produced, Outcome) else Outcome()
-        members, rejected = _judge(problem, candidates_of(produced))
+        members, rejected = _judge(problem, candidates_of(produced), chosen.name)
     except Skip as skip:
         return _without_plan(chosen, problem, Status.SKIPPED, str(skip))
+    except KeyboardInterrupt:
+        kept = conclude_early(chosen, problem, "interrupted", "interrupted")
+        if kept.plan is None and kept.status is not Status.FAILED:
+            raise
+        return kept
     except Exception as error:  # a strategy that crashes costs its own row, and the row says why
-        return _without_plan(chosen, problem, Status.FAILED, _reason(error))
+        return conclude_early(chosen, problem, "crashed", _reason(error), without_plan=Status.FAILED)
     return _conclude(chosen, problem, outcome, members, rejected)
+
+
+def conclude_early(
+    chosen: Strategy, problem: Problem, ended: str, message: str, *, without_plan: Status = Status.TIMEOUT
+) -> Solution:
+    """A solution from what was handed over before a strategy ended otherwise than by returning.
+
+    Args:
+        ended: ``interrupted``, ``crashed`` or ``killed``; kept in ``stats["ended"]``.
+        message: how it ended, one line.
+        without_plan: the status if nothing was handed over.
+    """
+    best = problem.best
+    stats = {"ended": ended}
+    if best is not None and (best.plan is not None or best.contradiction):
+        outcome = Outcome(message=f"{message}; the best plan found before is kept", stats=stats)
+        return _conclude(chosen, problem, outcome, (), "")
+    bound = None if best is None or without_plan is Status.FAILED else best.bound
+    return _without_plan(chosen, problem, without_plan, message, stats=stats, bound=bound)
 
 
 def _reason(error: Exception) -> str:
@@ -399,8 +487,8 @@ def candidates_of(produced: Any) -> Iterator[Candidate]:
         raise RematError(f"a strategy must return plans, candidates or an Outcome, not {type(produced).__name__}")
 
 
-def _judge(problem: Problem, candidates: Iterator[Candidate]) -> tuple[list[Member], str]:
-    """(members, why others were rejected): every candidate replayed by the simulator."""
+def _judge(problem: Problem, candidates: Iterator[Candidate], who: str = "") -> tuple[list[Member], str]:
+    """(members, why others were rejected): every candidate replayed by the simulator, and handed over."""
     members: list[Member] = []
     rejected = ""
     for candidate in candidates:
@@ -410,6 +498,9 @@ def _judge(problem: Problem, candidates: Iterator[Candidate]) -> tuple[list[Memb
         else:
             trace: Trace = simulate(problem.graph, plan)
             members.append(Member(plan, trace.cost, trace.peak_bytes, candidate.parameters))
+            if problem.best is not None:
+                finder = str(candidate.parameters.get("from", who))
+                problem.best.take(plan, trace.cost, trace.peak_bytes, finder)
         if time.monotonic() > problem.deadline:
             rejected = rejected or f"stopped at the time limit after {len(members)} plans"
             break
@@ -420,19 +511,27 @@ def _conclude(
     chosen: Strategy, problem: Problem, outcome: Outcome, members: Sequence[Member], rejected: str
 ) -> Solution:
     """Pick the cheapest member that fits and say what is proven about it."""
-    graph, budget = problem.graph, problem.budget_bytes
+    graph, budget, offered = problem.graph, problem.budget_bytes, problem.best
     fitting = [m for m in members if m.peak_bytes <= budget]
-    bound = max(graph.total_cost, outcome.bound or 0)
+    bound = max(graph.total_cost, outcome.bound or 0, offered.bound if offered else 0)
     common: dict[str, Any] = {"stats": dict(outcome.stats)}
+    if offered is not None:
+        common["stats"] |= offered.stats()
+        if offered.plan is not None and offered.cost is not None and offered.peak_bytes is not None:
+            fitting.append(Member(offered.plan, offered.cost, offered.peak_bytes, {"from": offered.who}))
+        if offered.contradiction:
+            common["stats"]["contradicted"] = True
+            return _without_plan(chosen, problem, Status.FAILED, offered.contradiction, **common)
     if fitting:
-        best = min(fitting, key=lambda m: (m.cost, m.peak_bytes))
+        best = min(fitting, key=lambda m: (m.cost, m.peak_bytes))  # of equals the strategy's own
         if outcome.infeasible or bound > best.cost:
             claim = "that no plan fits" if outcome.infeasible else f"the bound {bound}"
             message = f"strategy '{chosen.name}' claims {claim}, but its own plan fits and costs {best.cost}"
+            common["stats"]["contradicted"] = True
             return _without_plan(chosen, problem, Status.FAILED, message, **common)
-        gap = (best.cost - bound) / best.cost if best.cost else 0.0
+        gap = relative_gap(best.cost, bound)
         return Solution(
-            Status.OPTIMAL if gap <= GAP_TOLERANCE else Status.FEASIBLE,
+            Status.OPTIMAL if gap <= min(GAP_TOLERANCE, problem.target_gap) else Status.FEASIBLE,
             chosen.name, graph.name, budget, problem.scope, problem.accounting,
             plan=replace(best.plan, budget_bytes=budget), cost=best.cost, peak_bytes=best.peak_bytes,
             overhead=best.cost / graph.total_cost - 1 if graph.total_cost else 0.0,

@@ -1,0 +1,156 @@
+"""What a solve has found so far: the best plan and bound that any method has handed over, at any time."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from remat.graph import Graph
+from remat.plan import Plan, Scope
+from remat.simulator import simulate
+
+GAP_TOLERANCE = 1e-4  # (cost - bound) / cost below which a plan counts as optimal; Gurobi's default
+MAX_TRAJECTORY = 50
+
+
+def relative_gap(cost: int, bound: int) -> float:
+    """(cost - bound) / cost; 0 for a plan that costs nothing."""
+    return (cost - bound) / cost if cost else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One improvement: what is known `seconds` after the start; None where nothing is known yet.
+
+    Attributes:
+        cost, bound: of the best plan, and proven, in the graph's cost unit.
+        gap: (cost - bound) / cost.
+        who: the method that found the improvement.
+    """
+
+    seconds: float
+    cost: int | None
+    bound: int | None
+    gap: float | None
+    who: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An improvement with what it consists of; `plan` is None if only the bound rose."""
+
+    progress: Progress
+    plan: Plan | None
+
+
+class Incumbent:
+    """Best plan and best bound of one problem; every method may be called from any thread.
+
+    A plan counts if it fits the budget and the scope; it is replayed by the simulator when it is offered.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        budget_bytes: int,
+        scope: Scope,
+        *,
+        report: Callable[[Progress], None] | None = None,
+        record: Callable[[Found], None] | None = None,
+    ):
+        """`report` is shown each improvement (it is a user's: if it raises, it is not called again);
+        `record` gets it with its plan."""
+        self.graph, self.budget_bytes, self.scope = graph, budget_bytes, scope
+        self.began = time.time()  # not monotonic: compared between processes
+        self.plan: Plan | None = None
+        self.cost: int | None = None
+        self.peak_bytes: int | None = None
+        self.bound = graph.total_cost
+        self.who = self.bound_who = ""
+        self.contradiction = ""  # a claim that the simulator refutes
+        self._report, self._record = report, record
+        self._trajectory: list[tuple[float, int, str]] = []
+        self._lock = threading.RLock()
+
+    def offer(self, plan: Plan, who: str, *, at: float | None = None) -> bool:
+        """Judge `plan`; True if it is better than the best so far. `at` is a `time.time()`, else now.
+
+        Raises:
+            InvalidPlan: it cannot be executed.
+        """
+        if not self.scope.contains(plan.scope):
+            return False
+        trace = simulate(self.graph, plan)
+        return self.take(plan, trace.cost, trace.peak_bytes, who, at=at)
+
+    def take(self, plan: Plan, cost: int, peak_bytes: int, who: str, *, at: float | None = None) -> bool:
+        """`offer` for a plan that the simulator has judged already."""
+        if peak_bytes > self.budget_bytes or not self.scope.contains(plan.scope):
+            return False
+        with self._lock:
+            if self.cost is not None and (self.cost, self.peak_bytes or 0) <= (cost, peak_bytes):
+                return False
+            cheaper = self.cost is None or cost < self.cost
+            self.plan, self.cost, self.peak_bytes = plan, cost, peak_bytes
+            if cheaper:
+                self.who = who
+                progress = self._progress(who, at)
+                self._trajectory.append((progress.seconds, cost, who))
+                self._announce(Found(progress, plan))
+            return cheaper
+
+    def offer_bound(self, bound: int, who: str, *, at: float | None = None) -> bool:
+        """A lower bound on the cost of every plan of this budget and scope; True if it is the best so far."""
+        with self._lock:
+            if bound <= self.bound:
+                return False
+            self.bound, self.bound_who = int(bound), who
+            self._announce(Found(self._progress(who, at), None))
+            return True
+
+    def contradict(self, message: str) -> None:
+        """A method claimed what is not so: the solve that it belongs to is FAILED."""
+        self.contradiction = self.contradiction or message
+
+    @property
+    def gap(self) -> float | None:
+        """Relative gap of the best plan; None without a plan."""
+        with self._lock:
+            return None if self.cost is None else relative_gap(self.cost, self.bound)
+
+    def stats(self) -> dict[str, Any]:
+        """``first_plan_s``, ``within_1pct_s`` and ``trajectory`` ([seconds, cost, who], thinned); {} without a plan."""
+        with self._lock:
+            steps = sorted(self._trajectory)
+            if not steps:
+                return {}
+            final = min(cost for _, cost, _ in steps)
+            kept = steps
+            if len(steps) > MAX_TRAJECTORY:
+                last = len(steps) - 1
+                kept = [steps[i * last // (MAX_TRAJECTORY - 1)] for i in range(MAX_TRAJECTORY)]
+            return {
+                "first_plan_s": round(steps[0][0], 3),
+                "within_1pct_s": round(next(s for s, cost, _ in steps if cost <= 1.01 * final), 3),
+                "trajectory": [[round(s, 3), cost, who] for s, cost, who in kept],
+            }
+
+    def _progress(self, who: str, at: float | None) -> Progress:
+        seconds = max(0.0, (time.time() if at is None else at) - self.began)
+        gap = None if self.cost is None else relative_gap(self.cost, self.bound)
+        return Progress(seconds, self.cost, self.bound, gap, who)
+
+    def _announce(self, found: Found) -> None:
+        if self._record is not None:
+            self._record(found)
+        if self._report is None:
+            return
+        try:
+            self._report(found.progress)
+        except Exception as error:  # a callback that breaks must not take the solve with it; it is told
+            self._report = None
+            warnings.warn(f"the progress callback failed and is not called again: {error!r}", stacklevel=2)
