@@ -1,65 +1,102 @@
-"""``python -m remat._worker JOB RESULT``: the other side of `remat.worker`."""
+"""``python -m remat._worker JOB RESULT EVENTS``: the other side of `remat.worker`."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from remat.frontends.json import graph_from_dict
+from remat.incumbent import Found, Incumbent
 from remat.plan import Plan
-from remat.solve import Problem, parse_scope, run_family, solve_sweep
+from remat.solve import Problem, parse_scope, run_family, solve_here
 from remat.worker import family_to_row, solution_to_row
 
+WATCH_S = 1.0
 
-def main(job_path: str, result_path: str) -> None:
-    """Read the job, solve, write the rows in one step."""
+
+def main(job_path: str, result_path: str, events_path: str) -> None:
+    """Read the job, solve, write the rows in one step; what is found on the way is told at once."""
     job = json.loads(Path(job_path).read_text())
     graph = graph_from_dict(job["graph"])
-    warm_start = Plan.load(job["warm_start"], graph) if job["warm_start"] else None
-    _die_with_parent()
-    deadline_s = max(0.01, job["ends_at"] - time.time())
+    events = Events(events_path)
+    events.watch()
+    problem = Problem(
+        graph=graph,
+        budget_bytes=job["budget"],
+        scope=parse_scope(job["scope"]),
+        accounting=job["accounting"],
+        deadline=time.monotonic() + max(0.01, job["ends_at"] - time.time()),
+        seed=job["seed"],
+        threads=job["threads"],
+        work_limit=job["work_limit"],
+        deterministic=job["deterministic"],
+        warm_start=Plan.load(job["warm_start"], graph) if job["warm_start"] else None,
+        target_gap=job["target_gap"],
+    )
     if job["family"]:
-        problem = Problem(
-            graph, job["budgets"][0], parse_scope(job["scope"]), job["accounting"], time.monotonic() + deadline_s,
-            job["seed"], job["threads"], job["work_limit"], job["deterministic"], warm_start,
-        )  # fmt: skip
         rows = [family_to_row(run_family(problem, job["strategy"], job["options"]))]
     else:
-        solutions = solve_sweep(
-            graph,
-            job["budgets"],
-            job["strategy"],
-            scope=job["scope"],
-            time_limit_s=deadline_s,
-            seed=job["seed"],
-            threads=job["threads"],
-            accounting=job["accounting"],
-            work_limit=job["work_limit"],
-            deterministic=job["deterministic"],
-            warm_start=warm_start,
-            isolate=False,
-            **job["options"],
-        )
-        rows = [solution_to_row(solution) for solution in solutions]
+        best = Incumbent(graph, problem.budget_bytes, problem.scope, record=events.found)
+        solution = solve_here(replace(problem, best=best), job["strategy"], job["options"])
+        stats = {**solution.stats, "solver_peak_memory_bytes": peak_memory_bytes()}
+        rows = [solution_to_row(replace(solution, stats=stats))]
     scratch = Path(f"{result_path}.part")
     scratch.write_text(json.dumps(rows, default=float))
     os.replace(scratch, result_path)
 
 
-def _die_with_parent() -> None:
-    """End this process when its parent is gone, so that a killed run leaves no solver behind."""
-    parent = os.getppid()
+class Events:
+    """Appends lines of JSON to a file, each in one write, so that a reader sees whole lines."""
 
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
+    def __init__(self, path: str):
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    threading.Thread(target=watch, daemon=True).start()
+    def tell(self, event: dict[str, Any]) -> None:
+        """Append one line; it outlives this process."""
+        os.write(self._file, json.dumps(event).encode() + b"\n")
+
+    def found(self, found: Found) -> None:
+        """A plan, as the order of its computations, or a bound."""
+        progress = found.progress
+        event: dict[str, Any] = {"at": time.time(), "who": progress.who}
+        if found.plan is not None:
+            event |= {"cost": progress.cost, "order": found.plan.order.tolist()}
+        else:
+            event["bound"] = progress.bound
+        self.tell(event)
+
+    def watch(self) -> None:
+        """Tell now and then how much memory was needed, and end this process when its parent is gone.
+
+        A killed run so leaves no solver behind, and a solver that ran out of memory its last peak.
+        """
+        parent = os.getppid()
+
+        def run() -> None:
+            told = 0
+            while os.getppid() == parent:
+                peak = peak_memory_bytes()
+                if peak > told:
+                    self.tell({"peak_memory_bytes": peak})
+                    told = peak
+                time.sleep(WATCH_S)
+            os._exit(1)
+
+        threading.Thread(target=run, daemon=True).start()
+
+
+def peak_memory_bytes() -> int:
+    """Largest resident set of this process or of a child of it so far."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return unit * max(resource.getrusage(kind).ru_maxrss for kind in kinds)
 
 
 if __name__ == "__main__":

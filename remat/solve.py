@@ -310,8 +310,7 @@ def solve_sweep(
 def _solve_one(
     chosen: Strategy, problem: Problem, options: dict[str, Any], time_limit_s: float, isolate: bool | None
 ) -> Solution:
-    began = time.monotonic()
-    problem = replace(problem, deadline=began + time_limit_s).collecting()
+    problem = replace(problem, deadline=time.monotonic() + time_limit_s).collecting()
     refusal = _refuse_if_impossible(chosen, problem)
     if refusal is not None:
         return refusal
@@ -319,7 +318,15 @@ def _solve_one(
         from remat.worker import solve_isolated  # imports this module
 
         return solve_isolated(problem, chosen.name, options)
-    return replace(_solve_here(chosen, problem, options), wall_s=time.monotonic() - began)
+    return solve_here(problem, chosen.name, options)
+
+
+def solve_here(problem: Problem, strategy: str, options: Mapping[str, Any]) -> Solution:
+    """Run one strategy in this process on a problem that has a `best`."""
+    began = time.monotonic()
+    chosen = get_strategy(strategy)
+    solution = _refuse_if_impossible(chosen, problem) or _solve_here(chosen, problem, options)
+    return replace(solution, wall_s=time.monotonic() - began)
 
 
 def family(
@@ -426,7 +433,7 @@ def solve_family(family: Family, problems: Sequence[Problem]) -> list[Solution]:
     return solutions
 
 
-def _solve_here(chosen: Strategy, problem: Problem, options: dict[str, Any]) -> Solution:
+def _solve_here(chosen: Strategy, problem: Problem, options: Mapping[str, Any]) -> Solution:
     """Run a strategy in this process on a problem that has a `best`; what it handed over outlives it."""
     try:
         produced = chosen.run(problem, **options)

@@ -1,8 +1,9 @@
 """Solves in a process of their own, with a hard limit: a solver that crashes costs one row.
 
-The parent starts ``python -m remat._worker JOB RESULT`` (a plain subprocess: spawned pools need an
-importable main module, which standard input and notebooks do not have) and reads what it wrote.
-Plans that come back are judged again here.
+The parent starts ``python -m remat._worker JOB RESULT EVENTS`` (a plain subprocess: spawned pools need an
+importable main module, which standard input and notebooks do not have) and reads what it writes: EVENTS, a
+line of JSON for each plan and bound handed over while it runs, which outlive a worker that is killed,
+and RESULT at the end. Plans that come back are judged again here.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from remat.frontends.json import graph_to_dict
 from remat.plan import Plan, Scope
 from remat.registry import get_strategy
 from remat.simulator import simulate
-from remat.solve import Family, Member, Problem, Solution, Status
-from remat.units import parse_size
+from remat.solve import Family, Member, Problem, Solution, Status, conclude_early
 
 _running: set[subprocess.Popen[bytes]] = set()
+_interrupted: set[subprocess.Popen[bytes]] = set()  # of the running ones: asked to end
+
+POLL_S = 0.1  # how often what a worker tells is read
+GRACE_S = 2.0  # for a worker that was interrupted to write its result
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -39,37 +43,104 @@ def hard_limit_s(time_limit_s: float) -> float:
 
 
 def solve_isolated(problem: Problem, strategy: str, options: Mapping[str, Any]) -> Solution:
-    """Run one strategy on one problem in a subprocess; never raises because of what happens there."""
-    return solve_isolated_sweep(problem, [problem.budget_bytes], strategy, options)[0]
+    """Run one strategy on one problem in a subprocess; never raises because of what happens there.
 
+    What the worker hands over reaches ``problem.best`` at once. Ctrl-C ends the worker; what it has found
+    is returned.
 
-def solve_isolated_sweep(
-    problem: Problem, budgets: Sequence[int | str], strategy: str, options: Mapping[str, Any]
-) -> list[Solution]:
-    """`solve_isolated` for several budgets in one process: for strategies that ignore the budget."""
+    Raises:
+        KeyboardInterrupt: interrupted before any plan was found.
+    """
     started = time.monotonic()
-    rows, status, message = _ask(problem, budgets, strategy, options, family=False)
+    if problem.best is None:
+        problem = problem.collecting()
+    # A problem derived from the one asked (another budget) collects for itself; what fits is handed on.
+    own = replace(problem.collecting(), report=None)
+    assert own.best is not None
+    events = _Events(own, problem, strategy)
+    chosen = get_strategy(strategy)
+    rows, status, message = _ask(own, strategy, options, family=False, events=events)
+    interrupted = events.ended == "interrupted"
+    solution: Solution | None = None
     if rows is not None:
         try:
-            solutions = [_from_row(problem.graph, row) for row in rows]
+            solution = _from_row(problem.graph, rows[0])
         except InvalidPlan as error:
-            status, message = Status.FAILED, f"the worker returned a wrong plan: {error}"
+            own.best.contradict(f"the worker returned a wrong plan: {error}")
         else:
-            if len(solutions) == 1:  # its own clock started after the process did
-                return [replace(solutions[0], wall_s=time.monotonic() - started)]
-            return solutions
-    name = get_strategy(strategy).name
-    failed = Solution(
-        status, name, problem.graph.name, 0, problem.scope, problem.accounting,
-        message=message, wall_s=time.monotonic() - started,
-    )  # fmt: skip
-    return [replace(failed, budget_bytes=parse_size(budget)) for budget in budgets]
+            interrupted = interrupted or solution.stats.get("ended") == "interrupted"
+            if solution.bound is not None and solution.status is not Status.FAILED:
+                problem.offer_bound(solution.bound, strategy)
+            if solution.plan is not None and solution.cost is not None and solution.peak_bytes is not None:
+                who = str(solution.parameters.get("from", strategy))
+                for best in (own.best, problem.best):
+                    if best is not None:
+                        best.take(solution.plan, solution.cost, solution.peak_bytes, who)
+    if solution is None or own.best.contradiction:
+        if not message:
+            message = own.best.contradiction
+        solution = conclude_early(chosen, own, events.ended or "crashed", message, without_plan=status)
+    if interrupted and events.raised and solution.plan is None and solution.status is not Status.FAILED:
+        raise KeyboardInterrupt
+    stats = {**solution.stats, **own.best.stats()}  # timed from here: the start of the process counts
+    if events.peak_memory_bytes:
+        stats.setdefault("solver_peak_memory_bytes", events.peak_memory_bytes)
+    return replace(solution, stats=stats, wall_s=time.monotonic() - started)
+
+
+class _Events:
+    """Reads what a worker appends to its file of events, judges it and hands it over.
+
+    Attributes:
+        ended: ``killed`` or ``interrupted`` if the worker did not end by itself, else ''.
+        raised: it was this thread that Ctrl-C interrupted.
+        peak_memory_bytes: largest resident set that the worker told of.
+    """
+
+    def __init__(self, own: Problem, outer: Problem, strategy: str):
+        self.own, self.outer, self.strategy = own, outer, strategy
+        self.ended, self.raised, self.peak_memory_bytes = "", False, 0
+        self.path: Path | None = None
+        self._at = 0
+
+    def read(self) -> None:
+        """Hand over every complete line that is new."""
+        if self.path is None or not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._at)
+            new = file.read()
+        lines, _, _ = new.rpartition(b"\n")  # the last line may be half written
+        self._at += len(lines) + (1 if lines else 0)
+        for line in lines.splitlines():
+            self._hand_over(json.loads(line))
+
+    def _hand_over(self, event: Mapping[str, Any]) -> None:
+        best, outer = self.own.best, self.outer
+        assert best is not None
+        assert outer.best is not None
+        self.peak_memory_bytes = max(self.peak_memory_bytes, event.get("peak_memory_bytes", 0))
+        if "bound" in event:
+            best.offer_bound(event["bound"], event["who"], at=event["at"])
+            outer.offer_bound(event["bound"], event["who"])
+        if "order" not in event:
+            return
+        try:
+            plan = Plan.from_order(self.own.graph, event["order"], self.own.budget_bytes)
+            trace = simulate(self.own.graph, plan)
+        except InvalidPlan as error:
+            best.contradict(f"{event['who']} handed over a wrong plan: {error}")
+            return
+        if trace.cost != event["cost"]:
+            best.contradict(f"{event['who']} claims the cost {event['cost']}, but its plan costs {trace.cost}")
+        best.take(plan, trace.cost, trace.peak_bytes, event["who"], at=event["at"])
+        outer.best.take(plan, trace.cost, trace.peak_bytes, event["who"], at=event["at"])
 
 
 def run_family_isolated(problem: Problem, strategy: str, options: Mapping[str, Any]) -> Family:
     """`remat.solve.run_family` in a subprocess; every plan that comes back is judged again here."""
     started = time.monotonic()
-    rows, status, message = _ask(problem, [problem.budget_bytes], strategy, options, family=True)
+    rows, status, message = _ask(problem, strategy, options, family=True)
     if rows is None:
         return Family(strategy, status=status, message=message, wall_s=time.monotonic() - started)
     row = rows[0]
@@ -92,18 +163,23 @@ def stop_workers() -> None:
         _kill_group(process)
 
 
+def interrupt_workers() -> None:
+    """Ask every worker that runs now to end with what it has found; one that does not within seconds is killed."""
+    _interrupted.update(_running)
+
+
 def _ask(
-    problem: Problem, budgets: Sequence[int | str], strategy: str, options: Mapping[str, Any], *, family: bool
+    problem: Problem, strategy: str, options: Mapping[str, Any], *, family: bool, events: _Events | None = None
 ) -> tuple[list[dict[str, Any]] | None, Status, str]:
     """(what the worker wrote, or None with the status and message that say why)."""
     try:
-        return _exchange(problem, budgets, strategy, options, family)
+        return _exchange(problem, strategy, options, family, events)
     except OSError as error:  # a full disk, no memory for a process
         return None, Status.FAILED, f"could not run the solver process: {error}"
 
 
 def _exchange(
-    problem: Problem, budgets: Sequence[int | str], strategy: str, options: Mapping[str, Any], family: bool
+    problem: Problem, strategy: str, options: Mapping[str, Any], family: bool, events: _Events | None
 ) -> tuple[list[dict[str, Any]] | None, Status, str]:
     limit_s = problem.remaining_s()
     try:
@@ -111,7 +187,7 @@ def _exchange(
     except (TypeError, ValueError):
         raise InvalidInput(f"options of strategy '{strategy}' must be plain, not {dict(options)!r:.80}") from None
     with tempfile.TemporaryDirectory(prefix="remat-") as folder:
-        job, result = Path(folder, "job.json"), Path(folder, "result.json")
+        job, result, told = (Path(folder, name) for name in ("job.json", "result.json", "events.jsonl"))
         warm_start = None
         if problem.warm_start is not None:
             warm_start = str(Path(folder, "warm_start.json"))
@@ -120,7 +196,7 @@ def _exchange(
             json.dumps(
                 {
                     "graph": graph_to_dict(problem.graph),
-                    "budgets": [parse_size(budget) for budget in budgets],
+                    "budget": int(problem.budget_bytes),
                     "strategy": strategy,
                     "scope": str(problem.scope),
                     "ends_at": time.time() + limit_s,
@@ -130,26 +206,37 @@ def _exchange(
                     "work_limit": problem.work_limit,
                     "deterministic": problem.deterministic,
                     "warm_start": warm_start,
+                    "target_gap": problem.target_gap,
                     "options": dict(options),
                     "family": family,
                 }
             )
         )
         # -P: a file of the current folder must not shadow a module of the worker.
-        command = [sys.executable, "-P", "-m", "remat._worker", str(job), str(result)]
-        code, complaint = _run(command, limit_s, problem.threads)
+        command = [sys.executable, "-P", "-m", "remat._worker", str(job), str(result), str(told)]
+        if events is None:
+            code, complaint = _run(command, limit_s, problem.threads)
+        else:
+            events.path = told
+            code, complaint = _run(command, limit_s, problem.threads, events)
+            events.read()
         if result.exists():
             return json.loads(result.read_text()), Status.FAILED, ""
+    if events is not None and events.ended == "interrupted":
+        return None, Status.TIMEOUT, "interrupted"
     if code is None:
+        if events is not None:
+            events.ended = "killed"
         return None, Status.TIMEOUT, f"did not stop by itself; killed after {limit_s:.1f} s"
     how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
     return None, Status.FAILED, f"the solver process died with {how}: {complaint or 'it printed nothing'}"
 
 
-def _run(command: Sequence[str], limit_s: float, threads: int) -> tuple[int | None, str]:
+def _run(command: Sequence[str], limit_s: float, threads: int, events: _Events | None = None) -> tuple[int | None, str]:
     """(exit code or None if killed at the limit, last line of standard error)."""
     environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(threads))
     environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)  # as in this process
+    ends_at = time.monotonic() + hard_limit_s(limit_s)
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command,
@@ -161,16 +248,46 @@ def _run(command: Sequence[str], limit_s: float, threads: int) -> tuple[int | No
         )
         _running.add(process)
         try:
-            code = process.wait(timeout=hard_limit_s(limit_s))
-        except subprocess.TimeoutExpired:
-            code = None
+            code = _wait(process, ends_at, events)
+        except KeyboardInterrupt:
+            if events is None:
+                raise
+            events.ended, events.raised = "interrupted", True
+            code = _end_gently(process)
         finally:
             _running.discard(process)
+            _interrupted.discard(process)
             if process.poll() is None:
                 _kill_group(process)
         errors.seek(0)
         lines = errors.read().decode(errors="replace").strip().splitlines()
     return code, lines[-1][:300] if lines else ""
+
+
+def _wait(process: subprocess.Popen[bytes], ends_at: float, events: _Events | None) -> int | None:
+    """The exit code; None at the limit. What the worker tells is handed over meanwhile."""
+    while (left := ends_at - time.monotonic()) > 0:
+        try:
+            return process.wait(timeout=min(POLL_S, left))
+        except subprocess.TimeoutExpired:
+            pass
+        if events is not None:
+            events.read()
+        if process in _interrupted:
+            if events is not None:
+                events.ended = "interrupted"
+            return _end_gently(process)
+    return None
+
+
+def _end_gently(process: subprocess.Popen[bytes]) -> int | None:
+    """SIGINT, and a moment to write the result; the exit code, None if it still runs then."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)
+    try:
+        return process.wait(timeout=GRACE_S)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -266,7 +266,7 @@ def test_a_full_disk_is_a_failed_row(monkeypatch):
 
 
 def test_a_worker_that_lies_is_a_failed_row(monkeypatch):
-    def lie(*arguments, family):
+    def lie(*arguments, **more):
         kinds, ids = ALL.kinds.tolist(), ALL.ids.tolist()
         solution = solve(DIAMOND, 9, "checkpoint_all")
         row = remat.worker.solution_to_row(solution) | {"plan": {"kinds": kinds, "ids": ids}, "cost": 4}

@@ -17,11 +17,12 @@ from remat.search import kernel
 from remat.search.kernel import ARENA_TOP, BUDGET, COST, EXCESS
 from remat.search.state import State, new_state
 
-# Temperatures in mean operation costs. A round starts hot enough to rebuild the plan, or (every
-# other one) just warm enough to rearrange the best one.
-HOT, WARM, COLD = 1.0, 0.1, 0.003
+# Temperatures in mean operation costs. A round starts hot enough to build a plan anew, each time
+# from another temperature because no one suits all graphs, or (every other one) just warm enough to
+# rearrange the best plan of all threads.
+HOT, WARM, COLD = (1.0, 0.5, 2.0), 0.1, 0.003
 FIRST_ROUND = 20_000  # moves; each round is GROWTH times as long as the one before
-GROWTH = 3.0
+GROWTH = 2.0
 CHUNK_S = 0.05  # how long compiled code runs before the clock is looked at
 ROOM = 16  # runs per operation and copies per value, to begin with
 MAX_ROOM = 1 << 14
@@ -246,7 +247,7 @@ def _rounds(
     deadline: float,
     work_limit: int | None,
 ) -> None:
-    """Rounds of growing length: hot from the best plan of all threads, then warm, in turn."""
+    """Rounds of growing length: hot from the start, then warm from the best plan of all, in turn."""
     own = Best()
     shared = best if work_limit is None else own
     left = work_limit if work_limit is not None else 1 << 62
@@ -259,7 +260,8 @@ def _rounds(
     for index in itertools.count():
         if stop() or left <= 0:
             return
-        if not annealer.load(first if shared.order is None else shared.order):
+        rebuild = index % 2 == 0
+        if not annealer.load(first if rebuild or shared.order is None else shared.order):
             annealer.load(np.arange(len(annealer.arrays.cost), dtype=np.int32))
         own.offer(annealer.order(), annealer.cost, annealer.excess)
         better()
@@ -271,7 +273,7 @@ def _rounds(
             seconds = deadline - time.monotonic()
             if n * (1 + GROWTH) > rate * seconds:  # the next one would not end in time: this is the last
                 n, ends = max(1, int(2 * rate * seconds)), deadline
-        hot = HOT if index % 2 == 0 else WARM
+        hot = HOT[(index // 2 + annealer.seed) % len(HOT)] if rebuild else WARM
         began = time.monotonic()
         if not annealer.round(n, hot, COLD, own, stop, better, ends):
             return

@@ -1,0 +1,230 @@
+"""Lower bounds that anyone can check: multipliers in, exact integer arithmetic, no solver.
+
+A bound comes with a multiplier for some rows of the staged relaxation (`remat.staged_model`). By weak
+duality every choice of non-negative multipliers y proves a bound: summing y times the rows
+``a x >= b`` and correcting with the reduced costs d = c - y A over the boxes 0 <= x <= 1 gives
+
+    cost >= (cost of running everything once) + y b + sum over columns of min(0, d).
+
+Nothing about the solver that found y has to be trusted. The rows are written down here once more,
+straight from the definitions and apart from the model that was solved:
+
+- edge (t, k, v): S[t,v] + R[t,p] - R[t,k] >= 0, operation k reads v, made by p (for k = t: >= 1);
+- continuity (t, v): S[t,v] + R[t,p] - S[t+1,v] >= 0 (a kept value, t the last stage: >= 1);
+- memory (t): what t reads, writes and needs as workspace, and every S[t+1,v] made before t and not
+  read by t, fit the budget;
+- once (t, k): R[t,k] + S[t,v] <= 1, v the one output of k (staged scope only).
+
+R[t,k] with t <= k, and R and S after the last stage in which they can serve, are zero.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from remat.errors import InvalidInput
+from remat.graph import Graph
+from remat.plan import Scope, parse_scope
+
+FORMAT = "remat-bound/1"
+KINDS = {"edge": 3, "continuity": 2, "memory": 1, "once": 2}  # how many numbers name a row
+
+
+@dataclass(frozen=True, slots=True)
+class BoundCertificate:
+    """A lower bound on the cost of any plan of a scope within a budget, with its proof.
+
+    Attributes:
+        graph_name, graph_sha256, budget_bytes, scope: the problem it is about.
+        bound: in the graph's cost unit.
+        denominator: the multipliers are integers divided by it.
+        multipliers: [kind] entries ``[*row, y]`` with y > 0; kinds and rows as in the module's docstring.
+    """
+
+    graph_name: str
+    graph_sha256: str
+    budget_bytes: int
+    scope: Scope
+    bound: int
+    denominator: int
+    multipliers: Mapping[str, Sequence[Sequence[int]]]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as JSON, in one step."""
+        content = {
+            "format": FORMAT,
+            "graph": self.graph_name,
+            "graph_sha256": self.graph_sha256,
+            "budget_bytes": self.budget_bytes,
+            "scope": str(self.scope),
+            "bound": self.bound,
+            "denominator": self.denominator,
+            "multipliers": {kind: [list(entry) for entry in rows] for kind, rows in self.multipliers.items()},
+        }
+        scratch = Path(f"{os.fspath(path)}.part")
+        scratch.write_text(json.dumps(content, separators=(",", ":")))
+        os.replace(scratch, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> BoundCertificate:
+        """Read and check a certificate's form; `verify_bound` checks what it claims.
+
+        Raises:
+            InvalidInput: naming the file and the place.
+        """
+        name = os.fspath(path)
+        try:
+            content = json.loads(Path(path).read_text())
+        except (OSError, ValueError) as error:
+            raise InvalidInput(f"{name}: not a readable bound certificate ({error})") from None
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise InvalidInput(f"{name}: format is not {FORMAT}")
+        for key in ("budget_bytes", "bound", "denominator"):
+            if type(content.get(key)) is not int:
+                raise InvalidInput(f"{name}: {key} must be an integer")
+        if not isinstance(content.get("graph_sha256"), str) or not isinstance(content.get("multipliers"), dict):
+            raise InvalidInput(f"{name}: graph_sha256 or multipliers are missing")
+        return cls(
+            str(content.get("graph", "")), content["graph_sha256"], content["budget_bytes"],
+            parse_scope(content.get("scope", "")), content["bound"], content["denominator"],
+            _checked_multipliers(content["multipliers"], name),
+        )  # fmt: skip
+
+
+def _checked_multipliers(multipliers: Any, where: str) -> dict[str, list[list[int]]]:
+    for kind, rows in multipliers.items():
+        if kind not in KINDS or not isinstance(rows, list):
+            raise InvalidInput(f"{where}: multipliers of unknown kind '{kind}'")
+        for i, row in enumerate(rows):
+            if not isinstance(row, list) or len(row) != KINDS[kind] + 1 or any(type(x) is not int for x in row):
+                raise InvalidInput(f"{where}: multiplier {i} of kind '{kind}' must be {KINDS[kind] + 1} integers")
+    return multipliers
+
+
+def verify_bound(graph: Graph, certificate: BoundCertificate | str | os.PathLike[str]) -> int:
+    """Check a certificate in exact integer arithmetic and return the bound that it proves.
+
+    Needs no solver; the time is linear in the certificate.
+
+    Returns:
+        The certificate's bound.
+
+    Raises:
+        InvalidInput: it is about another graph, is malformed, or proves less than it claims.
+    """
+    if not isinstance(certificate, BoundCertificate):
+        certificate = BoundCertificate.load(certificate)
+    if certificate.graph_sha256 != graph.sha256():
+        raise InvalidInput(f"the bound is about another graph ('{certificate.graph_name}'), not '{graph.name}'")
+    proven = proven_bound(
+        graph, certificate.budget_bytes, certificate.scope, certificate.multipliers, certificate.denominator
+    )
+    if certificate.bound > proven:
+        raise InvalidInput(f"the certificate claims a bound of {certificate.bound}, but proves only {proven}")
+    return certificate.bound
+
+
+def proven_bound(
+    graph: Graph,
+    budget_bytes: int,
+    scope: Scope,
+    multipliers: Mapping[str, Sequence[Sequence[int]]],
+    denominator: int,
+) -> int:
+    """The bound that the multipliers prove, rounded up to an integer; never below the total cost's use of none.
+
+    Raises:
+        InvalidInput: a row that does not exist or is not valid in this scope, or a negative multiplier.
+    """
+    if denominator < 1:
+        raise InvalidInput(f"the denominator must be positive, not {denominator}")
+    if scope is Scope.FREE and any(multipliers.values()):
+        raise InvalidInput("the rows presume the order of first computations; they prove nothing for scope free")
+    if scope is not Scope.STAGED and multipliers.get("once"):
+        raise InvalidInput("rows of kind 'once' hold for scope staged only")
+    n, operations, producer, values = len(graph), graph.operations, graph.producer, graph.values
+    last_run, last_held = _last_stages(graph)
+    right = 0  # y b
+    weight_R: dict[tuple[int, int], int] = {}  # y A, by column
+    weight_S: dict[tuple[int, int], int] = {}
+
+    def provide(t: int, v: int, y: int) -> None:
+        weight_S[t, v] = weight_S.get((t, v), 0) + y
+        p = producer[v]
+        if t <= last_run[p]:
+            weight_R[t, p] = weight_R.get((t, p), 0) + y
+
+    def wrong(kind: str, row: Sequence[int]) -> InvalidInput:
+        return InvalidInput(f"the certificate uses the {kind} row {list(row)}, which does not exist")
+
+    for kind, rows in multipliers.items():
+        for *row, y in rows:
+            if y < 0:
+                raise InvalidInput(f"the multiplier of the {kind} row {row} is negative")
+            t = row[0]
+            if not 0 <= t < n:
+                raise wrong(kind, row)
+            if kind == "edge":
+                k, v = row[1:]
+                if not 0 <= k <= t or v not in operations[k].inputs or (k < t and t > last_run[k]):
+                    raise wrong(kind, row)
+                provide(t, v, y)
+                if k == t:
+                    right += y
+                else:
+                    weight_R[t, k] = weight_R.get((t, k), 0) - y
+            elif kind == "continuity":
+                v = row[1]
+                if not 0 <= v < len(values) or not producer[v] < t < last_held[v]:
+                    raise wrong(kind, row)
+                provide(t, v, y)
+                if t + 1 == n:  # only kept values reach the end
+                    right += y
+                else:
+                    weight_S[t + 1, v] = weight_S.get((t + 1, v), 0) - y
+            elif kind == "once":
+                k = row[1]
+                if not 0 <= k < t or len(operations[k].outputs) != 1 or t > last_run[k]:
+                    raise wrong(kind, row)
+                right -= y
+                weight_R[t, k] = weight_R.get((t, k), 0) - y
+                v = operations[k].outputs[0]
+                weight_S[t, v] = weight_S.get((t, v), 0) - y
+            else:  # memory
+                op = operations[t]
+                reads = set(op.inputs)
+                left = budget_bytes - graph.working_set_bytes(t)
+                for v in range(len(values)):
+                    if producer[v] < t and v not in reads and last_held[v] > t:
+                        if t + 1 == n:
+                            left -= values[v].bytes
+                        else:
+                            weight_S[t + 1, v] = weight_S.get((t + 1, v), 0) - y * values[v].bytes
+                right -= y * left
+    total = right
+    for (_, k), weight in weight_R.items():
+        total += min(0, operations[k].cost * denominator - weight)
+    for weight in weight_S.values():
+        total += min(0, -weight)
+    return graph.total_cost + -(-total // denominator)
+
+
+def _last_stages(graph: Graph) -> tuple[list[int], list[int]]:
+    """(per operation, per value) the last stage in which it can serve; N for kept values."""
+    n = len(graph)
+    last_run = list(range(n))
+    last_held = list(graph.producer)
+    for k in reversed(range(n)):
+        for v in graph.operations[k].outputs:
+            if graph.values[v].keep:
+                last_held[v] = n
+            for u in graph.users[v]:
+                last_held[v] = max(last_held[v], last_run[u])
+            if not graph.operations[k].run_once:
+                last_run[k] = max(last_run[k], min(last_held[v], n - 1))
+    return last_run, last_held

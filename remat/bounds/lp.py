@@ -1,0 +1,176 @@
+"""The staged LP bound: HiGHS proposes multipliers, exact arithmetic turns them into a bound.
+
+The relaxation has only R and S and one memory row per stage (`build_staged_model` with
+``memory="stage_end"``): on the published networks its value is that of the relaxation with all slots, to
+nine digits, at a tenth of the time. First only repeats of forward operations have columns; the missing
+columns are priced by the certificate itself, which corrects for all of them, and enter when their
+reduced cost is negative. So every bound returned is one of the full problem.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from remat.bounds.certificate import BoundCertificate, proven_bound
+from remat.graph import Graph
+from remat.plan import Scope
+from remat.solve import Problem
+from remat.staged_model import CONTINUITY, EDGE, MEMORY, ONCE, StagedModel, build_staged_model, last_stages
+
+KIND_NAMES = {EDGE: "edge", CONTINUITY: "continuity", MEMORY: "memory", ONCE: "once"}
+LARGEST = 2_000_000  # columns beyond which building alone takes too long
+ENOUGH = 1e-6  # share of the cost that may be lost to missing columns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundResult:
+    """What is proven: no plan of `scope` costs less than `bound`.
+
+    Attributes:
+        certificate: proof of it, None if it is only the cost of running everything once.
+        R_TN, S_TV: the relaxation's values, for rounding; None without a solve.
+        stats: numbers for the result row.
+    """
+
+    bound: int
+    scope: Scope
+    certificate: BoundCertificate | None = None
+    R_TN: np.ndarray | None = None
+    S_TV: np.ndarray | None = None
+    stats: dict[str, Any] = field(default_factory=dict)
+
+
+def model_columns(graph: Graph) -> int:
+    """How many R and S the staged model would have."""
+    last_run, last_held = last_stages(graph, [not op.run_once for op in graph.operations])
+    runs = sum(last - k for k, last in enumerate(last_run))
+    return runs + sum(last - p for last, p in zip(last_held, graph.producer, strict=True))
+
+
+def lower_bound(problem: Problem, *, on_bound: Callable[[int], None] | None = None) -> BoundResult:
+    """The best bound that the staged LP gives before the deadline, made rigorous.
+
+    Valid for `problem.scope`: for free only the cost of running everything once is known.
+    """
+    graph, scope = problem.graph, problem.scope
+    best = BoundResult(graph.total_cost, scope)
+    if scope is Scope.FREE or model_columns(graph) > LARGEST:
+        return best
+    model = build_staged_model(graph, problem.budget_bytes, memory="stage_end", once=scope is Scope.STAGED)
+    if model.infeasible:
+        return best
+    used = _forward_columns(model)
+    rounds = 0
+    while True:
+        solved = solve_relaxation(model, used, problem.remaining_s(), problem.threads)
+        if solved is None:
+            break
+        x, y = solved
+        rounds += 1
+        certificate = _certify(model, scope, y)
+        if certificate.bound > best.bound or best.certificate is None:
+            R_TN, S_TV = model.matrices(x)
+            best = BoundResult(certificate.bound, scope, certificate, R_TN, S_TV)
+            if on_bound is not None:
+                on_bound(best.bound)
+        value = model.cost_constant + float(model.cost @ x)
+        if value - certificate.bound <= ENOUGH * value:
+            break
+        reduced = model.cost - model.matrix.T @ y
+        wanted = ~used & (reduced < 0)
+        if not wanted.any():
+            break
+        used |= wanted | _inputs_of(model, wanted)
+    best.stats.update(lp_rounds=rounds, lp_columns=int(used.sum()))
+    return best
+
+
+def solve_relaxation(
+    model: StagedModel, used: np.ndarray, time_limit_s: float, threads: int
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """(x, y) of the LP over the columns `used` by interior point; None if it did not finish.
+
+    y are multipliers of all rows in cost per unit of the row, x the values of all columns.
+    """
+    import highspy
+
+    rows_used = np.asarray(model.matrix[:, used].getnnz(axis=1)).ravel() > 0
+    matrix = model.matrix[rows_used][:, used].astype(np.float64)
+    cost_scale = max(1.0, float(model.cost.max(initial=1)))
+    is_memory = model.row_kind[rows_used] == MEMORY
+    scale = np.where(is_memory, 1000.0 / max(1, _room(model)), 1.0)
+    matrix = (scipy.sparse.diags(scale) @ matrix).tocsr()
+    highs = highspy.Highs()
+    highs.setOptionValue("output_flag", False)
+    highspy.Highs.resetGlobalScheduler(True)
+    lp = highspy.HighsLp()
+    lp.num_row_, lp.num_col_ = matrix.shape
+    lp.col_cost_ = model.cost[used] / cost_scale
+    lp.col_lower_, lp.col_upper_ = np.zeros(matrix.shape[1]), model.upper[used].astype(np.float64)
+    lp.row_lower_ = model.row_lower[rows_used] * scale
+    lp.row_upper_ = np.full(matrix.shape[0], highspy.kHighsInf)
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = matrix.indptr, matrix.indices, matrix.data
+    highs.passModel(lp)
+    for option, value in (
+        ("solver", "ipm"), ("run_crossover", "off"), ("threads", threads), ("time_limit", max(0.1, time_limit_s)),
+    ):  # fmt: skip
+        highs.setOptionValue(option, value)
+    highs.run()
+    if highs.getModelStatus() not in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kUnknown):
+        return None
+    solution = highs.getSolution()
+    if not solution.dual_valid:
+        return None
+    x, y = np.zeros(model.shape[1]), np.zeros(model.shape[0])
+    x[used] = np.clip(solution.col_value, 0.0, 1.0)
+    y[rows_used] = np.maximum(solution.row_dual, 0.0) * scale * cost_scale
+    return x, y
+
+
+def _room(model: StagedModel) -> int:
+    return (model.budget_bytes - model.graph.fixed_bytes) // model.unit_bytes
+
+
+def _forward_columns(model: StagedModel) -> np.ndarray:
+    """[n] bool: the columns of the problem without repeats of backward operations."""
+    graph = model.graph
+    used = np.zeros(model.shape[1], dtype=bool)
+    forward = [not op.run_once and not op.is_backward for op in graph.operations]
+    last_run, last_held = last_stages(graph, forward)
+    for (t, k), column in model.R_column.items():
+        used[column] = forward[k] and t <= last_run[k]
+    for (t, v), column in model.S_column.items():
+        used[column] = t <= last_held[v]
+    return used
+
+
+def _inputs_of(model: StagedModel, wanted: np.ndarray) -> np.ndarray:
+    """[n] bool: the columns that share an edge row with a wanted one, which it needs to be priced fairly."""
+    rows = (model.row_kind == EDGE) & (np.asarray(model.matrix[:, wanted].getnnz(axis=1)).ravel() > 0)
+    return np.asarray(model.matrix[rows].getnnz(axis=0)).ravel() > 0
+
+
+def _certify(model: StagedModel, scope: Scope, y: np.ndarray) -> BoundCertificate:
+    """Round the multipliers to integers over a common denominator and count exactly what they prove."""
+    graph = model.graph
+    least = float(np.min(y[y > 0], initial=1.0)) / model.unit_bytes
+    denominator = 1 << max(0, min(60, 24 - math.floor(math.log2(max(least, 1e-12)))))
+    multipliers: dict[str, list[list[int]]] = {name: [] for name in KIND_NAMES.values()}
+    width = {EDGE: 3, CONTINUITY: 2, MEMORY: 1, ONCE: 2}
+    for row in np.nonzero(y > 0)[0].tolist():
+        kind = int(model.row_kind[row])
+        unit = model.unit_bytes if kind == MEMORY else 1  # the certificate's memory rows are in bytes
+        amount = int(y[row] * (denominator / unit))
+        if amount:
+            multipliers[KIND_NAMES[kind]].append([*model.row_key[row, : width[kind]].tolist(), amount])
+    bound = proven_bound(graph, model.budget_bytes, scope, multipliers, denominator)
+    if bound < graph.total_cost:
+        multipliers, bound = {}, graph.total_cost
+    return BoundCertificate(graph.name, graph.sha256(), model.budget_bytes, scope, bound, denominator, multipliers)
