@@ -10,8 +10,6 @@ from experiments.solving import Bench, reuse_plans
 from remat.registry import get_strategy
 from remat.solve import GAP_TOLERANCE, Family
 
-_OF_BASELINES = "baselines"
-
 
 def sweep_budgets(smallest_bytes: int, largest_bytes: int, points: int) -> list[int]:
     """[<= points] evenly spaced integer budgets, ascending, both ends included, each once."""
@@ -56,7 +54,7 @@ def run_single(bench: Bench, budget_bytes: int) -> tuple[list[Row], list[str]]:
 def is_reusable(name: str) -> bool:
     """Whether plans may be carried to larger budgets: never for a baseline, whose rows are what it says itself."""
     chosen = get_strategy(name)
-    return not chosen.ignores_budget and chosen.run.__module__.partition(".")[0] != _OF_BASELINES
+    return not chosen.ignores_budget and not chosen.is_baseline
 
 
 def share_plans(bench: Bench, rows: list[Row]) -> list[Row]:

@@ -55,8 +55,10 @@ def _main(argv: list[str]) -> int:
 
         print(help_text())
         return 0
+    overrides = [_as_hydra(text) for text in arguments.overrides]
+    argv = [_as_hydra(text) for text in argv]
     if arguments.overrides or not (arguments.hydra_help or arguments.info or arguments.shell_completion):
-        check(arguments.overrides, multirun=arguments.multirun)
+        check(overrides, multirun=arguments.multirun)
     codes: list[int] = []
 
     def task(cfg: DictConfig) -> None:
@@ -65,6 +67,11 @@ def _main(argv: list[str]) -> int:
     sys.argv = [sys.argv[0], *argv]
     hydra.main(version_base="1.3", config_path=str(CONF_FOLDER), config_name="config")(task)()
     return max(codes, default=0)
+
+
+def _as_hydra(text: str) -> str:
+    """``options.search.restarts=4`` as Hydra wants it: the names under options are the strategies'."""
+    return f"++{text}" if text.startswith("options.") else text
 
 
 def _run_one(cfg: DictConfig) -> int:

@@ -85,6 +85,8 @@ class Config:
     deterministic: bool = False
     solver: str | None = None
     formulation: str | None = None
+    target_gap: float = 1e-4
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 def register() -> None:

@@ -7,15 +7,16 @@ limit costs one row. Another engine has the same three methods.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from remat.errors import RematError, unknown_name
+from remat.errors import InvalidPlan, RematError, unknown_name
+from remat.plan import Plan
 from remat.registry import get_strategy
 from remat.solve import Family, Problem, Solution, Status
-from remat.worker import run_family_isolated, solve_isolated, stop_workers
+from remat.worker import GRACE_S, interrupt_workers, run_family_isolated, solve_isolated, stop_workers
 
 ENGINES = ("local",)
 _WAKE_S = 0.25  # how often a waiting engine lets Ctrl-C and the progress display through
@@ -28,6 +29,7 @@ class Job:
     Attributes:
         label: for people, e.g. ``checkmate_milp at 8.00 GB``.
         options: of the strategy.
+        warm_start: asked for a plan to begin from when the job starts; None for none.
     """
 
     key: str
@@ -36,10 +38,13 @@ class Job:
     strategy: str
     time_limit_s: float
     options: Mapping[str, Any] = field(default_factory=dict)
+    warm_start: Callable[[], Plan | None] | None = None
 
     def run(self) -> Family | Solution:
         """Solve in a worker process; a family if the strategy ignores the budget. Never raises `RematError`."""
         problem = replace(self.problem, deadline=time.monotonic() + self.time_limit_s)
+        if self.warm_start is not None:
+            problem = replace(problem, warm_start=self.warm_start())
         is_family = get_strategy(self.strategy).ignores_budget
         try:
             if is_family:
@@ -50,7 +55,7 @@ class Job:
                 return Family(self.strategy, status=Status.FAILED, message=str(error))
             return Solution(
                 Status.FAILED, self.strategy, problem.graph.name, problem.budget_bytes, problem.scope,
-                problem.accounting, message=str(error),
+                problem.accounting, message=str(error), stats={"contradicted": isinstance(error, InvalidPlan)},
             )  # fmt: skip
 
 
@@ -67,6 +72,10 @@ class Engine(Protocol):
 
     def running(self) -> list[Job]:
         """The jobs that run now."""
+        ...
+
+    def interrupt(self) -> list[tuple[Job, Family | Solution]]:
+        """Drop what waits and end what runs; (job, what it has found) of those that end in a moment."""
         ...
 
     def __enter__(self) -> Engine: ...
@@ -94,6 +103,14 @@ class LocalEngine:
 
     def running(self) -> list[Job]:
         return [job for future, job in self._pending.items() if future.running()]
+
+    def interrupt(self) -> list[tuple[Job, Family | Solution]]:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        interrupt_workers()
+        waited = {future: job for future, job in self._pending.items() if not future.cancelled()}
+        done, _ = wait(waited, timeout=GRACE_S + 2 * _WAKE_S)
+        self._pending.clear()
+        return [(waited[future], future.result()) for future in done]
 
     def __enter__(self) -> LocalEngine:
         return self

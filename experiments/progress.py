@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
 WIDTH_WITHOUT_TERMINAL = 120
+SAY_EVERY_S = 15.0  # without a terminal, how often a running solve tells what it has found
 
 
 def make_console() -> Console:
@@ -38,6 +39,8 @@ class SolveProgress:
         self._batch_from = 0  # the first batch, of heuristics, says nothing about the time of exact solves
         self._began = time.monotonic()
         self._live = console.is_terminal
+        self._said: dict[str, str] = {}
+        self._said_at = time.monotonic()
         self._bar = Progress(
             SpinnerColumn(), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.description}"),
             console=console, transient=True,
@@ -77,6 +80,17 @@ class SolveProgress:
         waiting = len(self._limits) - len(self._spent) - len(running)
         queue = f" · {waiting} waiting" if waiting > 0 else ""
         self._bar.update(self._task, description=f"{', '.join(running)}{queue}{about}")
+        if not self._live and time.monotonic() - self._said_at > SAY_EVERY_S:
+            self._say(running)
+
+    def _say(self, running: Sequence[str]) -> None:
+        """Without a terminal: a line for each running solve that has something new to tell."""
+        self._said_at = time.monotonic()
+        elapsed = self._said_at - self._began
+        for line in running:
+            if "(" in line and line not in self._said:
+                self._console.print(f"[running, {elapsed:.0f} s] {line}", markup=False, soft_wrap=True)
+        self._said = dict.fromkeys(running, "")
 
     def finished(self, line: str, spent_s: float) -> None:
         """A job ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from experiments.engine import make_engine
 from experiments.progress import SolveProgress, make_console
 from experiments.row import Row
 from experiments.settings import RUNS_FOLDER, Settings
-from experiments.solving import Bench
+from experiments.solving import Bench, contradictions
 from experiments.store import Store, write_json
 from remat.units import format_cost, format_size
 
@@ -27,7 +28,7 @@ STORE_FOLDER = RUNS_FOLDER / "store"
 
 
 def run(cfg: DictConfig, settings: Settings, experiment: str) -> int:
-    """Build, solve, store, draw; the exit code: 1 if a single budget ends without any plan."""
+    """Build, solve, store, draw; the exit code: 1 if a single budget ends without any plan, or a claim is refuted."""
     console = make_console()
     folder = RUNS_FOLDER / run_name(cfg)
     with warnings.catch_warnings():
@@ -60,7 +61,10 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
         except KeyboardInterrupt:
             _write_run(folder, head, list(bench.kept), [])
             if bench.kept:
-                line = f"kept {len(bench.kept)} finished results; python -m analysis {folder} draws them"
+                line = (
+                    f"kept {len(bench.kept)} results; python -m analysis {folder} draws them; the same command "
+                    "goes on: finished solves are not repeated, interrupted ones begin from their plans"
+                )
                 console.print(line, markup=False, soft_wrap=True)
             raise
     _write_run(folder, head, [row.key for row in rows], families)
@@ -73,6 +77,11 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
 
         where = log_run(folder, rows, head["config"], drawn, project=settings.wandb_project, mode=settings.wandb_mode)
         console.print(f"wandb    {where}", markup=False)
+    refuted = contradictions(rows)
+    for line in refuted:
+        print(f"error: contradicted: {line}", file=sys.stderr)
+    if refuted:
+        return 1
     has_plan = any(row.cost is not None for row in rows)
     return 0 if has_plan or settings.budget_bytes is None else 1
 
@@ -87,7 +96,7 @@ def _introduce(console: Console, subject: Subject, settings: Settings, store_all
         f"{graph.name}: {len(graph)} operations, {graph.n_edges} edges; checkpoint-all peak "
         f"{format_size(store_all_bytes)}, fixed {format_size(graph.fixed_bytes)}, one pass "
         f"{format_cost(graph.total_cost, graph.cost_unit)} ({subject.cost_model} costs"
-        f"{'' if subject.cost_source == 'file' else f', {settings.gpu.name}'})",
+        f"{'' if subject.cost_source == 'file' else f', {settings.gpu.name}'}){_scope_note(settings.scope)}",
         markup=False,
         soft_wrap=True,
     )
@@ -98,7 +107,7 @@ def _head(cfg: DictConfig, settings: Settings, subject: Subject, experiment: str
     asked = "budget sweep" if settings.budget_bytes is None else format_size(settings.budget_bytes)
     config = {str(k): _plain(cfg[k]) for k in cfg if k != "hydra"}
     return {
-        "title": f"{graph.name}, {asked}, {subject.cost_model} costs, {gpu.name}",
+        "title": f"{graph.name}, {asked}, {subject.cost_model} costs, {gpu.name}{_scope_note(settings.scope)}",
         "experiment": experiment,
         "model": subject.model,
         "gpu": config["gpu"],
@@ -106,6 +115,10 @@ def _head(cfg: DictConfig, settings: Settings, subject: Subject, experiment: str
         "graph_sha256": graph.sha256(),
         "store": os.path.relpath(STORE_FOLDER, folder),
     }
+
+
+def _scope_note(scope: str) -> str:
+    return "" if scope == "staged" else f", {scope} scope"
 
 
 def _plain(value: Any) -> Any:

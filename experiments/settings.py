@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from remat.cost.gpu import Gpu
 from remat.errors import InvalidInput, unknown_name
 from remat.frontends.spec import FRAMEWORKS, GRANULARITIES, ModelSpec
+from remat.incumbent import GAP_TOLERANCE
 from remat.registry import get_strategy, strategies
 from remat.solve import ACCOUNTINGS, parse_scope
 from remat.units import parse_size
@@ -21,8 +22,6 @@ COSTS = ("flops", "roofline", "profile")
 SCALES = ("full", "quick")
 QUICK_POINTS, QUICK_TIME_LIMIT_S = 6, 10.0
 WANDB_MODES = ("offline", "online", "disabled")
-# Runs the other strategies itself: beside them it would only repeat their work.
-COMBINES_OTHERS = ("portfolio",)
 _OF_A_MODEL = ("batch_size", "input_size", "granularity", "target")
 
 
@@ -37,6 +36,7 @@ class Settings:
         budget_bytes: a single budget; None for a sweep of `points` budgets.
         strategies: names, each once.
         options: [strategy] keyword options of that strategy.
+        target_gap: a solve may end once its gap is at or below it.
         jobs: solves at once.
     """
 
@@ -60,6 +60,7 @@ class Settings:
     logger: str
     wandb_mode: str
     wandb_project: str
+    target_gap: float = GAP_TOLERANCE
 
 
 def read_settings(cfg: DictConfig) -> Settings:
@@ -81,6 +82,8 @@ def read_settings(cfg: DictConfig) -> Settings:
     _at_least("engine.jobs", cfg.engine.jobs, 1)
     if not 0 < cfg.time_limit < float("inf"):
         raise InvalidInput(f"time_limit must be a positive number of seconds, not {cfg.time_limit:g}")
+    if not 0 <= cfg.target_gap <= 1:
+        raise InvalidInput(f"target_gap must be from 0 to 1 (0.01 is 1 %), not {cfg.target_gap:g}")
     if cfg.logger.name == "wandb":
         _one_of("logger.mode", cfg.logger.mode, WANDB_MODES)
     quick = cfg.scale == "quick"
@@ -107,6 +110,7 @@ def read_settings(cfg: DictConfig) -> Settings:
         logger=cfg.logger.name,
         wandb_mode=cfg.logger.mode,
         wandb_project=cfg.logger.project,
+        target_gap=cfg.target_gap,
     )
 
 
@@ -132,7 +136,7 @@ def _strategies(given: Any) -> tuple[str, ...]:
     if OmegaConf.is_list(given):
         wanted = [str(name) for name in given]
     elif isinstance(given, str):
-        wanted = {"all": strategies, "default": default_strategies}.get(given, lambda: [given])()
+        wanted = strategies() if given in ("all", "default") else [given]
     else:
         raise InvalidInput(
             f"strategies must be 'default', 'all', a name or a list like 'strategies=[a,b]', not {given!r}"
@@ -143,11 +147,6 @@ def _strategies(given: Any) -> tuple[str, ...]:
         if name not in strategies():
             raise unknown_name("strategy", name, [*strategies(), "default", "all"])
     return tuple(dict.fromkeys(wanted))
-
-
-def default_strategies() -> list[str]:
-    """Every registered strategy that does work of its own."""
-    return [name for name in strategies() if name not in COMBINES_OTHERS]
 
 
 def _options(cfg: DictConfig, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -162,6 +161,16 @@ def _options(cfg: DictConfig, names: tuple[str, ...]) -> dict[str, dict[str, Any
             raise InvalidInput(f"{key}={value}: none of the strategies {', '.join(names)} takes it")
         for name in takers:
             options[name][key] = value
+    for name, given in cfg.options.items():
+        if name not in strategies():
+            raise unknown_name("strategy in options", str(name), strategies())
+        if name not in options:
+            raise InvalidInput(f"options.{name}: strategy '{name}' is not among the run's: {', '.join(names)}")
+        if not OmegaConf.is_dict(given):
+            raise InvalidInput(f"options.{name}: write options.{name}.OPTION=VALUE")
+        plain = OmegaConf.to_container(given)
+        assert isinstance(plain, dict)
+        options[name] |= {str(key): value for key, value in plain.items()}
     for name in names:
         get_strategy(name).check_options(options[name])
     return options

@@ -19,6 +19,8 @@ from experiments.provenance import provenance, solver_build
 from experiments.row import Row
 from experiments.settings import Settings
 from experiments.store import Store, code_version, row_key
+from remat.incumbent import Progress, relative_gap
+from remat.plan import Plan
 from remat.registry import get_strategy
 from remat.solve import Family, Problem, Solution, Status, parse_scope, solve_family
 from remat.units import format_size
@@ -35,6 +37,7 @@ class Bench:
     Attributes:
         experiment: name that new rows carry.
         store_all_peak_bytes: checkpoint-all's peak under the run's accounting.
+        live: [key] the last improvement of a solve that runs.
         kept: [key] every row of this run so far, in the order wanted.
         solved, reused: how many solves were done now, and how many were found in the store.
     """
@@ -47,6 +50,7 @@ class Bench:
     progress: SolveProgress
     store_all_peak_bytes: int
     kept: dict[str, Row] = field(default_factory=dict)
+    live: dict[str, Progress] = field(default_factory=dict)
     solved: int = 0
     reused: int = 0
 
@@ -55,7 +59,7 @@ class Bench:
         s = self.settings
         return Problem(
             self.subject.graph, budget_bytes, parse_scope(s.scope), s.accounting, seed=s.seed, threads=s.threads,
-            work_limit=s.work_limit, deterministic=s.deterministic,
+            work_limit=s.work_limit, deterministic=s.deterministic, target_gap=s.target_gap,
         )  # fmt: skip
 
     def key(self, strategy: str, budget_bytes: int | None) -> str:
@@ -71,6 +75,7 @@ class Bench:
                 "budget": budget_bytes,
                 "time_limit": s.time_limit_s,
                 "work_limit": s.work_limit,
+                "target_gap": s.target_gap,
                 "seed": s.seed,
                 "threads": s.threads,
                 "deterministic": s.deterministic,
@@ -113,25 +118,52 @@ class Bench:
         return rows
 
     def run_budgets(self, names: Sequence[str], budgets: Sequence[int]) -> dict[str, list[Row]]:
-        """[strategy] a row per budget, in the order of `budgets`, for strategies that depend on it."""
+        """[strategy] a row per budget, in the order of `budgets`, for strategies that depend on it.
+
+        A solve begins from the cheapest plan that its strategy has for a smaller budget by then (not with
+        `deterministic`, where a row must not depend on what ran first, and not for a baseline). Ctrl-C
+        stores what the running solves have found, in rows that are solved again the next time.
+        """
         found: dict[str, Row] = {}
         jobs = []
         for budget in budgets:  # the tightest are the hardest: first, so that no long one is left to the end
             for name in names:
                 key = self.key(name, budget)
                 row = self.store.read_row(key)
-                if row is not None and row.status in _FINAL:
+                if row is not None and is_final(row):
                     self.kept[key] = found[key] = row
                     self.reused += 1
                 else:
-                    jobs.append(Job(key, f"{name} at {format_size(budget, digits=3)}", self.problem(budget), name,
-                                    self.settings.time_limit_s, self.settings.options[name]))  # fmt: skip
-        for job, solution in self._run(jobs):
-            assert isinstance(solution, Solution)
-            row = self.keep(job.key, solution)
-            found[job.key] = row
-            self.progress.finished(f"{job.label}: {row_line(row)}", solution.wall_s)
+                    if row is not None and row.cost is not None:
+                        found[key] = row  # of an interrupted run: its plan is a start
+                    jobs.append(self._job(key, name, budget, found))
+        try:
+            for job, solution in self._run(jobs):
+                assert isinstance(solution, Solution)
+                row = self.keep(job.key, solution)
+                found[job.key] = row
+                self.progress.finished(f"{job.label}: {row_line(row)}", solution.wall_s)
+        except KeyboardInterrupt:
+            for job, solution in self.engine.interrupt():
+                if isinstance(solution, Solution) and solution.plan is not None:
+                    self.keep(job.key, solution)
+            raise
         return {name: [found[self.key(name, budget)] for budget in budgets] for name in names}
+
+    def _job(self, key: str, name: str, budget: int, found: dict[str, Row]) -> Job:
+        """One solve; `found` is read when it starts."""
+
+        def warm_start() -> Plan | None:
+            rows = [row for row in list(found.values()) if row.strategy == name and row.budget_bytes <= budget]
+            rows = [row for row in rows if row.cost is not None and row.plan_file is not None]
+            if not rows:
+                return None
+            return self.store.read_plan(min(rows, key=lambda row: row.cost or 0), self.subject.graph)
+
+        shares = not self.settings.deterministic and not get_strategy(name).is_baseline
+        problem = replace(self.problem(budget), report=lambda progress: self.live.__setitem__(key, progress))
+        return Job(key, f"{name} at {format_size(budget, digits=3)}", problem, name, self.settings.time_limit_s,
+                   self.settings.options[name], warm_start if shares else None)  # fmt: skip
 
     def _run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Family | Solution]]:
         self.progress.expect([job.time_limit_s for job in jobs])
@@ -141,7 +173,12 @@ class Bench:
             if finished is not None:
                 self.solved += 1
                 yield finished
-            self.progress.tick([job.label for job in self.engine.running()])
+            self.progress.tick([self._label(job) for job in self.engine.running()])
+
+    def _label(self, job: Job) -> str:
+        """What runs, with what it has found so far."""
+        known = self.live.get(job.key)
+        return job.label if known is None else f"{job.label} ({progress_line(known, self.subject.graph.total_cost)})"
 
     def keep(self, key: str, solution: Solution) -> Row:
         """Store a solution with its plan and where it came from."""
@@ -173,13 +210,61 @@ class Bench:
         )  # fmt: skip
 
 
+def is_final(row: Row) -> bool:
+    """Whether another attempt would only repeat it: not for a failure, nor for a solve that was cut short."""
+    return row.status in _FINAL and json.loads(row.stats).get("ended") not in ("interrupted", "crashed")
+
+
+def is_contradicted(row: Row) -> bool:
+    """Whether a claim of the strategy (a cost, a bound, that nothing fits) was refuted."""
+    return bool(json.loads(row.stats).get("contradicted"))
+
+
+def contradictions(rows: Sequence[Row]) -> list[str]:
+    """Claims that the simulator or another strategy's plan refutes, a line each; rows of one graph and scope.
+
+    A bound at a budget holds for every plan that fits it, whoever found the plan.
+    """
+    said = [f"{row.strategy} at {format_size(row.budget_bytes)}: {row.message}" for row in rows if is_contradicted(row)]
+    plans = sorted((row for row in rows if row.cost is not None), key=lambda row: row.cost or 0)
+    for claim in rows:
+        plan = next((row for row in plans if (row.peak_bytes or 0) <= claim.budget_bytes), None)
+        if plan is None or plan.cost is None:
+            continue
+        what = f"the bound {claim.bound}" if (claim.bound or 0) > plan.cost else ""
+        what = "that no plan fits" if claim.status == Status.INFEASIBLE else what
+        if what:
+            said.append(
+                f"{claim.strategy} claims {what} at {format_size(claim.budget_bytes)}, "
+                f"but a plan of {plan.strategy} fits and costs {plan.cost}"
+            )
+    return list(dict.fromkeys(said))
+
+
+def progress_line(known: Progress, total_cost: int) -> str:
+    """Incumbent, bound, gap and who found the last improvement."""
+    parts = ["no plan yet"] if known.cost is None else [f"overhead {_percent(known.cost, total_cost)}"]
+    if known.bound is not None:
+        parts.append(f"bound {_percent(known.bound, total_cost)}")
+    if known.gap is not None:
+        parts.append(f"gap {100 * known.gap:.2f} %")
+    return ", ".join(parts) + f", {known.who}"
+
+
+def _percent(cost: int, total_cost: int) -> str:
+    return f"{100 * (cost / total_cost - 1) if total_cost else 0.0:.2f} %"
+
+
 def row_line(row: Row) -> str:
     """What a row says, in one line."""
     parts = [row.status]
     if row.overhead is not None:
         parts.append(f"overhead {100 * row.overhead:.2f} %")
-    if row.gap:
-        parts.append(f"gap {100 * row.gap:.2f} %")
+    if row.gap and row.bound is not None:
+        parts.append(f"bound {_percent(row.bound, row.total_cost)}, gap {100 * row.gap:.2f} %")
+    finder = json.loads(row.parameters).get("from")
+    if finder and row.cost is not None:
+        parts.append(f"found by {finder}")
     parts.append(f"{row.wall_s:.1f} s")
     return ", ".join(parts) + (f" ({row.message})" if row.cost is None and row.message else "")
 
@@ -214,6 +299,12 @@ def reuse_plans(rows: Sequence[Row], tolerance: float) -> list[Row]:
     best: Row | None = None
     for i, row in enumerate(rows):
         new = row
+        if row.status in (Status.FAILED, Status.SKIPPED):
+            improved.append(row)  # a contradicted claim must stay to be seen
+            continue
+        if best is not None and (row.status == Status.INFEASIBLE or (row.bound or 0) > (best.cost or 0)):
+            improved.append(row)  # contradictory: `contradictions` names it
+            continue
         if best is not None and (row.cost is None or best.cost < row.cost):  # type: ignore[operator]
             origin = best.plan_from if best.plan_from is not None else best.budget_bytes
             new = replace(new, cost=best.cost, overhead=best.overhead, peak_bytes=best.peak_bytes,
@@ -226,7 +317,7 @@ def reuse_plans(rows: Sequence[Row], tolerance: float) -> list[Row]:
         if new is not row:
             assert new.cost is not None
             bound = new.bound if new.bound is not None else new.total_cost
-            gap = (new.cost - bound) / new.cost if new.cost else 0.0
+            gap = relative_gap(new.cost, bound)
             status = Status.OPTIMAL if gap <= tolerance else Status.FEASIBLE
             used = [row.key, best.key if new.plan_from is not None and best else "", bound]
             new = replace(new, bound=bound, gap=gap, status=str(status), key=row_key({"reused": used}))
