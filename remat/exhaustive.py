@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from remat.graph import Graph
@@ -256,7 +256,7 @@ class _Search:
         return Plan.from_order(self.graph, order[::-1], self.budget)
 
 
-def _bits(ids: Iterator[int] | tuple[int, ...]) -> int:
+def _bits(ids: Iterable[int]) -> int:
     bits = 0
     for i in ids:
         bits |= 1 << i

@@ -1,0 +1,99 @@
+"""The exact search on small graphs against the brute force of the tests."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from brute_force import least_budget, optimum, random_graph, replay
+
+from remat import Graph, simulate
+from remat.exhaustive import exhaustive
+from remat.plan import Scope
+
+SCOPES = ("staged", "fixed_order", "free")
+KINDS = [
+    {},
+    {"multi_output": 0.5},
+    {"workspace": 3},
+    {"keep": 0.3},
+    {"once": 0.4},
+    {"multi_output": 0.4, "workspace": 2, "keep": 0.2, "once": 0.2},
+]
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+def test_equals_brute_force(kind: int, scope: str):
+    rng = np.random.default_rng(kind)
+    decided = {"plan": 0, "none": 0}
+    for trial in range(16):
+        graph = random_graph(rng, 1 + trial % 6, min_bytes=trial % 3 // 2, **KINDS[kind])
+        low = graph.largest_working_set()[0]
+        for budget in range(max(low - 1, 0), low + 3):
+            truth = optimum(graph, budget, scope)
+            found = exhaustive(graph, budget, scope)
+            assert found.is_decided
+            assert found.infeasible == (truth is None)
+            if found.plan is not None:
+                trace = simulate(graph, found.plan)
+                assert trace.cost == truth == found.bound
+                assert trace.peak_bytes <= budget
+                assert Scope(scope).contains(found.plan.scope)
+                steps = list(zip(found.plan.kinds.tolist(), found.plan.ids.tolist(), strict=True))
+                assert replay(graph, steps).cost == truth
+                decided["plan"] += 1
+            else:
+                decided["none"] += 1
+                assert found.next_bytes is None or budget < found.next_bytes
+    assert min(decided.values()) > 10
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_optimum_with_recomputation(scope: str):
+    rng = np.random.default_rng(11)
+    repeats = 0
+    for _ in range(60):
+        graph = random_graph(rng, 6, min_bytes=1, min_cost=1, multi_output=0.2)
+        budget = graph.largest_working_set()[0]
+        found = exhaustive(graph, budget, scope)
+        assert (found.bound if found.plan else None) == optimum(graph, budget, scope)
+        repeats += found.plan is not None and found.bound > graph.total_cost
+    assert repeats >= 2
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_refused_bytes_bound_the_minimum(scope: str):
+    rng = np.random.default_rng(7)
+    for trial in range(12):
+        graph = random_graph(rng, 5, **KINDS[trial % len(KINDS)])
+        least = least_budget(graph, scope)
+        for budget in range(graph.fixed_bytes, least):
+            found = exhaustive(graph, budget, scope, any_plan=True)
+            assert found.infeasible
+            assert found.next_bytes is None or budget < found.next_bytes <= least
+        assert exhaustive(graph, least, scope, any_plan=True).plan is not None
+
+
+def test_scopes_differ():
+    graph = Graph.from_nodes("design", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
+    assert exhaustive(graph, 6, "staged").infeasible
+    found = exhaustive(graph, 6, "fixed_order")
+    assert found.plan is not None
+    assert simulate(graph, found.plan).cost == 7
+    assert found.plan.order.tolist() == [0, 1, 2, 3, 2, 0, 4]
+
+
+def test_stopped_early_it_bounds():
+    rng = np.random.default_rng(3)
+    stopped = 0
+    for _ in range(20):
+        graph = random_graph(rng, 6, min_bytes=1, min_cost=1)
+        budget = least_budget(graph, "fixed_order")
+        truth = optimum(graph, budget, "fixed_order")
+        assert truth is not None
+        for limit in (0, 3, 6):
+            found = exhaustive(graph, budget, "fixed_order", max_states=limit)
+            assert found.bound is not None
+            assert graph.total_cost <= found.bound <= truth
+            stopped += not found.is_decided
+    assert stopped > 20
