@@ -1,0 +1,276 @@
+"""What is handed over while a strategy runs counts, however the strategy ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import remat
+from remat import Candidate, Graph, Incumbent, InvalidInput, Outcome, Plan, Problem, Progress, Scope, Status, registry
+from remat.solve import solve, solve_sweep
+
+DIAMOND = Graph.from_nodes("diamond", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
+ALL = Plan.from_order(DIAMOND, range(5))  # cost 5, peak 9
+FEWER = Plan.from_order(DIAMOND, [0, 1, 2, 3, 2, 0, 4])  # cost 7, peak 6, fixed_order
+AGAIN = Plan.from_order(DIAMOND, [0, 1, 0, 2, 3, 4])  # cost 6, staged
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Registers a strategy that does what it is told; gone after the test."""
+    remat.strategies()
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+
+    def register(run, **flags):
+        remat.strategy("scripted", **flags)(run)
+
+    return register
+
+
+def test_the_cheapest_that_fits_and_is_in_scope_is_kept() -> None:
+    best = Incumbent(DIAMOND, 9, Scope.STAGED)
+    assert not best.offer(FEWER, "out of scope")
+    assert best.offer(AGAIN, "first")
+    assert best.offer(ALL, "second")
+    assert not best.offer(AGAIN, "third")
+    assert (best.cost, best.peak_bytes, best.who) == (5, 9, "second")
+    assert not Incumbent(DIAMOND, 8, Scope.FREE).offer(ALL, "too large")
+    assert [step[1:] for step in best.stats()["trajectory"]] == [[6, "first"], [5, "second"]]
+
+
+def test_times_to_the_first_plan_and_to_one_percent() -> None:
+    best = Incumbent(DIAMOND, 100, Scope.STAGED)
+    for seconds, cost in ((1.0, 1000), (2.0, 505), (3.0, 504), (9.0, 500)):
+        best.take(ALL, cost, 9, "search", at=best.began + seconds)
+    stats = best.stats()
+    assert (stats["first_plan_s"], stats["within_1pct_s"]) == (1.0, 2.0)
+    assert Incumbent(DIAMOND, 9, Scope.STAGED).stats() == {}
+
+
+def test_a_long_trajectory_is_thinned_and_keeps_its_ends() -> None:
+    best = Incumbent(DIAMOND, 100, Scope.STAGED)
+    for i in range(500):
+        best.take(ALL, 1000 - i, 9, "search", at=best.began + i)
+    trajectory = best.stats()["trajectory"]
+    assert len(trajectory) == 50
+    assert (trajectory[0][1], trajectory[-1][1]) == (1000, 501)
+    assert [cost for _, cost, _ in trajectory] == sorted((cost for _, cost, _ in trajectory), reverse=True)
+
+
+def test_offers_from_many_threads_leave_the_best() -> None:
+    seen: list[Progress] = []
+    best = Incumbent(DIAMOND, 100, Scope.STAGED, report=seen.append)
+    costs = list(range(1000, 600, -1))
+    threads = [
+        threading.Thread(target=lambda part=i: [best.take(ALL, c, 9, f"t{part}") for c in costs[part::4]])
+        for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert best.cost == 601
+    assert [p.cost for p in seen] == sorted((p.cost for p in seen if p.cost), reverse=True)
+
+
+def test_progress_tells_plan_bound_gap_and_who(scripted) -> None:
+    def run(problem: Problem) -> None:
+        problem.offer(AGAIN, who="search")
+        problem.offer_bound(4, who="below one pass")
+        problem.offer(ALL, who="annealing")
+
+    scripted(run)
+    seen: list[Progress] = []
+    solution = solve(DIAMOND, 9, "scripted", progress=seen.append)
+    assert [(p.cost, p.bound, p.who) for p in seen] == [(6, 5, "search"), (5, 5, "annealing")]
+    assert [p.gap for p in seen] == [pytest.approx(1 / 6), 0.0]
+    assert (solution.status, solution.cost, solution.parameters) == (Status.OPTIMAL, 5, {"from": "annealing"})
+
+
+def test_a_callback_that_breaks_is_told_and_costs_nothing(scripted) -> None:
+    scripted(lambda problem: [AGAIN, ALL])
+    calls = []
+
+    def broken(progress: Progress) -> None:
+        calls.append(progress)
+        raise ValueError("no such column")
+
+    with pytest.warns(UserWarning, match="no such column"):
+        solution = solve(DIAMOND, 9, "scripted", progress=broken)
+    assert (solution.cost, len(calls)) == (5, 1)
+
+
+def test_a_crash_keeps_what_was_handed_over(scripted) -> None:
+    def run(problem: Problem) -> None:
+        problem.offer(AGAIN, who="search")
+        raise KeyError("who")
+
+    scripted(run)
+    solution = solve(DIAMOND, 9, "scripted")
+    assert (solution.status, solution.cost, solution.stats["ended"]) == (Status.FEASIBLE, 6, "crashed")
+    assert "KeyError: 'who'" in solution.message
+
+
+def test_an_interrupt_keeps_what_was_handed_over_and_raises_without_it(scripted) -> None:
+    def run(problem: Problem) -> None:
+        if problem.budget_bytes == 9:
+            problem.offer(AGAIN, who="search")
+        raise KeyboardInterrupt
+
+    scripted(run)
+    solution = solve(DIAMOND, 9, "scripted")
+    assert (solution.status, solution.cost) == (Status.FEASIBLE, 6)
+    assert solution.message.startswith("interrupted; ")
+    with pytest.raises(KeyboardInterrupt):
+        solve(DIAMOND, 8, "scripted")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda problem: problem.offer(ALL, "search") and Outcome(infeasible=True),
+        lambda problem: problem.offer(ALL, "search") and Outcome(bound=6),
+        lambda problem: problem.offer_bound(6, "lp") and Outcome((Candidate(ALL),)),
+        lambda problem: problem.offer_bound(6, "lp") and problem.offer(ALL, "search") and 1 // 0,
+    ],
+)
+def test_a_refuted_claim_is_failed_and_marked(scripted, run) -> None:
+    scripted(run)
+    solution = solve(DIAMOND, 9, "scripted")
+    assert (solution.status, solution.plan, solution.stats["contradicted"]) == (Status.FAILED, None, True)
+
+
+def test_a_bound_of_a_narrower_question_is_not_taken() -> None:
+    problem = Problem(DIAMOND, 9, Scope.FREE).collecting()
+    assert not replace(problem, scope=Scope.STAGED).offer_bound(7, "milp")
+    assert not replace(problem, budget_bytes=8).offer_bound(7, "milp")
+    assert problem.best is not None
+    assert problem.best.bound == 5
+    assert replace(problem, budget_bytes=10).offer_bound(7, "lp")
+    assert problem.best.bound == 7
+
+
+def test_the_target_gap_says_when_to_stop() -> None:
+    problem = Problem(DIAMOND, 9, target_gap=0.2).collecting()
+    assert not problem.is_solved()
+    problem.offer(AGAIN, "search")  # gap 1/6
+    assert problem.is_solved()
+    assert not replace(problem, target_gap=0.1).is_solved()
+
+
+@pytest.mark.parametrize("bad", [{"target_gap": -1}, {"target_gap": "0.1"}, {"target_gap": True}, {"progress": 3}])
+def test_what_users_get_wrong(bad) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(bad))):
+        solve(DIAMOND, 9, "checkpoint_all", **bad)
+
+
+PLUGIN = '''
+    import os, signal, time
+    from remat import Plan, strategy
+
+    def hand_over(problem):
+        graph = problem.graph
+        problem.offer(Plan.from_order(graph, [0, 1, 0, 2]), who="search")
+        problem.offer_bound(5, who="lp")
+
+    @strategy("killed", isolated=True)
+    def killed(problem):
+        """Dies like a solver that runs out of memory, after a plan."""
+        hand_over(problem)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @strategy("hangs", isolated=True)
+    def hangs(problem):
+        """Ignores its time limit and every signal, after a plan."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        hand_over(problem)
+        while True:
+            time.sleep(1)
+
+    @strategy("works", isolated=True)
+    def works(problem):
+        """Works until it is interrupted."""
+        hand_over(problem)
+        while True:
+            time.sleep(0.05)
+'''
+SCRIPT = """
+    import json, sys
+    import remat
+    graph = remat.Graph.from_nodes("g", [[], [0], [1]], [1, 2, 3], [1, 2, 3])
+    limit = float(sys.argv[2])
+    say = lambda p: print("progress", p.who, flush=True)
+    s = remat.solve(graph, 100, sys.argv[1], time_limit_s=limit, threads=1, progress=say)
+    print(json.dumps([s.status, s.message, s.cost, s.bound, s.stats, s.plan and s.plan.order.tolist()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds an installed package of strategies, and a script that solves with one."""
+    folder = tmp_path_factory.mktemp("plugin")
+    package, info = folder / "enders", folder / "enders-1.0.dist-info"
+    package.mkdir()
+    info.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "bad.py").write_text(textwrap.dedent(PLUGIN))
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: enders\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[remat.strategies]\nenders = enders\n")
+    (folder / "script.py").write_text(textwrap.dedent(SCRIPT))
+    return folder
+
+
+def start(plugin: Path, strategy: str, limit_s: float) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "script.py", strategy, str(limit_s)], cwd=plugin, text=True,
+        env=os.environ | {"PYTHONPATH": str(plugin)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("strategy", "limit_s", "ended", "words"),
+    [("killed", 60, "crashed", "SIGKILL"), ("hangs", 3, "killed", "killed after 3.0 s")],
+)
+def test_a_worker_that_dies_leaves_its_plan_and_bound(plugin, strategy, limit_s, ended, words) -> None:
+    out, errors = start(plugin, strategy, limit_s).communicate(timeout=60)
+    assert out, errors
+    status, message, cost, bound, stats, order = json.loads(out.splitlines()[-1])
+    # One pass costs 6, which is a better bound than the 5 that was handed over.
+    assert (status, cost, bound, order) == ("FEASIBLE", 7, 6, [0, 1, 0, 2])
+    assert words in message
+    assert stats["ended"] == ended
+    assert stats["first_plan_s"] > 0
+    assert stats["solver_peak_memory_bytes"] > 10_000_000
+
+
+@pytest.mark.parametrize("strategy", ["works", "hangs"])
+def test_ctrl_c_returns_what_the_worker_has_found(plugin, strategy) -> None:
+    process = start(plugin, strategy, 60)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "progress search\n"
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=30)
+    assert time.monotonic() - began < 30  # not the minute that it was given
+    assert process.returncode == 0, errors
+    status, message, cost, _, stats, _ = json.loads(out.splitlines()[-1])
+    assert (status, cost, stats["ended"]) == ("FEASIBLE", 7, "interrupted")
+    assert message.startswith("interrupted; ")
+
+
+def test_an_isolated_solve_says_the_same_as_one_in_this_process() -> None:
+    budget = remat.min_budget(DIAMOND).bytes
+    here, there = (solve_sweep(DIAMOND, [budget], "checkmate_milp", isolate=isolate)[0] for isolate in (False, True))
+    assert (here.status, here.cost, here.bound) == (there.status, there.cost, there.bound)
+    assert here.stats["trajectory"][-1][1:] == there.stats["trajectory"][-1][1:]
+    assert there.stats["solver_peak_memory_bytes"] > 10_000_000

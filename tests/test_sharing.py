@@ -1,0 +1,210 @@
+"""Budgets of a sweep share plans and bounds, in the library and in the harness."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from brute_force import optimum, training_chain
+from test_sweep import GRAPH, at, settings
+
+import remat
+from experiments.budget_sweep import run_sweep
+from experiments.build import Subject
+from experiments.engine import LocalEngine
+from experiments.progress import SolveProgress, make_console
+from experiments.row import Row
+from experiments.solving import Bench, contradictions, is_final, reuse_plans
+from experiments.store import Store
+from remat import Outcome, Plan, Problem, Solution, Status, registry, simulate
+from remat.sharing import share
+from remat.solve import Candidate, solve_sweep
+
+CHAIN = training_chain(4)
+LEAST = remat.min_budget(CHAIN).bytes
+MOST = simulate(CHAIN, Plan.from_order(CHAIN, range(len(CHAIN)))).peak_bytes
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    remat.strategies()
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+
+    def register(run, **flags):
+        remat.strategy("scripted", **flags)(run)
+
+    return register
+
+
+def cheapest(budget: int) -> Plan:
+    plan = solve_sweep(CHAIN, [budget], "checkmate_milp", isolate=False)[0].plan
+    assert plan is not None
+    return plan
+
+
+def test_budgets_are_solved_ascending_each_from_the_best_plan_before(scripted) -> None:
+    asked: list[tuple[int, int | None]] = []
+
+    def run(problem: Problem) -> Plan | None:
+        start = problem.warm_start
+        asked.append((problem.budget_bytes, start and simulate(CHAIN, start).cost))
+        return cheapest(LEAST) if problem.budget_bytes == LEAST else None
+
+    scripted(run)
+    wide, tight, middle = solve_sweep(CHAIN, [MOST, LEAST, LEAST + 1], "scripted")
+    cost = optimum(CHAIN, LEAST, "staged")
+    assert asked == [(LEAST, None), (LEAST + 1, cost), (MOST, cost)]
+    assert [s.budget_bytes for s in (wide, tight, middle)] == [MOST, LEAST, LEAST + 1]
+    assert [s.cost for s in (wide, tight, middle)] == [cost] * 3
+    assert wide.parameters["plan_from_bytes"] == LEAST
+    assert wide.status is Status.FEASIBLE
+    assert "plan found at" in wide.message
+    assert wide.plan is not None
+    assert wide.plan.budget_bytes == MOST
+    assert "plan_from_bytes" not in tight.parameters
+
+
+def test_a_baseline_says_only_what_it_finds_itself() -> None:
+    solutions = solve_sweep(CHAIN, [LEAST, MOST], "checkpoint_all")
+    assert [s.status for s in solutions] == [Status.NO_PLAN, Status.OPTIMAL]
+    assert remat.registry.get_strategy("checkpoint_all").is_baseline
+    assert not remat.registry.get_strategy("search").is_baseline
+
+
+def solved(budget: int, cost: int | None, bound: int | None, status: Status = Status.FEASIBLE) -> Solution:
+    plan = None if cost is None else Plan.from_order(CHAIN, range(len(CHAIN)), budget)
+    gap = None if cost is None or bound is None else (cost - bound) / cost
+    return Solution(status, "s", "g", budget, remat.Scope.STAGED, "exact", plan, cost, cost, 0.0, bound, gap)
+
+
+def test_a_larger_budget_never_costs_more_and_a_smaller_never_proves_less() -> None:
+    given = [solved(40, 130, 100), solved(10, 150, 90), solved(20, 120, 105), solved(30, None, 110, Status.TIMEOUT)]
+    shared = share(given)
+    assert [s.cost for s in shared] == [120, 150, 120, 120]
+    assert [s.bound for s in shared] == [100, 110, 110, 110]
+    assert [s.status for s in shared] == [Status.FEASIBLE] * 4
+    gaps = [20 / 120, 40 / 150, 10 / 120, 10 / 120]
+    assert [s.gap for s in shared] == [pytest.approx(gap) for gap in gaps]
+    assert [s.parameters.get("plan_from_bytes") for s in shared] == [20, None, None, 20]
+
+
+def test_a_plan_that_meets_a_larger_budgets_bound_is_optimal() -> None:
+    tight, _ = share([solved(10, 120, 100), solved(20, 120, 120, Status.OPTIMAL)])
+    assert (tight.status, tight.bound, tight.gap) == (Status.OPTIMAL, 120, 0.0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [solved(20, None, None, Status.INFEASIBLE), solved(20, 130, 125), solved(20, None, 121, Status.TIMEOUT)]
+)
+def test_claims_that_contradict_each_other_are_failed(wrong) -> None:
+    shared = share([solved(10, 120, 100), wrong])
+    failed = [s for s in shared if s.status is Status.FAILED]
+    assert len(failed) == 1
+    assert failed[0].stats["contradicted"]
+    assert "claims" in failed[0].message
+
+
+def test_failed_and_skipped_budgets_stay_so() -> None:
+    given = [solved(10, 120, 100), solved(20, None, None, Status.FAILED), solved(30, None, None, Status.SKIPPED)]
+    assert [s.status for s in share(given)] == [Status.FEASIBLE, Status.FAILED, Status.SKIPPED]
+
+
+def test_rows_that_contradict_each_other_are_named() -> None:
+    proven = replace(at(20, 120, 120, "OPTIMAL"), strategy="milp")
+    cheaper = replace(at(10, 110, 100), strategy="search", peak_bytes=9)
+    assert contradictions([proven, replace(cheaper, cost=120)]) == []
+    (line,) = contradictions([proven, cheaper])
+    assert "milp claims the bound 120 at 20 B" in line
+    assert "a plan of search fits and costs 110" in line
+    (line,) = contradictions([cheaper, replace(at(15, None, None, "INFEASIBLE"), strategy="milp")])
+    assert "that no plan fits" in line
+    marked = replace(at(20, None, None, "FAILED"), stats='{"contradicted": true}', message="it lied")
+    assert contradictions([marked]) == [f"{marked.strategy} at 20 B: it lied"]
+
+
+def test_a_contradicted_row_is_not_papered_over_with_a_plan() -> None:
+    rows = reuse_plans([at(10, 120, 100), at(20, None, None, "INFEASIBLE"), at(30, None, None, "FAILED")], 1e-4)
+    assert [row.status for row in rows] == ["FEASIBLE", "INFEASIBLE", "FAILED"]
+
+
+class Here(LocalEngine):
+    """Runs jobs in this process, one after the other; Ctrl-C comes before job number `stop_before`."""
+
+    def __init__(self, stop_before: int | None = None):
+        super().__init__(1)
+        self.jobs, self.stop_before, self.starts = [], stop_before, []
+
+    def submit(self, job) -> None:
+        self.jobs.append(job)
+
+    def results(self):
+        while self.jobs:
+            if self.stop_before == len(self.starts):
+                raise KeyboardInterrupt
+            job = self.jobs.pop(0)
+            start = job.warm_start() if job.warm_start is not None else None
+            self.starts.append((job.problem.budget_bytes, start and simulate(GRAPH, start).cost))
+            yield job, solve_sweep(GRAPH, [job.problem.budget_bytes], job.strategy, warm_start=start, isolate=False)[0]
+
+    def running(self):
+        return []
+
+    def interrupt(self):
+        job = self.jobs[0]
+        plan = Plan.from_order(GRAPH, range(len(GRAPH)))
+        solution = solve_sweep(GRAPH, [5], job.strategy, isolate=False)[0]
+        return [
+            (job, replace(solution, plan=plan, budget_bytes=5, status=Status.FEASIBLE, stats={"ended": "interrupted"}))
+        ]
+
+
+def sweep(folder: Path, engine: Here, **changes: object) -> tuple[list[Row], Bench]:
+    subject = Subject(GRAPH, None, None, None, None, "file", "file")
+    chosen = settings(strategies=("scripted",), options={"scripted": {}}, **changes)
+    peak = remat.family(GRAPH, "checkpoint_all")[0].peak_bytes
+    with SolveProgress(make_console(), 1) as progress, engine:
+        bench = Bench(subject, chosen, "test", Store(folder), engine, progress, peak)
+        return run_sweep(bench)[0], bench
+
+
+def only_tight(problem: Problem) -> Outcome:
+    if problem.budget_bytes > 3:
+        return Outcome(timed_out=True)
+    plan = solve_sweep(GRAPH, [3], "checkmate_milp", isolate=False)[0].plan
+    assert plan is not None
+    return Outcome((Candidate(plan),))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_finished_budgets_feed_the_queued_ones_unless_runs_must_repeat(scripted, tmp_path, deterministic) -> None:
+    scripted(only_tight)
+    engine = Here()
+    rows, bench = sweep(tmp_path, engine, deterministic=deterministic)
+    cost = optimum(GRAPH, 3, "staged")
+    later = None if deterministic else cost
+    assert engine.starts == [(3, None), (4, later), (5, later)]
+    assert [row.cost for row in rows] == [cost] * 3
+    assert [row.plan_from for row in rows] == [None, 3, 3]
+    again, repeated = sweep(tmp_path, Here()) if not deterministic else sweep(tmp_path, Here(), deterministic=True)
+    assert (repeated.solved, again) == (0, rows)
+    assert bench.solved == 3
+
+
+def test_an_interrupted_row_is_kept_but_not_taken_for_a_finished_one(scripted, tmp_path) -> None:
+    scripted(only_tight)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(tmp_path, Here(stop_before=2))  # budgets 3 and 4 are done, 5 runs
+    stored = [Store(tmp_path).read_row(path.stem) for path in (tmp_path / "rows").iterdir()]
+    cut = [row for row in stored if row is not None and not is_final(row)]
+    assert [(row.budget_bytes, row.status, json.loads(row.stats)["ended"]) for row in cut] == [
+        (5, "FEASIBLE", "interrupted")
+    ]
+    assert len(stored) == 3
+    engine = Here()
+    rows, bench = sweep(tmp_path, engine)
+    assert (bench.solved, bench.reused) == (1, 2)
+    assert [row.budget_bytes for row in rows] == [3, 4, 5]
+    assert all(is_final(row) for row in rows)
+    assert engine.starts[0][1] is not None  # begins from a plan
