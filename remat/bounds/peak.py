@@ -1,0 +1,138 @@
+"""Lower bounds on the peak of any plan, of any scope, by working backward from each operation.
+
+Let f(X) be the least peak of any plan that ever holds all values of the set X at once. If X is not
+empty, one of its producers p ran last: the rest of X was resident already, so while p ran at least
+X + inputs(p) + outputs(p) + workspace(p) were held, and before that (X - outputs(p)) + inputs(p). Hence
+
+    f(X) >= min over producers p of X of max(bytes(X + in(p) + out(p)) + workspace(p), f(X - out(p) + in(p)))
+
+which is a bottleneck shortest path from the inputs of an operation to the empty set. f grows with X, so a
+set that contains one from which the search got no lower is not followed. Every operation runs at
+least once, so the largest f over the operations bounds every plan. When the search is stopped, the
+least bottleneck of the sets still open is a bound as well.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from dataclasses import dataclass
+
+from remat.graph import Graph
+
+MAX_SETS = 20_000  # expanded for one operation
+
+
+@dataclass(frozen=True, slots=True)
+class PeakBound:
+    """A proven lower bound on the peak.
+
+    Attributes:
+        bytes: no plan of any scope has a smaller peak; fixed bytes included.
+        operation: whose run proves it.
+        reason: one phrase saying why.
+    """
+
+    bytes: int
+    operation: int
+    reason: str
+
+
+def peak_bound(graph: Graph, *, deadline: float = float("inf"), max_sets: int = MAX_SETS) -> PeakBound:
+    """The best of: working sets, kept values, values that cannot be made again, ways to hold all inputs."""
+    best = PeakBound(*graph.largest_working_set(), "its inputs, outputs and workspace are held at once")
+    kept = graph.fixed_bytes + sum(value.bytes for value in graph.values if value.keep)
+    if kept > best.bytes:
+        best = PeakBound(kept, best.operation, "all kept values are held when the plan ends")
+    held, k = _irreplaceable(graph)
+    if held > best.bytes:
+        best = PeakBound(held, k, "while it runs, values that cannot be computed again wait for later users")
+    return _ways(graph, best, deadline, max_sets)
+
+
+def _irreplaceable(graph: Graph) -> tuple[int, int]:
+    """Most bytes held when an operation first runs: its own, and what ran once before it and is used after it.
+
+    An operation is before (after) another in every order if a path leads from it to (from) the other.
+    """
+    waiting = [v for v, p in enumerate(graph.producer) if graph.operations[p].run_once and graph.values[v].bytes]
+    if not waiting:
+        return graph.largest_working_set()
+    ancestors = [0] * len(graph)  # bit sets, the operation itself included
+    for k in range(len(graph)):
+        ancestors[k] = 1 << k
+        for p in graph.predecessors(k):
+            ancestors[k] |= ancestors[p]
+    most = graph.largest_working_set()
+    for k, op in enumerate(graph.operations):
+        own = {*op.inputs, *op.outputs}
+        total = graph.working_set_bytes(k)
+        for v in waiting:
+            p = graph.producer[v]
+            if v in own or not ancestors[k] >> p & 1:
+                continue
+            if graph.values[v].keep or any(ancestors[user] >> k & 1 for user in graph.users[v]):
+                total += graph.values[v].bytes
+        if total > most[0]:
+            most = (total, k)
+    return most
+
+
+def _ways(graph: Graph, best: PeakBound, deadline: float, max_sets: int) -> PeakBound:
+    size = [value.bytes for value in graph.values]
+    inputs = [sum(1 << v for v in op.inputs) for op in graph.operations]
+    outputs = [sum(1 << v for v in op.outputs) for op in graph.operations]
+    fixed = [graph.fixed_bytes + int(op.workspace_bytes) for op in graph.operations]
+    reachable: set[int] = {0}  # sets that can be held within the bound so far
+
+    def weigh(values: int) -> int:
+        total = 0
+        while values:
+            total += size[(values & -values).bit_length() - 1]
+            values &= values - 1
+        return total
+
+    def producers(values: int) -> set[int]:
+        found = set()
+        while values:
+            found.add(graph.producer[(values & -values).bit_length() - 1])
+            values &= values - 1
+        return found
+
+    for k in sorted(range(len(graph)), key=lambda k: (-graph.working_set_bytes(k), k)):
+        floor = best.bytes
+        start = inputs[k]
+        parent = {start: start}
+        queue = [(floor, len(producers(start)), start)]
+        bottleneck = {start: floor}
+        expanded = 0
+        closed: set[int] = set()
+        while queue:
+            level, _, held = heapq.heappop(queue)
+            if held in closed:
+                continue
+            closed.add(held)
+            if level > best.bytes:
+                best = PeakBound(level, k, "its inputs cannot be held at once with less")
+            if held in reachable:
+                while held != parent[held]:
+                    held = parent[held]
+                    reachable.add(held)
+                reachable.add(start)
+                break
+            if expanded >= max_sets or (expanded % 64 == 0 and time.monotonic() >= deadline):
+                break
+            expanded += 1
+            weight = weigh(held)
+            for p in producers(held):
+                before = (held & ~outputs[p]) | inputs[p]
+                added = weigh((inputs[p] | outputs[p]) & ~held)
+                need = max(level, weight + added + fixed[p])
+                if before not in closed and need < bottleneck.get(before, need + 1):
+                    bottleneck[before] = need
+                    parent[before] = held
+                    # Among equal bottlenecks the earliest set: straight on to the empty one.
+                    heapq.heappush(queue, (need, before.bit_length(), before))
+        if time.monotonic() >= deadline:
+            break
+    return best

@@ -1,0 +1,35 @@
+"""A graph in another topological order, and plans read back in the original's labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from remat.errors import InvalidInput
+from remat.graph import Graph
+from remat.plan import COMPUTE, Plan
+
+
+def reordered(graph: Graph, order: Sequence[int]) -> Graph:
+    """The same graph with its operations listed in `order`; values keep their ids.
+
+    Operation i of the result is operation ``order[i]`` of `graph`.
+
+    Raises:
+        InvalidInput: `order` does not name every operation once.
+        InvalidGraph: a user comes before a producer.
+    """
+    order = [int(k) for k in order]
+    if sorted(order) != list(range(len(graph))):
+        raise InvalidInput(f"an order must name each of the {len(graph)} operations once")
+    loss = None if graph.loss is None else order.index(graph.loss)
+    return replace(graph, operations=tuple(graph.operations[k] for k in order), loss=loss)
+
+
+def plan_in_original(graph: Graph, order: Sequence[int], plan: Plan) -> Plan:
+    """The plan of ``reordered(graph, order)`` as a plan of `graph` itself; its scope is derived anew."""
+    steps = [
+        (kind, int(order[i]) if kind == COMPUTE else i)
+        for kind, i in zip(plan.kinds.tolist(), plan.ids.tolist(), strict=True)
+    ]
+    return Plan.from_steps(graph, steps, plan.budget_bytes)
