@@ -79,7 +79,7 @@ class StagedModel:
     @property
     def shape(self) -> tuple[int, int]:
         """(rows, columns)."""
-        return self.matrix.shape
+        return int(self.matrix.shape[0]), int(self.matrix.shape[1])  # type: ignore[index]
 
     def matrices(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(R_TN, S_TV) as floats from a point; R[t,t] = 1."""

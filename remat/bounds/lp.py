@@ -109,7 +109,7 @@ def solve_relaxation(
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     highspy.Highs.resetGlobalScheduler(True)
-    lp = highspy.HighsLp()
+    lp: Any = highspy.HighsLp()
     lp.num_row_, lp.num_col_ = matrix.shape
     lp.col_cost_ = model.cost[used] / cost_scale
     lp.col_lower_, lp.col_upper_ = np.zeros(matrix.shape[1]), model.upper[used].astype(np.float64)

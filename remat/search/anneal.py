@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +25,10 @@ HOT, WARM, COLD = (1.0, 0.5, 2.0), 0.1, 0.003
 FIRST_ROUND = 20_000  # moves; each round is GROWTH times as long as the one before
 GROWTH = 2.0
 CHUNK_S = 0.05  # how long compiled code runs before the clock is looked at
+FIXED_CHUNK = 8192  # moves; the same where runs must repeat exactly
 ROOM = 16  # runs per operation and copies per value, to begin with
 MAX_ROOM = 1 << 14
+TELL_SHARE = 20.0
 LARGEST_SUM = 1 << 61  # of bytes over all stages
 
 
@@ -112,12 +115,14 @@ class Annealer:
         should_stop: Callable[[], bool],
         on_better: Callable[[], None],
         deadline: float = float("inf"),
+        fixed: bool = False,
     ) -> bool:
         """Cool from `hot` to `cold` (in mean operation costs) over `moves` moves; False if stopped.
 
-        With a deadline the temperature follows whichever of moves and time is further on.
+        With a deadline the temperature follows whichever of moves and time is further on. `fixed` looks
+        at the clock after a fixed number of moves, so that a run repeats exactly.
         """
-        done, chunk, began = 0, min(moves, 2000), time.monotonic()
+        done, chunk, began = 0, FIXED_CHUNK if fixed else 2000, time.monotonic()
         seen_cost, seen_excess = self.cost, self.excess
         best.offer(self.order(), seen_cost, seen_excess)
         while done < moves:
@@ -136,13 +141,13 @@ class Annealer:
             )
             took = time.monotonic() - started
             done += n
-            with best.lock:
-                best.moves += n
+            best.moves += n
             if length and best.offer(self.state.order[:length].copy(), seen_cost, seen_excess):
                 on_better()
             if self.state.scalar[ARENA_TOP] > 0.7 * len(self.state.arena):
                 self.load(self.order())  # more room
-            chunk = int(np.clip(n * CHUNK_S / max(took, 1e-6), 500, 1_000_000))
+            if not fixed:
+                chunk = int(np.clip(n * CHUNK_S / max(took, 1e-6), 500, 1_000_000))
         return True
 
     def _new_state(self, room: int, list_room: int, budget: int) -> State:
@@ -186,7 +191,8 @@ def minimise_cost(
         start: computations of a staged plan; by default every operation once. It need not fit.
         work_limit: moves of each thread; threads then share nothing, so that runs repeat exactly.
         target_cost: stop when a plan that fits costs no more (a lower bound).
-        on_order: called with the computations and cost of each better plan that fits.
+        on_order: called with the computations and cost of better plans that fit: the first at once, then
+            not more often than it takes a twentieth of the time, and the best at the end.
         should_stop: asked every few hundredths of a second, from any thread.
 
     Returns:
@@ -199,13 +205,17 @@ def minimise_cost(
     stopped = threading.Event()
     errors: list[BaseException] = []
 
-    def tell() -> None:
+    said = [1 << 62, 0.0]  # cost of the last one told, and when the next may be told
+
+    def tell(last: bool = False) -> None:
         with told:
             order, cost, excess = best.order, best.cost, best.excess
-            if excess or order is None:
+            if excess or order is None or cost >= said[0]:
                 return
-            if on_order is not None:
+            began = time.monotonic()
+            if on_order is not None and (last or began >= said[1]):
                 on_order(order, cost)
+                said[0], said[1] = cost, began + TELL_SHARE * (time.monotonic() - began)
             if cost <= target_cost:
                 stopped.set()
 
@@ -235,6 +245,7 @@ def minimise_cost(
                 thread.join()
     if errors:
         raise errors[0]
+    tell(last=True)
     return best
 
 
@@ -275,7 +286,11 @@ def _rounds(
                 n, ends = max(1, int(2 * rate * seconds)), deadline
         hot = HOT[(index // 2 + annealer.seed) % len(HOT)] if rebuild else WARM
         began = time.monotonic()
-        if not annealer.round(n, hot, COLD, own, stop, better, ends):
+        before = own.moves
+        finished = annealer.round(n, hot, COLD, own, stop, better, ends, work_limit is not None)
+        with best.lock:
+            best.moves += own.moves - before
+        if not finished:
             return
         rate = n / max(time.monotonic() - began, 1e-6)
         left -= n
@@ -285,7 +300,7 @@ def _rounds(
 
 def is_warm() -> bool:
     """Whether the compiled code lies in the cache, so that nothing has to be compiled first."""
-    dispatcher = kernel.anneal
+    dispatcher: Any = kernel.anneal
     if dispatcher.signatures:
         return True
     newest = Path(kernel.__file__).stat().st_mtime

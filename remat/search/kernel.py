@@ -13,7 +13,7 @@ notice that a constant or the layout of the state changed in another one.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit, types
@@ -104,10 +104,10 @@ structref.define_constructor(ByReference, _StateType, list(State._fields))
 
 NOT_RESIDENT, THROUGH, ENDS_HERE = 0, 1, 2
 LOG_VALUE, LOG_OP, LOG_LIST, LOG_RANGE, LOG_STAGE = 0, 1, 2, 3, 4
-_options = {"cache": True, "nogil": True}
+_compiled: Any = njit(cache=True, nogil=True)
 
 
-@njit(**_options)
+@_compiled
 def _random(s: State) -> float:
     """Uniform in [0, 1); xorshift64*."""
     x = s.random[0]
@@ -118,7 +118,7 @@ def _random(s: State) -> float:
     return float((x * np.uint64(2685821657736338717)) >> np.uint64(11)) / 9007199254740992.0
 
 
-@njit(**_options)
+@_compiled
 def _below(s: State, n: int) -> int:
     return min(int(_random(s) * n), n - 1)
 
@@ -126,7 +126,7 @@ def _below(s: State, n: int) -> int:
 # ---- looking things up ------------------------------------------------------------------------
 
 
-@njit(**_options)
+@_compiled
 def _covering(s: State, v: int, t: int) -> int:
     """Index of the interval that holds value v at the start of stage t, or -1."""
     for j in range(s.n_intervals[v]):
@@ -135,7 +135,7 @@ def _covering(s: State, v: int, t: int) -> int:
     return -1
 
 
-@njit(**_options)
+@_compiled
 def _starting(s: State, v: int, t: int) -> int:
     """Index of the interval of v that starts in stage t, or -1."""
     for j in range(s.n_intervals[v]):
@@ -144,7 +144,7 @@ def _starting(s: State, v: int, t: int) -> int:
     return -1
 
 
-@njit(**_options)
+@_compiled
 def _use_before(s: State, v: int, t: int, least: int) -> int:
     """Last stage in (least, t) that reads v, or `least`."""
     found = least
@@ -158,7 +158,7 @@ def _use_before(s: State, v: int, t: int, least: int) -> int:
     return found
 
 
-@njit(**_options)
+@_compiled
 def _use_from(s: State, v: int, t: int, most: int) -> int:
     """First stage in [t, most) that reads v, or `most`."""
     found = most
@@ -172,7 +172,7 @@ def _use_from(s: State, v: int, t: int, most: int) -> int:
     return found
 
 
-@njit(**_options)
+@_compiled
 def _computed_before(s: State, k: int, t: int) -> int:
     """Last stage before t in which operation k runs, or -1."""
     for j in range(s.n_computed[k] - 1, -1, -1):
@@ -181,7 +181,7 @@ def _computed_before(s: State, k: int, t: int) -> int:
     return -1
 
 
-@njit(**_options)
+@_compiled
 def _is_computed(s: State, k: int, t: int) -> bool:
     found = False
     for j in range(s.n_computed[k]):  # compiled code knows no any()
@@ -192,7 +192,7 @@ def _is_computed(s: State, k: int, t: int) -> bool:
 # ---- the log -----------------------------------------------------------------------------------
 
 
-@njit(**_options)
+@_compiled
 def _log_room(s: State, n: int) -> bool:
     """Whether n more numbers fit into the log; if not, the move is given up."""
     if s.scalar[LOG_TOP] + n + 2 > len(s.log):
@@ -201,7 +201,7 @@ def _log_room(s: State, n: int) -> bool:
     return True
 
 
-@njit(**_options)
+@_compiled
 def _log_value(s: State, v: int) -> bool:
     if s.logged_value[v] == s.scalar[SNAPSHOT]:
         return True
@@ -217,7 +217,7 @@ def _log_value(s: State, v: int) -> bool:
     return True
 
 
-@njit(**_options)
+@_compiled
 def _log_op(s: State, k: int) -> bool:
     if s.logged_op[k] == s.scalar[SNAPSHOT]:
         return True
@@ -233,7 +233,7 @@ def _log_op(s: State, k: int) -> bool:
     return True
 
 
-@njit(**_options)
+@_compiled
 def _log_list(s: State, t: int) -> bool:
     n = s.list_length[t]
     if not _log_room(s, n + 2):
@@ -246,7 +246,7 @@ def _log_list(s: State, t: int) -> bool:
     return True
 
 
-@njit(**_options)
+@_compiled
 def _log_stage(s: State, t: int) -> bool:
     if not _log_room(s, 5):
         return False
@@ -257,7 +257,7 @@ def _log_stage(s: State, t: int) -> bool:
     return True
 
 
-@njit(**_options)
+@_compiled
 def _set_list(s: State, t: int, items: np.ndarray, n: int) -> bool:
     if n > s.list_room[t]:
         room = n + n // 2 + 4
@@ -272,7 +272,7 @@ def _set_list(s: State, t: int, items: np.ndarray, n: int) -> bool:
     return True
 
 
-@njit(**_options)
+@_compiled
 def _undo(s: State, cost: int, excess: int) -> None:
     """Take back everything since the log was empty."""
     top = s.scalar[LOG_TOP]
@@ -316,7 +316,7 @@ def _undo(s: State, cost: int, excess: int) -> None:
 # ---- elementary changes ------------------------------------------------------------------------
 
 
-@njit(**_options)
+@_compiled
 def _touch(s: State, t: int) -> None:
     """Stage t must be brought up to date."""
     if t < len(s.peak) and not s.queued[t]:
@@ -325,7 +325,7 @@ def _touch(s: State, t: int) -> None:
         s.scalar[N_QUEUE] += 1
 
 
-@njit(**_options)
+@_compiled
 def _seed(s: State, t: int, k: int) -> None:
     """Operation k must run in stage t."""
     if s.scalar[N_SEEDS] >= len(s.seeds):
@@ -336,7 +336,7 @@ def _seed(s: State, t: int, k: int) -> None:
     s.scalar[N_SEEDS] += 1
 
 
-@njit(**_options)
+@_compiled
 def _shift_range(s: State, first: int, last: int, delta: int) -> bool:
     """Change what is resident throughout stages first .. last - 1 by `delta` bytes."""
     last = min(last, len(s.peak))
@@ -357,14 +357,14 @@ def _shift_range(s: State, first: int, last: int, delta: int) -> bool:
     return True
 
 
-@njit(**_options)
+@_compiled
 def _remove_interval(s: State, v: int, j: int) -> None:
     for i in range(2 * j, 2 * s.n_intervals[v] - 2):
         s.intervals[v, i] = s.intervals[v, i + 2]
     s.n_intervals[v] -= 1
 
 
-@njit(**_options)
+@_compiled
 def _insert_interval(s: State, v: int, a: int, b: int) -> bool:
     n = s.n_intervals[v]
     if 2 * n + 2 > s.intervals.shape[1]:
@@ -379,7 +379,7 @@ def _insert_interval(s: State, v: int, a: int, b: int) -> bool:
     return True
 
 
-@njit(**_options)
+@_compiled
 def _insert_computed(s: State, k: int, t: int) -> bool:
     n = s.n_computed[k]
     if n == s.computed.shape[1] or not _log_op(s, k):
@@ -394,7 +394,7 @@ def _insert_computed(s: State, k: int, t: int) -> bool:
     return True
 
 
-@njit(**_options)
+@_compiled
 def _remove_computed(s: State, k: int, t: int) -> bool:
     if not _log_op(s, k):
         return False
@@ -407,7 +407,7 @@ def _remove_computed(s: State, k: int, t: int) -> bool:
     return True
 
 
-@njit(**_options)
+@_compiled
 def _trim(s: State, v: int, t: int) -> bool:
     """End the interval of v that ends in stage t, where v is no longer used, at its last use."""
     j = _covering(s, v, t)
@@ -430,7 +430,7 @@ def _trim(s: State, v: int, t: int) -> bool:
 # ---- a stage -----------------------------------------------------------------------------------
 
 
-@njit(**_options)
+@_compiled
 def _closure(s: State, t: int) -> int:
     """Operations that stage t must compute, ascending, into `scratch_list`; how many, or -1."""
     s.scalar[STAMP] += 1
@@ -490,7 +490,7 @@ def _closure(s: State, t: int) -> int:
     return n
 
 
-@njit(**_options)
+@_compiled
 def _profile(s: State, t: int) -> None:
     """Replay stage t: its peak and cost."""
     s.scalar[STAMP] += 1
@@ -541,7 +541,7 @@ def _profile(s: State, t: int) -> None:
     s.peak[t], s.stage_cost[t] = peak, cost
 
 
-@njit(**_options)
+@_compiled
 def _update(s: State, t: int) -> bool:
     """Bring stage t up to date: what it computes, which intervals end there, its memory."""
     n = _closure(s, t)
@@ -567,9 +567,8 @@ def _update(s: State, t: int) -> bool:
                 return False
         for i in range(n):
             k = s.scratch_list[i]
-            if not _is_computed(s, k, t):
-                if not _insert_computed(s, k, t):
-                    return False
+            if not _is_computed(s, k, t) and not _insert_computed(s, k, t):
+                return False
         for i in range(n_old):
             k = s.arena[first + i]
             if s.mark_op[k] == stamp:
@@ -589,7 +588,7 @@ def _update(s: State, t: int) -> bool:
     return True
 
 
-@njit(**_options)
+@_compiled
 def _settle(s: State) -> bool:
     """Bring every touched stage up to date; False if the move must be given up."""
     while s.scalar[N_QUEUE] > 0:
@@ -605,7 +604,7 @@ def _settle(s: State) -> bool:
 # ---- moves -------------------------------------------------------------------------------------
 
 
-@njit(**_options)
+@_compiled
 def _drop(s: State, v: int, t: int) -> int:
     """Stop holding v around the start of stage t; the stage that computes it again, or -1."""
     j = _covering(s, v, t)
@@ -634,7 +633,7 @@ def _drop(s: State, v: int, t: int) -> int:
     return right if _settle(s) else -1
 
 
-@njit(**_options)
+@_compiled
 def _hold(s: State, v: int, t: int) -> bool:
     """Hold value v from the last run of its producer before stage t to the start of t."""
     before = _computed_before(s, s.producer[v], t)
@@ -662,7 +661,7 @@ def _hold(s: State, v: int, t: int) -> bool:
     return True
 
 
-@njit(**_options)
+@_compiled
 def _fill(s: State, k: int, t: int) -> int:
     """Hold what operation k produces from its run before stage t, so that t need not repeat it.
 
@@ -686,7 +685,7 @@ def _fill(s: State, k: int, t: int) -> int:
     return before if _settle(s) else -1
 
 
-@njit(**_options)
+@_compiled
 def _hold_ancestors(s: State, k: int, t: int) -> bool:
     """Before k is computed again in stage t: hold some of its absent ancestors, at random."""
     s.scratch_stack[0] = k
@@ -708,7 +707,7 @@ def _hold_ancestors(s: State, k: int, t: int) -> bool:
     return True
 
 
-@njit(**_options)
+@_compiled
 def _shift(s: State, k: int, t: int) -> bool:
     """Repeat k at an earlier stage than t, where one of its inputs was used last, and hold it."""
     if k == t or s.in_start[k] == s.in_start[k + 1] or s.run_once[k]:
@@ -746,7 +745,7 @@ def _shift(s: State, k: int, t: int) -> bool:
     return _settle(s)
 
 
-@njit(**_options)
+@_compiled
 def _random_repeat(s: State) -> tuple[int, int]:
     """A random (operation, stage) that repeats, or (-1, -1) after a fair number of tries."""
     n = len(s.peak)
@@ -759,7 +758,7 @@ def _random_repeat(s: State) -> tuple[int, int]:
     return -1, -1
 
 
-@njit(**_options)
+@_compiled
 def _random_held(s: State, t: int) -> int:
     """A random value held at the start of stage t, or -1."""
     for _ in range(30):
@@ -769,7 +768,7 @@ def _random_held(s: State, t: int) -> int:
     return -1
 
 
-@njit(**_options)
+@_compiled
 def _tight_stage(s: State) -> int:
     """A random stage, over the budget if a few draws find one."""
     n = len(s.peak)
@@ -781,7 +780,7 @@ def _tight_stage(s: State) -> int:
     return t
 
 
-@njit(**_options)
+@_compiled
 def _propose(s: State) -> bool:
     """Apply one random move; False if there was none or it must be taken back."""
     kind = _random(s)
@@ -809,7 +808,7 @@ def _propose(s: State) -> bool:
     return True
 
 
-@njit(**_options)
+@_compiled
 def _compact(s: State) -> None:
     """Close the holes between the lists of the stages."""
     old = s.arena[: s.scalar[ARENA_TOP]].copy()
@@ -823,7 +822,7 @@ def _compact(s: State) -> None:
     s.scalar[ARENA_TOP] = top
 
 
-@njit(**_options)
+@_compiled
 def _save_order(s: State) -> int:
     """Write the computations of the current plan to `order`; how many."""
     at = 0
@@ -836,10 +835,10 @@ def _save_order(s: State) -> int:
     return at
 
 
-@njit(**_options)
+@_compiled
 def load_order(state: State, order: np.ndarray) -> bool:
     """Set the state to a staged plan given by its computations; False if it has no room for it."""
-    s = ByReference(*state)
+    s: State = ByReference(*state)  # type: ignore[assignment]
     n = len(s.peak)
     s.n_intervals[:] = 0
     s.n_computed[:] = 0
@@ -891,7 +890,7 @@ def load_order(state: State, order: np.ndarray) -> bool:
     return True
 
 
-@njit(**_options)
+@_compiled
 def anneal(
     state: State, moves: int, hot: float, cold: float, price: float, best_cost: int, best_excess: int
 ) -> tuple[int, int, int, float, int]:
@@ -904,7 +903,7 @@ def anneal(
     Returns:
         (best cost, best excess, length of `order` or 0 if nothing better was seen, price, accepted).
     """
-    s = ByReference(*state)
+    s: State = ByReference(*state)  # type: ignore[assignment]
     length, accepted, over, temperature = 0, 0, 0, hot
     cooling = math.exp(math.log(cold / hot) / max(moves, 1)) if hot > 0 else 1.0
     reserve = 4 * len(s.peak) + 1000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -10,11 +10,12 @@ from remat.arrays import GraphArrays
 from remat.eviction import greedy_eviction
 from remat.plan import Plan, Scope
 from remat.registry import strategy
-from remat.search import is_warm, minimise_cost
+from remat.search import Best, is_warm, minimise_cost
 from remat.search.evict import evict
 from remat.solve import Candidate, Outcome, Problem
 
 COST_POWERS = (0.5, 0.25, 0.75, 0.0, 1.0)
+DEADLINE_MARGIN_S = 0.05  # for the last replay
 COLD_START_S = 40.0  # compiling takes 10 to 30 s; with less time than this it is not begun
 
 
@@ -31,30 +32,42 @@ def search(problem: Problem) -> Outcome:
         plan = greedy_eviction(graph, problem.budget_bytes, deadline=problem.deadline)
         hint = "only the greedy was run: the search is not compiled yet; run 'python -m remat.search' once (30 s)"
         return Outcome((Candidate(plan),) if plan is not None else (), message=hint)
-    began = time.monotonic()
-    start, fits = first_order(problem)
-    stats: dict[str, object] = {}
-    if fits:
-        stats["greedy_s"] = time.monotonic() - began
-    best = minimise_cost(
-        graph, problem.budget_bytes, start, seed=problem.seed, threads=problem.threads, deadline=problem.deadline,
-        work_limit=problem.work_limit, target_cost=graph.total_cost,
-    )  # fmt: skip
-    stats["moves"] = best.moves
+    best = search_staged(problem, problem.threads)
+    stats = {"moves": best.moves}
     if best.order is None or best.excess:
         message = f"no plan found after {best.moves:,} moves; nothing is proven"
         return Outcome(message=message, stats=stats)
-    return Outcome((Candidate(Plan.from_order(graph, best.order, problem.budget_bytes)),), stats=stats)
+    plan = Plan.from_order(graph, best.order.tolist(), problem.budget_bytes)
+    return Outcome((Candidate(plan, {"seed": problem.seed}),), stats=stats)
 
 
-def first_order(problem: Problem) -> tuple[np.ndarray | None, bool]:
-    """(computations of a staged plan to start from, whether it fits the budget)."""
+def search_staged(
+    problem: Problem, threads: int, *, who: str = "search", should_stop: Callable[[], bool] = lambda: False
+) -> Best:
+    """Greedy eviction, then annealing until the problem's limits; better plans are offered as they are found."""
+    graph = problem.graph
+
+    def offer(order: np.ndarray, _cost: int) -> None:
+        problem.offer(Plan.from_order(graph, order.tolist(), problem.budget_bytes), who)
+
+    start = first_order(problem)
+    if start is not None:
+        offer(start, 0)
+    return minimise_cost(
+        graph, problem.budget_bytes, start, seed=problem.seed, threads=threads,
+        deadline=problem.deadline - DEADLINE_MARGIN_S, work_limit=problem.work_limit, target_cost=graph.total_cost,
+        on_order=offer, should_stop=lambda: should_stop() or problem.is_solved(),
+    )  # fmt: skip
+
+
+def first_order(problem: Problem) -> np.ndarray | None:
+    """Computations of a staged plan to start from, by warm start or greedy eviction; None if that fails."""
     warm = problem.warm_start
     if warm is not None and warm.scope is Scope.STAGED:
-        return warm.order, True  # `minimise_cost` measures it; the judge does so at the end
+        return warm.order
     arrays = GraphArrays.of(problem.graph)
     for power in COST_POWERS:
         order = evict(arrays, problem.budget_bytes - problem.graph.fixed_bytes, power)
         if order is not None:
-            return order, True
-    return None, False
+            return order
+    return None
