@@ -9,6 +9,7 @@ Frameworks are imported only by the frontends and executors that need them.
 """
 
 import remat.strategies  # noqa: F401 - the package first: the function of the same name below is the public one
+from remat.bounds.certificate import BoundCertificate, verify_bound
 from remat.bounds.min_budget import MinBudget, min_budget
 from remat.errors import InvalidGraph, InvalidInput, InvalidPlan, MissingPackage, RematError, Skip, UnknownName
 from remat.frontends.json import load_graph, save_graph
@@ -22,6 +23,7 @@ from remat.solve import Candidate, Member, Outcome, Problem, Solution, Status, f
 __version__ = "0.1.0"
 
 __all__ = [
+    "BoundCertificate",
     "Candidate",
     "Graph",
     "Incumbent",
@@ -54,4 +56,5 @@ __all__ = [
     "solve_sweep",
     "strategies",
     "strategy",
+    "verify_bound",
 ]

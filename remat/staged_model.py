@@ -213,7 +213,7 @@ def build_staged_model(
             if v in stage_inputs[t]:
                 continue
             if t + 1 == n:
-                room -= size[v]  # kept
+                room -= size[v] if once else 0  # kept; fixed_order may compute it again after the last operation
             else:
                 terms.append((S[t + 1, v], -size[v]))
                 most += size[v]

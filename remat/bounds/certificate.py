@@ -54,9 +54,9 @@ class BoundCertificate:
     denominator: int
     multipliers: Mapping[str, Sequence[Sequence[int]]]
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON, in one step."""
-        content = {
+    def to_dict(self) -> dict[str, Any]:
+        """What `save` writes."""
+        return {
             "format": FORMAT,
             "graph": self.graph_name,
             "graph_sha256": self.graph_sha256,
@@ -66,8 +66,31 @@ class BoundCertificate:
             "denominator": self.denominator,
             "multipliers": {kind: [list(entry) for entry in rows] for kind, rows in self.multipliers.items()},
         }
+
+    @classmethod
+    def from_dict(cls, content: Any, where: str) -> BoundCertificate:
+        """Check the form of what `to_dict` made; `where` names it in errors.
+
+        Raises:
+            InvalidInput: naming the place.
+        """
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise InvalidInput(f"{where}: format is not {FORMAT}")
+        for key in ("budget_bytes", "bound", "denominator"):
+            if type(content.get(key)) is not int:
+                raise InvalidInput(f"{where}: {key} must be an integer")
+        if not isinstance(content.get("graph_sha256"), str) or not isinstance(content.get("multipliers"), dict):
+            raise InvalidInput(f"{where}: graph_sha256 or multipliers are missing")
+        return cls(
+            str(content.get("graph", "")), content["graph_sha256"], content["budget_bytes"],
+            parse_scope(content.get("scope", "")), content["bound"], content["denominator"],
+            _checked_multipliers(content["multipliers"], where),
+        )  # fmt: skip
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as JSON, in one step."""
         scratch = Path(f"{os.fspath(path)}.part")
-        scratch.write_text(json.dumps(content, separators=(",", ":")))
+        scratch.write_text(json.dumps(self.to_dict(), separators=(",", ":")))
         os.replace(scratch, path)
 
     @classmethod
@@ -80,20 +103,9 @@ class BoundCertificate:
         name = os.fspath(path)
         try:
             content = json.loads(Path(path).read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InvalidInput(f"{name}: not a readable bound certificate ({error})") from None
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise InvalidInput(f"{name}: format is not {FORMAT}")
-        for key in ("budget_bytes", "bound", "denominator"):
-            if type(content.get(key)) is not int:
-                raise InvalidInput(f"{name}: {key} must be an integer")
-        if not isinstance(content.get("graph_sha256"), str) or not isinstance(content.get("multipliers"), dict):
-            raise InvalidInput(f"{name}: graph_sha256 or multipliers are missing")
-        return cls(
-            str(content.get("graph", "")), content["graph_sha256"], content["budget_bytes"],
-            parse_scope(content.get("scope", "")), content["bound"], content["denominator"],
-            _checked_multipliers(content["multipliers"], name),
-        )  # fmt: skip
+        return cls.from_dict(content, name)
 
 
 def _checked_multipliers(multipliers: Any, where: str) -> dict[str, list[list[int]]]:
@@ -201,8 +213,8 @@ def proven_bound(
                 left = budget_bytes - graph.working_set_bytes(t)
                 for v in range(len(values)):
                     if producer[v] < t and v not in reads and last_held[v] > t:
-                        if t + 1 == n:
-                            left -= values[v].bytes
+                        if t + 1 == n:  # kept; fixed_order may compute it again after the last operation
+                            left -= values[v].bytes if scope is Scope.STAGED else 0
                         else:
                             weight_S[t + 1, v] = weight_S.get((t + 1, v), 0) - y * values[v].bytes
                 right -= y * left

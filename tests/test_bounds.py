@@ -1,0 +1,171 @@
+"""Lower bounds on cost: never above the exhaustive optimum, and proven by certificates that cannot be forged."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from brute_force import least_budget, optimum, random_graph, training_chain
+
+import remat
+from remat.bounds.certificate import KINDS, BoundCertificate, proven_bound, verify_bound
+from remat.bounds.lp import lower_bound
+from remat.errors import InvalidInput
+from remat.graph import Graph
+from remat.plan import Scope
+from remat.solve import Problem
+
+
+def some_graph(seed: int) -> tuple[Graph, np.random.Generator]:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(3, 8))
+    positive = int(seed % 4 < 2)  # half of them without zero bytes and zero costs
+    graph = random_graph(
+        rng, n, multi_output=0.2 * (seed % 2), workspace=seed % 3, keep=0.15, once=0.15 * (seed % 2), max_bytes=5,
+        min_bytes=positive, min_cost=positive,
+    )  # fmt: skip
+    return graph, rng
+
+
+def budgets(graph: Graph, rng: np.random.Generator, scope: str) -> list[int]:
+    least = least_budget(graph, scope)
+    return [least, least + int(rng.integers(1, 4))]
+
+
+@pytest.mark.parametrize("scope", ["staged", "fixed_order"])
+def test_bound_never_exceeds_the_optimum_and_its_certificate_proves_it(scope: str) -> None:
+    above = costly = exact = 0
+    for seed in range(150):
+        graph, rng = some_graph(seed)
+        for budget in budgets(graph, rng, scope):
+            best = optimum(graph, budget, scope)
+            assert best is not None
+            result = lower_bound(Problem(graph, budget, Scope(scope)))
+            assert graph.total_cost <= result.bound <= best, (seed, budget)
+            if result.certificate is not None:
+                assert verify_bound(graph, result.certificate) == result.bound
+                assert result.certificate.scope is Scope(scope)
+            costly += best > graph.total_cost
+            above += result.bound > graph.total_cost
+            exact += result.bound == best
+    assert costly > 20 and above > costly / 2 and exact > 140  # the bound says something
+
+
+def random_rows(graph: Graph, rng: np.random.Generator, count: int) -> dict[str, list[list[int]]]:
+    """Random multipliers; rows that the checker refuses are left to the caller."""
+    rows: dict[str, list[list[int]]] = {kind: [] for kind in KINDS}
+    n, n_values = len(graph), len(graph.values)
+    for _ in range(count):
+        kind = str(rng.choice(list(KINDS)))
+        t, y = int(rng.integers(n)), int(rng.integers(0, 12))
+        k, v = int(rng.integers(n)), int(rng.integers(n_values))
+        rows[kind].append({"edge": [t, k, v, y], "continuity": [t, v, y], "memory": [t, y], "once": [t, k, y]}[kind])
+    return rows
+
+
+@pytest.mark.parametrize("scope", ["staged", "fixed_order"])
+def test_no_choice_of_multipliers_proves_too_much(scope: str) -> None:
+    accepted = 0
+    for seed in range(100):
+        graph, rng = some_graph(seed)
+        for budget in budgets(graph, rng, scope):
+            best = optimum(graph, budget, scope)
+            assert best is not None
+            for _ in range(10):
+                rows = random_rows(graph, rng, 40)
+                good: dict[str, list[list[int]]] = {}
+                for kind, entries in rows.items():
+                    for entry in entries:
+                        try:
+                            proven_bound(graph, budget, Scope(scope), {kind: [entry]}, 4)
+                        except InvalidInput:
+                            continue
+                        good.setdefault(kind, []).append(entry)
+                        accepted += 1
+                assert proven_bound(graph, budget, Scope(scope), good, 4) <= best, (seed, budget, good)
+                for kind, entries in good.items():
+                    assert proven_bound(graph, budget, Scope(scope), {kind: entries}, 1) <= best, (seed, kind)
+    assert accepted > 1000
+
+
+def test_kept_value_may_be_computed_after_the_last_operation_in_fixed_order() -> None:
+    """Value 0 (3 bytes) need not be held while the last operation (5 bytes) runs; budget 5."""
+    graph = Graph.from_nodes("late", [[], []], [3, 5], [1, 1], keep=[0])
+    assert optimum(graph, 5, "fixed_order") == 3 and optimum(graph, 5, "staged") is None
+    for multiplier in (1, 10, 1000):
+        rows = {"memory": [[1, multiplier]]}
+        assert proven_bound(graph, 5, Scope.FIXED_ORDER, rows, 1) <= 3
+        assert proven_bound(graph, 5, Scope.STAGED, rows, 1) > 3  # infeasible: no bound is too high
+    assert lower_bound(Problem(graph, 5, Scope.FIXED_ORDER)).bound <= 3
+
+
+def certified() -> tuple[Graph, BoundCertificate]:
+    graph = training_chain(6)
+    budget = least_budget(graph, "staged")
+    result = lower_bound(Problem(graph, budget))
+    assert result.certificate is not None and result.bound > graph.total_cost
+    return graph, result.certificate
+
+
+def test_tampered_certificates_are_refused(tmp_path: Path) -> None:
+    graph, proof = certified()
+    file = tmp_path / "bound.json"
+    proof.save(file)
+    assert remat.verify_bound(graph, file) == proof.bound
+    assert remat.BoundCertificate.load(file).bound == proof.bound
+    assert verify_bound(graph, replace(proof, bound=proof.bound - 1)) == proof.bound - 1  # weaker is still true
+    with pytest.raises(InvalidInput, match="proves only"):
+        verify_bound(graph, replace(proof, bound=proof.bound + 1))
+    with pytest.raises(InvalidInput, match="another graph"):
+        verify_bound(training_chain(5), proof)
+    with pytest.raises(InvalidInput, match="proves only"):
+        verify_bound(graph, replace(proof, budget_bytes=proof.budget_bytes + 100))
+    with pytest.raises(InvalidInput, match="scope free"):
+        verify_bound(graph, replace(proof, scope=Scope.FREE))
+    with pytest.raises(InvalidInput, match="denominator"):
+        verify_bound(graph, replace(proof, denominator=0))
+    with pytest.raises(InvalidInput, match="proves only"):
+        verify_bound(graph, replace(proof, multipliers={}))
+    *memory, last = proof.multipliers["memory"][0]
+    negative = {**proof.multipliers, "memory": [[*memory, -last]]}
+    with pytest.raises(InvalidInput, match="negative"):
+        verify_bound(graph, replace(proof, multipliers=negative))
+    with pytest.raises(InvalidInput, match="does not exist"):
+        verify_bound(graph, replace(proof, multipliers={"memory": [[len(graph), 1]]}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "remat-bound/9"}, "format is not remat-bound/1"),
+        ({"bound": 1.5}, "bound must be an integer"),
+        ({"bound": True}, "bound must be an integer"),
+        ({"multipliers": {"magic": []}}, "unknown kind 'magic'"),
+        ({"multipliers": {"memory": [[1, 2, 3]]}}, "multiplier 0 of kind 'memory'"),
+        ({"multipliers": {"memory": [[1, 2.0]]}}, "multiplier 0 of kind 'memory'"),
+        ({"graph_sha256": None}, "graph_sha256"),
+    ],
+)
+def test_a_malformed_file_is_one_line_that_names_it(tmp_path: Path, change: dict, message: str) -> None:
+    _, proof = certified()
+    file = tmp_path / "bound.json"
+    proof.save(file)
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(InvalidInput, match=message) as caught:
+        BoundCertificate.load(file)
+    assert "bound.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_free_scope_has_only_the_cost_of_running_everything_once() -> None:
+    graph = training_chain(5)
+    result = lower_bound(Problem(graph, least_budget(graph, "staged"), Scope.FREE))
+    assert result.bound == graph.total_cost and result.certificate is None
+
+
+def test_bound_of_a_published_network_beats_its_record_within_the_recorded_optimum(instances: Path) -> None:
+    graph = remat.load_graph(instances / "p100" / "vgg16_b176.json")
+    result = lower_bound(Problem(graph, 8 << 30))
+    assert 2_530_000_000 < result.bound <= 2_558_280_000  # records.json: proven optimal to 1e-4
