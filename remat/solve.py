@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from remat.bounds.certificate import BoundCertificate
 from remat.errors import InvalidInput, RematError, Skip, unknown_name
 from remat.graph import Graph
 from remat.incumbent import GAP_TOLERANCE, Incumbent, Progress, relative_gap
@@ -120,6 +121,7 @@ class Outcome:
         timed_out: ended by the time limit.
         message: one line for people.
         stats: numbers for the result row.
+        certificate: proof of the bound, or None.
     """
 
     candidates: tuple[Candidate, ...] = ()
@@ -128,6 +130,7 @@ class Outcome:
     timed_out: bool = False
     message: str = ""
     stats: Mapping[str, Any] = field(default_factory=dict)
+    certificate: BoundCertificate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +173,7 @@ class Solution:
         gap: (cost - bound) / cost.
         parameters: the member of a family that was chosen, e.g. Griewank's slots.
         wall_s: seconds the call took.
+        certificate: proof of the bound that `remat.verify_bound` checks, where the strategy makes one.
     """
 
     status: Status
@@ -188,6 +192,7 @@ class Solution:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     stats: Mapping[str, Any] = field(default_factory=dict)
     wall_s: float = 0.0
+    certificate: BoundCertificate | None = None
 
 
 def solve(
@@ -542,7 +547,8 @@ def _conclude(
             chosen.name, graph.name, budget, problem.scope, problem.accounting,
             plan=replace(best.plan, budget_bytes=budget), cost=best.cost, peak_bytes=best.peak_bytes,
             overhead=best.cost / graph.total_cost - 1 if graph.total_cost else 0.0,
-            bound=bound, gap=gap, message=outcome.message, parameters=dict(best.parameters), **common,
+            bound=bound, gap=gap, message=outcome.message, parameters=dict(best.parameters),
+            certificate=outcome.certificate if bound == outcome.bound else None, **common,
         )  # fmt: skip
     if outcome.infeasible:
         from remat.bounds.min_budget import describe_minimum

@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from remat.bounds.certificate import BoundCertificate
 from remat.errors import InvalidInput, InvalidPlan
 from remat.frontends.json import graph_to_dict
 from remat.plan import Plan, Scope
@@ -298,8 +299,9 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 def solution_to_row(solution: Solution) -> dict[str, Any]:
     """A JSON-ready form of a solution, its plan as steps."""
-    row = {name: getattr(solution, name) for name in Solution.__slots__ if name != "plan"}
+    row = {name: getattr(solution, name) for name in Solution.__slots__ if name not in ("plan", "certificate")}
     row["plan"] = None
+    row["certificate"] = None if solution.certificate is None else solution.certificate.to_dict()
     if solution.plan is not None:
         row["plan"] = {"kinds": solution.plan.kinds.tolist(), "ids": solution.plan.ids.tolist()}
     return row
@@ -321,10 +323,14 @@ def family_to_row(family: Family) -> dict[str, Any]:
 
 def _from_row(graph: Any, row: dict[str, Any]) -> Solution:
     plan = row.pop("plan")
+    proof = row.pop("certificate")
+    certificate = None if proof is None else BoundCertificate.from_dict(proof, "the worker's certificate")
     if plan is not None:
         plan = Plan.from_steps(graph, zip(plan["kinds"], plan["ids"], strict=True), row["budget_bytes"])
         trace = simulate(graph, plan)
         if (trace.cost, trace.peak_bytes) != (row["cost"], row["peak_bytes"]):
             raise InvalidPlan(f"cost {row['cost']} was reported, but it costs {trace.cost}")
 
-    return Solution(plan=plan, **row | {"status": Status(row["status"]), "scope": Scope(row["scope"])})
+    return Solution(
+        plan=plan, certificate=certificate, **row | {"status": Status(row["status"]), "scope": Scope(row["scope"])}
+    )

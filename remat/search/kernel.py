@@ -746,7 +746,7 @@ def _shift(s: State, k: int, t: int) -> bool:
 
 
 @_compiled
-def _random_repeat(s: State) -> tuple[int, int]:
+def _random_repeat(s: State) -> Any:
     """A random (operation, stage) that repeats, or (-1, -1) after a fair number of tries."""
     n = len(s.peak)
     for _ in range(200):

@@ -1,135 +1,255 @@
-"""The portfolio: every method that applies, the best plan and the best bound."""
+"""The portfolio: search on one side, proof on the other, until they meet."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from remat.errors import RematError, Skip
+from remat.bounds.certificate import BoundCertificate
+from remat.bounds.lp import lower_bound, model_columns
+from remat.errors import Skip
 from remat.eviction import greedy_eviction
+from remat.exhaustive import exhaustive
+from remat.plan import Plan, Scope
 from remat.registry import get_strategy, strategies, strategy
-from remat.simulator import simulate
-from remat.solve import Candidate, Outcome, Problem, Status, candidates_of
-from remat.strategies._backends import get_backend
-from remat.strategies._milp_published import estimate_nonzeros
+from remat.search import is_warm
+from remat.solve import Candidate, Outcome, Problem, candidates_of
+from remat.strategies.search import COLD_START_S, search_staged
 
-MILP_NONZEROS = 1_500_000  # beyond it HiGHS finds nothing in the minutes a portfolio is given
-MILP_SECONDS = 3.0  # less is not worth the start of its process
-HEURISTICS_SHARE = 0.4  # of the time, at most, before the MILP starts
-LARGE_SHARE = 0.9  # of the time, where no MILP follows
-GREEDY_SHARE = 0.5  # of that, at most, for the greedy: on large graphs it would leave nothing to the others
-COST_POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    get_backend(options.get("solver", "highs"))
+EXHAUSTIVE_OPERATIONS = 24  # beyond it A* rarely ends
+EXHAUSTIVE_STATES = 50_000
+LP_COLUMNS_IN_1S, LP_POWER = 9_000, 1.6  # the interior point's time, roughly; decides whether it is begun
+MOVES_PER_S = 20_000  # of the search in a deterministic run: what a slow machine manages in its time
+ORDERS_SHARE = 0.15  # of the time, for the orders of scope free
+FAMILY_SHARE = 0.2  # of the time, for the baselines where the search is not compiled
 
 
-@strategy("portfolio", check=_check_options)
-def portfolio(problem: Problem, *, solver: str = "highs", milp_nonzeros: int = MILP_NONZEROS) -> Outcome:
-    """Best plan and best bound of everything that applies, in the time given.
+@strategy("portfolio")
+def portfolio(problem: Problem) -> Outcome:
+    """Best plan and best bound in the time given: search, LP bound with a certificate, interval program.
 
-    A thin first form: greedy eviction, every registered strategy that ignores the budget, then the
-    exact MILP in what is left of the time (in a process of its own) if the graph is small enough.
-
-    Args:
-        solver: of the MILP, as in `checkmate_milp`.
-        milp_nonzeros: largest model that is given to the MILP.
+    A greedy plan comes in milliseconds; then one thread proves (first the LP bound, then the interval
+    program from the best plan so far) while the others search. Ends at `target_gap` or at the time limit;
+    Ctrl-C returns the best plan. Very small graphs are solved by A*, in every scope. Scope free searches
+    on several topological orders. With ``deterministic=True`` (or a work limit) search and proof run one
+    after the other, the search for a number of moves that follows from the time limit.
     """
+    if problem.best is None:
+        problem = problem.collecting()
+    best = problem.best
+    assert best is not None
+    run = _Run(problem)
     graph = problem.graph
-    started = time.monotonic()
-    small = estimate_nonzeros(graph) <= milp_nonzeros
-    share = HEURISTICS_SHARE if small else LARGE_SHARE  # nothing comes after them on a large graph
-    quick = replace(problem, deadline=min(problem.deadline, started + share * problem.remaining_s()))
-    best: tuple[tuple[int, int], Candidate] | None = None
-    failures: list[str] = []
-    for name, candidates in _quick_members(quick):
+    problem.offer(Plan.from_order(graph, range(len(graph)), problem.budget_bytes), "run once")
+    if problem.warm_start is not None:
+        problem.offer(problem.warm_start, "warm start")
+    if problem.is_solved():
+        return run.outcome()
+    if len(graph) <= EXHAUSTIVE_OPERATIONS and run.exhaust():
+        return run.outcome()
+    if not is_warm() and problem.remaining_s() < COLD_START_S:
+        run.without_search()
+    elif problem.deterministic or problem.work_limit is not None or problem.threads == 1:
+        run.one_after_the_other()
+    else:
+        run.side_by_side()
+    return run.outcome()
+
+
+class _Run:
+    """One call: what it has learnt besides the plans and bounds that `problem.best` keeps."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.certificate: BoundCertificate | None = None
+        self.infeasible = False
+        self.notes: list[str] = []
+        self.stats: dict[str, Any] = {}
+        self.stopped = threading.Event()
+
+    def outcome(self) -> Outcome:
+        """The result; the plan and the bound are with `problem.best` already."""
+        best = self.problem.best
+        assert best is not None
+        candidates = () if best.plan is None else (Candidate(best.plan, {"from": best.who}),)
+        certificate = self.certificate
+        if certificate is not None and certificate.bound < best.bound:
+            certificate = None  # of a weaker bound than the one reported
+        timed_out = not candidates and self.problem.remaining_s() < 1.0
+        return Outcome(
+            candidates, bound=best.bound, infeasible=self.infeasible and not candidates, timed_out=timed_out,
+            message="; ".join(self.notes), stats=self.stats, certificate=certificate,
+        )  # fmt: skip
+
+    def exhaust(self) -> bool:
+        """A* on a very small graph; whether it decided."""
+        problem = self.problem
+        result = exhaustive(
+            problem.graph, problem.budget_bytes, str(problem.scope), max_states=EXHAUSTIVE_STATES,
+            deadline=time.monotonic() + 0.5 * problem.remaining_s(),
+        )  # fmt: skip
+        if result.plan is not None:
+            problem.offer(result.plan, "exhaustive")
+        if result.bound is not None:
+            problem.offer_bound(result.bound, "exhaustive")
+        self.infeasible = result.infeasible
+        return result.is_decided
+
+    def search(self, problem: Problem, threads: int) -> None:
+        """Search in the scope asked for, until the limits of `problem`, an optimum, or `stopped`."""
+        if problem.scope is Scope.FREE:
+            self._search_orders(problem, threads)
+        if not self._done():
+            best = search_staged(problem, threads, should_stop=self.stopped.is_set)
+            self.stats["moves"] = self.stats.get("moves", 0) + best.moves
+
+    def _search_orders(self, problem: Problem, threads: int) -> None:
+        """Scope free: staged search on the orders with the least peak, each for an equal share of the time."""
+        from remat.ordering import anneal_orders, plan_in_original, reordered
+
+        graph = problem.graph
+        began = time.monotonic()
+        orders = anneal_orders(
+            graph, problem.budget_bytes, problem.seed, began + ORDERS_SHARE * problem.remaining_s(), problem.work_limit
+        )
+        own = tuple(range(len(graph)))
+        orders = [order for order in orders if order.operations != own]
+        for order in orders:  # an order that fits as it is costs nothing
+            problem.offer(Plan.from_order(graph, order.operations, problem.budget_bytes), "ordering")
+        for i, order in enumerate(orders):
+            if self._done():
+                return
+            other = reordered(graph, order.operations)
+            share = problem.remaining_s() / (len(orders) - i + 1)  # the graph's own order comes last
+            part = replace(
+                problem, graph=other, scope=Scope.STAGED, warm_start=None, best=None, report=None,
+                deadline=time.monotonic() + share,
+            ).collecting()  # fmt: skip
+            assert part.best is not None
+            search_staged(part, threads, should_stop=self._done)
+            if part.best.plan is not None:
+                problem.offer(plan_in_original(graph, order.operations, part.best.plan), "search in another order")
+
+    def prove(self, problem: Problem) -> None:
+        """LP bound first, then the interval program; each only where it can end in time."""
+        columns = model_columns(problem.graph) if problem.scope is not Scope.FREE else 0
+        expected_s = (columns / LP_COLUMNS_IN_1S) ** LP_POWER
+        if expected_s > problem.remaining_s():
+            self.notes.append(f"no LP bound: with {columns:,} columns it takes about {expected_s:.0f} s")
+        elif columns:
+            result = lower_bound(problem, on_bound=lambda bound: self._bound(problem, bound))
+            self.certificate = result.certificate
+            self.stats |= result.stats
+        if not self._done() and problem.scope is Scope.STAGED and "interval_cp" in strategies():
+            self._member("interval_cp", problem)
+
+    def _bound(self, problem: Problem, bound: int) -> None:
+        problem.offer_bound(bound, "LP")
+
+    def _member(self, name: str, problem: Problem) -> None:
+        """Another strategy in a process of its own, from the best plan so far."""
+        from remat.worker import solve_isolated  # imports the strategies
+
+        assert problem.best is not None
+        if problem.remaining_s() < 0.5:
+            return
+        solution = solve_isolated(replace(problem, warm_start=problem.best.plan), name, {})
+        self.stats[f"{name}_status"] = str(solution.status)
+        if solution.status == "INFEASIBLE":
+            self.infeasible = True
+        if solution.status == "FAILED" and not self.stopped.is_set():
+            self.notes.append(f"{name} failed: {solution.message}")
+
+    def one_after_the_other(self) -> None:
+        """Search, then proof: for one thread, and for runs that repeat exactly."""
+        problem = self.problem
+        if problem.deterministic or problem.work_limit is not None:
+            seconds = min(problem.remaining_s(), 3600.0)
+            moves = problem.work_limit or int(MOVES_PER_S * seconds * min(1.0, 400 / len(problem.graph)))
+            # No early end: when a bound arrives depends on the clock.
+            self.search(replace(problem, work_limit=max(moves, 1), target_gap=-1.0), problem.threads)
+            if not self._done():
+                self.prove(problem)
+            return
+        began, seconds = time.monotonic(), problem.remaining_s()
+        self.search(replace(problem, deadline=began + 0.3 * seconds), 1)
+        if not self._done():
+            self.prove(replace(problem, deadline=began + 0.7 * seconds))
+        if not self._done():
+            self.search(replace(problem, seed=problem.seed + 1, warm_start=self._plan()), 1)
+
+    def side_by_side(self) -> None:
+        """One thread proves, the others search; when the proof has ended, all search."""
+        problem = self.problem
+        prover = _Thread(lambda: self._prove_then_search(replace(problem, threads=1)))
+        searcher = _Thread(lambda: self.search(problem, problem.threads - 1))
         try:
-            for candidate in candidates:
-                best = _better(problem, best, candidate, name)
-                if not quick.remaining_s():
-                    break
-        except Skip:
-            pass  # it does not apply to this graph
-        except Exception as error:  # one broken method must not cost the others' plans; it is named
-            failures.append(f"{name} failed: {error}")
-        if not quick.remaining_s():
-            break
-    stats: dict[str, Any] = {"heuristics_s": time.monotonic() - started}
-    if best is not None:
-        stats["heuristics_cost"] = best[0][0]
-    found = () if best is None else (best[1],)
-    if best is not None and best[0][0] == graph.total_cost:
-        return Outcome(found, message="; ".join(failures), stats=stats)
-    if problem.remaining_s() < MILP_SECONDS or not small:
-        timed_out = best is None and not quick.remaining_s()
-        why = "no time was left for it" if small else f"its model has over {milp_nonzeros:,} nonzeros (milp_nonzeros)"
-        failures.append(f"checkmate_milp left out: {why}")
-        return Outcome(found, timed_out=timed_out, message="; ".join(failures), stats=stats)
-    return _with_milp(problem, solver, best, failures, stats)
+            searcher.start()
+            prover.start()
+            while (prover.is_alive() or searcher.is_alive()) and not self._done() and problem.remaining_s() > 0:
+                prover.join(0.02)
+        finally:
+            self.stopped.set()
+            if prover.is_alive():
+                from remat.worker import interrupt_workers
 
+                interrupt_workers()
+            searcher.join()
+            # What does not listen, an interior point in the middle of a step, is left behind.
+            prover.join(timeout=max(0.3, problem.remaining_s()) if not problem.is_solved() else 0.3)
+        for thread in (searcher, prover):
+            if thread.error is not None:
+                raise thread.error
 
-def _quick_members(problem: Problem) -> Iterator[tuple[str, Iterator[Candidate]]]:
-    """(name, candidates) of every fast method; nothing runs before its candidates are asked for."""
-    middle = time.monotonic() + GREEDY_SHARE * problem.remaining_s()
-    yield "greedy_eviction", _greedy(replace(problem, deadline=min(problem.deadline, middle)))
-    for name in strategies():
-        chosen = get_strategy(name)
-        if chosen.ignores_budget and not chosen.isolated:
-            yield name, _of_family(chosen.run, problem)
+    def _prove_then_search(self, problem: Problem) -> None:
+        self.prove(problem)
+        if not self._done():
+            again = replace(problem, seed=problem.seed + 7919, warm_start=self._plan())
+            self.search(again, 1)
 
-
-def _greedy(problem: Problem) -> Iterator[Candidate]:
-    for power in COST_POWERS:
-        plan = greedy_eviction(problem.graph, problem.budget_bytes, cost_power=power, deadline=problem.deadline)
+    def without_search(self) -> None:
+        """The search is not compiled and there is no time to: greedy and baselines, then the proof."""
+        problem = self.problem
+        self.notes.append("the search is not compiled yet: run 'python -m remat.search' once (30 s)")
+        plan = greedy_eviction(problem.graph, problem.budget_bytes, deadline=problem.deadline)
         if plan is not None:
-            yield Candidate(plan, {"cost_power": power})
+            problem.offer(plan, "greedy eviction")
+        until = time.monotonic() + FAMILY_SHARE * problem.remaining_s()
+        for name in strategies():
+            chosen = get_strategy(name)
+            if chosen.ignores_budget and not chosen.isolated:
+                try:
+                    for candidate in candidates_of(chosen.run(replace(problem, deadline=until))):
+                        problem.offer(candidate.plan, name)
+                        if time.monotonic() > until:
+                            break
+                except Skip:
+                    pass  # it does not apply to this graph
+            if time.monotonic() > until:
+                break
+        if not self._done():
+            self.prove(problem)
+
+    def _plan(self) -> Plan | None:
+        assert self.problem.best is not None
+        return self.problem.best.plan
+
+    def _done(self) -> bool:
+        return self.stopped.is_set() or self.problem.is_solved() or self.infeasible
 
 
-def _of_family(run: Any, problem: Problem) -> Iterator[Candidate]:
-    yield from candidates_of(run(problem))
+class _Thread(threading.Thread):
+    """A thread that keeps the error it ended with."""
 
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(daemon=True)
+        self.work, self.error = work, None
 
-def _better(
-    problem: Problem, best: tuple[tuple[int, int], Candidate] | None, candidate: Candidate, name: str
-) -> tuple[tuple[int, int], Candidate] | None:
-    """The better of two by (cost, peak), if the new one fits and is in scope."""
-    if not problem.scope.contains(candidate.plan.scope):
-        return best
-    trace = simulate(problem.graph, candidate.plan)
-    if trace.peak_bytes > problem.budget_bytes:
-        return best
-    key = trace.cost, trace.peak_bytes
-    if best is not None and best[0] <= key:
-        return best
-    return key, Candidate(candidate.plan, {"from": name, **candidate.parameters})
-
-
-def _with_milp(
-    problem: Problem,
-    solver: str,
-    best: tuple[tuple[int, int], Candidate] | None,
-    failures: list[str],
-    stats: dict[str, Any],
-) -> Outcome:
-    from remat.worker import solve_isolated  # a solver that hangs or dies costs its own process
-
-    start = None if best is None else best[1].plan
-    milp = solve_isolated(replace(problem, warm_start=start), "checkmate_milp", {"solver": solver})
-    stats |= {"milp_status": str(milp.status), "milp_s": milp.wall_s}
-    if milp.status in (Status.FAILED, Status.SKIPPED):
-        failures.append(f"checkmate_milp {milp.status}: {milp.message}")
-    if milp.plan is not None:
-        best = _better(problem, best, Candidate(milp.plan), "checkmate_milp")
-    if best is not None and milp.status is Status.INFEASIBLE:
-        raise RematError(f"the MILP claims that no plan fits, but {best[1].parameters['from']} has one")
-    return Outcome(
-        () if best is None else (best[1],),
-        bound=milp.bound,
-        infeasible=milp.status is Status.INFEASIBLE,
-        timed_out=milp.status is Status.TIMEOUT,
-        message="; ".join(failures),
-        stats=stats,
-    )
+    def run(self) -> None:
+        try:
+            self.work()
+        except BaseException as error:  # raised again by the thread that waits for this one
+            self.error: BaseException | None = error
