@@ -51,7 +51,9 @@ def test_bound_never_exceeds_the_optimum_and_its_certificate_proves_it(scope: st
             costly += best > graph.total_cost
             above += result.bound > graph.total_cost
             exact += result.bound == best
-    assert costly > 20 and above > costly / 2 and exact > 140  # the bound says something
+    assert costly > 20
+    assert above > costly / 2
+    assert exact > 140
 
 
 def random_rows(graph: Graph, rng: np.random.Generator, count: int) -> dict[str, list[list[int]]]:
@@ -94,7 +96,8 @@ def test_no_choice_of_multipliers_proves_too_much(scope: str) -> None:
 def test_kept_value_may_be_computed_after_the_last_operation_in_fixed_order() -> None:
     """Value 0 (3 bytes) need not be held while the last operation (5 bytes) runs; budget 5."""
     graph = Graph.from_nodes("late", [[], []], [3, 5], [1, 1], keep=[0])
-    assert optimum(graph, 5, "fixed_order") == 3 and optimum(graph, 5, "staged") is None
+    assert optimum(graph, 5, "fixed_order") == 3
+    assert optimum(graph, 5, "staged") is None
     for multiplier in (1, 10, 1000):
         rows = {"memory": [[1, multiplier]]}
         assert proven_bound(graph, 5, Scope.FIXED_ORDER, rows, 1) <= 3
@@ -106,7 +109,8 @@ def certified() -> tuple[Graph, BoundCertificate]:
     graph = training_chain(6)
     budget = least_budget(graph, "staged")
     result = lower_bound(Problem(graph, budget))
-    assert result.certificate is not None and result.bound > graph.total_cost
+    assert result.certificate is not None
+    assert result.bound > graph.total_cost
     return graph, result.certificate
 
 
@@ -156,13 +160,15 @@ def test_a_malformed_file_is_one_line_that_names_it(tmp_path: Path, change: dict
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     with pytest.raises(InvalidInput, match=message) as caught:
         BoundCertificate.load(file)
-    assert "bound.json" in str(caught.value) and "\n" not in str(caught.value)
+    assert "bound.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_free_scope_has_only_the_cost_of_running_everything_once() -> None:
     graph = training_chain(5)
     result = lower_bound(Problem(graph, least_budget(graph, "staged"), Scope.FREE))
-    assert result.bound == graph.total_cost and result.certificate is None
+    assert result.bound == graph.total_cost
+    assert result.certificate is None
 
 
 def test_bound_of_a_published_network_beats_its_record_within_the_recorded_optimum(instances: Path) -> None:
