@@ -24,7 +24,7 @@ setup:
 	@$(PYTHON) tools/bootstrap.py
 
 sweep: setup
-	$(VENV_PYTHON) run.py model=vgg19 budget=sweep $(ARGS)
+	$(VENV_PYTHON) run.py model=vgg19 budget=sweep time_limit=10 $(ARGS)
 
 test: setup
 	$(VENV_PYTHON) -m pytest -n 2 $(ARGS)

@@ -10,6 +10,7 @@ import numpy as np
 from analysis.results import WITH_PLAN, Frame, Run
 from analysis.scales import Scale, byte_scale
 from analysis.style import Style, style_of
+from remat.plan import Scope
 
 # Where the best overheads are tiny beside the others', the axis is arcsinh(percent / this): linear
 # near 0, logarithmic above. Otherwise it is linear.
@@ -143,11 +144,12 @@ def ticks(panel: Panel) -> list[float]:
 
 
 def _bound(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
-    """Best lower bound per budget within the commonest scope; it holds for every smaller budget too."""
+    """Best lower bound per budget, of the widest scope present; it holds for every smaller budget too."""
     rows = run.shown[run.shown["bound"].notna()]
     if not len(rows) or not run.total_cost:
         return None
-    rows = rows[rows["scope"] == rows["scope"].mode().iloc[0]]
+    widest = max(rows["scope"], key=lambda scope: list(Scope).index(Scope(scope)))  # what holds there holds in all
+    rows = rows[rows["scope"] == widest]
     best = rows.groupby("budget_bytes")["bound"].max().sort_index()
     at = best.index.to_numpy(dtype=float)
     over = np.maximum.accumulate(best.to_numpy(dtype=float)[::-1])[::-1] / run.total_cost - 1

@@ -127,6 +127,7 @@ def load_run(folder: Path) -> Run:
         raise InvalidInput(f"{folder / 'run.json'}: its store {store} does not exist")
     rows, missing = _read_tables(store / "rows", info.get("keys", []), ROW_COLUMNS)
     families, _ = _read_tables(store / "families", info.get("families", []), FAMILY_COLUMNS)
+    rows = name_scopes(rows)
     rows = rows.sort_values(["strategy", "budget_bytes", "key"], kind="stable", ignore_index=True)
     if info.get("graph_sha256") is None and len(rows):
         info["graph_sha256"] = rows["graph_sha256"].mode().iloc[0]
@@ -137,6 +138,16 @@ def load_run(folder: Path) -> Run:
         path = store / "graphs" / f"{sha}.json"
         graph = load_graph(path) if path.exists() else None
     return Run(folder, info, rows, families, graph, store, missing)
+
+
+def name_scopes(rows: Frame) -> Frame:
+    """Rows of several scopes get it into the strategy's name: their results are never one line or column."""
+    if rows["scope"].nunique() <= 1:
+        return rows
+    pairs = zip(rows["strategy"].astype(str), rows["scope"].astype(str), strict=True)
+    return rows.assign(
+        strategy=[name if name.endswith(f" ({scope})") else f"{name} ({scope})" for name, scope in pairs]
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from analysis.results import WITH_PLAN, Frame, Run, load_run
+from analysis.results import WITH_PLAN, Frame, Run, load_run, name_scopes
 from analysis.scales import budget_scale, byte_scale, show_bytes, show_cost, show_percent, show_seconds
 from analysis.style import order_of
 from remat.units import format_size
@@ -51,6 +51,7 @@ def format_table(rows: Sequence[dict[str, Any]], title: str = "") -> Table:
         rows: rows of the store, as dicts; rows of several graphs get one line per graph and strategy.
     """
     frame: Frame = pd.DataFrame(list(rows))
+    frame = name_scopes(frame) if "scope" in frame else frame
     if not len(frame):
         table = Table(title=_plain(title), box=box.SIMPLE_HEAD, title_justify="left")
         table.add_column("no results")

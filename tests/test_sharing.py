@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -208,3 +209,34 @@ def test_an_interrupted_row_is_kept_but_not_taken_for_a_finished_one(scripted, t
     assert [row.budget_bytes for row in rows] == [3, 4, 5]
     assert all(is_final(row) for row in rows)
     assert engine.starts[0][1] is not None  # begins from a plan
+
+
+def test_scopes_are_never_one_line_or_column(tmp_path) -> None:
+    from fake_run import chain, row, store_all_peak, write_run
+    from rich.console import Console
+
+    from analysis.panel import _bound
+    from analysis.results import load_run
+    from analysis.table import format_table, terminal_table
+
+    graph = chain()
+    peak, total = store_all_peak(graph), graph.total_cost
+    plan = Plan.from_order(graph, range(len(graph)), peak)
+    solved_rows = [
+        (row(graph, "search", peak + i, "FEASIBLE", plan, scope=scope, key=f"{scope}{i}",
+             plan_file=f"plans/{scope}{i}.json", bound=bound), plan)
+        for scope, bound in (("staged", total + total // 5), ("free", total + total // 10)) for i in range(2)
+    ]  # fmt: skip
+    folder = write_run(tmp_path, graph, solved_rows)
+    run = load_run(folder)
+    assert run.strategies == ["search (free)", "search (staged)"]
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(terminal_table(folder))
+    console.print(format_table([one for one, _ in solved_rows]))
+    text = console.export_text()
+    assert text.count("search (free)") == text.count("search (staged)") == 2
+    only = write_run(tmp_path / "one", graph, solved_rows[:2])
+    assert load_run(only).strategies == ["search"]
+    drawn = _bound(run)
+    assert drawn is not None
+    assert drawn[1].max() == pytest.approx(total // 10 / total)  # of the free rows: it holds for the staged ones too
