@@ -5,8 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import numpy as np
+
+from remat.bounds.peak import PeakBound, peak_bound
 from remat.errors import InvalidInput
 from remat.eviction import greedy_eviction
+from remat.exhaustive import exhaustive
 from remat.graph import Graph
 from remat.plan import Plan, Scope, parse_scope
 from remat.simulator import simulate
@@ -15,6 +19,13 @@ from remat.units import format_size
 # Distances to evict by: rebuilding cost ignored, balanced, weighed fully.
 _COST_POWERS = (0.0, 0.5, 1.0)
 DESCRIBE_SECONDS = 1.0  # an error message may not take longer
+MAX_EXACT_OPERATIONS = 24  # beyond this the exact search rarely ends
+MAX_EXACT_STATES = 20_000  # at each budget tried
+SEARCH_MOVES = 200_000  # of the annealing at each budget tried, about a second for 100 operations
+SEARCH_BUDGETS = 12  # tried at most
+ORDER_MOVES = 1_000_000
+COMPILE_SECONDS = 60.0  # with less time, only what needs no compiled code, or already has it, is run
+FINENESS = 1000  # a plan in hand is good to a part in this
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +34,11 @@ class MinBudget:
 
     Attributes:
         bytes: smallest budget with a plan in hand (an upper bound on the minimum).
-        lower_bound_bytes: no plan of any scope uses less.
-        operation: the operation whose working set gives the lower bound.
-        plan: a plan whose peak is `bytes`.
-        scope: asked for; the plan is staged, which every scope contains.
+        lower_bound_bytes: no plan of the scope asked for uses less.
+        operation: the operation that gives the lower bound.
+        plan: a plan of that scope (or of one that it contains) whose peak is `bytes`.
+        scope: asked for.
+        reason: why no plan uses less, one phrase.
     """
 
     bytes: int
@@ -34,6 +46,7 @@ class MinBudget:
     operation: int
     plan: Plan
     scope: Scope
+    reason: str = ""
 
     @property
     def is_exact(self) -> bool:
@@ -42,11 +55,12 @@ class MinBudget:
 
 
 def min_budget(graph: Graph, scope: str = "staged", *, time_limit_s: float = float("inf")) -> MinBudget:
-    """The smallest budget for which a plan is known, with a proven lower bound.
+    """The smallest budget for which a plan of `scope` is known, with a proven lower bound.
 
-    Bisects the greedy eviction's budget between the largest working set (lower bound) and the peak
-    of running everything once. Staged plans serve every scope. A time limit ends the search early;
-    what is returned then is still right, only less tight.
+    Lower side: `remat.bounds.peak`, and on small graphs exhausted budgets. Upper side: greedy eviction with
+    the budget bisected, the exact search on small graphs, annealed retention intervals and, in the free
+    scope, reordering. A time limit ends it early; what is returned then is still right, only less
+    tight. Without one the work is limited (seconds to a minute), and two calls give the same.
 
     Raises:
         InvalidInput: unknown scope, or a graph without operations.
@@ -54,35 +68,131 @@ def min_budget(graph: Graph, scope: str = "staged", *, time_limit_s: float = flo
     wanted = parse_scope(scope)
     if not len(graph):
         raise InvalidInput(f"graph '{graph.name}' has no operations; there is nothing to plan")
-    deadline = time.monotonic() + time_limit_s
-    lower, operation = graph.largest_working_set()
-    lower = max(lower, graph.fixed_bytes + sum(v.bytes for v in graph.values if v.keep))
-    best = Plan.from_order(graph, range(len(graph)))
-    best_bytes = simulate(graph, best).peak_bytes
-    for power in _COST_POWERS:
-        low = lower
-        while low < best_bytes and time.monotonic() < deadline:
-            # The answer is good to a thousandth; finer steps cost more than they tell.
-            middle = low if best_bytes - low <= best_bytes // 1000 else (low + best_bytes - 1) // 2
-            plan = greedy_eviction(graph, middle, cost_power=power, deadline=deadline)
-            if plan is not None:
-                peak = simulate(graph, plan).peak_bytes
-                assert peak <= middle, f"greedy eviction promised {middle} bytes but needs {peak}"
-                best, best_bytes = plan, peak
-            elif middle == low:
-                break
+    began = time.monotonic()
+    sides = _Sides(graph, wanted, began + time_limit_s)
+    sides.bisect_greedy()
+    if sides.is_open:
+        sides.raise_bound(peak_bound(graph, deadline=began + 0.5 * time_limit_s, max_sets=2000))
+    if sides.is_open and len(graph) <= MAX_EXACT_OPERATIONS:
+        sides.exhaust(began + 0.8 * time_limit_s)
+    if sides.is_open and (time_limit_s >= COMPILE_SECONDS or _is_compiled(wanted)):
+        if wanted is Scope.FREE:
+            sides.reorder(began + 0.8 * time_limit_s)
+        sides.anneal()
+    return MinBudget(sides.bytes, sides.lower.bytes, sides.lower.operation, sides.plan, wanted, sides.lower.reason)
+
+
+class _Sides:
+    """Both sides as they close in."""
+
+    def __init__(self, graph: Graph, scope: Scope, deadline: float) -> None:
+        self.graph, self.scope, self.deadline = graph, scope, deadline
+        self.lower = peak_bound(graph, max_sets=0, deadline=0.0)
+        self.plan = Plan.from_order(graph, range(len(graph)))
+        self.bytes = simulate(graph, self.plan).peak_bytes
+
+    @property
+    def is_open(self) -> bool:
+        return self.lower.bytes < self.bytes and time.monotonic() < self.deadline
+
+    def offer(self, plan: Plan) -> bool:
+        """Take the plan if its peak is lower; whether it was."""
+        peak = simulate(self.graph, plan).peak_bytes
+        if peak >= self.bytes or not self.scope.contains(plan.scope):
+            return False
+        self.plan, self.bytes = plan, peak
+        return True
+
+    def raise_bound(self, bound: PeakBound) -> None:
+        if bound.bytes > self.lower.bytes:
+            self.lower = bound
+
+    def bisect_greedy(self) -> None:
+        """Bisect the budget of the greedy eviction, which is staged and so serves every scope."""
+        for power in _COST_POWERS:
+            low = self.lower.bytes
+            while low < self.bytes and time.monotonic() < self.deadline:
+                # The answer is good to a thousandth; finer steps cost more than they tell.
+                step = self.bytes // FINENESS
+                middle = low if self.bytes - low <= step else (low + self.bytes - 1) // 2
+                plan = greedy_eviction(self.graph, middle, cost_power=power, deadline=self.deadline)
+                if plan is not None:
+                    assert self.offer(plan), f"greedy eviction promised {middle} bytes but needs more"
+                elif middle == low:
+                    break
+                else:
+                    low = middle
+                if self.bytes - low <= self.bytes // FINENESS and low != self.lower.bytes:
+                    break
+
+    def exhaust(self, deadline: float) -> None:
+        """Bisect with the exact search; a budget that it refuses proves the next one that could do."""
+        middle = self.lower.bytes  # the most likely minimum
+        while self.lower.bytes < self.bytes:
+            found = exhaustive(
+                self.graph, middle, self.scope, max_states=MAX_EXACT_STATES, deadline=deadline, any_plan=True
+            )
+            if found.plan is not None:
+                assert self.offer(found.plan), f"the exact search promised {middle} bytes but needs more"
+            elif found.infeasible:
+                proven = max(middle + 1, found.next_bytes or 0)
+                assert proven <= self.bytes, f"refused {middle} bytes, but a plan needs {self.bytes}"
+                reason = f"every {self.scope} plan within {format_size(proven - 1)} was ruled out"
+                self.lower = PeakBound(proven, self.lower.operation, reason)
             else:
+                return
+            middle = (self.lower.bytes + self.bytes - 1) // 2
+
+    def reorder(self, deadline: float) -> None:
+        """Other topological orders, every operation run once."""
+        from remat.ordering import anneal_orders
+
+        for order in anneal_orders(self.graph, self.lower.bytes, 0, deadline, ORDER_MOVES):
+            self.offer(Plan.from_order(self.graph, order.operations))
+
+    def anneal(self) -> None:
+        """Bisect the budget of the annealed search, each time from the best plan so far."""
+        from remat.ordering.relabel import plan_in_original, reordered
+        from remat.search import minimise_cost
+
+        # The search is staged: it runs on the graph listed in the order of the best plan's first computations.
+        firsts = list(dict.fromkeys(self.plan.order.tolist()))
+        label = {k: i for i, k in enumerate(firsts)}
+        graph = self.graph if firsts == sorted(firsts) else reordered(self.graph, firsts)
+        low = self.lower.bytes
+        for attempt in range(SEARCH_BUDGETS):
+            if not self.is_open or self.bytes - low <= self.bytes // FINENESS:
+                return
+            middle = (low + self.bytes) // 2
+            start = np.array([label[k] for k in self.plan.order.tolist()], dtype=np.int32)
+            left = self.deadline - time.monotonic()
+            until = time.monotonic() + left / (SEARCH_BUDGETS - attempt)
+            best = minimise_cost(
+                graph, middle, start, seed=attempt, deadline=until, target_cost=1 << 61, work_limit=SEARCH_MOVES
+            )
+            if best.order is None or best.excess:
                 low = middle
-            if best_bytes - low <= best_bytes // 1000 and low != lower:
-                break
-    return MinBudget(best_bytes, lower, operation, best, wanted)
+            else:
+                self.offer(plan_in_original(self.graph, firsts, Plan.from_order(graph, best.order)))
+
+
+def _is_compiled(scope: Scope) -> bool:
+    """Whether the compiled searches can be called without compiling them first."""
+    from remat.search import is_warm
+
+    if scope is Scope.FREE:
+        from remat.ordering.anneal import is_warm as is_ordering_warm
+
+        return is_warm() and is_ordering_warm()
+    return is_warm()
 
 
 def describe_minimum(graph: Graph, scope: Scope, *, with_operation: bool = True) -> str:
     """The smallest known feasible budget and, unless said before, the operation that needs the most, for messages."""
     least = min_budget(graph, scope, time_limit_s=DESCRIBE_SECONDS)
-    name = graph.operations[least.operation].name
     known = f"the smallest budget known feasible is {format_size(least.bytes)}"
     if not with_operation:
         return known
-    return f"{known}; operation {least.operation} ({name}) needs the most, {format_size(least.lower_bound_bytes)}"
+    need, operation = graph.largest_working_set()
+    name = graph.operations[operation].name
+    return f"{known}; operation {operation} ({name}) needs the most, {format_size(need)}"

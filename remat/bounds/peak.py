@@ -47,7 +47,7 @@ def peak_bound(graph: Graph, *, deadline: float = float("inf"), max_sets: int = 
     held, k = _irreplaceable(graph)
     if held > best.bytes:
         best = PeakBound(held, k, "while it runs, values that cannot be computed again wait for later users")
-    return _ways(graph, best, deadline, max_sets)
+    return _ways(graph, best, deadline, max_sets) if max_sets else best
 
 
 def _irreplaceable(graph: Graph) -> tuple[int, int]:

@@ -1,0 +1,121 @@
+"""The smallest budget, both sides, against brute force."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from brute_force import least_budget, random_graph
+
+from remat import Graph, Operation, Value, load_graph, min_budget, simulate
+from remat.bounds import min_budget as module
+from remat.bounds.peak import peak_bound
+from remat.plan import Scope
+
+SCOPES = ("staged", "fixed_order", "free")
+KINDS = [{}, {"multi_output": 0.4}, {"workspace": 3}, {"keep": 0.3}, {"once": 0.4},
+         {"multi_output": 0.4, "workspace": 2, "keep": 0.2, "once": 0.2}]  # fmt: skip
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_small_graphs_are_exact(scope: str):
+    rng = np.random.default_rng(1)
+    for trial in range(36):
+        graph = random_graph(rng, 1 + trial % 5, min_bytes=trial % 2, **KINDS[trial % len(KINDS)])
+        known = min_budget(graph, scope)
+        assert simulate(graph, known.plan).peak_bytes == known.bytes
+        assert Scope(scope).contains(known.plan.scope)
+        assert known.is_exact
+        assert known.bytes == least_budget(graph, scope)
+        assert known.reason
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_stays_on_its_sides_without_the_exact_search(scope: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "MAX_EXACT_OPERATIONS", 0)
+    monkeypatch.setattr(module, "SEARCH_MOVES", 2000)
+    monkeypatch.setattr(module, "ORDER_MOVES", 2000)
+    rng = np.random.default_rng(2)
+    exact = 0
+    for trial in range(30):
+        graph = random_graph(rng, 2 + trial % 4, min_bytes=trial % 2, **KINDS[trial % len(KINDS)])
+        known = min_budget(graph, scope)
+        assert simulate(graph, known.plan).peak_bytes == known.bytes
+        assert known.lower_bound_bytes <= least_budget(graph, scope) <= known.bytes
+        exact += known.bytes == least_budget(graph, scope)
+    assert exact >= 22
+
+
+def test_peak_bound_holds_in_every_scope():
+    rng = np.random.default_rng(3)
+    tight = better = 0
+    for trial in range(90):
+        graph = random_graph(rng, 2 + trial % 4, min_bytes=trial % 2, **KINDS[trial % len(KINDS)])
+        least = least_budget(graph, "free")
+        for max_sets in (0, 1, 2, 1000):
+            bound = peak_bound(graph, max_sets=max_sets)
+            assert bound.bytes <= least
+        tight += bound.bytes == least
+        better += bound.bytes > graph.largest_working_set()[0]
+    assert tight >= 60
+    for _ in range(12):  # joins of branches, where holding all inputs at once is what costs
+        sizes = [int(rng.integers(low, high)) for low, high in ((3, 7), (1, 5)) for _ in range(2)]
+        graph = Graph.from_nodes("join", [[], [], [0], [1], [2, 3]], [*sizes, 1], [1] * 5)
+        bound = peak_bound(graph)
+        assert bound.bytes <= least_budget(graph, "free")
+        better += bound.bytes > graph.largest_working_set()[0]
+    assert better >= 5
+
+
+def test_peak_bound_by_hand():
+    # Both inputs of the sum are small, but either of them comes from a large one while the other waits.
+    graph = Graph.from_nodes("join", [[], [0], [], [2], [1, 3]], [9, 4, 9, 3, 1], [1] * 5)
+    assert graph.largest_working_set()[0] == 13
+    bound = peak_bound(graph)
+    assert bound.bytes == 9 + 4 + 3  # the 4 first; the other way round 9 + 4 + 3 as well
+    assert min_budget(graph, "free").bytes == 16
+
+
+def test_what_runs_once_waits():
+    operations = (
+        Operation("state", "", (), (0,), 1, run_once=True),
+        Operation("big", "", (0,), (1,), 1),
+        Operation("small", "", (1,), (2,), 1),
+        Operation("end", "", (0, 2), (3,), 1),
+    )
+    graph = Graph("once", operations, (Value("s", 5), Value("b", 9), Value("m", 2), Value("e", 1)))
+    bound = peak_bound(graph)
+    assert (bound.bytes, bound.operation) == (16, 2)
+    assert graph.largest_working_set()[0] == 14
+    assert min_budget(graph).bytes == 16
+
+
+def test_scopes_differ():
+    graph = Graph.from_nodes("design", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
+    least = {scope: min_budget(graph, scope) for scope in SCOPES}
+    assert all(known.is_exact for known in least.values())
+    assert least["staged"].bytes > 6 >= least["fixed_order"].bytes >= least["free"].bytes
+
+
+def test_two_calls_give_the_same(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "SEARCH_MOVES", 5000)
+    monkeypatch.setattr(module, "ORDER_MOVES", 50_000)
+    graph = random_graph(np.random.default_rng(4), 40, min_bytes=1, max_bytes=50, min_cost=1)
+    for scope in ("staged", "free"):
+        one, two = min_budget(graph, scope), min_budget(graph, scope)
+        assert (one.bytes, one.lower_bound_bytes) == (two.bytes, two.lower_bound_bytes)
+        assert one.plan.order.tolist() == two.plan.order.tolist()
+
+
+def test_without_time_it_is_still_right():
+    graph = random_graph(np.random.default_rng(5), 60, min_bytes=1, max_bytes=50, min_cost=1)
+    known = min_budget(graph, "free", time_limit_s=0.0)
+    assert simulate(graph, known.plan).peak_bytes == known.bytes
+    assert known.lower_bound_bytes <= known.bytes
+    assert min_budget(graph, "free", time_limit_s=2.0).bytes <= known.bytes
+
+
+def test_recorded_minimum(instances):
+    graph = load_graph(instances / "p100" / "vgg16_b176.json")
+    known = min_budget(graph)
+    assert known.is_exact
+    assert 7 * 2**30 < known.bytes <= 8 * 2**30  # recorded: 7 GiB infeasible, 8 GiB solved
