@@ -144,36 +144,47 @@ class _Sides:
             middle = (self.lower.bytes + self.bytes - 1) // 2
 
     def reorder(self, deadline: float) -> None:
-        """Other topological orders, every operation run once."""
+        """Other topological orders: each operation run once, then with repeats annealed in."""
         from remat.ordering import anneal_orders
 
-        for order in anneal_orders(self.graph, self.lower.bytes, 0, deadline, ORDER_MOVES):
+        now = time.monotonic()
+        orders = anneal_orders(self.graph, self.lower.bytes, 0, now + 0.3 * (deadline - now), ORDER_MOVES)
+        for order in orders:
             self.offer(Plan.from_order(self.graph, order.operations))
+        for i, order in enumerate(orders):
+            now = time.monotonic()
+            self.anneal(list(order.operations), now + (deadline - now) / (len(orders) - i))
 
-    def anneal(self) -> None:
-        """Bisect the budget of the annealed search, each time from the best plan so far."""
+    def anneal(self, firsts: list[int] | None = None, deadline: float = float("inf")) -> None:
+        """Bisect the budget of the annealed search, each time from the best plan with these first computations.
+
+        The search is staged, so it runs on the graph listed in that order; by default the best plan's.
+        """
         from remat.ordering.relabel import plan_in_original, reordered
         from remat.search import minimise_cost
 
-        # The search is staged: it runs on the graph listed in the order of the best plan's first computations.
-        firsts = list(dict.fromkeys(self.plan.order.tolist()))
+        known = self.plan.order.tolist()
+        same = firsts is None or firsts == list(dict.fromkeys(known))
+        firsts = list(dict.fromkeys(known)) if firsts is None else firsts
         label = {k: i for i, k in enumerate(firsts)}
         graph = self.graph if firsts == sorted(firsts) else reordered(self.graph, firsts)
+        start = np.array([label[k] for k in known] if same else range(len(firsts)), dtype=np.int32)
+        deadline = min(deadline, self.deadline)
         low = self.lower.bytes
         for attempt in range(SEARCH_BUDGETS):
-            if not self.is_open or self.bytes - low <= self.bytes // FINENESS:
+            now = time.monotonic()
+            if self.lower.bytes >= self.bytes or now >= deadline or self.bytes - low <= self.bytes // FINENESS:
                 return
             middle = (low + self.bytes) // 2
-            start = np.array([label[k] for k in self.plan.order.tolist()], dtype=np.int32)
-            left = self.deadline - time.monotonic()
-            until = time.monotonic() + left / (SEARCH_BUDGETS - attempt)
             best = minimise_cost(
-                graph, middle, start, seed=attempt, deadline=until, target_cost=1 << 61, work_limit=SEARCH_MOVES
-            )
+                graph, middle, start, seed=attempt, deadline=now + (deadline - now) / (SEARCH_BUDGETS - attempt),
+                target_cost=1 << 61, work_limit=SEARCH_MOVES,
+            )  # fmt: skip
             if best.order is None or best.excess:
                 low = middle
             else:
-                self.offer(plan_in_original(self.graph, firsts, Plan.from_order(graph, best.order)))
+                start = best.order
+                self.offer(plan_in_original(self.graph, firsts, Plan.from_order(graph, best.order.tolist())))
 
 
 def _is_compiled(scope: Scope) -> bool:

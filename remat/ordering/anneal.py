@@ -118,5 +118,5 @@ def is_warm() -> bool:
     if kernel.anneal.signatures:
         return True
     newest = Path(kernel.__file__).stat().st_mtime
-    found = Path(kernel.anneal.stats.cache_path).glob("kernel.anneal-*.nbi")
+    found = Path(str(kernel.anneal.stats.cache_path)).glob("kernel.anneal-*.nbi")
     return any(index.stat().st_mtime >= newest for index in found)

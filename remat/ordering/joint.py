@@ -62,6 +62,6 @@ def free_plan(
             target_cost=graph.total_cost, should_stop=should_stop,
         )  # fmt: skip
         if found.order is not None and not found.excess:
-            plan = Plan.from_order(reordered(graph, operations), found.order, budget_bytes)
+            plan = Plan.from_order(reordered(graph, operations), found.order.tolist(), budget_bytes)
             offer(plan_in_original(graph, operations, plan), found.cost)
     return best
