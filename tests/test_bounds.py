@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from brute_force import least_budget, optimum, random_graph, training_chain
 
 import remat
 from remat.bounds.certificate import KINDS, BoundCertificate, proven_bound, verify_bound
+from remat.bounds.cuts import is_valid, knapsack_cuts
 from remat.bounds.lp import lower_bound
 from remat.errors import InvalidInput
 from remat.graph import Graph
@@ -64,13 +66,22 @@ def random_rows(graph: Graph, rng: np.random.Generator, count: int) -> dict[str,
         kind = str(rng.choice(list(KINDS)))
         t, y = int(rng.integers(n)), int(rng.integers(0, 12))
         k, v = int(rng.integers(n)), int(rng.integers(n_values))
-        rows[kind].append({"edge": [t, k, v, y], "continuity": [t, v, y], "memory": [t, y], "once": [t, k, y]}[kind])
+        items = [
+            x
+            for i in rng.permutation(n_values)[: rng.integers(1, 4)].tolist()
+            for x in (int(i), int(rng.integers(1, 3)))
+        ]
+        choices = {
+            "edge": [t, k, v, y], "continuity": [t, v, y], "memory": [t, y], "once": [t, k, y],
+            "knapsack": [t, int(rng.integers(0, 3)), *items, y],
+        }  # fmt: skip
+        rows[kind].append(choices[kind])
     return rows
 
 
 @pytest.mark.parametrize("scope", ["staged", "fixed_order"])
 def test_no_choice_of_multipliers_proves_too_much(scope: str) -> None:
-    accepted = 0
+    accepted = knapsacks = 0
     for seed in range(100):
         graph, rng = some_graph(seed)
         for budget in budgets(graph, rng, scope):
@@ -87,10 +98,12 @@ def test_no_choice_of_multipliers_proves_too_much(scope: str) -> None:
                             continue
                         good.setdefault(kind, []).append(entry)
                         accepted += 1
+                        knapsacks += kind == "knapsack"
                 assert proven_bound(graph, budget, Scope(scope), good, 4) <= best, (seed, budget, good)
                 for kind, entries in good.items():
                     assert proven_bound(graph, budget, Scope(scope), {kind: entries}, 1) <= best, (seed, kind)
     assert accepted > 1000
+    assert knapsacks > 50
 
 
 def test_kept_value_may_be_computed_after_the_last_operation_in_fixed_order() -> None:
@@ -103,6 +116,35 @@ def test_kept_value_may_be_computed_after_the_last_operation_in_fixed_order() ->
         assert proven_bound(graph, 5, Scope.FIXED_ORDER, rows, 1) <= 3
         assert proven_bound(graph, 5, Scope.STAGED, rows, 1) > 3  # infeasible: no bound is too high
     assert lower_bound(Problem(graph, 5, Scope.FIXED_ORDER)).bound <= 3
+
+
+def test_knapsack_check_is_exact_against_all_subsets() -> None:
+    rng = np.random.default_rng(0)
+    seen = {True: 0, False: 0}
+    for _ in range(400):
+        count = int(rng.integers(1, 8))
+        sizes, weights = rng.integers(0, 9, count).tolist(), rng.integers(1, 4, count).tolist()
+        room, right = int(rng.integers(-1, 25)), int(rng.integers(0, 10))
+        subsets = [s for size in range(count + 1) for s in itertools.combinations(range(count), size)]
+        holds = all(sum(weights[i] for i in s) <= right for s in subsets if sum(sizes[i] for i in s) <= room)
+        assert is_valid(sizes, weights, room, right) == holds
+        seen[holds] += 1
+    assert min(seen.values()) > 50
+
+
+def test_cuts_found_are_violated_and_valid() -> None:
+    rng = np.random.default_rng(1)
+    found = 0
+    for _ in range(100):
+        sizes = rng.integers(1, 30, 8)
+        room = int(sizes.sum()) // 2
+        x = np.minimum(1.0, rng.random(8) * 1.6)
+        for weights, right in knapsack_cuts(x, sizes, room):
+            found += 1
+            assert weights @ x > right
+            for s in itertools.product((0, 1), repeat=8):
+                assert np.dot(s, sizes) > room or np.dot(s, weights) <= right
+    assert found > 20
 
 
 def certified() -> tuple[Graph, BoundCertificate]:
@@ -137,6 +179,11 @@ def test_tampered_certificates_are_refused(tmp_path: Path) -> None:
     negative = {**proof.multipliers, "memory": [[*memory, -last]]}
     with pytest.raises(InvalidInput, match="negative"):
         verify_bound(graph, replace(proof, multipliers=negative))
+    with pytest.raises(InvalidInput, match="does not follow"):  # nothing says that value 0 is not held
+        verify_bound(training_chain(6), replace(proof, budget_bytes=100, multipliers={"knapsack": [[3, 0, 0, 1, 1]]}))
+    for knapsack in ([3, 0, 0, 1, 0, 1, 1], [3, 0, 0, 0, 1], [3, 0, 99, 1, 1], [3, 0, 1]):
+        with pytest.raises(InvalidInput, match="does not exist"):
+            verify_bound(graph, replace(proof, multipliers={"knapsack": [knapsack]}))
     with pytest.raises(InvalidInput, match="does not exist"):
         verify_bound(graph, replace(proof, multipliers={"memory": [[len(graph), 1]]}))
 

@@ -12,7 +12,9 @@ straight from the definitions and apart from the model that was solved:
 - edge (t, k, v): S[t,v] + R[t,p] - R[t,k] >= 0, operation k reads v, made by p (for k = t: >= 1);
 - continuity (t, v): S[t,v] + R[t,p] - S[t+1,v] >= 0 (a kept value, t the last stage: >= 1);
 - memory (t): what t reads, writes and needs as workspace, and every S[t+1,v] made before t and not
-  read by t, fit the budget;
+  read by t, fit the budget (what is left is rounded down to a multiple of their greatest common divisor);
+- knapsack (t, right, v, a, v, a, ...): Sum of a S[t+1,v] <= right, if no set of these values that fits what
+  the memory row of t leaves weighs more (checked by a dynamic program);
 - once (t, k): R[t,k] + S[t,v] <= 1, v the one output of k (staged scope only).
 
 R[t,k] with t <= k, and R and S after the last stage in which they can serve, are zero.
@@ -21,18 +23,20 @@ R[t,k] with t <= k, and R and S after the last stage in which they can serve, ar
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from remat.bounds.cuts import MOST, is_valid
 from remat.errors import InvalidInput
 from remat.graph import Graph
 from remat.plan import Scope, parse_scope
 
 FORMAT = "remat-bound/1"
-KINDS = {"edge": 3, "continuity": 2, "memory": 1, "once": 2}  # how many numbers name a row
+KINDS = {"edge": 3, "continuity": 2, "memory": 1, "once": 2, "knapsack": 4}  # how many numbers name a row (or more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +117,11 @@ def _checked_multipliers(multipliers: Any, where: str) -> dict[str, list[list[in
         if kind not in KINDS or not isinstance(rows, list):
             raise InvalidInput(f"{where}: multipliers of unknown kind '{kind}'")
         for i, row in enumerate(rows):
-            if not isinstance(row, list) or len(row) != KINDS[kind] + 1 or any(type(x) is not int for x in row):
-                raise InvalidInput(f"{where}: multiplier {i} of kind '{kind}' must be {KINDS[kind] + 1} integers")
+            width = KINDS[kind] + 1
+            if kind == "knapsack" and isinstance(row, list) and len(row) % 2:
+                width = max(width, len(row))
+            if not isinstance(row, list) or len(row) != width or any(type(x) is not int for x in row):
+                raise InvalidInput(f"{where}: multiplier {i} of kind '{kind}' must be {width} integers")
     return multipliers
 
 
@@ -207,16 +214,32 @@ def proven_bound(
                 weight_R[t, k] = weight_R.get((t, k), 0) - y
                 v = operations[k].outputs[0]
                 weight_S[t, v] = weight_S.get((t, v), 0) - y
+            elif kind == "knapsack":
+                most, items, weights = row[1], row[2::2], row[3::2]
+                distinct = len(set(items)) == len(items) == len(weights)
+                if t + 1 == n or not 0 <= most <= MOST or not distinct or min(weights, default=0) < 1:
+                    raise wrong(kind, row)
+                for v in items:
+                    if not 0 <= v < len(values) or not producer[v] < t < last_held[v] or v in operations[t].inputs:
+                        raise wrong(kind, row)
+                left = budget_bytes - graph.working_set_bytes(t)
+                if not is_valid([values[v].bytes for v in items], weights, left, most):
+                    raise InvalidInput(f"the knapsack row of stage {t} does not follow from its memory row")
+                right -= y * most
+                for v, a in zip(items, weights, strict=True):
+                    weight_S[t + 1, v] = weight_S.get((t + 1, v), 0) - y * a
             else:  # memory
                 op = operations[t]
                 reads = set(op.inputs)
-                left = budget_bytes - graph.working_set_bytes(t)
+                left, unit = budget_bytes - graph.working_set_bytes(t), 0
                 for v in range(len(values)):
                     if producer[v] < t and v not in reads and last_held[v] > t:
                         if t + 1 == n:  # kept; fixed_order may compute it again after the last operation
                             left -= values[v].bytes if scope is Scope.STAGED else 0
                         else:
                             weight_S[t + 1, v] = weight_S.get((t + 1, v), 0) - y * values[v].bytes
+                            unit = math.gcd(unit, values[v].bytes)
+                left -= left % unit if unit else 0  # the left side is a multiple of it
                 right -= y * left
     total = right
     for (_, k), weight in weight_R.items():

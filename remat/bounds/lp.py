@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
 from remat.bounds.certificate import BoundCertificate, proven_bound
+from remat.bounds.cuts import knapsack_cuts
 from remat.graph import Graph
 from remat.plan import Scope
 from remat.solve import Problem
 from remat.staged_model import CONTINUITY, EDGE, MEMORY, ONCE, StagedModel, build_staged_model, last_stages
 
 KIND_NAMES = {EDGE: "edge", CONTINUITY: "continuity", MEMORY: "memory", ONCE: "once"}
+CUT = 6  # kind of row beside those of the model; its key is (index in the list of cuts, -1, -1)
+WORTH = 2e-4  # share of the cost that a round of cuts must bring for another
 LARGEST = 2_000_000  # columns beyond which building alone takes too long
 ENOUGH = 1e-6  # share of the cost that may be lost to missing columns
 
@@ -66,14 +69,16 @@ def lower_bound(problem: Problem, *, on_bound: Callable[[int], None] | None = No
     if model.infeasible:
         return best
     used = _forward_columns(model)
-    rounds = 0
+    cuts: list[list[int]] = []  # as the certificate names them
+    rounds, value_before = 0, -math.inf
     while True:
+        begun = problem.remaining_s()
         solved = solve_relaxation(model, used, problem.remaining_s(), problem.threads)
         if solved is None:
             break
         x, y = solved
         rounds += 1
-        certificate = _certify(model, scope, y)
+        certificate = _certify(model, scope, y, cuts)
         if certificate.bound > best.bound or best.certificate is None:
             R_TN, S_TV = model.matrices(x)
             best = BoundResult(certificate.bound, scope, certificate, R_TN, S_TV)
@@ -81,13 +86,21 @@ def lower_bound(problem: Problem, *, on_bound: Callable[[int], None] | None = No
                 on_bound(best.bound)
         value = model.cost_constant + float(model.cost @ x)
         if value - certificate.bound <= ENOUGH * value:
+            new = _violated(model, x, set(map(tuple, cuts)))
+            enough_time = problem.remaining_s() > 1.5 * (begun - problem.remaining_s())
+            if not new or not enough_time or value - value_before < WORTH * value:
+                break
+            model, value_before = _with_cuts(model, new, len(cuts)), value
+            cuts += new
+            continue
+        if cuts:  # an inexact solve of a harder LP; what it proved is kept
             break
         reduced = model.cost - model.matrix.T @ y
         wanted = ~used & (reduced < 0)
         if not wanted.any():
             break
         used |= wanted | _inputs_of(model, wanted)
-    best.stats.update(lp_rounds=rounds, lp_columns=int(used.sum()))
+    best.stats.update(lp_rounds=rounds, lp_columns=int(used.sum()), lp_cuts=len(cuts))
     return best
 
 
@@ -123,6 +136,9 @@ def solve_relaxation(
     ):  # fmt: skip
         highs.setOptionValue(option, value)
     highs.run()
+    import os
+
+    os.environ.get("DBG") and print("STATUS", highs.getModelStatus(), highs.getInfo().ipm_iteration_count)
     if highs.getModelStatus() not in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kUnknown):
         return None
     solution = highs.getSolution()
@@ -157,18 +173,62 @@ def _inputs_of(model: StagedModel, wanted: np.ndarray) -> np.ndarray:
     return np.asarray(model.matrix[rows].getnnz(axis=0)).ravel() > 0
 
 
-def _certify(model: StagedModel, scope: Scope, y: np.ndarray) -> BoundCertificate:
+def _violated(model: StagedModel, x: np.ndarray, known: set[tuple[int, ...]]) -> list[list[int]]:
+    """Cuts that x violates, as the certificate names them: [t, right, v, a, v, a, ...]."""
+    value_of = {column: v for (_, v), column in model.S_column.items()}
+    found: list[list[int]] = []
+    for row in np.nonzero(model.row_kind == MEMORY)[0].tolist():
+        lo, hi = model.matrix.indptr[row : row + 2]
+        columns, sizes = model.matrix.indices[lo:hi], -model.matrix.data[lo:hi]
+        room = -int(model.row_lower[row])
+        at = x[columns]
+        if room < 0 or float(at @ sizes) < 0.9 * room:
+            continue
+        for weights, right in knapsack_cuts(at, sizes, room):
+            cut = [int(model.row_key[row, 0]), right]
+            for j in np.nonzero(weights)[0].tolist():
+                cut += [value_of[int(columns[j])], int(weights[j])]
+            if tuple(cut) not in known:
+                known.add(tuple(cut))
+                found.append(cut)
+    return found
+
+
+def _with_cuts(model: StagedModel, cuts: list[list[int]], first: int) -> StagedModel:
+    """The model with more rows; `first` is the index of the first of them in the list of cuts."""
+    row, column, entry = [], [], []
+    for i, (t, _, *terms) in enumerate(cuts):
+        for v, a in zip(terms[::2], terms[1::2], strict=True):
+            row.append(i)
+            column.append(model.S_column[t + 1, v])
+            entry.append(-a)
+    more = scipy.sparse.csr_matrix((np.array(entry, dtype=np.int64), (row, column)), (len(cuts), model.shape[1]))
+    key = np.full((len(cuts), 3), -1, dtype=np.int32)
+    key[:, 0] = np.arange(first, first + len(cuts))
+    return replace(
+        model,
+        matrix=scipy.sparse.vstack([model.matrix, more]).tocsr(),
+        row_lower=np.concatenate([model.row_lower, [-cut[1] for cut in cuts]]),
+        row_kind=np.concatenate([model.row_kind, np.full(len(cuts), CUT, dtype=np.int8)]),
+        row_key=np.vstack([model.row_key, key]),
+    )
+
+
+def _certify(model: StagedModel, scope: Scope, y: np.ndarray, cuts: list[list[int]]) -> BoundCertificate:
     """Round the multipliers to integers over a common denominator and count exactly what they prove."""
     graph = model.graph
     least = float(np.min(y[y > 0], initial=1.0)) / model.unit_bytes
     denominator = 1 << max(0, min(60, 24 - math.floor(math.log2(max(least, 1e-12)))))
     multipliers: dict[str, list[list[int]]] = {name: [] for name in KIND_NAMES.values()}
+    multipliers["knapsack"] = []
     width = {EDGE: 3, CONTINUITY: 2, MEMORY: 1, ONCE: 2}
     for row in np.nonzero(y > 0)[0].tolist():
         kind = int(model.row_kind[row])
         unit = model.unit_bytes if kind == MEMORY else 1  # the certificate's memory rows are in bytes
         amount = int(y[row] * (denominator / unit))
-        if amount:
+        if amount and kind == CUT:
+            multipliers["knapsack"].append([*cuts[int(model.row_key[row, 0])], amount])
+        elif amount:
             multipliers[KIND_NAMES[kind]].append([*model.row_key[row, : width[kind]].tolist(), amount])
     bound = proven_bound(graph, model.budget_bytes, scope, multipliers, denominator)
     if bound < graph.total_cost:
