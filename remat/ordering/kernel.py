@@ -106,11 +106,11 @@ def anneal(
         k = order[p]
         low, high = 0, n - 1
         for e in range(in_start[k], in_start[k + 1]):
-            low = max(low, place[producer[in_ids[e]]] + 1)
+            low = max(low, int(place[producer[in_ids[e]]]) + 1)
         for e in range(out_start[k], out_start[k + 1]):
             v = out_ids[e]
             for g in range(use_start[v], use_start[v + 1]):
-                high = min(high, place[use_ids[g]] - 1)
+                high = min(high, int(place[use_ids[g]]) - 1)
         if low == high:
             continue
         # Long moves are rare ones: they cost more and are taken less.
