@@ -4,7 +4,8 @@ The relaxation has only R and S and one memory row per stage (`build_staged_mode
 ``memory="stage_end"``): on the published networks its value is that of the relaxation with all slots, to
 nine digits, at a tenth of the time. First only repeats of forward operations have columns; the missing
 columns are priced by the certificate itself, which corrects for all of them, and enter when their
-reduced cost is negative. So every bound returned is one of the full problem.
+reduced cost is negative. So every bound returned is one of the full problem. Then knapsack cuts
+(`remat.bounds.cuts`) are added in rounds for as long as they pay.
 """
 
 from __future__ import annotations
@@ -136,9 +137,6 @@ def solve_relaxation(
     ):  # fmt: skip
         highs.setOptionValue(option, value)
     highs.run()
-    import os
-
-    os.environ.get("DBG") and print("STATUS", highs.getModelStatus(), highs.getInfo().ipm_iteration_count)
     if highs.getModelStatus() not in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kUnknown):
         return None
     solution = highs.getSolution()
@@ -179,7 +177,7 @@ def _violated(model: StagedModel, x: np.ndarray, known: set[tuple[int, ...]]) ->
     found: list[list[int]] = []
     for row in np.nonzero(model.row_kind == MEMORY)[0].tolist():
         lo, hi = model.matrix.indptr[row : row + 2]
-        columns, sizes = model.matrix.indices[lo:hi], -model.matrix.data[lo:hi]
+        columns, sizes = model.matrix.indices[lo:hi], -np.asarray(model.matrix.data[lo:hi], dtype=np.int64)
         room = -int(model.row_lower[row])
         at = x[columns]
         if room < 0 or float(at @ sizes) < 0.9 * room:
