@@ -272,7 +272,8 @@ def _rounds(
         if stop() or left <= 0:
             return
         rebuild = index % 2 == 0
-        if not annealer.load(first if rebuild or shared.order is None else shared.order):
+        anew = shared.order is None or (rebuild and not shared.excess)  # towards a plan that fits: go on
+        if not annealer.load(first if anew else shared.order):
             annealer.load(np.arange(len(annealer.arrays.cost), dtype=np.int32))
         own.offer(annealer.order(), annealer.cost, annealer.excess)
         better()

@@ -8,6 +8,7 @@ from numba import njit
 from remat.arrays import GraphArrays
 
 LONGEST = 64  # computations per operation, on average, beyond which the greedy is going round in circles
+MOST_LOOKS = 100_000_000  # at resident values, about half a second; on some wide graphs evictions cascade
 
 
 @njit(cache=True, nogil=True)
@@ -25,6 +26,7 @@ def _evict(
     weight: np.ndarray,
     budget: int,
     longest: int,
+    most_looks: int,
 ) -> np.ndarray:
     """[C] computations, or an empty array if the greedy gets stuck."""
     n, n_values = len(workspace), len(size)
@@ -40,7 +42,7 @@ def _evict(
     reads = np.full(n_values, -1, np.int64)
     scores = np.empty(n_values, np.float64)
     victims = np.empty(n_values, np.int32)
-    step = 0
+    step, looks = 0, 0
     for stage in range(n):
         count, depth = 0, 1
         stack[0] = stage
@@ -78,6 +80,9 @@ def _evict(
                 for e in range(in_start[k], in_start[k + 1]):
                     reads[in_ids[e]] = step
                 n_victims = 0
+                looks += 8 * n_resident
+                if looks > most_looks:
+                    return nothing
                 for j in range(n_resident):
                     v = resident[j]
                     if reads[v] == step or pinned[v] or size[v] == 0 or last_read[v] >= stage * n + k:
@@ -135,6 +140,6 @@ def evict(arrays: GraphArrays, variable_bytes: int, cost_power: float = 0.5) -> 
         arrays.in_start, arrays.in_ids, arrays.out_start, arrays.out_ids, arrays.use_start, arrays.use_ids,
         arrays.producer, arrays.size_bytes, arrays.workspace_bytes,
         arrays.keep | arrays.run_once[arrays.producer], weight,
-        max(variable_bytes, -1), LONGEST * len(arrays.cost) + 1000,
+        max(variable_bytes, -1), LONGEST * len(arrays.cost) + 1000, MOST_LOOKS,
     )  # fmt: skip
     return order if len(order) else None

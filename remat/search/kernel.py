@@ -20,12 +20,18 @@ from numba import njit, types
 from numba.experimental import structref
 
 # Places in `State.scalar`.
-ARENA_TOP, LOG_TOP, COST, EXCESS, BUDGET, STAMP, N_QUEUE, N_SEEDS, ABORT, SNAPSHOT, START_COST, START_EXCESS = range(12)
-N_SCALARS = 12
+(
+    ARENA_TOP, LOG_TOP, COST, EXCESS, BUDGET, STAMP, N_QUEUE, N_SEEDS, ABORT, SNAPSHOT,
+    START_COST, START_EXCESS, SEEKING,
+) = range(13)  # fmt: skip
+N_SCALARS = 13
 # Places in `State.real`: how much worse the move may be, the price of a byte above the budget, and
 # how much further than that a chain of repeats is followed before the move is given up.
 ALLOWED, PRICE, SLACK = range(3)
 N_REALS = 3
+# The price follows the share of moves made above the budget.
+PRICE_WINDOW, MANY_OVER, FEW_OVER = 256, 0.5, 0.3
+FEW_MISSING = 2  # absent inputs of a repeat up to which a drop is always tried
 FOLLOW_ALL = 0.2  # share of moves that are followed to their end: some pay only after all of it
 
 
@@ -612,8 +618,15 @@ def _drop(s: State, v: int, t: int) -> int:
         return -1
     a, b = s.intervals[v, 2 * j], s.intervals[v, 2 * j + 1]
     left, right = _use_before(s, v, t, a), _use_from(s, v, t, b)
-    if right >= len(s.peak) or not _log_value(s, v):
+    if right >= len(s.peak):
         return -1  # kept to the end
+    missing, p = 0, s.producer[v]
+    for e in range(s.in_start[p], s.in_start[p + 1]):
+        missing += _covering(s, s.in_ids[e], right) < 0
+    if missing > FEW_MISSING and _random(s) * missing > FEW_MISSING:
+        return -1  # many inputs to bring back: rarely worth the work of finding out
+    if not _log_value(s, v):
+        return -1
     if left > a:
         s.intervals[v, 2 * j + 1] = left
     else:
@@ -760,10 +773,20 @@ def _random_repeat(s: State) -> Any:
 
 @_compiled
 def _random_held(s: State, t: int) -> int:
-    """A random value held at the start of stage t, or -1."""
-    for _ in range(30):
-        v = _below(s, min(len(s.size), s.out_start[t]))  # produced before
-        if s.size[v] > 0 and _covering(s, v, t) >= 0:
+    """A random value held at the start of stage t, or -1.
+
+    Where values live long, one produced earlier is likely held; where they do not, an input of one of
+    the next operations is.
+    """
+    n = len(s.peak)
+    for attempt in range(40):
+        if attempt < 12:
+            v = s.out_ids[_below(s, s.out_start[t])] if s.out_start[t] > 0 else -1
+        else:
+            u = t + _below(s, min(n - t, 2 << (attempt // 3 - 3)))
+            degree = s.in_start[u + 1] - s.in_start[u]
+            v = s.in_ids[s.in_start[u] + _below(s, degree)] if degree > 0 else -1
+        if v >= 0 and s.size[v] > 0 and _covering(s, v, t) >= 0:
             return v
     return -1
 
@@ -787,7 +810,7 @@ def _propose(s: State) -> bool:
     n = len(s.peak)
     if n < 2:
         return False
-    if kind < 0.5:
+    if kind < (0.85 if s.scalar[SEEKING] else 0.5):
         t = _tight_stage(s) if s.scalar[EXCESS] > 0 else 1 + _below(s, n - 1)
         v = _random_held(s, t)
         return v >= 0 and _drop(s, v, t) >= 0
@@ -912,8 +935,13 @@ def anneal(
         if s.scalar[ARENA_TOP] + reserve > len(s.arena):
             _compact(s)
         cost, excess = s.scalar[COST], s.scalar[EXCESS]
+        over += excess > 0
+        if move % PRICE_WINDOW == PRICE_WINDOW - 1:
+            price *= 1.15 if over > MANY_OVER * PRICE_WINDOW else (0.87 if over < FEW_OVER * PRICE_WINDOW else 1.0)
+            over = 0
         s.scalar[SNAPSHOT] += 1
         s.scalar[START_COST], s.scalar[START_EXCESS] = cost, excess
+        s.scalar[SEEKING] = best_excess > 0  # no plan that fits yet
         s.real[SLACK] = math.inf if _random(s) < FOLLOW_ALL else 0.0
         s.real[ALLOWED], s.real[PRICE] = -temperature * math.log(1.0 - _random(s)), price
         s.scalar[LOG_TOP] = s.scalar[ABORT] = s.scalar[N_SEEDS] = 0
@@ -931,8 +959,4 @@ def anneal(
                 n = _save_order(s)
                 if n > 0:
                     best_cost, best_excess, length = now, beyond, n
-        over += s.scalar[EXCESS] > 0
-        if move % 256 == 255:
-            price *= 1.15 if over > 154 else (0.87 if over < 102 else 1.0)
-            over = 0
     return best_cost, best_excess, length, price, accepted

@@ -13,6 +13,7 @@ from remat.bounds.lp import lower_bound, model_columns
 from remat.errors import Skip
 from remat.eviction import greedy_eviction
 from remat.exhaustive import exhaustive
+from remat.ordering.joint import free_plan
 from remat.plan import Plan, Scope
 from remat.registry import get_strategy, strategies, strategy
 from remat.search import is_warm
@@ -23,7 +24,7 @@ EXHAUSTIVE_OPERATIONS = 24  # beyond it A* rarely ends
 EXHAUSTIVE_STATES = 50_000
 LP_COLUMNS_IN_1S, LP_POWER = 9_000, 1.6  # the interior point's time, roughly; decides whether it is begun
 MOVES_PER_S = 20_000  # of the search in a deterministic run: what a slow machine manages in its time
-ORDERS_SHARE = 0.15  # of the time, for the orders of scope free
+ORDERS_SHARE = 0.7  # of the time, in scope free, for other orders than the graph's own
 FAMILY_SHARE = 0.2  # of the time, for the baselines where the search is not compiled
 
 
@@ -101,37 +102,15 @@ class _Run:
     def search(self, problem: Problem, threads: int) -> None:
         """Search in the scope asked for, until the limits of `problem`, an optimum, or `stopped`."""
         if problem.scope is Scope.FREE:
-            self._search_orders(problem, threads)
+            deadline = time.monotonic() + ORDERS_SHARE * problem.remaining_s()
+            free_plan(
+                problem.graph, problem.budget_bytes, seed=problem.seed, deadline=deadline,
+                work_limit=problem.work_limit, on_plan=lambda plan, _cost: problem.offer(plan, "search over orders"),
+                should_stop=self._done,
+            )  # fmt: skip
         if not self._done():
             best = search_staged(problem, threads, should_stop=self.stopped.is_set)
             self.stats["moves"] = self.stats.get("moves", 0) + best.moves
-
-    def _search_orders(self, problem: Problem, threads: int) -> None:
-        """Scope free: staged search on the orders with the least peak, each for an equal share of the time."""
-        from remat.ordering import anneal_orders, plan_in_original, reordered
-
-        graph = problem.graph
-        began = time.monotonic()
-        orders = anneal_orders(
-            graph, problem.budget_bytes, problem.seed, began + ORDERS_SHARE * problem.remaining_s(), problem.work_limit
-        )
-        own = tuple(range(len(graph)))
-        orders = [order for order in orders if order.operations != own]
-        for order in orders:  # an order that fits as it is costs nothing
-            problem.offer(Plan.from_order(graph, order.operations, problem.budget_bytes), "ordering")
-        for i, order in enumerate(orders):
-            if self._done():
-                return
-            other = reordered(graph, order.operations)
-            share = problem.remaining_s() / (len(orders) - i + 1)  # the graph's own order comes last
-            part = replace(
-                problem, graph=other, scope=Scope.STAGED, warm_start=None, best=None, report=None,
-                deadline=time.monotonic() + share,
-            ).collecting()  # fmt: skip
-            assert part.best is not None
-            search_staged(part, threads, should_stop=self._done)
-            if part.best.plan is not None:
-                problem.offer(plan_in_original(graph, order.operations, part.best.plan), "search in another order")
 
     def prove(self, problem: Problem) -> None:
         """LP bound first, then the interval program; each only where it can end in time."""

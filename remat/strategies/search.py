@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -15,6 +16,7 @@ from remat.search.evict import evict
 from remat.solve import Candidate, Outcome, Problem
 
 COST_POWERS = (0.5, 0.25, 0.75, 0.0, 1.0)
+GREEDY_S = 0.5  # for the greedy, where it fails
 DEADLINE_MARGIN_S = 0.05  # for the last replay
 COLD_START_S = 40.0  # compiling takes 10 to 30 s; with less time than this it is not begun
 
@@ -66,8 +68,11 @@ def first_order(problem: Problem) -> np.ndarray | None:
     if warm is not None and warm.scope is Scope.STAGED:
         return warm.order
     arrays = GraphArrays.of(problem.graph)
+    began = time.monotonic()
     for power in COST_POWERS:
         order = evict(arrays, problem.budget_bytes - problem.graph.fixed_bytes, power)
         if order is not None:
             return order
+        if time.monotonic() - began > GREEDY_S:
+            break  # evictions cascade on this graph: the annealing finds a plan sooner
     return None
