@@ -30,7 +30,7 @@ N_SCALARS = 13
 ALLOWED, PRICE, SLACK = range(3)
 N_REALS = 3
 # The price follows the share of moves made above the budget.
-PRICE_WINDOW, MANY_OVER, FEW_OVER = 256, 0.5, 0.3
+PRICE_WINDOW, MANY_OVER, FEW_OVER = 256, 0.85, 0.7
 FEW_MISSING = 2  # absent inputs of a repeat up to which a drop is always tried
 FOLLOW_ALL = 0.2  # share of moves that are followed to their end: some pay only after all of it
 
