@@ -14,7 +14,8 @@ from remat.registry import get_strategy
 from remat.solve import solve_sweep
 
 # In a sweep of small graphs the portfolio's MILP would only repeat checkmate_milp; test_solve runs it.
-OPTIONS = {"portfolio": {"milp_nonzeros": 1}}
+# Without it they would use all of the time on what they cannot prove.
+OPTIONS = {"portfolio": {"work_limit": 5000}, "search": {"work_limit": 5000}}
 WITH_PLAN = (Status.OPTIMAL, Status.FEASIBLE)
 
 

@@ -252,8 +252,8 @@ def test_a_plan_is_a_point_of_the_equations():
 @pytest.mark.parametrize("solver", ["highs", "gurobi"])
 def test_a_warm_start_is_the_first_incumbent(solver):
     graph = random_graph(np.random.default_rng(3), 13, min_bytes=1, min_cost=1)
-    budget = min_budget(graph).bytes
-    start = greedy_eviction(graph, budget)
+    least = min_budget(graph)
+    budget, start = least.bytes, least.plan
     model = importlib.import_module("remat.strategies.checkmate_milp")._Model(build(graph), budget - graph.fixed_bytes)
     model.start_from(*start.matrices(graph))
     try:

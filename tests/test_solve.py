@@ -286,26 +286,3 @@ def test_options_that_cannot_travel_are_refused():
 def test_unknown_names_are_offered_the_nearest():
     with pytest.raises(UnknownName, match="did you mean checkpoint_all"):
         remat.registry.get_strategy("checkpoint_al")
-
-
-def test_portfolio_takes_the_best_of_all(scripted):
-    graph = training_chain(4)
-    least = remat.min_budget(graph).bytes
-    solution = solve(graph, least, threads=1, time_limit_s=60)
-    exact = solve_sweep(graph, [least], "checkmate_milp", threads=1, isolate=False)[0]
-    assert (solution.status, solution.cost, solution.bound) == (exact.status, exact.cost, exact.bound)
-    assert solution.stats["heuristics_cost"] >= solution.cost
-
-
-def test_portfolio_names_a_method_that_breaks(scripted):
-    scripted(lambda problem: 1 // 0, ignores_budget=True)
-    solution = solve(training_chain(4), 5, milp_nonzeros=1, time_limit_s=20)
-    assert solution.plan is not None
-    assert "scripted failed: integer division" in solution.message
-
-
-def test_portfolio_says_why_it_leaves_the_milp_out():
-    graph = training_chain(4)
-    solution = solve(graph, remat.min_budget(graph).bytes, threads=1, time_limit_s=60, milp_nonzeros=1)
-    assert solution.plan is not None
-    assert "checkmate_milp left out: its model has over 1 nonzeros" in solution.message

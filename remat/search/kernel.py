@@ -620,30 +620,35 @@ def _drop(s: State, v: int, t: int) -> int:
     left, right = _use_before(s, v, t, a), _use_from(s, v, t, b)
     if right >= len(s.peak):
         return -1  # kept to the end
-    missing, p = 0, s.producer[v]
-    for e in range(s.in_start[p], s.in_start[p + 1]):
-        missing += _covering(s, s.in_ids[e], right) < 0
-    if missing > FEW_MISSING and _random(s) * missing > FEW_MISSING:
-        return -1  # many inputs to bring back: rarely worth the work of finding out
+    p = s.producer[v]
+    # Another output of p may have p run in between already: v is there again from then on.
+    again = _computed_before(s, p, right + 1)
+    if again <= left:
+        again = right
+        missing = 0
+        for e in range(s.in_start[p], s.in_start[p + 1]):
+            missing += _covering(s, s.in_ids[e], right) < 0
+        if missing > FEW_MISSING and _random(s) * missing > FEW_MISSING:
+            return -1  # many inputs to bring back: rarely worth the work of finding out
     if not _log_value(s, v):
         return -1
     if left > a:
         s.intervals[v, 2 * j + 1] = left
     else:
         _remove_interval(s, v, j)
-    if right < b:
-        if not _insert_interval(s, v, right, b):
+    if again < b:
+        if not _insert_interval(s, v, again, b):
             return -1
-        _seed(s, right, s.producer[v])
+        _seed(s, again, p)
     first = left if left > a else left + 1
-    last = right + 1 if right < b else right
+    last = again + 1 if again < b else again
     if not _shift_range(s, first, last, -s.size[v]):
         return -1
-    if not _hold_ancestors(s, s.producer[v], right):
+    if not _is_computed(s, p, again) and not _hold_ancestors(s, p, again):
         return -1
-    _touch(s, right)
+    _touch(s, again)
     _touch(s, left)  # first, for what it saves
-    return right if _settle(s) else -1
+    return again if _settle(s) else -1
 
 
 @_compiled

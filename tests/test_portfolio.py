@@ -1,0 +1,192 @@
+"""Search and portfolio: against exhaustive optima in every scope, at the edges of the interface."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from brute_force import optimum, random_graph, replay
+
+import remat
+from remat import Graph, Plan, Status, simulate, solve, solve_sweep
+from remat.arrays import GraphArrays
+from remat.frontends import synthetic
+from remat.search import Annealer, Best, minimise_cost
+from remat.search.evict import evict
+
+SCOPES = ("staged", "fixed_order", "free")
+
+
+def graphs(count: int):
+    """Every other one with several outputs, workspace, kept values and operations that run once."""
+    for seed in range(count):
+        more = {"multi_output": 0.4, "workspace": 2, "keep": 0.1, "once": 0.1} if seed % 2 else {}
+        yield random_graph(np.random.default_rng(seed), 7, **more)
+
+
+def tight_budgets(graph: Graph) -> list[int]:
+    peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+    least = graph.largest_working_set()[0]
+    return sorted({least, (least + peak) // 2, peak - 1} - set(range(least)))
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_portfolio_proves_the_optimum_of_small_graphs(scope):
+    checked = 0
+    for graph in graphs(80):
+        for budget in tight_budgets(graph):
+            solution = solve(graph, budget, scope=scope, threads=1, time_limit_s=30)
+            best = optimum(graph, budget, scope)
+            if best is None:
+                assert solution.status is Status.INFEASIBLE
+            else:
+                assert (solution.status, solution.cost) == (Status.OPTIMAL, best)
+                assert replay(graph, list(zip(solution.plan.kinds, solution.plan.ids, strict=True))).cost == best
+            checked += 1
+    assert checked > 100
+
+
+def test_search_keeps_its_books_exactly():
+    """After thousands of moves, taken and taken back, memory and cost are those of the judge."""
+    for seed, graph in enumerate(graphs(20)):
+        arrays = GraphArrays.of(graph)
+        for budget in tight_budgets(graph):
+            annealer = Annealer(graph, budget, seed, arrays)
+            assert annealer.load(np.arange(len(graph)))
+            annealer.round(2000, 1.0, 0.5, Best(), lambda: False, lambda: None)
+            plan = Plan.from_order(graph, annealer.order().tolist())
+            trace = simulate(graph, plan)
+            assert str(plan.scope) == "staged"
+            assert trace.cost == annealer.cost
+            peak = graph.fixed_bytes + int(annealer.state.peak.max())
+            if graph.is_single_output:
+                assert trace.peak_bytes == peak
+            else:  # a plan frees what its producer makes again for the sake of another output
+                assert trace.peak_bytes <= peak
+            assert (annealer.excess == 0) == (peak <= budget)
+
+
+@pytest.mark.parametrize(("plain", "share"), [(True, 1.0), (False, 0.85)])
+def test_search_finds_the_staged_optimum_of_small_graphs(plain, share):
+    """Always with one output per operation; with several its moves do not reach every plan."""
+    found = total = 0
+    for graph in graphs(80):
+        for budget in tight_budgets(graph) if graph.is_single_output == plain else ():
+            best = optimum(graph, budget, "staged")
+            result = minimise_cost(graph, budget, work_limit=20_000)
+            if best is None:
+                assert result.excess > 0
+                continue
+            total += 1
+            assert result.excess > 0 or result.cost >= best
+            found += result.excess == 0 and result.cost == best
+    assert total > 30
+    assert found >= share * total
+
+
+def test_greedy_plans_fit():
+    for graph in graphs(40):
+        for budget in tight_budgets(graph):
+            order = evict(GraphArrays.of(graph), budget - graph.fixed_bytes)
+            if order is not None:
+                assert simulate(graph, Plan.from_order(graph, order.tolist())).peak_bytes <= budget
+
+
+@pytest.mark.parametrize("strategy", ["search", "portfolio"])
+def test_runs_with_a_work_limit_repeat(strategy):
+    graph = synthetic.layered(n=60)
+    budget = int(0.8 * simulate(graph, Plan.from_order(graph, range(60))).peak_bytes)
+    runs = [solve(graph, budget, strategy, work_limit=20_000, threads=2, deterministic=True) for _ in range(2)]
+    assert runs[0].plan.order.tolist() == runs[1].plan.order.tolist()
+    other = solve(graph, budget, strategy, work_limit=20_000, threads=2, deterministic=True, seed=1)
+    assert other.plan is not None
+
+
+def test_the_bound_comes_with_a_certificate():
+    graph = synthetic.chain(n=16)
+    budget = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes * 6 // 10
+    solution = solve(graph, budget, threads=2, time_limit_s=10, target_gap=0.2)
+    assert solution.gap is not None
+    assert solution.gap <= 0.2
+    assert solution.certificate is not None
+    assert remat.verify_bound(graph, solution.certificate) == solution.bound
+
+
+def test_no_plan_is_not_a_proof():
+    graph = synthetic.layered(n=40)
+    least = remat.min_budget(graph).lower_bound_bytes
+    solution = solve(graph, least, "search", work_limit=3000)
+    assert solution.status in (Status.NO_PLAN, Status.FEASIBLE)
+    if solution.plan is None:
+        assert "nothing is proven" in solution.message
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_progress_is_told_and_the_gap_stops_the_solve(threads):
+    graph = synthetic.chain(n=20)
+    budget = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes * 7 // 10
+    told = []
+    solution = solve(graph, budget, threads=threads, time_limit_s=20, target_gap=0.5, progress=told.append)
+    assert solution.gap <= 0.5
+    assert told
+    assert {p.cost for p in told if p.cost is not None} >= {solution.cost}
+    assert solution.wall_s < 20
+
+
+EDGES = {
+    "zero bytes": Graph.from_nodes("zero", [[], [0], [1], [0, 2]], [0, 0, 0, 0], [1, 2, 3, 4]),
+    "zero cost": Graph.from_nodes("free", [[], [0], [1], [0, 2]], [2, 2, 2, 2], [0, 0, 0, 0]),
+    "one node": Graph.from_nodes("one", [[]], [3], [5]),
+    "two parts": Graph.from_nodes("parts", [[], [0], [], [2], [1, 3]], [4, 1, 4, 1, 1], [1, 1, 1, 1, 1]),
+    "dear": Graph.from_nodes("dear", [[], [0], [1], [0, 2]], [2, 2, 3, 2], [10**15] * 4),
+    "large": Graph.from_nodes("large", [[], [0], [1], [0, 2]], [2 * 10**15, 10**15, 3 * 10**15, 1], [1, 1, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("strategy", ["search", "portfolio"])
+@pytest.mark.parametrize("name", EDGES)
+def test_edges(name, strategy):
+    graph = EDGES[name]
+    least = min(b for b in _budgets_to_try(graph) if optimum(graph, b, "staged") is not None)
+    for budget in (least, least - 1, least + 1):
+        if budget < 0:
+            continue
+        solution = solve(graph, budget, strategy, work_limit=2000, time_limit_s=20)
+        best = optimum(graph, budget, "staged")
+        assert (solution.cost is None) == (best is None), solution.message
+        assert best is None or solution.cost == best
+
+
+def _budgets_to_try(graph: Graph) -> range | list[int]:
+    sizes = [value.bytes for value in graph.values]
+    sums = {0}
+    for size in sizes:
+        sums |= {s + size for s in sums}
+    return sorted(sums)
+
+
+@pytest.mark.parametrize("limit", [0.1, 1.0])
+def test_short_limits_are_kept(limit):
+    graph = synthetic.chain(n=50)
+    budget = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes // 2
+    for strategy in ("search", "portfolio"):
+        solution = solve(graph, budget, strategy, time_limit_s=limit, threads=2)
+        assert solution.status in (Status.FEASIBLE, Status.OPTIMAL, Status.TIMEOUT, Status.NO_PLAN)
+        assert solution.wall_s <= limit * 1.05 + 2
+
+
+def test_a_sweep_is_monotone():
+    graph = synthetic.layered(n=60)
+    peak = simulate(graph, Plan.from_order(graph, range(60))).peak_bytes
+    budgets = [int(peak * share) for share in (0.95, 0.8, 0.9, 0.85)]
+    solutions = solve_sweep(graph, budgets, work_limit=3000, time_limit_s=20)
+    by_budget = sorted(solutions, key=lambda s: s.budget_bytes)
+    costs = [s.cost for s in by_budget if s.cost is not None]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_a_solve_leaves_no_thread_behind():
+    before = threading.active_count()
+    solve(synthetic.chain(n=12), 20 * 1024, threads=3, time_limit_s=5, target_gap=0.9)
+    assert threading.active_count() <= before
