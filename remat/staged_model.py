@@ -29,6 +29,7 @@ hold for every order within a stage, so the relaxation is valid for scope fixed_
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -142,13 +143,16 @@ def last_stages(graph: Graph, repeatable: list[bool]) -> tuple[list[int], list[i
 
 
 def build_staged_model(
-    graph: Graph, budget_bytes: int, *, memory: str = "full", backward: bool = True, once: bool = True
-) -> StagedModel:
+    graph: Graph, budget_bytes: int, *, memory: str = "full", backward: bool = True, once: bool = True,
+    slot_stages: Collection[int] | None = None,
+) -> StagedModel:  # fmt: skip
     """The integer program of `graph` within `budget_bytes`.
 
     Args:
         memory: ``full`` (exact) or ``stage_end`` (a relaxation, valid for fixed_order too).
         backward: False leaves out the repeats of backward operations (a restricted problem).
+        slot_stages: with ``full`` the stages whose repeats get memory rows, by default all; fewer make a
+            relaxation.
         once: False leaves out S + R <= 1, which does not hold for fixed_order: there a value may be used
             early in a stage, freed, and computed again later in it.
     """
@@ -222,7 +226,7 @@ def build_staged_model(
         if most > room:
             rows.add(MEMORY, terms, -room, (t, t, -1))
     if memory == "full":
-        for t in range(n):
+        for t in range(n) if slot_stages is None else sorted(slot_stages):
             _slots(graph, t, R, S, size, scratch, budget, rows, cost, upper)
 
     matrix = scipy.sparse.csr_matrix(

@@ -1,4 +1,4 @@
-"""Checkmate's mixed-integer program as published: the faithful, slow reference."""
+"""Checkmate's mixed-integer program: trimmed, or as published (the faithful, slow reference)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from remat.simulator import simulate
 from remat.solve import Candidate, Outcome, Problem
 from remat.strategies._backends import Answer, Backend, Limits, Verdict, get_backend
 from remat.strategies._milp_published import Equations, build, estimate_nonzeros, minimal_order
+from remat.strategies._milp_trimmed import solve_trimmed
 from remat.strategies._polish import drop_needless_repeats
 
 if TYPE_CHECKING:
     import numpy as np
 
-FORMULATIONS = ("published",)
+FORMULATIONS = ("trimmed", "published")
 # Memory is scaled so that the budget is this number: a solver's 1e-6 is then 1e-9 of the budget.
 SCALED_BUDGET = 1000.0
 TOLERANCE = 1e-6  # relative; what is claimed holds with this much room
@@ -30,9 +31,12 @@ MAX_NONZEROS = 20_000_000
 def check_options(options: dict[str, Any]) -> None:
     """Raise `InvalidInput` for a value that `checkmate_milp` cannot use."""
     get_backend(options.get("solver", "highs"))
-    formulation = options.get("formulation", "published")
+    formulation = options.get("formulation", FORMULATIONS[0])
     if formulation not in FORMULATIONS:
         raise unknown_name("formulation", str(formulation), FORMULATIONS)
+    solver = options.get("solver", "highs")
+    if options.get("formulation") == "trimmed" and solver != "highs":
+        raise InvalidInput(f"formulation=trimmed needs solver=highs; with solver={solver} use formulation=published")
     gap = options.get("mip_gap", 0.0)
     if isinstance(gap, bool) or not isinstance(gap, (int, float)) or not 0 <= gap < 1:
         raise InvalidInput(f"mip_gap must be in [0, 1), not {gap!r}")
@@ -46,7 +50,7 @@ def checkmate_milp(
     problem: Problem,
     *,
     solver: str = "highs",
-    formulation: str = "published",
+    formulation: str | None = None,
     mip_gap: float = 9e-5,
     max_nonzeros: int = MAX_NONZEROS,
 ) -> Outcome:
@@ -82,7 +86,7 @@ def checkmate_milp(
 
     Args:
         solver: ``highs``, ``mosek``, ``gurobi`` or ``scip``.
-        formulation: ``published``.
+        formulation: ``trimmed`` (`remat.staged_model`, HiGHS only, the default there) or ``published``.
         mip_gap: relative gap at which the solver stops; the default lands below OPTIMAL's 1e-4.
         max_nonzeros: larger models are skipped rather than built (about 400 bytes each).
     """
@@ -91,7 +95,11 @@ def checkmate_milp(
     once = Plan.from_order(graph, range(len(graph)))
     if simulate(graph, once).peak_bytes <= problem.budget_bytes:
         return Outcome((Candidate(once),), message="running every operation once fits; nothing to solve")
-    nonzeros = estimate_nonzeros(graph)
+    nonzeros = estimate_nonzeros(graph)  # of the published form; the trimmed one has a tenth
+    trimmed = formulation == "trimmed" or (formulation is None and solver == "highs")
+    if trimmed and nonzeros // 10 <= max_nonzeros:
+        backend.probe()
+        return solve_trimmed(problem, mip_gap)
     if nonzeros > max_nonzeros:
         raise Skip(
             f"the model would have {nonzeros:,} nonzeros (about {nonzeros * BYTES_PER_NONZERO / 1e9:.1f} GB); "

@@ -18,11 +18,15 @@ from remat.plan import Plan, Scope
 from remat.registry import get_strategy, strategies, strategy
 from remat.search import is_warm
 from remat.solve import Candidate, Outcome, Problem, candidates_of
+from remat.strategies._milp_trimmed import solve_trimmed
 from remat.strategies.search import COLD_START_S, search_staged
 
 EXHAUSTIVE_OPERATIONS = 24  # beyond it A* rarely ends
 EXHAUSTIVE_STATES = 50_000
 LP_COLUMNS_IN_1S, LP_POWER = 9_000, 1.6  # the interior point's time, roughly; decides whether it is begun
+SMALL_COLUMNS = 12_000  # up to which the MILP is tried before the LP bound
+SMALL_SHARE = 0.8  # of the time
+MILP_GAP = 9e-5  # lands below OPTIMAL's tolerance
 MOVES_PER_S = 20_000  # of the search in a deterministic run: what a slow machine manages in its time
 ORDERS_SHARE = 0.7  # of the time, in scope free, for other orders than the graph's own
 FAMILY_SHARE = 0.2  # of the time, for the baselines where the search is not compiled
@@ -30,10 +34,10 @@ FAMILY_SHARE = 0.2  # of the time, for the baselines where the search is not com
 
 @strategy("portfolio")
 def portfolio(problem: Problem) -> Outcome:
-    """Best plan and best bound in the time given: search, LP bound with a certificate, interval program.
+    """Best plan and best bound in the time given: search, LP bound with a certificate, MILP.
 
-    A greedy plan comes in milliseconds; then one thread proves (first the LP bound, then the interval
-    program from the best plan so far) while the others search. Ends at `target_gap` or at the time limit;
+    A greedy plan comes in milliseconds; then one thread proves (the LP bound, then the trimmed MILP from
+    the best plan so far) while the others search. Ends at `target_gap` or at the time limit;
     Ctrl-C returns the best plan. Very small graphs are solved by A*, in every scope. Scope free searches
     on several topological orders. With ``deterministic=True`` (or a work limit) search and proof run one
     after the other, the search for a number of moves that follows from the time limit.
@@ -103,9 +107,13 @@ class _Run:
         """Search in the scope asked for, until the limits of `problem`, an optimum, or `stopped`."""
         if problem.scope is Scope.FREE:
             deadline = time.monotonic() + ORDERS_SHARE * problem.remaining_s()
+
+            def offer(plan: Plan, _cost: int) -> None:
+                problem.offer(plan, "search over orders")
+
             free_plan(
                 problem.graph, problem.budget_bytes, seed=problem.seed, deadline=deadline,
-                work_limit=problem.work_limit, on_plan=lambda plan, _cost: problem.offer(plan, "search over orders"),
+                work_limit=problem.work_limit, on_plan=offer,
                 should_stop=self._done,
             )  # fmt: skip
         if not self._done():
@@ -113,17 +121,36 @@ class _Run:
             self.stats["moves"] = self.stats.get("moves", 0) + best.moves
 
     def prove(self, problem: Problem) -> None:
-        """LP bound first, then the interval program; each only where it can end in time."""
+        """The LP bound, then the MILP from the best plan; a small MILP first. Each only where it can end in time."""
         columns = model_columns(problem.graph) if problem.scope is not Scope.FREE else 0
+        small = problem.scope is Scope.STAGED and columns <= SMALL_COLUMNS
+        if small:
+            self._small_milp(problem)
         expected_s = (columns / LP_COLUMNS_IN_1S) ** LP_POWER
+        if self._done() or not columns:
+            return
         if expected_s > problem.remaining_s():
             self.notes.append(f"no LP bound: with {columns:,} columns it takes about {expected_s:.0f} s")
-        elif columns:
-            result = lower_bound(problem, on_bound=lambda bound: self._bound(problem, bound))
-            self.certificate = result.certificate
-            self.stats |= result.stats
-        if not self._done() and problem.scope is Scope.STAGED and "interval_cp" in strategies():
-            self._member("interval_cp", problem)
+            return
+        result = lower_bound(problem, on_bound=lambda bound: self._bound(problem, bound))
+        self.certificate = result.certificate
+        self.stats |= result.stats
+        if not self._done() and problem.scope is Scope.STAGED and not small:
+            self._member("checkmate_milp", problem)
+
+    def _small_milp(self, problem: Problem) -> None:
+        """In this process, which saves the start of another one; it knows when to stop."""
+        assert problem.best is not None
+        share = replace(
+            problem, warm_start=problem.best.plan, deadline=time.monotonic() + SMALL_SHARE * problem.remaining_s()
+        )
+        outcome = solve_trimmed(share, MILP_GAP, self._done)
+        for candidate in outcome.candidates:
+            problem.offer(candidate.plan, "checkmate_milp")
+        if outcome.bound is not None:
+            problem.offer_bound(outcome.bound, "checkmate_milp")
+        self.infeasible = self.infeasible or outcome.infeasible
+        self.stats |= {f"milp_{key}": value for key, value in outcome.stats.items() if key in ("rounds", "nodes")}
 
     def _bound(self, problem: Problem, bound: int) -> None:
         problem.offer_bound(bound, "LP")

@@ -1,0 +1,209 @@
+"""The trimmed MILP: `remat.staged_model` as sparse matrices, given to HiGHS directly.
+
+Memory within a stage rarely binds when memory at the end of each stage is kept, so the rows of repeats
+(and their columns Z and A) enter only for stages in which the last optimum exceeds the budget. Each
+solve is a relaxation of the next one and of the whole problem: its bound holds, and a plan that the
+judge accepts is as good as its bound says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from remat.plan import COMPUTE, Plan, Scope
+from remat.simulator import simulate
+from remat.solve import Candidate, Outcome, Problem
+from remat.staged_model import BALANCE, MEMORY, StagedModel, build_staged_model
+from remat.strategies._polish import drop_needless_repeats
+
+SCALED_BUDGET = 1000.0  # memory rows are scaled so: a solver's 1e-6 is then 1e-9 of the budget
+TOLERANCE = 1e-6  # relative; what is claimed holds with this much room
+WHO = "checkmate_milp"
+
+
+def solve_trimmed(problem: Problem, mip_gap: float, should_stop: Callable[[], bool] = lambda: False) -> Outcome:
+    """Solve the staged problem exactly, as far as the limits allow; better plans are offered as they come.
+
+    Args:
+        mip_gap: relative gap at which HiGHS stops.
+        should_stop: asked by HiGHS now and then, besides ``problem.is_solved()``.
+    """
+    return _Trimmed(problem, mip_gap, should_stop).run()
+
+
+@dataclass(slots=True)
+class _Trimmed:
+    problem: Problem
+    mip_gap: float
+    should_stop: Callable[[], bool]
+    stats: dict[str, Any] = field(default_factory=lambda: {"solver": "highs", "rounds": 0, "nodes": 0})
+    bound: int | None = None
+    best: tuple[int, Plan] | None = None
+
+    def run(self) -> Outcome:
+        problem, graph = self.problem, self.problem.graph
+        start = problem.warm_start
+        if start is not None and start.scope is Scope.STAGED:
+            self._keep(start)
+        slots: set[int] = set()
+        room = 0.5  # in units: exact, because memory comes in whole units
+        while problem.remaining_s() > 0.1 and not self.should_stop():
+            memory = "full" if slots else "stage_end"
+            model = build_staged_model(graph, problem.budget_bytes, memory=memory, slot_stages=slots)
+            if model.infeasible:
+                return self._infeasible()
+            self.stats |= {"columns": model.shape[1], "rows": model.shape[0], "stages_with_slots": len(slots)}
+            answer = self._solve(model, room)
+            if answer.infeasible:
+                units = max(1, (problem.budget_bytes - graph.fixed_bytes) // model.unit_bytes)
+                if room > 0 and 0.5 * SCALED_BUDGET / max(units, SCALED_BUDGET) < 100 * TOLERANCE:
+                    again = self._solve(model, units * TOLERANCE + 0.5)
+                    if not again.infeasible:
+                        return self._outcome("infeasible within the solver's tolerance only; unproven")
+                if room < 0:
+                    return self._outcome("plans exceed the budget by the solver's tolerance only; unproven")
+                return self._infeasible()
+            if answer.x is None or answer.hit_limit:
+                break
+            plan = model.plan(answer.x)
+            plan = drop_needless_repeats(graph, plan, problem.budget_bytes, problem.deadline - 0.2)
+            if self._keep(plan):
+                break
+            beyond = _stages_beyond(plan, simulate(graph, plan).running_bytes, problem.budget_bytes) - slots
+            if beyond:
+                slots |= beyond
+            else:  # it slipped over the budget by the tolerance: a little less room
+                self.stats["slips"] = self.stats.get("slips", 0) + 1
+                units = (problem.budget_bytes - graph.fixed_bytes) // model.unit_bytes
+                room = min(-0.5, 4 * room if room < 0 else -units * TOLERANCE)
+            if self.best is not None and self.bound is not None and self.best[0] <= self.bound * (1 + self.mip_gap):
+                break
+        return self._outcome("no plan found within the limit")
+
+    def _keep(self, plan: Plan) -> bool:
+        """Whether the plan fits; the best one is remembered and offered."""
+        trace = simulate(self.problem.graph, plan)
+        if trace.peak_bytes > self.problem.budget_bytes:
+            return False
+        if self.best is None or trace.cost < self.best[0]:
+            self.best = trace.cost, plan
+            self.problem.offer(plan, WHO)
+        return True
+
+    def _solve(self, model: StagedModel, room: float) -> _Answer:
+        import highspy
+
+        problem = self.problem
+        self.stats["rounds"] += 1
+        highs = highspy.Highs()
+        highs.setOptionValue("output_flag", False)
+        highspy.Highs.resetGlobalScheduler(True)
+        cost_scale = max(1.0, float(model.cost.sum(dtype=np.float64)) / 1000.0)
+        units = max(1, (problem.budget_bytes - problem.graph.fixed_bytes) // model.unit_bytes)
+        memory_scale = min(1.0, SCALED_BUDGET / units)
+        is_memory = (model.row_kind == MEMORY) | (model.row_kind == BALANCE)
+        is_bytes = ~model.is_integer & (model.upper > 1)
+        row_scale = np.where(is_memory, memory_scale, 1.0)
+        column_scale = np.where(is_bytes, 1.0 / memory_scale, 1.0)  # bytes are counted in scaled units too
+        matrix = scipy.sparse.diags(row_scale) @ model.matrix.astype(np.float64) @ scipy.sparse.diags(column_scale)
+        matrix = matrix.tocsr()
+        slack = np.where(model.row_kind == MEMORY, room, 0.0)
+        lp: Any = highspy.HighsLp()
+        lp.num_row_, lp.num_col_ = matrix.shape
+        lp.col_cost_ = model.cost / cost_scale
+        lp.col_lower_ = np.zeros(matrix.shape[1])
+        lp.col_upper_ = np.where(is_bytes, (model.upper + 1) * memory_scale, model.upper)
+        lp.row_lower_ = (model.row_lower - slack) * row_scale
+        lp.row_upper_ = np.full(matrix.shape[0], highspy.kHighsInf)
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = matrix.indptr, matrix.indices, matrix.data
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        lp.integrality_ = [kinds[int(whole)] for whole in model.is_integer]
+        highs.passModel(lp)
+        left = problem.remaining_s()
+        options: dict[str, Any] = {
+            "time_limit": max(0.05, min(left - 0.2, 0.96 * left, 1e7)), "threads": problem.threads,
+            "random_seed": problem.seed % 2**31, "mip_rel_gap": self.mip_gap,
+        }  # fmt: skip
+        if problem.work_limit is not None:
+            options["mip_max_nodes"] = problem.work_limit
+        for option, value in options.items():
+            highs.setOptionValue(option, value)
+        if self.best is not None and room > 0:
+            index, values = _start(model, self.best[1])
+            highs.setSolution(len(index), index, values)
+
+        def improved(event: Any) -> None:
+            self._keep(model.plan(np.asarray(event.data_out.mip_solution)))
+
+        def ask(event: Any) -> None:
+            if self.should_stop() or problem.is_solved():
+                event.interrupt()
+
+        highs.cbMipImprovingSolution += improved
+        highs.cbMipInterrupt += ask
+        highs.run()
+        info, status = highs.getInfo(), highs.getModelStatus()
+        self.stats["nodes"] += max(0, int(info.mip_node_count))
+        if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
+            return _Answer(infeasible=True)
+        if room > 0 and math.isfinite(info.mip_dual_bound):
+            value = info.mip_dual_bound * cost_scale
+            least = model.cost_constant + math.ceil(value - max(abs(value) * TOLERANCE, 1e-5 * cost_scale))
+            if self.bound is None or least > self.bound:
+                self.bound = least
+                if self.problem.scope is Scope.STAGED:
+                    self.problem.offer_bound(least, WHO)
+        has_solution = int(info.primal_solution_status) == 2  # kSolutionStatusFeasible
+        x = np.asarray(highs.getSolution().col_value) if has_solution else None
+        return _Answer(x=x, hit_limit=status != highspy.HighsModelStatus.kOptimal)
+
+    def _infeasible(self) -> Outcome:
+        if self.best is not None or self.problem.scope is not Scope.STAGED:
+            return self._outcome("no staged plan fits")
+        return Outcome(infeasible=True, stats=self.stats)
+
+    def _outcome(self, without_plan: str) -> Outcome:
+        staged = self.problem.scope is Scope.STAGED
+        bound = self.bound if staged else None
+        note = "" if staged else f"plans are staged; nothing is proven for scope {self.problem.scope}"
+        if self.best is not None:
+            return Outcome((Candidate(self.best[1]),), bound=bound, message=note, stats=self.stats)
+        timed_out = "unproven" not in without_plan
+        return Outcome(bound=bound, timed_out=timed_out, message=without_plan, stats=self.stats)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    x: np.ndarray | None = None
+    infeasible: bool = False
+    hit_limit: bool = False
+
+
+def _stages_beyond(plan: Plan, running_bytes: np.ndarray, budget_bytes: int) -> set[int]:
+    """Stages in which a repeat exceeds the budget."""
+    order = plan.ids[plan.kinds == COMPUTE].tolist()
+    stages, stage = set(), 0
+    for k, held in zip(order, running_bytes.tolist(), strict=True):
+        if held > budget_bytes and k != stage:
+            stages.add(stage)
+        if k == stage:
+            stage += 1
+    return stages
+
+
+def _start(model: StagedModel, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """(columns, values) of R and S of a staged plan; HiGHS completes the rest."""
+    R_TN, S_TV = plan.matrices(model.graph)
+    index, values = [], []
+    for columns, matrix in ((model.R_column, R_TN), (model.S_column, S_TV)):
+        for (t, i), column in columns.items():
+            index.append(column)
+            values.append(float(matrix[t, i]))
+    return np.array(index, dtype=np.int32), np.array(values)
