@@ -6,7 +6,7 @@ endif
 VENV_PYTHON := .venv/bin/python
 ARGS ?=
 
-.PHONY: help setup sweep test test-slow lint types check models published roofline bench clean
+.PHONY: help setup sweep test test-slow lint types check models published roofline bench bench-simulator clean
 
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
@@ -16,7 +16,8 @@ help:
 	@echo "make models     every configured model: nodes, edges, bytes, seconds"
 	@echo "make published  published numbers of the papers beside ours"
 	@echo "make roofline   the roofline against published P100 costs (needs REMAT_INSTANCES)"
-	@echo "make bench      the simulator's speed"
+	@echo "make bench      the solvers on REMAT_INSTANCES or generated graphs (ARGS='--help' for more)"
+	@echo "make bench-simulator  the simulator's speed"
 	@echo "make setup      only the environment (PIP_ARGS='...' is passed to pip)"
 
 setup:
@@ -51,6 +52,9 @@ roofline: setup
 	$(VENV_PYTHON) -m experiments.roofline_check $(ARGS)
 
 bench: setup
+	$(VENV_PYTHON) -m experiments.bench_solvers $(ARGS)
+
+bench-simulator: setup
 	$(VENV_PYTHON) -m experiments.bench_simulator $(ARGS)
 
 clean:

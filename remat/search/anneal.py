@@ -272,8 +272,10 @@ def _rounds(
         if stop() or left <= 0:
             return
         rebuild = index % 2 == 0
-        anew = shared.order is None or (rebuild and not shared.excess)  # towards a plan that fits: go on
-        if not annealer.load(first if anew else shared.order):
+        order = first
+        if shared.order is not None and (not rebuild or shared.excess):  # towards a plan that fits: go on
+            order = shared.order
+        if not annealer.load(order):
             annealer.load(np.arange(len(annealer.arrays.cost), dtype=np.int32))
         own.offer(annealer.order(), annealer.cost, annealer.excess)
         better()

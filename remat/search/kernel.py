@@ -777,7 +777,7 @@ def _random_repeat(s: State) -> Any:
 
 
 @_compiled
-def _random_held(s: State, t: int) -> int:
+def _random_held(s: State, t: int) -> Any:
     """A random value held at the start of stage t, or -1.
 
     Where values live long, one produced earlier is likely held; where they do not, an input of one of

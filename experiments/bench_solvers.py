@@ -1,0 +1,287 @@
+"""``make bench``: cost, bound, gap, times and memory of the solvers, beside the recorded results.
+
+Instances are the files of REMAT_INSTANCES (or ``--instances``); without them, graphs of the same kinds
+that the project generates. Budgets: those of records.json; else shares of the peak of running every
+operation once. Rows are written as they finish and found again by the next run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.provenance import provenance
+from experiments.store import code_version
+from remat import Graph, Plan, Solution, load_graph, simulate, solve_sweep
+from remat.frontends import synthetic
+
+NEAR = 1e-4  # of a proven record
+SHARES = {"v100": (0.9, 0.75, 0.6), "layered": (0.9, 0.8), "generated": (0.9, 0.75, 0.6)}
+# Overheads in percent that others published on the layered graphs: MOCCASIN (fixed order), FastSA (free).
+PUBLISHED = {
+    ("layered_n100", 0.9): (0.8, 0.0), ("layered_n100", 0.8): (2.3, 0.3),
+    ("layered_n250", 0.9): (0.9, 0.0), ("layered_n250", 0.8): (4.9, 0.0),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One solve: an instance, a budget and a scope, with what is recorded about it."""
+
+    instance: str
+    graph: Graph
+    budget_bytes: int
+    label: str
+    scope: str = "staged"
+    record_cost: int | None = None
+    record_proven: bool = False
+    record_s: float | None = None
+    published_overhead: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one solve gave; costs in the graph's unit, times in seconds."""
+
+    instance: str
+    budget: str
+    budget_bytes: int
+    scope: str
+    strategy: str
+    time_limit_s: float
+    threads: int
+    code: str
+    status: str
+    cost: int | None
+    overhead: float | None
+    bound: int | None
+    gap: float | None
+    first_plan_s: float | None
+    within_1pct_s: float | None
+    wall_s: float
+    peak_memory_bytes: int | None
+    record_cost: int | None
+    record_proven: bool
+    record_s: float | None
+    published_overhead: float | None
+    found_by: str
+    message: str
+
+    @property
+    def against_record(self) -> float | None:
+        """cost / recorded cost - 1."""
+        return None if self.cost is None or not self.record_cost else self.cost / self.record_cost - 1
+
+    @property
+    def goal(self) -> str:
+        """Whether the result is as good as what it is compared with; '' if with nothing."""
+        if self.record_cost:
+            difference = self.against_record
+            met = difference is not None and (difference <= NEAR if self.record_proven else difference < 0)
+        elif self.published_overhead is not None:
+            met = self.overhead is not None and round(100 * self.overhead, 2) <= self.published_overhead + 0.005
+        else:
+            return ""
+        return "met" if met else "MISSED"
+
+
+def cases(folder: Path | None) -> Iterator[Case]:
+    """Every case of the instances folder, or of the generated graphs."""
+    if folder is None:
+        for graph in generated():
+            for share in SHARES["generated"]:
+                yield Case(f"generated/{graph.name}", graph, _share(graph, share), f"{share:.0%}")
+        return
+    file = folder / "records.json"
+    records = json.loads(file.read_text()) if file.exists() else []
+    for path in sorted(folder.glob("*/*.json")):
+        graph, kind = load_graph(path), path.parent.name
+        name = f"{kind}/{path.stem}"
+        mine = sorted((r for r in records if r["instance"] == name and r["cost_ns"]), key=lambda r: r["budget_bytes"])
+        for r in mine:
+            yield Case(
+                name, graph, r["budget_bytes"], f"{r['budget_gib']:g} GiB", record_cost=r["cost_ns"],
+                record_proven=r["status"].startswith("optimal"), record_s=r["solve_s"],
+            )  # fmt: skip
+        for share in () if mine else SHARES.get(kind, SHARES["generated"]):
+            scopes = ("fixed_order", "free") if kind == "layered" else ("staged",)
+            for scope, published in zip(scopes, PUBLISHED.get((path.stem, share), (None, None)), strict=False):
+                yield Case(name, graph, _share(graph, share), f"{share:.0%}", scope, published_overhead=published)
+
+
+def generated() -> Iterator[Graph]:
+    """Graphs of the kinds of the published instances, from the project's own generators."""
+    yield synthetic.chain(n=48, varied=True, name="chain_n48")
+    yield synthetic.chain(n=160, varied=True, name="chain_n160")
+    yield synthetic.skip(depth=32, name="skip_d32")
+    yield synthetic.layered(n=100, name="layered_n100")
+    yield synthetic.layered(n=250, name="layered_n250")
+
+
+def _share(graph: Graph, share: float) -> int:
+    return int(share * simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes)
+
+
+def run_case(case: Case, strategy: str, time_limit_s: float, threads: int, options: dict[str, Any]) -> Result:
+    """Solve one case in a process of its own, so that its memory is measured alone."""
+    solution = solve_sweep(
+        case.graph, [case.budget_bytes], strategy, scope=case.scope, time_limit_s=time_limit_s, threads=threads,
+        isolate=True, **options,
+    )[0]  # fmt: skip
+    return _result(case, strategy, time_limit_s, threads, solution)
+
+
+def _result(case: Case, strategy: str, time_limit_s: float, threads: int, s: Solution) -> Result:
+    return Result(
+        case.instance, case.label, case.budget_bytes, case.scope, strategy, time_limit_s, threads, code_version(),
+        str(s.status), s.cost, s.overhead, s.bound, s.gap, s.stats.get("first_plan_s"), s.stats.get("within_1pct_s"),
+        s.wall_s, s.stats.get("solver_peak_memory_bytes"), case.record_cost, case.record_proven, case.record_s,
+        case.published_overhead, str(s.parameters.get("from", "")), s.message,
+    )  # fmt: skip
+
+
+HEADER = (
+    "instance", "budget", "scope", "status", "cost", "overhead %", "bound", "gap %", "first s", "1 % s", "wall s",
+    "MiB", "record", "vs record %", "record s", "goal",
+)  # fmt: skip
+
+
+def table(results: Sequence[Result]) -> str:
+    """The results as a Markdown table."""
+
+    def number(value: float | None, digits: int, factor: float = 1.0) -> str:
+        return "" if value is None else f"{factor * value:.{digits}f}"
+
+    lines = ["| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER)]
+    for r in results:
+        record = "" if r.record_cost is None else f"{r.record_cost:,}" + ("" if r.record_proven else " (24 h)")
+        if r.published_overhead is not None:
+            record = f"{r.published_overhead} % (published)"
+        cells = (
+            r.instance, r.budget, r.scope, r.status, "" if r.cost is None else f"{r.cost:,}",
+            number(r.overhead, 3, 100), "" if r.bound is None else f"{r.bound:,}", number(r.gap, 3, 100),
+            number(r.first_plan_s, 2), number(r.within_1pct_s, 1), number(r.wall_s, 1),
+            number(r.peak_memory_bytes, 0, 2**-20), record, number(r.against_record, 4, 100), number(r.record_s, 0),
+            r.goal,
+        )  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def bench(arguments: argparse.Namespace) -> list[Result]:
+    """Run every case that the store of rows does not have yet."""
+    store = Path(arguments.out)
+    store.parent.mkdir(parents=True, exist_ok=True)
+    known = [Result(**json.loads(line)) for line in store.read_text().splitlines()] if store.exists() else []
+    results = []
+    for case in cases(_folder(arguments)):
+        if arguments.only and not re.search(arguments.only, f"{case.instance} {case.label} {case.scope}"):
+            continue
+        key = (case.instance, case.budget_bytes, case.scope, arguments.strategy, arguments.time_limit,
+               arguments.threads, code_version())  # fmt: skip
+        found = next((r for r in known if key == (r.instance, r.budget_bytes, r.scope, r.strategy, r.time_limit_s,
+                                                  r.threads, r.code)), None)  # fmt: skip
+        if found is None:
+            found = run_case(case, arguments.strategy, arguments.time_limit, arguments.threads, {})
+            with store.open("a") as file:  # one line, one write: an interrupted run loses nothing
+                file.write(json.dumps(asdict(found)) + "\n")
+        results.append(found)
+        print(table([found]).splitlines()[-1], flush=True)
+    return results
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Seconds to a proven optimum of checkmate_milp's two formulations, and their ratio."""
+    for case in cases(_folder(arguments)):
+        if case.scope != "staged" or (
+            arguments.only and not re.search(arguments.only, f"{case.instance} {case.label}")
+        ):
+            continue
+        seconds: dict[str, list[float]] = {}
+        for form in ("trimmed", "published"):
+            for _ in range(arguments.repeats):
+                r = run_case(case, "checkmate_milp", arguments.time_limit, arguments.threads, {"formulation": form})
+                if r.status == "OPTIMAL":
+                    seconds.setdefault(form, []).append(r.wall_s)
+        shown = {form: f"{statistics.median(times):.1f} s" for form, times in seconds.items()}
+        ratio = ""
+        if len(seconds) == 2:
+            ratio = (
+                f"{statistics.median(seconds['published']) / statistics.median(seconds['trimmed']):.0f} times faster"
+            )
+        print(f"{case.instance} {case.label}: trimmed {shown.get('trimmed', 'not proven')}, "
+              f"published {shown.get('published', 'not proven')} {ratio}", flush=True)  # fmt: skip
+
+
+def growth(arguments: argparse.Namespace) -> None:
+    """First plan, plan quality and memory of `search` against the size of the graph."""
+    graphs = [synthetic.layered(n=n, name=f"layered_n{n}") for n in (250, 1000, 4000, 16000)]
+    graphs += [synthetic.chain(n=n // 2, name=f"chain_n{n}") for n in (100, 1000, 10_000)]
+    for graph in graphs:
+        case = Case(graph.name, graph, _share(graph, 0.9), "90%")
+        r = run_case(case, "search", arguments.time_limit, arguments.threads, {})
+        overhead = "no plan" if r.overhead is None else f"overhead {100 * r.overhead:.2f} %"
+        memory = "" if r.peak_memory_bytes is None else f", {r.peak_memory_bytes / 2**20:.0f} MiB"
+        print(f"{graph.name}: {len(graph):,} operations, {graph.n_edges:,} edges, first plan "
+              f"{r.first_plan_s} s, {overhead} after {r.wall_s:.0f} s{memory}", flush=True)  # fmt: skip
+
+
+def _folder(arguments: argparse.Namespace) -> Path | None:
+    if arguments.generated:
+        return None
+    given = arguments.instances or os.environ.get("REMAT_INSTANCES")
+    folder = Path(given) if given else Path("../shared/instances")
+    if folder.is_dir():
+        return folder
+    if given:
+        raise SystemExit(f"bench: no folder '{folder}'; set REMAT_INSTANCES or use --generated")
+    print("bench: no instances at hand (REMAT_INSTANCES); the project's own graphs are used")
+    return None
+
+
+def main() -> None:
+    """Read the arguments, run, print the table and what it was measured on."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--instances", help="folder of instances; default REMAT_INSTANCES")
+    parser.add_argument("--generated", action="store_true", help="use the project's own graphs")
+    parser.add_argument("--only", help="regular expression on 'instance budget scope'")
+    parser.add_argument("--strategy", default="portfolio")
+    parser.add_argument("--time-limit", type=float, default=60.0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=1, help="of each solve with --compare")
+    parser.add_argument("--compare", action="store_true", help="the MILP's two formulations")
+    parser.add_argument("--growth", action="store_true", help="search against the size of the graph")
+    parser.add_argument("--out", default="runs/bench.jsonl", help="rows, found again by the next run")
+    parser.add_argument("--markdown", help="write the table there too")
+    arguments = parser.parse_args()
+    if arguments.compare:
+        return compare(arguments)
+    if arguments.growth:
+        return growth(arguments)
+    began = time.monotonic()
+    results = bench(arguments)
+    where = provenance()
+    text = (
+        f"{table(results)}\n\n{time.strftime('%Y-%m-%d')}, {where.cpu}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}, {arguments.strategy}, {arguments.time_limit:g} s, {arguments.threads} threads; "
+        f"{time.monotonic() - began:.0f} s in all"
+    )
+    goals = [r.goal for r in results if r.goal]
+    text += f"\n\nGoals: {goals.count('met')} of {len(goals)} met."
+    print("\n" + text)
+    if arguments.markdown:
+        Path(arguments.markdown).parent.mkdir(parents=True, exist_ok=True)
+        Path(arguments.markdown).write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
