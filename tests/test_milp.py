@@ -44,8 +44,9 @@ def here(graph, budget, **options):
     return solve_sweep(graph, [budget], "checkmate_milp", threads=1, isolate=False, **options)[0]
 
 
+@pytest.mark.parametrize("formulation", ["trimmed", "published"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_optimum_is_that_of_exhaustive_search(kind):
+def test_optimum_is_that_of_exhaustive_search(kind, formulation):
     rng = np.random.default_rng(3)
     infeasible = recomputing = 0
     for _ in range(30):
@@ -55,7 +56,7 @@ def test_optimum_is_that_of_exhaustive_search(kind):
             if simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes <= budget:
                 continue  # no solver is asked
             expected = optimum(graph, budget, "staged")
-            solution = here(graph, budget)
+            solution = here(graph, budget, formulation=formulation)
             if expected is None:
                 assert solution.status is Status.INFEASIBLE
                 infeasible += 1
@@ -188,7 +189,7 @@ FINE = Graph.from_nodes(
 
 def test_a_limit_without_incumbent_is_a_timeout(monkeypatch):
     scripted(monkeypatch, Answer(Verdict.LIMIT, False, 5.4, 0))
-    solution = here(DIAMOND, 7)
+    solution = here(DIAMOND, 7, formulation="published")
     assert (solution.status, solution.plan, solution.cost) == (Status.TIMEOUT, None, None)
     assert solution.bound == 6  # costs are integers
 
@@ -204,17 +205,17 @@ def test_real_solver_at_its_time_limit_has_no_solution():
 def test_infeasible_within_tolerance_is_not_claimed(monkeypatch):
     budget = 6 * GIGA + 1
     backend = scripted(monkeypatch, Answer(Verdict.INFEASIBLE, False, 0, 0), Answer(Verdict.LIMIT, False, 0, 0))
-    assert here(FINE, budget).status is Status.TIMEOUT
+    assert here(FINE, budget, formulation="published").status is Status.TIMEOUT
     assert backend.calls == 2
     scripted(monkeypatch, Answer(Verdict.INFEASIBLE, False, 0, 0), Answer(Verdict.SOLVED, False, 0, 0))
-    assert here(FINE, budget).status is Status.NO_PLAN
+    assert here(FINE, budget, formulation="published").status is Status.NO_PLAN
     scripted(monkeypatch, *[Answer(Verdict.INFEASIBLE, False, 0, 0)] * 2)
-    assert here(FINE, budget).status is Status.INFEASIBLE
+    assert here(FINE, budget, formulation="published").status is Status.INFEASIBLE
 
 
 def test_infeasible_by_whole_units_needs_no_second_solve(monkeypatch):
     backend = scripted(monkeypatch, Answer(Verdict.INFEASIBLE, False, 0, 0))
-    assert here(DIAMOND, 6).status is Status.INFEASIBLE
+    assert here(DIAMOND, 6, formulation="published").status is Status.INFEASIBLE
     assert backend.calls == 1
 
 

@@ -65,9 +65,9 @@ class _Trimmed:
                 if room > 0 and 0.5 * SCALED_BUDGET / max(units, SCALED_BUDGET) < 100 * TOLERANCE:
                     again = self._solve(model, units * TOLERANCE + 0.5)
                     if not again.infeasible:
-                        return self._outcome("infeasible within the solver's tolerance only; unproven")
+                        return self._outcome("infeasible within the solver's tolerance only; unproven", timed_out=False)
                 if room < 0:
-                    return self._outcome("plans exceed the budget by the solver's tolerance only; unproven")
+                    return self._outcome("plans exceed the budget by the solver's tolerance; unproven", timed_out=False)
                 return self._infeasible()
             if answer.x is None or answer.hit_limit:
                 break
@@ -165,17 +165,19 @@ class _Trimmed:
         return _Answer(x=x, hit_limit=status != highspy.HighsModelStatus.kOptimal)
 
     def _infeasible(self) -> Outcome:
-        if self.best is not None or self.problem.scope is not Scope.STAGED:
-            return self._outcome("no staged plan fits")
-        return Outcome(infeasible=True, stats=self.stats)
+        if self.problem.scope is not Scope.STAGED:
+            message = f"no staged plan fits; nothing is proven for scope {self.problem.scope}"
+            return self._outcome(message, timed_out=False)
+        # With a plan in hand this is a contradiction, which `remat.solve` tells.
+        candidates = () if self.best is None else (Candidate(self.best[1]),)
+        return Outcome(candidates, infeasible=True, stats=self.stats)
 
-    def _outcome(self, without_plan: str) -> Outcome:
+    def _outcome(self, without_plan: str, *, timed_out: bool = True) -> Outcome:
         staged = self.problem.scope is Scope.STAGED
         bound = self.bound if staged else None
         note = "" if staged else f"plans are staged; nothing is proven for scope {self.problem.scope}"
         if self.best is not None:
             return Outcome((Candidate(self.best[1]),), bound=bound, message=note, stats=self.stats)
-        timed_out = "unproven" not in without_plan
         return Outcome(bound=bound, timed_out=timed_out, message=without_plan, stats=self.stats)
 
 
