@@ -1,0 +1,119 @@
+"""What the two rounding strategies share: the relaxation, phase two, the improvement beyond the paper."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from remat.bounds.lp import model_columns, solve_relaxation
+from remat.errors import InvalidInput, Skip
+from remat.graph import Graph
+from remat.plan import Plan
+from remat.search import minimise_cost
+from remat.simulator import simulate
+from remat.solve import Candidate, Outcome, Problem
+from remat.staged_model import build_staged_model
+
+LARGEST_COLUMNS = 400_000
+LP_SHARE = 0.7  # of the time, at most, for the relaxation
+IMPROVE_MOVES = 200_000  # of the search, beyond the paper
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raise `InvalidInput` for a value that rounding cannot use."""
+    epsilon = options.get("epsilon", 0.1)
+    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 <= epsilon < 1:
+        raise InvalidInput(f"epsilon must be in [0, 1), not {epsilon!r}")
+    samples = options.get("samples", 1)
+    if type(samples) is not int or samples < 1:
+        raise InvalidInput(f"samples must be a positive integer, not {samples!r}")
+    if not isinstance(options.get("improve", True), bool):
+        raise InvalidInput(f"improve must be true or false, not {options['improve']!r}")
+
+
+def relaxed_residency(problem: Problem, epsilon: float) -> np.ndarray | None:
+    """[T, V] S of the LP relaxation within fixed + (1 - epsilon) (budget - fixed); None if there was no time.
+
+    Raises:
+        Skip: the relaxation is too large, or infeasible.
+    """
+    graph = problem.graph
+    columns = model_columns(graph)
+    if columns > LARGEST_COLUMNS:
+        raise Skip(f"the relaxation would have {columns:,} columns; the limit is {LARGEST_COLUMNS:,}")
+    reduced = graph.fixed_bytes + int((1 - epsilon) * (problem.budget_bytes - graph.fixed_bytes))
+    model = build_staged_model(graph, reduced, memory="stage_end")
+    if model.infeasible:
+        return None
+    everything = np.ones(model.shape[1], dtype=bool)
+    solved = solve_relaxation(model, everything, LP_SHARE * problem.remaining_s(), problem.threads)
+    return None if solved is None else model.matrices(solved[0])[1]
+
+
+def cheapest_runs(graph: Graph, S_TV: np.ndarray) -> list[int] | None:
+    """Phase two: the fewest computations that make a 0/1 S possible, in order; None if one must run once.
+
+    Stage t computes operation t, what S[t+1] holds and S[t] does not, and the absent ancestors of both.
+    """
+    order: list[int] = []
+    for t in range(len(graph)):
+        wanted = {t}
+        if t + 1 < len(graph):
+            fresh = np.nonzero(S_TV[t + 1] & ~S_TV[t])[0].tolist()
+        else:
+            fresh = [v for v, value in enumerate(graph.values) if value.keep and not S_TV[t, v]]
+        wanted |= {graph.producer[v] for v in fresh if graph.producer[v] < t}
+        todo = list(wanted)
+        while todo:
+            for v in graph.operations[todo.pop()].inputs:
+                p = graph.producer[v]
+                if not S_TV[t, v] and p not in wanted:
+                    wanted.add(p)
+                    todo.append(p)
+        if any(k != t and graph.operations[k].run_once for k in wanted):
+            return None
+        order.extend(sorted(wanted))
+    return order
+
+
+def round_all(
+    problem: Problem, who: str, residencies: Iterable[tuple[np.ndarray, dict[str, Any]]], improve: bool
+) -> Outcome:
+    """Phase two of every rounded S; with `improve` the search goes on from the best of them."""
+    graph = problem.graph
+    candidates: list[Candidate] = []
+    best: tuple[tuple[bool, int, int], list[int]] | None = None
+    tried = fitting = 0
+    for S_TV, parameters in residencies:
+        if problem.remaining_s() < 0.1:
+            break
+        tried += 1
+        order = cheapest_runs(graph, S_TV)
+        if order is None:
+            continue
+        plan = Plan.from_order(graph, order, problem.budget_bytes)
+        trace = simulate(graph, plan)
+        fits = trace.peak_bytes <= problem.budget_bytes
+        fitting += fits
+        if fits:
+            candidates.append(Candidate(plan, parameters))
+            problem.offer(plan, who)
+        key = (not fits, trace.cost if fits else trace.peak_bytes, trace.cost)
+        if best is None or key < best[0]:
+            best = key, order
+    stats: dict[str, Any] = {"roundings": tried, "roundings_that_fit": fitting}
+    if improve and best is not None and problem.remaining_s() > 0.2:
+        began = time.monotonic()
+        found = minimise_cost(
+            graph, problem.budget_bytes, np.array(best[1], dtype=np.int32), seed=problem.seed,
+            deadline=problem.deadline - 0.1, work_limit=problem.work_limit or IMPROVE_MOVES,
+        )  # fmt: skip
+        stats["improve_s"] = time.monotonic() - began
+        if found.order is not None and not found.excess:
+            plan = Plan.from_order(graph, found.order.tolist(), problem.budget_bytes)
+            candidates.append(Candidate(plan, {"improved": True}))
+    message = "" if candidates else f"none of {tried} roundings fits the budget"
+    return Outcome(tuple(candidates), message=message, stats=stats)

@@ -1,0 +1,28 @@
+"""Two-phase rounding of the LP relaxation, deterministic thresholds."""
+
+from __future__ import annotations
+
+from remat.registry import strategy
+from remat.solve import Outcome, Problem
+from remat.strategies._rounding import check_options, relaxed_residency, round_all
+
+THRESHOLDS = tuple(i / 10 for i in range(1, 10))
+
+
+@strategy("lp_rounding", isolated=True, check=check_options)
+def lp_rounding(problem: Problem, *, epsilon: float = 0.1, improve: bool = True) -> Outcome:
+    """Two-phase rounding (Checkmate, section 5.2): S from the LP by thresholds 0.1 to 0.9, then the cheapest R.
+
+    The relaxation is solved within a share 1 - epsilon of the variable budget; what still exceeds the
+    budget after rounding is rejected. It is that of `remat.staged_model` with the memory rows of stage ends,
+    not the published one with FREE and U (same value on the published networks, a tenth of the time).
+
+    Args:
+        epsilon: as in the paper, 0.1.
+        improve: beyond the paper, repair and improve the best rounding by the search; False for as published.
+    """
+    S_TV = relaxed_residency(problem, epsilon)
+    if S_TV is None:
+        return Outcome(timed_out=problem.remaining_s() < 1.0, message="the relaxation has no solution in time")
+    rounded = ((threshold < S_TV, {"threshold": threshold}) for threshold in THRESHOLDS)
+    return round_all(problem, "lp_rounding", rounded, improve)

@@ -1,0 +1,26 @@
+"""Two-phase rounding of the LP relaxation, random samples."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from remat.registry import strategy
+from remat.solve import Outcome, Problem
+from remat.strategies._rounding import check_options, relaxed_residency, round_all
+
+
+@strategy("lp_rounding_random", isolated=True, check=check_options)
+def lp_rounding_random(problem: Problem, *, epsilon: float = 0.1, samples: int = 100, improve: bool = True) -> Outcome:
+    """Two-phase rounding (Checkmate, section 5.2) with S[t,v] ~ Bernoulli of the LP's value, then the cheapest R.
+
+    Args:
+        epsilon: share of the variable budget that the relaxation leaves free, 0.1 in the paper.
+        samples: how many S are drawn.
+        improve: beyond the paper, repair and improve the best sample by the search; False for as published.
+    """
+    S_TV = relaxed_residency(problem, epsilon)
+    if S_TV is None:
+        return Outcome(timed_out=problem.remaining_s() < 1.0, message="the relaxation has no solution in time")
+    random = np.random.default_rng(abs(problem.seed))
+    rounded = ((random.random(S_TV.shape) < S_TV, {"sample": i}) for i in range(samples))
+    return round_all(problem, "lp_rounding_random", rounded, improve)

@@ -1,0 +1,64 @@
+"""Two-phase rounding: the relaxation's own integral points, phase two, what fits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from brute_force import optimum, random_graph
+
+from remat import InvalidInput, Plan, Status, simulate, solve, solve_sweep
+from remat.frontends import synthetic
+from remat.strategies._rounding import cheapest_runs
+
+
+def peak_of(graph):
+    return simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+
+
+def test_phase_two_gives_back_the_plan_that_made_S():
+    rng = np.random.default_rng(0)
+    repeats = 0
+    for _ in range(60):
+        graph = random_graph(rng, 8, min_bytes=1)
+        for budget in range(graph.largest_working_set()[0], peak_of(graph)):
+            plan = solve_sweep(graph, [budget], "checkmate_milp", isolate=False, threads=1)[0].plan
+            if plan is None:
+                continue
+            order = cheapest_runs(graph, plan.matrices(graph)[1].astype(bool))
+            assert simulate(graph, Plan.from_order(graph, order)).cost <= simulate(graph, plan).cost
+            repeats += len(order) > len(graph)
+            break
+    assert repeats > 3
+
+
+@pytest.mark.parametrize("strategy", ["lp_rounding", "lp_rounding_random"])
+@pytest.mark.parametrize("improve", [False, True])
+def test_roundings_fit_and_are_no_better_than_the_optimum(strategy, improve):
+    rng = np.random.default_rng(1)
+    found = 0
+    for _ in range(60):
+        graph = random_graph(rng, 7, min_bytes=1, min_cost=1)
+        budget = peak_of(graph) - 1
+        solution = solve_sweep(graph, [budget], strategy, isolate=False, threads=1, improve=improve)[0]
+        assert solution.status is not Status.FAILED, solution.message
+        if solution.plan is not None:
+            assert solution.peak_bytes <= budget
+            assert solution.cost >= optimum(graph, budget, "staged")
+            found += 1
+    assert found > 5
+
+
+def test_improvement_helps_and_the_share_that_fits_is_told():
+    graph = synthetic.chain(n=16, varied=True)
+    budget = int(0.6 * peak_of(graph))
+    plain = solve(graph, budget, "lp_rounding", improve=False, time_limit_s=20)
+    better = solve(graph, budget, "lp_rounding", improve=True, time_limit_s=20)
+    assert plain.stats["roundings"] == 9
+    assert better.cost is not None
+    assert plain.cost is None or better.cost <= plain.cost
+
+
+@pytest.mark.parametrize("options", [{"epsilon": 1.5}, {"samples": 0}, {"improve": "yes"}])
+def test_wrong_options_are_refused(options):
+    with pytest.raises(InvalidInput):
+        solve(synthetic.chain(n=4), 10_000, "lp_rounding_random", **options)
