@@ -15,7 +15,7 @@ from remat.solve import solve_sweep
 
 # In a sweep of small graphs the portfolio's MILP would only repeat checkmate_milp; test_solve runs it.
 # Without it they would use all of the time on what they cannot prove.
-OPTIONS = {"portfolio": {"work_limit": 5000}, "search": {"work_limit": 5000}}
+OPTIONS = {"portfolio": {"work_limit": 5000}, "search": {"work_limit": 5000}, "interval_cp": {"work_limit": 1}}
 WITH_PLAN = (Status.OPTIMAL, Status.FEASIBLE)
 
 

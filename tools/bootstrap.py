@@ -59,6 +59,10 @@ def main() -> int:
         code = run([*pip, *arguments])
         if code:
             return fail(f"pip could not install {what} (exit {code}); fix the cause above and run make again")
+    print("Compiling the search ...", flush=True)
+    code = run([str(python), "-m", "remat.search"])
+    if code:
+        return fail(f"the search could not be compiled (exit {code}); see the message above")
     STAMP.write_text(wanted)
     print(f"Ready after {time.monotonic() - start:.0f} s.", flush=True)
     return 0

@@ -6,6 +6,7 @@ import time
 
 from remat.arrays import GraphArrays
 from remat.graph import Graph
+from remat.ordering import anneal_orders
 from remat.search import minimise_cost
 from remat.search.evict import evict
 
@@ -16,6 +17,7 @@ def main() -> None:
     graph = Graph.from_nodes("chain", [[], [0], [1], [0, 2]], [2, 2, 2, 2], [1, 1, 1, 1])
     evict(GraphArrays.of(graph), 6)
     minimise_cost(graph, 6, work_limit=100)
+    anneal_orders(graph, 6, work_limit=100)
     print(f"the search is compiled ({time.monotonic() - began:.0f} s)")
 
 

@@ -1,0 +1,183 @@
+"""Retention intervals on CP-SAT: whole where it can, neighbourhoods of the best plan where it cannot."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from remat.graph import Graph
+from remat.plan import Plan, Scope
+from remat.registry import strategy
+from remat.simulator import simulate
+from remat.solve import Candidate, Outcome, Problem
+from remat.strategies._interval_model import build_intervals, run_stages
+from remat.strategies.search import search_staged
+
+WHO = "interval_cp"
+WHOLE_OPERATIONS = 300  # up to which the whole program is tried first
+WHOLE_SHARE = 0.5  # of the time, where neighbourhoods follow
+START_SHARE = 0.1  # of the time, for the first plan
+START_MOVES = 20_000
+NEIGHBOURHOOD_S = 3.0
+LARGEST_C = 8
+
+
+@strategy("interval_cp", isolated=True)
+def interval_cp(problem: Problem) -> Outcome:
+    """The retention-interval program (MOCCASIN, Bartan et al., ICML 2023) on OR-tools CP-SAT.
+
+    Starts from `warm_start` or a short search. Small graphs are solved whole, with C = 2 runs per
+    operation and more as long as that helps; then, and on larger graphs, everything but a window of
+    operations is fixed and solved again, around the best plan, until the limits. A bound is claimed when
+    C is no restriction: an operation that runs C times more would cost more than the best plan.
+    Plans are staged; in wider scopes nothing is proven.
+    """
+    return _Intervals(problem if problem.best is not None else problem.collecting()).run()
+
+
+class _Intervals:
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.graph = problem, problem.graph
+        self.best: tuple[int, Plan] | None = None
+        self.bound: int | None = None
+        self.infeasible = False
+        self.stats: dict[str, Any] = {"solves": 0}
+
+    def run(self) -> Outcome:
+        problem = self.problem
+        if problem.warm_start is not None and problem.warm_start.scope is Scope.STAGED:
+            self._keep(problem.warm_start)
+        if self.best is None:
+            self._first_plan()
+        if len(self.graph) <= WHOLE_OPERATIONS:
+            self._whole()
+        if self.best is not None and not self._solved():
+            self._neighbourhoods()
+        staged = problem.scope is Scope.STAGED
+        message = "" if staged else f"plans are staged; nothing is proven for scope {problem.scope}"
+        candidates = () if self.best is None else (Candidate(self.best[1]),)
+        infeasible = self.infeasible and staged
+        timed_out = not candidates and not infeasible and problem.remaining_s() < 1.0
+        bound = self.bound if staged else None
+        return Outcome(candidates, bound, infeasible, timed_out, message, self.stats)
+
+    def _first_plan(self) -> None:
+        problem = self.problem
+        share = START_SHARE * problem.remaining_s()
+        quick = problem.collecting()
+        best = search_staged(
+            quick, 1, should_stop=lambda: problem.remaining_s() < share * (1 / START_SHARE - 1)
+        ) if problem.work_limit is None else None  # fmt: skip
+        if best is not None and best.order is not None and not best.excess:
+            self._keep(Plan.from_order(self.graph, best.order.tolist(), problem.budget_bytes))
+
+    def _keep(self, plan: Plan) -> bool:
+        trace = simulate(self.graph, plan)
+        if trace.peak_bytes > self.problem.budget_bytes:
+            return False
+        if self.best is None or trace.cost < self.best[0]:
+            self.best = trace.cost, plan
+            self.problem.offer(plan, WHO)
+            return True
+        return False
+
+    def _solved(self) -> bool:
+        known = self.bound is not None and self.best is not None and self.best[0] <= self.bound
+        return known or self.infeasible or self.problem.is_solved()
+
+    def _whole(self) -> None:
+        """C = 2, 3, ... until it stops helping, or proves."""
+        problem = self.problem
+        until = time.monotonic() + WHOLE_SHARE * problem.remaining_s()
+        most = 2
+        while most <= LARGEST_C and time.monotonic() < until and not self._solved():
+            before = None if self.best is None else self.best[0]
+            ended = self._solve(most, (), until - time.monotonic())
+            if self._solved() or not ended:
+                return
+            after = None if self.best is None else self.best[0]
+            if after is not None and after == before and most > 2:
+                return  # one more did not help
+            most += 1
+
+    def _neighbourhoods(self) -> None:
+        problem, n = self.problem, len(self.graph)
+        random = np.random.default_rng(abs(problem.seed))
+        size = min(n, 60)
+        rounds = 0
+        while problem.remaining_s() > 0.5 and not self._solved():
+            if problem.work_limit is not None and rounds >= problem.work_limit:
+                return
+            rounds += 1
+            free = self._window(random, size)
+            before = self.best[0] if self.best is not None else None
+            fixed = [k for k in range(n) if k not in free]
+            ended = self._solve(3, fixed, min(NEIGHBOURHOOD_S, problem.remaining_s() - 0.3))
+            if self.best is not None and self.best[0] == before:
+                size = min(n, size + 5) if ended else max(10, int(size * 0.9))
+        self.stats["neighbourhoods"] = rounds
+
+    def _window(self, random: np.random.Generator, size: int) -> set[int]:
+        """Operations around a random one, along the edges: their runs are decided together."""
+        graph = self.graph
+        seed = int(random.integers(len(graph)))
+        chosen, border = {seed}, [seed]
+        while border and len(chosen) < size:
+            k = border.pop(int(random.integers(len(border))))
+            near = {graph.producer[v] for v in graph.operations[k].inputs}
+            near |= {u for v in graph.operations[k].outputs for u in graph.users[v]}
+            for other in sorted(near - chosen):
+                chosen.add(other)
+                border.append(other)
+        return chosen
+
+    def _solve(self, most_runs: int, fixed: Any, seconds: float) -> bool:
+        """Solve one program; whether it was decided. Better plans are kept."""
+        from ortools.sat.python import cp_model
+
+        problem = self.problem
+        hint = None if self.best is None else run_stages(self.graph, self.best[1].order.tolist())
+        built = build_intervals(self.graph, problem.budget_bytes, most_runs, hint, frozenset(fixed))
+        if built is None or seconds <= 0.05:
+            return False
+        self.stats["solves"] += 1
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = problem.threads
+        solver.parameters.random_seed = problem.seed % 2**31
+        if problem.work_limit is not None:
+            solver.parameters.max_deterministic_time = 5.0
+            solver.parameters.num_workers = 1
+        solver.parameters.max_time_in_seconds = seconds
+        status = solver.solve(built.model)
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            self._keep(Plan.from_order(self.graph, built.order(solver), problem.budget_bytes))
+        if not fixed:
+            self._conclude(built, solver, status == cp_model.INFEASIBLE)
+        return status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
+
+    def _conclude(self, built: Any, solver: Any, infeasible: bool) -> None:
+        """What the whole program proves, if its C restricts nothing."""
+        unlimited = _unlimited(self.graph, built.limits, None if self.best is None else self.best[0])
+        if not unlimited:
+            return
+        if infeasible:
+            self.infeasible = self.best is None
+            return
+        bound = built.base + max(0, int(np.ceil(solver.best_objective_bound - 1e-6))) * built.cost_unit
+        if self.bound is None or bound > self.bound:
+            self.bound = bound
+            if self.problem.scope is Scope.STAGED:
+                self.problem.offer_bound(bound, WHO)
+
+
+def _unlimited(graph: Graph, limits: Any, cost: int | None) -> bool:
+    """Whether no plan as cheap as `cost` runs any operation more often than its limit."""
+    n = len(graph)
+    for k, (op, limit) in enumerate(zip(graph.operations, limits, strict=True)):
+        if op.run_once or limit >= n - k:
+            continue  # it cannot run more often at all
+        if cost is None or not op.cost or limit < 1 + (cost - graph.total_cost) // op.cost:
+            return False
+    return True

@@ -1,0 +1,61 @@
+"""The interval program against exhaustive optima, and what it may claim."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from brute_force import optimum, random_graph
+
+from remat import Graph, Status, simulate, solve_sweep
+from remat.strategies._interval_model import event, run_stages
+
+KINDS = {"plain": {}, "everything": {"multi_output": 0.4, "workspace": 2, "keep": 0.15, "once": 0.15}}
+
+
+def here(graph, budget, **options):
+    options = {"time_limit_s": 5, "threads": 1, "work_limit": 1} | options
+    return solve_sweep(graph, [budget], "interval_cp", isolate=False, **options)[0]
+
+
+def test_events_are_the_slots_in_order():
+    events = [event(t, k) for t in range(5) for k in range(t + 1)]
+    assert events == list(range(15))
+
+
+def test_stages_of_a_plan():
+    graph = Graph.from_nodes("chain", [[], [0], [1], [0, 2]], [1] * 4, [1] * 4)
+    assert run_stages(graph, [0, 1, 2, 0, 3]) == [[0, 3], [1], [2], [3]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_optimum_is_the_exhaustive_one(kind):
+    rng = np.random.default_rng(5)
+    proven = 0
+    for _ in range(30):
+        graph = random_graph(rng, int(rng.integers(5, 8)), min_cost=1, **KINDS[kind])
+        least = graph.largest_working_set()[0]
+        for budget in (least, least + 1):
+            expected = optimum(graph, budget, "staged")
+            solution = here(graph, budget)
+            if expected is None:
+                assert solution.plan is None
+                assert solution.status in (Status.INFEASIBLE, Status.NO_PLAN)
+                continue
+            assert solution.cost == expected, solution.message
+            assert solution.bound <= expected
+            proven += solution.status is Status.OPTIMAL
+            assert simulate(graph, solution.plan).peak_bytes <= budget
+    assert proven > 20
+
+
+def test_nothing_is_claimed_for_a_wider_scope():
+    graph = Graph.from_nodes("scopes", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
+    assert here(graph, 6).status is not Status.OPTIMAL
+    assert here(graph, 6, scope="free").status in (Status.NO_PLAN, Status.TIMEOUT)
+
+
+def test_dear_operations_do_not_overflow():
+    graph = Graph.from_nodes("dear", [[], [0], [1], [0, 2]], [2, 1, 1, 2], [10**15, 1, 10**15, 1])
+    for budget in (5, 6):
+        expected = optimum(graph, budget, "staged")
+        assert here(graph, budget).cost == expected
