@@ -38,7 +38,7 @@ def bootstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_first_call_says_what_it_downloads_and_second_does_nothing(bootstrap, capsys) -> None:
     assert bootstrap.main() == 0
     assert "GB" in capsys.readouterr().out
-    assert [command[2] for command in bootstrap.commands] == ["venv", "pip", "pip"]
+    assert [command[2] for command in bootstrap.commands] == ["venv", "pip", "pip", "remat.search"]
     bootstrap.commands.clear()
     assert bootstrap.main() == 0
     assert bootstrap.commands == []

@@ -69,6 +69,7 @@ class _Run:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+        self.columns = model_columns(problem.graph)
         self.certificate: BoundCertificate | None = None
         self.infeasible = False
         self.notes: list[str] = []
@@ -122,21 +123,28 @@ class _Run:
 
     def prove(self, problem: Problem) -> None:
         """The LP bound, then the MILP from the best plan; a small MILP first. Each only where it can end in time."""
-        columns = model_columns(problem.graph) if problem.scope is not Scope.FREE else 0
-        small = problem.scope is Scope.STAGED and columns <= SMALL_COLUMNS
+        if problem.scope is Scope.FREE:
+            return
+        small = problem.scope is Scope.STAGED and self.columns <= SMALL_COLUMNS
         if small:
             self._small_milp(problem)
-        expected_s = (columns / LP_COLUMNS_IN_1S) ** LP_POWER
-        if self._done() or not columns:
+        if self._done():
             return
-        if expected_s > problem.remaining_s():
-            self.notes.append(f"no LP bound: with {columns:,} columns it takes about {expected_s:.0f} s")
+        if self._expected_s() > problem.remaining_s():
+            self.notes.append(f"no LP bound: with {self.columns:,} columns it takes about {self._expected_s():.0f} s")
             return
         result = lower_bound(problem, on_bound=lambda bound: self._bound(problem, bound))
         self.certificate = result.certificate
         self.stats |= result.stats
         if not self._done() and problem.scope is Scope.STAGED and not small:
             self._member("checkmate_milp", problem)
+
+    def _expected_s(self) -> float:
+        """Seconds of the LP bound, roughly."""
+        return (self.columns / LP_COLUMNS_IN_1S) ** LP_POWER
+
+    def _can_prove(self, problem: Problem) -> bool:
+        return problem.scope is not Scope.FREE and self._expected_s() <= problem.remaining_s()
 
     def _small_milp(self, problem: Problem) -> None:
         """In this process, which saves the start of another one; it knows when to stop."""
@@ -190,6 +198,10 @@ class _Run:
     def side_by_side(self) -> None:
         """One thread proves, the others search; when the proof has ended, all search."""
         problem = self.problem
+        if not self._can_prove(problem):  # then all threads search, sharing the best plan
+            self.prove(problem)  # says why
+            self.search(problem, problem.threads)
+            return
         prover = _Thread(lambda: self._prove_then_search(replace(problem, threads=1)))
         searcher = _Thread(lambda: self.search(problem, problem.threads - 1))
         try:
