@@ -34,6 +34,7 @@ class Strategy:
         ignores_budget: its candidates do not depend on the budget, so one run serves a whole sweep.
         isolated: may overrun its time limit or crash; runs in a process of its own.
         check: called with the options given, before anything runs; raises `InvalidInput` for a bad value.
+        must_isolate: whether this process cannot run it now, whatever the caller asked for.
     """
 
     name: str
@@ -43,6 +44,13 @@ class Strategy:
     ignores_budget: bool = False
     isolated: bool = False
     check: Callable[[dict[str, Any]], None] | None = None
+    must_isolate: Callable[[], bool] | None = None
+
+    def in_own_process(self, asked: bool | None) -> bool:
+        """Whether to run in a process of its own, given what the caller asked for (None: nothing)."""
+        if self.must_isolate is not None and self.must_isolate():
+            return True
+        return self.isolated if asked is None else asked
 
     @property
     def is_baseline(self) -> bool:
@@ -70,6 +78,7 @@ def strategy(
     ignores_budget: bool = False,
     isolated: bool = False,
     check: Callable[[dict[str, Any]], None] | None = None,
+    must_isolate: Callable[[], bool] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function under `name`; its keyword-only parameters are its options."""
 
@@ -83,7 +92,7 @@ def strategy(
         parameters = inspect.signature(run).parameters.values()
         options = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
         summary = (inspect.getdoc(run) or "").partition("\n")[0]
-        _REGISTRY[name] = Strategy(name, run, summary, options, ignores_budget, isolated, check)
+        _REGISTRY[name] = Strategy(name, run, summary, options, ignores_budget, isolated, check, must_isolate)
         return run
 
     return register

@@ -319,7 +319,7 @@ def _solve_one(
     refusal = _refuse_if_impossible(chosen, problem)
     if refusal is not None:
         return refusal
-    if isolate if isolate is not None else chosen.isolated:
+    if chosen.in_own_process(isolate):
         from remat.worker import solve_isolated  # imports this module
 
         return solve_isolated(problem, chosen.name, options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import ortools.sat.python.cp_model  # noqa: F401  before TensorFlow, or interval_cp needs a process for each solve
 import pytest
 
 

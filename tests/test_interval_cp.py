@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from brute_force import optimum, random_graph
@@ -59,3 +62,19 @@ def test_dear_operations_do_not_overflow():
     for budget in (5, 6):
         expected = optimum(graph, budget, "staged")
         assert here(graph, budget).cost == expected
+
+
+def test_works_beside_tensorflow_imported_first():
+    """OR-tools crashes in a process that has run TensorFlow before: there it gets a process of its own."""
+    script = """
+import tensorflow as tf
+tf.function(lambda x: tf.nn.relu(x @ x))(tf.ones((4, 4)))
+import remat
+from remat.frontends.synthetic import chain
+graph = chain(n=12)
+solution = remat.solve_sweep(graph, [graph.largest_working_set()[0] + 4096], "interval_cp", isolate=False)[0]
+print(solution.status, solution.plan is not None, solution.message)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split()[1] == "True", done.stdout

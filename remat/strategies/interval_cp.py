@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -24,7 +25,13 @@ NEIGHBOURHOOD_S = 3.0
 LARGEST_C = 8
 
 
-@strategy("interval_cp", isolated=True)
+def tensorflow_came_first() -> bool:
+    """Whether TensorFlow was imported before OR-tools: the solver then binds to its C++ symbols and crashes."""
+    order = [name for name in sys.modules if name in ("tensorflow", "ortools")]  # in order of import
+    return order[:1] == ["tensorflow"]
+
+
+@strategy("interval_cp", isolated=True, must_isolate=tensorflow_came_first)
 def interval_cp(problem: Problem) -> Outcome:
     """The retention-interval program (MOCCASIN, Bartan et al., ICML 2023) on OR-tools CP-SAT.
 
