@@ -76,6 +76,11 @@ class Incumbent:
         self._trajectory: list[tuple[float, int, str]] = []
         self._lock = threading.RLock()
 
+    def snapshot(self) -> tuple[Plan, int] | None:
+        """The best plan and its cost, which belong together whatever other threads do."""
+        with self._lock:
+            return None if self.plan is None or self.cost is None else (self.plan, self.cost)
+
     def offer(self, plan: Plan, who: str, *, at: float | None = None) -> bool:
         """Judge `plan`; True if it is better than the best so far. `at` is a `time.time()`, else now.
 

@@ -18,6 +18,8 @@ FREE and U instead, for every stage and operation. What is left out here, and wh
   constant, and an input of operation t is needed to the end, so it has no Z at all.
 - S[t,v] + R[t,k] <= 1 for the output v of a single-output operation: what is resident is not
   computed again (the judge refuses it). With several outputs both copies count while it runs.
+- With a chosen set of repeats one S stands for all stages between two in which a value may be computed or
+  used: held all along or, if it is dropped, dropped at once.
 - A memory row whose left side cannot exceed the budget is dropped. Sizes and budget are divided by the
   greatest common divisor, the budget rounded down.
 
@@ -57,7 +59,7 @@ class StagedModel:
         is_integer: [n] bool; R and S. The rest follows from them.
         unit_bytes: bytes that count as one.
         R_column, S_column: (stage, operation or value) to column.
-        restricted: repeats of backward operations are left out, so its bound is not one of the problem.
+        restricted: some repeats are left out, so its bound is not one of the problem.
         infeasible: some row cannot be met whatever the columns.
     """
 
@@ -128,9 +130,19 @@ class _Rows:
         self.key.append(key)
 
 
-def last_stages(graph: Graph, repeatable: list[bool]) -> tuple[list[int], list[int]]:
-    """([N] last stage in which each operation can usefully run, [V] in which each value can be resident)."""
+def last_stages(
+    graph: Graph, repeatable: list[bool], repeats: Collection[tuple[int, int]] | None = None
+) -> tuple[list[int], list[int]]:
+    """([N] last stage in which each operation can usefully run, [V] in which each value can be resident).
+
+    With `repeats`, (stage, operation) pairs, in a problem that allows no others.
+    """
     n = len(graph)
+    latest = [n] * n
+    if repeats is not None:
+        latest = list(range(n))
+        for t, k in repeats:
+            latest[k] = max(latest[k], t)
     last_run = list(range(n))
     last_held = [graph.producer[v] for v in range(len(graph.values))]
     for k in range(n - 1, -1, -1):
@@ -138,13 +150,13 @@ def last_stages(graph: Graph, repeatable: list[bool]) -> tuple[list[int], list[i
             users = (last_run[u] for u in graph.users[v])
             last_held[v] = n if graph.values[v].keep else max(users, default=k)
             if repeatable[k]:
-                last_run[k] = max(last_run[k], min(last_held[v], n - 1))
+                last_run[k] = max(last_run[k], min(last_held[v], n - 1, latest[k]))
     return last_run, last_held
 
 
 def build_staged_model(
     graph: Graph, budget_bytes: int, *, memory: str = "full", backward: bool = True, once: bool = True,
-    slot_stages: Collection[int] | None = None,
+    slot_stages: Collection[int] | None = None, repeats: Collection[tuple[int, int]] | None = None,
 ) -> StagedModel:  # fmt: skip
     """The integer program of `graph` within `budget_bytes`.
 
@@ -155,10 +167,11 @@ def build_staged_model(
             relaxation.
         once: False leaves out S + R <= 1, which does not hold for fixed_order: there a value may be used
             early in a stage, freed, and computed again later in it.
+        repeats: the (stage, operation) pairs that may be repeats, by default all (a restricted problem).
     """
     n, operations, producer = len(graph), graph.operations, graph.producer
     repeatable = [not op.run_once and bool(op.outputs) and (backward or not op.is_backward) for op in operations]
-    last_run, last_held = last_stages(graph, repeatable)
+    last_run, last_held = last_stages(graph, repeatable, repeats)
     unit = math.gcd(*(v.bytes for v in graph.values), *(op.workspace_bytes for op in operations)) or 1
     size = [value.bytes // unit for value in graph.values]
     scratch = [op.workspace_bytes // unit for op in operations]
@@ -170,12 +183,15 @@ def build_staged_model(
     S: dict[tuple[int, int], int] = {}
     for t in range(n):
         for k in range(t):
-            if repeatable[k] and t <= last_run[k]:
+            if repeatable[k] and t <= last_run[k] and (repeats is None or (t, k) in repeats):
                 R[t, k] = len(cost)
                 cost.append(operations[k].cost)
-    n_R = len(cost)
+    touched = _touched(graph, R) if repeats is not None else None
     for v in range(len(graph.values)):
         for t in range(producer[v] + 1, min(last_held[v], n - 1) + 1):
+            if touched is not None and t - 1 not in touched[v]:
+                S[t, v] = S[t - 1, v]
+                continue
             S[t, v] = len(cost)
             cost.append(0)
     upper = [1] * len(cost)
@@ -201,7 +217,7 @@ def build_staged_model(
         for t in range(producer[v] + 1, min(last_held[v], n - 1) + (1 if value.keep else 0)):
             if t + 1 == n:
                 rows.add(CONTINUITY, need(t, v), 1, (t, v, -1))
-            else:
+            elif S[t, v] != S[t + 1, v]:
                 rows.add(CONTINUITY, [*need(t, v), (S[t + 1, v], -1)], 0, (t, v, -1))
 
     infeasible = budget < 0
@@ -238,8 +254,18 @@ def build_staged_model(
         graph, budget_bytes, np.array(cost, dtype=np.int64), graph.total_cost, np.array(upper, dtype=np.int64), matrix,
         np.array(rows.lower, dtype=np.int64), np.array(rows.kind, dtype=np.int8),
         np.array(rows.key, dtype=np.int32).reshape(-1, 3), is_integer, unit, R, S,
-        restricted=not backward and n_R < sum(1 for op in operations if not op.run_once) * n, infeasible=infeasible,
+        restricted=repeats is not None or (not backward and any(op.is_backward for op in operations)),
+        infeasible=infeasible,
     )  # fmt: skip
+
+
+def _touched(graph: Graph, R: Collection[tuple[int, int]]) -> list[set[int]]:
+    """[V] stages in which each value may be computed or used. From one to the next it is held all along or not at all:
+    what is dropped in between is better dropped at once."""
+    stages = [{k} for k in range(len(graph))]
+    for t, k in R:
+        stages[k].add(t)
+    return [stages[graph.producer[v]].union(*(stages[u] for u in graph.users[v])) for v in range(len(graph.values))]
 
 
 def _slots(

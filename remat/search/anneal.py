@@ -19,11 +19,13 @@ from remat.search.kernel import ARENA_TOP, BUDGET, COST, EXCESS
 from remat.search.state import State, new_state
 
 # Temperatures in mean operation costs. A round starts hot enough to build a plan anew, each time
-# from another temperature because no one suits all graphs, or (every other one) just warm enough to
-# rearrange the best plan of all threads.
+# from another temperature because no one suits all graphs, or just warm enough to rearrange the best plan
+# of all threads.
 HOT, WARM, COLD = (1.0, 0.5, 2.0), 0.1, 0.003
 FIRST_ROUND = 20_000  # moves; each round is GROWTH times as long as the one before
 GROWTH = 2.0
+CYCLE = 2  # rounds of one length: a hot one, then warm ones
+LONGEST_ROUND = 2_500  # moves per operation; from there on more rounds are better than longer ones
 CHUNK_S = 0.05  # how long compiled code runs before the clock is looked at
 FIXED_CHUNK = 8192  # moves; the same where runs must repeat exactly
 ROOM = 16  # runs per operation and copies per value, to begin with
@@ -184,6 +186,8 @@ def minimise_cost(
     target_cost: int = 0,
     on_order: Callable[[np.ndarray, int], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    adopt: Callable[[], tuple[np.ndarray, int] | None] = lambda: None,
+    on_round: Callable[[np.ndarray, int], None] | None = None,
 ) -> Best:
     """Anneal until the deadline (`time.monotonic()`), the work limit or the target is reached.
 
@@ -194,6 +198,10 @@ def minimise_cost(
         on_order: called with the computations and cost of better plans that fit: the first at once, then
             not more often than it takes a twentieth of the time, and the best at the end.
         should_stop: asked every few hundredths of a second, from any thread.
+        adopt: asked before each round for the computations and cost of the best plan that fits, if
+            others are looking for plans too.
+        on_round: called by any thread with the computations and cost of the best plan of each round that
+            fits: good plans that differ more than those that follow each other in one round.
 
     Returns:
         The best plan; it fits if its `excess` is 0.
@@ -224,8 +232,8 @@ def minimise_cost(
 
     def work(index: int) -> None:
         try:
-            _rounds(Annealer(graph, budget_bytes, seed * 1009 + index, arrays), first, best, stop, tell, deadline,
-                    work_limit)  # fmt: skip
+            _rounds(Annealer(graph, budget_bytes, seed * 1009 + index, arrays), first, best, stop, tell, adopt,
+                    on_round, deadline, work_limit)  # fmt: skip
         except BaseException as error:
             errors.append(error)
 
@@ -255,29 +263,38 @@ def _rounds(
     best: Best,
     stop: Callable[[], bool],
     tell: Callable[[], None],
+    adopt: Callable[[], tuple[np.ndarray, int] | None],
+    on_round: Callable[[np.ndarray, int], None] | None,
     deadline: float,
     work_limit: int | None,
 ) -> None:
-    """Rounds of growing length: hot from the start, then warm from the best plan of all, in turn."""
+    """Rounds of growing length: one hot from the start, some warm from the best plan of all, in turn."""
     own = Best()
     shared = best if work_limit is None else own
     left = work_limit if work_limit is not None else 1 << 62
     moves, rate = float(FIRST_ROUND), 0.0
 
+    this = Best()
+
     def better() -> None:
-        if own.order is not None and best.offer(own.order, own.cost, own.excess):
+        order, cost, excess = this.order, this.cost, this.excess
+        if order is not None and own.offer(order, cost, excess) and best.offer(order, cost, excess):
             tell()
 
     for index in itertools.count():
         if stop() or left <= 0:
             return
-        rebuild = index % 2 == 0
+        rebuild = index % CYCLE == 0
+        better_elsewhere = adopt()
+        if better_elsewhere is not None:
+            best.offer(better_elsewhere[0], better_elsewhere[1], 0)
         order = first
         if shared.order is not None and (not rebuild or shared.excess):  # towards a plan that fits: go on
             order = shared.order
         if not annealer.load(order):
             annealer.load(np.arange(len(annealer.arrays.cost), dtype=np.int32))
-        own.offer(annealer.order(), annealer.cost, annealer.excess)
+        this = Best()
+        this.offer(annealer.order(), annealer.cost, annealer.excess)
         better()
         n = int(moves)
         ends = float("inf")
@@ -287,18 +304,19 @@ def _rounds(
             seconds = deadline - time.monotonic()
             if n * (1 + GROWTH) > rate * seconds:  # the next one would not end in time: this is the last
                 n, ends = max(1, int(2 * rate * seconds)), deadline
-        hot = HOT[(index // 2 + annealer.seed) % len(HOT)] if rebuild else WARM
+        hot = HOT[(index // CYCLE + annealer.seed) % len(HOT)] if rebuild else WARM
         began = time.monotonic()
-        before = own.moves
-        finished = annealer.round(n, hot, COLD, own, stop, better, ends, work_limit is not None)
+        finished = annealer.round(n, hot, COLD, this, stop, better, ends, work_limit is not None)
         with best.lock:
-            best.moves += own.moves - before
+            best.moves += this.moves
+        if on_round is not None and this.order is not None and not this.excess:
+            on_round(this.order, this.cost)
         if not finished:
             return
         rate = n / max(time.monotonic() - began, 1e-6)
         left -= n
-        if index % 2:
-            moves *= GROWTH
+        if (index + 1) % CYCLE == 0:
+            moves = min(moves * GROWTH, max(moves, LONGEST_ROUND * len(first)))
 
 
 def is_warm() -> bool:

@@ -9,7 +9,7 @@ judge accepts is as good as its bound says.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,14 +27,20 @@ TOLERANCE = 1e-6  # relative; what is claimed holds with this much room
 WHO = "checkmate_milp"
 
 
-def solve_trimmed(problem: Problem, mip_gap: float, should_stop: Callable[[], bool] = lambda: False) -> Outcome:
+def solve_trimmed(
+    problem: Problem, mip_gap: float, should_stop: Callable[[], bool] = lambda: False, *,
+    repeats: Collection[tuple[int, int]] | None = None, who: str = WHO,
+) -> Outcome:  # fmt: skip
     """Solve the staged problem exactly, as far as the limits allow; better plans are offered as they come.
 
     Args:
         mip_gap: relative gap at which HiGHS stops.
         should_stop: asked by HiGHS now and then, besides ``problem.is_solved()``.
+        repeats: (stage, operation) pairs that alone may be repeats; nothing is then proven.
+            ``stats["decided"]`` says whether the restricted problem was solved to the end.
+        who: the name under which plans and bounds are offered.
     """
-    return _Trimmed(problem, mip_gap, should_stop).run()
+    return _Trimmed(problem, mip_gap, should_stop, repeats, who).run()
 
 
 @dataclass(slots=True)
@@ -42,6 +48,8 @@ class _Trimmed:
     problem: Problem
     mip_gap: float
     should_stop: Callable[[], bool]
+    repeats: Collection[tuple[int, int]] | None = None
+    who: str = WHO
     stats: dict[str, Any] = field(default_factory=lambda: {"solver": "highs", "rounds": 0, "nodes": 0})
     bound: int | None = None
     best: tuple[int, Plan] | None = None
@@ -55,7 +63,9 @@ class _Trimmed:
         room = 0.5  # in units: exact, because memory comes in whole units
         while problem.remaining_s() > 0.1 and not self.should_stop():
             memory = "full" if slots else "stage_end"
-            model = build_staged_model(graph, problem.budget_bytes, memory=memory, slot_stages=slots)
+            model = build_staged_model(
+                graph, problem.budget_bytes, memory=memory, slot_stages=slots, repeats=self.repeats
+            )
             if model.infeasible:
                 return self._infeasible()
             self.stats |= {"columns": model.shape[1], "rows": model.shape[0], "stages_with_slots": len(slots)}
@@ -74,6 +84,7 @@ class _Trimmed:
             plan = model.plan(answer.x)
             plan = drop_needless_repeats(graph, plan, problem.budget_bytes, problem.deadline - 0.2)
             if self._keep(plan):
+                self.stats["decided"] = True
                 break
             beyond = _stages_beyond(plan, simulate(graph, plan).running_bytes, problem.budget_bytes) - slots
             if beyond:
@@ -93,7 +104,7 @@ class _Trimmed:
             return False
         if self.best is None or trace.cost < self.best[0]:
             self.best = trace.cost, plan
-            self.problem.offer(plan, WHO)
+            self.problem.offer(plan, self.who)
         return True
 
     def _solve(self, model: StagedModel, room: float) -> _Answer:
@@ -153,18 +164,20 @@ class _Trimmed:
         self.stats["nodes"] += max(0, int(info.mip_node_count))
         if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
             return _Answer(infeasible=True)
-        if room > 0 and math.isfinite(info.mip_dual_bound):
+        if room > 0 and math.isfinite(info.mip_dual_bound) and not model.restricted:
             value = info.mip_dual_bound * cost_scale
             least = model.cost_constant + math.ceil(value - max(abs(value) * TOLERANCE, 1e-5 * cost_scale))
             if self.bound is None or least > self.bound:
                 self.bound = least
                 if self.problem.scope is Scope.STAGED:
-                    self.problem.offer_bound(least, WHO)
+                    self.problem.offer_bound(least, self.who)
         has_solution = int(info.primal_solution_status) == 2  # kSolutionStatusFeasible
         x = np.asarray(highs.getSolution().col_value) if has_solution else None
         return _Answer(x=x, hit_limit=status != highspy.HighsModelStatus.kOptimal)
 
     def _infeasible(self) -> Outcome:
+        if self.repeats is not None:
+            return self._outcome("no plan fits with these repeats; nothing is proven", timed_out=False)
         if self.problem.scope is not Scope.STAGED:
             message = f"no staged plan fits; nothing is proven for scope {self.problem.scope}"
             return self._outcome(message, timed_out=False)

@@ -18,6 +18,7 @@ from remat.plan import Plan, Scope
 from remat.registry import get_strategy, strategies, strategy
 from remat.search import is_warm
 from remat.solve import Candidate, Outcome, Problem, candidates_of
+from remat.strategies._milp_restricted import Refiner
 from remat.strategies._milp_trimmed import solve_trimmed
 from remat.strategies.search import COLD_START_S, search_staged
 
@@ -26,6 +27,8 @@ EXHAUSTIVE_STATES = 50_000
 LP_COLUMNS_IN_1S, LP_POWER = 9_000, 1.6  # the interior point's time, roughly; decides whether it is begun
 SMALL_COLUMNS = 12_000  # up to which the MILP is tried before the LP bound
 SMALL_SHARE = 0.8  # of the time
+REFINE_SHARE = 0.2  # of the time, for restricted MILPs before the LP bound
+WHOLE_COLUMNS = 40_000  # up to which the MILP of the whole problem gets the time that remains
 MILP_GAP = 9e-5  # lands below OPTIMAL's tolerance
 MOVES_PER_S = 20_000  # of the search in a deterministic run: what a slow machine manages in its time
 ORDERS_SHARE = 0.7  # of the time, in scope free, for other orders than the graph's own
@@ -75,6 +78,7 @@ class _Run:
         self.notes: list[str] = []
         self.stats: dict[str, Any] = {}
         self.stopped = threading.Event()
+        self.refiner = Refiner(problem)
 
     def outcome(self) -> Outcome:
         """The result; the plan and the bound are with `problem.best` already."""
@@ -118,33 +122,39 @@ class _Run:
                 should_stop=self._done,
             )  # fmt: skip
         if not self._done():
-            best = search_staged(problem, threads, should_stop=self.stopped.is_set)
+            best = search_staged(problem, threads, should_stop=self.stopped.is_set, on_round=self.refiner.add)
             self.stats["moves"] = self.stats.get("moves", 0) + best.moves
 
     def prove(self, problem: Problem) -> None:
-        """The LP bound, then the MILP from the best plan; a small MILP first. Each only where it can end in time."""
+        """Restricted MILPs for a better plan, the LP bound, the MILP from the best plan; a small MILP at once.
+
+        The proofs are begun only where they can end in time.
+        """
         if problem.scope is Scope.FREE:
             return
         small = problem.scope is Scope.STAGED and self.columns <= SMALL_COLUMNS
         if small:
             self._small_milp(problem)
+        refiner = self.refiner
+        if not small and not self._done():
+            refiner.run(time.monotonic() + REFINE_SHARE * problem.remaining_s(), problem.threads, self._done)
         if self._done():
             return
         if self._expected_s() > problem.remaining_s():
             self.notes.append(f"no LP bound: with {self.columns:,} columns it takes about {self._expected_s():.0f} s")
-            return
-        result = lower_bound(problem, on_bound=lambda bound: self._bound(problem, bound))
-        self.certificate = result.certificate
-        self.stats |= result.stats
-        if not self._done() and problem.scope is Scope.STAGED and not small:
-            self._member("checkmate_milp", problem)
+        else:
+            result = lower_bound(problem, on_bound=lambda bound: self._bound(problem, bound))
+            self.certificate = result.certificate
+            self.stats |= result.stats
+            if not self._done() and problem.scope is Scope.STAGED and not small and self.columns <= WHOLE_COLUMNS:
+                self._member("checkmate_milp", problem)
+        if not self._done():
+            refiner.run(problem.deadline, problem.threads, self._done)
+        self.stats["restricted_milps"] = refiner.solves
 
     def _expected_s(self) -> float:
         """Seconds of the LP bound, roughly."""
         return (self.columns / LP_COLUMNS_IN_1S) ** LP_POWER
-
-    def _can_prove(self, problem: Problem) -> bool:
-        return problem.scope is not Scope.FREE and self._expected_s() <= problem.remaining_s()
 
     def _small_milp(self, problem: Problem) -> None:
         """In this process, which saves the start of another one; it knows when to stop."""
@@ -198,8 +208,7 @@ class _Run:
     def side_by_side(self) -> None:
         """One thread proves, the others search; when the proof has ended, all search."""
         problem = self.problem
-        if not self._can_prove(problem):  # then all threads search, sharing the best plan
-            self.prove(problem)  # says why
+        if problem.scope is Scope.FREE:  # nothing to prove
             self.search(problem, problem.threads)
             return
         prover = _Thread(lambda: self._prove_then_search(replace(problem, threads=1)))

@@ -44,13 +44,23 @@ def search(problem: Problem) -> Outcome:
 
 
 def search_staged(
-    problem: Problem, threads: int, *, who: str = "search", should_stop: Callable[[], bool] = lambda: False
-) -> Best:
-    """Greedy eviction, then annealing until the problem's limits; better plans are offered as they are found."""
+    problem: Problem, threads: int, *, who: str = "search", should_stop: Callable[[], bool] = lambda: False,
+    on_round: Callable[[np.ndarray, int], None] | None = None,
+) -> Best:  # fmt: skip
+    """Greedy eviction, then annealing until the problem's limits; better plans are offered as they are found.
+
+    `on_round` is told the best plan of each round, see `minimise_cost`.
+    """
     graph = problem.graph
 
     def offer(order: np.ndarray, _cost: int) -> None:
         problem.offer(Plan.from_order(graph, order.tolist(), problem.budget_bytes), who)
+
+    def adopt() -> tuple[np.ndarray, int] | None:
+        known = None if problem.best is None else problem.best.snapshot()
+        if problem.work_limit is not None or known is None or known[0].scope is not Scope.STAGED:
+            return None  # a run that repeats exactly hears nothing of others
+        return known[0].order, known[1]
 
     start = first_order(problem)
     if start is not None:
@@ -58,7 +68,8 @@ def search_staged(
     return minimise_cost(
         graph, problem.budget_bytes, start, seed=problem.seed, threads=threads,
         deadline=problem.deadline - DEADLINE_MARGIN_S, work_limit=problem.work_limit, target_cost=graph.total_cost,
-        on_order=offer, should_stop=lambda: should_stop() or problem.is_solved(),
+        on_order=offer, should_stop=lambda: should_stop() or problem.is_solved(), adopt=adopt,
+        on_round=on_round,
     )  # fmt: skip
 
 
