@@ -104,8 +104,8 @@ def test_runs_with_a_work_limit_repeat(strategy):
 
 
 def test_the_bound_comes_with_a_certificate():
-    graph = synthetic.layered(n=130)
-    budget = int(0.9 * simulate(graph, Plan.from_order(graph, range(130))).peak_bytes)
+    graph = synthetic.layered(n=100)
+    budget = int(0.9 * simulate(graph, Plan.from_order(graph, range(100))).peak_bytes)
     solution = solve(graph, budget, scope="fixed_order", threads=2, time_limit_s=15)
     assert solution.certificate is not None
     assert solution.bound > graph.total_cost
