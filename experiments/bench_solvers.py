@@ -19,11 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from analysis.growth import draw_growth
 from experiments.provenance import provenance
 from experiments.store import code_version
 from remat import Graph, Plan, Solution, load_graph, simulate, solve_sweep
 from remat.frontends import synthetic
 
+GROWTH_LAYERED, GROWTH_CHAINS = (250, 1000, 4000, 16_000), (100, 1000, 10_000)
 NEAR = 1e-4  # of a proven record
 SHARES = {"v100": (0.9, 0.75, 0.6), "layered": (0.9, 0.8), "generated": (0.9, 0.75, 0.6)}
 # Overheads in percent that others published on the layered graphs: MOCCASIN (fixed order), FastSA (free).
@@ -222,17 +224,43 @@ def compare(arguments: argparse.Namespace) -> None:
               f"published {shown.get('published', 'not proven')} {ratio}", flush=True)  # fmt: skip
 
 
-def growth(arguments: argparse.Namespace) -> None:
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What a strategy gave on a graph of some size; times in seconds, overhead as a fraction."""
+
+    kind: str
+    operations: int
+    edges: int
+    time_limit_s: float
+    first_plan_s: float | None
+    within_1pct_s: float | None
+    overhead: float | None
+    peak_memory_bytes: int | None
+
+
+def growth(arguments: argparse.Namespace) -> list[Growth]:
     """First plan, plan quality and memory of `search` against the size of the graph."""
-    graphs = [synthetic.layered(n=n, name=f"layered_n{n}") for n in (250, 1000, 4000, 16000)]
-    graphs += [synthetic.chain(n=n // 2, name=f"chain_n{n}") for n in (100, 1000, 10_000)]
-    for graph in graphs:
+    graphs = [("layered", synthetic.layered(n=n, name=f"layered_n{n}")) for n in GROWTH_LAYERED]
+    graphs += [("chain", synthetic.chain(n=n // 2, name=f"chain_n{n}")) for n in GROWTH_CHAINS]
+    rows = []
+    for kind, graph in graphs:
+        if arguments.only and not re.search(arguments.only, graph.name):
+            continue
         case = Case(graph.name, graph, _share(graph, 0.9), "90%")
         r = run_case(case, "search", arguments.time_limit, arguments.threads, {})
-        overhead = "no plan" if r.overhead is None else f"overhead {100 * r.overhead:.2f} %"
-        memory = "" if r.peak_memory_bytes is None else f", {r.peak_memory_bytes / 2**20:.0f} MiB"
-        print(f"{graph.name}: {len(graph):,} operations, {graph.n_edges:,} edges, first plan "
-              f"{r.first_plan_s} s, {overhead} after {r.wall_s:.0f} s{memory}", flush=True)  # fmt: skip
+        row = Growth(
+            kind, len(graph), graph.n_edges, arguments.time_limit, r.first_plan_s, r.within_1pct_s, r.overhead,
+            r.peak_memory_bytes,
+        )  # fmt: skip
+        rows.append(row)
+        overhead = "no plan" if row.overhead is None else f"overhead {100 * row.overhead:.2f} %"
+        memory = "" if row.peak_memory_bytes is None else f", {row.peak_memory_bytes / 2**20:.0f} MiB"
+        print(f"{graph.name}: {row.operations:,} operations, {row.edges:,} edges, first plan {row.first_plan_s} s, "
+              f"{overhead} after {r.wall_s:.0f} s{memory}", flush=True)  # fmt: skip
+    if rows:
+        written = draw_growth([asdict(row) for row in rows], Path(arguments.figure))
+        print(f"drawn: {', '.join(str(path) for path in written)}")
+    return rows
 
 
 def _folder(arguments: argparse.Namespace) -> Path | None:
@@ -260,13 +288,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1, help="of each solve with --compare")
     parser.add_argument("--compare", action="store_true", help="the MILP's two formulations")
     parser.add_argument("--growth", action="store_true", help="search against the size of the graph")
+    parser.add_argument("--figure", default="runs/growth.png", help="of --growth")
     parser.add_argument("--out", default="runs/bench.jsonl", help="rows, found again by the next run")
     parser.add_argument("--markdown", help="write the table there too")
     arguments = parser.parse_args()
     if arguments.compare:
-        return compare(arguments)
+        compare(arguments)
+        return
     if arguments.growth:
-        return growth(arguments)
+        growth(arguments)
+        return
     began = time.monotonic()
     results = bench(arguments)
     where = provenance()

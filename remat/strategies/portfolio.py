@@ -27,8 +27,8 @@ EXHAUSTIVE_STATES = 50_000
 LP_COLUMNS_IN_1S, LP_POWER = 9_000, 1.6  # the interior point's time, roughly; decides whether it is begun
 SMALL_COLUMNS = 12_000  # up to which the MILP is tried before the LP bound
 SMALL_SHARE = 0.8  # of the time
-REFINE_SHARE = 0.2  # of the time, for restricted MILPs before the LP bound
 WHOLE_COLUMNS = 40_000  # up to which the MILP of the whole problem gets the time that remains
+REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
 MILP_GAP = 9e-5  # lands below OPTIMAL's tolerance
 MOVES_PER_S = 20_000  # of the search in a deterministic run: what a slow machine manages in its time
 ORDERS_SHARE = 0.7  # of the time, in scope free, for other orders than the graph's own
@@ -39,11 +39,12 @@ FAMILY_SHARE = 0.2  # of the time, for the baselines where the search is not com
 def portfolio(problem: Problem) -> Outcome:
     """Best plan and best bound in the time given: search, LP bound with a certificate, MILP.
 
-    A greedy plan comes in milliseconds; then one thread proves (the LP bound, then the trimmed MILP from
-    the best plan so far) while the others search. Ends at `target_gap` or at the time limit;
-    Ctrl-C returns the best plan. Very small graphs are solved by A*, in every scope. Scope free searches
-    on several topological orders. With ``deterministic=True`` (or a work limit) search and proof run one
-    after the other, the search for a number of moves that follows from the time limit.
+    A greedy plan comes in milliseconds; then one thread refines the best plans by restricted MILPs and
+    proves (the LP bound, then the trimmed MILP of the whole from the best plan), while the others search.
+    Ends at `target_gap` or at the time limit; Ctrl-C returns the best plan. Very small graphs are solved by
+    A*, in every scope. Scope free searches on several topological orders. With ``deterministic=True`` (or a
+    work limit) search and proof run one after the other, the search for a number of moves that follows
+    from the time limit, and the plan is the search's unless the proof ends with an optimum.
     """
     if problem.best is None:
         problem = problem.collecting()
@@ -125,7 +126,7 @@ class _Run:
             best = search_staged(problem, threads, should_stop=self.stopped.is_set, on_round=self.refiner.add)
             self.stats["moves"] = self.stats.get("moves", 0) + best.moves
 
-    def prove(self, problem: Problem) -> None:
+    def prove(self, problem: Problem, *, refine: bool = True) -> None:
         """Restricted MILPs for a better plan, the LP bound, the MILP from the best plan; a small MILP at once.
 
         The proofs are begun only where they can end in time.
@@ -136,8 +137,9 @@ class _Run:
         if small:
             self._small_milp(problem)
         refiner = self.refiner
-        if not small and not self._done():
-            refiner.run(time.monotonic() + REFINE_SHARE * problem.remaining_s(), problem.threads, self._done)
+        if refine and not small and not self._done():
+            share = REFINE_SHARE if self.columns <= WHOLE_COLUMNS else REFINE_SHARE_LARGE
+            refiner.run(time.monotonic() + share * problem.remaining_s(), problem.threads, self._done)
         if self._done():
             return
         if self._expected_s() > problem.remaining_s():
@@ -148,7 +150,7 @@ class _Run:
             self.stats |= result.stats
             if not self._done() and problem.scope is Scope.STAGED and not small and self.columns <= WHOLE_COLUMNS:
                 self._member("checkmate_milp", problem)
-        if not self._done():
+        if refine and not self._done():
             refiner.run(problem.deadline, problem.threads, self._done)
         self.stats["restricted_milps"] = refiner.solves
 
@@ -196,7 +198,7 @@ class _Run:
             # No early end: when a bound arrives depends on the clock.
             self.search(replace(problem, work_limit=max(moves, 1), target_gap=-1.0), problem.threads)
             if not self._done():
-                self.prove(problem)
+                self._prove_aside()
             return
         began, seconds = time.monotonic(), problem.remaining_s()
         self.search(replace(problem, deadline=began + 0.3 * seconds), 1)
@@ -204,6 +206,19 @@ class _Run:
             self.prove(replace(problem, deadline=began + 0.7 * seconds))
         if not self._done():
             self.search(replace(problem, seed=problem.seed + 1, warm_start=self._plan()), 1)
+
+    def _prove_aside(self) -> None:
+        """Prove without touching the plan, unless it is solved: what else a proof finds depends on the clock."""
+        problem = self.problem
+        aside = replace(problem, report=None).collecting()
+        assert problem.best is not None
+        assert aside.best is not None
+        if problem.best.plan is not None:
+            aside.offer(problem.best.plan, problem.best.who)
+        self.prove(aside, refine=False)
+        problem.offer_bound(aside.best.bound, aside.best.bound_who)
+        if aside.best.plan is not None and (aside.is_solved() or problem.best.plan is None):
+            problem.offer(aside.best.plan, aside.best.who)
 
     def side_by_side(self) -> None:
         """One thread proves, the others search; when the proof has ended, all search."""

@@ -1,0 +1,54 @@
+"""How a strategy grows with the graph: seconds to plans, quality and memory against the number of operations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from analysis.drawing import save, style_context
+from analysis.style import BLUE, VERMILLION
+
+LOOKS = {"layered": (BLUE, "o"), "chain": (VERMILLION, "s")}
+
+
+def draw_growth(rows: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:
+    """Draw `rows` (keys of `experiments.bench_solvers.Growth`) as a PNG and a PDF beside it.
+
+    Returns:
+        The files written.
+    """
+    with style_context():
+        return save(_figure(rows), path.with_suffix(""))
+
+
+def _figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    figure = Figure(figsize=(10, 3.2), layout="constrained")
+    times, quality, memory = figure.subplots(1, 3)
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        colour, marker = LOOKS.get(kind, ("black", "x"))
+        mine = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["operations"])
+        sizes = [row["operations"] for row in mine]
+        lines = (
+            (times, "first_plan_s", 1.0, "--", f"{kind}: first plan"),
+            (times, "within_1pct_s", 1.0, "-", f"{kind}: within 1 % of the last"),
+            (quality, "overhead", 100.0, "-", kind),
+            (memory, "peak_memory_bytes", 2.0**-20, "-", kind),
+        )
+        for axes, key, factor, style, label in lines:
+            found = [(size, factor * row[key]) for size, row in zip(sizes, mine, strict=True) if row[key] is not None]
+            if found:
+                axes.plot(*zip(*found, strict=True), color=colour, marker=marker, linestyle=style, label=label)
+    limit = max((row["time_limit_s"] for row in rows), default=0)
+    times.set(xscale="log", yscale="log", ylabel="seconds", title="Time to a plan")
+    quality.set(xscale="log", ylabel="overhead (%)", title=f"Best plan after {limit:g} s, 90 % of the peak")
+    quality.set_ylim(bottom=0)
+    memory.set(xscale="log", yscale="log", ylabel="MiB", title="Memory of the process")
+    for axes in (times, quality, memory):
+        axes.set_xlabel("operations")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+        axes.legend()
+    return figure
