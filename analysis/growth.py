@@ -50,5 +50,6 @@ def _figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     for axes in (times, quality, memory):
         axes.set_xlabel("operations")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
-        axes.legend()
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend()
     return figure

@@ -24,6 +24,7 @@ from experiments.provenance import provenance
 from experiments.store import code_version
 from remat import Graph, Plan, Solution, load_graph, simulate, solve_sweep
 from remat.frontends import synthetic
+from remat.incumbent import GAP_TOLERANCE
 
 GROWTH_LAYERED, GROWTH_CHAINS = (250, 1000, 4000, 16_000), (100, 1000, 10_000)
 NEAR = 1e-4  # of a proven record
@@ -133,11 +134,13 @@ def _share(graph: Graph, share: float) -> int:
     return int(share * simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes)
 
 
-def run_case(case: Case, strategy: str, time_limit_s: float, threads: int, options: dict[str, Any]) -> Result:
+def run_case(
+    case: Case, strategy: str, time_limit_s: float, threads: int, options: dict[str, Any], target_gap: float = 0.0
+) -> Result:
     """Solve one case in a process of its own, so that its memory is measured alone."""
     solution = solve_sweep(
         case.graph, [case.budget_bytes], strategy, scope=case.scope, time_limit_s=time_limit_s, threads=threads,
-        isolate=True, **options,
+        isolate=True, target_gap=target_gap or GAP_TOLERANCE, **options,
     )[0]  # fmt: skip
     return _result(case, strategy, time_limit_s, threads, solution)
 
@@ -193,7 +196,9 @@ def bench(arguments: argparse.Namespace) -> list[Result]:
         found = next((r for r in known if key == (r.instance, r.budget_bytes, r.scope, r.strategy, r.time_limit_s,
                                                   r.threads, r.code)), None)  # fmt: skip
         if found is None:
-            found = run_case(case, arguments.strategy, arguments.time_limit, arguments.threads, {})
+            found = run_case(
+                case, arguments.strategy, arguments.time_limit, arguments.threads, {}, arguments.target_gap
+            )
             with store.open("a") as file:  # one line, one write: an interrupted run loses nothing
                 file.write(json.dumps(asdict(found)) + "\n")
         results.append(found)
@@ -284,6 +289,7 @@ def main() -> None:
     parser.add_argument("--only", help="regular expression on 'instance budget scope'")
     parser.add_argument("--strategy", default="portfolio")
     parser.add_argument("--time-limit", type=float, default=60.0)
+    parser.add_argument("--target-gap", type=float, default=0.0, help="end at this gap, e.g. 0.01 for 1 %%")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=1, help="of each solve with --compare")
     parser.add_argument("--compare", action="store_true", help="the MILP's two formulations")

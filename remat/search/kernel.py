@@ -32,6 +32,7 @@ N_REALS = 3
 # The price follows the share of moves made above the budget.
 PRICE_WINDOW, MANY_OVER, FEW_OVER = 256, 0.85, 0.7
 FEW_MISSING = 2  # absent inputs of a repeat up to which a drop is always tried
+LARGE = 1000  # operations, beyond which work is saved where moves are long
 FOLLOW_ALL = 0.2  # share of moves that are followed to their end: some pay only after all of it
 
 
@@ -718,6 +719,10 @@ def _hold_ancestors(s: State, k: int, t: int) -> bool:
             if _random(s) < 0.5 or followed == 16 or s.run_once[s.producer[v]]:
                 if not _hold(s, v, t):
                     return False
+                # On large graphs many long ranges are most of the work: not for what cannot be accepted.
+                more = s.real[PRICE] * float(s.scalar[EXCESS] - s.scalar[START_EXCESS])
+                if more > s.real[ALLOWED] + s.real[SLACK]:
+                    return False
             else:
                 s.scratch_stack[depth] = s.producer[v]
                 depth += 1
@@ -933,6 +938,8 @@ def anneal(
     """
     s: State = ByReference(*state)  # type: ignore[assignment]
     length, accepted, over, temperature = 0, 0, 0, hot
+    window = max(PRICE_WINDOW, len(s.peak) // 16)
+    follow_all = FOLLOW_ALL * min(1.0, LARGE / len(s.peak))
     cooling = math.exp(math.log(cold / hot) / max(moves, 1)) if hot > 0 else 1.0
     reserve = 4 * len(s.peak) + 1000
     for move in range(moves):
@@ -941,13 +948,13 @@ def anneal(
             _compact(s)
         cost, excess = s.scalar[COST], s.scalar[EXCESS]
         over += excess > 0
-        if move % PRICE_WINDOW == PRICE_WINDOW - 1:
-            price *= 1.15 if over > MANY_OVER * PRICE_WINDOW else (0.87 if over < FEW_OVER * PRICE_WINDOW else 1.0)
+        if move % window == window - 1:
+            price *= 1.15 if over > MANY_OVER * window else (0.87 if over < FEW_OVER * window else 1.0)
             over = 0
         s.scalar[SNAPSHOT] += 1
         s.scalar[START_COST], s.scalar[START_EXCESS] = cost, excess
         s.scalar[SEEKING] = best_excess > 0  # no plan that fits yet
-        s.real[SLACK] = math.inf if _random(s) < FOLLOW_ALL else 0.0
+        s.real[SLACK] = math.inf if _random(s) < follow_all else 0.0
         s.real[ALLOWED], s.real[PRICE] = -temperature * math.log(1.0 - _random(s)), price
         s.scalar[LOG_TOP] = s.scalar[ABORT] = s.scalar[N_SEEDS] = 0
         if not _propose(s):
@@ -960,8 +967,13 @@ def anneal(
             accepted += 1
             s.scalar[LOG_TOP] = 0
             now, beyond = s.scalar[COST], s.scalar[EXCESS]
-            if beyond < best_excess or (beyond == best_excess and now < best_cost):
+            # A plan above the budget is only saved at the end: on the way down every move improves it.
+            if beyond == 0 and (best_excess > 0 or now < best_cost):
                 n = _save_order(s)
                 if n > 0:
                     best_cost, best_excess, length = now, beyond, n
+    if 0 < s.scalar[EXCESS] < best_excess:
+        n = _save_order(s)
+        if n > 0:
+            best_cost, best_excess, length = s.scalar[COST], s.scalar[EXCESS], n
     return best_cost, best_excess, length, price, accepted
