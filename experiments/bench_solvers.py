@@ -78,6 +78,7 @@ class Result:
     published_overhead: float | None
     found_by: str
     message: str
+    target_gap: float = 0.0
 
     @property
     def against_record(self) -> float | None:
@@ -142,15 +143,15 @@ def run_case(
         case.graph, [case.budget_bytes], strategy, scope=case.scope, time_limit_s=time_limit_s, threads=threads,
         isolate=True, target_gap=target_gap or GAP_TOLERANCE, **options,
     )[0]  # fmt: skip
-    return _result(case, strategy, time_limit_s, threads, solution)
+    return _result(case, strategy, time_limit_s, threads, target_gap, solution)
 
 
-def _result(case: Case, strategy: str, time_limit_s: float, threads: int, s: Solution) -> Result:
+def _result(case: Case, strategy: str, time_limit_s: float, threads: int, target_gap: float, s: Solution) -> Result:
     return Result(
         case.instance, case.label, case.budget_bytes, case.scope, strategy, time_limit_s, threads, code_version(),
         str(s.status), s.cost, s.overhead, s.bound, s.gap, s.stats.get("first_plan_s"), s.stats.get("within_1pct_s"),
         s.wall_s, s.stats.get("solver_peak_memory_bytes"), case.record_cost, case.record_proven, case.record_s,
-        case.published_overhead, str(s.parameters.get("from", "")), s.message,
+        case.published_overhead, str(s.parameters.get("from", "")), s.message, target_gap,
     )  # fmt: skip
 
 
@@ -192,9 +193,9 @@ def bench(arguments: argparse.Namespace) -> list[Result]:
         if arguments.only and not re.search(arguments.only, f"{case.instance} {case.label} {case.scope}"):
             continue
         key = (case.instance, case.budget_bytes, case.scope, arguments.strategy, arguments.time_limit,
-               arguments.threads, code_version())  # fmt: skip
+               arguments.threads, arguments.target_gap, code_version())  # fmt: skip
         found = next((r for r in known if key == (r.instance, r.budget_bytes, r.scope, r.strategy, r.time_limit_s,
-                                                  r.threads, r.code)), None)  # fmt: skip
+                                                  r.threads, r.target_gap, r.code)), None)  # fmt: skip
         if found is None:
             found = run_case(
                 case, arguments.strategy, arguments.time_limit, arguments.threads, {}, arguments.target_gap
