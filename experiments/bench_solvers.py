@@ -79,6 +79,9 @@ class Result:
     found_by: str
     message: str
     target_gap: float = 0.0
+    graph_sha256: str = ""
+    machine: str = ""
+    date: str = ""
 
     @property
     def against_record(self) -> float | None:
@@ -152,6 +155,7 @@ def _result(case: Case, strategy: str, time_limit_s: float, threads: int, target
         str(s.status), s.cost, s.overhead, s.bound, s.gap, s.stats.get("first_plan_s"), s.stats.get("within_1pct_s"),
         s.wall_s, s.stats.get("solver_peak_memory_bytes"), case.record_cost, case.record_proven, case.record_s,
         case.published_overhead, str(s.parameters.get("from", "")), s.message, target_gap,
+        case.graph.sha256(), provenance().cpu, time.strftime("%Y-%m-%d"),
     )  # fmt: skip
 
 
@@ -188,14 +192,15 @@ def bench(arguments: argparse.Namespace) -> list[Result]:
     store = Path(arguments.out)
     store.parent.mkdir(parents=True, exist_ok=True)
     known = [Result(**json.loads(line)) for line in store.read_text().splitlines()] if store.exists() else []
-    results = []
+    results, machine = [], provenance().cpu
     for case in cases(_folder(arguments)):
         if arguments.only and not re.search(arguments.only, f"{case.instance} {case.label} {case.scope}"):
             continue
         key = (case.instance, case.budget_bytes, case.scope, arguments.strategy, arguments.time_limit,
-               arguments.threads, arguments.target_gap, code_version())  # fmt: skip
+               arguments.threads, arguments.target_gap, code_version(), case.graph.sha256(), machine)  # fmt: skip
         found = next((r for r in known if key == (r.instance, r.budget_bytes, r.scope, r.strategy, r.time_limit_s,
-                                                  r.threads, r.target_gap, r.code)), None)  # fmt: skip
+                                                  r.threads, r.target_gap, r.code, r.graph_sha256,
+                                                  r.machine)), None)  # fmt: skip
         if found is None:
             found = run_case(
                 case, arguments.strategy, arguments.time_limit, arguments.threads, {}, arguments.target_gap
@@ -220,7 +225,10 @@ def compare(arguments: argparse.Namespace) -> None:
                 r = run_case(case, "checkmate_milp", arguments.time_limit, arguments.threads, {"formulation": form})
                 if r.status == "OPTIMAL":
                     seconds.setdefault(form, []).append(r.wall_s)
-        shown = {form: f"{statistics.median(times):.1f} s" for form, times in seconds.items()}
+        proven = {form: len(times) for form, times in seconds.items()}
+        seconds = {form: times for form, times in seconds.items() if len(times) == arguments.repeats}
+        shown = {form: f"proven in {count} of {arguments.repeats} runs" for form, count in proven.items()}
+        shown |= {form: f"{statistics.median(times):.1f} s" for form, times in seconds.items()}
         ratio = ""
         if len(seconds) == 2:
             ratio = (
@@ -246,6 +254,7 @@ class Growth:
 
 def growth(arguments: argparse.Namespace) -> list[Growth]:
     """First plan, plan quality and memory of `search` against the size of the graph."""
+    Path(arguments.figure).parent.mkdir(parents=True, exist_ok=True)
     graphs = [("layered", synthetic.layered(n=n, name=f"layered_n{n}")) for n in GROWTH_LAYERED]
     graphs += [("chain", synthetic.chain(n=n // 2, name=f"chain_n{n}")) for n in GROWTH_CHAINS]
     rows = []

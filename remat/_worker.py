@@ -37,6 +37,7 @@ def main(job_path: str, result_path: str, events_path: str) -> None:
         threads=job["threads"],
         work_limit=job["work_limit"],
         deterministic=job["deterministic"],
+        time_limit_s=job["time_limit_s"],
         warm_start=Plan.load(job["warm_start"], graph) if job["warm_start"] else None,
         target_gap=job["target_gap"],
     )

@@ -44,6 +44,7 @@ class Problem:
         scope: widest scope that plans may have.
         accounting: ``exact`` or ``published`` (Checkmate's artifact; see PEERS in the docs).
         deadline: `time.monotonic()` value after which the call must have ended.
+        time_limit_s: as asked for; what runs that repeat exactly derive their work from.
         seed, threads: as given; every random choice derives from the seed.
         work_limit: iterations or nodes, for runs that repeat exactly; None for none.
         warm_start: a plan known to be good, or None.
@@ -58,6 +59,7 @@ class Problem:
     scope: Scope = Scope.STAGED
     accounting: str = "exact"
     deadline: float = float("inf")
+    time_limit_s: float = float("inf")
     seed: int = 0
     threads: int = 1
     work_limit: int | None = None
@@ -292,6 +294,7 @@ def solve_sweep(
         scope=parse_scope(scope),
         accounting=accounting,
         deadline=start + time_limit_s,
+        time_limit_s=time_limit_s,
         seed=seed,
         threads=threads,
         work_limit=work_limit,

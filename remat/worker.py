@@ -206,6 +206,7 @@ def _exchange(
                     "accounting": problem.accounting,
                     "work_limit": problem.work_limit,
                     "deterministic": problem.deterministic,
+                    "time_limit_s": problem.time_limit_s,
                     "warm_start": warm_start,
                     "target_gap": problem.target_gap,
                     "options": dict(options),

@@ -189,3 +189,18 @@ def test_a_solve_leaves_no_thread_behind():
     before = threading.active_count()
     solve(synthetic.chain(n=12), 20 * 1024, threads=3, time_limit_s=5, target_gap=0.9)
     assert threading.active_count() <= before
+
+
+@pytest.mark.parametrize("strategy", ["search", "portfolio"])
+def test_deterministic_runs_repeat_whatever_the_threads_do(strategy):
+    rng = np.random.default_rng(8)
+    graphs = [synthetic.layered(n=40, seed=seed) for seed in range(3)]
+    graphs += [random_graph(rng, 30, min_cost=1) for _ in range(5)]
+    for graph in graphs:
+        peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+        budget = (graph.largest_working_set()[0] + peak) // 2
+        plans = [
+            solve(graph, budget, strategy, threads=2, deterministic=True, time_limit_s=1).plan for _ in range(2)
+        ]
+        orders = [None if plan is None else plan.order.tolist() for plan in plans]
+        assert orders[0] == orders[1]

@@ -57,10 +57,16 @@ def model_columns(graph: Graph) -> int:
     return runs + sum(last - p for last, p in zip(last_held, graph.producer, strict=True))
 
 
-def lower_bound(problem: Problem, *, on_bound: Callable[[int], None] | None = None) -> BoundResult:
+def lower_bound(
+    problem: Problem,
+    *,
+    on_bound: Callable[[BoundCertificate], None] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> BoundResult:
     """The best bound that the staged LP gives before the deadline, made rigorous.
 
-    Valid for `problem.scope`: for free only the cost of running everything once is known.
+    Valid for `problem.scope`: for free only the cost of running everything once is known. `on_bound` gets
+    each better bound with its proof; `should_stop` is asked before each LP, which itself does not listen.
     """
     graph, scope = problem.graph, problem.scope
     best = BoundResult(graph.total_cost, scope)
@@ -72,7 +78,7 @@ def lower_bound(problem: Problem, *, on_bound: Callable[[int], None] | None = No
     used = _forward_columns(model)
     cuts: list[list[int]] = []  # as the certificate names them
     rounds, value_before = 0, -math.inf
-    while True:
+    while not should_stop():
         begun = problem.remaining_s()
         solved = solve_relaxation(model, used, problem.remaining_s(), problem.threads)
         if solved is None:
@@ -84,7 +90,7 @@ def lower_bound(problem: Problem, *, on_bound: Callable[[int], None] | None = No
             R_TN, S_TV = model.matrices(x)
             best = BoundResult(certificate.bound, scope, certificate, R_TN, S_TV)
             if on_bound is not None:
-                on_bound(best.bound)
+                on_bound(certificate)
         value = model.cost_constant + float(model.cost @ x)
         if value - certificate.bound <= ENOUGH * value:
             new = _violated(model, x, set(map(tuple, cuts)))

@@ -230,12 +230,25 @@ def minimise_cost(
     def stop() -> bool:
         return stopped.is_set() or time.monotonic() >= deadline or should_stop()
 
+    # Threads that must repeat exactly keep their plans to themselves: of equals the first thread's counts.
+    alone = [Best() for _ in range(threads)] if work_limit is not None else None
+
     def work(index: int) -> None:
         try:
-            _rounds(Annealer(graph, budget_bytes, seed * 1009 + index, arrays), first, best, stop, tell, adopt,
-                    on_round, deadline, work_limit)  # fmt: skip
+            annealer = Annealer(graph, budget_bytes, seed * 1009 + index, arrays)
+            if alone is None:
+                _rounds(annealer, first, best, stop, tell, adopt, on_round, deadline, None)
+            else:
+                _rounds(annealer, first, alone[index], stop, lambda: None, adopt, on_round, deadline, work_limit)
         except BaseException as error:
             errors.append(error)
+
+    def conclude() -> None:
+        for own in alone or ():
+            if own.order is not None:
+                best.offer(own.order, own.cost, own.excess)
+        best.moves = max(best.moves, sum(own.moves for own in alone or ()))
+        tell(last=True)
 
     if threads == 1:
         work(0)
@@ -251,9 +264,10 @@ def minimise_cost(
             stopped.set()
             for thread in crew:
                 thread.join()
+            conclude()
     if errors:
         raise errors[0]
-    tell(last=True)
+    conclude()
     return best
 
 

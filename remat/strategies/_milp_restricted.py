@@ -95,6 +95,7 @@ class Refiner:
         self.merged = POOL  # how many of them can be merged in time
         self.level, self.window = 0, 1.0  # depth, and share of the stages
         self.random = np.random.default_rng(abs(problem.seed))
+        self.too_large = False  # the last model
         self.solves = 0
 
     def add(self, order: np.ndarray, cost: int) -> None:
@@ -104,8 +105,11 @@ class Refiner:
             self.pool.append((cost, repeats))
             self.fresh += 1
 
-    def run(self, deadline: float, threads: int, should_stop: Callable[[], bool]) -> None:
-        """Refine the best plan until `deadline`; returns early when there is nothing left to try."""
+    def run(
+        self, deadline: float, threads: int, should_stop: Callable[[], bool], *, in_vain: int | None = None
+    ) -> None:
+        """Refine the best plan until `deadline`; returns early when there is nothing left to try, or after
+        `in_vain` models in a row in whose time nobody has found a better plan."""
 
         def stop() -> bool:
             return should_stop() or self.problem.is_solved() or time.monotonic() > deadline - LEAST_S
@@ -114,13 +118,16 @@ class Refiner:
         patience = time.monotonic() + min(PATIENCE * (deadline - time.monotonic()), PATIENCE_S)
         while not self.solves and time.monotonic() < patience and not stop():
             time.sleep(WAIT_S)
-        while not stop():
+        failures = 0
+        while not stop() and (in_vain is None or failures < in_vain):
+            cost = self.best.cost
             if self.fresh >= FRESH:
                 self._merge(deadline, threads, stop)
             elif self.level < len(DEPTHS):
                 self._deepen(deadline, threads, stop)
             else:
                 return
+            failures = failures + 1 if self.best.cost == cost else 0
 
     def _merge(self, deadline: float, threads: int, stop: Callable[[], bool]) -> None:
         """A model with the repeats of the last good plans, as many of them as could be merged so far."""
@@ -144,6 +151,8 @@ class Refiner:
         if self._solve(chosen, deadline, threads, stop):
             self.level += self.window == 1.0
             self.window = min(1.0, 1.5 * self.window)
+        elif self.too_large:
+            self.level = len(DEPTHS)
         else:
             self.window = max(0.5 * self.window, SMALLEST_WINDOW)
 
@@ -155,17 +164,18 @@ class Refiner:
         if known is not None:
             plan, _ = known
             if plan.scope is not Scope.STAGED:
+                self.level = len(DEPTHS)
                 return False
             chosen = chosen | repeats_of(graph, plan.order)
         if len(chosen) > MOST_REPEATS or _resident(graph, chosen) > MOST_RESIDENT:
-            self.level = len(DEPTHS)
+            self.too_large = True
             return False
         now = time.monotonic()
         deadline = min(deadline, now + max(LONG_S, LONG_SHARE * (deadline - now)))
         share = replace(problem, threads=threads, warm_start=plan, deadline=deadline)
         outcome = solve_trimmed(share, GAP, stop, repeats=chosen, who=WHO)
         self.solves += 1
-        return bool(outcome.stats.get("decided"))
+        return bool(outcome.stats.get("decided"))  # also that nothing fits
 
 
 def _resident(graph: Graph, repeats: set[tuple[int, int]]) -> int:

@@ -177,6 +177,7 @@ class _Trimmed:
 
     def _infeasible(self) -> Outcome:
         if self.repeats is not None:
+            self.stats["decided"] = True
             return self._outcome("no plan fits with these repeats; nothing is proven", timed_out=False)
         if self.problem.scope is not Scope.STAGED:
             message = f"no staged plan fits; nothing is proven for scope {self.problem.scope}"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from remat.eviction import greedy_eviction
 from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.registry import strategy
+from remat.search import is_warm
 from remat.simulator import simulate
 from remat.solve import Candidate, Outcome, Problem
 from remat.strategies._interval_model import build_intervals, run_stages
@@ -73,7 +76,12 @@ class _Intervals:
     def _first_plan(self) -> None:
         problem = self.problem
         share = START_SHARE * problem.remaining_s()
-        quick = problem.collecting()
+        if not is_warm():
+            plan = greedy_eviction(self.graph, problem.budget_bytes, deadline=problem.deadline)
+            if plan is not None:
+                self._keep(plan)
+            return
+        quick = replace(problem, report=None).collecting()
         best = search_staged(
             quick, 1, should_stop=lambda: problem.remaining_s() < share * (1 / START_SHARE - 1)
         ) if problem.work_limit is None else None  # fmt: skip
@@ -170,7 +178,7 @@ class _Intervals:
         if not unlimited:
             return
         if infeasible:
-            self.infeasible = self.best is None
+            self.infeasible = True  # with a plan in hand a contradiction, which `remat.solve` tells
             return
         bound = built.base + max(0, int(np.ceil(solver.best_objective_bound - 1e-6))) * built.cost_unit
         if self.bound is None or bound > self.bound:

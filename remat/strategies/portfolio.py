@@ -13,6 +13,7 @@ from remat.bounds.lp import lower_bound, model_columns
 from remat.errors import Skip
 from remat.eviction import greedy_eviction
 from remat.exhaustive import exhaustive
+from remat.incumbent import GAP_TOLERANCE
 from remat.ordering.joint import free_plan
 from remat.plan import Plan, Scope
 from remat.registry import get_strategy, strategies, strategy
@@ -20,7 +21,7 @@ from remat.search import is_warm
 from remat.solve import Candidate, Outcome, Problem, candidates_of
 from remat.strategies._milp_restricted import Refiner
 from remat.strategies._milp_trimmed import solve_trimmed
-from remat.strategies.search import COLD_START_S, search_staged
+from remat.strategies.search import COLD_START_S, fixed_moves, search_staged
 
 EXHAUSTIVE_OPERATIONS = 24  # beyond it A* rarely ends
 EXHAUSTIVE_STATES = 50_000
@@ -29,8 +30,9 @@ SMALL_COLUMNS = 12_000  # up to which the MILP is tried before the LP bound
 SMALL_SHARE = 0.8  # of the time
 WHOLE_COLUMNS = 40_000  # up to which the MILP of the whole problem gets the time that remains
 REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
+IN_VAIN = 2  # restricted MILPs without a better plan, then comes the LP bound
+PROVER_GRACE_S = 0.3  # for the end of what does not listen: an interior point in the middle of a step is left behind
 MILP_GAP = 9e-5  # lands below OPTIMAL's tolerance
-MOVES_PER_S = 20_000  # of the search in a deterministic run: what a slow machine manages in its time
 ORDERS_SHARE = 0.7  # of the time, in scope free, for other orders than the graph's own
 FAMILY_SHARE = 0.2  # of the time, for the baselines where the search is not compiled
 
@@ -120,9 +122,9 @@ class _Run:
             free_plan(
                 problem.graph, problem.budget_bytes, seed=problem.seed, deadline=deadline,
                 work_limit=problem.work_limit, on_plan=offer,
-                should_stop=self._done,
+                should_stop=lambda: self._done(problem),
             )  # fmt: skip
-        if not self._done():
+        if not self._done(problem):
             best = search_staged(problem, threads, should_stop=self.stopped.is_set, on_round=self.refiner.add)
             self.stats["moves"] = self.stats.get("moves", 0) + best.moves
 
@@ -137,21 +139,28 @@ class _Run:
         if small:
             self._small_milp(problem)
         refiner = self.refiner
-        if refine and not small and not self._done():
+        if refine and not small and not self._done(problem):
             share = REFINE_SHARE if self.columns <= WHOLE_COLUMNS else REFINE_SHARE_LARGE
-            refiner.run(time.monotonic() + share * problem.remaining_s(), problem.threads, self._done)
-        if self._done():
+            until = time.monotonic() + share * problem.remaining_s()
+            refiner.run(until, problem.threads, lambda: self._done(problem), in_vain=IN_VAIN)
+        if self._done(problem):
             return
         if self._expected_s() > problem.remaining_s():
             self.notes.append(f"no LP bound: with {self.columns:,} columns it takes about {self._expected_s():.0f} s")
         else:
-            result = lower_bound(problem, on_bound=lambda bound: self._bound(problem, bound))
-            self.certificate = result.certificate
+            result = lower_bound(
+                problem, on_bound=lambda proof: self._bound(problem, proof), should_stop=lambda: self._done(problem)
+            )
             self.stats |= result.stats
-            if not self._done() and problem.scope is Scope.STAGED and not small and self.columns <= WHOLE_COLUMNS:
+            if (
+                not self._done(problem)
+                and problem.scope is Scope.STAGED
+                and not small
+                and self.columns <= WHOLE_COLUMNS
+            ):
                 self._member("checkmate_milp", problem)
-        if refine and not self._done():
-            refiner.run(problem.deadline, problem.threads, self._done)
+        if refine and not self._done(problem):
+            refiner.run(problem.deadline, problem.threads, lambda: self._done(problem))
         self.stats["restricted_milps"] = refiner.solves
 
     def _expected_s(self) -> float:
@@ -172,8 +181,9 @@ class _Run:
         self.infeasible = self.infeasible or outcome.infeasible
         self.stats |= {f"milp_{key}": value for key, value in outcome.stats.items() if key in ("rounds", "nodes")}
 
-    def _bound(self, problem: Problem, bound: int) -> None:
-        problem.offer_bound(bound, "LP")
+    def _bound(self, problem: Problem, proof: BoundCertificate) -> None:
+        self.certificate = proof  # first: the offer may end the solve
+        problem.offer_bound(proof.bound, "LP")
 
     def _member(self, name: str, problem: Problem) -> None:
         """Another strategy in a process of its own, from the best plan so far."""
@@ -193,10 +203,8 @@ class _Run:
         """Search, then proof: for one thread, and for runs that repeat exactly."""
         problem = self.problem
         if problem.deterministic or problem.work_limit is not None:
-            seconds = min(problem.remaining_s(), 3600.0)
-            moves = problem.work_limit or int(MOVES_PER_S * seconds * min(1.0, 400 / len(problem.graph)))
             # No early end: when a bound arrives depends on the clock.
-            self.search(replace(problem, work_limit=max(moves, 1), target_gap=-1.0), problem.threads)
+            self.search(replace(problem, work_limit=fixed_moves(problem), target_gap=-1.0), problem.threads)
             if not self._done():
                 self._prove_aside()
             return
@@ -217,7 +225,8 @@ class _Run:
             aside.offer(problem.best.plan, problem.best.who)
         self.prove(aside, refine=False)
         problem.offer_bound(aside.best.bound, aside.best.bound_who)
-        if aside.best.plan is not None and (aside.is_solved() or problem.best.plan is None):
+        gap = aside.best.gap
+        if aside.best.plan is not None and (problem.best.plan is None or (gap is not None and gap <= GAP_TOLERANCE)):
             problem.offer(aside.best.plan, aside.best.who)
 
     def side_by_side(self) -> None:
@@ -231,17 +240,20 @@ class _Run:
         try:
             searcher.start()
             prover.start()
-            while (prover.is_alive() or searcher.is_alive()) and not self._done() and problem.remaining_s() > 0:
-                prover.join(0.02)
+            # Not join(): interrupted by Ctrl-C, it takes a running thread for an ended one (Python 3.11).
+            while not (prover.ended.is_set() and searcher.ended.is_set()) and not self._done():
+                failed = prover.error or searcher.error
+                if failed is not None or problem.remaining_s() <= 0:
+                    break
+                (searcher if prover.ended.is_set() else prover).ended.wait(0.02)
         finally:
             self.stopped.set()
-            if prover.is_alive():
+            if not prover.ended.is_set():
                 from remat.worker import interrupt_workers
 
                 interrupt_workers()
-            searcher.join()
-            # What does not listen, an interior point in the middle of a step, is left behind.
-            prover.join(timeout=max(0.3, problem.remaining_s()) if not problem.is_solved() else 0.3)
+            searcher.ended.wait()
+            prover.ended.wait(PROVER_GRACE_S)
         for thread in (searcher, prover):
             if thread.error is not None:
                 raise thread.error
@@ -279,19 +291,24 @@ class _Run:
         assert self.problem.best is not None
         return self.problem.best.plan
 
-    def _done(self) -> bool:
-        return self.stopped.is_set() or self.problem.is_solved() or self.infeasible
+    def _done(self, problem: Problem | None = None) -> bool:
+        solved = (self.problem if problem is None else problem).is_solved()
+        return self.stopped.is_set() or solved or self.infeasible
 
 
 class _Thread(threading.Thread):
-    """A thread that keeps the error it ended with."""
+    """A thread that keeps the error it ended with, and tells when it has ended."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__(daemon=True)
-        self.work, self.error = work, None
+        self.work = work
+        self.error: BaseException | None = None
+        self.ended = threading.Event()
 
     def run(self) -> None:
         try:
             self.work()
         except BaseException as error:  # raised again by the thread that waits for this one
-            self.error: BaseException | None = error
+            self.error = error
+        finally:
+            self.ended.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from remat.solve import Candidate, Outcome, Problem
 
 COST_POWERS = (0.5, 0.25, 0.75, 0.0, 1.0)
 GREEDY_S = 0.5  # for the greedy, where it fails
+MOVES_PER_S = 20_000  # in a deterministic run: what a slow machine manages in its time
 DEADLINE_MARGIN_S = 0.05  # for the last replay
 COLD_START_S = 40.0  # compiling takes 10 to 30 s; with less time than this it is not begun
 
@@ -34,6 +36,8 @@ def search(problem: Problem) -> Outcome:
         plan = greedy_eviction(graph, problem.budget_bytes, deadline=problem.deadline)
         hint = "only the greedy was run: the search is not compiled yet; run 'python -m remat.search' once (30 s)"
         return Outcome((Candidate(plan),) if plan is not None else (), message=hint)
+    if problem.deterministic and problem.work_limit is None:
+        problem = replace(problem, work_limit=fixed_moves(problem))
     best = search_staged(problem, problem.threads)
     stats = {"moves": best.moves}
     if best.order is None or best.excess:
@@ -73,6 +77,12 @@ def search_staged(
     )  # fmt: skip
 
 
+def fixed_moves(problem: Problem) -> int:
+    """Moves of each thread in a run that repeats exactly: the work limit, or what follows from the time limit."""
+    seconds = min(problem.time_limit_s, 3600.0)
+    return problem.work_limit or max(1, int(MOVES_PER_S * seconds * min(1.0, 400 / len(problem.graph))))
+
+
 def first_order(problem: Problem) -> np.ndarray | None:
     """Computations of a staged plan to start from, by warm start or greedy eviction; None if that fails."""
     warm = problem.warm_start
@@ -84,6 +94,6 @@ def first_order(problem: Problem) -> np.ndarray | None:
         order = evict(arrays, problem.budget_bytes - problem.graph.fixed_bytes, power)
         if order is not None:
             return order
-        if time.monotonic() - began > GREEDY_S:
+        if time.monotonic() - began > GREEDY_S and problem.work_limit is None:
             break  # evictions cascade on this graph: the annealing finds a plan sooner
     return None
