@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from brute_force import optimum, random_graph
 
-from remat import InvalidInput, Plan, Status, simulate, solve, solve_sweep
+from remat import InvalidInput, Plan, Status, min_budget, simulate, solve, solve_sweep
 from remat.frontends import synthetic
 from remat.strategies._rounding import cheapest_runs
 
@@ -62,3 +62,16 @@ def test_improvement_helps_and_the_share_that_fits_is_told():
 def test_wrong_options_are_refused(options):
     with pytest.raises(InvalidInput):
         solve(synthetic.chain(n=4), 10_000, "lp_rounding_random", **options)
+
+
+@pytest.mark.parametrize("strategy", ["lp_rounding", "lp_rounding_random"])
+def test_near_the_smallest_budget_epsilon_shrinks_unless_as_published(strategy):
+    graph = synthetic.chain(n=20, varied=True, seed=2)
+    budget = min_budget(graph).bytes * 1005 // 1000
+    solution = solve_sweep(graph, [budget], strategy, isolate=False, time_limit_s=20)[0]
+    assert solution.plan is not None
+    assert solution.peak_bytes <= budget
+    assert "relaxed with" in solution.message
+    published = solve_sweep(graph, [budget], strategy, isolate=False, time_limit_s=20, improve=False)[0]
+    assert published.plan is None
+    assert "lower epsilon" in published.message

@@ -199,8 +199,6 @@ def test_deterministic_runs_repeat_whatever_the_threads_do(strategy):
     for graph in graphs:
         peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
         budget = (graph.largest_working_set()[0] + peak) // 2
-        plans = [
-            solve(graph, budget, strategy, threads=2, deterministic=True, time_limit_s=1).plan for _ in range(2)
-        ]
+        plans = [solve(graph, budget, strategy, threads=2, deterministic=True, time_limit_s=1).plan for _ in range(2)]
         orders = [None if plan is None else plan.order.tolist() for plan in plans]
         assert orders[0] == orders[1]

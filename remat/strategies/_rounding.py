@@ -34,23 +34,36 @@ def check_options(options: dict[str, Any]) -> None:
         raise InvalidInput(f"improve must be true or false, not {options['improve']!r}")
 
 
-def relaxed_residency(problem: Problem, epsilon: float) -> np.ndarray | None:
-    """[T, V] S of the LP relaxation within fixed + (1 - epsilon) (budget - fixed); None if there was no time.
+def relaxed_residency(problem: Problem, epsilon: float, *, may_shrink: bool) -> tuple[np.ndarray | None, str]:
+    """([T, V] S of the LP relaxation within fixed + (1 - epsilon) (budget - fixed) or None, a message).
+
+    Near the smallest budgets nothing fits in so much less: with `may_shrink` a half, a quarter and nothing of
+    epsilon are tried then.
 
     Raises:
-        Skip: the relaxation is too large, or infeasible.
+        Skip: the relaxation is too large.
     """
     graph = problem.graph
     columns = model_columns(graph)
     if columns > LARGEST_COLUMNS:
         raise Skip(f"the relaxation would have {columns:,} columns; the limit is {LARGEST_COLUMNS:,}")
-    reduced = graph.fixed_bytes + int((1 - epsilon) * (problem.budget_bytes - graph.fixed_bytes))
-    model = build_staged_model(graph, reduced, memory="stage_end")
-    if model.infeasible:
-        return None
-    everything = np.ones(model.shape[1], dtype=bool)
-    solved = solve_relaxation(model, everything, LP_SHARE * problem.remaining_s(), problem.threads)
-    return None if solved is None else model.matrices(solved[0])[1]
+    everything: np.ndarray | None = None
+    for share in (epsilon, epsilon / 2, epsilon / 4, 0.0) if may_shrink else (epsilon,):
+        reduced = graph.fixed_bytes + int((1 - share) * (problem.budget_bytes - graph.fixed_bytes))
+        model = build_staged_model(graph, reduced, memory="stage_end")
+        if model.infeasible:
+            continue
+        if everything is None:
+            everything = np.ones(model.shape[1], dtype=bool)
+        until = time.monotonic() + LP_SHARE * problem.remaining_s()
+        solved = solve_relaxation(model, everything, until - time.monotonic(), problem.threads)
+        if solved is not None:
+            note = "" if share == epsilon else f"nothing fits with epsilon {epsilon:g}: relaxed with {share:g}"
+            return model.matrices(solved[0])[1], note
+        if time.monotonic() > until - 0.1:
+            return None, "the relaxation was not solved in time"
+    advice = "" if may_shrink else "; lower epsilon"
+    return None, f"the relaxation has no solution within {1 - epsilon:.0%} of the budget{advice}"
 
 
 def cheapest_runs(graph: Graph, S_TV: np.ndarray) -> list[int] | None:
@@ -80,9 +93,12 @@ def cheapest_runs(graph: Graph, S_TV: np.ndarray) -> list[int] | None:
 
 
 def round_all(
-    problem: Problem, who: str, residencies: Iterable[tuple[np.ndarray, dict[str, Any]]], improve: bool
+    problem: Problem, who: str, residencies: Iterable[tuple[np.ndarray, dict[str, Any]]], improve: bool, note: str
 ) -> Outcome:
-    """Phase two of every rounded S; with `improve` the search goes on from the best of them."""
+    """Phase two of every rounded S; with `improve` the search goes on from the best of them.
+
+    `note` becomes the message if there is a plan.
+    """
     graph = problem.graph
     candidates: list[Candidate] = []
     best: tuple[tuple[bool, int, int], list[int]] | None = None
@@ -115,5 +131,5 @@ def round_all(
         if found.order is not None and not found.excess:
             plan = Plan.from_order(graph, found.order.tolist(), problem.budget_bytes)
             candidates.append(Candidate(plan, {"improved": True}))
-    message = "" if candidates else f"none of {tried} roundings fits the budget"
+    message = note if candidates else f"none of {tried} roundings fits the budget"
     return Outcome(tuple(candidates), message=message, stats=stats)

@@ -19,10 +19,11 @@ def lp_rounding(problem: Problem, *, epsilon: float = 0.1, improve: bool = True)
 
     Args:
         epsilon: as in the paper, 0.1.
-        improve: beyond the paper, repair and improve the best rounding by the search; False for as published.
+        improve: beyond the paper, a smaller epsilon where nothing fits with this one, and the search repairs and
+            improves the best rounding; False for as published.
     """
-    S_TV = relaxed_residency(problem, epsilon)
+    S_TV, note = relaxed_residency(problem, epsilon, may_shrink=improve)
     if S_TV is None:
-        return Outcome(timed_out=problem.remaining_s() < 1.0, message="the relaxation has no solution in time")
+        return Outcome(timed_out=problem.remaining_s() < 1.0, message=note)
     rounded = ((threshold < S_TV, {"threshold": threshold}) for threshold in THRESHOLDS)
-    return round_all(problem, "lp_rounding", rounded, improve)
+    return round_all(problem, "lp_rounding", rounded, improve, note)

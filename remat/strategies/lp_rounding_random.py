@@ -16,11 +16,12 @@ def lp_rounding_random(problem: Problem, *, epsilon: float = 0.1, samples: int =
     Args:
         epsilon: share of the variable budget that the relaxation leaves free, 0.1 in the paper.
         samples: how many S are drawn.
-        improve: beyond the paper, repair and improve the best sample by the search; False for as published.
+        improve: beyond the paper, a smaller epsilon where nothing fits with this one, and the search repairs and
+            improves the best sample; False for as published.
     """
-    S_TV = relaxed_residency(problem, epsilon)
+    S_TV, note = relaxed_residency(problem, epsilon, may_shrink=improve)
     if S_TV is None:
-        return Outcome(timed_out=problem.remaining_s() < 1.0, message="the relaxation has no solution in time")
+        return Outcome(timed_out=problem.remaining_s() < 1.0, message=note)
     random = np.random.default_rng(abs(problem.seed))
     rounded = ((random.random(S_TV.shape) < S_TV, {"sample": i}) for i in range(samples))
-    return round_all(problem, "lp_rounding_random", rounded, improve)
+    return round_all(problem, "lp_rounding_random", rounded, improve, note)
