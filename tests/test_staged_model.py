@@ -20,7 +20,7 @@ KINDS = {
 def plans(graph, budgets):
     """Staged plans without needless repeats."""
     for budget in budgets:
-        best = minimise_cost(graph, budget, work_limit=500, seed=budget)
+        best = minimise_cost(graph, budget, work_limit=20_000, seed=budget)
         plan = Plan.from_order(graph, best.order.tolist())
         assert plan.scope is Scope.STAGED
         yield plan
