@@ -45,8 +45,9 @@ def main(job_path: str, result_path: str, events_path: str) -> None:
         rows = [family_to_row(run_family(problem, job["strategy"], job["options"]))]
     else:
         best = Incumbent(graph, problem.budget_bytes, problem.scope, record=events.found)
+        began = time.time()
         solution = solve_here(replace(problem, best=best), job["strategy"], job["options"])
-        stats = {**solution.stats, "solver_peak_memory_bytes": peak_memory_bytes()}
+        stats = {**solution.stats, "solver_began": began, "solver_peak_memory_bytes": peak_memory_bytes()}
         rows = [solution_to_row(replace(solution, stats=stats))]
     scratch = Path(f"{result_path}.part")
     scratch.write_text(json.dumps(rows, default=float))

@@ -52,7 +52,7 @@ def solve_isolated(problem: Problem, strategy: str, options: Mapping[str, Any]) 
     Raises:
         KeyboardInterrupt: interrupted before any plan was found.
     """
-    started = time.monotonic()
+    started, asked = time.monotonic(), time.time()
     if problem.best is None:
         problem = problem.collecting()
     # A problem derived from the one asked (another budget) collects for itself; what fits is handed on.
@@ -84,6 +84,8 @@ def solve_isolated(problem: Problem, strategy: str, options: Mapping[str, Any]) 
     if interrupted and events.raised and solution.plan is None and solution.status is not Status.FAILED:
         raise KeyboardInterrupt
     stats = {**solution.stats, **own.best.stats()}  # timed from here: the start of the process counts
+    if "solver_began" in stats:
+        stats["start_s"] = round(stats.pop("solver_began") - asked, 3)
     if events.peak_memory_bytes:
         stats.setdefault("solver_peak_memory_bytes", events.peak_memory_bytes)
     return replace(solution, stats=stats, wall_s=time.monotonic() - started)
