@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -70,6 +71,7 @@ class Strategy:
 
 _REGISTRY: dict[str, Strategy] = {}
 _discovered = False
+_discovering = threading.RLock()
 
 
 def strategy(
@@ -114,14 +116,15 @@ def get_strategy(name: str) -> Strategy:
 
 def _discover() -> None:
     global _discovered
-    if _discovered:
-        return
-    _discovered = True  # first: a plugin may ask for the list while it is imported
-    for point in entry_points(group=GROUP):
-        package = _import(point.module)
-        for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
-            if not module.name.startswith("_"):
-                _import(f"{point.module}.{module.name}")
+    with _discovering:  # another thread waits until all are there
+        if _discovered:
+            return
+        _discovered = True  # first: a plugin may ask for the list while it is imported
+        for point in entry_points(group=GROUP):
+            package = _import(point.module)
+            for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
+                if not module.name.startswith("_"):
+                    _import(f"{point.module}.{module.name}")
 
 
 def _import(name: str) -> ModuleType | None:

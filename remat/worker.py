@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,13 @@ def hard_limit_s(time_limit_s: float) -> float:
     return time_limit_s * 1.03 + 1.5
 
 
-def solve_isolated(problem: Problem, strategy: str, options: Mapping[str, Any]) -> Solution:
+def solve_isolated(
+    problem: Problem, strategy: str, options: Mapping[str, Any], should_stop: Callable[[], bool] = lambda: False
+) -> Solution:
     """Run one strategy on one problem in a subprocess; never raises because of what happens there.
 
-    What the worker hands over reaches ``problem.best`` at once. Ctrl-C ends the worker; what it has found
-    is returned.
+    What the worker hands over reaches ``problem.best`` at once. Ctrl-C and `should_stop` end the worker;
+    what it has found is returned.
 
     Raises:
         KeyboardInterrupt: interrupted before any plan was found.
@@ -56,9 +58,9 @@ def solve_isolated(problem: Problem, strategy: str, options: Mapping[str, Any]) 
     if problem.best is None:
         problem = problem.collecting()
     # A problem derived from the one asked (another budget) collects for itself; what fits is handed on.
-    own = replace(problem.collecting(), report=None)
+    own = replace(problem, report=None).collecting()
     assert own.best is not None
-    events = _Events(own, problem, strategy)
+    events = _Events(own, problem, should_stop)
     chosen = get_strategy(strategy)
     rows, status, message = _ask(own, strategy, options, family=False, events=events)
     interrupted = events.ended == "interrupted"
@@ -97,11 +99,12 @@ class _Events:
     Attributes:
         ended: ``killed`` or ``interrupted`` if the worker did not end by itself, else ''.
         raised: it was this thread that Ctrl-C interrupted.
+        should_stop: asked several times a second whether to end the worker.
         peak_memory_bytes: largest resident set that the worker told of.
     """
 
-    def __init__(self, own: Problem, outer: Problem, strategy: str):
-        self.own, self.outer, self.strategy = own, outer, strategy
+    def __init__(self, own: Problem, outer: Problem, should_stop: Callable[[], bool]):
+        self.own, self.outer, self.should_stop = own, outer, should_stop
         self.ended, self.raised, self.peak_memory_bytes = "", False, 0
         self.path: Path | None = None
         self._at = 0
@@ -277,7 +280,7 @@ def _wait(process: subprocess.Popen[bytes], ends_at: float, events: _Events | No
             pass
         if events is not None:
             events.read()
-        if process in _interrupted:
+        if process in _interrupted or (events is not None and events.should_stop()):
             if events is not None:
                 events.ended = "interrupted"
             return _end_gently(process)

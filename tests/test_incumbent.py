@@ -268,6 +268,53 @@ def test_ctrl_c_returns_what_the_worker_has_found(plugin, strategy) -> None:
     assert message.startswith("interrupted; ")
 
 
+STOPS_ONE = """
+    import json, threading, time
+    import remat
+    from remat.solve import Problem
+    from remat.worker import solve_isolated
+
+    graph = remat.Graph.from_nodes("g", [[], [0], [1]], [1, 2, 3], [1, 2, 3])
+    stops, found, ended = [threading.Event(), threading.Event()], threading.Barrier(3), {}
+
+    def work(index):
+        told = []
+        def first(progress):
+            if not told:
+                told.append(found.wait(60))
+        problem = Problem(graph, 100, deadline=time.monotonic() + 60, report=first).collecting()
+        ended[index] = solve_isolated(problem, "works", {}, stops[index].is_set).stats["ended"]
+
+    crew = [threading.Thread(target=work, args=(index,)) for index in (0, 1)]
+    for thread in crew:
+        thread.start()
+    found.wait(60)
+    stops[0].set()
+    crew[0].join(20)
+    still = crew[1].is_alive()
+    stops[1].set()
+    crew[1].join(20)
+    print(json.dumps([ended, still]))
+"""
+
+
+def test_one_of_two_workers_is_stopped_and_the_other_goes_on(plugin) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(STOPS_ONE)], cwd=plugin, text=True, capture_output=True, timeout=90,
+        env=os.environ | {"PYTHONPATH": str(plugin)},
+    )  # fmt: skip
+    assert done.stdout, done.stderr
+    assert json.loads(done.stdout) == [{"0": "interrupted", "1": "interrupted"}, True]
+
+
+def test_an_isolated_solve_reports_each_improvement_once() -> None:
+    told: list[Progress] = []
+    budget = remat.min_budget(DIAMOND).bytes
+    solve_sweep(DIAMOND, [budget], "checkmate_milp", isolate=True, progress=told.append)
+    assert told
+    assert len({(p.cost, p.bound) for p in told}) == len(told)
+
+
 def test_an_isolated_solve_says_the_same_as_one_in_this_process() -> None:
     budget = remat.min_budget(DIAMOND).bytes
     here, there = (solve_sweep(DIAMOND, [budget], "checkmate_milp", isolate=isolate)[0] for isolate in (False, True))

@@ -192,7 +192,7 @@ class _Run:
         assert problem.best is not None
         if problem.remaining_s() < 0.5:
             return
-        solution = solve_isolated(replace(problem, warm_start=problem.best.plan), name, {})
+        solution = solve_isolated(replace(problem, warm_start=problem.best.plan), name, {}, self.stopped.is_set)
         self.stats[f"{name}_status"] = str(solution.status)
         if solution.status == "INFEASIBLE":
             self.infeasible = True
@@ -248,10 +248,6 @@ class _Run:
                 (searcher if prover.ended.is_set() else prover).ended.wait(0.02)
         finally:
             self.stopped.set()
-            if not prover.ended.is_set():
-                from remat.worker import interrupt_workers
-
-                interrupt_workers()
             searcher.ended.wait()
             prover.ended.wait(PROVER_GRACE_S)
         for thread in (searcher, prover):
