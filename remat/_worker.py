@@ -95,10 +95,10 @@ class Events:
 
 
 def peak_memory_bytes() -> int:
-    """Largest resident set of this process or of a child of it so far."""
+    """Largest resident set so far of this process plus that of a child of it: at most this was held at once."""
     unit = 1 if sys.platform == "darwin" else 1024
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return unit * max(resource.getrusage(kind).ru_maxrss for kind in kinds)
+    return unit * sum(resource.getrusage(kind).ru_maxrss for kind in kinds)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class Trace:
         order: [C] operation computed.
         running_bytes: [C] int64, held while it runs: residents, its outputs, its workspace, fixed.
         resident_bytes: [C] int64, held after it ran, before the frees that follow it.
-        end_cost: [C] int64, cumulative cost when it ends.
+        end_cost: [C] int64, cumulative cost when it ends; Python integers where 64 bits are too few.
         computations: [N] how often each operation is computed.
         final_bytes: held when the plan ends.
     """
@@ -116,7 +116,7 @@ def simulate(graph: Graph, plan: Plan) -> Trace:
         order=plan.order,
         running_bytes=running_bytes,
         resident_bytes=np.array(after, dtype=np.int64),
-        end_cost=np.array(elapsed_at, dtype=np.int64),
+        end_cost=np.array(elapsed_at, dtype=np.int64 if elapsed < 2**63 else object),
         computations=np.array(count, dtype=np.int64),
         final_bytes=held,
     )

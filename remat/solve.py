@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from remat.bounds.certificate import BoundCertificate
-from remat.errors import InvalidInput, RematError, Skip, unknown_name
+from remat.errors import InvalidInput, InvalidPlan, RematError, Skip, unknown_name
 from remat.graph import Graph
 from remat.incumbent import GAP_TOLERANCE, Incumbent, Progress, relative_gap
 from remat.plan import Plan, Scope, parse_scope
@@ -454,6 +454,10 @@ def _solve_here(chosen: Strategy, problem: Problem, options: Mapping[str, Any]) 
         if kept.plan is None and kept.status is not Status.FAILED:
             raise
         return kept
+    except InvalidPlan as error:  # a claim that the judge refutes, not a crash
+        if problem.best is not None:
+            problem.best.contradict(f"strategy '{chosen.name}' proposed a plan that cannot be executed: {error}")
+        return conclude_early(chosen, problem, "crashed", _reason(error), without_plan=Status.FAILED)
     except Exception as error:  # a strategy that crashes costs its own row, and the row says why
         return conclude_early(chosen, problem, "crashed", _reason(error), without_plan=Status.FAILED)
     return _conclude(chosen, problem, outcome, members, rejected)

@@ -80,7 +80,7 @@ def lower_bound(
     rounds, value_before = 0, -math.inf
     while not should_stop():
         begun = problem.remaining_s()
-        solved = solve_relaxation(model, used, problem.remaining_s(), problem.threads)
+        solved = solve_relaxation(model, used, problem.remaining_s(), problem.threads, should_stop)
         if solved is None:
             break
         x, y = solved
@@ -112,11 +112,13 @@ def lower_bound(
 
 
 def solve_relaxation(
-    model: StagedModel, used: np.ndarray, time_limit_s: float, threads: int
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """(x, y) of the LP over the columns `used` by interior point; None if it did not finish.
+    model: StagedModel, used: np.ndarray, time_limit_s: float, threads: int,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> tuple[np.ndarray, np.ndarray] | None:  # fmt: skip
+    """(x, y) of the LP over the columns `used` ([n] bool) by interior point; None if it did not finish.
 
-    y are multipliers of all rows in cost per unit of the row, x the values of all columns.
+    x [n] are the values of all columns, y [rows] multipliers of all rows in cost per unit of the row.
+    `should_stop` is asked by the interior point in every iteration.
     """
     import highspy
 
@@ -142,6 +144,12 @@ def solve_relaxation(
         ("solver", "ipm"), ("run_crossover", "off"), ("threads", threads), ("time_limit", max(0.1, time_limit_s)),
     ):  # fmt: skip
         highs.setOptionValue(option, value)
+
+    def ask(event: Any) -> None:
+        if should_stop():
+            event.interrupt()
+
+    highs.cbIpmInterrupt += ask
     highs.run()
     if highs.getModelStatus() not in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kUnknown):
         return None

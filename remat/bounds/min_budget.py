@@ -162,6 +162,7 @@ class _Sides:
         """
         from remat.ordering.relabel import plan_in_original, reordered
         from remat.search import minimise_cost
+        from remat.search.anneal import NOTHING
 
         known = self.plan.order.tolist()
         same = firsts is None or firsts == list(dict.fromkeys(known))
@@ -178,7 +179,7 @@ class _Sides:
             middle = (low + self.bytes) // 2
             best = minimise_cost(
                 graph, middle, start, seed=attempt, deadline=now + (deadline - now) / (SEARCH_BUDGETS - attempt),
-                target_cost=1 << 61, work_limit=SEARCH_MOVES,
+                target_cost=NOTHING, work_limit=SEARCH_MOVES,
             )  # fmt: skip
             if best.order is None or best.excess:
                 low = middle

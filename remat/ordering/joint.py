@@ -37,7 +37,7 @@ def free_plan(
     until = time.monotonic() + ORDER_SHARE * seconds if seconds < float("inf") else deadline
     moves = None if work_limit is None else int(ORDER_SHARE * work_limit)
     orders = anneal_orders(graph, budget_bytes, seed, until, moves)
-    best, best_cost = None, 1 << 62
+    best, best_cost = None, float("inf")
 
     def offer(plan: Plan, cost: int) -> None:
         nonlocal best, best_cost

@@ -31,7 +31,8 @@ FIXED_CHUNK = 8192  # moves; the same where runs must repeat exactly
 ROOM = 16  # runs per operation and copies per value, to begin with
 MAX_ROOM = 1 << 14
 TELL_SHARE = 20.0
-LARGEST_SUM = 1 << 61  # of bytes over all stages
+LARGEST_SUM = 1 << 61  # of bytes, or of costs, over all stages
+NOTHING = 1 << 120  # cost and excess before there is a plan
 
 
 @dataclass(slots=True)
@@ -39,14 +40,15 @@ class Best:
     """The best plan found so far, shared by the threads.
 
     Attributes:
-        order: computations, or None.
-        cost, excess: excess is the sum over stages of the bytes above the budget.
+        order: [C] int32 computations, or None.
+        cost, excess: excess is the sum over stages of the bytes above the budget; both to within the
+            annealer's units.
         moves: tried by all threads.
     """
 
     order: np.ndarray | None = None
-    cost: int = 1 << 62
-    excess: int = 1 << 62
+    cost: int = NOTHING
+    excess: int = NOTHING
     moves: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -60,14 +62,21 @@ class Best:
 
 
 class Annealer:
-    """One annealing run on one state: a seed, a budget, a plan that changes."""
+    """One annealing run on one state: a seed, a budget, a plan that changes.
+
+    Attributes:
+        unit, cost_unit: the bytes, and the cost, that count as one: 1, or more where sums over all stages
+            would not fit 64 bits.
+    """
 
     def __init__(self, graph: Graph, budget_bytes: int, seed: int, arrays: GraphArrays | None = None) -> None:
         self.arrays = GraphArrays.of(graph) if arrays is None else arrays
-        self.unit = _byte_unit(self.arrays)
+        n = len(self.arrays.cost)
+        self.unit = _unit(sum(self.arrays.size_bytes.tolist()) + int(self.arrays.workspace_bytes.max(initial=0)), n)
+        self.cost_unit = _unit(graph.total_cost, n)
         self.seed = seed
-        n, total = len(self.arrays.cost), max(1, int(self.arrays.cost.sum()))
-        self.mean_cost = total / n
+        total = max(1, graph.total_cost // self.cost_unit)
+        self.mean_cost = total / n  # in cost units, as everything inside
         self.start_price = total / max(1.0, 10.0 * float(self.arrays.size_bytes.sum()) / self.unit)
         self.price = self.start_price
         self.state = self._new_state(ROOM, 4 * n + 1000, 0)
@@ -94,8 +103,8 @@ class Annealer:
 
     @property
     def cost(self) -> int:
-        """Of the current plan."""
-        return int(self.state.scalar[COST])
+        """Of the current plan; at most `cost_unit` too low for each computation."""
+        return int(self.state.scalar[COST]) * self.cost_unit
 
     @property
     def excess(self) -> int:
@@ -125,8 +134,8 @@ class Annealer:
         at the clock after a fixed number of moves, so that a run repeats exactly.
         """
         done, chunk, began = 0, FIXED_CHUNK if fixed else 2000, time.monotonic()
-        seen_cost, seen_excess = self.cost, self.excess
-        best.offer(self.order(), seen_cost, seen_excess)
+        seen_cost, seen_excess = int(self.state.scalar[COST]), self.excess
+        best.offer(self.order(), self.cost, seen_excess)
         while done < moves:
             progress = done / moves
             if deadline < float("inf"):
@@ -144,7 +153,8 @@ class Annealer:
             took = time.monotonic() - started
             done += n
             best.moves += n
-            if length and best.offer(self.state.order[:length].copy(), seen_cost, seen_excess):
+            order = self.state.order[:length].copy()
+            if length and best.offer(order, seen_cost * self.cost_unit, seen_excess):
                 on_better()
             if self.state.scalar[ARENA_TOP] > 0.7 * len(self.state.arena):
                 self.load(self.order())  # more room
@@ -154,22 +164,21 @@ class Annealer:
 
     def _new_state(self, room: int, list_room: int, budget: int) -> State:
         arrays = self.arrays
-        if self.unit > 1:
+        if self.unit > 1 or self.cost_unit > 1:
             scaled = {name: getattr(arrays, name) for name in GraphArrays.__slots__}
+            # Sizes are rounded up and the budget down, so that a plan found is a plan; costs down, so that
+            # one that runs nothing twice is known as such.
             scaled["size_bytes"] = -(-arrays.size_bytes // self.unit)
             scaled["workspace_bytes"] = -(-arrays.workspace_bytes // self.unit)
+            scaled["cost"] = arrays.cost // self.cost_unit
             arrays = GraphArrays(**scaled)
         return new_state(arrays, room, list_room, budget, self.seed)
 
 
-def _byte_unit(arrays: GraphArrays) -> int:
-    """1, or the bytes that count as one where sums over all stages would not fit 64 bits.
-
-    Sizes are rounded up and the budget down, so that a plan found is a plan.
-    """
-    total = int(arrays.size_bytes.sum()) + int(arrays.workspace_bytes.max(initial=0))
+def _unit(total: int, stages: int) -> int:
+    """A power of two: 1 where `total` in every stage fits 64 bits."""
     unit = 1
-    while total // unit * len(arrays.cost) >= LARGEST_SUM:
+    while total // unit * stages >= LARGEST_SUM:
         unit *= 2
     return unit
 
@@ -213,7 +222,7 @@ def minimise_cost(
     stopped = threading.Event()
     errors: list[BaseException] = []
 
-    said = [1 << 62, 0.0]  # cost of the last one told, and when the next may be told
+    said = [float("inf"), 0.0]  # cost of the last one told, and when the next may be told
 
     def tell(last: bool = False) -> None:
         with told:

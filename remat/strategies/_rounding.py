@@ -12,10 +12,11 @@ from remat.bounds.lp import model_columns, solve_relaxation
 from remat.errors import InvalidInput, Skip
 from remat.graph import Graph
 from remat.plan import Plan
-from remat.search import minimise_cost
+from remat.search import is_warm, minimise_cost
 from remat.simulator import simulate
 from remat.solve import Candidate, Outcome, Problem
 from remat.staged_model import build_staged_model
+from remat.strategies.search import COLD_START_S
 
 LARGEST_COLUMNS = 400_000
 LP_SHARE = 0.7  # of the time, at most, for the relaxation
@@ -121,7 +122,7 @@ def round_all(
         if best is None or key < best[0]:
             best = key, order
     stats: dict[str, Any] = {"roundings": tried, "roundings_that_fit": fitting}
-    if improve and best is not None and problem.remaining_s() > 0.2:
+    if improve and best is not None and problem.remaining_s() > (0.2 if is_warm() else COLD_START_S):
         began = time.monotonic()
         found = minimise_cost(
             graph, problem.budget_bytes, np.array(best[1], dtype=np.int32), seed=problem.seed,

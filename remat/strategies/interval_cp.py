@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from remat.eviction import greedy_eviction
+from remat.errors import InvalidPlan
 from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.registry import strategy
@@ -17,15 +18,15 @@ from remat.search import is_warm
 from remat.simulator import simulate
 from remat.solve import Candidate, Outcome, Problem
 from remat.strategies._interval_model import build_intervals, run_stages
-from remat.strategies.search import search_staged
+from remat.strategies.search import quick_plan, search_staged
 
 WHO = "interval_cp"
 WHOLE_OPERATIONS = 300  # up to which the whole program is tried first
 WHOLE_SHARE = 0.5  # of the time, where neighbourhoods follow
 START_SHARE = 0.1  # of the time, for the first plan
-START_MOVES = 20_000
 NEIGHBOURHOOD_S = 3.0
 LARGEST_C = 8
+IN_VAIN = 4  # neighbourhoods with one C
 
 
 def tensorflow_came_first() -> bool:
@@ -76,16 +77,14 @@ class _Intervals:
     def _first_plan(self) -> None:
         problem = self.problem
         share = START_SHARE * problem.remaining_s()
-        if not is_warm():
-            plan = greedy_eviction(self.graph, problem.budget_bytes, deadline=problem.deadline)
+        if not is_warm() or problem.work_limit is not None:
+            plan = quick_plan(problem)
             if plan is not None:
                 self._keep(plan)
             return
         quick = replace(problem, report=None).collecting()
-        best = search_staged(
-            quick, 1, should_stop=lambda: problem.remaining_s() < share * (1 / START_SHARE - 1)
-        ) if problem.work_limit is None else None  # fmt: skip
-        if best is not None and best.order is not None and not best.excess:
+        best = search_staged(quick, 1, should_stop=lambda: problem.remaining_s() < share * (1 / START_SHARE - 1))
+        if best.order is not None and not best.excess:
             self._keep(Plan.from_order(self.graph, best.order.tolist(), problem.budget_bytes))
 
     def _keep(self, plan: Plan) -> bool:
@@ -121,7 +120,7 @@ class _Intervals:
         problem, n = self.problem, len(self.graph)
         random = np.random.default_rng(abs(problem.seed))
         size = min(n, 60)
-        rounds = 0
+        rounds = in_vain = 0
         while problem.remaining_s() > 0.5 and not self._solved():
             if problem.work_limit is not None and rounds >= problem.work_limit:
                 return
@@ -129,9 +128,13 @@ class _Intervals:
             free = self._window(random, size)
             before = self.best[0] if self.best is not None else None
             fixed = [k for k in range(n) if k not in free]
-            ended = self._solve(3, fixed, min(NEIGHBOURHOOD_S, problem.remaining_s() - 0.3))
+            most = 2 + in_vain // IN_VAIN % (LARGEST_C - 1)  # more runs where fewer no longer help, then anew
+            ended = self._solve(most, fixed, min(NEIGHBOURHOOD_S, problem.remaining_s() - 0.3))
             if self.best is not None and self.best[0] == before:
+                in_vain += 1
                 size = min(n, size + 5) if ended else max(10, int(size * 0.9))
+            else:
+                in_vain = 0
         self.stats["neighbourhoods"] = rounds
 
     def _window(self, random: np.random.Generator, size: int) -> set[int]:
@@ -165,9 +168,12 @@ class _Intervals:
             solver.parameters.max_deterministic_time = 5.0
             solver.parameters.num_workers = 1
         solver.parameters.max_time_in_seconds = seconds
-        status = solver.solve(built.model)
+        status = _solve_interruptibly(solver, built.model)
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            self._keep(Plan.from_order(self.graph, built.order(solver), problem.budget_bytes))
+            plan = Plan.from_order(self.graph, built.order(solver), problem.budget_bytes)
+            if simulate(self.graph, plan).peak_bytes > problem.budget_bytes:
+                raise InvalidPlan("the program's plan does not fit the budget that it was given")
+            self._keep(plan)
         if not fixed:
             self._conclude(built, solver, status == cp_model.INFEASIBLE)
         return status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
@@ -185,6 +191,18 @@ class _Intervals:
             self.bound = bound
             if self.problem.scope is Scope.STAGED:
                 self.problem.offer_bound(bound, WHO)
+
+
+def _solve_interruptibly(solver: Any, model: Any) -> Any:
+    """`solver.solve(model)` aside, because CP-SAT would swallow Ctrl-C and return as if nothing had happened."""
+    solver.parameters.catch_sigint_signal = False
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(solver.solve, model)
+        try:
+            return running.result()
+        except BaseException:
+            solver.stop_search()
+            raise
 
 
 def _unlimited(graph: Graph, limits: Any, cost: int | None) -> bool:

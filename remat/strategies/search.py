@@ -19,6 +19,7 @@ from remat.solve import Candidate, Outcome, Problem
 COST_POWERS = (0.5, 0.25, 0.75, 0.0, 1.0)
 GREEDY_S = 0.5  # for the greedy, where it fails
 MOVES_PER_S = 20_000  # in a deterministic run: what a slow machine manages in its time
+QUICK_MOVES, QUICK_SHARE = 20_000, 0.1  # of a plan to start from, and of the time, at most
 DEADLINE_MARGIN_S = 0.05  # for the last replay
 COLD_START_S = 40.0  # compiling takes 10 to 30 s; with less time than this it is not begun
 
@@ -75,6 +76,20 @@ def search_staged(
         on_order=offer, should_stop=lambda: should_stop() or problem.is_solved(), adopt=adopt,
         on_round=on_round,
     )  # fmt: skip
+
+
+def quick_plan(problem: Problem) -> Plan | None:
+    """Greedy eviction and a moment of annealing: a plan that fits, for others to start from; None without one."""
+    graph = problem.graph
+    if not is_warm():
+        return greedy_eviction(graph, problem.budget_bytes, deadline=problem.deadline)
+    best = minimise_cost(
+        graph, problem.budget_bytes, first_order(problem), seed=problem.seed, work_limit=QUICK_MOVES,
+        deadline=time.monotonic() + QUICK_SHARE * problem.remaining_s(), target_cost=graph.total_cost,
+    )  # fmt: skip
+    if best.order is None or best.excess:
+        return None
+    return Plan.from_order(graph, best.order.tolist(), problem.budget_bytes)
 
 
 def fixed_moves(problem: Problem) -> int:
