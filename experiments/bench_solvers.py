@@ -16,7 +16,7 @@ import re
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,23 @@ from remat.frontends import synthetic
 from remat.incumbent import GAP_TOLERANCE
 
 GROWTH_LAYERED, GROWTH_CHAINS = (250, 1000, 4000, 16_000), (100, 1000, 10_000)
+TIME_LIMIT_S = 60.0
 NEAR = 1e-4  # of a proven record
 SHARES = {"v100": (0.9, 0.75, 0.6), "layered": (0.9, 0.8), "generated": (0.9, 0.75, 0.6)}
 # Overheads in percent that others published on the layered graphs: MOCCASIN (fixed order), FastSA (free).
 PUBLISHED = {
     ("layered_n100", 0.9): (0.8, 0.0), ("layered_n100", 0.8): (2.3, 0.3),
     ("layered_n250", 0.9): (0.9, 0.0), ("layered_n250", 0.8): (4.9, 0.0),
+}  # fmt: skip
+
+# (gap, seconds without the start of the process) that `--gaps` measures against.
+GAP_GOALS = {
+    ("p100/resnet50_b184", "5 GiB"): (0.05, 600.0), ("p100/resnet50_b184", "6 GiB"): (0.027, 600.0),
+    ("p100/resnet50_b184", "7 GiB"): (0.02, 600.0), ("p100/resnet50_b184", "8 GiB"): (0.013, 600.0),
+    ("p100/resnet50_b184", "9 GiB"): (0.01, 600.0), ("p100/resnet50_b184", "10 GiB"): (0.01, 600.0),
+    ("p100/unet_b11", "6 GiB"): (0.02, 600.0),
+    **{("p100/unet_b11", f"{size} GiB"): (0.01, 600.0) for size in (7, 8, 9, 10)},
+    **{("p100/vgg16_b176", f"{size} GiB"): (GAP_TOLERANCE, 2.0) for size in (8, 9, 10)},
 }  # fmt: skip
 
 
@@ -50,6 +61,8 @@ class Case:
     record_proven: bool = False
     record_s: float | None = None
     published_overhead: float | None = None
+    goal_gap: float | None = None
+    goal_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +97,8 @@ class Result:
     machine: str = ""
     date: str = ""
     start_s: float | None = None
+    goal_gap: float | None = None
+    goal_s: float | None = None
 
     @property
     def solve_s(self) -> float:
@@ -98,7 +113,9 @@ class Result:
     @property
     def goal(self) -> str:
         """Whether the result is as good as what it is compared with; '' if with nothing."""
-        if self.record_cost:
+        if self.goal_gap is not None and self.goal_s is not None:
+            met = self.gap is not None and self.gap <= self.goal_gap and self.solve_s <= self.goal_s
+        elif self.record_cost:
             difference = self.against_record
             met = difference is not None and (difference <= NEAR if self.record_proven else difference < 0)
         elif self.published_overhead is not None:
@@ -148,11 +165,20 @@ def _share(graph: Graph, share: float) -> int:
 def run_case(
     case: Case, strategy: str, time_limit_s: float, threads: int, options: dict[str, Any], target_gap: float = 0.0
 ) -> Result:
-    """Solve one case in a process of its own, so that its memory is measured alone."""
+    """Solve one case in a process of its own, so that its memory is measured alone.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted; what it had found is no result.
+        SystemExit: the judge contradicts what the solver claims.
+    """
     solution = solve_sweep(
         case.graph, [case.budget_bytes], strategy, scope=case.scope, time_limit_s=time_limit_s, threads=threads,
         isolate=True, target_gap=target_gap or GAP_TOLERANCE, **options,
     )[0]  # fmt: skip
+    if solution.stats.get("contradicted"):
+        raise SystemExit(f"bench: {case.instance} at {case.label}: {solution.message}")
+    if solution.stats.get("ended") == "interrupted":
+        raise KeyboardInterrupt
     return _result(case, strategy, time_limit_s, threads, target_gap, solution)
 
 
@@ -163,61 +189,79 @@ def _result(case: Case, strategy: str, time_limit_s: float, threads: int, target
         s.wall_s, s.stats.get("solver_peak_memory_bytes"), case.record_cost, case.record_proven, case.record_s,
         case.published_overhead, str(s.parameters.get("from", "")), s.message, target_gap,
         case.graph.sha256(), provenance().cpu, time.strftime("%Y-%m-%d"),
-        s.stats.get("start_s"),
+        s.stats.get("start_s"), case.goal_gap, case.goal_s,
     )  # fmt: skip
 
 
 HEADER = (
-    "instance", "budget", "scope", "status", "cost", "overhead %", "bound", "gap %", "start s", "first s", "1 % s",
+    "instance", "budget", "status", "cost", "overhead %", "bound", "gap %", "start s", "first s", "1 % s",
     "wall s", "MiB", "record", "vs record %", "record s", "goal",
 )  # fmt: skip
 
 
 def table(results: Sequence[Result]) -> str:
-    """The results as a Markdown table."""
+    """The results as Markdown tables, one for each scope: their costs and bounds do not compare."""
+    parts = []
+    for scope in dict.fromkeys(r.scope for r in results):
+        rows = [table_row(r) for r in results if r.scope == scope]
+        head = ["| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER)]
+        parts.append("\n".join([f"Scope {scope}:", "", *head, *rows]))
+    return "\n\n".join(parts)
+
+
+def table_row(r: Result) -> str:
+    """One line of the table."""
 
     def number(value: float | None, digits: int, factor: float = 1.0) -> str:
         return "" if value is None else f"{factor * value:.{digits}f}"
 
-    lines = ["| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER)]
-    for r in results:
-        record = "" if r.record_cost is None else f"{r.record_cost:,}" + ("" if r.record_proven else " (24 h)")
-        if r.published_overhead is not None:
-            record = f"{r.published_overhead} % (published)"
-        cells = (
-            r.instance, r.budget, r.scope, r.status, "" if r.cost is None else f"{r.cost:,}",
-            number(r.overhead, 3, 100), "" if r.bound is None else f"{r.bound:,}", number(r.gap, 3, 100),
-            number(r.start_s, 2), number(r.first_plan_s, 2), number(r.within_1pct_s, 1), number(r.wall_s, 1),
-            number(r.peak_memory_bytes, 0, 2**-20), record, number(r.against_record, 4, 100), number(r.record_s, 0),
-            r.goal,
-        )  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    record = "" if r.record_cost is None else f"{r.record_cost:,}" + ("" if r.record_proven else " (24 h)")
+    if r.published_overhead is not None:
+        record = f"{r.published_overhead} % (published)"
+    goal = r.goal
+    if r.goal_gap is not None:
+        goal = f"{goal}: {100 * r.goal_gap:g} % in {r.goal_s:g} s"
+    cells = (
+        r.instance, r.budget, r.status, "" if r.cost is None else f"{r.cost:,}",
+        number(r.overhead, 3, 100), "" if r.bound is None else f"{r.bound:,}", number(r.gap, 3, 100),
+        number(r.start_s, 2), number(r.first_plan_s, 2), number(r.within_1pct_s, 1), number(r.wall_s, 1),
+        number(r.peak_memory_bytes, 0, 2**-20), record, number(r.against_record, 4, 100), number(r.record_s, 0), goal,
+    )  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
 
 
 def bench(arguments: argparse.Namespace) -> list[Result]:
     """Run every case that the store of rows does not have yet."""
     store = Path(arguments.out)
     store.parent.mkdir(parents=True, exist_ok=True)
-    known = [Result(**json.loads(line)) for line in store.read_text().splitlines()] if store.exists() else []
-    results, machine = [], provenance().cpu
+    rows = [Result(**json.loads(line)) for line in store.read_text().splitlines()] if store.exists() else []
+    known = {_key(r): r for r in rows if r.status != "FAILED"}
+    results = []
     for case in cases(_folder(arguments)):
         if arguments.only and not re.search(arguments.only, f"{case.instance} {case.label} {case.scope}"):
             continue
-        key = (case.instance, case.budget_bytes, case.scope, arguments.strategy, arguments.time_limit,
-               arguments.threads, arguments.target_gap, code_version(), case.graph.sha256(), machine)  # fmt: skip
-        found = next((r for r in known if key == (r.instance, r.budget_bytes, r.scope, r.strategy, r.time_limit_s,
-                                                  r.threads, r.target_gap, r.code, r.graph_sha256,
-                                                  r.machine)), None)  # fmt: skip
-        if found is None:
-            found = run_case(
-                case, arguments.strategy, arguments.time_limit, arguments.threads, {}, arguments.target_gap
-            )
+        time_limit_s, target_gap = arguments.time_limit, arguments.target_gap
+        if arguments.gaps:
+            if (case.instance, case.label) not in GAP_GOALS:
+                continue
+            goal_gap, goal_s = GAP_GOALS[case.instance, case.label]
+            case = replace(case, goal_gap=goal_gap, goal_s=goal_s)
+            time_limit_s, target_gap = arguments.time_limit or max(goal_s, TIME_LIMIT_S), target_gap or goal_gap
+        key = (case.instance, case.budget_bytes, case.scope, arguments.strategy, time_limit_s, arguments.threads,
+               target_gap, code_version(), case.graph.sha256(), provenance().cpu)  # fmt: skip
+        result = known.get(key)
+        if result is None:
+            result = run_case(case, arguments.strategy, time_limit_s, arguments.threads, {}, target_gap)
             with store.open("a") as file:  # one line, one write: an interrupted run loses nothing
-                file.write(json.dumps(asdict(found)) + "\n")
-        results.append(found)
-        print(table([found]).splitlines()[-1], flush=True)
+                file.write(json.dumps(asdict(result)) + "\n")
+        results.append(replace(result, goal_gap=case.goal_gap, goal_s=case.goal_s))
+        print(table_row(results[-1]), flush=True)
     return results
+
+
+def _key(r: Result) -> tuple[Any, ...]:
+    return (r.instance, r.budget_bytes, r.scope, r.strategy, r.time_limit_s, r.threads, r.target_gap, r.code,
+            r.graph_sha256, r.machine)  # fmt: skip
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -306,16 +350,19 @@ def main() -> None:
     parser.add_argument("--generated", action="store_true", help="use the project's own graphs")
     parser.add_argument("--only", help="regular expression on 'instance budget scope'")
     parser.add_argument("--strategy", default="portfolio")
-    parser.add_argument("--time-limit", type=float, default=60.0)
+    parser.add_argument("--time-limit", type=float, help="seconds for each solve; default 60, with --gaps 600")
     parser.add_argument("--target-gap", type=float, default=0.0, help="end at this gap, e.g. 0.01 for 1 %%")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=1, help="of each solve with --compare")
     parser.add_argument("--compare", action="store_true", help="the MILP's two formulations")
+    parser.add_argument("--gaps", action="store_true", help="the proven gaps that are aimed at, until each is reached")
     parser.add_argument("--growth", action="store_true", help="search against the size of the graph")
     parser.add_argument("--figure", default="runs/growth.png", help="of --growth")
     parser.add_argument("--out", default="runs/bench.jsonl", help="rows, found again by the next run")
     parser.add_argument("--markdown", help="write the table there too")
     arguments = parser.parse_args()
+    if not arguments.gaps:
+        arguments.time_limit = arguments.time_limit or TIME_LIMIT_S
     if arguments.compare:
         compare(arguments)
         return
@@ -325,13 +372,16 @@ def main() -> None:
     began = time.monotonic()
     results = bench(arguments)
     where = provenance()
+    limits = sorted({r.time_limit_s for r in results})
+    limit = " or ".join(f"{seconds:g} s" for seconds in limits)
     text = (
         f"{table(results)}\n\n{time.strftime('%Y-%m-%d')}, {where.cpu}, {os.cpu_count()} cores, Python "
-        f"{platform.python_version()}, {arguments.strategy}, {arguments.time_limit:g} s, {arguments.threads} threads; "
+        f"{platform.python_version()}, {arguments.strategy}, {limit}, {arguments.threads} threads; "
         f"{time.monotonic() - began:.0f} s in all"
     )
     goals = [r.goal for r in results if r.goal]
-    text += f"\n\nGoals: {goals.count('met')} of {len(goals)} met."
+    what = "Gaps" if arguments.gaps else "Costs against what is recorded or published"
+    text += f"\n\n{what}: {goals.count('met')} of {len(goals)} goals met."
     print("\n" + text)
     if arguments.markdown:
         Path(arguments.markdown).parent.mkdir(parents=True, exist_ok=True)

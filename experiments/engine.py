@@ -42,9 +42,7 @@ class Job:
 
     def run(self) -> Family | Solution:
         """Solve in a worker process; a family if the strategy ignores the budget. Never raises `RematError`."""
-        problem = replace(
-            self.problem, deadline=time.monotonic() + self.time_limit_s, time_limit_s=self.time_limit_s
-        )
+        problem = replace(self.problem, deadline=time.monotonic() + self.time_limit_s, time_limit_s=self.time_limit_s)
         if self.warm_start is not None:
             problem = replace(problem, warm_start=self.warm_start())
         is_family = get_strategy(self.strategy).ignores_budget

@@ -309,15 +309,18 @@ def solve_sweep(
             return []
         return solve_family(run_family(max(problems, key=lambda p: p.budget_bytes), strategy, options), problems)
     if chosen.is_baseline or len(problems) == 1:
-        return [_solve_one(chosen, one, options, time_limit_s, isolate) for one in problems]
+        return [_solve_one(chosen, one, options, time_limit_s, isolate, warm_start) for one in problems]
     from remat.sharing import share, solve_ascending  # imports this module
 
-    return share(solve_ascending(problems, lambda one: _solve_one(chosen, one, options, time_limit_s, isolate)))
+    return share(
+        solve_ascending(problems, lambda one: _solve_one(chosen, one, options, time_limit_s, isolate, warm_start))
+    )
 
 
 def _solve_one(
-    chosen: Strategy, problem: Problem, options: dict[str, Any], time_limit_s: float, isolate: bool | None
-) -> Solution:
+    chosen: Strategy, problem: Problem, options: dict[str, Any], time_limit_s: float, isolate: bool | None,
+    given: Plan | None,
+) -> Solution:  # fmt: skip
     problem = replace(problem, deadline=time.monotonic() + time_limit_s).collecting()
     refusal = _refuse_if_impossible(chosen, problem)
     if refusal is not None:
@@ -325,8 +328,25 @@ def _solve_one(
     if chosen.in_own_process(isolate):
         from remat.worker import solve_isolated  # imports this module
 
-        return solve_isolated(problem, chosen.name, options)
-    return solve_here(problem, chosen.name, options)
+        solution = solve_isolated(problem, chosen.name, options)
+    else:
+        solution = solve_here(problem, chosen.name, options)
+    return solution if given is None or chosen.is_baseline else _at_least(solution, chosen, problem, given)
+
+
+def _at_least(solution: Solution, chosen: Strategy, problem: Problem, given: Plan) -> Solution:
+    """The solution, or the plan that was given to start from if nothing cheaper was found."""
+    if solution.status in (Status.FAILED, Status.SKIPPED) or not problem.scope.contains(given.scope):
+        return solution
+    trace = simulate(problem.graph, given)
+    if trace.peak_bytes > problem.budget_bytes or (solution.cost is not None and solution.cost <= trace.cost):
+        return solution
+    known = Outcome(
+        bound=solution.bound, infeasible=solution.status is Status.INFEASIBLE, message=solution.message,
+        stats=solution.stats, certificate=solution.certificate,
+    )  # fmt: skip
+    member = Member(given, trace.cost, trace.peak_bytes, {"from": "warm start"})
+    return replace(_conclude(chosen, replace(problem, best=None), known, [member], ""), wall_s=solution.wall_s)
 
 
 def solve_here(problem: Problem, strategy: str, options: Mapping[str, Any]) -> Solution:
@@ -550,7 +570,7 @@ def _conclude(
             return _without_plan(chosen, problem, Status.FAILED, message, **common)
         gap = relative_gap(best.cost, bound)
         return Solution(
-            Status.OPTIMAL if gap <= min(GAP_TOLERANCE, problem.target_gap) else Status.FEASIBLE,
+            Status.OPTIMAL if gap <= GAP_TOLERANCE else Status.FEASIBLE,
             chosen.name, graph.name, budget, problem.scope, problem.accounting,
             plan=replace(best.plan, budget_bytes=budget), cost=best.cost, peak_bytes=best.peak_bytes,
             overhead=best.cost / graph.total_cost - 1 if graph.total_cost else 0.0,

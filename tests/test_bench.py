@@ -22,7 +22,8 @@ def test_generated_graphs_give_a_table_that_the_next_run_continues(monkeypatch, 
     arguments = ["--generated", "--only", "chain_n48 90%", "--time-limit", "2", "--out", str(out)]
     run(monkeypatch, *arguments, "--markdown", str(markdown))
     first = capsys.readouterr().out
-    assert "generated/chain_n48 | 90% | staged" in first
+    assert "Scope staged:" in first
+    assert "generated/chain_n48 | 90% | " in first
     (row,) = [json.loads(line) for line in out.read_text().splitlines()]
     assert row["cost"] >= row["bound"] > 0
     assert f"{row['cost']:,}" in markdown.read_text()

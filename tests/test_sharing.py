@@ -21,7 +21,7 @@ from experiments.solving import Bench, contradictions, is_final, reuse_plans
 from experiments.store import Store
 from remat import Outcome, Plan, Problem, Solution, Status, registry, simulate
 from remat.sharing import share
-from remat.solve import Candidate, solve_sweep
+from remat.solve import Candidate, solve_here, solve_sweep
 
 CHAIN = training_chain(4)
 LEAST = remat.min_budget(CHAIN).bytes
@@ -147,7 +147,7 @@ class Here(LocalEngine):
             job = self.jobs.pop(0)
             start = job.warm_start() if job.warm_start is not None else None
             self.starts.append((job.problem.budget_bytes, start and simulate(GRAPH, start).cost))
-            yield job, solve_sweep(GRAPH, [job.problem.budget_bytes], job.strategy, warm_start=start, isolate=False)[0]
+            yield job, solve_here(replace(job.problem, warm_start=start).collecting(), job.strategy, job.options)
 
     def running(self):
         return []

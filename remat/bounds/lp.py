@@ -122,6 +122,8 @@ def solve_relaxation(
     """
     import highspy
 
+    if not used.any():  # nothing to decide
+        return np.zeros(model.shape[1]), np.zeros(model.shape[0])
     rows_used = np.asarray(model.matrix[:, used].getnnz(axis=1)).ravel() > 0
     matrix = model.matrix[rows_used][:, used].astype(np.float64)
     cost_scale = max(1.0, float(model.cost.max(initial=1)))

@@ -19,6 +19,7 @@ from remat.staged_model import build_staged_model
 from remat.strategies.search import COLD_START_S
 
 LARGEST_COLUMNS = 400_000
+NOT_IN_TIME = "the relaxation was not solved in time; give it more (time_limit)"
 LP_SHARE = 0.7  # of the time, at most, for the relaxation
 IMPROVE_MOVES = 200_000  # of the search, beyond the paper
 
@@ -62,7 +63,7 @@ def relaxed_residency(problem: Problem, epsilon: float, *, may_shrink: bool) -> 
             note = "" if share == epsilon else f"nothing fits with epsilon {epsilon:g}: relaxed with {share:g}"
             return model.matrices(solved[0])[1], note
         if time.monotonic() > until - 0.1:
-            return None, "the relaxation was not solved in time"
+            return None, NOT_IN_TIME
     advice = "" if may_shrink else "; lower epsilon"
     return None, f"the relaxation has no solution within {1 - epsilon:.0%} of the budget{advice}"
 

@@ -67,7 +67,11 @@ class _Intervals:
         if self.best is not None and not self._solved():
             self._neighbourhoods()
         staged = problem.scope is Scope.STAGED
-        message = "" if staged else f"plans are staged; nothing is proven for scope {problem.scope}"
+        message = (
+            "" if staged or problem.is_solved() else f"plans are staged; nothing is proven for scope {problem.scope}"
+        )
+        if self.best is None and not self.infeasible:
+            message = "no plan found; portfolio and search find plans sooner"
         candidates = () if self.best is None else (Candidate(self.best[1]),)
         infeasible = self.infeasible and staged
         timed_out = not candidates and not infeasible and problem.remaining_s() < 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from remat.registry import strategy
 from remat.solve import Outcome, Problem
-from remat.strategies._rounding import check_options, relaxed_residency, round_all
+from remat.strategies._rounding import NOT_IN_TIME, check_options, relaxed_residency, round_all
 
 THRESHOLDS = tuple(i / 10 for i in range(1, 10))
 
@@ -24,6 +24,6 @@ def lp_rounding(problem: Problem, *, epsilon: float = 0.1, improve: bool = True)
     """
     S_TV, note = relaxed_residency(problem, epsilon, may_shrink=improve)
     if S_TV is None:
-        return Outcome(timed_out=problem.remaining_s() < 1.0, message=note)
+        return Outcome(timed_out=note == NOT_IN_TIME, message=note)
     rounded = ((threshold < S_TV, {"threshold": threshold}) for threshold in THRESHOLDS)
     return round_all(problem, "lp_rounding", rounded, improve, note)

@@ -6,7 +6,7 @@ import numpy as np
 
 from remat.registry import strategy
 from remat.solve import Outcome, Problem
-from remat.strategies._rounding import check_options, relaxed_residency, round_all
+from remat.strategies._rounding import NOT_IN_TIME, check_options, relaxed_residency, round_all
 
 
 @strategy("lp_rounding_random", isolated=True, check=check_options)
@@ -21,7 +21,7 @@ def lp_rounding_random(problem: Problem, *, epsilon: float = 0.1, samples: int =
     """
     S_TV, note = relaxed_residency(problem, epsilon, may_shrink=improve)
     if S_TV is None:
-        return Outcome(timed_out=problem.remaining_s() < 1.0, message=note)
+        return Outcome(timed_out=note == NOT_IN_TIME, message=note)
     random = np.random.default_rng(abs(problem.seed))
     rounded = ((random.random(S_TV.shape) < S_TV, {"sample": i}) for i in range(samples))
     return round_all(problem, "lp_rounding_random", rounded, improve, note)

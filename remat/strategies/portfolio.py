@@ -91,10 +91,11 @@ class _Run:
         certificate = self.certificate
         if certificate is not None and certificate.bound < best.bound:
             certificate = None  # of a weaker bound than the one reported
+        notes = [] if self.problem.is_solved() else self.notes
         timed_out = not candidates and self.problem.remaining_s() < 1.0
         return Outcome(
             candidates, bound=best.bound, infeasible=self.infeasible and not candidates, timed_out=timed_out,
-            message="; ".join(self.notes), stats=self.stats, certificate=certificate,
+            message="; ".join(notes), stats=self.stats, certificate=certificate,
         )  # fmt: skip
 
     def exhaust(self) -> bool:
@@ -235,7 +236,8 @@ class _Run:
         if problem.scope is Scope.FREE:  # nothing to prove
             self.search(problem, problem.threads)
             return
-        prover = _Thread(lambda: self._prove_then_search(replace(problem, threads=1)))
+        # The process must not end in the middle of the prover's solver, which would abort it.
+        prover = _Thread(lambda: self._prove_then_search(replace(problem, threads=1)), daemon=False)
         searcher = _Thread(lambda: self.search(problem, problem.threads - 1))
         try:
             searcher.start()
@@ -295,8 +297,8 @@ class _Run:
 class _Thread(threading.Thread):
     """A thread that keeps the error it ended with, and tells when it has ended."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        super().__init__(daemon=True)
+    def __init__(self, work: Callable[[], None], *, daemon: bool = True) -> None:
+        super().__init__(daemon=daemon)
         self.work = work
         self.error: BaseException | None = None
         self.ended = threading.Event()

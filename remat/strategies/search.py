@@ -41,6 +41,8 @@ def search(problem: Problem) -> Outcome:
         problem = replace(problem, work_limit=fixed_moves(problem))
     best = search_staged(problem, problem.threads)
     stats = {"moves": best.moves}
+    if problem.is_solved():
+        return Outcome(stats=stats)  # what was offered already is optimal
     if best.order is None or best.excess:
         message = f"no plan found after {best.moves:,} moves; nothing is proven"
         return Outcome(message=message, stats=stats)
