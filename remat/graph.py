@@ -66,6 +66,9 @@ class Operation:
     run_once: bool = False
     work: Work | None = None
 
+    def __post_init__(self) -> None:
+        _make_plain(self, "cost", "workspace_bytes", "inputs", "outputs")
+
 
 @dataclass(frozen=True, slots=True)
 class Value:
@@ -80,6 +83,9 @@ class Value:
     name: str
     bytes: int
     keep: bool = False
+
+    def __post_init__(self) -> None:
+        _make_plain(self, "bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,7 @@ class Graph:
     _sha256: str = field(init=False, repr=False, compare=False, default="")
 
     def __post_init__(self) -> None:
+        _make_plain(self, "fixed_bytes", "loss")
         _check_integers(self)
         n_values = len(self.values)
         producer = [-1] * n_values
@@ -256,9 +263,19 @@ class Graph:
         return hashlib.sha256(json.dumps(content, separators=(",", ":"), default=int).encode()).hexdigest()
 
 
+def _make_plain(owner: object, *names: str) -> None:
+    """NumPy's integers, alone or in tuples, become Python's: theirs wrap, and sums must be exact."""
+    for name in names:
+        given = getattr(owner, name)
+        if isinstance(given, np.integer):
+            object.__setattr__(owner, name, int(given))
+        elif isinstance(given, tuple) and any(isinstance(x, np.integer) for x in given):
+            object.__setattr__(owner, name, tuple(int(x) if isinstance(x, np.integer) else x for x in given))
+
+
 def _check_integers(graph: Graph) -> None:
     def check(number: object, what: str) -> None:
-        if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+        if isinstance(number, bool) or not isinstance(number, int):
             raise InvalidGraph(f"{what} must be an integer, not {number!r}")
         if number < 0:
             raise InvalidGraph(f"{what} must not be negative, but is {number}")
@@ -271,7 +288,7 @@ def _check_integers(graph: Graph) -> None:
         check(op.workspace_bytes, f"workspace_bytes of operation {k} ({op.name})")
     for i, value in enumerate(graph.values):
         check(value.bytes, f"bytes of value {i} ({value.name})")
-    if sum(int(v.bytes) for v in graph.values) > MAX_BYTES or sum(int(o.cost) for o in graph.operations) > MAX_BYTES:
+    if sum(v.bytes for v in graph.values) > MAX_BYTES or graph.total_cost > MAX_BYTES:
         raise InvalidGraph(f"the graph's total bytes or cost exceed {MAX_BYTES}")
     if graph.loss is not None and not 0 <= graph.loss < len(graph.operations):
         raise InvalidGraph(f"loss is {graph.loss}, but there are {len(graph.operations)} operations")

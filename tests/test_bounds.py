@@ -182,10 +182,24 @@ def test_tampered_certificates_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="does not follow"):  # nothing says that value 0 is not held
         verify_bound(training_chain(6), replace(proof, budget_bytes=100, multipliers={"knapsack": [[3, 0, 0, 1, 1]]}))
     for knapsack in ([3, 0, 0, 1, 0, 1, 1], [3, 0, 0, 0, 1], [3, 0, 99, 1, 1], [3, 0, 1]):
-        with pytest.raises(InvalidInput, match="does not exist"):
+        with pytest.raises(InvalidInput, match="does not exist|must be 5 integers"):
             verify_bound(graph, replace(proof, multipliers={"knapsack": [knapsack]}))
     with pytest.raises(InvalidInput, match="does not exist"):
         verify_bound(graph, replace(proof, multipliers={"memory": [[len(graph), 1]]}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bound": float("nan")}, {"denominator": float("nan")}, {"budget_bytes": float("nan")}, {"scope": "best"},
+        {"multipliers": {"memory": [[1, float("inf")]]}}, {"multipliers": {"memory": [[1, np.uint64(2**62)]]}},
+        {"multipliers": {"memory": [[]]}}, {"multipliers": {"magic": [[1, 1]]}}, {"multipliers": None},
+    ],
+)  # fmt: skip
+def test_a_certificate_made_by_hand_is_checked_as_a_file_is(change: dict) -> None:
+    graph, proof = certified()
+    with pytest.raises(InvalidInput):
+        verify_bound(graph, replace(proof, **change))
 
 
 @pytest.mark.parametrize(

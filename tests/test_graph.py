@@ -54,6 +54,17 @@ def test_impossible_numbers_are_refused(field, words):
         Graph.from_nodes(**{"name": "g", "deps": [[]], "bytes": [1], "costs": [1]} | field)
 
 
+def test_numpy_integers_become_plain_ones():
+    sizes, costs = np.array([200, 100, 50], dtype=np.uint8), np.array([2**30] * 3, dtype=np.int32)
+    graph = Graph.from_nodes("g", [[], [0], np.array([0, 1])], sizes, costs, fixed_bytes=np.int16(7))
+    plain = Graph.from_nodes("g", [[], [0], [0, 1]], [200, 100, 50], [2**30] * 3, fixed_bytes=7)
+    assert graph == plain
+    assert graph.sha256() == plain.sha256()
+    assert graph.total_cost == 3 * 2**30
+    assert type(graph.values[0].bytes) is type(graph.operations[2].inputs[0]) is type(graph.fixed_bytes) is int
+    assert graph.largest_working_set() == plain.largest_working_set()
+
+
 def test_sums_stay_far_inside_64_bits():
     with pytest.raises(InvalidGraph, match="total bytes"):
         Graph.from_nodes("g", [[], [], []], [2**59] * 3, [1] * 3)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import signal
+import subprocess
+import sys
+import textwrap
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -45,6 +51,54 @@ def test_portfolio_proves_the_optimum_of_small_graphs(scope):
                 assert replay(graph, list(zip(solution.plan.kinds, solution.plan.ids, strict=True))).cost == best
             checked += 1
     assert checked > 100
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_search_and_proof_without_exhaustive_search_find_the_optimum_too(monkeypatch, threads):
+    monkeypatch.setattr(importlib.import_module("remat.strategies.portfolio"), "EXHAUSTIVE_OPERATIONS", 0)
+    checked = 0
+    for graph in graphs(40):
+        for budget in tight_budgets(graph):
+            solution = solve(graph, budget, threads=threads, time_limit_s=30)
+            best = optimum(graph, budget, "staged")
+            if best is None:
+                assert solution.status is Status.INFEASIBLE
+            else:
+                assert (solution.status, solution.cost) == (Status.OPTIMAL, best)
+            checked += 1
+    assert checked > 50
+
+
+def test_a_plan_at_every_budget_a_little_above_the_smallest():
+    graphs = [synthetic.chain(n=40, varied=True), synthetic.skip(depth=20), synthetic.layered(n=80)]
+    for graph in graphs:
+        least = remat.min_budget(graph, time_limit_s=5).bytes
+        peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+        for budget in (int(1.05 * least) + 1, (int(1.05 * least) + peak) // 2):
+            solution = solve(graph, budget, "search", work_limit=200_000, time_limit_s=60)
+            assert solution.plan is not None, (graph.name, budget)
+            assert solution.peak_bytes <= budget
+
+
+def test_costs_whose_sum_is_beyond_64_bits_are_exact():
+    """A plan that costs more than 2**63: the same as with costs of 1, times 10**15."""
+    bytes_, deps = [1] * 200, [[]] + [[i] for i in range(199)]
+    light, dear = (Graph.from_nodes(name, [d[:] for d in deps], bytes_, [cost] * 200)
+                   for name, cost in (("light", 1), ("dear", 10**15)))  # fmt: skip
+    light, dear = (replace(g, operations=tuple(_also_reads_mirror(g))) for g in (light, dear))
+    cheap, costly = (solve(g, 3, "search", work_limit=20_000, time_limit_s=120) for g in (light, dear))
+    assert cheap.status is costly.status is Status.FEASIBLE
+    assert costly.cost > 2**63 // 2
+    assert costly.cost % 10**15 == 0
+    assert abs(costly.cost / cheap.cost / 10**15 - 1) < 0.05  # the same moves but for rounding
+
+
+def _also_reads_mirror(graph: Graph):
+    """The second half reads the first half backwards, as gradients do."""
+    n = len(graph)
+    for k, op in enumerate(graph.operations):
+        mirror = n - 1 - k
+        yield op if k <= n // 2 else replace(op, inputs=tuple(sorted({*op.inputs, mirror})))
 
 
 def test_search_keeps_its_books_exactly():
@@ -183,6 +237,33 @@ def test_a_sweep_is_monotone():
     by_budget = sorted(solutions, key=lambda s: s.budget_bytes)
     costs = [s.cost for s in by_budget if s.cost is not None]
     assert costs == sorted(costs, reverse=True)
+
+
+INTERRUPTED = """
+    import remat
+    from remat.frontends import synthetic
+
+    graph = synthetic.layered(n=120)
+    peak = remat.simulate(graph, remat.Plan.from_order(graph, range(120))).peak_bytes
+    say = lambda p: print("found", flush=True)
+    solution = remat.solve(graph, int(0.8 * peak), time_limit_s=60, scope="SCOPE", progress=say)
+    assert remat.simulate(graph, solution.plan).peak_bytes <= int(0.8 * peak)
+    print(solution.status, solution.stats["ended"])
+"""
+
+
+@pytest.mark.parametrize("scope", ["staged", "fixed_order"])
+def test_ctrl_c_returns_the_incumbent_and_the_process_ends_well(scope):
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(INTERRUPTED).replace("SCOPE", scope)], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "found\n"
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=55)
+    assert process.returncode == 0, errors  # not aborted in the middle of a solver
+    assert out.splitlines()[-1] == "FEASIBLE interrupted"
 
 
 def test_a_solve_leaves_no_thread_behind():

@@ -83,11 +83,15 @@ class BoundCertificate:
         for key in ("budget_bytes", "bound", "denominator"):
             if type(content.get(key)) is not int:
                 raise InvalidInput(f"{where}: {key} must be an integer")
+        try:
+            scope = parse_scope(content.get("scope", ""))
+        except InvalidInput as error:
+            raise InvalidInput(f"{where}: {error}") from None
         if not isinstance(content.get("graph_sha256"), str) or not isinstance(content.get("multipliers"), dict):
             raise InvalidInput(f"{where}: graph_sha256 or multipliers are missing")
         return cls(
             str(content.get("graph", "")), content["graph_sha256"], content["budget_bytes"],
-            parse_scope(content.get("scope", "")), content["bound"], content["denominator"],
+            scope, content["bound"], content["denominator"],
             _checked_multipliers(content["multipliers"], where),
         )  # fmt: skip
 
@@ -128,16 +132,23 @@ def _checked_multipliers(multipliers: Any, where: str) -> dict[str, list[list[in
 def verify_bound(graph: Graph, certificate: BoundCertificate | str | os.PathLike[str]) -> int:
     """Check a certificate in exact integer arithmetic and return the bound that it proves.
 
-    Needs no solver; the time is linear in the certificate.
+    Needs no solver; the time is linear in the certificate, times the values for each memory row.
 
     Returns:
-        The certificate's bound.
+        The certificate's bound: it holds for its `budget_bytes` (and every smaller one) and its `scope`.
 
     Raises:
         InvalidInput: it is about another graph, is malformed, or proves less than it claims.
     """
-    if not isinstance(certificate, BoundCertificate):
+    if isinstance(certificate, BoundCertificate):  # as strict as with a file: anyone may have made it
+        try:
+            certificate = BoundCertificate.from_dict(certificate.to_dict(), "the certificate")
+        except (TypeError, AttributeError) as error:
+            raise InvalidInput(f"the certificate is malformed: {error}") from None
+    elif isinstance(certificate, (str, os.PathLike)):
         certificate = BoundCertificate.load(certificate)
+    else:
+        raise InvalidInput(f"the certificate must be a remat.BoundCertificate or a file, not {certificate!r:.60}")
     if certificate.graph_sha256 != graph.sha256():
         raise InvalidInput(f"the bound is about another graph ('{certificate.graph_name}'), not '{graph.name}'")
     proven = proven_bound(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -90,6 +91,8 @@ class _Intervals:
         best = search_staged(quick, 1, should_stop=lambda: problem.remaining_s() < share * (1 / START_SHARE - 1))
         if best.order is not None and not best.excess:
             self._keep(Plan.from_order(self.graph, best.order.tolist(), problem.budget_bytes))
+        elif quick.best is not None and quick.best.plan is not None:  # the greedy's: no time for more
+            self._keep(quick.best.plan)
 
     def _keep(self, plan: Plan) -> bool:
         trace = simulate(self.graph, plan)
@@ -190,7 +193,9 @@ class _Intervals:
         if infeasible:
             self.infeasible = True  # with a plan in hand a contradiction, which `remat.solve` tells
             return
-        bound = built.base + max(0, int(np.ceil(solver.best_objective_bound - 1e-6))) * built.cost_unit
+        claimed = solver.best_objective_bound  # a double, so beyond 2**53 it may be rounded up
+        claimed -= max(1e-6, 2.0 * abs(np.spacing(claimed)))
+        bound = built.base + max(0, math.ceil(claimed)) * built.cost_unit
         if self.bound is None or bound > self.bound:
             self.bound = bound
             if self.problem.scope is Scope.STAGED:

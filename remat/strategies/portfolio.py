@@ -28,6 +28,7 @@ EXHAUSTIVE_STATES = 50_000
 LP_COLUMNS_IN_1S, LP_POWER = 9_000, 1.6  # the interior point's time, roughly; decides whether it is begun
 SMALL_COLUMNS = 12_000  # up to which the MILP is tried before the LP bound
 SMALL_SHARE = 0.8  # of the time
+SEARCH_SHARE, SEARCH_SHARE_SMALL = 0.3, 0.02  # of the time, before the proof where one thread does both
 WHOLE_COLUMNS = 40_000  # up to which the MILP of the whole problem gets the time that remains
 REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
 IN_VAIN = 2  # restricted MILPs without a better plan, then comes the LP bound
@@ -136,7 +137,7 @@ class _Run:
         """
         if problem.scope is Scope.FREE:
             return
-        small = problem.scope is Scope.STAGED and self.columns <= SMALL_COLUMNS
+        small = self.is_small()
         if small:
             self._small_milp(problem)
         refiner = self.refiner
@@ -163,6 +164,10 @@ class _Run:
         if refine and not self._done(problem):
             refiner.run(problem.deadline, problem.threads, lambda: self._done(problem))
         self.stats["restricted_milps"] = refiner.solves
+
+    def is_small(self) -> bool:
+        """Whether the MILP of the whole is likely to end soon."""
+        return self.problem.scope is Scope.STAGED and self.columns <= SMALL_COLUMNS
 
     def _expected_s(self) -> float:
         """Seconds of the LP bound, roughly."""
@@ -210,7 +215,8 @@ class _Run:
                 self._prove_aside()
             return
         began, seconds = time.monotonic(), problem.remaining_s()
-        self.search(replace(problem, deadline=began + 0.3 * seconds), 1)
+        share = SEARCH_SHARE_SMALL if self.is_small() else SEARCH_SHARE
+        self.search(replace(problem, deadline=began + share * seconds), 1)
         if not self._done():
             self.prove(replace(problem, deadline=began + 0.7 * seconds))
         if not self._done():
