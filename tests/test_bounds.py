@@ -182,7 +182,7 @@ def test_tampered_certificates_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="does not follow"):  # nothing says that value 0 is not held
         verify_bound(training_chain(6), replace(proof, budget_bytes=100, multipliers={"knapsack": [[3, 0, 0, 1, 1]]}))
     for knapsack in ([3, 0, 0, 1, 0, 1, 1], [3, 0, 0, 0, 1], [3, 0, 99, 1, 1], [3, 0, 1]):
-        with pytest.raises(InvalidInput, match="does not exist|must be 5 integers"):
+        with pytest.raises(InvalidInput, match=r"does not exist|must be 5 integers"):
             verify_bound(graph, replace(proof, multipliers={"knapsack": [knapsack]}))
     with pytest.raises(InvalidInput, match="does not exist"):
         verify_bound(graph, replace(proof, multipliers={"memory": [[len(graph), 1]]}))

@@ -10,10 +10,12 @@ import pytest
 from brute_force import optimum, random_graph
 
 from remat import Graph, InvalidGraph, InvalidInput, Plan, load_graph, simulate
+from remat.frontends import synthetic
 from remat.ordering import anneal_orders, constructive_orders, plan_in_original, reordered
 from remat.ordering.anneal import measure_order
-from remat.ordering.joint import free_plan
+from remat.ordering.joint import _restarted, _shifted, free_plan
 from remat.plan import Scope
+from remat.search import minimise_cost
 
 KINDS = [{}, {"multi_output": 0.4}, {"workspace": 3}, {"keep": 0.3}, {"multi_output": 0.4, "workspace": 2, "keep": 0.2}]
 
@@ -133,3 +135,36 @@ def test_free_plans_are_not_below_the_optimum():
         met += trace.cost == truth
     assert tried >= 15
     assert met >= 0.8 * tried
+
+
+def test_order_and_plan_are_improved_together():
+    graph = synthetic.layered(n=60)
+    budget = int(0.7 * simulate(graph, Plan.from_order(graph, range(60))).peak_bytes)
+    told: list[int] = []
+    plan = free_plan(graph, budget, seed=1, work_limit=400_000, on_plan=lambda _, cost: told.append(cost))
+    assert plan is not None
+    trace = simulate(graph, plan)
+    assert trace.peak_bytes <= budget
+    assert trace.cost == told[-1] == min(told)
+    again = free_plan(graph, budget, seed=1, work_limit=400_000)
+    assert again is not None
+    assert again.order.tolist() == plan.order.tolist()
+    staged = minimise_cost(graph, budget, seed=1, work_limit=400_000)
+    assert staged.excess or trace.cost < staged.cost
+
+
+def test_a_shifted_order_is_topological_and_keeps_the_repeats():
+    rng = np.random.default_rng(4)
+    for _ in range(50):
+        graph = random_graph(rng, 12)
+        order = tuple(range(12))
+        for _ in range(5):
+            after = _shifted(graph, order, 3, rng)
+            reordered(graph, after)  # refuses what is no topological order
+            computations = np.array([*range(6), 2, 4, *range(6, 12)])
+            labels = _restarted(tuple(range(12)), after, computations)
+            assert labels is not None
+            firsts = list(dict.fromkeys(labels.tolist()))
+            assert firsts == list(range(12))
+            repeated = sorted(after[i] for i in labels.tolist() if labels.tolist().count(i) > 1)
+            assert set(repeated) <= {2, 4}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,7 @@ def anneal_orders(
     deadline: float = float("inf"),
     work_limit: int | None = None,
     count: int = 4,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> list[Order]:
     """The best few distinct orders found, best first: least peak down to the budget, then least excess.
 
@@ -77,11 +78,11 @@ def anneal_orders(
     moves, left = FIRST_ROUND, work_limit if work_limit is not None else WORK_LIMIT
     if work_limit is None and deadline < float("inf"):
         left = 1 << 62
-    while left > 0 and time.monotonic() < deadline:
+    while left > 0 and time.monotonic() < deadline and not should_stop():
         for start in best()[:count]:
             order, out = np.array(start.operations, dtype=np.int64), np.empty(len(graph), dtype=np.int64)
             done, hot = 0, HOT * mean
-            while done < moves and left > 0 and time.monotonic() < deadline:
+            while done < moves and left > 0 and time.monotonic() < deadline and not should_stop():
                 n = min(CHUNK, moves - done, left)
                 cold = HOT * mean * (COLD / HOT) ** ((done + n) / moves)
                 kernel.anneal(

@@ -21,7 +21,7 @@ from remat.search import is_warm
 from remat.solve import Candidate, Outcome, Problem, candidates_of
 from remat.strategies._milp_restricted import Refiner
 from remat.strategies._milp_trimmed import solve_trimmed
-from remat.strategies.search import COLD_START_S, fixed_moves, search_staged
+from remat.strategies.search import COLD_START_S, DEADLINE_MARGIN_S, fixed_moves, quick_plan, search_staged
 
 EXHAUSTIVE_OPERATIONS = 24  # beyond it A* rarely ends
 EXHAUSTIVE_STATES = 50_000
@@ -34,7 +34,6 @@ REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILP
 IN_VAIN = 2  # restricted MILPs without a better plan, then comes the LP bound
 PROVER_GRACE_S = 0.3  # for the end of what does not listen: a presolve ends by itself a moment later
 MILP_GAP = 9e-5  # lands below OPTIMAL's tolerance
-ORDERS_SHARE = 0.7  # of the time, in scope free, for other orders than the graph's own
 FAMILY_SHARE = 0.2  # of the time, for the baselines where the search is not compiled
 
 
@@ -116,17 +115,19 @@ class _Run:
     def search(self, problem: Problem, threads: int) -> None:
         """Search in the scope asked for, until the limits of `problem`, an optimum, or `stopped`."""
         if problem.scope is Scope.FREE:
-            deadline = time.monotonic() + ORDERS_SHARE * problem.remaining_s()
+            start = quick_plan(problem)  # on the graph's own order, for the orders take their time
+            if start is not None:
+                problem.offer(start, "search")
 
             def offer(plan: Plan, _cost: int) -> None:
                 problem.offer(plan, "search over orders")
 
             free_plan(
-                problem.graph, problem.budget_bytes, seed=problem.seed, deadline=deadline,
-                work_limit=problem.work_limit, on_plan=offer,
+                problem.graph, problem.budget_bytes, seed=problem.seed, threads=threads,
+                deadline=problem.deadline - DEADLINE_MARGIN_S, work_limit=problem.work_limit, on_plan=offer,
                 should_stop=lambda: self._done(problem),
             )  # fmt: skip
-        if not self._done(problem):
+        else:
             best = search_staged(problem, threads, should_stop=self.stopped.is_set, on_round=self.refiner.add)
             self.stats["moves"] = self.stats.get("moves", 0) + best.moves
 
