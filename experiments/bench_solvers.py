@@ -9,6 +9,7 @@ its own; "start s" is the time until the strategy begins in it, and part of the 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -24,6 +25,7 @@ from analysis.growth import draw_growth
 from experiments.provenance import provenance
 from experiments.store import code_version
 from remat import Graph, Plan, Solution, load_graph, simulate, solve_sweep
+from remat.errors import RematError
 from remat.frontends import synthetic
 from remat.incumbent import GAP_TOLERANCE
 
@@ -234,8 +236,7 @@ def bench(arguments: argparse.Namespace) -> list[Result]:
     """Run every case that the store of rows does not have yet."""
     store = Path(arguments.out)
     store.parent.mkdir(parents=True, exist_ok=True)
-    rows = [Result(**json.loads(line)) for line in store.read_text().splitlines()] if store.exists() else []
-    known = {_key(r): r for r in rows if r.status != "FAILED"}
+    known = {_key(r): r for r in _stored(store) if r.status != "FAILED"}
     results = []
     for case in cases(_folder(arguments)):
         if arguments.only and not re.search(arguments.only, f"{case.instance} {case.label} {case.scope}"):
@@ -257,6 +258,13 @@ def bench(arguments: argparse.Namespace) -> list[Result]:
         results.append(replace(result, goal_gap=case.goal_gap, goal_s=case.goal_s))
         print(table_row(results[-1]), flush=True)
     return results
+
+
+def _stored(store: Path) -> Iterator[Result]:
+    """The rows of the file; a line that an interrupted run wrote in part is none."""
+    for line in store.read_text().splitlines() if store.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            yield Result(**json.loads(line))
 
 
 def _key(r: Result) -> tuple[Any, ...]:
@@ -361,6 +369,19 @@ def main() -> None:
     parser.add_argument("--out", default="runs/bench.jsonl", help="rows, found again by the next run")
     parser.add_argument("--markdown", help="write the table there too")
     arguments = parser.parse_args()
+    try:
+        re.compile(arguments.only or "")
+    except re.error as error:
+        parser.error(f"--only is no regular expression: {error}")
+    if arguments.repeats < 1:
+        parser.error("--repeats must be at least 1")
+    try:
+        _run(arguments)
+    except RematError as error:
+        raise SystemExit(f"bench: {error}") from None
+
+
+def _run(arguments: argparse.Namespace) -> None:
     if not arguments.gaps:
         arguments.time_limit = arguments.time_limit or TIME_LIMIT_S
     if arguments.compare:
@@ -371,6 +392,8 @@ def main() -> None:
         return
     began = time.monotonic()
     results = bench(arguments)
+    if not results:
+        raise SystemExit("bench: no case; see --only, --instances and --generated")
     where = provenance()
     limits = sorted({r.time_limit_s for r in results})
     limit = " or ".join(f"{seconds:g} s" for seconds in limits)

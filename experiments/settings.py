@@ -193,6 +193,8 @@ def _graph_file(cfg: DictConfig) -> Path:
     for folder in folders:
         if (folder / cfg.graph).is_file():
             return folder / cfg.graph
+    if any((folder / cfg.graph).is_dir() for folder in folders):
+        raise InvalidInput(f"graph={cfg.graph}: a folder; name one of the graph files in it")
     where = f" (nor under {', '.join(map(str, folders[1:]))})" if len(folders) > 1 else ""
     raise InvalidInput(f"graph={cfg.graph}: no such file{where}")
 

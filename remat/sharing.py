@@ -72,7 +72,7 @@ def share(solutions: Sequence[Solution]) -> list[Solution]:
         if bound is not None and bound.bound is not None and one.cost is not None and bound.bound > one.cost:
             shared[i] = _contradicted(bound, one, at=one)
             continue
-        if bound is not None and bound.bound is not None and _may_take(one) and (one.bound or 0) < bound.bound:
+        if bound is not None and bound.bound is not None and _may_take_bound(one) and (one.bound or 0) < bound.bound:
             one = replace(one, bound=bound.bound, certificate=bound.certificate)  # of a larger budget: holds here
         if one.bound is not None and (bound is None or bound.bound is None or one.bound > bound.bound):
             bound = one
@@ -82,6 +82,10 @@ def share(solutions: Sequence[Solution]) -> list[Solution]:
 
 def _may_take(solution: Solution) -> bool:
     return solution.status not in (Status.SKIPPED, Status.FAILED)
+
+
+def _may_take_bound(solution: Solution) -> bool:
+    return _may_take(solution) and solution.status is not Status.INFEASIBLE  # it has no cost to bound
 
 
 def _with_gap(solution: Solution) -> Solution:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from remat.incumbent import GAP_TOLERANCE, Incumbent, Progress, relative_gap
 from remat.plan import Plan, Scope, parse_scope
 from remat.registry import Strategy, get_strategy
 from remat.simulator import Trace, simulate
-from remat.units import format_size, parse_size
+from remat.units import check_time_limit, format_size, parse_size
 
 ACCOUNTINGS = ("exact", "published")
 
@@ -219,9 +220,17 @@ def solve(
         budget: total bytes, fixed bytes included; an int or a string with a unit (``5GiB``).
         strategy: a name from `remat.strategies()`.
         scope: ``staged``, ``fixed_order`` or ``free``.
-        time_limit_s: bounds the whole call.
+        time_limit_s: bounds the whole call, to within 5 % and 2 s (a process may have to be started or stopped).
+        seed: every random choice derives from it.
+        threads: that the strategy may use.
+        accounting: ``exact``, or ``published`` for the memory that Checkmate's artifact counts.
+        work_limit: moves or nodes instead of seconds, for runs that repeat exactly.
+        deterministic: two runs give the same plan, unless ``stats["cut_by_clock"]`` says that the time limit
+            ended one.
+        warm_start: a plan of this graph to start from; if it fits, the solution is at least as good.
         target_gap: end as soon as (cost - bound) / cost is at or below it.
-        progress: is called with a `Progress` at each improvement of the plan or of the bound.
+        progress: is called with a `Progress` at each improvement of the plan or of the bound, from
+            whichever thread found it; the search waits meanwhile.
         options: keyword options of the strategy.
 
     Returns:
@@ -279,11 +288,16 @@ def solve_sweep(
     chosen.check_options(options)
     _check_call(time_limit_s, threads, accounting, work_limit)
     _check_stopping(target_gap, progress)
-    seed = _check_seed(seed)
+    seed, threads, time_limit_s = _check_seed(seed), int(threads), float(time_limit_s)
+    work_limit = None if work_limit is None else int(work_limit)
     if not isinstance(deterministic, bool):
         raise InvalidInput(f"deterministic must be True or False, not {deterministic!r}")
     if warm_start is not None and not isinstance(warm_start, Plan):
         raise InvalidInput(f"warm_start must be a remat.Plan, not {type(warm_start).__name__}; see Plan.load")
+    if not isinstance(graph, Graph):
+        raise InvalidInput(f"graph must be a remat.Graph, not {type(graph).__name__}; see remat.load_graph")
+    if isinstance(budgets, (str, bytes)) or not isinstance(budgets, Iterable):
+        raise InvalidInput(f"budgets must be a list of sizes, not {budgets!r}; `remat.solve` takes a single one")
     if not len(graph):
         raise InvalidInput(f"graph '{graph.name}' has no operations; there is nothing to plan")
     if warm_start is not None and warm_start.graph_sha256 != graph.sha256():
@@ -383,13 +397,14 @@ def family(
 
 
 def _check_call(time_limit_s: float, threads: int, accounting: str, work_limit: int | None) -> None:
-    if isinstance(time_limit_s, bool) or not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:
-        raise InvalidInput(f"time limit must be a positive number of seconds, not {time_limit_s!r}")
-    if type(threads) is not int or threads < 1:
+    check_time_limit(time_limit_s)
+    if isinstance(threads, bool) or not isinstance(threads, Integral) or threads < 1:
         raise InvalidInput(f"threads must be an integer of at least 1, not {threads!r}")
     if accounting not in ACCOUNTINGS:
         raise unknown_name("accounting", accounting, ACCOUNTINGS)
-    if work_limit is not None and (type(work_limit) is not int or work_limit < 1):
+    if work_limit is not None and (
+        isinstance(work_limit, bool) or not isinstance(work_limit, Integral) or work_limit < 1
+    ):
         raise InvalidInput(f"work_limit must be an integer of at least 1, not {work_limit!r}")
 
 

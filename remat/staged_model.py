@@ -155,14 +155,13 @@ def last_stages(
 
 
 def build_staged_model(
-    graph: Graph, budget_bytes: int, *, memory: str = "full", backward: bool = True, once: bool = True,
+    graph: Graph, budget_bytes: int, *, memory: str = "full", once: bool = True,
     slot_stages: Collection[int] | None = None, repeats: Collection[tuple[int, int]] | None = None,
 ) -> StagedModel:  # fmt: skip
     """The integer program of `graph` within `budget_bytes`.
 
     Args:
         memory: ``full`` (exact) or ``stage_end`` (a relaxation, valid for fixed_order too).
-        backward: False leaves out the repeats of backward operations (a restricted problem).
         slot_stages: with ``full`` the stages whose repeats get memory rows, by default all; fewer make a
             relaxation.
         once: False leaves out S + R <= 1, which does not hold for fixed_order: there a value may be used
@@ -170,7 +169,7 @@ def build_staged_model(
         repeats: the (stage, operation) pairs that may be repeats, by default all (a restricted problem).
     """
     n, operations, producer = len(graph), graph.operations, graph.producer
-    repeatable = [not op.run_once and bool(op.outputs) and (backward or not op.is_backward) for op in operations]
+    repeatable = [not op.run_once and bool(op.outputs) for op in operations]
     last_run, last_held = last_stages(graph, repeatable, repeats)
     unit = math.gcd(*(v.bytes for v in graph.values), *(op.workspace_bytes for op in operations)) or 1
     size = [value.bytes // unit for value in graph.values]
@@ -254,7 +253,7 @@ def build_staged_model(
         graph, budget_bytes, np.array(cost, dtype=np.int64), graph.total_cost, np.array(upper, dtype=np.int64), matrix,
         np.array(rows.lower, dtype=np.int64), np.array(rows.kind, dtype=np.int8),
         np.array(rows.key, dtype=np.int32).reshape(-1, 3), is_integer, unit, R, S,
-        restricted=repeats is not None or (not backward and any(op.is_backward for op in operations)),
+        restricted=repeats is not None,
         infeasible=infeasible,
     )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from numbers import Real
 
 import numpy as np
 
@@ -63,3 +64,10 @@ def format_cost(cost: int | float, unit: str) -> str:
     if unit.lower().startswith("flop"):
         return f"{cost / 1e9:.3f} GFLOP"
     return f"{cost:g} {unit}"
+
+
+def check_time_limit(seconds: object, *, may_be_zero: bool = False) -> None:
+    """Raise `InvalidInput` for what is no positive number of seconds."""
+    number = float(seconds) if isinstance(seconds, Real) and not isinstance(seconds, bool) else math.nan
+    if not (number > 0 or (may_be_zero and number == 0)):
+        raise InvalidInput(f"time limit must be a positive number of seconds, not {seconds!r}")

@@ -38,15 +38,12 @@ class BoundResult:
 
     Attributes:
         certificate: proof of it, None if it is only the cost of running everything once.
-        R_TN, S_TV: the relaxation's values, for rounding; None without a solve.
         stats: numbers for the result row.
     """
 
     bound: int
     scope: Scope
     certificate: BoundCertificate | None = None
-    R_TN: np.ndarray | None = None
-    S_TV: np.ndarray | None = None
     stats: dict[str, Any] = field(default_factory=dict)
 
 
@@ -87,8 +84,7 @@ def lower_bound(
         rounds += 1
         certificate = _certify(model, scope, y, cuts)
         if certificate.bound > best.bound or best.certificate is None:
-            R_TN, S_TV = model.matrices(x)
-            best = BoundResult(certificate.bound, scope, certificate, R_TN, S_TV)
+            best = BoundResult(certificate.bound, scope, certificate)
             if on_bound is not None:
                 on_bound(certificate)
         value = model.cost_constant + float(model.cost @ x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from remat.exhaustive import exhaustive
 from remat.graph import Graph
 from remat.plan import Plan, Scope, parse_scope
 from remat.simulator import simulate
-from remat.units import format_size
+from remat.units import check_time_limit, format_size
 
 # Distances to evict by: rebuilding cost ignored, balanced, weighed fully.
 _COST_POWERS = (0.0, 0.5, 1.0)
@@ -66,6 +66,7 @@ def min_budget(graph: Graph, scope: str = "staged", *, time_limit_s: float = flo
         InvalidInput: unknown scope, or a graph without operations.
     """
     wanted = parse_scope(scope)
+    check_time_limit(time_limit_s, may_be_zero=True)
     if not len(graph):
         raise InvalidInput(f"graph '{graph.name}' has no operations; there is nothing to plan")
     began = time.monotonic()
@@ -79,7 +80,8 @@ def min_budget(graph: Graph, scope: str = "staged", *, time_limit_s: float = flo
         if wanted is Scope.FREE:
             sides.reorder(began + 0.8 * time_limit_s)
         sides.anneal()
-    return MinBudget(sides.bytes, sides.lower.bytes, sides.lower.operation, sides.plan, wanted, sides.lower.reason)
+    plan = replace(sides.plan, budget_bytes=sides.bytes)
+    return MinBudget(sides.bytes, sides.lower.bytes, sides.lower.operation, plan, wanted, sides.lower.reason)
 
 
 class _Sides:

@@ -28,6 +28,8 @@ def load_graph(path: str | os.PathLike[str]) -> Graph:
     Raises:
         InvalidGraph: naming the file and the place: unreadable, schema, order, dangling edge, sizes.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise InvalidGraph(f"the path of a graph file is wanted, not {path!r:.60}")
     path = Path(path)
     try:
         if path.exists() and not path.is_file() and not path.is_dir():

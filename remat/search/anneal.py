@@ -29,7 +29,7 @@ LONGEST_ROUND = 2_500  # moves per operation; from there on more rounds are bett
 CHUNK_S = 0.05  # how long compiled code runs before the clock is looked at
 FIXED_CHUNK = 8192  # moves; the same where runs must repeat exactly
 ROOM = 16  # runs per operation and copies per value, to begin with
-MAX_ROOM = 1 << 14
+LEAST_ROOM, MOST_STATE_BYTES = 256, 1 << 27  # beyond both a plan repeats too much: memory stays linear in the graph
 TELL_SHARE = 20.0
 LARGEST_SUM = 1 << 61  # of bytes, or of costs, over all stages
 NOTHING = 1 << 120  # cost and excess before there is a plan
@@ -93,7 +93,7 @@ class Annealer:
         n = len(self.arrays.cost)
         repeats = int(np.bincount(order, minlength=n).max(initial=1))
         room = max(self.state.computed.shape[1], 2 * repeats + 4)
-        if room > MAX_ROOM:
+        if room > max(LEAST_ROOM, MOST_STATE_BYTES // (4 * (n + 2 * len(self.arrays.size_bytes)))):
             return False
         if room > self.state.computed.shape[1] or 2 * len(order) + 8 * n > len(self.state.arena):
             random = self.state.random.copy()
@@ -147,7 +147,7 @@ class Annealer:
             low = max(hot * (cold / hot) ** following, 1e-12) * self.mean_cost
             high = max(hot * (cold / hot) ** progress, 1e-12) * self.mean_cost
             started = time.monotonic()
-            seen_cost, seen_excess, length, self.price, _ = kernel.anneal(
+            seen_cost, seen_excess, length, self.price = kernel.anneal(
                 self.state, n, high, low, self.price, seen_cost, seen_excess
             )
             took = time.monotonic() - started

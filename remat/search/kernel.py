@@ -926,7 +926,7 @@ def load_order(state: State, order: np.ndarray) -> bool:
 @_compiled
 def anneal(
     state: State, moves: int, hot: float, cold: float, price: float, best_cost: int, best_excess: int
-) -> tuple[int, int, int, float, int]:
+) -> tuple[int, int, int, float]:
     """Anneal for `moves` moves, the temperature falling geometrically from `hot` to `cold`.
 
     The energy is cost + price x (sum over stages of the bytes above the budget); the price adapts so
@@ -934,10 +934,10 @@ def anneal(
     seen is kept in `order`.
 
     Returns:
-        (best cost, best excess, length of `order` or 0 if nothing better was seen, price, accepted).
+        (best cost, best excess, length of `order` or 0 if nothing better was seen, price).
     """
     s: State = ByReference(*state)  # type: ignore[assignment]
-    length, accepted, over, temperature = 0, 0, 0, hot
+    length, over, temperature = 0, 0, hot
     window = max(PRICE_WINDOW, len(s.peak) // 16)
     follow_all = FOLLOW_ALL * min(1.0, LARGE / len(s.peak))
     cooling = math.exp(math.log(cold / hot) / max(moves, 1)) if hot > 0 else 1.0
@@ -964,7 +964,6 @@ def anneal(
         if change > s.real[ALLOWED]:
             _undo(s, cost, excess)
         else:
-            accepted += 1
             s.scalar[LOG_TOP] = 0
             now, beyond = s.scalar[COST], s.scalar[EXCESS]
             # A plan above the budget is only saved at the end: on the way down every move improves it.
@@ -976,4 +975,4 @@ def anneal(
         n = _save_order(s)
         if n > 0:
             best_cost, best_excess, length = s.scalar[COST], s.scalar[EXCESS], n
-    return best_cost, best_excess, length, price, accepted
+    return best_cost, best_excess, length, price

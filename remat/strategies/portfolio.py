@@ -33,6 +33,7 @@ WHOLE_COLUMNS = 40_000  # up to which the MILP of the whole problem gets the tim
 REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
 IN_VAIN = 2  # restricted MILPs without a better plan, then comes the LP bound
 PROVER_GRACE_S = 0.3  # for the end of what does not listen: a presolve ends by itself a moment later
+CUT_S = 0.5  # a run that repeats exactly has more time than that left, or the clock has cut it short
 MILP_GAP = 9e-5  # lands below OPTIMAL's tolerance
 FAMILY_SHARE = 0.2  # of the time, for the baselines where the search is not compiled
 
@@ -214,6 +215,7 @@ class _Run:
             self.search(replace(problem, work_limit=fixed_moves(problem), target_gap=-1.0), problem.threads)
             if not self._done():
                 self._prove_aside()
+            self.stats["cut_by_clock"] = not self._done() and problem.remaining_s() < CUT_S
             return
         began, seconds = time.monotonic(), problem.remaining_s()
         share = SEARCH_SHARE_SMALL if self.is_small() else SEARCH_SHARE
