@@ -73,7 +73,9 @@ def share(solutions: Sequence[Solution]) -> list[Solution]:
             shared[i] = _contradicted(bound, one, at=one)
             continue
         if bound is not None and bound.bound is not None and _may_take_bound(one) and (one.bound or 0) < bound.bound:
-            one = replace(one, bound=bound.bound, certificate=bound.certificate)  # of a larger budget: holds here
+            proofs = [proof for proof in (bound.certificate, one.certificate) if proof is not None]
+            proof = max(proofs, key=lambda proof: proof.bound, default=None)
+            one = replace(one, bound=bound.bound, certificate=proof)  # of a larger budget: holds here
         if one.bound is not None and (bound is None or bound.bound is None or one.bound > bound.bound):
             bound = one
         shared[i] = _with_gap(one)

@@ -176,7 +176,8 @@ class Solution:
         gap: (cost - bound) / cost.
         parameters: the member of a family that was chosen, e.g. Griewank's slots.
         wall_s: seconds the call took.
-        certificate: proof of the bound that `remat.verify_bound` checks, where the strategy makes one.
+        certificate: what `remat.verify_bound` checks, where the strategy makes one. It proves its own `bound`:
+            that of the solution or, where a MILP without a certificate got further, a smaller one.
     """
 
     status: Status
@@ -590,7 +591,7 @@ def _conclude(
             plan=replace(best.plan, budget_bytes=budget), cost=best.cost, peak_bytes=best.peak_bytes,
             overhead=best.cost / graph.total_cost - 1 if graph.total_cost else 0.0,
             bound=bound, gap=gap, message=outcome.message, parameters=dict(best.parameters),
-            certificate=outcome.certificate if bound == outcome.bound else None, **common,
+            certificate=outcome.certificate, **common,
         )  # fmt: skip
     if outcome.infeasible:
         from remat.bounds.min_budget import describe_minimum

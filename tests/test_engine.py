@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -14,7 +14,9 @@ import remat
 from experiments.engine import Job, LocalEngine, make_engine
 from remat import worker
 from remat.errors import RematError, UnknownName
+from remat.frontends import synthetic
 from remat.solve import Family, Problem, Solution, Status
+from remat.strategies.search import fixed_moves
 
 
 @pytest.fixture
@@ -55,6 +57,16 @@ def test_a_family_and_a_solution_come_back_judged(problem: Problem) -> None:
         ((_, family),) = [item for item in engine.results() if item]
     assert isinstance(family, Family)
     assert [(m.cost, m.peak_bytes) for m in family.members] == [(4, 2)]
+
+
+def test_a_deterministic_job_makes_the_moves_that_its_time_limit_stands_for() -> None:
+    graph = synthetic.layered(n=40)
+    peak = remat.simulate(graph, remat.Plan.from_order(graph, range(40))).peak_bytes
+    problem = Problem(graph, int(0.8 * peak), threads=1, deterministic=True)
+    expected = fixed_moves(replace(problem, time_limit_s=2.0))
+    solution = Job("s", "s", problem, "search", 2.0).run()
+    assert isinstance(solution, Solution)
+    assert expected <= solution.stats["moves"] < 2 * expected
 
 
 def test_a_worker_that_dies_is_one_failed_result(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,14 +89,11 @@ class _Run:
         best = self.problem.best
         assert best is not None
         candidates = () if best.plan is None else (Candidate(best.plan, {"from": best.who}),)
-        certificate = self.certificate
-        if certificate is not None and certificate.bound < best.bound:
-            certificate = None  # of a weaker bound than the one reported
         notes = [] if self.problem.is_solved() else self.notes
         timed_out = not candidates and self.problem.remaining_s() < 1.0
         return Outcome(
             candidates, bound=best.bound, infeasible=self.infeasible and not candidates, timed_out=timed_out,
-            message="; ".join(notes), stats=self.stats, certificate=certificate,
+            message="; ".join(notes), stats=self.stats, certificate=self.certificate,
         )  # fmt: skip
 
     def exhaust(self) -> bool:
