@@ -72,7 +72,7 @@ def test_search_and_proof_without_exhaustive_search_find_the_optimum_too(monkeyp
 def test_a_plan_at_every_budget_a_little_above_the_smallest():
     graphs = [synthetic.chain(n=40, varied=True), synthetic.skip(depth=20), synthetic.layered(n=80)]
     for graph in graphs:
-        least = remat.min_budget(graph, time_limit_s=5).bytes
+        least = remat.min_budget(graph).bytes  # without a time limit: the same on every machine
         peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
         for budget in (int(1.05 * least) + 1, (int(1.05 * least) + peak) // 2):
             solution = solve(graph, budget, "search", work_limit=200_000, time_limit_s=60)
