@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 from remat.frontends.json import graph_from_dict
 from remat.incumbent import Found, Incumbent
 from remat.plan import Plan
+from remat.registry import get_strategy
 from remat.solve import Problem, parse_scope, run_family, solve_here
 from remat.worker import family_to_row, solution_to_row
 
@@ -45,9 +47,11 @@ def main(job_path: str, result_path: str, events_path: str) -> None:
         rows = [family_to_row(run_family(problem, job["strategy"], job["options"]))]
     else:
         best = Incumbent(graph, problem.budget_bytes, problem.scope, record=events.found)
+        get_strategy(job["strategy"])  # its imports belong to the start of the process
         began = time.time()
         solution = solve_here(replace(problem, best=best), job["strategy"], job["options"])
-        stats = {**solution.stats, "solver_began": began, "solver_peak_memory_bytes": peak_memory_bytes()}
+        held = peak_memory_bytes() + solution.stats.get("member_peak_memory_bytes", 0)
+        stats = {**solution.stats, "solver_began": began, "solver_peak_memory_bytes": held}
         rows = [solution_to_row(replace(solution, stats=stats))]
     scratch = Path(f"{result_path}.part")
     scratch.write_text(json.dumps(rows, default=float))
@@ -95,10 +99,16 @@ class Events:
 
 
 def peak_memory_bytes() -> int:
-    """Largest resident set so far of this process plus that of a child of it: at most this was held at once."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return unit * sum(resource.getrusage(kind).ru_maxrss for kind in kinds)
+    """Largest resident set of this process so far.
+
+    Where the kernel tells it apart: a fresh process's ``ru_maxrss`` is that of the parent it was started from.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
+        if found:
+            return 1024 * int(found[1])
+    return (1 if sys.platform == "darwin" else 1024) * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 if __name__ == "__main__":

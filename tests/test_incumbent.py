@@ -268,6 +268,13 @@ def test_ctrl_c_returns_what_the_worker_has_found(plugin, strategy) -> None:
     assert message.startswith("interrupted; ")
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is told apart on Linux only")
+def test_the_memory_of_a_worker_is_its_own() -> None:
+    held = bytearray(b"x") * 600_000_000  # of the process that asks
+    solution = solve_sweep(DIAMOND, [9], "checkmate_milp", isolate=True)[0]
+    assert 10_000_000 < solution.stats["solver_peak_memory_bytes"] < len(held)
+
+
 STOPS_ONE = """
     import json, threading, time
     import remat

@@ -108,12 +108,16 @@ class Backend:
         """Whether a starting point reaches the solver."""
         return self.cache_start is not None
 
-    def probe(self) -> None:
-        """Raise `Skip` with the reason unless a tiny solve works."""
+    def require(self) -> None:
+        """Raise `Skip` unless the solver's package can be imported."""
         try:
             importlib.import_module(self.package)
         except ImportError as error:
             raise Skip(f"solver '{self.name}' is not installed ({error}); pip install '{self.install}'") from None
+
+    def probe(self) -> None:
+        """Raise `Skip` with the reason unless a tiny solve through cvxpy works."""
+        self.require()
         import cvxpy as cp
 
         x: Any = cp.Variable(2, boolean=True)

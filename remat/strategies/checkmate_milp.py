@@ -7,7 +7,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from remat.bounds.lp import model_columns
 from remat.errors import InvalidInput, Skip, unknown_name
+from remat.eviction import greedy_eviction
 from remat.plan import Plan, Scope
 from remat.registry import strategy
 from remat.simulator import simulate
@@ -26,6 +28,7 @@ FORMULATIONS = ("trimmed", "published")
 SCALED_BUDGET = 1000.0
 TOLERANCE = 1e-6  # relative; what is claimed holds with this much room
 BYTES_PER_NONZERO = 400  # of matrices, cvxpy's copies and the solver's, measured on ResNet50
+GREEDY_COLUMNS = 12_000  # up to which the trimmed form starts from the greedy's plan
 MAX_NONZEROS = 20_000_000
 
 
@@ -81,7 +84,7 @@ def checkmate_milp(
     only if it still holds with a millionth more, and the bound is lowered by a millionth.
 
     A `warm_start` that is staged becomes the solver's first incumbent where cvxpy passes one on (HiGHS,
-    Gurobi). Without one the trimmed form starts from a plan of a moment's search, the published one from
+    Gurobi). Without one the trimmed form starts from a greedy plan or a moment's search, the published one from
     nothing, as the paper's did.
 
     All its plans are staged. In a wider scope they serve, but its bound and INFEASIBLE do not.
@@ -100,9 +103,12 @@ def checkmate_milp(
     nonzeros = estimate_nonzeros(graph)  # of the published form; the trimmed one has a tenth
     trimmed = formulation == "trimmed" or (formulation is None and solver == "highs")
     if trimmed and nonzeros // 10 <= max_nonzeros:
-        backend.probe()
+        backend.require()
         if problem.warm_start is None:
-            problem = replace(problem, warm_start=quick_plan(problem))
+            # A small model is solved in the time that it takes to load the compiled search.
+            small = model_columns(graph) <= GREEDY_COLUMNS
+            start = greedy_eviction(graph, problem.budget_bytes, deadline=problem.deadline) if small else None
+            problem = replace(problem, warm_start=start if small else quick_plan(problem))
         return solve_trimmed(problem, mip_gap)
     if nonzeros > max_nonzeros:
         raise Skip(

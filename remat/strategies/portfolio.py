@@ -199,6 +199,8 @@ class _Run:
             return
         solution = solve_isolated(replace(problem, warm_start=problem.best.plan), name, {}, self.stopped.is_set)
         self.stats[f"{name}_status"] = str(solution.status)
+        held = solution.stats.get("solver_peak_memory_bytes", 0)
+        self.stats["member_peak_memory_bytes"] = max(held, self.stats.get("member_peak_memory_bytes", 0))
         if solution.status == "INFEASIBLE":
             self.infeasible = True
         if solution.status == "FAILED" and not self.stopped.is_set():
