@@ -33,6 +33,7 @@ WHOLE_COLUMNS = 40_000  # up to which the MILP of the whole problem gets the tim
 REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
 IN_VAIN = 2  # restricted MILPs without a better plan, then comes the LP bound
 PROVER_GRACE_S = 0.3  # for the end of what does not listen: a presolve ends by itself a moment later
+GREEDY_S = 0.1  # at most, for a first plan
 CUT_S = 0.5  # a run that repeats exactly has more time than that left, or the clock has cut it short
 MILP_GAP = 9e-5  # lands below OPTIMAL's tolerance
 FAMILY_SHARE = 0.2  # of the time, for the baselines where the search is not compiled
@@ -58,6 +59,11 @@ def portfolio(problem: Problem) -> Outcome:
     problem.offer(Plan.from_order(graph, range(len(graph)), problem.budget_bytes), "run once")
     if problem.warm_start is not None:
         problem.offer(problem.warm_start, "warm start")
+    if best.plan is None and not problem.deterministic and problem.work_limit is None:
+        # In milliseconds, where a process's first solve needs a second to load the compiled search.
+        plan = greedy_eviction(graph, problem.budget_bytes, deadline=time.monotonic() + GREEDY_S)
+        if plan is not None:
+            problem.offer(plan, "greedy eviction")
     if problem.is_solved():
         return run.outcome()
     if len(graph) <= EXHAUSTIVE_OPERATIONS and run.exhaust():
