@@ -46,10 +46,11 @@ def _figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     times.set(xscale="log", yscale="log", ylabel="seconds", title="Time to a plan")
     quality.set(xscale="log", ylabel="overhead (%)", title=f"Best plan after {limit:g} s, 90 % of the peak")
     quality.set_ylim(bottom=0)
-    memory.set(xscale="log", yscale="log", ylabel="MiB", title="Memory of the process")
+    memory.set(ylabel="MiB", title="Memory of the process")  # linear in both: what it grows like is seen
+    memory.set_ylim(bottom=0)
     for axes in (times, quality, memory):
         axes.set_xlabel("operations")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
         if axes.get_legend_handles_labels()[0]:
-            axes.legend()
+            axes.legend(fontsize="small")
     return figure
