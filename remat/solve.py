@@ -399,14 +399,16 @@ def family(
 
 def _check_call(time_limit_s: float, threads: int, accounting: str, work_limit: int | None) -> None:
     check_time_limit(time_limit_s)
-    if isinstance(threads, bool) or not isinstance(threads, Integral) or threads < 1:
+    if not _is_count(threads):
         raise InvalidInput(f"threads must be an integer of at least 1, not {threads!r}")
     if accounting not in ACCOUNTINGS:
         raise unknown_name("accounting", accounting, ACCOUNTINGS)
-    if work_limit is not None and (
-        isinstance(work_limit, bool) or not isinstance(work_limit, Integral) or work_limit < 1
-    ):
+    if work_limit is not None and not _is_count(work_limit):
         raise InvalidInput(f"work_limit must be an integer of at least 1, not {work_limit!r}")
+
+
+def _is_count(number: Any) -> bool:
+    return isinstance(number, Integral) and not isinstance(number, bool) and int(number) >= 1
 
 
 def _check_stopping(target_gap: float, progress: Any) -> None:
@@ -490,11 +492,9 @@ def _solve_here(chosen: Strategy, problem: Problem, options: Mapping[str, Any]) 
         if kept.plan is None and kept.status is not Status.FAILED:
             raise
         return kept
-    except InvalidPlan as error:  # a claim that the judge refutes, not a crash
-        if problem.best is not None:
-            problem.best.contradict(f"strategy '{chosen.name}' proposed a plan that cannot be executed: {error}")
-        return conclude_early(chosen, problem, "crashed", _reason(error), without_plan=Status.FAILED)
     except Exception as error:  # a strategy that crashes costs its own row, and the row says why
+        if isinstance(error, InvalidPlan) and problem.best is not None:  # a claim that the judge refutes
+            problem.best.contradict(f"strategy '{chosen.name}' proposed a plan that cannot be executed: {error}")
         return conclude_early(chosen, problem, "crashed", _reason(error), without_plan=Status.FAILED)
     return _conclude(chosen, problem, outcome, members, rejected)
 

@@ -63,7 +63,7 @@ def lower_bound(
     """The best bound that the staged LP gives before the deadline, made rigorous.
 
     Valid for `problem.scope`: for free only the cost of running everything once is known. `on_bound` gets
-    each better bound with its proof; `should_stop` is asked before each LP, which itself does not listen.
+    each better bound with its proof; `should_stop` is asked before each LP and in it.
     """
     graph, scope = problem.graph, problem.scope
     best = BoundResult(graph.total_cost, scope)

@@ -60,7 +60,7 @@ def free_plan(
 
 
 class _Search:
-    """The best plan so far, in the graph's own labels, and what was found on each order."""
+    """The best plan so far, in the graph's own labels, and what was found on each candidate order."""
 
     def __init__(
         self, graph: Graph, budget_bytes: int, seed: int, threads: int,
@@ -96,7 +96,8 @@ class _Search:
                     threads=self.threads, deadline=until, work_limit=part, target_cost=self.graph.total_cost,
                     should_stop=self.should_stop,
                 )  # fmt: skip
-                self._keep(operations, relabelled, found)
+                self.found[operations] = found
+                self._offer_found(operations, relabelled, found)
             candidates = sorted(candidates, key=self._rank)[: (len(candidates) + 1) // 2]
 
     def improve(self, deadline: float, moves: int | None) -> None:
@@ -123,10 +124,9 @@ class _Search:
             )
             if (found.excess, found.cost) <= (current.excess, current.cost):
                 operations, current = shifted, found
-                self._keep(operations, relabelled, found)
+                self._offer_found(operations, relabelled, found)
 
-    def _keep(self, operations: tuple[int, ...], relabelled: Graph, found: Best) -> None:
-        self.found[operations] = found
+    def _offer_found(self, operations: tuple[int, ...], relabelled: Graph, found: Best) -> None:
         if found.order is not None and not found.excess and found.cost < self.best_cost:
             plan = Plan.from_order(relabelled, found.order.tolist(), self.budget_bytes)
             self.offer(plan_in_original(self.graph, operations, plan), found.cost)

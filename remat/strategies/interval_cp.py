@@ -88,10 +88,8 @@ class _Intervals:
                 self._keep(plan)
             return
         quick = replace(problem, report=None).collecting()
-        best = search_staged(quick, 1, should_stop=lambda: problem.remaining_s() < share * (1 / START_SHARE - 1))
-        if best.order is not None and not best.excess:
-            self._keep(Plan.from_order(self.graph, best.order.tolist(), problem.budget_bytes))
-        elif quick.best is not None and quick.best.plan is not None:  # the greedy's: no time for more
+        search_staged(quick, 1, should_stop=lambda: problem.remaining_s() < share * (1 / START_SHARE - 1))
+        if quick.best is not None and quick.best.plan is not None:
             self._keep(quick.best.plan)
 
     def _keep(self, plan: Plan) -> bool:
