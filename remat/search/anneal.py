@@ -15,7 +15,7 @@ import numpy as np
 from remat.arrays import GraphArrays
 from remat.graph import Graph
 from remat.search import kernel
-from remat.search.kernel import ARENA_TOP, BUDGET, COST, EXCESS
+from remat.search.kernel import ARENA_TOP, BUDGET, COST, EXCESS, LARGE
 from remat.search.state import State, new_state
 
 # Temperatures in mean operation costs. A round starts hot enough to build a plan anew, each time
@@ -32,6 +32,10 @@ ROOM = 16  # runs per operation and copies per value, to begin with
 LEAST_ROOM, MOST_STATE_BYTES = 256, 1 << 27  # beyond both a plan repeats too much: memory stays linear in the graph
 TELL_SHARE = 20.0
 LARGEST_SUM = 1 << 61  # of bytes, or of costs, over all stages
+# Price of all bytes above the budget in one stage, in costs of the whole graph. From a low one what saves the most
+# goes first, and the price rises where the excess does not fall; a small graph has its first plan sooner from another.
+LOW_PRICE, FIRST_PRICE = 0.001, 0.1
+MARGIN = 0.003  # of the budget
 NOTHING = 1 << 120  # cost and excess before there is a plan
 
 
@@ -77,8 +81,8 @@ class Annealer:
         self.seed = seed
         total = max(1, graph.total_cost // self.cost_unit)
         self.mean_cost = total / n  # in cost units, as everything inside
-        self.start_price = total / max(1.0, 10.0 * float(self.arrays.size_bytes.sum()) / self.unit)
-        self.price = self.start_price
+        self.low_price = LOW_PRICE * total / max(1.0, float(self.arrays.size_bytes.sum()) / self.unit)
+        self.price = self.low_price * (1.0 if n >= LARGE else FIRST_PRICE / LOW_PRICE)
         self.state = self._new_state(ROOM, 4 * n + 1000, 0)
         self.set_budget(budget_bytes - graph.fixed_bytes)
 
@@ -90,6 +94,7 @@ class Annealer:
     def load(self, order: np.ndarray) -> bool:
         """Start from a staged plan's computations; False if it repeats too much to be searched."""
         order = np.ascontiguousarray(order, dtype=np.int32)
+        self.state.scalar[BUDGET] = self.budget
         n = len(self.arrays.cost)
         repeats = int(np.bincount(order, minlength=n).max(initial=1))
         room = max(self.state.computed.shape[1], 2 * repeats + 4)
@@ -136,6 +141,11 @@ class Annealer:
         done, chunk, began = 0, FIXED_CHUNK if fixed else 2000, time.monotonic()
         seen_cost, seen_excess = int(self.state.scalar[COST]), self.excess
         best.offer(self.order(), self.cost, seen_excess)
+        # The last bytes above the budget are the hardest to save, and on large graphs take longest: aim below it.
+        below = seen_excess > 0 and len(self.arrays.cost) >= LARGE and self.seed % 2 == 1
+        aim = self.budget - int(MARGIN * self.budget)
+        if below:
+            self._aim(aim)
         while done < moves:
             progress = done / moves
             if deadline < float("inf"):
@@ -143,10 +153,12 @@ class Annealer:
             n = min(chunk, moves - done)
             following = min(1.0, progress + n / moves)
             if progress >= 1.0 or should_stop():
-                return False
+                break
             low = max(hot * (cold / hot) ** following, 1e-12) * self.mean_cost
             high = max(hot * (cold / hot) ** progress, 1e-12) * self.mean_cost
             started = time.monotonic()
+            if below:
+                seen_excess = LARGEST_SUM  # have the last plan of the chunk saved
             seen_cost, seen_excess, length, self.price = kernel.anneal(
                 self.state, n, high, low, self.price, seen_cost, seen_excess
             )
@@ -154,13 +166,29 @@ class Annealer:
             done += n
             best.moves += n
             order = self.state.order[:length].copy()
+            if below and seen_excess:
+                seen_excess = self._above(self.budget)
+            if below and not seen_excess:
+                below = False
+                self._aim(self.budget)
             if length and best.offer(order, seen_cost * self.cost_unit, seen_excess):
                 on_better()
             if self.state.scalar[ARENA_TOP] > 0.7 * len(self.state.arena):
                 self.load(self.order())  # more room
+                if below:
+                    self._aim(aim)
             if not fixed:
                 chunk = int(np.clip(n * CHUNK_S / max(took, 1e-6), 500, 1_000_000))
-        return True
+        if below:
+            self._aim(self.budget)
+        return done >= moves
+
+    def _above(self, budget: int) -> int:
+        """Sum over stages of what the current plan holds above `budget`."""
+        return int(np.maximum(self.state.peak - budget, 0).sum())
+
+    def _aim(self, budget: int) -> None:
+        self.state.scalar[BUDGET], self.state.scalar[EXCESS] = budget, self._above(budget)
 
     def _new_state(self, room: int, list_room: int, budget: int) -> State:
         arrays = self.arrays
@@ -314,6 +342,10 @@ def _rounds(
         order = first
         if shared.order is not None and (not rebuild or shared.excess):  # towards a plan that fits: go on
             order = shared.order
+        # From a low price again: better plans on large graphs, where it rises slowly; on small tight ones every
+        # other time is better.
+        if rebuild and order is first and (len(first) >= LARGE or (annealer.seed + index // CYCLE) % 2 == 0):
+            annealer.price = annealer.low_price
         if not annealer.load(order):
             annealer.load(np.arange(len(annealer.arrays.cost), dtype=np.int32))
         this = Best()

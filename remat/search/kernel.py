@@ -22,15 +22,15 @@ from numba.experimental import structref
 # Places in `State.scalar`.
 (
     ARENA_TOP, LOG_TOP, COST, EXCESS, BUDGET, STAMP, N_QUEUE, N_SEEDS, ABORT, SNAPSHOT,
-    START_COST, START_EXCESS, SEEKING,
-) = range(13)  # fmt: skip
-N_SCALARS = 13
+    START_COST, START_EXCESS, SEEKING, WINDOW_MOVES, WINDOW_OVER, WINDOW_EXCESS,
+) = range(16)  # fmt: skip
+N_SCALARS = 16
 # Places in `State.real`: how much worse the move may be, the price of a byte above the budget, and
 # how much further than that a chain of repeats is followed before the move is given up.
 ALLOWED, PRICE, SLACK = range(3)
 N_REALS = 3
-# The price follows the share of moves made above the budget.
-PRICE_WINDOW, MANY_OVER, FEW_OVER = 256, 0.85, 0.7
+# The price follows the share of moves made above the budget; it is high enough while the excess falls fast.
+PRICE_WINDOW, MANY_OVER, FEW_OVER, FAST = 256, 0.85, 0.7, 0.05
 FEW_MISSING = 2  # absent inputs of a repeat up to which a drop is always tried
 LARGE = 1000  # operations, beyond which work is saved where moves are long
 FOLLOW_ALL = 0.2  # share of moves that are followed to their end: some pay only after all of it
@@ -920,6 +920,8 @@ def load_order(state: State, order: np.ndarray) -> bool:
                 s.through[t] += s.size[v]
     for t in range(n):
         _profile(s, t)
+    s.scalar[WINDOW_MOVES] = s.scalar[WINDOW_OVER] = 0
+    s.scalar[WINDOW_EXCESS] = s.scalar[EXCESS]
     return True
 
 
@@ -937,20 +939,26 @@ def anneal(
         (best cost, best excess, length of `order` or 0 if nothing better was seen, price).
     """
     s: State = ByReference(*state)  # type: ignore[assignment]
-    length, over, temperature = 0, 0, hot
+    length, temperature = 0, hot
     window = max(PRICE_WINDOW, len(s.peak) // 16)
     follow_all = FOLLOW_ALL * min(1.0, LARGE / len(s.peak))
     cooling = math.exp(math.log(cold / hot) / max(moves, 1)) if hot > 0 else 1.0
     reserve = 4 * len(s.peak) + 1000
-    for move in range(moves):
+    for _ in range(moves):
         temperature *= cooling
         if s.scalar[ARENA_TOP] + reserve > len(s.arena):
             _compact(s)
         cost, excess = s.scalar[COST], s.scalar[EXCESS]
-        over += excess > 0
-        if move % window == window - 1:
-            price *= 1.15 if over > MANY_OVER * window else (0.87 if over < FEW_OVER * window else 1.0)
-            over = 0
+        s.scalar[WINDOW_MOVES] += 1
+        s.scalar[WINDOW_OVER] += excess > 0
+        if s.scalar[WINDOW_MOVES] == window:
+            over = s.scalar[WINDOW_OVER]
+            if over < FEW_OVER * window:
+                price *= 0.87
+            elif over > MANY_OVER * window and excess > (1.0 - FAST) * s.scalar[WINDOW_EXCESS]:
+                price *= 1.15
+            s.scalar[WINDOW_MOVES] = s.scalar[WINDOW_OVER] = 0
+            s.scalar[WINDOW_EXCESS] = excess
         s.scalar[SNAPSHOT] += 1
         s.scalar[START_COST], s.scalar[START_EXCESS] = cost, excess
         s.scalar[SEEKING] = best_excess > 0  # no plan that fits yet
