@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from analysis.drawing import save, style_context
 from analysis.style import BLUE, VERMILLION
@@ -26,31 +26,40 @@ def draw_growth(rows: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:
 
 
 def _figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    figure = Figure(figsize=(10, 3.2), layout="constrained")
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
     times, quality, memory = figure.subplots(1, 3)
     for kind in dict.fromkeys(row["kind"] for row in rows):
         colour, marker = LOOKS.get(kind, ("black", "x"))
         mine = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["operations"])
         sizes = [row["operations"] for row in mine]
         lines = (
+            (times, "within_1pct_s", 1.0, "-", f"{kind}: within 1 % of the last plan"),
             (times, "first_plan_s", 1.0, "--", f"{kind}: first plan"),
-            (times, "within_1pct_s", 1.0, "-", f"{kind}: within 1 % of the last"),
             (quality, "overhead", 100.0, "-", kind),
             (memory, "peak_memory_bytes", 2.0**-20, "-", kind),
         )
         for axes, key, factor, style, label in lines:
             found = [(size, factor * row[key]) for size, row in zip(sizes, mine, strict=True) if row[key] is not None]
             if found:
-                axes.plot(*zip(*found, strict=True), color=colour, marker=marker, linestyle=style, label=label)
+                # Open markers above full ones: both are seen where the first plan is the last.
+                face = colour if style == "-" else "white"
+                axes.plot(
+                    *zip(*found, strict=True), color=colour, marker=marker, linestyle=style, label=label,
+                    markerfacecolor=face,
+                )  # fmt: skip
     limit = max((row["time_limit_s"] for row in rows), default=0)
     times.set(xscale="log", yscale="log", ylabel="seconds", title="Time to a plan")
-    quality.set(xscale="log", ylabel="overhead (%)", title=f"Best plan after {limit:g} s, 90 % of the peak")
-    quality.set_ylim(bottom=0)
+    quality.set(xscale="log", ylabel="overhead (%)", title=f"Best plan after {limit:g} s")
     memory.set(ylabel="MiB", title="Memory of the process")  # linear in both: what it grows like is seen
-    memory.set_ylim(bottom=0)
+    for axes in (quality, memory):
+        axes.set_ylim(bottom=0)
+    times.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    times.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    times.yaxis.set_minor_formatter(NullFormatter())
+    memory.xaxis.set_major_locator(MaxNLocator(4))
     for axes in (times, quality, memory):
         axes.set_xlabel("operations")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize="small")
+    if times.get_legend_handles_labels()[0]:
+        figure.legend(*times.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
     return figure

@@ -232,11 +232,40 @@ def table_row(r: Result) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+class Store:
+    """The file of rows: what was solved before by this code on this machine is not solved again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.known = {_key(r): r for r in self._rows() if r.status != "FAILED"}
+
+    def solve(self, case: Case, strategy: str, time_limit_s: float, threads: int, target_gap: float = 0.0) -> Result:
+        """The stored result of the case, or that of `run_case`, stored as soon as it is there."""
+        key = (case.instance, case.budget_bytes, case.scope, strategy, time_limit_s, threads, target_gap,
+               code_version(), case.graph.sha256(), provenance().cpu)  # fmt: skip
+        result = self.known.get(key)
+        if result is None:
+            result = run_case(case, strategy, time_limit_s, threads, {}, target_gap)
+            with self.path.open("a") as file:  # one line, one write: an interrupted run loses nothing
+                file.write(json.dumps(asdict(result)) + "\n")
+        return result
+
+    def _rows(self) -> Iterator[Result]:
+        """The rows of the file; a line that an interrupted run wrote in part is none."""
+        for line in self.path.read_text().splitlines() if self.path.exists() else ():
+            with contextlib.suppress(json.JSONDecodeError):
+                yield Result(**json.loads(line))
+
+
+def _key(r: Result) -> tuple[Any, ...]:
+    return (r.instance, r.budget_bytes, r.scope, r.strategy, r.time_limit_s, r.threads, r.target_gap, r.code,
+            r.graph_sha256, r.machine)  # fmt: skip
+
+
 def bench(arguments: argparse.Namespace) -> list[Result]:
     """Run every case that the store of rows does not have yet."""
-    store = Path(arguments.out)
-    store.parent.mkdir(parents=True, exist_ok=True)
-    known = {_key(r): r for r in _stored(store) if r.status != "FAILED"}
+    store = Store(Path(arguments.out))
     results = []
     for case in cases(_folder(arguments)):
         if arguments.only and not re.search(arguments.only, f"{case.instance} {case.label} {case.scope}"):
@@ -248,28 +277,10 @@ def bench(arguments: argparse.Namespace) -> list[Result]:
             goal_gap, goal_s = GAP_GOALS[case.instance, case.label]
             case = replace(case, goal_gap=goal_gap, goal_s=goal_s)
             time_limit_s, target_gap = arguments.time_limit or max(goal_s, TIME_LIMIT_S), target_gap or goal_gap
-        key = (case.instance, case.budget_bytes, case.scope, arguments.strategy, time_limit_s, arguments.threads,
-               target_gap, code_version(), case.graph.sha256(), provenance().cpu)  # fmt: skip
-        result = known.get(key)
-        if result is None:
-            result = run_case(case, arguments.strategy, time_limit_s, arguments.threads, {}, target_gap)
-            with store.open("a") as file:  # one line, one write: an interrupted run loses nothing
-                file.write(json.dumps(asdict(result)) + "\n")
+        result = store.solve(case, arguments.strategy, time_limit_s, arguments.threads, target_gap)
         results.append(replace(result, goal_gap=case.goal_gap, goal_s=case.goal_s))
         print(table_row(results[-1]), flush=True)
     return results
-
-
-def _stored(store: Path) -> Iterator[Result]:
-    """The rows of the file; a line that an interrupted run wrote in part is none."""
-    for line in store.read_text().splitlines() if store.exists() else ():
-        with contextlib.suppress(json.JSONDecodeError):
-            yield Result(**json.loads(line))
-
-
-def _key(r: Result) -> tuple[Any, ...]:
-    return (r.instance, r.budget_bytes, r.scope, r.strategy, r.time_limit_s, r.threads, r.target_gap, r.code,
-            r.graph_sha256, r.machine)  # fmt: skip
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -315,6 +326,7 @@ class Growth:
 def growth(arguments: argparse.Namespace) -> list[Growth]:
     """First plan, plan quality and memory of `search` against the size of the graph."""
     Path(arguments.figure).parent.mkdir(parents=True, exist_ok=True)
+    store = Store(Path(arguments.out))
     graphs = [("layered", synthetic.layered(n=n, name=f"layered_n{n}")) for n in GROWTH_LAYERED]
     graphs += [("chain", synthetic.chain(n=n // 2, name=f"chain_n{n}")) for n in GROWTH_CHAINS]
     rows = []
@@ -322,7 +334,7 @@ def growth(arguments: argparse.Namespace) -> list[Growth]:
         if arguments.only and not re.search(arguments.only, graph.name):
             continue
         case = Case(graph.name, graph, _share(graph, 0.9), "90%")
-        r = run_case(case, "search", arguments.time_limit, arguments.threads, {})
+        r = store.solve(case, "search", arguments.time_limit, arguments.threads)
         row = Growth(
             kind, len(graph), graph.n_edges, arguments.time_limit, r.first_plan_s, r.within_1pct_s, r.overhead,
             r.peak_memory_bytes,
