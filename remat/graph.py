@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from remat.errors import InvalidGraph
+from remat.errors import InvalidGraph, InvalidInput
 from remat.units import MAX_BYTES
 
 
@@ -292,3 +292,9 @@ def _check_integers(graph: Graph) -> None:
         raise InvalidGraph(f"the graph's total bytes or cost exceed {MAX_BYTES}")
     if graph.loss is not None and not 0 <= graph.loss < len(graph.operations):
         raise InvalidGraph(f"loss is {graph.loss}, but there are {len(graph.operations)} operations")
+
+
+def check_graph(graph: object) -> None:
+    """Raise `InvalidInput` if it is no `Graph`."""
+    if not isinstance(graph, Graph):
+        raise InvalidInput(f"graph must be a remat.Graph, not {type(graph).__name__}; see remat.load_graph")

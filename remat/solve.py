@@ -14,7 +14,7 @@ from typing import Any
 
 from remat.bounds.certificate import BoundCertificate
 from remat.errors import InvalidInput, InvalidPlan, RematError, Skip, unknown_name
-from remat.graph import Graph
+from remat.graph import Graph, check_graph
 from remat.incumbent import GAP_TOLERANCE, Incumbent, Progress, relative_gap
 from remat.plan import Plan, Scope, parse_scope
 from remat.registry import Strategy, get_strategy
@@ -295,8 +295,7 @@ def solve_sweep(
         raise InvalidInput(f"deterministic must be True or False, not {deterministic!r}")
     if warm_start is not None and not isinstance(warm_start, Plan):
         raise InvalidInput(f"warm_start must be a remat.Plan, not {type(warm_start).__name__}; see Plan.load")
-    if not isinstance(graph, Graph):
-        raise InvalidInput(f"graph must be a remat.Graph, not {type(graph).__name__}; see remat.load_graph")
+    check_graph(graph)
     if isinstance(budgets, (str, bytes)) or not isinstance(budgets, Iterable):
         raise InvalidInput(f"budgets must be a list of sizes, not {budgets!r}; `remat.solve` takes a single one")
     if not len(graph):

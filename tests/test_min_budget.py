@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from brute_force import least_budget, random_graph
 
+import remat
 from remat import Graph, Operation, Value, load_graph, min_budget, simulate
 from remat.bounds import min_budget as module
 from remat.bounds.peak import peak_bound
@@ -119,3 +122,10 @@ def test_recorded_minimum(instances):
     known = min_budget(graph)
     assert known.is_exact
     assert 7 * 2**30 < known.bytes <= 8 * 2**30  # recorded: 7 GiB infeasible, 8 GiB solved
+
+
+def test_what_is_no_graph_is_refused_in_one_line():
+    calls: list[Any] = [min_budget, lambda what: remat.solve(what, 1 << 20), lambda what: remat.verify_bound(what, "f")]
+    for call in calls:
+        with pytest.raises(remat.InvalidInput, match=r"^graph must be a remat.Graph, not str; see remat.load_graph$"):
+            call("graph.json")

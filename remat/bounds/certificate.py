@@ -32,7 +32,7 @@ from typing import Any
 
 from remat.bounds.cuts import MOST, is_valid
 from remat.errors import InvalidInput
-from remat.graph import Graph
+from remat.graph import Graph, check_graph
 from remat.plan import Scope, parse_scope
 
 FORMAT = "remat-bound/1"
@@ -140,6 +140,7 @@ def verify_bound(graph: Graph, certificate: BoundCertificate | str | os.PathLike
     Raises:
         InvalidInput: it is about another graph, is malformed, or proves less than it claims.
     """
+    check_graph(graph)
     if isinstance(certificate, BoundCertificate):  # as strict as with a file: anyone may have made it
         try:
             certificate = BoundCertificate.from_dict(certificate.to_dict(), "the certificate")

@@ -47,6 +47,9 @@ class BoundResult:
     stats: dict[str, Any] = field(default_factory=dict)
 
 
+SMALL_COLUMNS = 12_000  # a model of so many columns is likely to be solved to the end, in seconds
+
+
 def model_columns(graph: Graph) -> int:
     """How many R and S the staged model would have."""
     last_run, last_held = last_stages(graph, [not op.run_once for op in graph.operations])

@@ -11,7 +11,7 @@ from remat.bounds.peak import PeakBound, peak_bound
 from remat.errors import InvalidInput
 from remat.eviction import greedy_eviction
 from remat.exhaustive import exhaustive
-from remat.graph import Graph
+from remat.graph import Graph, check_graph
 from remat.plan import Plan, Scope, parse_scope
 from remat.simulator import simulate
 from remat.units import check_time_limit, format_size
@@ -63,8 +63,9 @@ def min_budget(graph: Graph, scope: str = "staged", *, time_limit_s: float = flo
     tight. Without one the work is limited (seconds to a minute), and two calls give the same.
 
     Raises:
-        InvalidInput: unknown scope, or a graph without operations.
+        InvalidInput: unknown scope, no graph, or one without operations.
     """
+    check_graph(graph)
     wanted = parse_scope(scope)
     check_time_limit(time_limit_s, may_be_zero=True)
     if not len(graph):

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from remat.bounds.lp import model_columns
+from remat.bounds.lp import SMALL_COLUMNS, model_columns
 from remat.errors import InvalidInput, Skip, unknown_name
 from remat.eviction import greedy_eviction
 from remat.plan import Plan, Scope
@@ -28,7 +28,6 @@ FORMULATIONS = ("trimmed", "published")
 SCALED_BUDGET = 1000.0
 TOLERANCE = 1e-6  # relative; what is claimed holds with this much room
 BYTES_PER_NONZERO = 400  # of matrices, cvxpy's copies and the solver's, measured on ResNet50
-GREEDY_COLUMNS = 12_000  # up to which the trimmed form starts from the greedy's plan
 MAX_NONZEROS = 20_000_000
 
 
@@ -106,7 +105,7 @@ def checkmate_milp(
         backend.require()
         if problem.warm_start is None:
             # A small model is solved in the time that it takes to load the compiled search.
-            small = model_columns(graph) <= GREEDY_COLUMNS
+            small = model_columns(graph) <= SMALL_COLUMNS
             start = greedy_eviction(graph, problem.budget_bytes, deadline=problem.deadline) if small else None
             problem = replace(problem, warm_start=start if small else quick_plan(problem))
         return solve_trimmed(problem, mip_gap)

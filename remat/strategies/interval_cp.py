@@ -93,14 +93,14 @@ class _Intervals:
             self._keep(quick.best.plan)
 
     def _keep(self, plan: Plan) -> bool:
+        """Keep the plan if it fits and is better; whether it fits."""
         trace = simulate(self.graph, plan)
         if trace.peak_bytes > self.problem.budget_bytes:
             return False
         if self.best is None or trace.cost < self.best[0]:
             self.best = trace.cost, plan
             self.problem.offer(plan, WHO)
-            return True
-        return False
+        return True
 
     def _solved(self) -> bool:
         known = self.bound is not None and self.best is not None and self.best[0] <= self.bound
@@ -176,9 +176,8 @@ class _Intervals:
         status = _solve_interruptibly(solver, built.model)
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             plan = Plan.from_order(self.graph, built.order(solver), problem.budget_bytes)
-            if simulate(self.graph, plan).peak_bytes > problem.budget_bytes:
+            if not self._keep(plan):
                 raise InvalidPlan("the program's plan does not fit the budget that it was given")
-            self._keep(plan)
         if not fixed:
             self._conclude(built, solver, status == cp_model.INFEASIBLE)
         return status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)

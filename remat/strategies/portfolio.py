@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from remat.bounds.certificate import BoundCertificate
-from remat.bounds.lp import lower_bound, model_columns
+from remat.bounds.lp import SMALL_COLUMNS, lower_bound, model_columns
 from remat.errors import Skip
 from remat.eviction import greedy_eviction
 from remat.exhaustive import exhaustive
@@ -26,7 +26,6 @@ from remat.strategies.search import COLD_START_S, DEADLINE_MARGIN_S, fixed_moves
 EXHAUSTIVE_OPERATIONS = 24  # beyond it A* rarely ends
 EXHAUSTIVE_STATES = 50_000
 LP_COLUMNS_IN_1S, LP_POWER = 9_000, 1.6  # the interior point's time, roughly; decides whether it is begun
-SMALL_COLUMNS = 12_000  # up to which the MILP is tried before the LP bound
 SMALL_SHARE = 0.8  # of the time
 SEARCH_SHARE, SEARCH_SHARE_SMALL = 0.3, 0.02  # of the time, before the proof where one thread does both
 WHOLE_COLUMNS = 40_000  # up to which the MILP of the whole problem gets the time that remains
@@ -143,35 +142,32 @@ class _Run:
         if problem.scope is Scope.FREE:
             return
         small = self.is_small()
+
+        def done() -> bool:
+            return self._done(problem)
+
         if small:
             self._small_milp(problem)
         refiner = self.refiner
-        if refine and not small and not self._done(problem):
+        if refine and not small and not done():
             share = REFINE_SHARE if self.columns <= WHOLE_COLUMNS else REFINE_SHARE_LARGE
             until = time.monotonic() + share * problem.remaining_s()
-            refiner.run(until, problem.threads, lambda: self._done(problem), in_vain=IN_VAIN)
-        if self._done(problem):
+            refiner.run(until, problem.threads, done, in_vain=IN_VAIN)
+        if done():
             return
         if self._expected_s() > problem.remaining_s():
             self.notes.append(f"no LP bound: with {self.columns:,} columns it takes about {self._expected_s():.0f} s")
         else:
-            result = lower_bound(
-                problem, on_bound=lambda proof: self._bound(problem, proof), should_stop=lambda: self._done(problem)
-            )
+            result = lower_bound(problem, on_bound=lambda proof: self._bound(problem, proof), should_stop=done)
             self.stats |= result.stats
-            if (
-                not self._done(problem)
-                and problem.scope is Scope.STAGED
-                and not small
-                and self.columns <= WHOLE_COLUMNS
-            ):
+            if not done() and problem.scope is Scope.STAGED and not small and self.columns <= WHOLE_COLUMNS:
                 self._member("checkmate_milp", problem)
-        if refine and not self._done(problem):
-            refiner.run(problem.deadline, problem.threads, lambda: self._done(problem))
+        if refine and not done():
+            refiner.run(problem.deadline, problem.threads, done)
         self.stats["restricted_milps"] = refiner.solves
 
     def is_small(self) -> bool:
-        """Whether the MILP of the whole is likely to end soon."""
+        """Whether the MILP of the whole is tried before the LP bound: it is likely to end soon."""
         return self.problem.scope is Scope.STAGED and self.columns <= SMALL_COLUMNS
 
     def _expected_s(self) -> float:
