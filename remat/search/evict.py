@@ -8,7 +8,7 @@ from numba import njit
 from remat.arrays import GraphArrays
 
 LONGEST = 64  # computations per operation, on average, beyond which the greedy is going round in circles
-MOST_LOOKS = 100_000_000  # at resident values, about half a second; on some wide graphs evictions cascade
+MOST_LOOKS = 30_000_000  # at resident values, about half a second; on some wide graphs evictions cascade
 
 
 @njit(cache=True, nogil=True)
