@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from remat.arrays import GraphArrays
+from remat.compiled import is_compiled
 from remat.graph import Graph
 from remat.ordering import kernel
 from remat.ordering.construct import constructive_orders
@@ -116,8 +116,4 @@ def _measure(graph: Graph, arrays: GraphArrays, operations: np.ndarray, budget_b
 
 def is_warm() -> bool:
     """Whether the compiled code lies in the cache, so that nothing has to be compiled first."""
-    if kernel.anneal.signatures:
-        return True
-    newest = Path(kernel.__file__).stat().st_mtime
-    found = Path(str(kernel.anneal.stats.cache_path)).glob("kernel.anneal-*.nbi")
-    return any(index.stat().st_mtime >= newest for index in found)
+    return is_compiled(kernel.anneal)

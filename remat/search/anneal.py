@@ -7,12 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from remat.arrays import GraphArrays
+from remat.compiled import is_compiled
 from remat.graph import Graph
 from remat.search import kernel
 from remat.search.kernel import ARENA_TOP, BUDGET, COST, EXCESS, LARGE
@@ -376,9 +375,4 @@ def _rounds(
 
 def is_warm() -> bool:
     """Whether the compiled code lies in the cache, so that nothing has to be compiled first."""
-    dispatcher: Any = kernel.anneal
-    if dispatcher.signatures:
-        return True
-    newest = Path(kernel.__file__).stat().st_mtime
-    found = Path(dispatcher.stats.cache_path).glob("kernel.anneal-*.nbi")
-    return any(index.stat().st_mtime >= newest for index in found)
+    return is_compiled(kernel.anneal)

@@ -6,7 +6,7 @@ follows from a move follows at once: ancestors that are missing are computed too
 nobody needs any more vanish, intervals end at their last use. Only stages that a move touches are
 replayed; in between memory moves by the value's bytes.
 
-One file on purpose: compiled code is cached by the time stamp of the file it is in, and would not
+One file on purpose: compiled code is cached for as long as the file it is in stays as it is, and would not
 notice that a constant or the layout of the state changed in another one.
 """
 

@@ -1,0 +1,44 @@
+"""What is said of the cache of compiled code is what Numba does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCE = """
+from numba import njit
+
+@njit(cache=True)
+def triple(x):
+    return 3 * x
+"""
+ASK = """
+from small import triple
+from remat.compiled import is_compiled
+
+said = is_compiled(triple)
+triple(2)
+print(said, sum(triple.stats.cache_hits.values()) > 0, is_compiled(triple))
+"""
+
+
+def ask(folder: Path) -> list[str]:
+    path = os.pathsep.join([str(folder), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": str(folder / "cache")}
+    done = subprocess.run([sys.executable, "-c", ASK], env=environment, text=True, capture_output=True, check=True)
+    return done.stdout.split()
+
+
+def test_said_is_what_numba_does(tmp_path: Path) -> None:
+    file = tmp_path / "small.py"
+    file.write_text(SOURCE)
+    assert ask(tmp_path) == ["False", "False", "True"]
+    assert ask(tmp_path) == ["True", "True", "True"]
+    later = file.stat().st_mtime + 1000
+    os.utime(file, (later, later))  # as after a checkout: which Numba compiles again depends on its version
+    said, loaded, _ = ask(tmp_path)
+    assert said == loaded
+    file.write_text(SOURCE.replace("3", "5"))
+    assert ask(tmp_path) == ["False", "False", "True"]
