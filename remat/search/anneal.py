@@ -34,7 +34,7 @@ LARGEST_SUM = 1 << 61  # of bytes, or of costs, over all stages
 # Price of all bytes above the budget in one stage, in costs of the whole graph. From a low one what saves the most
 # goes first, and the price rises where the excess does not fall; a small graph has its first plan sooner from another.
 LOW_PRICE, FIRST_PRICE = 0.001, 0.1
-MARGIN = 0.003  # of the budget
+DEAR = 1.05  # cost of a plan with less excess, of one's own, beyond which one goes on from one's own
 NOTHING = 1 << 120  # cost and excess before there is a plan
 
 
@@ -93,7 +93,6 @@ class Annealer:
     def load(self, order: np.ndarray) -> bool:
         """Start from a staged plan's computations; False if it repeats too much to be searched."""
         order = np.ascontiguousarray(order, dtype=np.int32)
-        self.state.scalar[BUDGET] = self.budget
         n = len(self.arrays.cost)
         repeats = int(np.bincount(order, minlength=n).max(initial=1))
         room = max(self.state.computed.shape[1], 2 * repeats + 4)
@@ -140,11 +139,6 @@ class Annealer:
         done, chunk, began = 0, FIXED_CHUNK if fixed else 2000, time.monotonic()
         seen_cost, seen_excess = int(self.state.scalar[COST]), self.excess
         best.offer(self.order(), self.cost, seen_excess)
-        # The last bytes above the budget are the hardest to save, and on large graphs take longest: aim below it.
-        below = seen_excess > 0 and len(self.arrays.cost) >= LARGE and self.seed % 2 == 1
-        aim = self.budget - int(MARGIN * self.budget)
-        if below:
-            self._aim(aim)
         while done < moves:
             progress = done / moves
             if deadline < float("inf"):
@@ -152,12 +146,10 @@ class Annealer:
             n = min(chunk, moves - done)
             following = min(1.0, progress + n / moves)
             if progress >= 1.0 or should_stop():
-                break
+                return False
             low = max(hot * (cold / hot) ** following, 1e-12) * self.mean_cost
             high = max(hot * (cold / hot) ** progress, 1e-12) * self.mean_cost
             started = time.monotonic()
-            if below:
-                seen_excess = LARGEST_SUM  # have the last plan of the chunk saved
             seen_cost, seen_excess, length, self.price = kernel.anneal(
                 self.state, n, high, low, self.price, seen_cost, seen_excess
             )
@@ -165,29 +157,13 @@ class Annealer:
             done += n
             best.moves += n
             order = self.state.order[:length].copy()
-            if below and seen_excess:
-                seen_excess = self._above(self.budget)
-            if below and not seen_excess:
-                below = False
-                self._aim(self.budget)
             if length and best.offer(order, seen_cost * self.cost_unit, seen_excess):
                 on_better()
             if self.state.scalar[ARENA_TOP] > 0.7 * len(self.state.arena):
                 self.load(self.order())  # more room
-                if below:
-                    self._aim(aim)
             if not fixed:
                 chunk = int(np.clip(n * CHUNK_S / max(took, 1e-6), 500, 1_000_000))
-        if below:
-            self._aim(self.budget)
-        return done >= moves
-
-    def _above(self, budget: int) -> int:
-        """Sum over stages of what the current plan holds above `budget`."""
-        return int(np.maximum(self.state.peak - budget, 0).sum())
-
-    def _aim(self, budget: int) -> None:
-        self.state.scalar[BUDGET], self.state.scalar[EXCESS] = budget, self._above(budget)
+        return True
 
     def _new_state(self, room: int, list_room: int, budget: int) -> State:
         arrays = self.arrays
@@ -339,7 +315,9 @@ def _rounds(
         if better_elsewhere is not None:
             best.offer(better_elsewhere[0], better_elsewhere[1], 0)
         order = first
-        if shared.order is not None and (not rebuild or shared.excess):  # towards a plan that fits: go on
+        if shared.excess and own.order is not None and shared.order is not None:  # go on towards a plan that fits
+            order = own.order if shared.cost > DEAR * own.cost else shared.order
+        elif shared.order is not None and not rebuild:
             order = shared.order
         # From a low price again: better plans on large graphs, where it rises slowly; on small tight ones every
         # other time is better.
