@@ -49,7 +49,7 @@ def _figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 )  # fmt: skip
     limit = max((row["time_limit_s"] for row in rows), default=0)
     times.set(xscale="log", yscale="log", ylabel="seconds", title="Time to a plan")
-    quality.set(xscale="log", ylabel="overhead (%)", title=f"Best plan after {limit:g} s")
+    quality.set(xscale="log", ylabel="overhead (%) at 90 % of the peak", title=f"Best plan after {limit:g} s")
     memory.set(ylabel="MiB", title="Memory of the process")  # linear in both: what it grows like is seen
     for axes in (quality, memory):
         axes.set_ylim(bottom=0)

@@ -232,13 +232,13 @@ def table_row(r: Result) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-class Store:
+class Rows:
     """The file of rows: what was solved before by this code on this machine is not solved again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.known = {_key(r): r for r in self._rows() if r.status != "FAILED"}
+        self.known = {_key(r): r for r in self._read() if r.status != "FAILED"}
 
     def solve(self, case: Case, strategy: str, time_limit_s: float, threads: int, target_gap: float = 0.0) -> Result:
         """The stored result of the case, or that of `run_case`, stored as soon as it is there."""
@@ -251,7 +251,7 @@ class Store:
                 file.write(json.dumps(asdict(result)) + "\n")
         return result
 
-    def _rows(self) -> Iterator[Result]:
+    def _read(self) -> Iterator[Result]:
         """The rows of the file; a line that an interrupted run wrote in part is none."""
         for line in self.path.read_text().splitlines() if self.path.exists() else ():
             with contextlib.suppress(json.JSONDecodeError):
@@ -265,7 +265,7 @@ def _key(r: Result) -> tuple[Any, ...]:
 
 def bench(arguments: argparse.Namespace) -> list[Result]:
     """Run every case that the store of rows does not have yet."""
-    store = Store(Path(arguments.out))
+    kept = Rows(Path(arguments.out))
     results = []
     for case in cases(_folder(arguments)):
         if arguments.only and not re.search(arguments.only, f"{case.instance} {case.label} {case.scope}"):
@@ -277,7 +277,7 @@ def bench(arguments: argparse.Namespace) -> list[Result]:
             goal_gap, goal_s = GAP_GOALS[case.instance, case.label]
             case = replace(case, goal_gap=goal_gap, goal_s=goal_s)
             time_limit_s, target_gap = arguments.time_limit or max(goal_s, TIME_LIMIT_S), target_gap or goal_gap
-        result = store.solve(case, arguments.strategy, time_limit_s, arguments.threads, target_gap)
+        result = kept.solve(case, arguments.strategy, time_limit_s, arguments.threads, target_gap)
         results.append(replace(result, goal_gap=case.goal_gap, goal_s=case.goal_s))
         print(table_row(results[-1]), flush=True)
     return results
@@ -326,7 +326,7 @@ class Growth:
 def growth(arguments: argparse.Namespace) -> list[Growth]:
     """First plan, plan quality and memory of `search` against the size of the graph."""
     Path(arguments.figure).parent.mkdir(parents=True, exist_ok=True)
-    store = Store(Path(arguments.out))
+    kept = Rows(Path(arguments.out))
     graphs = [("layered", synthetic.layered(n=n, name=f"layered_n{n}")) for n in GROWTH_LAYERED]
     graphs += [("chain", synthetic.chain(n=n // 2, name=f"chain_n{n}")) for n in GROWTH_CHAINS]
     rows = []
@@ -334,7 +334,7 @@ def growth(arguments: argparse.Namespace) -> list[Growth]:
         if arguments.only and not re.search(arguments.only, graph.name):
             continue
         case = Case(graph.name, graph, _share(graph, 0.9), "90%")
-        r = store.solve(case, "search", arguments.time_limit, arguments.threads)
+        r = kept.solve(case, "search", arguments.time_limit, arguments.threads)
         row = Growth(
             kind, len(graph), graph.n_edges, arguments.time_limit, r.first_plan_s, r.within_1pct_s, r.overhead,
             r.peak_memory_bytes,

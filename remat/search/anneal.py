@@ -32,7 +32,8 @@ LEAST_ROOM, MOST_STATE_BYTES = 256, 1 << 27  # beyond both a plan repeats too mu
 TELL_SHARE = 20.0
 LARGEST_SUM = 1 << 61  # of bytes, or of costs, over all stages
 # Price of all bytes above the budget in one stage, in costs of the whole graph. From a low one what saves the most
-# goes first, and the price rises where the excess does not fall; a small graph has its first plan sooner from another.
+# goes first, and the price rises where the excess does not fall; small graphs have a first plan sooner from a high one,
+# with which every other thread begins there.
 LOW_PRICE, FIRST_PRICE = 0.001, 0.1
 DEAR = 1.05  # cost of a plan with less excess, of one's own, beyond which one goes on from one's own
 NOTHING = 1 << 120  # cost and excess before there is a plan
@@ -319,8 +320,8 @@ def _rounds(
             order = own.order if shared.cost > DEAR * own.cost else shared.order
         elif shared.order is not None and not rebuild:
             order = shared.order
-        # From a low price again: better plans on large graphs, where it rises slowly; on small tight ones every
-        # other time is better.
+        # From a low price: better plans on large graphs, where it rises slowly; on small tight ones it is better to
+        # go on with the price that was, every other time (and with FIRST_PRICE, in every other thread).
         if rebuild and order is first and (len(first) >= LARGE or (annealer.seed + index // CYCLE) % 2 == 0):
             annealer.price = annealer.low_price
         if not annealer.load(order):
