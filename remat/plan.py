@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -144,7 +145,11 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as remat-plan/1 JSON, atomically."""
-        document = {
+        write_document(path, self.document())
+
+    def document(self) -> dict[str, Any]:
+        """The plan as remat-plan/1, what `save` writes."""
+        return {
             "format": PLAN_FORMAT,
             "graph": self.graph_name,
             "graph_sha256": self.graph_sha256,
@@ -152,14 +157,6 @@ class Plan:
             "scope": str(self.scope),
             "steps": self.steps,
         }
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            scratch.write_text(json.dumps(document, separators=(",", ":")))
-            os.replace(scratch, path)
-        finally:
-            scratch.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], graph: Graph) -> Plan:
@@ -168,20 +165,19 @@ class Plan:
         Raises:
             InvalidPlan: naming the file and the place, also when it was made for another graph.
         """
-        where = str(path)
-        try:
-            if Path(path).exists() and not Path(path).is_file() and not Path(path).is_dir():
-                raise InvalidPlan(f"{where}: not a regular file")  # a device or a pipe may never end
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
-        except InvalidPlan:
-            raise
-        except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, absurd integers
-            raise InvalidPlan(f"{where}: cannot be read as JSON: {error}") from None
-        if not isinstance(document, dict) or document.get("format") != PLAN_FORMAT:
-            raise InvalidPlan(f"{where}: 'format' must be '{PLAN_FORMAT}'")
+        where, document = str(path), read_document(path)
         sha = document.get("graph_sha256")
         if sha is not None and sha != graph.sha256():
             raise InvalidPlan(f"{where}: was made for graph '{document.get('graph')}', not for this '{graph.name}'")
+        return cls.from_document(document, graph, where)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any], graph: Graph, where: str) -> Plan:
+        """The plan that a remat-plan/1 document holds, whatever graph it says it was made for.
+
+        Raises:
+            InvalidPlan: naming `where` and the place.
+        """
         steps = document.get("steps")
         if not isinstance(steps, list):
             raise InvalidPlan(f"{where}: 'steps' must be a list")
@@ -201,6 +197,38 @@ class Plan:
         if budget is not None and (type(budget) is not int or budget < 0):
             raise InvalidPlan(f"{where}: 'budget_bytes' must be a non-negative integer or null")
         return cls.from_steps(graph, pairs, budget)
+
+
+def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The JSON object in a remat-plan/1 file; its steps are not looked at.
+
+    Raises:
+        InvalidPlan: it cannot be read, or is no remat-plan/1.
+    """
+    where = str(path)
+    try:
+        if Path(path).exists() and not Path(path).is_file() and not Path(path).is_dir():
+            raise InvalidPlan(f"{where}: not a regular file")  # a device or a pipe may never end
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except InvalidPlan:
+        raise
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, absurd integers
+        raise InvalidPlan(f"{where}: cannot be read as JSON: {error}") from None
+    if not isinstance(document, dict) or document.get("format") != PLAN_FORMAT:
+        raise InvalidPlan(f"{where}: 'format' must be '{PLAN_FORMAT}'")
+    return document
+
+
+def write_document(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
+    """Write a JSON object so that a reader finds all of it or nothing."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        scratch.write_text(json.dumps(document, separators=(",", ":")))
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def _check_id(graph: Graph, kind: int, i: int, step: int) -> None:

@@ -1,0 +1,6 @@
+"""What executing a plan needs in any framework: budgets as users give them, the plan that a module carries, its file."""
+
+from remat.execution.planning import Peaks, find_plan, parse_budget
+from remat.execution.step_plan import Fingerprint, StepPlan, fingerprint_of
+
+__all__ = ["Fingerprint", "Peaks", "StepPlan", "find_plan", "fingerprint_of", "parse_budget"]

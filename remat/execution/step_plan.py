@@ -1,0 +1,209 @@
+"""The plan of a real training step: a `Plan` that knows its graph, what it was made for, and how it reads."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from remat.errors import InvalidPlan
+from remat.graph import Graph
+from remat.plan import Plan, read_document, write_document
+from remat.simulator import Trace, simulate
+from remat.units import format_cost, format_size
+
+SECTION = "execution"  # of a remat-plan/1 file
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What a plan of a training step depends on; it is executed where all of it is the same.
+
+    Attributes:
+        framework: ``torch`` or ``tensorflow``.
+        version: of the framework; another version may trace other operations.
+        inputs: shapes and dtypes of the sample arguments, for people.
+        sha256: of the traced operations with their arguments, and of the values they exchange.
+    """
+
+    framework: str
+    version: str
+    inputs: str
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.framework} {self.version}, {self.inputs}, {self.sha256[:12]}"
+
+
+def fingerprint_of(graph: Graph, framework: str, version: str, inputs: str) -> Fingerprint:
+    """The fingerprint of a captured step; costs, workspaces and fixed bytes are not part of it."""
+    content = [
+        [
+            [o.kind, o.work.signature if o.work else "", o.inputs, o.outputs, o.is_backward, o.run_once]
+            for o in graph.operations
+        ],
+        [[v.bytes, v.keep] for v in graph.values],
+    ]
+    digest = hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
+    return Fingerprint(framework, version, inputs, digest)
+
+
+@dataclass(frozen=True, eq=False)
+class StepPlan:
+    """What a rematerialized module carries as `plan`; ``print`` it.
+
+    Attributes:
+        plan: the order of computations and frees.
+        graph: the captured step with its costs and workspaces, in which the plan's ids are meant.
+        fingerprint: what it was made for.
+        strategy: that found it.
+        budget_bytes: total that was promised; None for a plan made without a budget.
+        plain_peak_bytes: what the framework's own step needs, or None if that is not known.
+        fixed: parts of ``graph.fixed_bytes`` in bytes, by name, e.g. ``parameters``.
+        costs: how operations were costed: ``profile``, ``roofline`` or ``flops``.
+    """
+
+    plan: Plan
+    graph: Graph
+    fingerprint: Fingerprint
+    strategy: str
+    budget_bytes: int | None
+    plain_peak_bytes: int | None
+    fixed: Mapping[str, int]
+    costs: str
+
+    @functools.cached_property
+    def trace(self) -> Trace:
+        """The plan as the simulator sees it."""
+        return simulate(self.graph, self.plan)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Predicted peak of the whole step, fixed bytes included."""
+        return self.trace.peak_bytes
+
+    @property
+    def overhead(self) -> float:
+        """Predicted cost over the cost of running every operation once, minus 1."""
+        return self.trace.cost / self.graph.total_cost - 1 if self.graph.total_cost else 0.0
+
+    @property
+    def recomputed(self) -> dict[str, int]:
+        """How many computations beyond the first there are of each operation, by name, where there are any."""
+        repeats = self.trace.computations - 1
+        return {self.graph.operations[k].name: int(repeats[k]) for k in np.nonzero(repeats)[0]}
+
+    @property
+    def order(self) -> np.ndarray:
+        """[computations] ids of operations, repeats included."""
+        return self.plan.order
+
+    def __str__(self) -> str:
+        graph, trace = self.graph, self.trace
+        repeated = int(np.count_nonzero(trace.computations > 1))
+        lines = [
+            f"{graph.name}: {len(graph)} operations, {repeated} of them computed again ({self.strategy})",
+            f"  made for        {self.fingerprint}",
+        ]
+        if self.budget_bytes is not None:
+            lines.append(f"  budget          {format_size(self.budget_bytes)}")
+        plain = self.plain_peak_bytes
+        share = f", {trace.peak_bytes / plain:.1%} of the plain step's {format_size(plain)}" if plain else ""
+        where = (
+            graph.operations[int(trace.order[trace.peak_computation])].name if trace.peak_computation >= 0 else "end"
+        )
+        lines += [
+            f"  predicted peak  {format_size(trace.peak_bytes)}{share}; reached at {where}",
+            f"  always there    {format_size(graph.fixed_bytes)}{_parts(self.fixed)}",
+            f"  overhead        {self.overhead:.2%}: {format_cost(trace.cost, graph.cost_unit)} instead of "
+            f"{format_cost(graph.total_cost, graph.cost_unit)} ({self.costs})",
+        ]
+        again = collections.Counter({graph.operations[k].kind: 0 for k in np.nonzero(trace.computations > 1)[0]})
+        for k in np.nonzero(trace.computations > 1)[0]:
+            again[graph.operations[k].kind] += 1
+        total = collections.Counter(op.kind for op in graph.operations)
+        named = [f"{kind.removeprefix('aten.')} {n} of {total[kind]}" for kind, n in again.most_common(8)]
+        more = len(again) - len(named)
+        lines.append(
+            f"  computed again  {', '.join(named) or 'nothing'}{f' and {more} other kinds' if more > 0 else ''}"
+        )
+        return "\n".join(lines)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write remat-plan/1 with a section that lets it be executed where there is no solver; atomically."""
+        section = {
+            **asdict(self.fingerprint),
+            "strategy": self.strategy,
+            "plain_peak_bytes": self.plain_peak_bytes,
+            "costs": self.costs,
+            "cost_unit": self.graph.cost_unit,
+            "operation_costs": [op.cost for op in self.graph.operations],
+            "workspace_bytes": [op.workspace_bytes for op in self.graph.operations],
+        }
+        write_document(path, replace(self.plan, budget_bytes=self.budget_bytes).document() | {SECTION: section})
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], graph: Graph, fingerprint: Fingerprint, fixed: Mapping[str, int]
+    ) -> StepPlan:
+        """Read a plan for a step captured here; costs and workspaces are those of the file.
+
+        Args:
+            graph: captured here; its costs and workspaces are not looked at.
+            fixed: parts of ``graph.fixed_bytes`` here.
+
+        Raises:
+            InvalidPlan: the file is malformed, or was made for something else (both fingerprints are shown).
+        """
+        where, document = str(path), read_document(path)
+        section = document.get(SECTION)
+        if not isinstance(section, dict):
+            raise InvalidPlan(f"{where}: has no '{SECTION}' section; save the plan of a rematerialized module")
+        made_for = Fingerprint(**{f.name: str(section.get(f.name)) for f in fields(Fingerprint)})
+        if made_for != fingerprint:
+            raise InvalidPlan(
+                f"{where}: was made for {_what_differs(made_for, fingerprint)}\n"
+                f"  the plan's:  {made_for}\n  this step's: {fingerprint}"
+            )
+        costs, workspace = (_counts(section, key, len(graph), where) for key in ("operation_costs", "workspace_bytes"))
+        operations = tuple(
+            replace(op, cost=cost, workspace_bytes=size)
+            for op, cost, size in zip(graph.operations, costs, workspace, strict=True)
+        )
+        graph = replace(graph, operations=operations, cost_unit=str(section.get("cost_unit", "")))
+        plain = section.get("plain_peak_bytes")
+        plan = Plan.from_document(document, graph, where)
+        simulate(graph, plan)  # a file may hold anything
+        return cls(
+            plan, graph, fingerprint, str(section.get("strategy", "")), plan.budget_bytes,
+            plain if type(plain) is int else None, fixed, str(section.get("costs", "")),
+        )  # fmt: skip
+
+
+def _parts(fixed: Mapping[str, int]) -> str:
+    named = ", ".join(f"{name} {format_size(size)}" for name, size in fixed.items() if size)
+    return f" ({named})" if named else ""
+
+
+def _what_differs(plan: Fingerprint, here: Fingerprint) -> str:
+    if plan.framework != here.framework:
+        return f"{plan.framework}, not for {here.framework}"
+    if plan.version != here.version:
+        return f"{plan.framework} {plan.version}, this is {here.version}; plan again with this version"
+    if plan.inputs != here.inputs:
+        return f"inputs {plan.inputs}, not for {here.inputs}"
+    return "another model (or another mode, dtype or set of trained parameters)"
+
+
+def _counts(section: Mapping[str, Any], key: str, n: int, where: str) -> list[int]:
+    numbers = section.get(key)
+    if not isinstance(numbers, list) or len(numbers) != n or not all(type(x) is int and x >= 0 for x in numbers):
+        raise InvalidPlan(f"{where}: '{SECTION}.{key}' must be {n} non-negative integers")
+    return numbers
