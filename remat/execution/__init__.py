@@ -1,4 +1,4 @@
-"""What executing a plan needs in any framework: budgets as users give them, the plan that a module carries, its file."""
+"""What executing a plan needs in any framework: budgets, the plan a module carries, its file."""
 
 from remat.execution.planning import Peaks, find_plan, parse_budget
 from remat.execution.step_plan import Fingerprint, StepPlan, fingerprint_of
