@@ -9,7 +9,8 @@ allocated. docs/decisions/0004-joint-graphs-from-pytorch.md says why this route.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 
-from remat.errors import InvalidInput, MissingPackage
+from remat.errors import InvalidInput, MissingPackage, RematError
 
 OLDEST = (2, 9)
 _TRAIN_FLAG = {"native_batch_norm_backward": 7}  # position of `train`; running statistics are 3 and 4
@@ -34,7 +35,7 @@ class Joint:
             `n_mutations` of them are the new contents of mutated buffers.
         mutated: [n_mutations] index into `primals` of the buffer that each of these outputs updates.
         primals: the tensors that the `primals_*` placeholders stand for: parameters, buffers, inputs.
-        loss_output: index of the loss among the outputs.
+        loss_output: index of the loss, or of the module's first output, among the outputs.
     """
 
     module: fx.GraphModule
@@ -47,6 +48,11 @@ class Joint:
         """The placeholder of each primal."""
         places = self.module.graph.find_nodes(op="placeholder")
         return {n.meta["desc"].idx: n for n in places if n.name.startswith("primals")}
+
+    @property
+    def tangents(self) -> tuple[fx.Node, ...]:
+        """The placeholders of the gradients of outputs, which the backward pass starts from."""
+        return tuple(n for n in self.module.graph.find_nodes(op="placeholder") if n.name.startswith("tangents"))
 
     @property
     def n_mutations(self) -> int:
@@ -73,40 +79,76 @@ def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) 
         InvalidInput: the step cannot be captured in one graph, or nothing in it needs a gradient.
         MissingPackage: this PyTorch is too old.
     """
-    version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
-    if version < OLDEST:
-        raise MissingPackage(f"PyTorch {torch.__version__} is too old to capture a step: pip install 'torch>=2.9'")
+    joint = capture_module(step, args, {}, unroll_recurrent=True)
+    # What a step assigns to attributes comes out behind the loss; only the loss may be differentiated.
+    differentiated = [n.meta["desc"].output.idx for n in joint.tangents]
+    if differentiated != [0] or _numel(joint.outputs[joint.loss_output]) != 1:
+        raise InvalidInput("the training step must return one scalar loss; give loss_fn to make one of its output")
+    return joint
+
+
+def capture_module(
+    module: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, unroll_recurrent: bool = False
+) -> Joint:
+    """The joint graph of ``module(*args, **kwargs)`` and the backward pass from its outputs. Nothing is executed.
+
+    Raises: as `capture`.
+    """
     found: dict[str, Any] = {}
 
     def partition(joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
-        found.update(module=joint, n_forward_outputs=num_fwd_outputs)
+        found["joint"] = read_joint(joint, num_fwd_outputs, found["primals"])
         raise _Captured
 
-    def backend(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        places = module.graph.find_nodes(op="placeholder")
-        found["primals"] = tuple(node.meta["grapharg"].example for node in places)
-        return aot_autograd(fw_compiler=_unused, bw_compiler=_unused, partition_fn=partition)(module, example_inputs)
+    def backend(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        found["primals"] = primals_of(graph)
+        return aot_autograd(fw_compiler=_unused, bw_compiler=_unused, partition_fn=partition)(graph, example_inputs)
 
+    with refusals("the training step cannot be captured"):
+        try:
+            with torch._dynamo.config.patch(allow_rnn=unroll_recurrent):
+                torch.compile(module, backend=backend, fullgraph=True, dynamic=False)(*args, **kwargs)
+        except BackendCompilerFailed:
+            if "joint" not in found:
+                raise
+    if "joint" not in found:
+        raise InvalidInput("nothing in the model needs a gradient: set requires_grad on what shall be trained")
+    return found["joint"]
+
+
+@contextmanager
+def refusals(what: str) -> Iterator[None]:
+    """What the compiler refuses becomes an `InvalidInput` of one line.
+
+    Raises:
+        InvalidInput: the step cannot be captured in one graph.
+        MissingPackage: this PyTorch is too old.
+    """
+    version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
+    if version < OLDEST:
+        raise MissingPackage(f"PyTorch {torch.__version__} is too old to capture a step: pip install 'torch>=2.9'")
     try:
-        with torch._dynamo.config.patch(allow_rnn=True):  # recurrent layers are unrolled
-            torch.compile(step, backend=backend, fullgraph=True, dynamic=False)(*args)
+        yield
     except BackendCompilerFailed as error:
-        if "module" not in found:
-            raise InvalidInput(f"the training step cannot be captured: {_one_line(error.inner_exception)}") from error
+        if isinstance(error.inner_exception, RematError):
+            raise error.inner_exception from None
+        raise InvalidInput(f"{what}: {_one_line(error.inner_exception)}") from error
     except TorchDynamoException as error:
         raise InvalidInput(
             f"the model does not compile into one graph: {_one_line(error)}; remove what depends on tensor values "
             "(branches, .item(), shapes) until torch.compile(model, fullgraph=True) accepts it"
         ) from error
-    if "module" not in found:
-        raise InvalidInput("nothing in the model needs a gradient: set requires_grad on what shall be trained")
-    joint = Joint(found["module"], found["n_forward_outputs"], _mutated(found["module"]), found["primals"])
-    # What a step assigns to attributes comes out behind the loss; only the loss may be differentiated.
-    tangents = [n for n in joint.module.graph.find_nodes(op="placeholder") if n.name.startswith("tangents")]
-    if [n.meta["desc"].output.idx for n in tangents] != [0] or _numel(joint.outputs[joint.loss_output]) != 1:
-        raise InvalidInput("the training step must return one scalar loss; give loss_fn to make one of its output")
-    _drop_unread_statistics(joint.module)
-    return joint
+
+
+def primals_of(graph: fx.GraphModule) -> tuple[Any, ...]:
+    """The real tensors behind the placeholders of a graph that Dynamo hands to its backend."""
+    return tuple(node.meta["grapharg"].example for node in graph.graph.find_nodes(op="placeholder"))
+
+
+def read_joint(module: fx.GraphModule, n_forward_outputs: int, primals: tuple[Any, ...]) -> Joint:
+    """A joint graph as a partition function receives it; the graph is changed in place (see below)."""
+    _drop_unread_statistics(module)
+    return Joint(module, n_forward_outputs, _mutated(module), primals)
 
 
 def _unused(module: fx.GraphModule, _inputs: Any) -> Any:

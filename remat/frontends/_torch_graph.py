@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from remat.frontends._torch_work import kind_of, tensor_bytes, tensors_of, work_
 from remat.graph import Graph, Operation, Value, Work
 
 UPDATE_KIND = "remat.update_buffers"
+END_KIND = "remat.end_forward"
 # Batch norm in training reads the running statistics only to make the next ones, which nobody reads
 # in a repetition. Position of its `training` argument; -1 if it has none because it always trains.
 _STATISTICS_ONLY = {"aten._native_batch_norm_legit_functional": 5, "aten._batch_norm_with_update_functional": -1}
@@ -30,7 +31,8 @@ class CapturedStep:
         graph: for planning.
         joint: what was captured.
         nodes: [N] calls that each operation stands for; one, except for the last forward operation
-            `remat.update_buffers`, which computes small buffer contents and writes all of them back.
+            (`remat.update_buffers` or `remat.end_forward`), which computes small buffer contents and
+            writes all of them back.
         storage: for every node its value id, None if it lives in fixed memory; a structure of these
             for a call with several outputs. A view has its base's.
         value_nodes: [V] first node that holds exactly this value: the call itself or a getitem on it.
@@ -49,12 +51,27 @@ def graph_of(joint: Joint, name: str, fixed_tensors: tuple[torch.Tensor, ...] = 
     Args:
         fixed_tensors: further tensors that are resident throughout, e.g. parameters the step never reads.
     """
-    return _Builder(joint).build(name, fixed_tensors)
+    return _Builder(joint, splits=False).build(name, fixed_tensors)
+
+
+def split_graph_of(joint: Joint, name: str, fixed_tensors: tuple[torch.Tensor, ...] = ()) -> CapturedStep:
+    """As `graph_of`, for a module whose loss is made of its outputs by others, in any order of its operations.
+
+    One operation `remat.end_forward` stands for what happens between forward and backward: it reads the
+    outputs (kept to the end: whoever called may hold them), writes buffers back and produces the gradients of
+    the outputs. What must keep its relative order (random and state-changing operations, readers of buffers before
+    their update) is tied by values of 0 bytes, so that every plan of scope ``free`` is an execution.
+    A buffer whose old contents the backward pass reads is copied first.
+    """
+    _copy_what_backward_reads(joint)
+    return _Builder(joint, splits=True).build(name, fixed_tensors)
 
 
 class _Builder:
-    def __init__(self, joint: Joint):
-        self.joint = joint
+    def __init__(self, joint: Joint, splits: bool):
+        self.joint, self.splits = joint, splits
+        self.ordered: int | None = None  # token of the last operation that must keep its order
+        self.before_end: list[int] = []  # tokens of readers of what the end of the forward pass overwrites
         self.graph = joint.module.graph
         self.storage: dict[fx.Node, Any] = {}
         places = joint.places
@@ -68,11 +85,10 @@ class _Builder:
         needed = self._needed()
         updates = self._update_nodes()
         outputs = self.joint.outputs
-        seen: dict[str, int] = {}
         # Buffers are written back when nothing reads their old contents any more: after the forward
         # pass, unless the backward pass does.
-        updated = not self.joint.mutated
-        last = any(_is_backward(user) for place in self.stale for user in place.users)
+        updated = not self.joint.mutated and not self.splits
+        last = not self.splits and any(_is_backward(user) for place in self.stale for user in place.users)
         for node in self.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 self.storage[node] = None
@@ -89,13 +105,15 @@ class _Builder:
                     self.stale.add(node)
                 self.storage[node] = tree_map(lambda _, root=root: root, node.meta["val"])
             elif node not in updates:
-                self._add_call(node, seen)
+                self._add_call(node)
         if not updated:
             self._add_update(updates)
         loss_value = self._root(outputs[self.joint.loss_output])
         kept = {self._root(node) for node in outputs[self.joint.n_mutations :] if node is not None} - {None}
         values = tuple(Value(v.name, v.bytes, i in kept) for i, v in enumerate(self.values))
         loss = next((k for k, op in enumerate(self.operations) if loss_value in op.outputs), None)
+        if self.splits:
+            loss = next(k for k, op in enumerate(self.operations) if op.kind == END_KIND)
         graph = Graph(
             name=name,
             operations=tuple(self.operations),
@@ -140,18 +158,31 @@ class _Builder:
         """One operation that writes all new buffer contents back, at the end of the forward pass."""
         fresh = self.joint.outputs[: self.joint.n_mutations]
         made = [node for node in self.graph.nodes if node in updates]
-        read = sorted({v for node in fresh if node is not None and node not in updates for v in self._roots(node)})
+        read = {v for node in fresh if node is not None and node not in updates for v in self._roots(node)}
         scratch = sum(tensor_bytes(t) for node in made for t in tensors_of(node.meta["val"]))
         moved = 2 * sum(tensor_bytes(t) for node in fresh if node is not None for t in tensors_of(node.meta["val"]))
-        work = Work(flops=0, bytes_moved=moved)
+        work = Work(flops=0, bytes_moved=moved, is_free=self.splits)
         for node in made:
             self.storage[node] = None
+        name, kind, tangents = "update_buffers", UPDATE_KIND, ()
+        if self.splits:
+            name, kind, tangents = "end_forward", END_KIND, self.joint.tangents
+            handed_out = self.joint.outputs[self.joint.n_mutations : self.joint.n_forward_outputs]
+            read |= {v for node in handed_out if node is not None for v in self._roots(node)}
+            read |= {*self.before_end, *([] if self.ordered is None else [self.ordered])}
+            scratch = max(scratch, _loss_bytes(tangents))
+        first = len(self.values)
+        for node in tangents:
+            self.storage[node] = len(self.values)
+            self.values.append(Value(node.name, node.meta["val"].untyped_storage().nbytes()))
+            self.value_nodes.append(node)
+        outputs = tuple(range(first, len(self.values)))
         self.operations.append(
-            Operation("update_buffers", UPDATE_KIND, tuple(read), (), 0, scratch, run_once=True, work=work)
+            Operation(name, kind, tuple(sorted(read)), outputs, 0, scratch, run_once=True, work=work)
         )
         self.calls.append(tuple(made))
 
-    def _add_call(self, node: fx.Node, seen: dict[str, int]) -> None:
+    def _add_call(self, node: fx.Node) -> None:
         first = len(self.values)
         by_storage: dict[int, int] = {}
 
@@ -167,20 +198,38 @@ class _Builder:
             return by_storage[key]
 
         self.storage[node] = tree_map(add, node.meta["val"])
-        inputs = sorted({v for source in node.all_input_nodes for v in self._roots(source)})
+        inputs = {v for source in node.all_input_nodes for v in self._roots(source)}
+        reads_stale = self._reads_stale(node)
+        if self.splits:
+            inputs |= self._tie(node, reads_stale)
         kind = kind_of(node)
         self.operations.append(
             Operation(
                 name=node.name,
                 kind=kind,
-                inputs=tuple(inputs),
+                inputs=tuple(sorted(inputs)),
                 outputs=tuple(range(first, len(self.values))),
                 is_backward=_is_backward(node),
-                run_once=_is_mutable(node) or self._reads_stale(node),
+                run_once=_is_mutable(node) or reads_stale,
                 work=work_of(node, kind),
             )
         )
         self.calls.append((node,))
+
+    def _tie(self, node: fx.Node, reads_stale: bool) -> set[int]:
+        """Give a call that must keep its place an output of 0 bytes; returns what it reads for the same reason."""
+        keeps_order = _is_random(node) or _is_mutable(node)
+        if not keeps_order and not reads_stale:
+            return set()
+        token, before = len(self.values), self.ordered
+        self.values.append(Value(f"{node.name}.order", 0))
+        self.value_nodes.append(node)
+        if reads_stale:
+            self.before_end.append(token)
+        if not keeps_order:
+            return set()
+        self.ordered = token
+        return set() if before is None else {before}
 
     def _reads_stale(self, node: fx.Node) -> bool:
         """Whether a repetition after the buffers were written back would compute something else."""
@@ -210,8 +259,39 @@ class _Builder:
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()
                 sizes[storage._cdata] = storage.nbytes()
-        tangents = (n for n in self.graph.find_nodes(op="placeholder") if n.name.startswith("tangents"))
+        tangents = () if self.splits else self.joint.tangents
         return sum(sizes.values()) + sum(n.meta["val"].untyped_storage().nbytes() for n in tangents)
+
+
+def _copy_what_backward_reads(joint: Joint) -> None:
+    """Readers of a buffer that is overwritten read a copy if one of them is in the backward pass."""
+    graph = joint.module.graph
+    places = joint.places
+    for index in joint.mutated:
+        place, seen = places[index], set[fx.Node]()
+        todo = list(place.users)
+        while todo:  # through views, which are made again in the backward pass
+            user = todo.pop()
+            if user not in seen:
+                seen.add(user)
+                todo += list(user.users) if _base(user) is not None or user.target is operator.getitem else []
+        if not any(_is_backward(user) for user in seen):
+            continue
+        last = graph.find_nodes(op="placeholder")[-1]
+        with graph.inserting_after(last):
+            copy = graph.call_function(torch.ops.aten.clone.default, (place,))
+        copy.meta = {"val": torch.ops.aten.clone.default(place.meta["val"]), "partitioner_tag": "is_forward"}
+        place.replace_all_uses_with(
+            copy, delete_user_cb=lambda user, copy=copy: user is not copy and user.op != "output"
+        )
+
+
+def _loss_bytes(tangents: Iterable[fx.Node]) -> int:
+    """What a loss outside of the module needs beside outputs and their gradients, as cross-entropy does.
+
+    It saves one tensor of the size of the output (the logarithm of softmax) and makes one gradient on the way.
+    """
+    return 2 * sum(n.meta["val"].untyped_storage().nbytes() for n in tangents if n.meta["val"].numel() > 1)
 
 
 def _schema(node: fx.Node) -> Any:

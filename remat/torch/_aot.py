@@ -1,0 +1,112 @@
+"""All of PyTorch's private interface that executing a plan needs (checked with torch 2.13).
+
+AOT autograd compiles a module's forward and backward pass; our partition function decides what each of them
+computes. Its convention: the forward graph takes the primals and returns the module's outputs followed by what
+the backward graph takes first; the backward graph then takes the gradients of outputs and returns one
+gradient or None per primal. Graphs called with one list ("boxed") can drop their arguments at last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
+from torch.fx.graph import _BoxedCodeGen
+
+aten = torch.ops.aten
+Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule]]
+
+
+def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
+    """What `torch.compile` asks of a backend, executing calls one by one with the kernels of eager mode.
+
+    Args:
+        partition: (joint graph, number of forward outputs) -> (forward graph, backward graph).
+    """
+
+    def partition_fn(joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
+        with torch.utils._python_dispatch._disable_current_modes():  # profiling must see real tensors
+            return partition(joint, num_fwd_outputs)
+
+    return aot_autograd(fw_compiler=_boxed, bw_compiler=_boxed, partition_fn=partition_fn)(graph, example_inputs)
+
+
+def _boxed(module: fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
+    module.graph.set_codegen(_BoxedCodeGen())
+    module.recompile()
+    forward = module.forward
+
+    def run(args: list[Any]) -> Any:
+        return forward(args)
+
+    run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+    return run
+
+
+def finish(graph: fx.Graph, outputs: list[fx.Node | None], descriptions: list[Any]) -> None:
+    """Write the output of a half; what has no description is saved for backward."""
+    n_saved = len(outputs) - len(descriptions)
+    end = graph.output(tuple(outputs))
+    end.meta["desc"] = [*descriptions, *(SavedForBackwardsAOTOutput(i) for i in range(n_saved))]
+    graph.lint()
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the call draws from the device's default generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def device_of(node: fx.Node) -> torch.device:
+    """Of a call's first result."""
+    val = node.meta["val"]
+    return (val[0] if isinstance(val, (tuple, list)) else val).device
+
+
+def random_state(device: torch.device) -> torch.Tensor:
+    """The state of the default generator of a device, a CPU tensor of bytes."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def with_random_state(state: torch.Tensor, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A call that draws again what it drew from `state`; the generator is left as it was."""
+    device = next((x.device for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)), torch.device("cpu"))
+    now = random_state(device)
+    set_state = torch.set_rng_state if device.type == "cpu" else lambda s: torch.cuda.set_rng_state(s, device)
+    set_state(state)
+    try:
+        return target(*args, **kwargs)
+    finally:
+        set_state(now)
+
+
+def fake_state(node: fx.Node) -> torch.Tensor:
+    """What a random call's generator state is to the compiler: shape and dtype without contents."""
+    val = node.meta["val"]
+    mode = (val[0] if isinstance(val, (tuple, list)) else val).fake_mode
+    return mode.from_tensor(random_state(device_of(node)))
+
+
+def repetition(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any], int | None]:
+    """(target, args, kwargs, number of results) of a call that is made again, on the joint graph's nodes.
+
+    Batch norm reads the running statistics only to make the next ones; by the time of a repetition in the backward
+    pass they have been overwritten. Without them it computes the same output, mean and deviation.
+    """
+    if node.target is aten._native_batch_norm_legit_functional.default and node.args[5] is True:
+        x, weight, bias, _mean, _variance, training, momentum, eps = node.args
+        return aten._native_batch_norm_legit.no_stats, (x, weight, bias, training, momentum, eps), {}, 3
+    if node.target is aten._batch_norm_with_update_functional.default:
+        x, weight, bias, _mean, _variance, momentum, eps = node.args
+        return _batch_norm_again, (x, weight, bias, momentum, eps), {}, 4
+    return node.target, node.args, node.kwargs, None
+
+
+def _batch_norm_again(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, momentum: float, eps: float
+) -> tuple[torch.Tensor, ...]:
+    statistics = [torch.zeros(x.shape[1], dtype=weight.dtype, device=x.device) for _ in range(2)]
+    return aten._batch_norm_with_update_functional.default(x, weight, bias, *statistics, momentum, eps)[:4]

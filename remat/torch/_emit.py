@@ -1,0 +1,179 @@
+"""From a plan to two `fx` graphs, forward and backward, that execute it.
+
+Generated code drops every tensor after its last use, so the order of calls is all that has to be
+written down. A view is made again from its storage wherever it is read after that storage was made again
+or had to cross from forward to backward.
+"""
+
+from __future__ import annotations
+
+import collections
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from remat.errors import InvalidPlan
+from remat.frontends._torch_graph import END_KIND, CapturedStep
+from remat.torch import _aot
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """Executable halves of a plan.
+
+    Attributes:
+        forward: takes the primals; returns the joint graph's forward outputs, then what backward needs.
+        backward: takes what forward saved, then the gradients of outputs; returns a gradient or None per primal.
+        n_saved: tensors that are saved between them.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    n_saved: int
+
+
+def emit(step: CapturedStep, order: Sequence[int]) -> Emitted:
+    """The two graphs of a valid order of computations of ``step.graph``, repeats included."""
+    return _Emitter(step, order).emit()
+
+
+@dataclass(slots=True)
+class _Half:
+    """One of the two graphs while it is written.
+
+    Attributes:
+        made: node of the joint graph, or `_State` -> node here that holds it.
+        views: view of the joint graph -> (node here of what it is a view of, the view here).
+    """
+
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    made: dict[fx.Node | _State, fx.Node] = field(default_factory=dict)
+    views: dict[fx.Node, tuple[fx.Node, fx.Node]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The random generator's state before the first run of a call."""
+
+    node: fx.Node
+
+
+class _Emitter:
+    def __init__(self, step: CapturedStep, order: Sequence[int]):
+        self.step, self.order = step, [int(k) for k in order]
+        self.joint = step.joint
+        self.forward, self.backward = _Half(), _Half()
+        self.half = self.forward
+        self.saved: dict[fx.Node | _State, fx.Node] = {}  # -> its placeholder in the backward half
+        self.calls = {node for nodes in step.nodes for node in nodes}
+        self.times = collections.Counter(self.order)
+        self.done: set[int] = set()
+
+    def emit(self) -> Emitted:
+        joint = self.joint
+        n_forward = joint.n_forward_outputs
+        for node in joint.module.graph.find_nodes(op="placeholder"):
+            if node not in joint.tangents:
+                self._place(self.forward, node, node.name, node.meta)
+        outputs: list[fx.Node | None] = []
+        for k in self.order:
+            if self.step.graph.operations[k].kind == END_KIND:
+                for node in self.step.nodes[k]:
+                    self._call(node)
+                outputs = [None if n is None else self._fetch(n) for n in joint.outputs[:n_forward]]
+                self.half = self.backward
+            else:
+                self._compute(k)
+            self.done.add(k)
+        gradients = [None if n is None else self._fetch(n) for n in joint.outputs[n_forward:]]
+        descriptions = list(joint.module.graph.find_nodes(op="output")[0].meta["desc"])
+        tangents = [self._hold(node) for node in joint.tangents]
+        _put_first(self.backward.graph, [*self.saved.values(), *tangents])
+        outputs += [self.forward.made[x] for x in self.saved]
+        _aot.finish(self.forward.graph, outputs, descriptions[:n_forward])
+        _aot.finish(self.backward.graph, gradients, descriptions[n_forward:])
+        halves = [fx.GraphModule(joint.module, half.graph) for half in (self.forward, self.backward)]
+        return Emitted(halves[0], halves[1], len(self.saved))
+
+    def _compute(self, k: int) -> None:
+        (node,) = self.step.nodes[k]
+        if not self.times[k] > 1:
+            self._call(node)
+        elif k not in self.done:
+            if _aot.is_random(node):
+                self.half.made[_State(node)] = self._add(
+                    _aot.random_state, (_aot.device_of(node),), {}, _aot.fake_state(node)
+                )
+            self._call(node)
+        elif _aot.is_random(node):
+            args, kwargs = self._arguments(node.args, node.kwargs)
+            args = (self._hold(_State(node)), node.target, *args)
+            self._holds(node, self._add(_aot.with_random_state, args, kwargs, node.meta["val"]))
+        else:
+            target, args, kwargs, n_parts = _aot.repetition(node)
+            self._holds(node, self._add(target, *self._arguments(args, kwargs), node.meta["val"]), n_parts)
+
+    def _call(self, node: fx.Node) -> None:
+        self._holds(node, self._add(node.target, *self._arguments(node.args, node.kwargs), node.meta["val"]))
+
+    def _add(self, target: Any, args: Any, kwargs: Any, val: Any) -> fx.Node:
+        made = self.half.graph.call_function(target, args, kwargs)
+        made.meta["val"] = val
+        return made
+
+    def _holds(self, node: fx.Node, made: fx.Node, n_parts: int | None = None) -> None:
+        """`made` is the result of the joint graph's `node`; its parts (the first `n_parts`) are taken out at once."""
+        self.half.made[node] = made
+        for part in node.users:
+            if part.target is operator.getitem and (n_parts is None or part.args[1] < n_parts):
+                self.half.made[part] = self._add(operator.getitem, (made, part.args[1]), {}, part.meta["val"])
+
+    def _arguments(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return fx.map_arg(args, self._fetch), fx.map_arg(kwargs, self._fetch)
+
+    def _fetch(self, node: fx.Node) -> fx.Node:
+        """The node of the half being written that holds what `node` holds in the joint graph."""
+        part_of_call = node.target is operator.getitem and node.args[0] in self.calls
+        if node.op != "call_function" or node in self.calls or part_of_call:
+            return self._hold(node)
+        source = self._fetch(node.all_input_nodes[0])
+        known = self.half.views.get(node)
+        if known is None or known[0] is not source:
+            made = self._add(node.target, *self._arguments(node.args, node.kwargs), node.meta["val"])
+            known = self.half.views[node] = source, made
+        return known[1]
+
+    def _hold(self, what: fx.Node | _State) -> fx.Node:
+        """The node here of a storage, a constant or a random state; backward gets what it lacks from forward."""
+        half = self.half
+        if what in half.made:
+            return half.made[what]
+        if isinstance(what, fx.Node) and what.op == "get_attr":
+            half.made[what] = half.graph.get_attr(str(what.target))
+            half.made[what].meta.update(what.meta)
+            return half.made[what]
+        if isinstance(what, fx.Node) and what in self.joint.tangents:
+            if half is self.forward:
+                raise InvalidPlan(f"the forward pass reads '{what}', a gradient of an output")
+            return self._place(half, what, what.name, what.meta)
+        if half is self.forward or what not in self.forward.made:
+            raise InvalidPlan(f"'{what}' is read before it is computed")
+        # A name of its own: where the name of a placeholder is taken already, `fx` generates wrong code.
+        name = f"saved_{what.name}" if isinstance(what, fx.Node) else f"saved_{what.node.name}_state"
+        self.saved[what] = self._place(half, what, name, self.forward.made[what].meta)
+        return self.saved[what]
+
+    def _place(self, half: _Half, what: fx.Node | _State, name: str, meta: dict[str, Any]) -> fx.Node:
+        half.made[what] = half.graph.placeholder(name)
+        half.made[what].meta.update({key: meta[key] for key in ("val", "tensor_meta", "desc") if key in meta})
+        return half.made[what]
+
+
+def _put_first(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
+    for node in reversed(nodes):
+        first = next(iter(graph.nodes))
+        if first is not node:
+            first.prepend(node)
