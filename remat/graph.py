@@ -228,6 +228,11 @@ class Graph:
         touched = sum(self.values[v].bytes for v in (*op.inputs, *op.outputs))
         return self.fixed_bytes + touched + op.workspace_bytes
 
+    @property
+    def final_bytes(self) -> int:
+        """Fixed bytes and the values that are kept: held when any plan ends."""
+        return self.fixed_bytes + sum(value.bytes for value in self.values if value.keep)
+
     def largest_working_set(self) -> tuple[int, int]:
         """(bytes, operation) of the operation with the largest working set: a bound on any peak."""
         if not self.operations:

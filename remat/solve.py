@@ -428,11 +428,13 @@ def _refuse_if_impossible(chosen: Strategy, problem: Problem) -> Solution | None
     """An INFEASIBLE solution if some operation alone needs more than the budget."""
     graph = problem.graph
     needed, k = graph.largest_working_set()
-    if problem.budget_bytes >= needed:
+    if problem.budget_bytes >= max(needed, graph.final_bytes):
         return None
     from remat.bounds.min_budget import describe_minimum
 
     what = f"operation {k} ({graph.operations[k].name}) alone needs {format_size(needed)}"
+    if graph.final_bytes > needed:
+        what = f"what must be there at the end (gradients, say) alone needs {format_size(graph.final_bytes)}"
     least = describe_minimum(graph, problem.scope, with_operation=False)
     return _without_plan(
         chosen, problem, Status.INFEASIBLE,

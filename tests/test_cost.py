@@ -320,14 +320,14 @@ def test_profile_survives_a_crash_of_its_process(tmp_path: Path, monkeypatch: py
 def test_cache_files_are_whole_or_absent(tmp_path: Path) -> None:
     path = tmp_path / "key.json"
     write_atomically(path, {"ns": 5, "best_ns": 4})
-    assert profile_module._read(path) == (5, 4)
+    assert profile_module._read(path, ("ns", "best_ns")) == (5, 4)
     with pytest.raises(TypeError):
         write_atomically(path, {"ns": object()})
-    assert profile_module._read(path) == (5, 4)
+    assert profile_module._read(path, ("ns", "best_ns")) == (5, 4)
     assert [p.name for p in tmp_path.iterdir()] == ["key.json"]
     for broken in ("", "{", "[]", '{"ns": "5", "best_ns": 4}', '{"ns": -5, "best_ns": 4}', '{"ns": 5}'):
         path.write_text(broken)
-        assert profile_module._read(path) is None
+        assert profile_module._read(path, ("ns", "best_ns")) is None
 
 
 def test_profile_refuses_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:

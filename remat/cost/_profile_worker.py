@@ -30,15 +30,27 @@ def main(job_path: str) -> None:
         description = json.loads(signature)
         try:
             runner = importlib.import_module(RUNNERS[description["fw"]])
-            timing = runner.time(description, job["device"])
+            measured = MEASURES[job["quantity"]](runner, description, job["device"])
         except Exception as error:  # operators raise whatever they like; the parent names the kind in a warning
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
             print("failed", key, reason, flush=True)
             continue
         if description["fw"] == "keras":
             gc.collect()  # traced functions hold their layer's variables in cycles
-        times = {"ns": round(timing.median_ns), "best_ns": round(timing.best_ns)}
-        write_atomically(Path(job["folder"], f"{key}.json"), times | {"signature": signature} | job["provenance"])
+        record = measured | {"signature": signature} | job["provenance"]
+        write_atomically(Path(job["folder"], f"{key}{job['suffix']}"), record)
+
+
+def _time(runner: Any, description: dict[str, Any], device: str) -> dict[str, int]:
+    timing = runner.time(description, device)
+    return {"ns": round(timing.median_ns), "best_ns": round(timing.best_ns)}
+
+
+def _workspace(runner: Any, description: dict[str, Any], device: str) -> dict[str, int]:
+    return {"workspace_bytes": runner.workspace(description, device)}
+
+
+MEASURES = {"time": _time, "workspace": _workspace}
 
 
 def _set_threads(frameworks: list[str], threads: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from remat.cost._timing import Timing, measure
 
@@ -29,6 +30,52 @@ _INDEX_LIMITS: dict[str, Callable[[list[Any]], int]] = {
 
 def time(description: dict[str, Any], device: str) -> Timing:
     """Time the call with random inputs of the same shapes, strides and dtypes on `device`."""
+    call, _ = _call(description, device)
+    with torch.no_grad():
+        return measure(call, _cuda_ns if device == "cuda" else None)
+
+
+def workspace(description: dict[str, Any], device: str) -> int:
+    """Bytes that the call takes from PyTorch's allocator beyond its inputs and outputs."""
+    call, given = _call(description, device)
+    with torch.no_grad():
+        call()  # the first call selects kernels, which may take memory that later ones do not
+        made, peak = peak_of(call, device)
+    known = {t.untyped_storage()._cdata for t in given}
+    own = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(made)}
+    return max(0, peak - sum(size for key, size in own.items() if key not in known))
+
+
+def peak_of(run: Callable[[], Any], device: str) -> tuple[Any, int]:
+    """(what `run` returns, most bytes that PyTorch's allocator held meanwhile, beyond what it held before)."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        made = run()
+        torch.cuda.synchronize()
+        return made, torch.cuda.max_memory_allocated() - before
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        made = run()
+    held = peak = 0
+    for size in allocations(profiler):
+        held += size
+        peak = max(peak, held)
+    return made, peak
+
+
+def allocations(profiler: Any) -> list[int]:
+    """Bytes allocated (freed: negative) on the CPU, one after the other."""
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+
+
+def _tensors(structure: Any) -> list[torch.Tensor]:
+    return [t for t in tree_leaves(structure) if isinstance(t, torch.Tensor)]
+
+
+def _call(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], list[torch.Tensor]]:
+    """The call with its arguments, and the tensors among these."""
     name, _, overload = description["op"].removeprefix("aten.").rpartition(".")
     namespace = torch.ops.aten if description["op"].startswith("aten.") else torch.ops
     call: Any = namespace
@@ -46,8 +93,7 @@ def time(description: dict[str, Any], device: str) -> Timing:
         limit = _INDEX_LIMITS[name](args)
         for indices in pending:
             indices.copy_(torch.randint(max(1, limit), indices.shape, device=device))
-    with torch.no_grad():
-        return measure(lambda: call(*args, **kwargs), _cuda_ns if device == "cuda" else None)
+    return (lambda: call(*args, **kwargs)), _tensors((args, kwargs))
 
 
 def _cuda_ns(run: Callable[[], object], n: int) -> float:

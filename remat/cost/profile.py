@@ -48,20 +48,8 @@ def profile_costs(
         InvalidInput: unknown or absent device, or an operation that needs more memory than is free.
         MissingPackage: the framework of the operations is not installed.
     """
-    needed = _signatures(graph)
-    frameworks = sorted({json.loads(signature)["fw"] for signature in needed})
-    device, label, free_bytes = _device(device, frameworks)
-    provenance = {"device": label, "versions": _versions(frameworks)}
-    keys = {signature: _key(signature, provenance) for signature in needed}
-    with tempfile.TemporaryDirectory(prefix="remat-profile-") as scratch:
-        folder = Path(cache_folder or scratch)
-        measured = {key: time for key in keys.values() if (time := _read(folder / f"{key}.json")) is not None}
-        missing = {keys[s]: s for s in needed if keys[s] not in measured}
-        _check_memory({s: needed[s] for s in missing.values()}, free_bytes, label)
-        failures = _measure(missing, device, folder, provenance, Path(scratch))
-        fresh = {key: time for key in missing if (time := _read(folder / f"{key}.json")) is not None}
-    _check_quiet(fresh.values(), folder if cache_folder else None)
-    measured |= fresh
+    device, keys, measured, fresh, failures = _measured(graph, "time", ("ns", "best_ns"), cache_folder, device)
+    _check_quiet(fresh, Path(cache_folder) if cache_folder else None)
     fallback = load_gpu("cpu") if device == "cpu" else gpu
     costs, unmeasured = [], {}
     for op in graph.operations:
@@ -79,6 +67,55 @@ def profile_costs(
     return costs, unmeasured
 
 
+def profile_workspaces(
+    graph: Graph, cache_folder: str | os.PathLike[str] | None, device: str | None = None
+) -> tuple[list[int], dict[str, str]]:
+    """(bytes each operation takes from the allocator beside inputs and outputs while it runs [N], {kind: why not}).
+
+    Measured as times are, one run of each distinct operation; what cannot be rebuilt keeps the workspace that
+    the graph gives it. Only PyTorch operations can be measured.
+
+    Raises: as `profile_costs`.
+    """
+    _, keys, measured, _, failures = _measured(graph, "workspace", ("workspace_bytes",), cache_folder, device)
+    sizes, unmeasured = [], {}
+    for op in graph.operations:
+        key = keys.get(op.work.signature if op.work else "", "")
+        if key in measured:
+            sizes.append(measured[key][0])
+            continue
+        sizes.append(op.workspace_bytes)
+        if op.work is not None and not op.work.is_free:
+            unmeasured[op.kind] = failures.get(key, "it cannot be rebuilt")
+    return sizes, unmeasured
+
+
+def _measured(
+    graph: Graph, quantity: str, fields: tuple[str, ...], cache_folder: str | os.PathLike[str] | None,
+    device: str | None,
+) -> tuple[str, dict[str, str], dict[str, tuple[int, ...]], list[tuple[int, ...]], dict[str, str]]:  # fmt: skip
+    """(device, {signature: key}, {key: its measured fields}, those that are new, {key: why it failed})."""
+    needed = _signatures(graph)
+    frameworks = sorted({json.loads(signature)["fw"] for signature in needed})
+    device, label, free_bytes = _device(device, frameworks)
+    provenance = {"device": label, "versions": _versions(frameworks)}
+    keys = {signature: _key(signature, provenance) for signature in needed}
+    suffix = ".json" if quantity == "time" else f".{quantity}.json"
+    with tempfile.TemporaryDirectory(prefix="remat-profile-") as scratch:
+        folder = Path(cache_folder or scratch)
+
+        def read(some: Iterable[str]) -> dict[str, tuple[int, ...]]:
+            return {key: found for key in some if (found := _read(folder / f"{key}{suffix}", fields)) is not None}
+
+        measured = read(keys.values())
+        missing = {keys[s]: s for s in needed if keys[s] not in measured}
+        _check_memory({s: needed[s] for s in missing.values()}, free_bytes, label)
+        job = {"quantity": quantity, "suffix": suffix, "device": device, "folder": str(folder.resolve())}
+        failures = _measure(missing, job, provenance, Path(scratch))
+        fresh = read(missing)
+    return device, keys, measured | fresh, list(fresh.values()), failures
+
+
 def _signatures(graph: Graph) -> dict[str, Operation]:
     """Distinct signatures to measure, each with the first operation that has it."""
     found: dict[str, Operation] = {}
@@ -92,17 +129,17 @@ def _key(signature: str, provenance: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps([signature, provenance], sort_keys=True).encode()).hexdigest()[:40]
 
 
-def _read(path: Path) -> tuple[int, int] | None:
-    """(median, shortest) time in a cache file; None, which means to measure again, without a file of ours there."""
+def _read(path: Path, fields: tuple[str, ...]) -> tuple[int, ...] | None:
+    """Fields of a cache file; None, which means to measure again, without a file of ours there."""
     try:
         record = json.loads(path.read_text())
-        median, best = record["ns"], record["best_ns"]
+        found = tuple(record[field] for field in fields)
     except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError):
         return None
-    return (median, best) if type(median) is int and type(best) is int and min(median, best) >= 0 else None
+    return found if all(type(number) is int and number >= 0 for number in found) else None
 
 
-def _check_quiet(times: Iterable[tuple[int, int]], folder: Path | None) -> None:
+def _check_quiet(times: Iterable[tuple[int, ...]], folder: Path | None) -> None:
     """Warn if the samples scatter: then other processes were running, and the costs are theirs too."""
     times = list(times)
     median, best = sum(t[0] for t in times), sum(t[1] for t in times)
@@ -196,21 +233,19 @@ def _check_memory(needed: Mapping[str, Operation], free_bytes: int, label: str) 
 
 
 def _measure(
-    missing: Mapping[str, str], device: str, folder: Path, provenance: Mapping[str, Any], scratch: Path
+    missing: Mapping[str, str], job: Mapping[str, Any], provenance: Mapping[str, Any], scratch: Path
 ) -> dict[str, str]:
     """Measure in child processes; a crash costs the operation that was running. Returns {key: failure}."""
     rest, failures = dict(missing), {}
     job_path = scratch / "job.json"
     while rest:
-        job = {
+        this = {
             "signatures": rest,
-            "device": device,
             "threads": _threads(),
             "frameworks": sorted({json.loads(signature)["fw"] for signature in rest.values()}),
-            "folder": str(folder.resolve()),
             "provenance": dict(provenance),
         }
-        job_path.write_text(json.dumps(job))
+        job_path.write_text(json.dumps({**job, **this}))
         child = subprocess.run(
             [sys.executable, "-m", "remat.cost._profile_worker", str(job_path)],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,

@@ -167,11 +167,7 @@ class StepPlan:
         if not isinstance(section, dict):
             raise InvalidPlan(f"{where}: has no '{SECTION}' section; save the plan of a rematerialized module")
         made_for = Fingerprint(**{f.name: str(section.get(f.name)) for f in fields(Fingerprint)})
-        if made_for != fingerprint:
-            raise InvalidPlan(
-                f"{where}: was made for {_what_differs(made_for, fingerprint)}\n"
-                f"  the plan's:  {made_for}\n  this step's: {fingerprint}"
-            )
+        _check_made_for(made_for, fingerprint, where)
         costs, workspace = (_counts(section, key, len(graph), where) for key in ("operation_costs", "workspace_bytes"))
         operations = tuple(
             replace(op, cost=cost, workspace_bytes=size)
@@ -185,6 +181,24 @@ class StepPlan:
             plan, graph, fingerprint, str(section.get("strategy", "")), plan.budget_bytes,
             plain if type(plain) is int else None, fixed, str(section.get("costs", "")),
         )  # fmt: skip
+
+    def moved(self, graph: Graph, fingerprint: Fingerprint, fixed: Mapping[str, int]) -> StepPlan:
+        """This plan for the same step captured again, where other things may be resident beside it.
+
+        Raises:
+            InvalidPlan: it is another step (both fingerprints are shown).
+        """
+        _check_made_for(self.fingerprint, fingerprint, "this plan")
+        graph = replace(self.graph, fixed_bytes=graph.fixed_bytes)
+        plan = Plan.from_order(graph, self.order.tolist(), self.budget_bytes)
+        return replace(self, plan=plan, graph=graph, fixed=fixed)
+
+
+def _check_made_for(made_for: Fingerprint, here: Fingerprint, where: str) -> None:
+    if made_for != here:
+        raise InvalidPlan(
+            f"{where}: was made for {_what_differs(made_for, here)}\n  the plan's:  {made_for}\n  this step's: {here}"
+        )
 
 
 def _parts(fixed: Mapping[str, int]) -> str:

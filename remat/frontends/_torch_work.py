@@ -41,16 +41,16 @@ def work_of(node: fx.Node, kind: str) -> Work:
         flops=count,
         bytes_moved=sum(read.values()) + sum(tensor_bytes(t) for t in outputs),
         dtype=str((floats or dtypes or [torch.float32])[0]).removeprefix("torch."),
-        signature=_signature(node, args, kwargs),
+        signature=call_signature(node.target, args, kwargs),
     )
 
 
-def _signature(node: fx.Node, args: Any, kwargs: Any) -> str:
-    """Canonical JSON from which the call can be rebuilt; '' if an argument cannot be written down."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+def call_signature(target: Any, args: Any, kwargs: Any) -> str:
+    """Canonical JSON from which a call can be rebuilt; '' if an argument cannot be written down."""
+    if not isinstance(target, torch._ops.OpOverload):
         return ""
     try:
-        plain = {"fw": "torch", "op": str(node.target), "args": _plain(args), "kwargs": _plain(kwargs)}
+        plain = {"fw": "torch", "op": str(target), "args": _plain(args), "kwargs": _plain(kwargs)}
     except TypeError:
         return ""
     return json.dumps(plain, sort_keys=True, separators=(",", ":"))

@@ -9,6 +9,7 @@ gradient or None per primal. Graphs called with one list ("boxed") can drop thei
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ aten = torch.ops.aten
 Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule]]
 
 
-def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
+def _eager(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
     """What `torch.compile` asks of a backend, executing calls one by one with the kernels of eager mode.
 
     Args:
@@ -33,6 +34,14 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Par
             return partition(joint, num_fwd_outputs)
 
     return aot_autograd(fw_compiler=_boxed, bw_compiler=_boxed, partition_fn=partition_fn)(graph, example_inputs)
+
+
+def settings() -> AbstractContextManager[Any]:
+    """The compiler's settings under which steps are captured and compiled.
+
+    Many shapes and modes may each have their graph; DistributedDataParallel must not cut it into buckets.
+    """
+    return torch._dynamo.config.patch(recompile_limit=64, optimize_ddp=False)
 
 
 def _boxed(module: fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
@@ -110,3 +119,6 @@ def _batch_norm_again(
 ) -> tuple[torch.Tensor, ...]:
     statistics = [torch.zeros(x.shape[1], dtype=weight.dtype, device=x.device) for _ in range(2)]
     return aten._batch_norm_with_update_functional.default(x, weight, bias, *statistics, momentum, eps)[:4]
+
+
+BACKENDS = {"eager": _eager}

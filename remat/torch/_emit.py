@@ -128,7 +128,7 @@ class _Emitter:
         """`made` is the result of the joint graph's `node`; its parts (the first `n_parts`) are taken out at once."""
         self.half.made[node] = made
         for part in node.users:
-            if part.target is operator.getitem and (n_parts is None or part.args[1] < n_parts):
+            if part.target is operator.getitem and (n_parts is None or int(str(part.args[1])) < n_parts):
                 self.half.made[part] = self._add(operator.getitem, (made, part.args[1]), {}, part.meta["val"])
 
     def _arguments(self, args: Any, kwargs: Any) -> tuple[Any, Any]:

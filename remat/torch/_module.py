@@ -1,0 +1,125 @@
+"""The module that `rematerialize` returns: the model's own parameters, executed under a plan."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from remat.execution import StepPlan
+from remat.frontends import _torch_capture, _torch_graph
+from remat.torch import _aot
+from remat.torch._emit import emit
+from remat.torch._planner import Planner, describe_inputs
+
+_numbers = itertools.count()
+
+
+class Rematerialized(nn.Module):
+    """A model whose training steps follow a plan; in every other respect the model itself.
+
+    Parameters, buffers, submodules and `state_dict` are the model's own objects under its own names, and
+    what the class does not know is looked up on the model. Without gradients (``torch.no_grad()``) the model runs as
+    it is. A step with other shapes (a smaller last batch) or another mode is captured and planned when it first occurs.
+
+    Attributes:
+        model: the plain model.
+        plan: of a step on the sample arguments; ``print`` it, ``plan.save(path)`` it.
+    """
+
+    plan: StepPlan
+
+    def __init__(self, model: nn.Module, planner: Planner, plan: StepPlan, backend: str):
+        super().__init__()
+        for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            self.__dict__[shared] = getattr(model, shared)
+        self.__dict__.update(model=model, _planner=planner, plan=plan, _backend=backend, training=model.training)
+        self.__dict__["_step"] = _CompiledStep(model, planner, backend)
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """Total that was promised; None for a plan made without a budget."""
+        return self.plan.budget_bytes
+
+    @property
+    def predicted_peak_bytes(self) -> int:
+        """Peak of a step on the sample arguments, everything that is always there included."""
+        return self.plan.peak_bytes
+
+    @property
+    def overhead(self) -> float:
+        """Predicted cost of the step over that of running every operation once, minus 1."""
+        return self.plan.overhead
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.model(*args, **kwargs)
+        return self._step(args, kwargs)
+
+    def train(self, mode: bool = True) -> Rematerialized:
+        self.model.train(mode)
+        self.training = mode
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return self.model.load_state_dict(state_dict, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "model" not in self.__dict__:
+                raise
+            return getattr(self.__dict__["model"], name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Rematerialized:
+        return Rematerialized(copy.deepcopy(self.model, memo), self._planner, self.plan, self._backend)
+
+
+class _CompiledStep:
+    """A model's call, compiled for each new combination of shapes and modes with a plan of its own."""
+
+    def __init__(self, model: nn.Module, planner: Planner, backend: str):
+        self.model, self.planner = model, planner
+        self.inputs: Any = ()
+        compiler = _aot.BACKENDS[backend]
+
+        def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            primals = _torch_capture.primals_of(graph)
+
+            def partition(joint: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+                step = step_of(_torch_capture.read_joint(joint, n_forward, primals), planner.name, model)
+                halves = emit(step, planner.plan(step, self.inputs).order.tolist())
+                return halves.forward, halves.backward
+
+            return compiler(graph, example_inputs, partition)
+
+        self.call = torch.compile(call_of(model), backend=compile_graph, fullgraph=True, dynamic=False)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        self.inputs = describe_inputs((args, kwargs))
+        with _torch_capture.refusals("this step cannot be executed under a plan"), _aot.settings():
+            return self.call(*args, **kwargs)
+
+
+def call_of(model: nn.Module) -> Callable[..., Any]:
+    """The model's call as a function with code of its own, by which the compiler counts what it has compiled."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model(*args, **kwargs)
+
+    code = call.__code__.replace(co_name=f"rematerialized_{next(_numbers)}")
+    return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
+
+
+def step_of(joint: _torch_capture.Joint, name: str, model: nn.Module) -> _torch_graph.CapturedStep:
+    """The step behind a joint graph, with everything of the model resident."""
+    return _torch_graph.split_graph_of(joint, name, (*model.parameters(), *model.buffers()))

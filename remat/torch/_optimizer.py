@@ -1,0 +1,75 @@
+"""What an optimizer holds: counted from its state, or by letting a copy take a step on tensors without contents."""
+
+from __future__ import annotations
+
+import collections
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from remat.errors import InvalidInput, unknown_name
+from remat.units import parse_size
+
+STATES = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "lion": 1, "adam": 2, "adamw": 2}
+
+
+def state_bytes(optimizer: torch.optim.Optimizer | str | int | None, parameters: Iterable[nn.Parameter]) -> int:
+    """Bytes of optimizer state from the first step on.
+
+    Args:
+        optimizer: one of PyTorch's; or a name (``adam`` holds two tensors of the size of each trained parameter); or
+            a size; None counts nothing.
+        parameters: the model's.
+
+    Raises:
+        InvalidInput: unknown name, or an optimizer that cannot be tried out.
+    """
+    trained = [p for p in parameters if p.requires_grad]
+    if optimizer is None:
+        return 0
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return _of_optimizer(optimizer)
+    if isinstance(optimizer, str) and optimizer.lower() in STATES:
+        return STATES[optimizer.lower()] * sum(p.numel() * p.element_size() for p in trained)
+    if isinstance(optimizer, str) and not optimizer[:1].isdigit():
+        raise unknown_name("optimizer", optimizer, STATES)
+    return parse_size(optimizer)
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer) -> int:
+    if optimizer.state:
+        return _bytes_of(optimizer.state)
+    tried = copy.copy(optimizer)
+    tried.state = collections.defaultdict(dict)
+    tried.param_groups = [{**group, "params": [_without_contents(p) for p in group["params"]]} for group in
+                          optimizer.param_groups]  # fmt: skip
+    for group in tried.param_groups:
+        group.update({key: False for key in ("foreach", "fused", "capturable") if key in group})
+    try:
+        with torch.no_grad():
+            tried.step()
+    except Exception as error:
+        raise InvalidInput(
+            f"what {type(optimizer).__name__} holds cannot be found out ({type(error).__name__}: {error}); "
+            "give optimizer= as a size, e.g. '2GB'"
+        ) from error
+    return _bytes_of(tried.state)
+
+
+def _without_contents(parameter: Tensor) -> nn.Parameter:
+    bare = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+    bare.grad = torch.empty_like(bare) if parameter.requires_grad else None
+    return bare
+
+
+def _bytes_of(state: Any) -> int:
+    sizes = {}
+    for held in state.values():
+        for x in tree_leaves(held):
+            if isinstance(x, Tensor):
+                sizes[id(x)] = x.numel() * x.element_size()
+    return sum(sizes.values())

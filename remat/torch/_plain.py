@@ -1,0 +1,117 @@
+"""Peak of the framework's own step, without computing anything: the same code on tensors without contents.
+
+The model runs, and is differentiated, on fake tensors whose storages are followed from birth to death.
+What PyTorch keeps for the backward pass, and how long Python holds what it names, are therefore those of the
+real step; only kernels do not run, so that their workspaces come from measurements.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from remat.frontends._torch_work import call_signature
+from remat.graph import Graph, Operation, Work
+
+
+@dataclass(frozen=True, slots=True)
+class PlainStep:
+    """Calls of the plain step in their order.
+
+    Attributes:
+        signatures: [C] of each call, '' where it cannot be written down.
+        held_bytes: [C] of storages made in the step when the call ends, what it made included.
+    """
+
+    signatures: tuple[str, ...]
+    held_bytes: tuple[int, ...]
+
+    def graph(self, name: str) -> Graph:
+        """Distinct calls as operations of their own, to be measured; not a graph to plan on."""
+        distinct = sorted({signature for signature in self.signatures if signature})
+        kinds = [json.loads(signature)["op"].rpartition(".")[0] for signature in distinct]
+        operations = tuple(
+            Operation(f"{kind}_{i}", kind, (), (), work=Work(signature=signature))
+            for i, (kind, signature) in enumerate(zip(kinds, distinct, strict=True))
+        )
+        return Graph(name, operations, ())
+
+    def peak_bytes(self, workspaces: Mapping[str, int]) -> int:
+        """Most bytes held in the step, with the workspace of each signature; what was there before is not in it."""
+        return max(
+            (
+                held + workspaces.get(signature, 0)
+                for signature, held in zip(self.signatures, self.held_bytes, strict=True)
+            ),
+            default=0,
+        )
+
+
+def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: int) -> PlainStep:
+    """Follow one forward and backward pass of `model` on fake tensors; model and gradients stay as they are.
+
+    Args:
+        loss_bytes: what a loss outside of the module holds between forward and backward, beside
+            the outputs and their gradients.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    own: dict[str, Tensor] = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        own[name] = mode.from_tensor(tensor.detach()).requires_grad_(tensor.requires_grad)
+    fake_args, fake_kwargs = tree_map(
+        lambda x: mode.from_tensor(x.detach()).requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x,
+        (args, dict(kwargs)),
+    )
+    follower = _Follower((*own.values(), *tree_leaves((fake_args, fake_kwargs))))
+    with mode, follower:
+        outputs = torch.func.functional_call(model, own, fake_args, fake_kwargs)
+        differentiable = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
+        follower.extra_bytes = loss_bytes
+        gradients = [torch.ones_like(x) for x in differentiable]
+        follower.extra_bytes = 0
+        torch.autograd.backward(differentiable, gradients)
+    return PlainStep(tuple(follower.signatures), tuple(follower.held))
+
+
+class _Follower(TorchDispatchMode):
+    """Adds up the storages that calls make, until each is dropped."""
+
+    def __init__(self, known: tuple[Any, ...]):
+        super().__init__()
+        self.known = {t.untyped_storage()._cdata for t in known if isinstance(t, Tensor)}
+        self.alive: dict[int, int] = {}
+        self.total_bytes = self.extra_bytes = 0
+        self.signatures: list[str] = []
+        self.held: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        signature = call_signature(func, args, kwargs)  # before the call, which may change shapes in place
+        made = func(*args, **kwargs)
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor):
+                self._follow(tensor)
+        self.signatures.append(signature)
+        self.held.append(self.total_bytes + self.extra_bytes)
+        return made
+
+    def _follow(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.known or key in self.alive:
+            return
+        self.alive[key] = storage.nbytes()
+        self.total_bytes += storage.nbytes()
+        weakref.finalize(storage, self._drop, key)
+
+    def _drop(self, key: int) -> None:
+        self.total_bytes -= self.alive.pop(key)

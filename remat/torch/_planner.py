@@ -1,0 +1,170 @@
+"""From a captured step to the plan it is executed with."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from remat.cost import apply_cost
+from remat.cost._warning import CostWarning
+from remat.cost.gpu import Gpu, load_gpu
+from remat.cost.profile import profile_workspaces
+from remat.errors import InvalidInput
+from remat.execution import Fingerprint, Peaks, StepPlan, find_plan, fingerprint_of
+from remat.frontends._torch_graph import CapturedStep
+from remat.graph import Graph
+from remat.plan import Plan
+from remat.simulator import simulate
+from remat.torch import _aot
+
+VERSION = torch.__version__.split("+")[0]
+
+
+@dataclass(slots=True)
+class Planner:
+    """How steps of one model are planned, and the plans made so far.
+
+    Attributes:
+        budget_bytes: for every step.
+        cost: ``profile``, ``roofline`` or ``flops``.
+        gpu: of the roofline.
+        device: where the model is: ``cpu`` or ``cuda``.
+        plain: peak of the plain step on the sample arguments.
+        beside: what is resident beside parameters, buffers and arguments, in bytes by name.
+        plans: by the sha256 of the step's fingerprint.
+    """
+
+    name: str
+    budget_bytes: int
+    strategy: str
+    scope: str
+    cost: str
+    gpu: Gpu
+    device: str
+    time_limit_s: float
+    seed: int
+    threads: int
+    cache_folder: Path
+    plain: Peaks
+    beside: Mapping[str, int]
+    plans: dict[str, StepPlan] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.RLock)
+
+    def plan(self, step: CapturedStep, inputs: str) -> StepPlan:
+        """The plan of a step: one made before, the order of one made for other shapes if it fits, or a new one."""
+        graph, fixed = self.with_everything_resident(step)
+        fingerprint = fingerprint_of(graph, "torch", VERSION, inputs)
+        with self.lock:
+            if fingerprint.sha256 not in self.plans:
+                self.plans[fingerprint.sha256] = self._new(graph, fixed, fingerprint)
+            return self.plans[fingerprint.sha256]
+
+    def take(self, path: str | os.PathLike[str] | StepPlan, step: CapturedStep, inputs: str) -> StepPlan:
+        """The plan of a file, or of another module, for this step; nothing is solved or measured.
+
+        Raises:
+            InvalidPlan: it was made for something else.
+        """
+        graph, fixed = self.with_everything_resident(step)
+        fingerprint = fingerprint_of(graph, "torch", VERSION, inputs)
+        taken = StepPlan.load(path, graph, fingerprint, fixed) if not isinstance(path, StepPlan) else (
+            path.moved(graph, fingerprint, fixed))  # fmt: skip
+        self.plans[fingerprint.sha256] = taken
+        return taken
+
+    def with_everything_resident(self, step: CapturedStep) -> tuple[Graph, dict[str, int]]:
+        """The graph with all that is resident in `fixed_bytes`, and its parts by name."""
+        random = [node for nodes in step.nodes for node in nodes if _aot.is_random(node)]
+        states = sum(_aot.random_state(_aot.device_of(node)).nbytes for node in random)
+        fixed = {"parameters, buffers and inputs": step.graph.fixed_bytes, **self.beside}
+        fixed |= {"random states": states} if states else {}
+        return replace(step.graph, fixed_bytes=sum(fixed.values())), fixed
+
+    def weigh(self, graph: Graph) -> Graph:
+        """The graph with costs and measured workspaces."""
+        sizes, unmeasured = profile_workspaces(graph, self.cache_folder, self.device)
+        if unmeasured:
+            named = ", ".join(f"{kind} ({why})" for kind, why in sorted(unmeasured.items()))
+            warnings.warn(f"workspace not measured, taken as 0: {named}", CostWarning, stacklevel=2)
+        operations = tuple(replace(op, workspace_bytes=size) for op, size in zip(graph.operations, sizes, strict=True))
+        weighed = replace(graph, operations=operations)
+        return apply_cost(weighed, self.cost, self.gpu, cache_folder=self.cache_folder, device=self.device)
+
+    def _new(self, graph: Graph, fixed: Mapping[str, int], fingerprint: Fingerprint) -> StepPlan:
+        graph = self.weigh(graph)
+        moved = [Plan.from_order(graph, p.order.tolist()) for p in self.plans.values() if _same_calls(p.graph, graph)]
+        fitting = [p for p in moved if simulate(graph, p).peak_bytes <= self.budget_bytes]
+        who = "from another shape"
+        if fitting:
+            plan = min(fitting, key=lambda p: simulate(graph, p).cost)
+        else:
+            solution = find_plan(
+                graph, self.budget_bytes, strategy=self.strategy, scope=self.scope,
+                time_limit_s=self.time_limit_s, seed=self.seed, threads=self.threads, known=moved,
+            )  # fmt: skip
+            plan, who = solution.plan, solution.strategy
+            assert plan is not None
+        plain = self.plain.plain_bytes if not self.plans else None  # of the sample arguments only
+        return StepPlan(plan, graph, fingerprint, who, self.budget_bytes, plain, fixed, self.cost)
+
+
+def _same_calls(one: Graph, other: Graph) -> bool:
+    """Whether two graphs differ in sizes only, so that an order of one is an order of the other."""
+
+    def shape(graph: Graph) -> list[Any]:
+        return [(op.kind, op.inputs, op.outputs, op.run_once) for op in graph.operations]
+
+    return shape(one) == shape(other)
+
+
+def describe_inputs(args: Any) -> str:
+    """Shapes and dtypes of tensors in a structure of arguments, e.g. ``float32[32, 3, 224, 224]``."""
+    leaves, _ = tree_flatten(args)
+    named = [
+        f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+        + (f"@{x.device.type}" if x.device.type != "cpu" else "")
+        if isinstance(x, Tensor)
+        else repr(x)[:40]
+        for x in leaves
+    ]
+    return ", ".join(named) or "no inputs"
+
+
+def device_of(model: nn.Module, args: Any) -> str:
+    """``cpu`` or ``cuda``: where everything is.
+
+    Raises:
+        InvalidInput: on several devices, or on one that nothing can be measured on.
+    """
+    tensors = [x for x in (*model.parameters(), *model.buffers(), *tree_flatten(args)[0]) if isinstance(x, Tensor)]
+    kinds = {x.device.type for x in tensors}
+    if len({x.device for x in tensors if x.device.type != "cpu"}) > 1 or kinds - {"cpu", "cuda"}:
+        places = ", ".join(sorted({str(x.device) for x in tensors}))
+        raise InvalidInput(f"model and sample_args are on {places}; move both to the CPU or to one CUDA device")
+    return "cuda" if "cuda" in kinds else "cpu"
+
+
+def default_gpu(device: str) -> Gpu:
+    """The device of the roofline: this machine's GPU if it is known, else a V100; the CPU for models there."""
+    if device == "cpu":
+        return load_gpu("cpu")
+    name = torch.cuda.get_device_name().lower()
+    for known in ("h200", "h100", "a100_80gb", "t4", "p100", "k80", "rtx4090", "v100"):
+        if known.split("_")[0] in name.replace(" ", ""):
+            return load_gpu(known)
+    return load_gpu("v100")
+
+
+def default_cache() -> Path:
+    """Where measurements of operations are kept: ``$REMAT_CACHE`` or ``~/.cache/remat``."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("REMAT_CACHE") or Path(base, "remat")) / "profile"

@@ -1,0 +1,157 @@
+"""`rematerialize`: from a model and a budget to a module that trains within it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from remat.cost import COST_MODELS, load_gpu
+from remat.cost.profile import profile_workspaces
+from remat.errors import InvalidInput, unknown_name
+from remat.execution import Peaks, StepPlan, parse_budget
+from remat.frontends import _torch_capture
+from remat.frontends._torch_capture import Joint
+from remat.plan import parse_scope
+from remat.registry import get_strategy
+from remat.torch import _aot, _optimizer
+from remat.torch._module import Rematerialized, call_of, step_of
+from remat.torch._plain import plain_step
+from remat.torch._planner import Planner, default_cache, default_gpu, describe_inputs, device_of
+from remat.units import check_time_limit, format_size
+
+
+def rematerialize(
+    model: nn.Module,
+    sample_args: tuple[Any, ...],
+    budget: int | float | str | None = None,
+    *,
+    sample_kwargs: Mapping[str, Any] | None = None,
+    strategy: str = "portfolio",
+    backend: str = "eager",
+    cost: str = "profile",
+    plan: str | os.PathLike[str] | StepPlan | None = None,
+    optimizer: torch.optim.Optimizer | str | int | None = None,
+    accumulate: bool = False,
+    scope: str = "free",
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    threads: int = 2,
+    gpu: str | None = None,
+    cache_folder: str | os.PathLike[str] | None = None,
+) -> Rematerialized:
+    """A module that trains `model` within a memory budget, recomputing what the plan says.
+
+    Use it in place of the model in an ordinary loop (``loss.backward()``, any optimizer). Parameters and buffers are
+    the model's own objects; gradients, loss, buffers and random numbers are those of the plain model, bit for bit with
+    ``backend="eager"``. Nothing is computed here: the step is captured on tensors without contents.
+
+    Args:
+        model: in the mode (train or eval) in which it will be trained.
+        sample_args: positional arguments of the model; only shapes, dtypes and devices matter.
+        budget: total bytes, or a size (``8GB``, ``7.5GiB``), or a float in (0, 1]: that fraction of what the plain
+            model needs for the same step. Total means all that PyTorch's allocator holds at once in a step (forward,
+            loss, backward): parameters, buffers, arguments, activations, gradients, kernels' workspaces, and the
+            optimizer state that `optimizer` says. A loss outside of the module is taken to need three
+            times the bytes of the outputs, as cross-entropy does.
+        sample_kwargs: keyword arguments of the model.
+        strategy: a name from `remat.strategies()`.
+        backend: ``eager`` runs PyTorch's own kernels one by one; ``inductor`` compiles them, which changes memory and,
+            in the last bits, results: the peak is then a prediction, not a promise.
+        cost: of operations: ``profile`` (measured here), ``roofline`` or ``flops``.
+        plan: a file that ``plan.save`` wrote, or the plan of another module, instead of solving.
+        optimizer: whose state counts from the first step on: a `torch.optim.Optimizer`, a name (``adam``), or a size;
+            None counts none, which is right for plain SGD only.
+        accumulate: gradients of earlier steps exist while a step runs (gradient accumulation, or
+            ``zero_grad(set_to_none=False)``).
+        scope: of plans: ``free`` may reorder operations, ``fixed_order`` and ``staged`` keep the order of first runs.
+        time_limit_s, seed, threads: of the solver.
+        gpu: of ``cost="roofline"``; by default the device at hand.
+        cache_folder: of measurements of operations; by default ``$REMAT_CACHE`` or ``~/.cache/remat``.
+
+    Raises:
+        InvalidInput: (a ValueError) no plan within the budget was found; the model does not compile into one graph; an
+            option is wrong; a plan was made for something else.
+    """
+    _check(model, sample_args, budget, backend, cost, plan)
+    kwargs = dict(sample_kwargs or {})
+    strategy, scope = get_strategy(strategy).name, str(parse_scope(scope))
+    check_time_limit(time_limit_s)
+    device = device_of(model, (sample_args, kwargs))
+    with torch.enable_grad(), _aot.settings():
+        joint = _torch_capture.capture_module(call_of(model), sample_args, kwargs)
+    step, inputs = step_of(joint, type(model).__name__, model), describe_inputs((sample_args, kwargs))
+    beside = {"optimizer state": _optimizer.state_bytes(optimizer, model.parameters())}
+    beside["gradients of earlier steps"] = _gradient_bytes(joint) if accumulate else 0
+    planner = Planner(
+        name=type(model).__name__, budget_bytes=0, strategy=strategy, scope=scope, cost=cost,
+        gpu=load_gpu(gpu) if gpu else default_gpu(device), device=device, time_limit_s=time_limit_s, seed=seed,
+        threads=threads, cache_folder=Path(cache_folder) if cache_folder else default_cache(),
+        plain=Peaks(None, "a plan was given"), beside=beside,
+    )  # fmt: skip
+    if plan is not None:
+        made = planner.take(plan, step, inputs)
+        planner.budget_bytes = made.budget_bytes or made.peak_bytes
+        if budget is not None:
+            planner.plain = Peaks(made.plain_peak_bytes, "the plan does not say it")
+            _check_fits(made, parse_budget(budget, planner.plain))
+    else:
+        assert budget is not None
+        planner.plain = _plain_peak(model, sample_args, kwargs, planner, joint)
+        planner.budget_bytes = parse_budget(budget, planner.plain)
+        made = planner.plan(step, inputs)
+    return Rematerialized(model, planner, made, backend)
+
+
+def _check(model: Any, sample_args: Any, budget: Any, backend: str, cost: str, plan: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, Rematerialized):
+        raise InvalidInput("the model is rematerialized already; pass its .model")
+    if not isinstance(sample_args, tuple):
+        raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
+    if backend not in _aot.BACKENDS:
+        raise unknown_name("backend", backend, _aot.BACKENDS)
+    if cost not in COST_MODELS:
+        raise unknown_name("cost model", cost, COST_MODELS)
+    if budget is None and plan is None:
+        raise InvalidInput("give a budget (e.g. budget='8GB' or budget=0.6) or a plan (plan='plan.json')")
+    if budget is not None and (not isinstance(budget, float) or budget > 1):
+        parse_budget(budget, Peaks(None))
+
+
+def _gradient_bytes(joint: Joint) -> int:
+    gradients = [n for n in joint.outputs[joint.n_forward_outputs :] if n is not None]
+    return sum(n.meta["val"].untyped_storage().nbytes() for n in gradients)
+
+
+def _plain_peak(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], planner: Planner, joint: Joint
+) -> Peaks:
+    """Peak of the model's own step: everything that is always there, and what the step makes."""
+    captured = step_of(joint, planner.name, model)
+    graph, _ = planner.with_everything_resident(captured)
+    end = next(op for op in graph.operations if op.kind == "remat.end_forward")
+    try:
+        plain = plain_step(model, args, kwargs, end.workspace_bytes)
+    except Exception as error:  # a model may do what fake tensors do not support, though it compiles
+        text = (str(error).strip().splitlines() or [""])[0][:160]
+        return Peaks(None, f"the model does not run on tensors without contents ({type(error).__name__}: {text})")
+    calls = plain.graph(planner.name)
+    sizes, _ = profile_workspaces(calls, planner.cache_folder, planner.device)
+    workspaces = {op.work.signature: size for op, size in zip(calls.operations, sizes, strict=True) if op.work}
+    states = sum(
+        size for name, size in planner.with_everything_resident(captured)[1].items() if name == "random states"
+    )
+    return Peaks(graph.fixed_bytes - states + plain.peak_bytes(workspaces))
+
+
+def _check_fits(made: StepPlan, budget_bytes: int) -> None:
+    if made.peak_bytes > budget_bytes:
+        raise InvalidInput(
+            f"the plan's peak is {format_size(made.peak_bytes)}, above the budget of {format_size(budget_bytes)}"
+        )
