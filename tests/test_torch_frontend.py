@@ -250,11 +250,17 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(x)[0][:, -1])
 
 
-def test_recurrent_layers_are_captured() -> None:
-    graph = frontend.joint_graph(Recurrent(), (torch.randn(2, 5, 8),), name="lstm")
-    gradients = sum(value.bytes for value in graph.values if value.keep) - 4
-    shared = 4 * 4 * 16  # the layer's two biases have one gradient
-    assert gradients == 4 * sum(p.numel() for p in Recurrent().parameters()) - shared
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_one_operation_and_bit_equal(layer: type[nn.Module]) -> None:
+    model = Recurrent()
+    model.lstm = layer(8, 16, num_layers=2, batch_first=True)
+    graph = check_against_eager(nn.Sequential(nn.Linear(8, 8), model), (torch.randn(2, 5, 8),), recompute=False)
+    kinds = [op.kind for op in graph.operations]
+    assert kinds.count("remat.recurrent") == kinds.count("remat.recurrent_backward") == 1
+    forward = graph.operations[kinds.index("remat.recurrent")]
+    weights = 3 if layer is nn.GRU else 4 if layer is nn.LSTM else 1  # gates
+    assert forward.work is not None
+    assert forward.work.flops == 2 * 2 * 5 * weights * (16 * 8 + 3 * 16 * 16)
     assert all(op.work is not None and op.work.flops is not None for op in graph.operations)
 
 

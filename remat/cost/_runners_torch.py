@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -78,6 +79,8 @@ def _call(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], 
     """The call with its arguments, and the tensors among these."""
     name, _, overload = description["op"].removeprefix("aten.").rpartition(".")
     namespace = torch.ops.aten if description["op"].startswith("aten.") else torch.ops
+    if name.startswith("remat."):
+        importlib.import_module("remat.frontends._torch_recurrent")  # which registers them
     call: Any = namespace
     for part in name.split("."):
         call = getattr(call, part)
@@ -89,6 +92,8 @@ def _call(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], 
     kwargs = _rebuild(description["kwargs"], device, pending)
     if name == "max_pool2d_with_indices_backward":  # (gradient, input, window..., indices): only a forward knows them
         args[7].copy_(torch.ops.aten.max_pool2d_with_indices.default(*args[1:7])[1])
+    elif name == "remat.recurrent_backward" and args[1] is not None:
+        args[1] = torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
     elif name in _INDEX_LIMITS:
         limit = _INDEX_LIMITS[name](args)
         for indices in pending:

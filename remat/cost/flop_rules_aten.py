@@ -45,7 +45,8 @@ _MOVEMENT = frozenset([
     "empty_like", "empty_strided", "empty_permuted", "new_zeros", "new_ones", "new_full", "new_empty",
     "new_empty_strided", "fill", "scalar_tensor", "lift_fresh_copy", "index", "index_select", "gather",
     "scatter", "embedding", "roll", "flip", "repeat", "expand_copy", "permute_copy", "view_copy", "slice_copy",
-    "select_copy", "tril", "triu", "eye", "copy_", "update_buffers", "masked_fill", "where", "_unsafe_index",
+    "select_copy", "tril", "triu", "eye", "copy_", "update_buffers", "end_forward", "masked_fill", "where",
+    "_unsafe_index",
     "clone_", "contiguous", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "unfold_backward",
     "nonzero_static", "_assert_async", "_assert_scalar",
 ])  # fmt: skip
@@ -102,9 +103,9 @@ for _kernel in ("flash", "efficient", "cudnn", "fused_overrideable"):
 _COUNTED["_scaled_dot_product_flash_attention_for_cpu_backward"] = _sdpa_backward
 
 
-def _recurrent_layer(args: Sequence[Any], _out: Sequence[Shape]) -> int:
-    """Both matrix products of every step of a fused LSTM layer: input [steps, batch, width] and its two weights."""
-    return 2 * prod(args[0].shape[:2]) * (prod(args[1].shape) + prod(args[2].shape))
+def _recurrent(weights: Iterable[Any], data: Shape) -> int:
+    """Matrix products of a recurrent layer on `data` [steps, batch, width] (or unbatched): each weight at each step."""
+    return 2 * prod(data[:-1]) * sum(prod(w.shape) for w in weights if len(w.shape) == 2)
 
 
 def is_counted(kind: str) -> bool:
@@ -128,8 +129,10 @@ def flops(
     outputs = list(outputs)
     if name in _COUNTED:
         return _COUNTED[name](args, outputs)
-    if name.startswith("mkldnn_rnn_layer"):
-        return _recurrent_layer(args, outputs) * (2 if name.endswith("backward") else 1)
+    if name in ("recurrent", "recurrent_random"):
+        return _recurrent(args[3], args[1].shape)
+    if name == "recurrent_backward":  # the forward pass again, and its two gradients
+        return 3 * _recurrent(args[5], args[3].shape)
     if name in _MOVEMENT:
         return 0
     if name in _PER_INPUT and inputs:

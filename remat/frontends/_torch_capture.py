@@ -20,6 +20,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 
 from remat.errors import InvalidInput, MissingPackage, RematError
+from remat.frontends._torch_recurrent import replace_recurrent
 
 OLDEST = (2, 9)
 _TRAIN_FLAG = {"native_batch_norm_backward": 7}  # position of `train`; running statistics are 3 and 4
@@ -79,7 +80,7 @@ def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) 
         InvalidInput: the step cannot be captured in one graph, or nothing in it needs a gradient.
         MissingPackage: this PyTorch is too old.
     """
-    joint = capture_module(step, args, {}, unroll_recurrent=True)
+    joint = capture_module(step, args, {})
     # What a step assigns to attributes comes out behind the loss; only the loss may be differentiated.
     differentiated = [n.meta["desc"].output.idx for n in joint.tangents]
     if differentiated != [0] or _numel(joint.outputs[joint.loss_output]) != 1:
@@ -87,9 +88,7 @@ def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) 
     return joint
 
 
-def capture_module(
-    module: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, unroll_recurrent: bool = False
-) -> Joint:
+def capture_module(module: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Joint:
     """The joint graph of ``module(*args, **kwargs)`` and the backward pass from its outputs. Nothing is executed.
 
     Raises: as `capture`.
@@ -102,11 +101,12 @@ def capture_module(
 
     def backend(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         found["primals"] = primals_of(graph)
+        replace_recurrent(graph)
         return aot_autograd(fw_compiler=_unused, bw_compiler=_unused, partition_fn=partition)(graph, example_inputs)
 
     with refusals("the training step cannot be captured"):
         try:
-            with torch._dynamo.config.patch(allow_rnn=unroll_recurrent):
+            with settings():
                 torch.compile(module, backend=backend, fullgraph=True, dynamic=False)(*args, **kwargs)
         except BackendCompilerFailed:
             if "joint" not in found:
@@ -114,6 +114,17 @@ def capture_module(
     if "joint" not in found:
         raise InvalidInput("nothing in the model needs a gradient: set requires_grad on what shall be trained")
     return found["joint"]
+
+
+@contextmanager
+def settings() -> Iterator[None]:
+    """The compiler's settings under which steps are captured and executed.
+
+    Recurrent layers are let through (`replace_recurrent` sees to them); many shapes and modes may each have their
+    graph; DistributedDataParallel must not cut it into buckets.
+    """
+    with torch._dynamo.config.patch(allow_rnn=True, recompile_limit=64, optimize_ddp=False):
+        yield
 
 
 @contextmanager

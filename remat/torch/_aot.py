@@ -9,14 +9,15 @@ gradient or None per primal. Graphs called with one list ("boxed") can drop thei
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
+from torch._guards import TracingContext
 from torch.fx.graph import _BoxedCodeGen
+from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
 Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule]]
@@ -30,21 +31,16 @@ def _eager(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Part
     """
 
     def partition_fn(joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
-        with torch.utils._python_dispatch._disable_current_modes():  # profiling must see real tensors
+        with _disable_current_modes():  # profiling must see real tensors
             return partition(joint, num_fwd_outputs)
 
     return aot_autograd(fw_compiler=_boxed, bw_compiler=_boxed, partition_fn=partition_fn)(graph, example_inputs)
 
 
-def settings() -> AbstractContextManager[Any]:
-    """The compiler's settings under which steps are captured and compiled.
-
-    Many shapes and modes may each have their graph; DistributedDataParallel must not cut it into buckets.
-    """
-    return torch._dynamo.config.patch(recompile_limit=64, optimize_ddp=False)
-
-
 def _boxed(module: fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []  # nothing is overwritten: backward may run twice (retain_graph)
     module.graph.set_codegen(_BoxedCodeGen())
     module.recompile()
     forward = module.forward

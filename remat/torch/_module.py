@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from remat.execution import StepPlan
 from remat.frontends import _torch_capture, _torch_graph
+from remat.frontends._torch_recurrent import replace_recurrent
 from remat.torch import _aot
 from remat.torch._emit import emit
 from remat.torch._planner import Planner, describe_inputs
@@ -94,6 +95,7 @@ class _CompiledStep:
 
         def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             primals = _torch_capture.primals_of(graph)
+            replace_recurrent(graph)
 
             def partition(joint: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
                 step = step_of(_torch_capture.read_joint(joint, n_forward, primals), planner.name, model)
@@ -106,7 +108,7 @@ class _CompiledStep:
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self.inputs = describe_inputs((args, kwargs))
-        with _torch_capture.refusals("this step cannot be executed under a plan"), _aot.settings():
+        with _torch_capture.refusals("this step cannot be executed under a plan"), _torch_capture.settings():
             return self.call(*args, **kwargs)
 
 

@@ -82,7 +82,7 @@ def rematerialize(
     strategy, scope = get_strategy(strategy).name, str(parse_scope(scope))
     check_time_limit(time_limit_s)
     device = device_of(model, (sample_args, kwargs))
-    with torch.enable_grad(), _aot.settings():
+    with torch.enable_grad():
         joint = _torch_capture.capture_module(call_of(model), sample_args, kwargs)
     step, inputs = step_of(joint, type(model).__name__, model), describe_inputs((sample_args, kwargs))
     beside = {"optimizer state": _optimizer.state_bytes(optimizer, model.parameters())}

@@ -1,0 +1,206 @@
+"""Recurrent layers as one operation each, forward and backward, on PyTorch's native kernels.
+
+Traced as they are, layers are unrolled step by step into other kernels, whose results differ in the last bits from
+those of eager mode. The backward operation runs the native forward kernel again, as its inner states
+cannot be carried from one operation to another: it costs one forward pass more than eager mode's, and
+holds nothing between the passes but inputs and weights.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_NATIVE = {getattr(torch._VF, kind): kind for kind in KINDS}
+_OPTIONS = (
+    "str kind, Tensor input, Tensor[] hx, Tensor[] weights, bool has_biases, int num_layers, float dropout, "
+    "bool train, bool bidirectional, bool batch_first, bool[] needs_grad"
+)
+
+_library = torch.library.Library("remat", "DEF")
+_library.define(f"recurrent({_OPTIONS}) -> Tensor[]")
+_library.define(
+    f"recurrent_random({_OPTIONS}) -> Tensor[]", tags=(torch.Tag.nondeterministic_seeded,)
+)  # dropout between layers; its last result is the generator's state before it
+_library.define(f"recurrent_backward(Tensor[] gradients, Tensor? state, {_OPTIONS}) -> Tensor[]")
+
+
+def replace_recurrent(graph: fx.GraphModule) -> None:
+    """Calls of native recurrent layers in a graph that Dynamo captured become these operations, in place."""
+    for node in list(graph.graph.nodes):
+        kind = _NATIVE.get(node.target) if node.op == "call_function" else None
+        if kind is None or not isinstance(node.args[2], (list, tuple)):
+            continue  # packed sequences have shapes that depend on data; Dynamo refuses them before
+        data, hx, weights, *options = node.args
+        hx = list(hx) if isinstance(hx, (list, tuple)) else [hx]
+        dropout, num_layers, train = options[2], options[1], options[3]
+        ops = torch.ops.remat
+        target = ops.recurrent_random if dropout and train and num_layers > 1 else ops.recurrent
+        # Which inputs need a gradient is known when the operation is differentiated; till then all are said to.
+        every = [True] * (1 + len(hx) + len(weights))
+        with graph.graph.inserting_before(node):
+            made = graph.graph.call_function(target.default, (kind, data, hx, list(weights), *options, every))
+        node.replace_all_uses_with(made)
+        graph.graph.erase_node(node)
+    graph.recompile()
+
+
+def _run(kind: str, data: Tensor, hx: Sequence[Tensor], weights: Sequence[Tensor], options: Sequence[Any]) -> Any:
+    states = tuple(hx) if kind == "lstm" else hx[0]
+    return getattr(torch._VF, kind)(data, states, list(weights), *options)
+
+
+def _leaves(given: Sequence[Tensor], needs_grad: Sequence[bool]) -> list[Tensor]:
+    """The tensors as leaves that need the gradients that eager mode's would, so that the same kernels are chosen."""
+    return [x.detach().requires_grad_(flag) for x, flag in zip(given, needs_grad, strict=True)]
+
+
+def _permutation(x: Tensor) -> tuple[int, ...]:
+    """Dimensions of a dense tensor from the outermost in memory to the innermost."""
+    return tuple(sorted(range(x.dim()), key=lambda i: -x.stride(i)))
+
+
+def _empty(like: Tensor, shape: Sequence[int], order: tuple[int, ...]) -> Tensor:
+    """A dense tensor of that shape with its dimensions in that order in memory."""
+    bare = like.new_empty([shape[i] for i in order])
+    return bare.permute([order.index(i) for i in range(len(order))])
+
+
+def _as_declared(x: Tensor, order: tuple[int, ...]) -> Tensor:
+    """`x` with the layout that the compiler was told."""
+    declared = _empty(x, x.shape, order)
+    return x.detach() if declared.stride() == x.stride() and x.storage_offset() == 0 else declared.copy_(x)
+
+
+@functools.cache
+def _layouts(
+    kind: str, device: str, dtype: torch.dtype, batched: bool, projected: bool, has_biases: bool, num_layers: int,
+    train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:  # fmt: skip
+    """Memory layouts of (results, gradients of inputs, states and weights) as the native kernel makes them.
+
+    What follows a layer chooses its kernels by these; a small layer of the same kind tells them.
+    """
+    options: dict[str, Any] = {"proj_size": 2} if projected else {}
+    options |= {"nonlinearity": kind.removeprefix("rnn_")} if kind.startswith("rnn") else {}
+    options |= {"bias": has_biases, "batch_first": batch_first, "bidirectional": bidirectional}
+
+    def probe() -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+        layer = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}.get(kind, torch.nn.RNN)
+        weights = layer(5, 3, num_layers, device=device, dtype=dtype, **options)._flat_weights
+        n, batch = num_layers * (1 + bidirectional), ((7 if batch_first else 6),) if batched else ()
+        widths = [2 if projected else 3, 3][: 2 if kind == "lstm" else 1]
+        shapes = [(7, 6, 5) if batched else (7, 5), *((n, *batch, width) for width in widths)]
+        data, *hx = (torch.ones(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes)
+        made = _run(kind, data, hx, weights, (has_biases, num_layers, 0.0, train, bidirectional, batch_first))
+        gradients = torch.autograd.grad(made, [data, *hx, *weights], [torch.ones_like(x) for x in made])
+        return [_permutation(x) for x in made], [_permutation(x) for x in gradients]
+
+    # In a thread of its own: this one may be inside the compiler, where nothing is real and nothing differentiable.
+    with torch.random.fork_rng([device] if device != "cpu" else []), ThreadPoolExecutor(1) as other:
+        return other.submit(probe).result()
+
+
+def _layouts_of(
+    kind: str, data: Tensor, hx: Sequence[Tensor], weights: Sequence[Tensor], options: Sequence[Any]
+) -> Any:
+    has_biases, num_layers, _dropout, train, bidirectional, batch_first = options
+    device = str(data.device)
+    per_layer = len(weights) // (num_layers * (1 + bidirectional))
+    return _layouts(
+        kind, device, data.dtype, data.dim() == 3, per_layer in (3, 5), has_biases, num_layers, train,
+        bidirectional, batch_first,
+    )  # fmt: skip
+
+
+def _forward(kind: str, data: Tensor, hx: list[Tensor], weights: list[Tensor], *options: Any) -> list[Tensor]:
+    with torch.enable_grad():
+        leaves = _leaves([data, *hx, *weights], options[-1])
+        made = _run(kind, leaves[0], leaves[1 : 1 + len(hx)], leaves[1 + len(hx) :], options[:-1])
+    orders, _ = _layouts_of(kind, data, hx, weights, options[:-1])
+    return [_as_declared(x, order) for x, order in zip(made, orders, strict=True)]
+
+
+def _forward_random(kind: str, data: Tensor, hx: list[Tensor], weights: list[Tensor], *options: Any) -> list[Tensor]:
+    state = torch.cuda.get_rng_state(data.device) if data.is_cuda else torch.get_rng_state()
+    return [*_forward(kind, data, hx, weights, *options), state]
+
+
+def _backward(
+    gradients: list[Tensor], state: Tensor | None, kind: str, data: Tensor, hx: list[Tensor], weights: list[Tensor],
+    *options: Any,
+) -> list[Tensor]:  # fmt: skip
+    devices = [data.device] if data.is_cuda else []
+    with torch.enable_grad(), torch.random.fork_rng(devices, enabled=state is not None):
+        if state is not None and data.is_cuda:
+            torch.cuda.set_rng_state(state, data.device)
+        elif state is not None:
+            torch.set_rng_state(state)
+        leaves = _leaves([data, *hx, *weights], options[-1])
+        made = _run(kind, leaves[0], leaves[1 : 1 + len(hx)], leaves[1 + len(hx) :], options[:-1])
+        wanted = [x for x in leaves if x.requires_grad]
+        found = torch.autograd.grad(made, wanted, gradients, materialize_grads=True)
+    orders = _wanted(_layouts_of(kind, data, hx, weights, options[:-1])[1], options[-1])
+    return [_as_declared(x, order) for x, order in zip(found, orders, strict=True)]
+
+
+def _wanted(each: Sequence[Any], needs_grad: Sequence[bool]) -> list[Any]:
+    return [x for x, needed in zip(each, needs_grad, strict=True) if needed]
+
+
+def _fake_forward(kind: str, data: Tensor, hx: list[Tensor], weights: list[Tensor], *options: Any) -> list[Tensor]:
+    width = hx[0].shape[-1] * (2 if options[4] else 1)  # of a projected LSTM: the width of the projection
+    shapes = [(*data.shape[:-1], width), *(x.shape for x in hx)]
+    orders, _ = _layouts_of(kind, data, hx, weights, options[:-1])
+    return [_empty(data, shape, order) for shape, order in zip(shapes, orders, strict=True)]
+
+
+def _fake_forward_random(*args: Any) -> list[Tensor]:
+    state = torch.empty(16 if args[1].device.type == "cuda" else 5056, dtype=torch.uint8)
+    return [*_fake_forward(*args), state]
+
+
+def _fake_backward(
+    gradients: list[Tensor], state: Tensor | None, kind: str, data: Tensor, hx: list[Tensor], weights: list[Tensor],
+    *options: Any,
+) -> list[Tensor]:  # fmt: skip
+    orders = _layouts_of(kind, data, hx, weights, options[:-1])[1]
+    every = [_empty(x, x.shape, order) for x, order in zip([data, *hx, *weights], orders, strict=True)]
+    return _wanted(every, options[-1])
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    kind, data, hx, weights, *options = inputs
+    n_states = len(hx)
+    ctx.kind, ctx.options, ctx.n_states = kind, options[:-1], n_states
+    state = output[1 + n_states :]
+    ctx.has_state, ctx.needs = bool(state), [x.requires_grad for x in (data, *hx, *weights)]
+    ctx.save_for_backward(data, *hx, *weights, *state)
+
+
+def _differentiate(ctx: Any, gradients: list[Tensor]) -> Any:
+    saved = list(ctx.saved_tensors)
+    state = saved.pop() if ctx.has_state else None
+    data, hx, weights = saved[0], saved[1 : 1 + ctx.n_states], saved[1 + ctx.n_states :]
+    kept = list(gradients)[: 1 + ctx.n_states]
+    made = iter(torch.ops.remat.recurrent_backward(kept, state, ctx.kind, data, hx, weights, *ctx.options, ctx.needs))
+    each = [next(made) if needed else None for needed in ctx.needs]
+    rest = [None] * (len(ctx.options) + 1)
+    return None, each[0], each[1 : 1 + ctx.n_states], each[1 + ctx.n_states :], *rest
+
+
+for _name, _kernel, _fake in (
+    ("recurrent", _forward, _fake_forward),
+    ("recurrent_random", _forward_random, _fake_forward_random),
+    ("recurrent_backward", _backward, _fake_backward),
+):
+    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"remat::{_name}", _fake, lib=_library)
+for _name in ("recurrent", "recurrent_random"):
+    torch.library.register_autograd(f"remat::{_name}", _differentiate, setup_context=_remember, lib=_library)
