@@ -92,6 +92,9 @@ def _call(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], 
     kwargs = _rebuild(description["kwargs"], device, pending)
     if name == "max_pool2d_with_indices_backward":  # (gradient, input, window..., indices): only a forward knows them
         args[7].copy_(torch.ops.aten.max_pool2d_with_indices.default(*args[1:7])[1])
+    elif name == "native_batch_norm_backward" and args[2] is not None:
+        # With fake tensors of half precision the saved statistics are so too; real ones have the weight's dtype.
+        args[5:7] = [None if x is None else x.to(args[2].dtype) for x in args[5:7]]
     elif name == "remat.recurrent_backward" and args[1] is not None:
         args[1] = torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
     elif name in _INDEX_LIMITS:

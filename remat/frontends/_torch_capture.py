@@ -102,7 +102,7 @@ def capture_module(module: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
     def backend(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         found["primals"] = primals_of(graph)
         replace_recurrent(graph)
-        return aot_autograd(fw_compiler=_unused, bw_compiler=_unused, partition_fn=partition)(graph, example_inputs)
+        return compile_with(graph, example_inputs, partition, _unused)
 
     with refusals("the training step cannot be captured"):
         try:
@@ -114,6 +114,31 @@ def capture_module(module: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
     if "joint" not in found:
         raise InvalidInput("nothing in the model needs a gradient: set requires_grad on what shall be trained")
     return found["joint"]
+
+
+def compile_with(
+    graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Callable[..., Any], compiler: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Trace the joint graph of what Dynamo captured, split it by `partition`, compile both parts by `compiler`."""
+    return aot_autograd(
+        fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition, decompositions=_AS_IN_EAGER_MODE
+    )(graph, example_inputs)
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+    """Dropout as eager mode computes it on a CPU: in half precision its rounding differs from the fused operator's."""
+    if x.device.type != "cpu" or x.dtype not in (torch.bfloat16, torch.float16) or not train or p in (0, 1):
+        return NotImplemented
+    noise = aten.div.Scalar(aten.bernoulli.p(aten.empty_like.default(x), 1 - p), 1 - p)
+    return aten.mul.Tensor(x, noise), noise
+
+
+def _dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> Any:
+    return NotImplemented if mask.dtype is torch.bool else aten.mul.Tensor(gradient, mask)
+
+
+aten = torch.ops.aten
+_AS_IN_EAGER_MODE = {aten.native_dropout.default: _dropout, aten.native_dropout_backward.default: _dropout_backward}
 
 
 @contextmanager

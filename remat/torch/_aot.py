@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
 from torch._guards import TracingContext
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
+
+from remat.frontends._torch_capture import compile_with
 
 aten = torch.ops.aten
 Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule]]
@@ -34,7 +35,7 @@ def _eager(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Part
         with _disable_current_modes():  # profiling must see real tensors
             return partition(joint, num_fwd_outputs)
 
-    return aot_autograd(fw_compiler=_boxed, bw_compiler=_boxed, partition_fn=partition_fn)(graph, example_inputs)
+    return compile_with(graph, example_inputs, partition_fn, _boxed)
 
 
 def _boxed(module: fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
