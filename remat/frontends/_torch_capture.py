@@ -18,6 +18,7 @@ import torch
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+from torch.utils._python_dispatch import _disable_current_modes
 
 from remat.errors import InvalidInput, MissingPackage, RematError
 from remat.frontends._torch_recurrent import replace_recurrent
@@ -69,6 +70,10 @@ class Joint:
         return tuple(self.module.graph.find_nodes(op="output")[0].args[0])
 
 
+Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule]]
+Backend = Callable[[fx.GraphModule, Sequence[Any], Partition], Callable[..., Any]]
+
+
 class _Captured(Exception):
     """Ends the compilation once the joint graph is there."""
 
@@ -88,40 +93,57 @@ def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) 
     return joint
 
 
-def capture_module(module: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Joint:
+def capture_module(
+    module: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], backend: Backend | None = None
+) -> Joint:
     """The joint graph of ``module(*args, **kwargs)`` and the backward pass from its outputs. Nothing is executed.
+
+    Args:
+        backend: that the step will be executed by, if not by eager kernels.
 
     Raises: as `capture`.
     """
     found: dict[str, Any] = {}
 
-    def partition(joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
-        found["joint"] = read_joint(joint, num_fwd_outputs, found["primals"])
+    def partition(joint: fx.GraphModule, n_forward_outputs: int) -> Any:
+        found["joint"] = read_joint(joint, n_forward_outputs, found["primals"])
         raise _Captured
 
-    def backend(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         found["primals"] = primals_of(graph)
         replace_recurrent(graph)
-        return compile_with(graph, example_inputs, partition, _unused)
+        return (backend or eager_backend)(graph, example_inputs, partition)
 
-    with refusals("the training step cannot be captured"):
+    with refusals("the training step cannot be captured"), settings():
         try:
-            with settings():
-                torch.compile(module, backend=backend, fullgraph=True, dynamic=False)(*args, **kwargs)
+            torch.compile(module, backend=compile_graph, fullgraph=True, dynamic=False)(*args, **kwargs)
         except BackendCompilerFailed:
             if "joint" not in found:
                 raise
+        except _Captured:
+            pass
     if "joint" not in found:
         raise InvalidInput("nothing in the model needs a gradient: set requires_grad on what shall be trained")
     return found["joint"]
 
 
-def compile_with(
-    graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Callable[..., Any], compiler: Callable[..., Any]
+def eager_backend(
+    graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition, compiler: Any = None
 ) -> Callable[..., Any]:
-    """Trace the joint graph of what Dynamo captured, split it by `partition`, compile both parts by `compiler`."""
+    """Trace the joint graph of what Dynamo captured and split it; its calls are those of eager mode.
+
+    Args:
+        partition: (joint graph, number of forward outputs) -> (forward graph, backward graph).
+        compiler: of both, (graph, inputs) -> callable; by default they stay graphs.
+    """
+
+    def partition_fn(joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
+        with _disable_current_modes():  # measurements must see real tensors
+            return partition(joint, num_fwd_outputs)
+
+    compiler = compiler or _unused
     return aot_autograd(
-        fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition, decompositions=_AS_IN_EAGER_MODE
+        fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition_fn, decompositions=_AS_IN_EAGER_MODE
     )(graph, example_inputs)
 
 

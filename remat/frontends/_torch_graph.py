@@ -54,7 +54,9 @@ def graph_of(joint: Joint, name: str, fixed_tensors: tuple[torch.Tensor, ...] = 
     return _Builder(joint, splits=False).build(name, fixed_tensors)
 
 
-def split_graph_of(joint: Joint, name: str, fixed_tensors: tuple[torch.Tensor, ...] = ()) -> CapturedStep:
+def split_graph_of(
+    joint: Joint, name: str, fixed_tensors: tuple[torch.Tensor, ...] = (), *, replays_random: bool = True
+) -> CapturedStep:
     """As `graph_of`, for a module whose loss is made of its outputs by others, in any order of its operations.
 
     One operation `remat.end_forward` stands for what happens between forward and backward: it reads the
@@ -62,14 +64,17 @@ def split_graph_of(joint: Joint, name: str, fixed_tensors: tuple[torch.Tensor, .
     the outputs. What must keep its relative order (random and state-changing operations, readers of buffers before
     their update) is tied by values of 0 bytes, so that every plan of scope ``free`` is an execution.
     A buffer whose old contents the backward pass reads is copied first.
+
+    Args:
+        replays_random: whether the executor can repeat a random operation; if not, each runs once.
     """
     _copy_what_backward_reads(joint)
-    return _Builder(joint, splits=True).build(name, fixed_tensors)
+    return _Builder(joint, splits=True, replays_random=replays_random).build(name, fixed_tensors)
 
 
 class _Builder:
-    def __init__(self, joint: Joint, splits: bool):
-        self.joint, self.splits = joint, splits
+    def __init__(self, joint: Joint, splits: bool, replays_random: bool = True):
+        self.joint, self.splits, self.replays_random = joint, splits, replays_random
         self.ordered: int | None = None  # token of the last operation that must keep its order
         self.before_end: list[int] = []  # tokens of readers of what the end of the forward pass overwrites
         self.graph = joint.module.graph
@@ -210,7 +215,7 @@ class _Builder:
                 inputs=tuple(sorted(inputs)),
                 outputs=tuple(range(first, len(self.values))),
                 is_backward=_is_backward(node),
-                run_once=_is_mutable(node) or reads_stale,
+                run_once=_is_mutable(node) or reads_stale or (_is_random(node) and not self.replays_random),
                 work=work_of(node, kind),
             )
         )

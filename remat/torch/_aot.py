@@ -16,26 +16,15 @@ from torch import fx
 from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
 from torch._guards import TracingContext
 from torch.fx.graph import _BoxedCodeGen
-from torch.utils._python_dispatch import _disable_current_modes
 
-from remat.frontends._torch_capture import compile_with
+from remat.frontends._torch_capture import Backend, Partition, eager_backend
 
 aten = torch.ops.aten
-Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule]]
 
 
-def _eager(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
-    """What `torch.compile` asks of a backend, executing calls one by one with the kernels of eager mode.
-
-    Args:
-        partition: (joint graph, number of forward outputs) -> (forward graph, backward graph).
-    """
-
-    def partition_fn(joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
-        with _disable_current_modes():  # profiling must see real tensors
-            return partition(joint, num_fwd_outputs)
-
-    return compile_with(graph, example_inputs, partition_fn, _boxed)
+def eager(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
+    """A backend that runs the calls of both halves one by one."""
+    return eager_backend(graph, example_inputs, partition, _boxed)
 
 
 def _boxed(module: fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
@@ -118,4 +107,13 @@ def _batch_norm_again(
     return aten._batch_norm_with_update_functional.default(x, weight, bias, *statistics, momentum, eps)[:4]
 
 
-BACKENDS = {"eager": _eager}
+def backend_of(name: str) -> Backend:
+    """The backend of that name, one of `BACKENDS`."""
+    if name == "inductor":
+        from remat.torch._inductor import inductor  # takes seconds to import
+
+        return inductor
+    return eager
+
+
+BACKENDS = ("eager", "inductor")

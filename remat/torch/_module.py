@@ -31,9 +31,11 @@ class Rematerialized(nn.Module):
     Attributes:
         model: the plain model.
         plan: of a step on the sample arguments; ``print`` it, ``plan.save(path)`` it.
+        measured_peak_bytes: of that step, where it was verified, in the terms of `predicted_peak_bytes`.
     """
 
     plan: StepPlan
+    measured_peak_bytes: int | None = None
 
     def __init__(self, model: nn.Module, planner: Planner, plan: StepPlan, backend: str):
         super().__init__()
@@ -91,14 +93,14 @@ class _CompiledStep:
     def __init__(self, model: nn.Module, planner: Planner, backend: str):
         self.model, self.planner = model, planner
         self.inputs: Any = ()
-        compiler = _aot.BACKENDS[backend]
+        compiler = _aot.backend_of(backend)
 
         def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             primals = _torch_capture.primals_of(graph)
             replace_recurrent(graph)
 
             def partition(joint: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
-                step = step_of(_torch_capture.read_joint(joint, n_forward, primals), planner.name, model)
+                step = step_of(_torch_capture.read_joint(joint, n_forward, primals), planner.name, model, backend)
                 halves = emit(step, planner.plan(step, self.inputs).order.tolist())
                 return halves.forward, halves.backward
 
@@ -122,6 +124,7 @@ def call_of(model: nn.Module) -> Callable[..., Any]:
     return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
 
 
-def step_of(joint: _torch_capture.Joint, name: str, model: nn.Module) -> _torch_graph.CapturedStep:
+def step_of(joint: _torch_capture.Joint, name: str, model: nn.Module, backend: str) -> _torch_graph.CapturedStep:
     """The step behind a joint graph, with everything of the model resident."""
-    return _torch_graph.split_graph_of(joint, name, (*model.parameters(), *model.buffers()))
+    resident = (*model.parameters(), *model.buffers())
+    return _torch_graph.split_graph_of(joint, name, resident, replays_random=backend == "eager")

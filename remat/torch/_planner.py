@@ -83,7 +83,8 @@ class Planner:
 
     def with_everything_resident(self, step: CapturedStep) -> tuple[Graph, dict[str, int]]:
         """The graph with all that is resident in `fixed_bytes`, and its parts by name."""
-        random = [node for nodes in step.nodes for node in nodes if _aot.is_random(node)]
+        calls = zip(step.graph.operations, step.nodes, strict=True)
+        random = [n for op, nodes in calls if not op.run_once for n in nodes if _aot.is_random(n)]
         states = sum(_aot.random_state(_aot.device_of(node)).nbytes for node in random)
         fixed = {"parameters, buffers and inputs": step.graph.fixed_bytes, **self.beside}
         fixed |= {"random states": states} if states else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,17 @@ from remat.errors import InvalidInput, unknown_name
 from remat.execution import Peaks, StepPlan, parse_budget
 from remat.frontends import _torch_capture
 from remat.frontends._torch_capture import Joint
+from remat.frontends._torch_graph import END_KIND, CapturedStep
 from remat.plan import parse_scope
 from remat.registry import get_strategy
 from remat.torch import _aot, _optimizer
+from remat.torch._measure import peak_of_step
 from remat.torch._module import Rematerialized, call_of, step_of
 from remat.torch._plain import plain_step
 from remat.torch._planner import Planner, default_cache, default_gpu, describe_inputs, device_of
 from remat.units import check_time_limit, format_size
+
+MOST_PLANS = 4
 
 
 def rematerialize(
@@ -42,6 +47,7 @@ def rematerialize(
     seed: int = 0,
     threads: int = 2,
     gpu: str | None = None,
+    verify: bool = False,
     cache_folder: str | os.PathLike[str] | None = None,
 ) -> Rematerialized:
     """A module that trains `model` within a memory budget, recomputing what the plan says.
@@ -71,6 +77,8 @@ def rematerialize(
         scope: of plans: ``free`` may reorder operations, ``fixed_order`` and ``staged`` keep the order of first runs.
         time_limit_s, seed, threads: of the solver.
         gpu: of ``cost="roofline"``; by default the device at hand.
+        verify: run steps on the sample arguments and measure the peak, `measured_peak_bytes`; while it exceeds the
+            budget (Inductor), plan again with as much less. Gradients, buffers and random numbers stay as they are.
         cache_folder: of measurements of operations; by default ``$REMAT_CACHE`` or ``~/.cache/remat``.
 
     Raises:
@@ -83,8 +91,8 @@ def rematerialize(
     check_time_limit(time_limit_s)
     device = device_of(model, (sample_args, kwargs))
     with torch.enable_grad():
-        joint = _torch_capture.capture_module(call_of(model), sample_args, kwargs)
-    step, inputs = step_of(joint, type(model).__name__, model), describe_inputs((sample_args, kwargs))
+        joint = _torch_capture.capture_module(call_of(model), sample_args, kwargs, _aot.backend_of(backend))
+    step, inputs = step_of(joint, type(model).__name__, model, backend), describe_inputs((sample_args, kwargs))
     beside = {"optimizer state": _optimizer.state_bytes(optimizer, model.parameters())}
     beside["gradients of earlier steps"] = _gradient_bytes(joint) if accumulate else 0
     planner = Planner(
@@ -101,10 +109,35 @@ def rematerialize(
             _check_fits(made, parse_budget(budget, planner.plain))
     else:
         assert budget is not None
-        planner.plain = _plain_peak(model, sample_args, kwargs, planner, joint)
+        planner.plain = _plain_peak(model, sample_args, kwargs, planner, step)
         planner.budget_bytes = parse_budget(budget, planner.plain)
         made = planner.plan(step, inputs)
-    return Rematerialized(model, planner, made, backend)
+    module = Rematerialized(model, planner, made, backend)
+    return _verified(module, sample_args, kwargs, step, inputs) if verify else module
+
+
+def _verified(
+    module: Rematerialized, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: CapturedStep, inputs: str
+) -> Rematerialized:
+    """The module with `measured_peak_bytes`, planned anew while that exceeds the budget."""
+    planner = module._planner
+    promised, excess = planner.budget_bytes, 0
+    for _ in range(MOST_PLANS):
+        if excess:
+            planner.budget_bytes -= excess
+            planner.plans.clear()
+            made = replace(planner.plan(step, inputs), budget_bytes=promised)
+            module = Rematerialized(module.model, planner, made, module._backend)
+        there = module.plan.graph.fixed_bytes - module.plan.fixed.get("random states", 0)
+        measured = there + peak_of_step(module, args, kwargs, planner.device)
+        module.__dict__["measured_peak_bytes"] = measured
+        excess = measured - promised
+        if excess <= 0:
+            return module
+    raise InvalidInput(
+        f"a step needs {format_size(promised + excess)}, more than the budget of {format_size(promised)}, after "
+        f"{MOST_PLANS} plans that were predicted to fit; give a smaller budget, or backend='eager'"
+    )
 
 
 def _check(model: Any, sample_args: Any, budget: Any, backend: str, cost: str, plan: Any) -> None:
@@ -130,24 +163,23 @@ def _gradient_bytes(joint: Joint) -> int:
 
 
 def _plain_peak(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], planner: Planner, joint: Joint
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], planner: Planner, step: CapturedStep
 ) -> Peaks:
     """Peak of the model's own step: everything that is always there, and what the step makes."""
-    captured = step_of(joint, planner.name, model)
-    graph, _ = planner.with_everything_resident(captured)
-    end = next(op for op in graph.operations if op.kind == "remat.end_forward")
+    fixed_bytes = step.graph.fixed_bytes + sum(planner.beside.values())
+    loss_bytes = next(op.workspace_bytes for op in step.graph.operations if op.kind == END_KIND)
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        # Without contents these layers run unrolled, which needs other memory than their kernels.
+        return Peaks(fixed_bytes + peak_of_step(model, args, kwargs, planner.device) + loss_bytes)
     try:
-        plain = plain_step(model, args, kwargs, end.workspace_bytes)
+        plain = plain_step(model, args, kwargs, loss_bytes)
     except Exception as error:  # a model may do what fake tensors do not support, though it compiles
         text = (str(error).strip().splitlines() or [""])[0][:160]
         return Peaks(None, f"the model does not run on tensors without contents ({type(error).__name__}: {text})")
     calls = plain.graph(planner.name)
     sizes, _ = profile_workspaces(calls, planner.cache_folder, planner.device)
     workspaces = {op.work.signature: size for op, size in zip(calls.operations, sizes, strict=True) if op.work}
-    states = sum(
-        size for name, size in planner.with_everything_resident(captured)[1].items() if name == "random states"
-    )
-    return Peaks(graph.fixed_bytes - states + plain.peak_bytes(workspaces))
+    return Peaks(fixed_bytes + plain.peak_bytes(workspaces))
 
 
 def _check_fits(made: StepPlan, budget_bytes: int) -> None:

@@ -1,0 +1,49 @@
+"""Measuring what a real step holds, as PyTorch's allocator counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from remat.cost._runners_torch import peak_of
+
+
+def measured_peak(step: Callable[[], Any], device: str = "cpu") -> int:
+    """Most bytes that PyTorch's allocator holds while `step` runs, beyond what it held before.
+
+    On a CPU the profiler counts every allocation; on CUDA the caching allocator does.
+    """
+    return peak_of(step, device)[1]
+
+
+def peak_of_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str) -> int:
+    """Peak of a forward and backward pass, without the loss; gradients, buffers and random numbers stay as they are."""
+
+    def step() -> None:
+        outputs = model(*args, **kwargs)
+        differentiable = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
+        torch.autograd.backward(differentiable, [torch.ones_like(x) for x in differentiable])
+
+    leaves = [
+        *model.parameters(),
+        *(x for x in tree_leaves((args, dict(kwargs))) if isinstance(x, Tensor) and x.is_leaf),
+    ]
+    before = [x.grad for x in leaves]
+    buffers = [b.detach().clone() for b in model.buffers()]
+    devices = [torch.cuda.current_device()] if device == "cuda" else []
+    with torch.random.fork_rng(devices), torch.enable_grad():
+        try:
+            step()  # compiles, and chooses kernels, which may take memory that later steps do not
+            for x in leaves:
+                x.grad = None
+            return measured_peak(step, device)
+        finally:
+            with torch.no_grad():
+                for buffer, old in zip(model.buffers(), buffers, strict=True):
+                    buffer.copy_(old)
+            for x, gradient in zip(leaves, before, strict=True):
+                x.grad = gradient
