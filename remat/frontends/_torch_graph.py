@@ -23,7 +23,7 @@ _STATISTICS_ONLY = {"aten._native_batch_norm_legit_functional": 5, "aten._batch_
 _UNDECLARED_VIEWS = {"_unsafe_view"}  # alias their input without saying so in their schema
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class CapturedStep:
     """A graph and the traced calls that it was made from, for whoever executes its plans.
 

@@ -9,6 +9,7 @@ holds nothing between the passes but inputs and weights.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -32,23 +33,61 @@ _library.define(f"recurrent_backward(Tensor[] gradients, Tensor? state, {_OPTION
 
 
 def replace_recurrent(graph: fx.GraphModule) -> None:
-    """Calls of native recurrent layers in a graph that Dynamo captured become these operations, in place."""
+    """Calls of native recurrent layers in a graph that Dynamo captured become these operations, in place.
+
+    On a CPU the native kernels go layer by layer, and so do the operations; cuDNN takes all layers at once.
+    """
     for node in list(graph.graph.nodes):
         kind = _NATIVE.get(node.target) if node.op == "call_function" else None
         if kind is None or not isinstance(node.args[2], (list, tuple)):
             continue  # packed sequences have shapes that depend on data; Dynamo refuses them before
         data, hx, weights, *options = node.args
         hx = list(hx) if isinstance(hx, (list, tuple)) else [hx]
-        dropout, num_layers, train = options[2], options[1], options[3]
-        ops = torch.ops.remat
-        target = ops.recurrent_random if dropout and train and num_layers > 1 else ops.recurrent
-        # Which inputs need a gradient is known when the operation is differentiated; till then all are said to.
-        every = [True] * (1 + len(hx) + len(weights))
         with graph.graph.inserting_before(node):
-            made = graph.graph.call_function(target.default, (kind, data, hx, list(weights), *options, every))
+            if node.meta["example_value"][0].device.type == "cpu":
+                made = _layer_by_layer(graph.graph, kind, data, hx, list(weights), options)
+            else:
+                made = _one_call(graph.graph, kind, data, hx, list(weights), options)
         node.replace_all_uses_with(made)
         graph.graph.erase_node(node)
     graph.recompile()
+
+
+def _one_call(
+    graph: fx.Graph, kind: str, data: fx.Node, hx: list[fx.Node], weights: list[fx.Node], options: Sequence[Any]
+) -> fx.Node:
+    _has_biases, num_layers, dropout, train, _bidirectional, _batch_first = options
+    random = bool(dropout and train and num_layers > 1)
+    target = torch.ops.remat.recurrent_random if random else torch.ops.remat.recurrent
+    # Which inputs need a gradient is known when the operation is differentiated; till then all are said to.
+    every = [True] * (1 + len(hx) + len(weights))
+    return graph.call_function(target.default, (kind, data, hx, weights, *options, every))
+
+
+def _layer_by_layer(
+    graph: fx.Graph, kind: str, data: fx.Node, hx: list[fx.Node], weights: list[fx.Node], options: Sequence[Any]
+) -> fx.Node:
+    """One operation for each layer, with dropout between them; a tuple of results as the native call's."""
+    has_biases, num_layers, dropout, train, bidirectional, batch_first = options
+    call, n_directions, n_weights = graph.call_function, 1 + bidirectional, len(weights) // num_layers
+    swaps = batch_first and data.meta["example_value"].dim() == 3  # inside, steps come first, as in the native kernels
+    current = call(torch.transpose, (data, 0, 1)) if swaps else data
+    last: list[list[fx.Node]] = []
+    for layer in range(num_layers):
+        states = [call(torch.narrow, (h, 0, layer * n_directions, n_directions)) for h in hx]
+        own = weights[layer * n_weights : (layer + 1) * n_weights]
+        made = _one_call(graph, kind, current, states, own, (has_biases, 1, 0.0, train, bidirectional, False))
+        current, *ends = (call(operator.getitem, (made, i)) for i in range(1 + len(hx)))
+        last.append(ends)
+        if dropout and train and layer + 1 < num_layers:
+            current = call(torch.nn.functional.dropout, (current, dropout, True))
+    output = call(torch.transpose, (current, 0, 1)) if swaps else current
+    ends = [call(torch.cat, (list(parts), 0)) if num_layers > 1 else parts[0] for parts in zip(*last, strict=True)]
+    return call(_as_tuple, (output, *ends))
+
+
+def _as_tuple(*items: Any) -> tuple[Any, ...]:
+    return items
 
 
 def _run(kind: str, data: Tensor, hx: Sequence[Tensor], weights: Sequence[Tensor], options: Sequence[Any]) -> Any:

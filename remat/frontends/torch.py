@@ -10,6 +10,7 @@ are not counted.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,19 @@ def captured_step(
     step, args = _torch_build.loss_step(model, sample_args, loss_fn)
     resident = (*model.parameters(), *model.buffers(), *args)
     return _torch_graph.graph_of(_torch_capture.capture(step, args), name, resident)
+
+
+def remember(step: CapturedStep, graph: Graph) -> None:
+    """Let `step_behind` find `step` for its graph with costs and workspaces, `graph`, while the step lives."""
+    _behind[graph.sha256()] = step
+
+
+def step_behind(graph: Graph) -> CapturedStep | None:
+    """The captured step that `graph` was made from in this process; None if there is none (any more)."""
+    return _behind.get(graph.sha256())
+
+
+_behind: weakref.WeakValueDictionary[str, CapturedStep] = weakref.WeakValueDictionary()
 
 
 def counted_flops(graph: Graph) -> int:

@@ -18,6 +18,7 @@ from remat.execution import Peaks, StepPlan, parse_budget
 from remat.frontends import _torch_capture
 from remat.frontends._torch_capture import Joint
 from remat.frontends._torch_graph import END_KIND, CapturedStep
+from remat.graph import Graph
 from remat.plan import parse_scope
 from remat.registry import get_strategy
 from remat.torch import _aot, _optimizer
@@ -177,7 +178,10 @@ def _plain_peak(
         text = (str(error).strip().splitlines() or [""])[0][:160]
         return Peaks(None, f"the model does not run on tensors without contents ({type(error).__name__}: {text})")
     calls = plain.graph(planner.name)
-    sizes, _ = profile_workspaces(calls, planner.cache_folder, planner.device)
+    # What planning will ask for is measured along: a process that measures takes seconds to start.
+    other = tuple(replace(op, inputs=(), outputs=()) for op in step.graph.operations)
+    both = Graph(planner.name, (*calls.operations, *other), ())
+    sizes = profile_workspaces(both, planner.cache_folder, planner.device)[0][: len(calls)]
     workspaces = {op.work.signature: size for op, size in zip(calls.operations, sizes, strict=True) if op.work}
     return Peaks(fixed_bytes + plain.peak_bytes(workspaces))
 

@@ -1,0 +1,526 @@
+"""Plans executed in PyTorch against PyTorch's own step: what it computes bit for bit, what it holds in bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import remat  # noqa: E402
+import remat.torch as rt  # noqa: E402
+from remat.execution import Fingerprint  # noqa: E402
+from remat.networks.torch_transformer import gpt2  # noqa: E402
+from remat.plan import Plan  # noqa: E402
+
+IMAGES = (8, 3, 32, 32)
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quiet_and_cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Measurements of operations are shared by the tests of this module; how busy the machine was does not matter."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", remat.cost.CostWarning)
+        patch.setenv("REMAT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+class Net(nn.Module):
+    """Convolutions with batch norm, in-place ReLU and dropout."""
+
+    def __init__(self, width: int = 24, n: int = 5, dropout: float = 0.1):
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(3 if i == 0 else width, width, 3, padding=1) for i in range(n))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(n))
+        self.drop, self.head = nn.Dropout(dropout), nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = self.drop(F.relu(norm(conv(x)), inplace=True))
+        return self.head(x.mean((2, 3)))
+
+
+def rematerialize(model: nn.Module, args: tuple[Any, ...], budget: Any = 0.75, **options: Any) -> rt.Rematerialized:
+    options = {"cost": "flops", "time_limit_s": 2, "strategy": "search"} | options
+    return rt.rematerialize(model, args, budget, **options)
+
+
+def squares(output: torch.Tensor) -> torch.Tensor:
+    return output.float().square().mean()
+
+
+def step(
+    model: nn.Module, args: tuple[Any, ...], loss_of: Any = squares, seed: int = 0,
+    context: Context = contextlib.nullcontext, **kwargs: Any,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Everything that a step leaves behind; gradients are added to those that are there."""
+    torch.manual_seed(seed)
+    with context():
+        loss = loss_of(model(*args, **kwargs))
+    loss.backward()
+    left = {"loss": loss.detach(), "random state": torch.get_rng_state()}
+    left |= {f"gradient of {name}": p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return left | {f"buffer {name}": b.clone() for name, b in model.named_buffers()}
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def check(model: nn.Module, args: tuple[Any, ...], budget: Any = 0.75, loss_of: Any = squares,
+          context: Context = contextlib.nullcontext, kwargs: dict[str, Any] | None = None, **options: Any,
+          ) -> rt.Rematerialized:  # fmt: skip
+    """Two steps of the plain model and of the rematerialized one leave the same behind, bit for bit."""
+    plain, kwargs = copy.deepcopy(model), kwargs or {}
+    with context():
+        ours = rematerialize(model, args, budget, sample_kwargs=kwargs, **options)
+    for seed in range(2):
+        plain.zero_grad()
+        ours.zero_grad()
+        assert_same(
+            step(plain, args, loss_of, seed, context, **kwargs), step(ours, args, loss_of, seed, context, **kwargs)
+        )
+    return ours
+
+
+def test_a_network_with_batch_norm_dropout_and_in_place_operations() -> None:
+    ours = check(Net(), (torch.randn(IMAGES),), 0.55)
+    kinds = {op.name: op.kind for op in ours.plan.graph.operations}
+    again = {kinds[name] for name in ours.plan.recomputed}
+    assert ours.predicted_peak_bytes <= ours.budget_bytes < ours.plan.plain_peak_bytes
+    assert ours.overhead > 0
+    assert "aten._native_batch_norm_legit_functional" in again  # statistics would move twice
+
+
+def random_order(graph: remat.Graph, rng: np.random.Generator, drop: float) -> list[int]:
+    """Operations in their order; before each, values are dropped at random, and made again where they are read."""
+    order: list[int] = []
+    resident: set[int] = set()
+
+    def compute(k: int) -> None:
+        for v in graph.operations[k].inputs:
+            if v not in resident:
+                compute(graph.producer[v])
+        order.append(k)
+        resident.update(graph.operations[k].outputs)
+
+    for k in range(len(graph)):
+        compute(k)
+        for v in sorted(resident):
+            op, value = graph.operations[graph.producer[v]], graph.values[v]
+            if value.bytes and not value.keep and not op.run_once and rng.random() < drop:
+                resident.discard(v)
+    return order
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", ["net", "gpt2", "recurrent"])
+def test_random_valid_plans_are_bit_identical(kind: str, seed: int) -> None:
+    if kind == "net":
+        model, args, loss_of = Net(), (torch.randn(IMAGES),), squares
+    elif kind == "gpt2":
+        model, _ = gpt2(2, length=16, vocabulary=50, context=16, width=32, n_layers=2, n_heads=2, dropout=0.1)
+        args, loss_of = tuple(torch.randint(0, 50, (2, 2, 16))), torch.Tensor.sum
+    else:
+        model, args, loss_of = Recurrent(nn.LSTM, dropout=0.5), (torch.randn(4, 7, 8),), squares
+    plain = copy.deepcopy(model)
+    made = rematerialize(model, args, 1.0).plan
+    order = random_order(made.graph, np.random.default_rng(seed), 0.05)
+    assert len(order) > len(made.graph) + 2
+    plan = remat.execution.StepPlan(
+        Plan.from_order(made.graph, order), made.graph, made.fingerprint, "random", None, None, made.fixed, made.costs
+    )
+    ours = rt.rematerialize(model, args, plan=plan)
+    assert ours.plan.order.tolist() == order
+    assert_same(step(plain, args, loss_of, seed), step(ours, args, loss_of, seed))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer: type[nn.Module], **options: Any):
+        super().__init__()
+        self.embed, self.layer = nn.Linear(8, 8), layer(8, 16, num_layers=2, batch_first=True, **options)
+        self.head = nn.Linear(options.get("proj_size", 32 if options.get("bidirectional") else 16), 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.layer(torch.tanh(self.embed(x)))[0]))
+
+
+@pytest.mark.parametrize(
+    ("layer", "options"),
+    [
+        (nn.LSTM, {}), (nn.LSTM, {"dropout": 0.5}), (nn.LSTM, {"bidirectional": True}), (nn.LSTM, {"proj_size": 8}),
+        (nn.GRU, {}), (nn.GRU, {"dropout": 0.5, "bidirectional": True}), (nn.RNN, {}),
+        (nn.RNN, {"nonlinearity": "relu"}),
+    ],
+)  # fmt: skip
+def test_recurrent_layers_run_their_native_kernels(layer: type[nn.Module], options: dict[str, Any]) -> None:
+    ours = check(Recurrent(layer, **options), (torch.randn(4, 7, 8),), "100MB")
+    kinds = [op.kind for op in ours.plan.graph.operations]
+    assert kinds.count("remat.recurrent") == kinds.count("remat.recurrent_backward") == 2  # layers
+
+
+def test_modes_of_training() -> None:
+    x = torch.randn(IMAGES)
+    check(Net().to(memory_format=torch.channels_last), (x.to(memory_format=torch.channels_last),))
+    frozen = Net()
+    for part in (frozen.convs[0], frozen.norms[1]):
+        part.requires_grad_(False)
+    ours = check(frozen, (x,))
+    assert frozen.convs[0].weight.grad is None
+    assert ours.convs[0].weight is frozen.convs[0].weight
+    check(Net(dropout=0.0), (x.clone().requires_grad_(),))
+
+
+@pytest.mark.parametrize("kind", ["net", "gpt2"])
+def test_autocast(kind: str) -> None:
+    def autocast() -> torch.autocast:
+        return torch.autocast("cpu", dtype=torch.bfloat16)
+
+    if kind == "net":
+        check(Net(), (torch.randn(IMAGES),), context=autocast)
+    else:
+        model, _ = gpt2(2, length=16, vocabulary=50, context=16, width=32, n_layers=2, n_heads=2, dropout=0.1)
+        check(model, tuple(torch.randint(0, 50, (2, 2, 16))), 0.9, torch.Tensor.float, autocast)
+
+
+def test_an_ordinary_loop() -> None:
+    """Accumulation, two forwards and one backward, retain_graph, eval, no_grad, a smaller last batch, clipping."""
+    x = torch.randn(IMAGES)
+    ours = check(Net(), (x,))
+    plain = copy.deepcopy(ours.model)
+    for model in (plain, ours):
+        model.zero_grad()
+    for size in (8, 5, 3, 5):
+        assert_same(step(plain, (x[:size],), seed=size), step(ours, (x[:size],), seed=size))
+
+    assert_same(step(Twice(plain), (x,)), step(Twice(ours), (x,)))
+    for model in (plain, ours):
+        torch.manual_seed(1)
+        loss = squares(model(x))
+        loss.backward(retain_graph=True)
+        loss.backward()
+    norms = [nn.utils.clip_grad_norm_(model.parameters(), 0.01) for model in (plain, ours)]
+    assert torch.equal(*norms)
+    plain.eval(), ours.eval()
+    assert not ours.model.training
+    assert_same(step(plain, (x,)), step(ours, (x,)))
+    with torch.no_grad():
+        assert torch.equal(plain(x), ours(x))
+    ours.train()
+    assert ours.model.training
+    assert ours.model.norms[0].training
+
+
+class Twice(nn.Module):
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x) + self.model(2 * x)
+
+
+def test_it_is_the_model_in_every_other_respect() -> None:
+    model = Net()
+    ours = rematerialize(model, (torch.randn(IMAGES),))
+    assert list(ours.state_dict()) == list(model.state_dict())
+    assert all(a is b for a, b in zip(ours.parameters(), model.parameters(), strict=True))
+    assert [name for name, _ in ours.named_modules()][1:] == [name for name, _ in model.named_modules()][1:]
+    other = Net()
+    ours.load_state_dict(other.state_dict())
+    assert torch.equal(model.head.weight, other.head.weight)
+    assert ours.drop.p == 0.1
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = ours.nothing
+    twin = copy.deepcopy(ours)
+    assert twin.head.weight is not model.head.weight
+    x = torch.randn(IMAGES)
+    assert_same(step(twin, (x,)), step(ours, (x,)))
+
+
+def test_twenty_steps_give_the_same_losses() -> None:
+    x, y = torch.randn(IMAGES), torch.randint(0, 10, (8,))
+    plain = Net()
+    ours = rematerialize(copy.deepcopy(plain), (x,))
+    losses = []
+    for model in (plain, ours):
+        torch.manual_seed(0)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        losses.append([])
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < losses[0][0]
+
+
+class Scaled(torch.autograd.Function):
+    """A gradient that no automatic differentiation would give."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(min=0) * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (x,) = ctx.saved_tensors
+        return gradient * (x > 0) * 3
+
+
+class Odd(nn.Module):
+    """Custom gradient, shared weights, a keyword, several outputs: no tensor, a view, an input among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 8)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, *, scale: float = 1.0) -> dict[str, Any]:
+        h = Scaled.apply(self.a(torch.tanh(self.a(torch.tanh(self.a(x))))))
+        small = self.b(h * torch.sigmoid(self.a(y)))
+        return {"small": small * scale, "list": [small[:, :4], y], "n": 3, "none": None}
+
+
+def test_custom_gradients_shared_weights_and_structures() -> None:
+    def loss_of(out: dict[str, Any]) -> torch.Tensor:
+        assert (out["n"], out["none"]) == (3, None)
+        return out["small"].sum() + out["list"][0].square().sum() + out["list"][1].sum()
+
+    ours = check(Odd(), (torch.randn(256, 64), torch.randn(256, 64)), 0.8, loss_of, kwargs={"scale": 2.0})
+    assert ours.plan.recomputed
+
+
+class Drifting(nn.Module):
+    """A buffer that is read before and after it changes, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(64, 64)
+        self.register_buffer("level", torch.ones(64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        level = self.level.clone()
+        x = torch.tanh(self.a(torch.tanh(self.a(x) * level)) * self.level.clone())
+        self.level.mul_(0.9)
+        return (self.a(x) * self.level.clone()).sum(1)
+
+
+def test_buffers_that_are_read_and_overwritten() -> None:
+    check(Drifting(), (torch.randn(256, 64),), 0.9)
+    spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(64, 64))
+    check(nn.Sequential(spectral, nn.Tanh(), spectral, nn.Tanh(), nn.Linear(64, 1)), (torch.randn(256, 64),), 0.95)
+
+
+def test_an_exception_inside_the_step_leaves_buffers_alone() -> None:
+    class Fails(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.table = Net(), nn.Embedding(4, 10)
+
+        def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+            return self.net(x) + self.table(index)
+
+    x, good = torch.randn(IMAGES), torch.zeros(8, dtype=torch.long)
+    ours = rematerialize(Fails(), (x, good))
+    before = {name: t.clone() for name, t in ours.state_dict().items()}
+    with pytest.raises(IndexError):
+        ours(x, good + 100)
+    assert all(torch.equal(t, before[name]) for name, t in ours.state_dict().items())
+    plain = copy.deepcopy(ours.model)
+    assert_same(step(plain, (x, good)), step(ours, (x, good)))
+
+
+def measured(ours: rt.Rematerialized, model: nn.Module, args: tuple[Any, ...]) -> int:
+    """Bytes that a step of `model` holds at most: what is there before, and what the allocator adds."""
+
+    def run() -> None:
+        model(*args).sum().backward()
+
+    run()
+    model.zero_grad()
+    there = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in (*model.state_dict().values(), *args)}
+    assert sum(there.values()) == ours.plan.graph.fixed_bytes - ours.plan.fixed.get("random states", 0)
+    peak = rt.measured_peak(run)
+    model.zero_grad()
+    return sum(there.values()) + peak
+
+
+class Wide(nn.Module):
+    """Large activations on few parameters, and a scalar at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net(16, 8, 0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return squares(self.net(x))
+
+
+@pytest.mark.parametrize("share", [0.9, 0.6, 0.45])
+def test_a_promised_budget_is_kept_and_predicted(share: float) -> None:
+    args = (torch.randn(16, 3, 48, 48),)
+    model = Wide()
+    plain = copy.deepcopy(model)
+    ours = rematerialize(model, args, share, strategy="portfolio", time_limit_s=15)
+    needs = measured(ours, plain, args)
+    assert ours.plan.plain_peak_bytes == pytest.approx(needs, rel=0.01)
+    assert ours.budget_bytes == pytest.approx(share * needs, rel=0.01)
+    peak = measured(ours, ours, args)
+    assert peak <= ours.budget_bytes
+    assert peak == pytest.approx(ours.predicted_peak_bytes, rel=0.02)
+
+
+def test_what_else_is_resident_counts() -> None:
+    args = (torch.randn(IMAGES),)
+    model = Net()
+    trained = sum(p.numel() * 4 for p in model.parameters())
+    bare = rematerialize(model, args, 1.0)
+    adam = torch.optim.AdamW(model.parameters())
+    for optimizer, state in ((adam, 2 * trained), ("adam", 2 * trained), ("sgd", 0), (12345, 12345), ("1MB", 10**6)):
+        ours = rematerialize(model, args, 1.0, optimizer=optimizer)
+        steps = 4 * len(list(model.parameters())) if optimizer is adam else 0  # Adam counts its steps
+        assert ours.plan.graph.fixed_bytes - bare.plan.graph.fixed_bytes == state + steps
+        assert ours.plan.plain_peak_bytes - bare.plan.plain_peak_bytes == state + steps
+    step(model, args)
+    adam.step()
+    again = rematerialize(model, args, 1.0, optimizer=adam)
+    assert again.plan.graph.fixed_bytes - bare.plan.graph.fixed_bytes == 2 * trained + 4 * len(list(model.parameters()))
+    more = rematerialize(model, args, 1.0, accumulate=True)
+    assert more.plan.graph.fixed_bytes - bare.plan.graph.fixed_bytes == trained
+
+
+def test_a_saved_plan_needs_no_solver(tmp_path: Path) -> None:
+    args = (torch.randn(IMAGES),)
+    ours = rematerialize(Net(), args)
+    path = tmp_path / "plan.json"
+    ours.plan.save(path)
+    code = f"""
+import sys, torch
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import remat.torch as rt
+from test_torch_execution import IMAGES, Net
+model = rt.rematerialize(Net(), (torch.randn(IMAGES),), plan={str(path)!r})
+model(torch.randn(IMAGES)).sum().backward()
+print(model.predicted_peak_bytes, model.budget_bytes, len(model.plan.order))
+print(*sorted(name for name in sys.modules if name.split('.')[0] in ('ortools', 'highspy', 'cvxpy', 'hydra', 'pandas')))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    numbers, solvers = (
+        done.stdout.splitlines()[-2:] if done.stdout.endswith("\n\n") else (*done.stdout.splitlines(), "")[:2]
+    )
+    assert numbers.split() == [str(ours.predicted_peak_bytes), str(ours.budget_bytes), str(len(ours.plan.order))]
+    assert solvers == ""
+
+
+def test_a_plan_for_something_else_is_refused_with_both_fingerprints(tmp_path: Path) -> None:
+    args = (torch.randn(IMAGES),)
+    ours = rematerialize(Net(), args)
+    path = tmp_path / "plan.json"
+    ours.plan.save(path)
+
+    def refused(model: nn.Module, x: torch.Tensor, why: str, plan: Any = path) -> None:
+        with pytest.raises(remat.InvalidPlan, match=why) as error:
+            rt.rematerialize(model, (x,), plan=plan)
+        assert str(ours.plan.fingerprint) in str(error.value)
+        assert str(error.value).count("torch 2") >= 2
+
+    refused(Net(), torch.randn(7, 3, 32, 32), "made for inputs float32")
+    refused(Net(width=16), args[0], "made for another model")
+    refused(Net(width=16), args[0], "made for another model", ours.plan)
+    refused(Net().eval(), args[0], "made for another model")
+    document = json.loads(path.read_text())
+    document["execution"]["version"] = "2.0.0"
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(document))
+    with pytest.raises(remat.InvalidPlan, match=r"made for torch 2\.0\.0, this is"):
+        rt.rematerialize(Net(), args, plan=other)
+    for broken in ({"operation_costs": [1]}, {"workspace_bytes": None}):
+        other.write_text(json.dumps(json.loads(path.read_text()) | {"execution": document["execution"] | broken | {
+            "version": ours.plan.fingerprint.version}}))  # fmt: skip
+        with pytest.raises(remat.InvalidPlan, match=f"{next(iter(broken))}' must be"):
+            rt.rematerialize(Net(), args, plan=other)
+    other.write_text(json.dumps({key: value for key, value in document.items() if key != "execution"}))
+    with pytest.raises(remat.InvalidPlan, match="no 'execution' section"):
+        rt.rematerialize(Net(), args, plan=other)
+    with pytest.raises(ValueError, match="above the budget"):
+        rt.rematerialize(Net(), args, "1MB", plan=path)
+
+
+def test_the_plan_reads_well() -> None:
+    ours = rematerialize(Net(), (torch.randn(IMAGES),))
+    text = str(ours.plan)
+    assert text.startswith(
+        f"Net: {len(ours.plan.graph)} operations, {len(ours.plan.recomputed)} of them computed again ("
+    )
+    assert f"float32{list(IMAGES)}" in text
+    for said in ("budget", "predicted peak", "of the plain step's", "always there", "overhead", "computed again"):
+        assert said in text
+    assert isinstance(ours.plan.fingerprint, Fingerprint)
+
+
+def test_bad_input_gets_one_line() -> None:
+    x = torch.randn(2, 64)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+
+    class Branches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if x.sum() > 0 else x
+
+    for message, build in {
+        "must be a tuple": lambda: rt.rematerialize(model, x, 0.5),  # pyright: ignore[reportArgumentType]
+        "give a budget": lambda: rt.rematerialize(model, (x,)),
+        "above 0 and at most 1": lambda: rt.rematerialize(model, (x,), 0.0),
+        "cannot read '8QB'": lambda: rt.rematerialize(model, (x,), "8QB"),
+        "unknown backend 'eagr'; did you mean eager": lambda: rt.rematerialize(model, (x,), 0.5, backend="eagr"),
+        "unknown cost model": lambda: rt.rematerialize(model, (x,), 0.5, cost="flop"),
+        "unknown optimizer 'adm'; did you mean": lambda: rt.rematerialize(model, (x,), 0.5, optimizer="adm"),
+        "nothing in the model needs a gradient": lambda: rt.rematerialize(
+            copy.deepcopy(model).requires_grad_(False), (x,), 0.5
+        ),
+        "does not compile into one graph": lambda: rt.rematerialize(nn.Sequential(Branches(), model), (x,), 0.5),
+        "rematerialized already": lambda: rt.rematerialize(rematerialize(model, (x,), 1.0), (x,), 0.5),
+        "no plan of 'Sequential' within 1.00 kB": lambda: rt.rematerialize(model, (x,), "1kB"),
+    }.items():
+        with pytest.raises(ValueError, match=message) as error:
+            build()
+        assert "\n" not in str(error.value)
+
+
+def test_inductor_is_near_and_verified() -> None:
+    """To 1e-4 of the largest gradient; the measured peak is within the budget because it is verified."""
+    args = (torch.randn(IMAGES),)
+    model = Net(8, 2, dropout=0.0)
+    plain = copy.deepcopy(model)
+    ours = rematerialize(model, args, 0.9, backend="inductor", verify=True)
+    assert ours.measured_peak_bytes is not None
+    assert ours.measured_peak_bytes <= ours.budget_bytes
+    assert all(p.grad is None for p in ours.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), ours.buffers(), strict=True))
+    theirs, mine = step(plain, args), step(ours, args)
+    largest = max(t.abs().max().item() for name, t in theirs.items() if name.startswith("gradient"))
+    for name in theirs:
+        if name != "random state":
+            assert torch.allclose(theirs[name], mine[name], rtol=1e-4, atol=1e-4 * max(1.0, largest)), name
