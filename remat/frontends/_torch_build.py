@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -105,15 +106,33 @@ def _output(model: nn.Module, args: tuple[Any, ...]) -> Tensor:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fake = tree_map(lambda x: mode.from_tensor(x) if isinstance(x, Tensor) else x, args)
     try:
-        # Faked one by one and swapped in: under the mode alone, an in-place update of a real buffer is real.
-        own: dict[str, Tensor] = {
-            name: mode.from_tensor(t) for name, t in (*model.named_parameters(), *model.named_buffers())
-        }
-        with mode, torch.no_grad():
-            return _first_tensor(torch.func.functional_call(model, own, fake))
+        # Swapped in: under the mode alone, an in-place update of a real buffer is real.
+        with replaced_tensors(model, mode.from_tensor), mode, torch.no_grad():
+            return _first_tensor(model(*fake))
     except Exception as error:
         text = (str(error).strip().splitlines() or [""])[0][:200]
         raise InvalidInput(f"the model does not accept its sample input: {type(error).__name__}: {text}") from error
+
+
+@contextmanager
+def replaced_tensors(model: nn.Module, replacement: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Let every parameter and buffer be its replacement for a while; tied ones stay tied.
+
+    (`torch.func.functional_call` does not put back the buffers of a module that occurs twice.)
+    """
+    made: dict[int, Tensor] = {}
+    before = [(tensors, dict(tensors)) for m in model.modules() for tensors in (m._parameters, m._buffers)]
+    try:
+        for tensors, old in before:
+            for key, x in old.items():
+                if x is not None:
+                    made.setdefault(id(x), replacement(x))
+                    tensors[key] = made[id(x)]  # pyright: ignore[reportArgumentType]
+        yield
+    finally:
+        for tensors, old in before:
+            tensors.clear()
+            tensors.update(old)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def _unpack(made: Any, spec: ModelSpec) -> tuple[nn.Module, tuple[Any, ...], Loss | str | None]:

@@ -28,10 +28,10 @@ def plans(step: CapturedStep, graph: Graph, shares: Sequence[float]) -> dict[flo
 
 def _saved_values(step: CapturedStep, costs: Mapping[str, int], share: float) -> set[int]:
     joint = step.joint
-    copied = fx.Graph()
-    output = copied.graph_copy(joint.module.graph, {}, return_output_node=True)
-    assert output is not None
-    copied.output(output[0]).meta.update(joint.module.graph.find_nodes(op="output")[0].meta)
+    copied, places = fx.Graph(), dict[fx.Node, fx.Node]()
+    copied.graph_copy(joint.module.graph, places)
+    end = copied.output(tuple(None if node is None else places[node] for node in joint.outputs))
+    end.meta.update(joint.module.graph.find_nodes(op="output")[0].meta)
     module = fx.GraphModule(joint.module, copied)
     by_name = {node.name: node for node in joint.module.graph.nodes}
     settings: dict[str, Any] = {

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from remat.frontends._torch_build import replaced_tensors
 from remat.frontends._torch_work import call_signature
 from remat.graph import Graph, Operation, Work
 
@@ -64,21 +65,20 @@ def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
             the outputs and their gradients.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    own: dict[str, Tensor] = {}
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        own[name] = mode.from_tensor(tensor.detach()).requires_grad_(tensor.requires_grad)
-    fake_args, fake_kwargs = tree_map(
-        lambda x: mode.from_tensor(x.detach()).requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x,
-        (args, dict(kwargs)),
-    )
-    follower = _Follower((*own.values(), *tree_leaves((fake_args, fake_kwargs))))
-    with mode, follower:
-        outputs = torch.func.functional_call(model, own, fake_args, fake_kwargs)
-        differentiable = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
-        follower.extra_bytes = loss_bytes
-        gradients = [torch.ones_like(x) for x in differentiable]
-        follower.extra_bytes = 0
-        torch.autograd.backward(differentiable, gradients)
+
+    def bare(x: Tensor) -> Tensor:
+        return mode.from_tensor(x.detach()).requires_grad_(x.requires_grad)
+
+    fake_args, fake_kwargs = tree_map(lambda x: bare(x) if isinstance(x, Tensor) else x, (args, dict(kwargs)))
+    with replaced_tensors(model, bare):
+        follower = _Follower((*model.parameters(), *model.buffers(), *tree_leaves((fake_args, fake_kwargs))))
+        with mode, follower:
+            outputs = model(*fake_args, **fake_kwargs)
+            differentiable = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
+            follower.extra_bytes = loss_bytes
+            gradients = [torch.ones_like(x) for x in differentiable]
+            follower.extra_bytes = 0
+            torch.autograd.backward(differentiable, gradients)
     return PlainStep(tuple(follower.signatures), tuple(follower.held))
 
 

@@ -1,0 +1,64 @@
+"""What PyTorch users do by hand against running out of memory, applied to any model: checkpoints per block."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+aten = torch.ops.aten
+# What selective activation checkpointing keeps: results that are expensive to compute.
+SAVED = {
+    aten.mm.default, aten.bmm.default, aten.addmm.default, aten.convolution.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default, aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default, aten._scaled_dot_product_cudnn_attention.default,
+}  # fmt: skip
+
+
+def blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """The outermost modules with parts of their own that stand in a row, or that are made of layers only."""
+    for child in module.children():
+        if not list(child.children()) or isinstance(child, nn.RNNBase):
+            continue
+        in_a_row = isinstance(module, (nn.Sequential, nn.ModuleList))
+        only_layers = all(not list(part.children()) for part in child.children())
+        holds_a_row = isinstance(child, (nn.Sequential, nn.ModuleList)) and not only_layers
+        if (in_a_row or only_layers) and not holds_a_row and any(True for _ in child.parameters()):
+            yield child
+        else:
+            yield from blocks(child)
+
+
+def checkpointed(
+    model: nn.Module, every: int = 1, *, selective: bool = False, replays_random: bool = True
+) -> nn.Module:
+    """A copy of `model`, parameters shared, in which every `every`-th block is a checkpoint.
+
+    Args:
+        selective: keep what is expensive to compute within blocks.
+        replays_random: restore the generator's state, as users must; fake tensors have none.
+    """
+    wrapped = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
+    context: dict[str, Any] = {}
+    if selective:
+        context = {"context_fn": functools.partial(create_selective_checkpoint_contexts, _policy)}
+    for i, block in enumerate(list(blocks(wrapped))):
+        if i % every == 0:
+            block.forward = _checkpoint(block.forward, replays_random, context)
+    return wrapped
+
+
+def _checkpoint(forward: Callable[..., Any], replays_random: bool, context: dict[str, Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=replays_random, **context)
+
+    return run
+
+
+def _policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in SAVED else CheckpointPolicy.PREFER_RECOMPUTE
