@@ -37,6 +37,7 @@ class CapturedStep:
         in_order_only: operations with effects of their own (random numbers with state, prints, checks) must keep
             their order, so plans of scope ``free`` are not executed.
         fixed: parts of ``graph.fixed_bytes`` in bytes.
+        value_of: id of the value in each traced tensor that is one.
     """
 
     graph: Graph
@@ -47,6 +48,7 @@ class CapturedStep:
     reader: StepReader
     in_order_only: bool
     fixed: dict[str, int]
+    value_of: dict[str, int]
 
 
 def trace(step: Callable[..., Any], specs: Sequence[Any]) -> Any:
@@ -82,6 +84,7 @@ def capture_step(
     return CapturedStep(
         traced.graph, _prefix(traced.graph, n), function, traced.nodes, tuple(epilogue), reader,
         len(effects) > 1, fixed | {"batch and constants": traced.graph.fixed_bytes - sum(fixed.values())},
+        {t.name: v for v, t in enumerate(traced.tensors)},
     )  # fmt: skip
 
 
