@@ -7,6 +7,7 @@
 """
 
 from remat.tf._api import compile, rematerialize
+from remat.tf._fit import fit_within
 from remat.tf._step import PlannedStep
 
-__all__ = ["PlannedStep", "compile", "rematerialize"]
+__all__ = ["PlannedStep", "compile", "fit_within", "rematerialize"]

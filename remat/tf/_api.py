@@ -18,7 +18,7 @@ from remat.tf._tensorflow import is_jit_compiled
 
 Budget = int | float | str
 SavedPlan = StepPlan | str | os.PathLike[str]
-_NO_JIT = (
+NO_JIT = (
     "jit_compile=True undoes rematerialization: XLA merges what a plan computes again with the first computation "
     "and orders operations itself; leave it out"
 )
@@ -69,7 +69,7 @@ def rematerialize(
         InvalidInput: (a ValueError) no plan within the budget; a plan made for something else; unreadable options.
     """
     options = Options(strategy, scope, cost, time_limit_s, seed, threads, verify)
-    _check(budget, plan, jit_compile, options)
+    check_call(budget, plan, jit_compile, options)
     if isinstance(model_or_step, keras.Model):
         model = model_or_step
         if len(input_signature) != 2:
@@ -82,7 +82,7 @@ def rematerialize(
     if not callable(model_or_step):
         raise InvalidInput(f"a Keras model or a function is needed, not {type(model_or_step).__name__}")
     if is_jit_compiled(model_or_step):
-        raise InvalidInput(_NO_JIT)
+        raise InvalidInput(NO_JIT)
     name = getattr(model_or_step, "__name__", "step")
     return _planned(model_or_step, input_signature, budget, options, plan, name, {}, None)
 
@@ -119,7 +119,7 @@ def compile(
         InvalidInput: as of `rematerialize`.
     """
     options = Options(strategy, scope, cost, time_limit_s, seed, threads, verify)
-    _check(budget, plan, jit_compile, options)
+    check_call(budget, plan, jit_compile, options)
     optimizer = keras.optimizers.get(optimizer)
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
@@ -173,9 +173,9 @@ class Objective:
         return terms[0] if len(terms) == 1 else tf.add_n([tf.cast(t, terms[0].dtype) for t in terms])
 
 
-def _check(budget: Budget | None, plan: SavedPlan | None, jit_compile: bool, options: Options) -> None:
+def check_call(budget: Budget | None, plan: SavedPlan | None, jit_compile: bool, options: Options) -> None:
     if jit_compile:
-        raise InvalidInput(_NO_JIT)
+        raise InvalidInput(NO_JIT)
     if plan is None:
         if budget is None:
             raise InvalidInput("give a budget, e.g. budget='8GB' or budget=0.6 (of what the plain step needs)")
