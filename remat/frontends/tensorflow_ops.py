@@ -225,7 +225,7 @@ class StepReader:
         self.constants: dict[str, np.ndarray] = {}
         self.loops: dict[str, Loop] = {}
         live = self._live()
-        self.order = [op for op in self.trace.get_operations() if op in live]
+        self.order = _producers_first([op for op in self.trace.get_operations() if op in live])
         for op in self.order:
             if op.type in LOOPS:
                 limit = self.constants.get(op.inputs[1].name)
@@ -251,7 +251,7 @@ class StepReader:
         for op in order:
             if self.is_free(op):
                 continue
-            bases = [self.base(t) for t in op.inputs]
+            bases = [b for t in op.inputs for b in self.storages(t)]
             read = sorted({value_of[t.name] for t in bases if t.name in value_of})
             for t in bases:
                 if t.name in self.constants and self.constants[t.name].nbytes > _LARGE_CONSTANT_BYTES:
@@ -266,7 +266,7 @@ class StepReader:
                 Operation(
                     name=op.name, kind=op.type, inputs=tuple(read), outputs=made, is_backward=after_loss,
                     workspace_bytes=loop.workspace_bytes if loop else 0,
-                    run_once=loop.changes_state if loop else nodes.is_stateful(op),
+                    run_once=self.changes_state(op),
                     work=self._work(op),
                 )
             )  # fmt: skip
@@ -300,17 +300,34 @@ class StepReader:
             return True
         return bool(op.outputs) and all(t.name in self.constants for t in op.outputs)
 
+    def changes_state(self, op: Any) -> bool:
+        """Whether running `op` twice differs from running it once."""
+        loop = self.loops.get(op.name)
+        return loop.changes_state if loop else nodes.is_stateful(op)
+
     def base(self, tensor: Any) -> Any:
         """The tensor whose storage `tensor` is."""
-        while tensor.name not in self.constants:
+        while (base := self._step_to_base(tensor)) is not tensor:
+            tensor = base
+        return tensor
+
+    def _step_to_base(self, tensor: Any) -> Any:
+        if tensor.name not in self.constants:
             op, i = tensor.op, tensor.value_index
             if op.type in nodes.ALIASES:
-                tensor = op.inputs[i if op.type == "IdentityN" else 0]
-            elif op.name in self.loops and self.loops[op.name].alias_of[i] is not None:
-                tensor = op.inputs[self.loops[op.name].alias_of[i]]
-            else:
-                break
+                return op.inputs[i if op.type == "IdentityN" else 0]
+            if op.name in self.loops and self.loops[op.name].alias_of[i] is not None:
+                return op.inputs[self.loops[op.name].alias_of[i]]
         return tensor
+
+    def storages(self, tensor: Any) -> list[Any]:
+        """The tensor whose storage `tensor` is, and the outputs of loops (of 0 bytes) that lead to it."""
+        found = []
+        while (base := self._step_to_base(tensor)) is not tensor:
+            if tensor.op.name in self.loops:
+                found.append(tensor)
+            tensor = base
+        return [*found, tensor]
 
     def _bytes(self, tensor: Any) -> int:
         """Storage of a tensor or a tensor list; 0 for handles of variables."""
@@ -331,3 +348,23 @@ class StepReader:
             return nodes.work_of(op, self.constants, lambda t: self._bytes(self.base(t)))
         floating = [t.dtype.name for t in op.outputs if t.dtype.is_floating]
         return Work(loop.flops, loop.bytes_moved, floating[0] if floating else "float32")
+
+
+def _producers_first(operations: Sequence[Any]) -> list[Any]:
+    """In the given order, except that what an operation reads comes before it.
+
+    The gradient of a loop adds inputs to the loop, whose producers are younger than it.
+    """
+    wanted, done, ordered = set(operations), set(), []
+    for op in operations:
+        todo = [op]
+        while todo:
+            late = [t.op for t in todo[-1].inputs if t.op in wanted and t.op not in done]
+            if late:
+                todo += late
+                continue
+            op = todo.pop()
+            if op not in done:
+                done.add(op)
+                ordered.append(op)
+    return ordered

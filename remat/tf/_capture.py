@@ -15,7 +15,6 @@ from typing import Any
 import tensorflow as tf
 
 from remat.errors import InvalidInput
-from remat.frontends import _tensorflow_nodes as nodes
 from remat.frontends.tensorflow_ops import StepReader, nested_functions_inlined
 from remat.graph import Graph
 
@@ -80,7 +79,7 @@ def capture_step(
     epilogue = [op for op in reader.order if op not in in_plan]
     traced = reader.read([*first, *epilogue], loss, _SOURCE)
     n = sum(1 for op in first if not reader.is_free(op))
-    effects = [op for op in traced.nodes[:n] if nodes.is_stateful(op)]
+    effects = [op for op in traced.nodes[:n] if reader.changes_state(op)]
     return CapturedStep(
         traced.graph, _prefix(traced.graph, n), function, traced.nodes, tuple(epilogue), reader,
         len(effects) > 1, fixed | {"batch and constants": traced.graph.fixed_bytes - sum(fixed.values())},
@@ -88,16 +87,16 @@ def capture_step(
     )  # fmt: skip
 
 
-def writes(op: Any) -> bool:
-    """Whether `op` changes a variable (or may: a stateful loop or branch that is given one)."""
-    return nodes.is_stateful(op) and any(t.dtype.name == "resource" for t in op.inputs)
+def writes(reader: StepReader, op: Any) -> bool:
+    """Whether `op` changes a variable (or may: a stateful branch that is given one)."""
+    return reader.changes_state(op) and any(t.dtype.name == "resource" for t in op.inputs)
 
 
 def _planned_nodes(reader: StepReader, targets: Iterable[Any], boundary: Iterable[Any]) -> set[Any]:
-    after_write = _after_writes(reader.order)
+    after_write = _after_writes(reader)
     needed: set[Any] = set()
     todo = [t.op for t in targets if t.name not in reader.constants]
-    todo += [op for op in reader.order if nodes.is_stateful(op) and not writes(op) and op not in after_write]
+    todo += [op for op in reader.order if reader.changes_state(op) and not writes(reader, op) and op not in after_write]
     while todo:
         op = todo.pop()
         if op not in needed:
@@ -133,13 +132,13 @@ def _planned_nodes(reader: StepReader, targets: Iterable[Any], boundary: Iterabl
     return planned
 
 
-def _after_writes(order: Iterable[Any]) -> set[Any]:
+def _after_writes(reader: StepReader) -> set[Any]:
     """Writes, later reads of what they wrote, and everything that follows from either."""
     written: set[str] = set()
     after: set[Any] = set()
-    for op in order:
+    for op in reader.order:
         handles = {t.name for t in op.inputs if t.dtype.name == "resource"}
-        if writes(op):
+        if writes(reader, op):
             written |= handles
             after.add(op)
         elif handles & written or any(t.op in after for t in op.inputs):

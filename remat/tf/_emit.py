@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from remat.errors import InvalidInput
+from remat.frontends.tensorflow_ops import StepReader
 from remat.tf._capture import CapturedStep, writes
 from remat.tf._tensorflow import capture
 
@@ -98,7 +99,7 @@ class _Writer:
         self.previous = ""  # node that the next computation waits for
         self.alias_source: dict[str, tuple[str, ...]] = {}
         self.written: Counter[str] = Counter()  # by handle
-        self.version = _versions(step.reader.order)
+        self.version = _versions(step.reader)
         self.late_reads = [op for op in step.reader.order if op.name in self.version]
         self.held_reads: dict[str, str] = {}
         for op in step.function.graph.get_operations():
@@ -118,7 +119,7 @@ class _Writer:
         """A node of the epilogue."""
         if self.reader.is_free(op):
             return  # written where it is used
-        if writes(op):
+        if writes(self.reader, op):
             handles = {t.name for t in op.inputs if t.dtype.name == "resource"}
             self._hold_reads(handles)
             self.compute(op)
@@ -187,13 +188,13 @@ class _Writer:
         return node.name
 
 
-def _versions(order: Iterable[Any]) -> dict[str, int]:
+def _versions(reader: StepReader) -> dict[str, int]:
     """Name of each variable read -> number of writes to its variable before it."""
     written: Counter[str] = Counter()
     found = {}
-    for op in order:
+    for op in reader.order:
         handles = {t.name for t in op.inputs if t.dtype.name == "resource"}
-        if writes(op):
+        if writes(reader, op):
             written.update(handles)
         elif op.type == "ReadVariableOp":
             found[op.name] = written[op.inputs[0].name]

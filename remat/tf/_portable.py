@@ -6,7 +6,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from remat.errors import InvalidInput, RematError
 from remat.frontends._tensorflow_nodes import variable_shape
 from remat.tf._emit import EmittedStep
 from remat.tf._heap import run_child
+from remat.tf._tensorflow import register_functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +25,17 @@ class StepMeasurement:
     """Of a step in a process of its own.
 
     Attributes:
-        peak_bytes: most bytes held above what was there before the step, over the runs.
+        peak_bytes: most bytes held over the runs; above what was there before the step, or in all (see `above`).
         median_s, best_s: seconds of a step.
     """
 
     peak_bytes: int
     median_s: float
     best_s: float
+
+    def above(self, fixed_bytes: int) -> StepMeasurement:
+        """The same with what was there before the step."""
+        return replace(self, peak_bytes=self.peak_bytes + fixed_bytes)
 
 
 def measure_step(step: EmittedStep, *, as_written: bool, runs: int = 5, threads: int | None = None) -> StepMeasurement:
@@ -78,6 +83,7 @@ def load_step(folder: Path) -> tuple[Callable[..., Any], list[Any]]:
     """(function, arguments): the step with variables of small random numbers, zero labels and random inputs."""
     document = json.loads((folder / "step.json").read_text())
     graph_def = tf.compat.v1.GraphDef.FromString((folder / "graph.pb").read_bytes())
+    register_functions(graph_def)
     variables, captures = [], []
     for entry in document["captures"]:
         if "file" in entry:

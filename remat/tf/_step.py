@@ -10,7 +10,8 @@ import tensorflow as tf
 from remat.errors import InvalidInput
 from remat.execution import StepPlan
 from remat.tf._capture import CapturedStep
-from remat.tf._emit import emit
+from remat.tf._emit import emit, emit_plain
+from remat.tf._portable import StepMeasurement, measure_step
 from remat.tf._tensorflow import executed_as_written
 
 
@@ -25,7 +26,7 @@ class PlannedStep:
 
     def __init__(self, step: CapturedStep, plan: StepPlan) -> None:
         self.plan = plan
-        self._traced = step.function  # holds the variables
+        self._step = step  # also holds the variables
         self._function = emit(step, plan.order.tolist()).function()
         self._signature = step.function.structured_input_signature[0]
         self._specs = tf.nest.flatten(self._signature, expand_composites=True)
@@ -57,6 +58,18 @@ class PlannedStep:
         rest = iter(results)
         flat = [None if t is None else next(rest) for t in tf.nest.flatten(self._result, expand_composites=True)]
         return tf.nest.pack_sequence_as(self._result, flat, expand_composites=True)
+
+    def measure(self, runs: int = 5) -> StepMeasurement:
+        """Peak in bytes (total, as `budget_bytes`) and seconds of this step, measured in a fresh process."""
+        return measure_step(emit(self._step, self.plan.order.tolist()), as_written=True, runs=runs).above(
+            self._step.graph.fixed_bytes
+        )
+
+    def measure_plain(self, runs: int = 5) -> StepMeasurement:
+        """The same of the framework's own `tf.function`."""
+        return measure_step(emit_plain(self._step.function), as_written=False, runs=runs).above(
+            self._step.graph.fixed_bytes
+        )
 
     def _flat(self, arguments: Sequence[Any]) -> list[Any]:
         try:

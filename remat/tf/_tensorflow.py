@@ -5,6 +5,7 @@ Checked with TensorFlow 2.21.0 and Keras 3.15.1:
 * `FuncGraph.capture` (semi-public): a graph imported into a `tf.function` reads the variables of the traced one.
 * `eager.context.context().function_call_options`: the grappler configuration of one function's calls, so that no
   global option is touched. `FunctionCallOptions` reads it on the first call of a concrete function.
+* `Context.add_function_def`: a graph from a file brings the bodies of its loops.
 * `Function._jit_compile`: to refuse a function that XLA compiles.
 """
 
@@ -50,3 +51,14 @@ def executed_as_written() -> Iterator[None]:
 def is_jit_compiled(function: Any) -> bool:
     """Whether a `tf.function` was made with ``jit_compile=True``."""
     return bool(getattr(function, "_jit_compile", False))
+
+
+def register_functions(graph_def: Any) -> None:
+    """Make the functions of a GraphDef known to this process, as loops need where they were not traced."""
+    from tensorflow.python.eager import context
+
+    current = context.context()
+    current.ensure_initialized()
+    for definition in graph_def.library.function:
+        if not current.has_function(definition.signature.name):
+            current.add_function_def(definition)
