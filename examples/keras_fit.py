@@ -1,6 +1,6 @@
 """Train a Keras model in 60 % of the memory that it needs, with plain `model.fit`.
 
-    python examples/keras_fit.py
+python examples/keras_fit.py
 """
 
 import argparse
@@ -16,7 +16,7 @@ import remat.tf as rtf
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="plain model.fit under a memory budget")
-    parser.add_argument("--budget", type=float, default=0.6, help="fraction of what the plain step needs")
+    parser.add_argument("--budget", default="0.6", help="fraction of what the plain step needs, or a size like 2GB")
     parser.add_argument("--quick", action="store_true", help="a small model, costs counted instead of measured")
     given = parser.parse_args()
 
@@ -32,7 +32,9 @@ def main() -> None:
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
 
     # the only line that is not plain Keras
-    rtf.fit_within(model, budget=given.budget, **({"cost": "flops", "time_limit_s": 5, "verify": False} if given.quick else {}))
+    rtf.fit_within(
+        model, budget=given.budget, **({"cost": "flops", "time_limit_s": 5, "verify": False} if given.quick else {})
+    )
 
     x, y = np.random.default_rng(0).normal(size=(4 * batch_size, size, size, 3)), np.arange(4 * batch_size) % 10
     model.fit(x.astype("float32"), y, batch_size=batch_size, epochs=2, verbose=2)

@@ -44,7 +44,7 @@ class Row:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.execution_tf", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m experiments.execution_tf", description="plans that run in TensorFlow, measured")
     parser.add_argument("--models", default=",".join(MODELS), help="comma-separated; all by default")
     parser.add_argument("--budgets", default=",".join(map(str, FRACTIONS)), help="fractions of the plain peak")
     parser.add_argument("--time-limit", type=float, default=30.0, help="seconds per plan")

@@ -8,7 +8,6 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ from remat.tf._workspace import Footprint  # noqa: E402
 
 layers = keras.layers
 ROOT = Path(__file__).parents[1]
-QUICK = {"cost": "flops", "time_limit_s": 4.0, "verify": False}
+QUICK = {"cost": "flops", "time_limit_s": 8.0, "verify": False}
 needs_compiler = pytest.mark.skipif(bool(_heap.can_measure()), reason=f"memory not measured: {_heap.can_measure()}")
 
 
@@ -59,7 +58,10 @@ def convolutional():
     x = skip = layers.Conv2D(8, 3, padding="same", activation="relu")(x)
     x = layers.BatchNormalization()(x)
     x = layers.Dropout(0.3)(layers.DepthwiseConv2D(3, padding="same")(x))
-    x = layers.MaxPool2D()(layers.ReLU()(layers.Add()([x, skip])))
+    x = layers.ReLU()(layers.Add()([x, skip]))
+    for _ in range(4):
+        x = layers.Conv2D(8, 3, padding="same", activation="tanh")(x)
+    x = layers.MaxPool2D()(x)
     x = layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same", use_bias=False)(x))
     return keras.Model(inputs, layers.Dense(5, activation="softmax")(layers.Flatten()(x)))
 
@@ -146,7 +148,7 @@ def _eagerly(function, *arguments):
 
 
 def _random_order(graph, share, seed):
-    """First computations in order; after each, every value is dropped with probability `share`, and rebuilt if needed."""
+    """First computations in order; after each, values are dropped with probability `share`; rebuilt when needed."""
     rng = random.Random(seed)
     resident, order = set(), []
     for k in range(len(graph)):
@@ -252,9 +254,9 @@ def test_twenty_iterations_are_those_of_the_eager_optimizer(tmp_path):
         x, y = _batch(model, 8)
         optimizer = keras.optimizers.AdamW(1e-2, clipnorm=1.0)
         if planned:
-            step = rtf.compile(model, LOSS, optimizer, *_specs((x, y)), budget="540kB", **QUICK)
+            step = rtf.compile(model, LOSS, optimizer, *_specs((x, y)), budget="640kB", **QUICK)
             assert step.plan.recomputed
-            assert step.predicted_peak_bytes <= step.budget_bytes == 540_000
+            assert step.predicted_peak_bytes <= step.budget_bytes == 640_000
             assert step.overhead == step.plan.overhead > 0
             slots = sum(v.value.numpy().nbytes for v in optimizer.variables)
             assert step.plan.fixed["optimizer"] == slots
@@ -299,7 +301,7 @@ def _fit(planned, **compiled):
     model = _built(convolutional)
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), LOSS, metrics=["accuracy"], **compiled)
     if planned:
-        assert rtf.fit_within(model, budget="505kB", **QUICK) is model
+        assert rtf.fit_within(model, budget="545kB", **QUICK) is model
     rng = np.random.default_rng(5)
     x, y = rng.normal(size=(28, 16, 16, 3)).astype("float32"), rng.integers(0, 5, 28)
     recorder = Recorder()
@@ -319,7 +321,7 @@ def test_fit_is_the_fit_of_keras():
     assert [a.tobytes() for a in model.get_weights()] == [a.tobytes() for a in expected.get_weights()]
     assert len(model.remat_steps) == 2  # 28 = 3 x 8 + 4: a smaller last batch has a plan of its own
     assert any(step.plan.recomputed for step in model.remat_steps.values())
-    assert all(step.predicted_peak_bytes <= 505_000 for step in model.remat_steps.values())
+    assert all(step.predicted_peak_bytes <= 545_000 for step in model.remat_steps.values())
     assert model.remat in model.remat_steps.values()
 
 
@@ -347,7 +349,7 @@ def test_fit_plans_a_train_step_of_ones_own():
 
 def test_example_script_trains():
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "keras_fit.py"), "--quick"], capture_output=True, text=True,
+        [sys.executable, str(ROOT / "examples" / "keras_fit.py"), "--budget=2MB", "--quick"], capture_output=True, text=True,
         cwd=ROOT, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -374,7 +376,14 @@ def test_an_exception_in_the_step_leaves_every_variable_as_it_was():
 
 @pytest.mark.parametrize(
     ("budget", "says"),
-    [(1.5, "fraction"), (0.0, "fraction"), ("8 parsecs", "cannot read"), (-1, "negative"), (None, "budget"), (10, "no plan of")],
+    [
+        (1.5, "fraction"),
+        (0.0, "fraction"),
+        ("8 parsecs", "cannot read"),
+        (-1, "negative"),
+        (None, "budget"),
+        (10, "no plan of"),
+    ],
 )
 def test_unusable_budgets(budget, says):
     model = _built(two_in_two_out)
@@ -448,7 +457,7 @@ def test_stateful_random_numbers_keep_their_order_and_run_once():
 def test_a_saved_plan_runs_without_a_solver_and_only_where_it_belongs(tmp_path, monkeypatch):
     model = _built(convolutional)
     batch = _batch(model)
-    step = rtf.rematerialize(model, _specs(batch), "265kB", loss=LOSS, **QUICK)
+    step = rtf.rematerialize(model, _specs(batch), "285kB", loss=LOSS, **QUICK)
     assert step.plan.recomputed
     path = tmp_path / "plan.json"
     step.plan.save(path)
@@ -467,9 +476,9 @@ def test_a_saved_plan_runs_without_a_solver_and_only_where_it_belongs(tmp_path, 
         rtf.rematerialize(model, _specs(_batch(model, 5)), loss=LOSS, plan=path)
     with pytest.raises(InvalidPlan, match=r"the plan's: .*\n.*this step's: "):
         rtf.rematerialize(model, _specs(_batch(model, 5)), loss=LOSS, plan=step.plan)
+    other = _built(convolutional)
+    other.layers[1].trainable = False
     with pytest.raises(InvalidPlan, match="another model"):
-        other = _built(convolutional)
-        other.layers[1].trainable = False
         rtf.rematerialize(other, _specs(batch), loss=LOSS, plan=path)
     document = json.loads(path.read_text())
     document["execution"]["version"] = "2.0.0"

@@ -187,7 +187,8 @@ class StepPlan:
         simulate(graph, plan)  # a file may hold anything
         return cls(
             plan, graph, fingerprint, str(section.get("strategy", "")), plan.budget_bytes,
-            plain if type(plain) is int else None, fixed, str(section.get("costs", "")), _sharing(section, graph, where),
+            plain if type(plain) is int else None, fixed, str(section.get("costs", "")),
+            _sharing(section, graph, where),
         )  # fmt: skip
 
 

@@ -140,7 +140,7 @@ class Objective:
     def __init__(self, model: keras.Model, loss: Any) -> None:
         self.model = model
         given = list(loss) if isinstance(loss, (list, tuple)) else [loss]
-        self.losses: list[Callable[[Any, Any], Any]] = [keras.losses.get(one) for one in given]
+        self.losses: list[Any] = [keras.losses.get(one) for one in given]
         self.gradients: list[Any] = []
         self.values: list[Any] = []
 

@@ -52,7 +52,7 @@ class CapturedStep:
 
 def trace(step: Callable[..., Any], specs: Sequence[Any]) -> Any:
     """The ``ConcreteFunction`` of `step` with nested functions inlined; `specs` has one structure per argument."""
-    function = step if hasattr(step, "get_concrete_function") else tf.function(step, autograph=False)
+    function: Any = step if hasattr(step, "get_concrete_function") else tf.function(step, autograph=False)
     with nested_functions_inlined():
         return function.get_concrete_function(*specs)
 

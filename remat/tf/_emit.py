@@ -50,7 +50,8 @@ class EmittedStep:
                                 strict=True))  # fmt: skip
             return [direct.get(name, imported.get(name)) for name in self.results]
 
-        return planned_step.get_concrete_function()
+        function: Any = planned_step
+        return function.get_concrete_function()
 
 
 def emit_plain(function: Any) -> EmittedStep:

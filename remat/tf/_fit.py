@@ -133,7 +133,9 @@ class _Trainer:
         if self.plan is not None and not self.steps:
             return PlannedStep(captured, load_plan(captured, self.plan, inputs))
         if self.budget is None:
-            raise InvalidInput(f"the plan is for another batch than {inputs}: give a budget too, or batches of one size")
+            raise InvalidInput(
+                f"the plan is for another batch than {inputs}: give a budget too, or batches of one size"
+            )
         return PlannedStep(captured, make_plan(captured, self.budget, self.options, inputs))
 
 

@@ -18,7 +18,7 @@ from remat.execution import Fingerprint, Peaks, StepPlan, find_plan, fingerprint
 from remat.graph import Graph
 from remat.plan import Plan, Scope, parse_scope
 from remat.registry import get_strategy
-from remat.simulator import Sharing, simulate
+from remat.simulator import Sharing
 from remat.tf._capture import CapturedStep
 from remat.tf._emit import emit, emit_plain
 from remat.tf._heap import cache_folder

@@ -37,11 +37,9 @@ def executed_as_written() -> Iterator[None]:
     config = config_pb2.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     config.graph_options.optimizer_options.opt_level = config_pb2.OptimizerOptions.L0
-    current = context.context()
+    current: Any = context.context()
     before = current.function_call_options
-    current.function_call_options = context.FunctionCallOptions(
-        executor_type=before.executor_type, config_proto=config
-    )
+    current.function_call_options = context.FunctionCallOptions(executor_type=before.executor_type, config_proto=config)
     try:
         yield
     finally:
@@ -57,7 +55,7 @@ def register_functions(graph_def: Any) -> None:
     """Make the functions of a GraphDef known to this process, as loops need where they were not traced."""
     from tensorflow.python.eager import context
 
-    current = context.context()
+    current: Any = context.context()
     current.ensure_initialized()
     for definition in graph_def.library.function:
         if not current.has_function(definition.signature.name):

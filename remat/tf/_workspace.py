@@ -57,7 +57,9 @@ def measure_footprint(step: CapturedStep) -> Footprint:
                             [keys[s] for s in representatives.values()], folder, provenance)  # fmt: skip
         records |= {s: r for s in missing if (r := _read(folder / f"{keys[s]}.json")) is not None}
         if failures:
-            named = ", ".join(sorted(f"{json.loads(s)['op']} ({failures[k]})" for s, k in keys.items() if k in failures))
+            named = ", ".join(
+                sorted(f"{json.loads(s)['op']} ({failures[k]})" for s, k in keys.items() if k in failures)
+            )
             warnings.warn(f"workspace not measured, taken as 0: {named}", CostWarning, stacklevel=3)
     workspaces = [
         records[s]["workspace_bytes"] if s in records else op.workspace_bytes
