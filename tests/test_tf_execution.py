@@ -348,8 +348,9 @@ def test_fit_plans_a_train_step_of_ones_own():
 
 
 def test_example_script_trains():
+    script = str(ROOT / "examples" / "keras_fit.py")
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "keras_fit.py"), "--budget=2MB", "--quick"], capture_output=True, text=True,
+        [sys.executable, script, "--budget=7MB", "--quick"], capture_output=True, text=True,
         cwd=ROOT, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -457,7 +458,7 @@ def test_stateful_random_numbers_keep_their_order_and_run_once():
 def test_a_saved_plan_runs_without_a_solver_and_only_where_it_belongs(tmp_path, monkeypatch):
     model = _built(convolutional)
     batch = _batch(model)
-    step = rtf.rematerialize(model, _specs(batch), "285kB", loss=LOSS, **QUICK)
+    step = rtf.rematerialize(model, _specs(batch), "300kB", loss=LOSS, **QUICK)
     assert step.plan.recomputed
     path = tmp_path / "plan.json"
     step.plan.save(path)
@@ -536,3 +537,46 @@ def test_the_promise_is_kept_and_the_prediction_is_close():
     text = str(step.plan)
     assert "computed again" in text
     assert "% of the plain step's" in text
+
+
+@needs_compiler
+def test_a_kernel_that_writes_over_its_input_is_found():
+    """Relu may, a transposition may not: measured on tensors of 1 MB."""
+    from remat.tf._workspace import measure_footprint
+
+    def step(x):
+        y = tf.nn.relu(tf.transpose(x))
+        return tf.reduce_sum(y), [y]
+
+    captured = capture_step(trace(step, (tf.TensorSpec((512, 512)),)), "s", {})
+    footprint = measure_footprint(captured)
+    kinds = [op.kind for op in captured.graph.operations]
+    assert kinds == ["Transpose", "Relu", "Sum"]
+    assert [len(pairs) for pairs in footprint.sharing] == [0, 1, 0]
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("name", ["vgg16", "resnet50", "mobilenet_v2", "unet", "transformer", "lstm"])
+def test_measured_memory_of_known_networks(name):
+    """The promise at 0.8 and 0.6 of the plain step, the prediction within 2 % (loops: at most 10 % too high)."""
+    from experiments.execution_tf import rows_of
+
+    for row in rows_of(name, [0.8, 0.6], 20.0, "flops"):
+        assert row.measured_bytes is not None, row.note
+        assert row.predicted_bytes is not None
+        assert row.measured_bytes <= row.budget_bytes
+        assert (0.9 if name == "lstm" else 0.98) <= row.measured_bytes / row.predicted_bytes <= 1.02
+        assert ("tf.function" if name == "lstm" else "eager") in (row.identical_to or "")
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_the_optimizer_counts_to_the_budget():
+    """Adam's slots and the temporaries of its update, measured."""
+    keras.utils.set_random_seed(0)
+    model, batch = wide()
+    step = rtf.compile(model, LOSS, "adam", *_specs(batch), budget=0.5, **(QUICK | {"verify": True}))
+    measured = step.measure()
+    assert measured.peak_bytes <= step.budget_bytes
+    assert 0.98 <= measured.peak_bytes / step.predicted_peak_bytes <= 1.02

@@ -182,6 +182,8 @@ class _Writer:
         node.name = op.name if copy == 0 else f"{op.name}/again_{copy}"
         for attribute in ("_class", "_output_shapes"):  # colocation with a node by its traced name
             node.attr.pop(attribute, None)
+        if "parallel_iterations" in node.attr:
+            node.attr["parallel_iterations"].i = 1  # turns side by side hold several turns' tensors, as chance has it
         del node.input[:]
         node.input.extend(inputs)
         if after:

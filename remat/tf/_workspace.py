@@ -68,7 +68,7 @@ def measure_footprint(step: CapturedStep) -> Footprint:
     sharing = []
     for k, s in enumerate(signatures):
         record = records.get(representatives[_pattern(s)], {}) if s else {}
-        sharing.append(_pairs(step, k, record.get("shares", [])))
+        sharing.append(_pairs(step, k, record.get("shares", []) or _consumed_lists(step, k)))
     return Footprint(
         _with_workspaces(step.graph, workspaces), _with_workspaces(step.planned, workspaces), tuple(sharing)
     )
@@ -89,9 +89,20 @@ def _pairs(step: CapturedStep, k: int, shares: list[list[int]]) -> tuple[tuple[i
     for i, o in shares:
         source, target = bases[i], outputs[o]
         values = step.graph.values
-        if source is not None and bases.count(source) == 1 and values[source].bytes == values[target].bytes:
+        if source is not None and bases.count(source) == 1 and values[source].bytes >= values[target].bytes:
             found.append((source, target))
     return tuple(found)
+
+
+def _consumed_lists(step: CapturedStep, k: int) -> list[list[int]]:
+    """(input, output) of a loop that takes one list apart, turn by turn, while it fills another."""
+    loop = step.reader.loops.get(step.nodes[k].name)
+    if loop is None:
+        return []
+    lists = [i for i, t in enumerate(step.nodes[k].outputs) if t.dtype.name == "variant" and loop.alias_of[i] is None]
+    taken_apart = [i for i in lists if loop.output_bytes[i] == 0]
+    filled = [i for i in lists if loop.output_bytes[i] > 0]
+    return [list(pair) for pair in zip(taken_apart, filled, strict=False)]
 
 
 def _pattern(signature: str) -> str:
