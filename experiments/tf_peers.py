@@ -62,12 +62,12 @@ def measure_recompute_grad(sample: Sample, n_segments: int, *, as_written: bool 
         as_written: without grappler, which merges some of what is computed again.
     """
     forward = segmented(sample.model, n_segments)
-    loss = keras.losses.get(sample.loss)
+    loss: Any = keras.losses.get(sample.loss)
     variables = [v.value for v in sample.model.trainable_variables]
 
     def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
-            value = tf.reduce_mean(loss(y, forward(x)))  # pyright: ignore[reportOptionalCall, reportCallIssue]
+            value = tf.reduce_mean(loss(y, forward(x)))
         return value, tape.gradient(value, variables)
 
     plain = trace(Objective(sample.model, sample.loss).step, sample.specs)

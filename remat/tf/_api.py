@@ -53,7 +53,8 @@ def rematerialize(
             allocated before (the optimizer's state, if there is one; datasets) is beside it.
         loss: with a model: ``loss(labels, prediction)``, a Keras loss or its name, one for all outputs or a list; its
             mean is differentiated, regularization losses added.
-        strategy, time_limit_s, seed, threads: of the solver; see `remat.solve`.
+        strategy, time_limit_s, seed, threads: of the solver; see `remat.solve`. Measuring kernels and verifying take
+            their time beside it (kernels once, then from ``$REMAT_CACHE`` or ``~/.cache/remat``).
         scope: ``free`` (the default: any order), ``fixed_order`` or ``staged``.
         cost: what recomputing costs: ``profile`` (each distinct operation timed here once), ``roofline``, ``flops``.
         verify: run the plan once in a process of its own, and plan again with less if it exceeds the budget there.

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from remat.cost import COST_MODELS, CostWarning, apply_cost, load_gpu
-from remat.errors import InvalidInput, InvalidPlan, unknown_name
+from remat.errors import InvalidInput, InvalidPlan, RematError, unknown_name
 from remat.execution import Fingerprint, Peaks, StepPlan, find_plan, fingerprint_of, parse_budget
 from remat.graph import Graph
 from remat.plan import Plan, Scope, parse_scope
@@ -98,7 +98,7 @@ def measured_plain_peak(step: CapturedStep) -> Peaks:
     """What the framework's own `tf.function` of this step needs, measured in a fresh process."""
     try:
         measured = measure_step(emit_plain(step.function), as_written=False)
-    except Exception as error:  # whatever ended that process, the user can still give a size
+    except RematError as error:  # whatever ended that process, the user can still give a size
         return Peaks(None, " ".join(str(error).split())[:300])
     return Peaks(step.graph.fixed_bytes + measured.peak_bytes)
 
