@@ -562,12 +562,12 @@ def test_measured_memory_of_known_networks(name):
     """The promise, and the prediction within 2 %, except where it is known to be too high.
 
     A loop's lists are taken apart while others are filled; the gradient of max-pooling may put its scratch where a
-    dying input was. Two thirds of what VGG16 needs here are parameters and their gradients.
+    dying input was. Two thirds of what VGG16 and ResNet50 need here are parameters and their gradients.
     """
     from experiments.execution_tf import rows_of
 
     least = {"lstm": 0.9, "vgg16": 0.97}.get(name, 0.98)
-    for row in rows_of(name, [0.8, 0.7 if name == "vgg16" else 0.6], 20.0, "flops"):
+    for row in rows_of(name, [0.8, 0.72 if name in ("vgg16", "resnet50") else 0.6], 20.0, "flops"):
         assert row.measured_bytes is not None, row.note
         assert row.predicted_bytes is not None
         assert row.measured_bytes <= row.budget_bytes

@@ -25,6 +25,7 @@ from remat.tf._portable import load_step
 from remat.tf._tensorflow import executed_as_written
 
 WARM_UP = 2
+RUNS = 8  # kernels that work in blocks on several threads do not hold as many of them every time
 SMALL_BYTES = 32768  # tensors below this are too small to tell whether a kernel reuses them
 
 
@@ -94,7 +95,7 @@ def _operations(job: dict[str, Any], heap: Heap) -> None:
 
 
 def _transient(heap: Heap, function: Any, arguments: Sequence[Any]) -> int:
-    runs = [heap.call(function, arguments) for _ in range(WARM_UP + 3)][WARM_UP:]
+    runs = [heap.call(function, arguments) for _ in range(WARM_UP + RUNS)][WARM_UP:]
     return max(peak - after for peak, after, _ in runs)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,10 +27,12 @@ class StepMeasurement:
 
     Attributes:
         peak_bytes: most bytes held over the runs; above what was there before the step, or in all (see `above`).
+        spread_bytes: by which that exceeds the median of the runs; kernels share out their scratch as threads come.
         median_s, best_s: seconds of a step.
     """
 
     peak_bytes: int
+    spread_bytes: int
     median_s: float
     best_s: float
 
@@ -58,7 +61,8 @@ def measure_step(step: EmittedStep, *, as_written: bool, runs: int = 5, threads:
         how = f"signal {-done.returncode}" if done.returncode < 0 else f"code {done.returncode}"
         raise RematError(f"measuring the step failed ({how}): {complaint[:300]}")
     record = json.loads(done.stdout.strip().splitlines()[-1])
-    return StepMeasurement(max(record["peaks"]), record["median_s"], record["best_s"])
+    peak, usual = max(record["peaks"]), int(statistics.median(record["peaks"]))
+    return StepMeasurement(peak, peak - usual, record["median_s"], record["best_s"])
 
 
 def save_step(step: EmittedStep, folder: Path) -> None:

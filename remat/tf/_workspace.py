@@ -45,7 +45,7 @@ def measure_footprint(step: CapturedStep) -> Footprint:
     signatures = [op.work.signature if op.work and not op.work.is_free else "" for op in step.graph.operations]
     wanted = dict.fromkeys(s for s in signatures if s)
     label, versions = machine(["tensorflow"])
-    provenance = {"device": label, "versions": versions, "measures": "memory/1"} | _kernels()
+    provenance = {"device": label, "versions": versions, "measures": "memory/2"} | _kernels()
     keys = {s: cache_key(s, provenance) for s in wanted}
     folder = cache_folder() / "tensorflow"
     records = {s: record for s in wanted if (record := _read(folder / f"{keys[s]}.json")) is not None}
