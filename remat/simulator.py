@@ -5,6 +5,7 @@ It knows nothing of any solver. Time is linear in the number of steps and the in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,8 +42,16 @@ class Trace:
     final_bytes: int
 
 
-def simulate(graph: Graph, plan: Plan) -> Trace:
+# [N] for each operation the (input, output) values of which the output may take over the input's storage
+Sharing = Sequence[Sequence[tuple[int, int]]]
+
+
+def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
     """Replay `plan` on `graph`.
+
+    Args:
+        sharing: where given, an output is written over an input that the plan frees right after the operation, as
+            some frameworks do; the two then count once while it runs. Each storage is taken over at most once.
 
     Raises:
         InvalidPlan: with the step and the reason: an input that is not resident, a resident
@@ -64,6 +73,7 @@ def simulate(graph: Graph, plan: Plan) -> Trace:
     running, after, elapsed_at = [], [], []
     count = [0] * n
     elapsed = 0
+    saved = _taken_over(plan, sharing, size) if any(sharing) else {}
     for step, (kind, i) in enumerate(zip(plan.kinds.tolist(), plan.ids.tolist(), strict=True)):
         if kind == FREE:
             if not 0 <= i < n_values:
@@ -84,6 +94,7 @@ def simulate(graph: Graph, plan: Plan) -> Trace:
                 )
         during = held + born[i]
         held = during
+        during -= saved.get(step, 0)
         for v in outputs[i]:
             if resident[v]:
                 if len(outputs[i]) == 1:
@@ -95,7 +106,7 @@ def simulate(graph: Graph, plan: Plan) -> Trace:
         count[i] += 1
         elapsed += cost[i]
         running.append(during + workspace[i])
-        after.append(held)
+        after.append(held - saved.get(step, 0))
         elapsed_at.append(elapsed)
 
     for i, times in enumerate(count):
@@ -120,3 +131,21 @@ def simulate(graph: Graph, plan: Plan) -> Trace:
         computations=np.array(count, dtype=np.int64),
         final_bytes=held,
     )
+
+
+def _taken_over(plan: Plan, sharing: Sharing, size: Sequence[int]) -> dict[int, int]:
+    """Step of a computation -> bytes of outputs that are written over inputs freed before the next computation."""
+    saved: dict[int, int] = {}
+    freed: set[int] = set()
+    kinds, ids = plan.kinds.tolist(), plan.ids.tolist()
+    for step in range(len(kinds) - 1, -1, -1):
+        if kinds[step] == FREE:
+            freed.add(ids[step])
+            continue
+        taken: set[int] = set()
+        for source, target in sharing[ids[step]]:
+            if source in freed and source not in taken and target not in taken and target not in freed:
+                taken |= {source, target}
+                saved[step] = saved.get(step, 0) + min(size[source], size[target])
+        freed = set()
+    return saved

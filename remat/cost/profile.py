@@ -99,7 +99,7 @@ def _measured(
     frameworks = sorted({json.loads(signature)["fw"] for signature in needed})
     device, label, free_bytes = _device(device, frameworks)
     provenance = {"device": label, "versions": _versions(frameworks)}
-    keys = {signature: _key(signature, provenance) for signature in needed}
+    keys = {signature: cache_key(signature, provenance) for signature in needed}
     suffix = ".json" if quantity == "time" else f".{quantity}.json"
     with tempfile.TemporaryDirectory(prefix="remat-profile-") as scratch:
         folder = Path(cache_folder or scratch)
@@ -125,7 +125,7 @@ def _signatures(graph: Graph) -> dict[str, Operation]:
     return found
 
 
-def _key(signature: str, provenance: Mapping[str, Any]) -> str:
+def cache_key(signature: str, provenance: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps([signature, provenance], sort_keys=True).encode()).hexdigest()[:40]
 
 
@@ -168,6 +168,11 @@ def _versions(frameworks: Iterable[str]) -> dict[str, str]:
     return versions
 
 
+def machine(frameworks: list[str]) -> tuple[str, dict[str, str]]:
+    """(CPU and threads, versions of the frameworks): what measurements on this machine's CPU depend on."""
+    return f"{_cpu_name()}, {_threads()} threads", _versions(frameworks)
+
+
 def _device(device: str | None, frameworks: list[str]) -> tuple[str, str, int]:
     """(``cpu`` or ``cuda``, what identifies it, free bytes)."""
     if device is not None and device not in DEVICES:
@@ -180,7 +185,7 @@ def _device(device: str | None, frameworks: list[str]) -> tuple[str, str, int]:
             return "cuda", name, free_bytes
         if device == "cuda":
             raise InvalidInput("device=cuda, but PyTorch finds no CUDA device here; use device=cpu")
-    return "cpu", f"{_cpu_name()}, {_threads()} threads", _available_bytes()
+    return "cpu", machine([])[0], _available_bytes()
 
 
 def _cuda() -> tuple[str, int]:

@@ -16,7 +16,7 @@ import numpy as np
 from remat.errors import InvalidPlan
 from remat.graph import Graph
 from remat.plan import Plan, read_document, write_document
-from remat.simulator import Trace, simulate
+from remat.simulator import Sharing, Trace, simulate
 from remat.units import format_cost, format_size
 
 SECTION = "execution"  # of a remat-plan/1 file
@@ -68,6 +68,7 @@ class StepPlan:
         plain_peak_bytes: what the framework's own step needs, or None if that is not known.
         fixed: parts of ``graph.fixed_bytes`` in bytes, by name, e.g. ``parameters``.
         costs: how operations were costed: ``profile``, ``roofline`` or ``flops``.
+        sharing: [N] per operation the (input, output) values that may share a storage (see `simulate`); () for none.
     """
 
     plan: Plan
@@ -78,11 +79,12 @@ class StepPlan:
     plain_peak_bytes: int | None
     fixed: Mapping[str, int]
     costs: str
+    sharing: Sharing = ()
 
     @functools.cached_property
     def trace(self) -> Trace:
         """The plan as the simulator sees it."""
-        return simulate(self.graph, self.plan)
+        return simulate(self.graph, self.plan, self.sharing)
 
     @property
     def peak_bytes(self) -> int:
@@ -147,6 +149,8 @@ class StepPlan:
             "operation_costs": [op.cost for op in self.graph.operations],
             "workspace_bytes": [op.workspace_bytes for op in self.graph.operations],
         }
+        if self.sharing:
+            section["sharing"] = [list(map(list, pairs)) for pairs in self.sharing]
         write_document(path, replace(self.plan, budget_bytes=self.budget_bytes).document() | {SECTION: section})
 
     @classmethod
@@ -180,6 +184,7 @@ class StepPlan:
         return cls(
             plan, graph, fingerprint, str(section.get("strategy", "")), plan.budget_bytes,
             plain if type(plain) is int else None, fixed, str(section.get("costs", "")),
+            _sharing(section, graph, where),
         )  # fmt: skip
 
     def moved(self, graph: Graph, fingerprint: Fingerprint, fixed: Mapping[str, int]) -> StepPlan:
@@ -221,3 +226,17 @@ def _counts(section: Mapping[str, Any], key: str, n: int, where: str) -> list[in
     if not isinstance(numbers, list) or len(numbers) != n or not all(type(x) is int and x >= 0 for x in numbers):
         raise InvalidPlan(f"{where}: '{SECTION}.{key}' must be {n} non-negative integers")
     return numbers
+
+
+def _sharing(section: Mapping[str, Any], graph: Graph, where: str) -> Sharing:
+    """The pairs of the file; each is an input and an output of its operation."""
+    rows = section.get("sharing", [])
+    if rows == []:
+        return ()
+    if not isinstance(rows, list) or len(rows) != len(graph) or not all(isinstance(row, list) for row in rows):
+        raise InvalidPlan(f"{where}: '{SECTION}.sharing' must be a list for each of the {len(graph)} operations")
+    for op, row in zip(graph.operations, rows, strict=True):
+        for pair in row:
+            if not isinstance(pair, list) or len(pair) != 2 or pair[0] not in op.inputs or pair[1] not in op.outputs:
+                raise InvalidPlan(f"{where}: '{SECTION}.sharing': {pair!r:.40} is no input and output of '{op.name}'")
+    return tuple(tuple((pair[0], pair[1]) for pair in row) for row in rows)

@@ -231,7 +231,7 @@ def _shapes(op: Any) -> list[np.ndarray] | None:
     found = []
     for source, out in zip(op.inputs, op.outputs, strict=True):
         dtype = out.dtype.as_numpy_dtype
-        shape = _variable_shape(source) if op.type == "VariableShape" else source.shape
+        shape = variable_shape(source)[0] if op.type == "VariableShape" else source.shape
         if op.type == "Rank" and shape.rank is not None:
             found.append(np.asarray(shape.rank, dtype))
         elif shape.num_elements() is None:
@@ -243,10 +243,12 @@ def _shapes(op: Any) -> list[np.ndarray] | None:
     return found
 
 
-def _variable_shape(handle: Any) -> Any:
+def variable_shape(handle: Any) -> tuple[Any, str]:
+    """(static shape, name of the element type) of the variable behind a handle; unknown rank if it is not known."""
     import tensorflow as tf
 
     known = getattr(handle, "_handle_data", None)
     if known is None or not known.is_set:
-        return tf.TensorShape(None)  # pyright: ignore[reportArgumentType]  (unknown rank)
-    return tf.TensorShape(known.shape_and_type[0].shape)
+        return tf.TensorShape(None), ""  # pyright: ignore[reportArgumentType]  (unknown rank)
+    facts = known.shape_and_type[0]
+    return tf.TensorShape(facts.shape), tf.as_dtype(facts.dtype).name

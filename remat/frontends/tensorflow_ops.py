@@ -38,6 +38,7 @@ from remat.frontends._tensorflow_loops import LOOPS, Loop, read_loop
 from remat.graph import Graph, Operation, Value, Work
 
 _LARGE_CONSTANT_BYTES = 1024
+_SOURCE = "TensorFlow training step: forward, loss and gradients, no optimizer"
 _COMPUTE_POLICY = {"float32": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16", "float64": "float64"}
 
 
@@ -99,7 +100,11 @@ def trace_step(
     _check(model, batch_size, dtype)
     function = _trace(model, batch_size, loss)
     name = f"{model.name}_b{batch_size}_ops" if name is None else name
-    return _Reader(model, function, name).read()
+    return StepReader(function, name, _bytes_of_variables(model.variables)).read()
+
+
+def _bytes_of_variables(variables: Sequence[Any]) -> int:
+    return sum(math.prod(v.shape) * np.dtype(v.value.dtype.as_numpy_dtype).itemsize for v in variables)
 
 
 def _import() -> tuple[Any, Any]:
@@ -131,7 +136,7 @@ def _check(model: Any, batch_size: int, dtype: str) -> None:
 
 
 @contextmanager
-def _nested_functions_inlined():
+def nested_functions_inlined():
     """Nested `tf.function`s run their Python bodies, so that the trace holds operations instead of calls."""
     import tensorflow as tf
 
@@ -167,7 +172,7 @@ def _trace(model: Any, batch_size: int, loss: Callable[[Any, Any], Any] | None) 
         gradients = tape.gradient(total, variables)
         return total, [g for g in gradients if g is not None]
 
-    with _nested_functions_inlined():
+    with nested_functions_inlined():
         return tf.function(step, autograph=False).get_concrete_function(inputs, labels)
 
 
@@ -204,35 +209,49 @@ def _default_loss(labels: Any, prediction: Any) -> Any:
     return keras.losses.sparse_categorical_crossentropy(labels, prediction, from_logits=source.type != "Softmax")
 
 
-class _Reader:
-    """Turns one traced function into a `Graph`; used once."""
+class StepReader:
+    """Turns one traced function into a `Graph`; used once.
 
-    def __init__(self, model: Any, function: Any, name: str):
-        self.model, self.function, self.name = model, function, name
+    Attributes:
+        order: live operations in the order of creation, the free ones included.
+        constants: tensor name -> folded value.
+        loops: by name of the ``While``.
+    """
+
+    def __init__(self, function: Any, name: str, variable_bytes: int):
+        """Read the operations; `variable_bytes` is what variables (and optimizer state, if any) hold."""
+        self.function, self.name, self.variable_bytes = function, name, variable_bytes
         self.trace = function.graph
-        self.constants: dict[str, np.ndarray] = {}  # tensor name -> folded value
+        self.constants: dict[str, np.ndarray] = {}
         self.loops: dict[str, Loop] = {}
-
-    def read(self) -> TracedStep:
         live = self._live()
-        order = [op for op in self.trace.get_operations() if op in live]
-        for op in order:
+        self.order = _producers_first([op for op in self.trace.get_operations() if op in live])
+        for op in self.order:
             if op.type in LOOPS:
                 limit = self.constants.get(op.inputs[1].name)
-                self.loops[op.name] = read_loop(op, limit, lambda i, op=op: self._bytes(self._base(op.inputs[i])))
+                self.loops[op.name] = read_loop(op, limit, lambda i, op=op: self._bytes(self.base(op.inputs[i])))
+
+    def read(self, order: Sequence[Any] | None = None, loss: Any = None, source: str = _SOURCE) -> TracedStep:
+        """The graph.
+
+        Args:
+            order: the operations of `order` in another executable order, which the graph's operations then have.
+            loss: the tensor after whose producer operations are ``is_backward``; by default the first result.
+        """
+        order = self.order if order is None else order
         value_of: dict[str, int] = {}
         operations: list[Operation] = []
         values: list[Value] = []
         kept_nodes, tensors = [], []
-        loss_tensor = self._base(self.function.outputs[0])
-        kept = {self._base(t).name for t in self.function.outputs}
-        loss, after_loss = None, False
-        fixed = self._variable_bytes() + sum(nodes.bytes_of(t) for t in self._batch())
+        loss_tensor = self.base(self.function.outputs[0] if loss is None else loss)
+        kept = {self.base(t).name for t in self.function.outputs}
+        loss_at, after_loss = None, False
+        fixed = self.variable_bytes + sum(nodes.bytes_of(t) for t in self._batch())
         large: dict[str, int] = {}
         for op in order:
-            if self._is_free(op):
+            if self.is_free(op):
                 continue
-            bases = [self._base(t) for t in op.inputs]
+            bases = [b for t in op.inputs for b in self.storages(t)]
             read = sorted({value_of[t.name] for t in bases if t.name in value_of})
             for t in bases:
                 if t.name in self.constants and self.constants[t.name].nbytes > _LARGE_CONSTANT_BYTES:
@@ -247,18 +266,18 @@ class _Reader:
                 Operation(
                     name=op.name, kind=op.type, inputs=tuple(read), outputs=made, is_backward=after_loss,
                     workspace_bytes=loop.workspace_bytes if loop else 0,
-                    run_once=loop.changes_state if loop else nodes.is_stateful(op),
+                    run_once=self.changes_state(op),
                     work=self._work(op),
                 )
             )  # fmt: skip
             kept_nodes.append(op)
             if op is loss_tensor.op:
-                loss, after_loss = len(operations) - 1, True
-        if loss is None:
+                loss_at, after_loss = len(operations) - 1, True
+        if loss_at is None:
             raise InvalidInput("the loss does not depend on the network's operations: nothing to trace")
         graph = Graph(
-            self.name, tuple(operations), tuple(values), fixed + sum(large.values()), "", loss,
-            source="TensorFlow training step: forward, loss and gradients, no optimizer",
+            self.name, tuple(operations), tuple(values), fixed + sum(large.values()), "", loss_at,
+            source=source,
         )  # fmt: skip
         return TracedStep(graph, self.function, tuple(kept_nodes), tuple(tensors))
 
@@ -275,22 +294,40 @@ class _Reader:
                 todo += [t.op for t in op.inputs if t.name not in self.constants]
         return live
 
-    def _is_free(self, op: Any) -> bool:
+    def is_free(self, op: Any) -> bool:
+        """Whether `op` is no operation of the graph: an alias, a read, a constant or an argument."""
         if op.type in nodes.ALIASES or op.type in ("Placeholder", "ReadVariableOp", "NoOp"):
             return True
         return bool(op.outputs) and all(t.name in self.constants for t in op.outputs)
 
-    def _base(self, tensor: Any) -> Any:
+    def changes_state(self, op: Any) -> bool:
+        """Whether running `op` twice differs from running it once."""
+        loop = self.loops.get(op.name)
+        return loop.changes_state if loop else nodes.is_stateful(op)
+
+    def base(self, tensor: Any) -> Any:
         """The tensor whose storage `tensor` is."""
-        while tensor.name not in self.constants:
+        while (base := self._step_to_base(tensor)) is not tensor:
+            tensor = base
+        return tensor
+
+    def _step_to_base(self, tensor: Any) -> Any:
+        if tensor.name not in self.constants:
             op, i = tensor.op, tensor.value_index
             if op.type in nodes.ALIASES:
-                tensor = op.inputs[i if op.type == "IdentityN" else 0]
-            elif op.name in self.loops and self.loops[op.name].alias_of[i] is not None:
-                tensor = op.inputs[self.loops[op.name].alias_of[i]]
-            else:
-                break
+                return op.inputs[i if op.type == "IdentityN" else 0]
+            if op.name in self.loops and self.loops[op.name].alias_of[i] is not None:
+                return op.inputs[self.loops[op.name].alias_of[i]]
         return tensor
+
+    def storages(self, tensor: Any) -> list[Any]:
+        """The tensor whose storage `tensor` is, and the outputs of loops (of 0 bytes) that lead to it."""
+        found = []
+        while (base := self._step_to_base(tensor)) is not tensor:
+            if tensor.op.name in self.loops:
+                found.append(tensor)
+            tensor = base
+        return [*found, tensor]
 
     def _bytes(self, tensor: Any) -> int:
         """Storage of a tensor or a tensor list; 0 for handles of variables."""
@@ -299,18 +336,35 @@ class _Reader:
             return self.loops[op.name].output_bytes[tensor.value_index]
         if tensor.dtype.name != "variant" or op.type in nodes.EMPTY_LISTS:
             return nodes.bytes_of(tensor)
-        return max((self._bytes(self._base(t)) for t in op.inputs), default=0)
+        return max((self._bytes(self.base(t)) for t in op.inputs), default=0)
 
     def _batch(self) -> list[Any]:
         captured = {id(t) for t in self.trace.internal_captures}
         return [t for t in self.trace.inputs if id(t) not in captured]
 
-    def _variable_bytes(self) -> int:
-        return sum(math.prod(v.shape) * np.dtype(v.value.dtype.as_numpy_dtype).itemsize for v in self.model.variables)
-
     def _work(self, op: Any) -> Work:
         loop = self.loops.get(op.name)
         if loop is None:
-            return nodes.work_of(op, self.constants, lambda t: self._bytes(self._base(t)))
+            return nodes.work_of(op, self.constants, lambda t: self._bytes(self.base(t)))
         floating = [t.dtype.name for t in op.outputs if t.dtype.is_floating]
         return Work(loop.flops, loop.bytes_moved, floating[0] if floating else "float32")
+
+
+def _producers_first(operations: Sequence[Any]) -> list[Any]:
+    """In the given order, except that what an operation reads comes before it.
+
+    The gradient of a loop adds inputs to the loop, whose producers are younger than it.
+    """
+    wanted, done, ordered = set(operations), set(), []
+    for op in operations:
+        todo = [op]
+        while todo:
+            late = [t.op for t in todo[-1].inputs if t.op in wanted and t.op not in done]
+            if late:
+                todo += late
+                continue
+            op = todo.pop()
+            if op not in done:
+                done.add(op)
+                ordered.append(op)
+    return ordered

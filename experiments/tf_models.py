@@ -1,0 +1,109 @@
+"""Keras models for measurements of execution: built small, with a batch to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+layers = keras.layers
+CLASSES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A model with the structures of its inputs and labels, and a batch of them."""
+
+    model: keras.Model
+    specs: tuple[Any, Any]
+    batch: tuple[Any, Any]
+    loss: Any
+
+    def state(self) -> list[np.ndarray]:
+        """Values of all variables, seeds included."""
+        return [v.value.numpy() for v in self.model.variables]
+
+    def restore(self, state: list[np.ndarray]) -> None:
+        """Set all variables."""
+        for variable, value in zip(self.model.variables, state, strict=True):
+            variable.value.assign(value)
+
+
+def _application(name: str) -> Callable[[], keras.Model]:
+    return lambda: getattr(keras.applications, name)(weights=None, input_shape=(64, 64, 3), classes=CLASSES)
+
+
+def unet() -> keras.Model:
+    """Two levels of convolution, batch norm, dropout and skips; one class per pixel."""
+    x = inputs = keras.Input((64, 64, 3))
+    skips = []
+    for filters in (16, 32):
+        x = _double(x, filters)
+        skips.append(x)
+        x = layers.MaxPool2D()(x)
+    x = layers.Dropout(0.2)(_double(x, 64))
+    for filters, skip in zip((32, 16), reversed(skips), strict=True):
+        x = layers.Conv2DTranspose(filters, 2, strides=2)(x)
+        x = _double(layers.Concatenate()([x, skip]), filters)
+    return keras.Model(inputs, layers.Conv2D(CLASSES, 1, activation="softmax")(x), name="unet")
+
+
+def _double(x: Any, filters: int) -> Any:
+    for _ in range(2):
+        x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
+        x = layers.ReLU()(layers.BatchNormalization()(x))
+    return x
+
+
+def transformer() -> keras.Model:
+    """Embedding, three blocks of attention and a perceptron with dropout, classification."""
+    inputs = keras.Input((64,), dtype="int32")
+    x = layers.Embedding(200, 64)(inputs)
+    for _ in range(3):
+        x = layers.LayerNormalization()(x + layers.MultiHeadAttention(4, 16, dropout=0.1)(x, x))
+        hidden = layers.Dropout(0.1)(layers.Dense(256, activation="gelu")(x))
+        x = layers.LayerNormalization()(x + layers.Dense(64)(hidden))
+    outputs = layers.Dense(CLASSES, activation="softmax")(layers.GlobalAveragePooling1D()(x))
+    return keras.Model(inputs, outputs, name="transformer")
+
+
+def lstm() -> keras.Model:
+    """Two recurrent layers between dense ones."""
+    inputs = keras.Input((48, 16))
+    x = layers.Dense(64, activation="relu")(inputs)
+    x = layers.LSTM(64, return_sequences=True)(x)
+    x = layers.Dropout(0.2)(layers.LayerNormalization()(x))
+    x = layers.LSTM(64)(x)
+    return keras.Model(inputs, layers.Dense(CLASSES, activation="softmax")(x), name="lstm")
+
+
+MODELS: dict[str, tuple[Callable[[], keras.Model], int]] = {
+    "vgg16": (_application("VGG16"), 32),
+    "resnet50": (_application("ResNet50"), 16),
+    "mobilenet_v2": (_application("MobileNetV2"), 32),
+    "unet": (unet, 8),
+    "densenet121": (_application("DenseNet121"), 16),
+    "transformer": (transformer, 16),
+    "lstm": (lstm, 32),
+}
+
+
+def build(name: str, batch_size: int | None = None) -> Sample:
+    """A model of `MODELS` with seeded weights and a seeded batch."""
+    keras.utils.set_random_seed(0)
+    factory, usual = MODELS[name]
+    model, n = factory(), batch_size or usual
+    rng = np.random.default_rng(0)
+    given, made = model.inputs[0], model.outputs[0]
+    shape, labels = (n, *given.shape[1:]), (n, *made.shape[1:-1])
+    if given.dtype == "int32":
+        x = tf.constant(rng.integers(0, 200, shape), "int32")
+    else:
+        x = tf.constant(rng.normal(size=shape), "float32")
+    y = tf.constant(rng.integers(0, CLASSES, labels), "int32")
+    specs = (tf.TensorSpec(shape, given.dtype), tf.TensorSpec(labels, "int32"))
+    return Sample(model, specs, (x, y), "sparse_categorical_crossentropy")

@@ -1,0 +1,75 @@
+"""What TensorFlow offers itself, measured as plans are: `tf.recompute_grad` over segments of a Keras model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from experiments.tf_models import Sample
+from remat.tf._api import Objective, variable_bytes
+from remat.tf._capture import capture_step, trace
+from remat.tf._emit import emit_plain
+from remat.tf._portable import StepMeasurement, measure_step
+
+
+def cut_points(model: keras.Model) -> list[Any]:
+    """Outputs of layers through which every path of a functional model goes, in the order of its layers."""
+    order = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
+    position = {id(layer): i for i, layer in enumerate(order)}
+    last_use = [0] * len(order)
+    for layer in order:
+        for node in layer._inbound_nodes:
+            for parent in node.parent_nodes:
+                if id(parent.operation) in position:
+                    at = position[id(parent.operation)]
+                    last_use[at] = max(last_use[at], position[id(layer)])
+    cuts, furthest = [], 0
+    for i, layer in enumerate(order[:-1]):
+        if furthest <= i and i > 0:
+            cuts.append(layer.output)
+        furthest = max(furthest, last_use[i])
+    return cuts
+
+
+def segmented(model: keras.Model, n_segments: int) -> Callable[[Any], Any]:
+    """The model's forward pass in training mode, each segment but the last under `tf.recompute_grad`.
+
+    A segment's batch statistics move again when it is computed again: this peer's moving averages are not the step's.
+    """
+    cuts = cut_points(model)
+    chosen = [cuts[len(cuts) * i // n_segments] for i in range(1, n_segments)] if cuts else []
+    chosen = list({id(t): t for t in chosen}.values())
+    parts = [
+        keras.Model(a, b)
+        for a, b in zip([model.inputs[0], *chosen], [*chosen, model.outputs[0]], strict=True)
+    ]  # fmt: skip
+
+    def forward(x: Any) -> Any:
+        for part in parts[:-1]:
+            x = tf.recompute_grad(lambda x, part=part: part(x, training=True))(x)
+        return parts[-1](x, training=True)
+
+    return forward
+
+
+def measure_recompute_grad(sample: Sample, n_segments: int, *, as_written: bool = False) -> StepMeasurement:
+    """Peak in bytes, all told, and seconds of the step with `tf.recompute_grad` over `n_segments` segments.
+
+    Args:
+        as_written: without grappler, which merges some of what is computed again.
+    """
+    forward = segmented(sample.model, n_segments)
+    loss: Any = keras.losses.get(sample.loss)
+    variables = [v.value for v in sample.model.trainable_variables]
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            value = tf.reduce_mean(loss(y, forward(x)))
+        return value, tape.gradient(value, variables)
+
+    plain = trace(Objective(sample.model, sample.loss).step, sample.specs)
+    fixed = capture_step(plain, "plain", variable_bytes(plain, {"parameters": sample.model})).graph.fixed_bytes
+    return measure_step(emit_plain(trace(step, sample.specs)), as_written=as_written).above(fixed)

@@ -1,0 +1,171 @@
+"""`fit_within`: plain ``model.fit`` under a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from remat.errors import InvalidInput
+from remat.tf._api import NO_JIT, Budget, SavedPlan, check_call, variable_bytes
+from remat.tf._capture import capture_step, trace
+from remat.tf._plan import Options, load_plan, make_plan
+from remat.tf._step import PlannedStep, describe
+
+
+def fit_within(
+    model: keras.Model,
+    budget: Budget | None = None,
+    *,
+    strategy: str = "portfolio",
+    scope: str = "free",
+    cost: str = "profile",
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    threads: int | None = None,
+    verify: bool = True,
+    plan: SavedPlan | None = None,
+    jit_compile: bool = False,
+) -> keras.Model:
+    """Make ``model.fit`` (and ``train_on_batch``) train under a plan; returns the same model.
+
+    The whole of the model's own ``train_step`` is planned, also one that a subclass defines: loss, metrics, optimizer.
+    It is traced and planned once for each shape of a batch, when the first batch of that shape comes: a smaller last
+    batch gets a plan of its own. Callbacks, metrics, validation and ``evaluate`` are Keras's.
+
+    Args:
+        budget: the most bytes held at once while a batch is trained, in all: variables of the model, the optimizer
+            and the metrics, gradients, the batch with its labels and weights, activations, workspace of kernels.
+            See `rematerialize`; a fraction is of the plain step of the same shape.
+        plan: for the first shape of a batch; other shapes need a budget.
+        others: as of `rematerialize`.
+
+    After the first batch ``model.remat`` is the planned step of the last batch's shape: ``model.remat.plan``,
+    ``.budget_bytes``, ``.predicted_peak_bytes``, ``.overhead``; ``model.remat_steps`` has all of them by shape.
+
+    Raises:
+        InvalidInput: here for unreadable options; from ``fit`` when there is no plan within the budget.
+    """
+    options = Options(strategy, scope, cost, time_limit_s, seed, threads, verify)
+    check_call(budget, plan, jit_compile, options)
+    if not isinstance(model, keras.Model):
+        raise InvalidInput(f"fit_within takes a Keras model, not {type(model).__name__}")
+    trainer = _Trainer(model, budget, plan, options)
+    # in the instance's own dictionary: Keras's attribute tracking is for layers and variables, and what is not
+    # a configuration of the model is not saved with it
+    model.__dict__["make_train_function"] = trainer.make_train_function
+    model.__dict__["remat_steps"] = trainer.steps
+    model.__dict__["remat"] = None
+    model.__dict__["train_function"] = None
+    return model
+
+
+class _Trainer:
+    def __init__(self, model: keras.Model, budget: Budget | None, plan: SavedPlan | None, options: Options) -> None:
+        self.model, self.budget, self.plan, self.options = model, budget, plan, options
+        self.steps: dict[str, PlannedStep] = {}
+        self.made_for: tuple[int, ...] = ()
+
+    def make_train_function(self, force: bool = False) -> Callable[[Any], Any]:
+        """What Keras calls at the start of ``fit``; the result takes the iterator."""
+        model: Any = self.model
+        if model.jit_compile is True:
+            raise InvalidInput(NO_JIT)
+        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+            raise InvalidInput("a plan is for one device; leave the distribution strategy out")
+        if model.run_eagerly:
+            raise InvalidInput("run_eagerly=True runs no graph, so no plan; leave it out")
+        # compiling anew or freezing layers makes another step
+        now = (id(model.optimizer), id(getattr(model, "_compile_metrics", None)),
+               *(id(v) for v in model.trainable_variables))  # fmt: skip
+        if force or now != self.made_for:
+            self.steps.clear()
+            self.made_for = now
+        model.__dict__["train_function"] = self._train
+        return self._train
+
+    def _train(self, iterator: Any) -> Any:
+        logs = None
+        for _ in range(self.model.steps_per_execution):
+            try:
+                data = next(iter(iterator))
+            except StopIteration:
+                if logs is None:
+                    raise
+                break
+            logs = self._step(data)
+        return logs
+
+    def _step(self, data: Any) -> Any:
+        data = tf.nest.map_structure(_without_optional, data)
+        tensors = tf.nest.map_structure(lambda x: None if x is None else tf.convert_to_tensor(x), data)
+        key = describe(tensors)
+        if key not in self.steps:
+            self.steps[key] = self._planned(tensors, key)
+        model: Any = self.model
+        model.__dict__["remat"] = self.steps[key]
+        flat = [t for t in tf.nest.flatten(tensors) if t is not None]
+        return self.steps[key](*flat)
+
+    def _planned(self, data: Any, inputs: str) -> PlannedStep:
+        model: Any = self.model
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        flat = tf.nest.flatten(data)
+        specs = [tf.TensorSpec(t.shape, t.dtype) for t in flat if t is not None]
+        seen = _Seen()
+
+        def train_step(*tensors: Any) -> Any:
+            rest = iter(tensors)
+            given = tf.nest.pack_sequence_as(data, [None if t is None else next(rest) for t in flat])
+            with _watched(model, seen):
+                return model.train_step(given)
+
+        function = trace(train_step, specs)
+        fixed = variable_bytes(function, {"parameters": model, "optimizer": model.optimizer})
+        if not seen.gradients:
+            raise InvalidInput("the model's train_step applies no gradients through model.optimizer: nothing to plan")
+        loss = seen.loss if seen.loss is not None else seen.gradients[0]
+        captured = capture_step(function, model.name, fixed, loss, seen.gradients)
+        if self.plan is not None and not self.steps:
+            return PlannedStep(captured, load_plan(captured, self.plan, inputs))
+        if self.budget is None:
+            raise InvalidInput(
+                f"the plan is for another batch than {inputs}: give a budget too, or batches of one size"
+            )
+        return PlannedStep(captured, make_plan(captured, self.budget, self.options, inputs))
+
+
+class _Seen:
+    loss: Any = None
+    gradients: tuple[Any, ...] = ()
+
+
+@contextmanager
+def _watched(model: Any, seen: _Seen) -> Iterator[None]:
+    """Note the loss and the gradients that go to the optimizer while ``train_step`` is traced."""
+    optimizer = model.optimizer
+    compute_loss, apply = model.compute_loss, optimizer.apply
+
+    def noting_loss(*args: Any, **kwargs: Any) -> Any:
+        seen.loss = compute_loss(*args, **kwargs)
+        return seen.loss
+
+    def noting_gradients(grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        flat = tf.nest.flatten(grads, expand_composites=True)
+        seen.gradients = (*seen.gradients, *(t for t in flat if t is not None))
+        return apply(grads, trainable_variables)
+
+    model.__dict__["compute_loss"], optimizer.__dict__["apply"] = noting_loss, noting_gradients
+    try:
+        yield
+    finally:
+        del model.__dict__["compute_loss"], optimizer.__dict__["apply"]
+
+
+def _without_optional(leaf: Any) -> Any:
+    return None if isinstance(leaf, tf.experimental.Optional) else leaf

@@ -1,0 +1,84 @@
+"""Measurements of memory in fresh child processes whose heap is counted (`_heap.c`, compiled once by the C compiler).
+
+TensorFlow's allocations on a CPU are the C library's, once its oneDNN pool is told to use it too. A child inherits
+the environment, so that it runs the kernels that this process would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from remat.errors import MissingPackage, RematError
+
+_SOURCE = Path(__file__).with_name("_heap.c")
+CACHE_VARIABLE = "REMAT_CACHE"
+
+
+def cache_folder() -> Path:
+    """Where measurements are kept: ``$REMAT_CACHE``, or ``remat`` in the user's cache folder."""
+    given = os.environ.get(CACHE_VARIABLE)
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "remat")
+
+
+def can_measure() -> str:
+    """'' if memory can be measured here, else what is missing."""
+    if not sys.platform.startswith("linux"):
+        return "memory is measured on Linux only"
+    return "" if _compiler() else "there is no C compiler (cc, gcc or clang)"
+
+
+def _compiler() -> str | None:
+    return next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "cc", "gcc", "clang"))), None)
+
+
+def heap_library() -> Path:
+    """The counting library, compiled on first use.
+
+    Raises:
+        MissingPackage: no C compiler.
+    """
+    missing = can_measure()
+    if missing:
+        raise MissingPackage(f"remat.tf measures what kernels allocate, but {missing}; install gcc")
+    library = cache_folder() / f"heap_{hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]}.so"
+    if library.is_file():
+        return library
+    library.parent.mkdir(parents=True, exist_ok=True)
+    scratch = library.with_suffix(f".{os.getpid()}")
+    command = [str(_compiler()), "-O2", "-shared", "-fPIC", "-o", str(scratch), str(_SOURCE), "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RematError(f"{command[0]} could not compile the heap counter: {done.stderr.strip()[:300]}")
+    os.replace(scratch, library)
+    return library
+
+
+def run_child(job: Mapping[str, Any], timeout_s: float | None = None) -> subprocess.CompletedProcess[str]:
+    """Run ``remat.tf._measure`` on a job (see there) under the heap counter; its output, whatever the exit code."""
+    environment = os.environ | {
+        "LD_PRELOAD": " ".join(filter(None, (str(heap_library()), os.environ.get("LD_PRELOAD")))),
+        "REMAT_HEAP": str(heap_library()),
+        "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "KERAS_BACKEND": "tensorflow",
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(_SOURCE.parents[2]), os.environ.get("PYTHONPATH")))),
+    }
+    with tempfile.TemporaryDirectory(prefix="remat-measure-") as folder:
+        path = Path(folder, "job.json")
+        path.write_text(json.dumps(job))
+        return subprocess.run(
+            [sys.executable, "-m", "remat.tf._measure", str(path)], stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, errors="replace", check=False, env=environment, timeout=timeout_s,
+        )  # fmt: skip

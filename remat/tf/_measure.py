@@ -1,0 +1,140 @@
+"""``python -m remat.tf._measure JOB``: the child process of `_heap.run_child`; prints one JSON object per line.
+
+A job is ``{"kind": "step", ...}`` (see `measure_step` in `_portable`) or ``{"kind": "operations", ...}``
+(see `_workspace`). Peaks are of the steady state: what the first runs allocate for good is not counted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from remat.cost._profile_worker import write_atomically
+from remat.cost._runners_tensorflow import random_tensor
+from remat.frontends._tensorflow_nodes import run_signature
+from remat.tf._portable import load_step
+from remat.tf._tensorflow import executed_as_written
+
+WARM_UP = 2
+RUNS = 8  # kernels that work in blocks on several threads do not hold as many of them every time
+SMALL_BYTES = 32768  # tensors below this are too small to tell whether a kernel reuses them
+
+
+class Heap:
+    """The counters of the preloaded library."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(os.environ["REMAT_HEAP"])
+        for name in ("live", "peak"):
+            getattr(library, f"remat_heap_{name}").restype = ctypes.c_longlong
+        self.live: Callable[[], int] = library.remat_heap_live
+        self.peak: Callable[[], int] = library.remat_heap_peak
+        self.restart: Callable[[], None] = library.remat_heap_restart
+
+    def call(self, function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[int, int, float]:
+        """(peak above what was held before, bytes held after with the results, seconds) of one call."""
+        before = self.live()
+        self.restart()
+        start = time.perf_counter()
+        results = function(*arguments)
+        seconds = time.perf_counter() - start
+        peak, after = self.peak(), self.live()
+        del results
+        return peak - before, after - before, seconds
+
+
+def main(job_path: str) -> None:
+    job = json.loads(Path(job_path).read_text())
+    if job.get("threads"):
+        tf.config.threading.set_intra_op_parallelism_threads(job["threads"])
+    {"step": _step, "operations": _operations}[job["kind"]](job, Heap())
+
+
+def _step(job: dict[str, Any], heap: Heap) -> None:
+    function, arguments = load_step(Path(job["folder"]))
+    peaks, times = [], []
+
+    def repeat() -> None:
+        for i in range(WARM_UP + job["runs"]):
+            peak, _, seconds = heap.call(function, arguments)
+            if i >= WARM_UP:
+                peaks.append(peak)
+                times.append(seconds)
+
+    if job["as_written"]:
+        with executed_as_written():
+            repeat()
+    else:
+        repeat()
+    print(json.dumps({"peaks": peaks, "median_s": statistics.median(times), "best_s": min(times)}), flush=True)
+
+
+def _operations(job: dict[str, Any], heap: Heap) -> None:
+    """One cache file per key: workspace of each signature; for those in `sharing` also which inputs are reused."""
+    with executed_as_written(), tf.device("/CPU:0"):
+        call_overhead = _transient(heap, tf.function(lambda: tf.constant(0), autograph=False), ())
+        for key, text in job["signatures"].items():
+            print(json.dumps({"start": key}), flush=True)
+            description = json.loads(text)
+            try:
+                record = _operation(heap, description, call_overhead, key in job["sharing"])
+            except Exception as error:  # kernels raise whatever they like; the parent names the kind
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+                print(json.dumps({"failed": key, "reason": reason}), flush=True)
+                continue
+            write_atomically(Path(job["folder"], f"{key}.json"), record | {"signature": text} | job["provenance"])
+
+
+def _transient(heap: Heap, function: Any, arguments: Sequence[Any]) -> int:
+    runs = [heap.call(function, arguments) for _ in range(WARM_UP + RUNS)][WARM_UP:]
+    return max(peak - after for peak, after, _ in runs)
+
+
+def _operation(heap: Heap, description: dict[str, Any], call_overhead: int, sharing: bool) -> dict[str, Any]:
+    entries = description["inputs"]
+    tensors = [None if "c" in entry else random_tensor(entry["t"], entry["d"]) for entry in entries]
+
+    def once(copied: Sequence[int]) -> tuple[int, Any]:
+        """(transient bytes, results) with a copy of the inputs `copied`, which nothing else holds."""
+
+        @tf.function(autograph=False)
+        def run(*values: Any) -> Any:
+            rest = iter(values)
+            inputs = [None if t is None else next(rest) for t in tensors]
+            for i in copied:
+                inputs[i] = tf.raw_ops.Snapshot(input=inputs[i])
+            return run_signature(description, inputs)
+
+        given = [t for t in tensors if t is not None]
+        return max(0, _transient(heap, run, given) - call_overhead), run(*given)
+
+    workspace, results = once(())
+    record: dict[str, Any] = {"workspace_bytes": workspace}
+    if not sharing:
+        return record
+    shares: list[tuple[int, int]] = []
+    for i, tensor in enumerate(tensors):
+        if tensor is None or _bytes(tensor) < SMALL_BYTES:
+            continue
+        alike = [o for o, r in enumerate(results) if r.dtype == tensor.dtype and _bytes(r) == _bytes(tensor)]
+        # a copy that the kernel writes its result to does not exist beside the result
+        if alike and once([i])[0] < workspace + _bytes(tensor) // 2:
+            shares.append((i, alike[0]))
+    return record | {"shares": shares}
+
+
+def _bytes(tensor: Any) -> int:
+    return tensor.shape.num_elements() * tensor.dtype.size
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

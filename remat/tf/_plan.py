@@ -1,0 +1,239 @@
+"""A budget and a captured step give a `StepPlan`, or an error that says why there is none."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from remat.cost import COST_MODELS, CostWarning, apply_cost, load_gpu
+from remat.errors import InvalidInput, InvalidPlan, RematError, unknown_name
+from remat.execution import Fingerprint, Peaks, StepPlan, find_plan, fingerprint_of, parse_budget
+from remat.graph import Graph
+from remat.plan import Plan, Scope, parse_scope
+from remat.registry import get_strategy
+from remat.simulator import Sharing
+from remat.tf._capture import CapturedStep
+from remat.tf._emit import emit, emit_plain
+from remat.tf._heap import cache_folder
+from remat.tf._portable import measure_step
+from remat.tf._workspace import Footprint, measure_footprint
+from remat.units import check_time_limit, format_size
+
+# What TensorFlow's executor holds beside tensors, fitted with 2.21: an entry for each input of each node for the
+# whole step, and for each tensor its buffer object and what alignment adds.
+ENTRY_BYTES = 48
+TENSOR_BYTES = 128
+ROUNDS = 4  # solves in which the budget of the solver, which knows no sharing of storage, is raised or lowered
+VERIFYING_RUNS = 10
+NEAR = 0.01  # of the budget: what is left of it is not worth another solve
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to plan; see `remat.tf.rematerialize`."""
+
+    strategy: str = "portfolio"
+    scope: str = "free"
+    cost: str = "profile"
+    time_limit_s: float = 60.0
+    seed: int = 0
+    threads: int | None = None
+    verify: bool = True
+
+    def check(self) -> None:
+        """Raise `InvalidInput` for what cannot be used, before anything is traced."""
+        get_strategy(self.strategy)
+        parse_scope(self.scope)
+        check_time_limit(self.time_limit_s)
+        if self.cost not in COST_MODELS:
+            raise unknown_name("cost model", str(self.cost), COST_MODELS)
+
+
+def check_budget(budget: Any) -> None:
+    """Raise `InvalidInput` for what is no budget, before anything is traced."""
+    parse_budget(budget, Peaks(2**40))
+
+
+def make_plan(step: CapturedStep, budget: int | float | str, options: Options, inputs: str) -> StepPlan:
+    """The cheapest plan found whose peak is within `budget`.
+
+    Raises:
+        InvalidInput: a budget that cannot be read or met.
+    """
+    plain = measured_plain_peak(step) if isinstance(budget, (float, np.floating)) else Peaks(None, "not measured")
+    budget_bytes = parse_budget(budget, plain)
+    search = _Search(step, measure_footprint(step), budget_bytes, options, inputs, plain)
+    return search.run()
+
+
+def load_plan(step: CapturedStep, plan: StepPlan | str | os.PathLike[str], inputs: str) -> StepPlan:
+    """A plan made before, for this step.
+
+    Raises:
+        InvalidPlan: it was made for something else; both fingerprints are shown.
+    """
+    here = fingerprint(step, inputs)
+    if isinstance(plan, StepPlan):
+        if plan.fingerprint != here:
+            raise InvalidPlan(f"the plan was made for something else\n  the plan's:  {plan.fingerprint}\n"
+                              f"  this step's: {here}")  # fmt: skip
+        return plan
+    if not isinstance(plan, (str, os.PathLike)):
+        raise InvalidInput(f"plan must be a StepPlan or the path of a saved one, not {type(plan).__name__}")
+    loaded = StepPlan.load(plan, step.graph, here, step.fixed)
+    return _with_executor(loaded, step)
+
+
+def fingerprint(step: CapturedStep, inputs: str) -> Fingerprint:
+    return fingerprint_of(step.graph, "tensorflow", tf.__version__, inputs)
+
+
+def measured_plain_peak(step: CapturedStep) -> Peaks:
+    """What the framework's own `tf.function` of this step needs, measured in a fresh process."""
+    try:
+        measured = measure_step(emit_plain(step.function), as_written=False)
+    except RematError as error:  # whatever ended that process, the user can still give a size
+        return Peaks(None, " ".join(str(error).split())[:300])
+    return Peaks(step.graph.fixed_bytes + measured.peak_bytes)
+
+
+def executor_bytes(step: CapturedStep, order: Sequence[int]) -> int:
+    """What the executor of a step with these computations holds beside tensors."""
+    entries = np.array([len(node.inputs) for node in step.nodes])
+    return ENTRY_BYTES * int(entries[np.asarray(order)].sum()) + TENSOR_BYTES * len(step.graph.values)
+
+
+def _with_executor(plan: StepPlan, step: CapturedStep) -> StepPlan:
+    """The plan on a graph whose fixed bytes hold the executor's."""
+    extra = executor_bytes(step, plan.order.tolist())
+    graph = replace(plan.graph, fixed_bytes=step.graph.fixed_bytes + extra)
+    made = Plan.from_order(graph, plan.order.tolist(), plan.budget_bytes)
+    return replace(plan, plan=made, graph=graph, fixed=step.fixed | {"executor": extra})
+
+
+class _Search:
+    def __init__(
+        self, step: CapturedStep, footprint: Footprint, budget_bytes: int, options: Options, inputs: str, plain: Peaks
+    ) -> None:
+        self.step, self.budget_bytes, self.options, self.plain = step, budget_bytes, options, plain
+        self.fingerprint = fingerprint(step, inputs)
+        self.sharing: Sharing = footprint.sharing
+        self.graph = _costed(footprint.graph, options.cost)
+        costs = [op.cost for op in self.graph.operations[: len(footprint.planned)]]
+        planned = footprint.planned.with_costs(costs, self.graph.cost_unit)
+        once = executor_bytes(step, range(len(self.graph)))
+        self.planned = replace(planned, fixed_bytes=planned.fixed_bytes + once)
+        self.scope = options.scope
+        if step.in_order_only and Scope(self.scope) is Scope.FREE:
+            self.scope = str(Scope.FIXED_ORDER)
+        self.until = time.monotonic() + options.time_limit_s
+        self.margin = 0  # by which a measurement exceeded its prediction
+
+    def run(self) -> StepPlan:
+        self._check_floor()
+        plan = self._cheapest()
+        for _ in range(2 if self.options.verify else 0):
+            excess = self._measured_excess(plan)
+            if excess <= 0:
+                return plan
+            # of the prediction, which may have been below the budget already
+            self.margin = max(self.margin, self.budget_bytes - plan.peak_bytes) + excess
+            self.until = time.monotonic() + self.options.time_limit_s / 2
+            plan = self._cheapest()
+        if self.options.verify and self._measured_excess(plan) > 0:
+            raise InvalidInput(
+                f"no plan of '{self.graph.name}' within {format_size(self.budget_bytes)} kept it when it was measured; "
+                "give a larger budget"
+            )
+        return plan
+
+    def _measured_excess(self, plan: StepPlan) -> int:
+        """By which the budget is exceeded in a process of its own, as much again as runs differ being left free."""
+        measured = measure_step(emit(self.step, plan.order.tolist()), as_written=True, runs=VERIFYING_RUNS)
+        return self.step.graph.fixed_bytes + measured.peak_bytes + measured.spread_bytes - self.budget_bytes
+
+    def _check_floor(self) -> None:
+        """The epilogue is not planned: what it needs is needed whatever the plan."""
+        made = self._step_plan(list(range(len(self.planned))), "")
+        needed = int(made.trace.running_bytes[len(self.planned) :].max(initial=0))
+        if needed > self.budget_bytes:
+            raise InvalidInput(
+                f"no plan of '{self.graph.name}' within {format_size(self.budget_bytes)}: applying the gradients alone "
+                f"needs {format_size(needed)} (variables, optimizer state, gradients and the batch are never dropped)"
+            )
+
+    def _cheapest(self) -> StepPlan:
+        """Solves with budgets of the solver at which the plan's peak, storage shared, is just within the user's."""
+        budget = self.budget_bytes - self.margin
+        once = self._step_plan(list(range(len(self.planned))), self.options.strategy)
+        if once.peak_bytes <= budget:
+            return once
+        best: StepPlan | None = None
+        reason: InvalidInput | None = None
+        # the solver's budget: `fits` gave a plan that fits, `exceeds` one that does not
+        fits, exceeds, asked = None, None, budget
+        for _ in range(ROUNDS):
+            try:
+                found = self._solve(asked, best)
+            except InvalidInput as error:
+                reason = reason or error
+                if best is not None:
+                    break
+                asked = int(asked * 1.08)
+                continue
+            if found.peak_bytes <= budget:
+                best, fits = (found if best is None or found.trace.cost <= best.trace.cost else best), asked
+                if found.overhead == 0 or budget - found.peak_bytes < NEAR * budget:
+                    break
+                asked += budget - found.peak_bytes
+                if exceeds is not None and asked >= exceeds:
+                    asked = (fits + exceeds) // 2
+            else:
+                exceeds = asked
+                asked = (fits + exceeds) // 2 if fits is not None else asked - (found.peak_bytes - budget)
+        if best is None:
+            raise reason or InvalidInput(
+                f"no plan of '{self.graph.name}' within {format_size(budget)} found in {self.options.time_limit_s} s"
+            )
+        return best
+
+    def _solve(self, solver_budget: int, best: StepPlan | None) -> StepPlan:
+        left = max(1.0, (self.until - time.monotonic()) / 2)
+        n = len(self.planned)
+        known = [] if best is None else [Plan.from_order(self.planned, [k for k in best.order.tolist() if k < n])]
+        solution = find_plan(
+            self.planned, solver_budget, strategy=self.options.strategy, scope=self.scope, time_limit_s=left,
+            seed=self.options.seed, threads=self.options.threads or _cores(), known=known,
+        )  # fmt: skip
+        assert solution.plan is not None
+        return self._step_plan(solution.plan.order.tolist(), solution.strategy)
+
+    def _step_plan(self, planned_order: list[int], strategy: str) -> StepPlan:
+        order = [*planned_order, *range(len(self.planned), len(self.graph))]
+        extra = executor_bytes(self.step, order)
+        graph = replace(self.graph, fixed_bytes=self.step.graph.fixed_bytes + extra)
+        plan = Plan.from_order(graph, order, self.budget_bytes)
+        fixed = self.step.fixed | {"executor": extra}
+        return StepPlan(
+            plan, graph, self.fingerprint, strategy, self.budget_bytes, self.plain.plain_bytes, fixed,
+            self.options.cost, self.sharing,
+        )  # fmt: skip
+
+
+def _costed(graph: Graph, cost: str) -> Graph:
+    gpu = load_gpu("cpu") if cost == "roofline" else None
+    with warnings.catch_warnings():
+        # assignments have no kernel that runs alone; memory traffic is all they are
+        warnings.filterwarnings("ignore", r"not measured.*: (Assign\w+ \([^)]*\)(, )?)+$", CostWarning)
+        return apply_cost(graph, cost, gpu, cache_folder=cache_folder() / "profile", device="cpu")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,113 @@
+"""An emitted step in a folder, to be run in another process with variables and batches of the same shapes."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from remat.errors import InvalidInput, RematError
+from remat.frontends._tensorflow_nodes import variable_shape
+from remat.tf._emit import EmittedStep
+from remat.tf._heap import run_child
+from remat.tf._tensorflow import register_functions
+
+
+@dataclass(frozen=True, slots=True)
+class StepMeasurement:
+    """Of a step in a process of its own.
+
+    Attributes:
+        peak_bytes: most bytes held over the runs; above what was there before the step, or in all (see `above`).
+        spread_bytes: by which that exceeds the median of the runs; kernels share out their scratch as threads come.
+        median_s, best_s: seconds of a step.
+    """
+
+    peak_bytes: int
+    spread_bytes: int
+    median_s: float
+    best_s: float
+
+    def above(self, fixed_bytes: int) -> StepMeasurement:
+        """The same with what was there before the step."""
+        return replace(self, peak_bytes=self.peak_bytes + fixed_bytes)
+
+
+def measure_step(step: EmittedStep, *, as_written: bool, runs: int = 5, threads: int | None = None) -> StepMeasurement:
+    """Run a step in a fresh process.
+
+    Args:
+        as_written: every node as it stands, which a plan needs; else as TensorFlow optimises a `tf.function`.
+
+    Raises:
+        MissingPackage: no C compiler, with which memory is counted.
+        InvalidInput: the step reads something else than variables and tensors.
+        RematError: the process failed, e.g. for want of memory.
+    """
+    with tempfile.TemporaryDirectory(prefix="remat-step-") as folder:
+        save_step(step, Path(folder))
+        job = {"kind": "step", "folder": folder, "as_written": as_written, "runs": runs, "threads": threads}
+        done = run_child(job)
+    if done.returncode:
+        complaint = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        how = f"signal {-done.returncode}" if done.returncode < 0 else f"code {done.returncode}"
+        raise RematError(f"measuring the step failed ({how}): {complaint[:300]}")
+    record = json.loads(done.stdout.strip().splitlines()[-1])
+    peak, usual = max(record["peaks"]), int(statistics.median(record["peaks"]))
+    return StepMeasurement(peak, peak - usual, record["median_s"], record["best_s"])
+
+
+def save_step(step: EmittedStep, folder: Path) -> None:
+    """Write the graph and what it needs; values of variables are not written."""
+    (folder / "graph.pb").write_bytes(step.graph_def.SerializeToString())
+    captures = []
+    for i, (name, tensor) in enumerate(step.captures):
+        if tensor.dtype.name == "resource":
+            shape, dtype = variable_shape(tensor)
+            if shape.num_elements() is None:
+                raise InvalidInput(f"the step reads '{name}', which is no variable of static shape")
+            captures.append({"name": name, "shape": shape.as_list(), "dtype": dtype})
+        else:
+            np.save(folder / f"tensor_{i}.npy", tensor.numpy())
+            captures.append({"name": name, "file": f"tensor_{i}.npy", "dtype": tensor.dtype.name})
+    arguments = [{"name": name, "shape": s.shape.as_list(), "dtype": s.dtype.name} for name, s in step.arguments]
+    document = {"arguments": arguments, "captures": captures, "results": list(step.results)}
+    (folder / "step.json").write_text(json.dumps(document))
+
+
+def load_step(folder: Path) -> tuple[Callable[..., Any], list[Any]]:
+    """(function, arguments): the step with variables of small random numbers, zero labels and random inputs."""
+    document = json.loads((folder / "step.json").read_text())
+    graph_def = tf.compat.v1.GraphDef.FromString((folder / "graph.pb").read_bytes())
+    register_functions(graph_def)
+    variables, captures = [], []
+    for entry in document["captures"]:
+        if "file" in entry:
+            captures.append((entry["name"], tf.constant(np.load(folder / entry["file"]), entry["dtype"])))
+        else:
+            variables.append(tf.Variable(_filler(entry, 0.05), trainable=False))
+            captures.append((entry["name"], variables[-1].handle))
+    arguments = [_filler(entry, 1.0) for entry in document["arguments"]]
+    specs = tuple((e["name"], tf.TensorSpec(e["shape"], e["dtype"])) for e in document["arguments"])
+    function = EmittedStep(graph_def, specs, tuple(captures), tuple(document["results"])).function()
+
+    def call(*values: Any, _held: Any = variables) -> Any:  # a function only knows the variables' handles
+        return function(*values)
+
+    return call, arguments
+
+
+def _filler(entry: dict[str, Any], scale: float) -> Any:
+    shape, dtype = entry["shape"], tf.as_dtype(entry["dtype"])
+    if dtype.is_floating:
+        values = np.random.default_rng(math.prod(shape)).random(shape, np.float32)
+        return tf.cast(scale * (0.1 + values), dtype)
+    return tf.zeros(shape, dtype)

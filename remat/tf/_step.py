@@ -1,0 +1,106 @@
+"""What the public functions return: a callable that runs a training step under a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from remat.errors import InvalidInput
+from remat.execution import StepPlan
+from remat.tf._capture import CapturedStep
+from remat.tf._emit import emit, emit_plain
+from remat.tf._portable import StepMeasurement, measure_step
+from remat.tf._tensorflow import executed_as_written
+
+
+class PlannedStep:
+    """A training step under a plan; call it with arguments of the shapes that it was planned for.
+
+    It is made by `remat.tf.rematerialize`, `remat.tf.compile` and, for each shape of a batch, `remat.tf.fit_within`.
+
+    Attributes:
+        plan: what is computed when; ``print`` it, ``save`` it.
+    """
+
+    def __init__(self, step: CapturedStep, plan: StepPlan) -> None:
+        self.plan = plan
+        self._step = step  # also holds the variables
+        self._function = emit(step, plan.order.tolist()).function()
+        self._signature = step.function.structured_input_signature[0]
+        self._specs = tf.nest.flatten(self._signature, expand_composites=True)
+        self._result = step.function.structured_outputs
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """What was promised: the most bytes held at once, in all."""
+        return self.plan.budget_bytes
+
+    @property
+    def predicted_peak_bytes(self) -> int:
+        """Predicted peak of the whole step: variables, optimizer state, gradients, batch, activations, workspace."""
+        return self.plan.peak_bytes
+
+    @property
+    def overhead(self) -> float:
+        """Predicted time over that of running every operation once, minus 1."""
+        return self.plan.overhead
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the step.
+
+        Raises:
+            InvalidInput: arguments of another structure, shape or type than planned for.
+        """
+        with executed_as_written():
+            results = self._function(*self._flat(arguments))
+        rest = iter(results)
+        flat = [None if t is None else next(rest) for t in tf.nest.flatten(self._result, expand_composites=True)]
+        return tf.nest.pack_sequence_as(self._result, flat, expand_composites=True)
+
+    def measure(self, runs: int = 5) -> StepMeasurement:
+        """Peak in bytes (total, as `budget_bytes`) and seconds of this step, measured in a fresh process."""
+        return measure_step(emit(self._step, self.plan.order.tolist()), as_written=True, runs=runs).above(
+            self._step.graph.fixed_bytes
+        )
+
+    def measure_plain(self, runs: int = 5) -> StepMeasurement:
+        """The same of the framework's own `tf.function`."""
+        return measure_step(emit_plain(self._step.function), as_written=False, runs=runs).above(
+            self._step.graph.fixed_bytes
+        )
+
+    def _flat(self, arguments: Sequence[Any]) -> list[Any]:
+        try:
+            tf.nest.assert_same_structure(self._signature, tuple(arguments), check_types=False)
+        except (ValueError, TypeError):
+            raise InvalidInput(f"the step takes {describe(self._signature)}; it was called with "
+                               f"{describe(tuple(arguments))}") from None  # fmt: skip
+        flat = []
+        for spec, value in zip(self._specs, tf.nest.flatten(tuple(arguments)), strict=True):
+            tensor = tf.convert_to_tensor(value, dtype_hint=spec.dtype)
+            if tensor.dtype != spec.dtype:
+                tensor = tf.cast(tensor, spec.dtype)
+            if not spec.shape.is_compatible_with(tensor.shape):
+                raise InvalidInput(
+                    f"the step was planned for {spec.shape} and called with {tensor.shape}; "
+                    "make batches of one size (drop_remainder=True) or plan for this one too"
+                )
+            flat.append(tensor)
+        return flat
+
+    def __repr__(self) -> str:
+        return f"<remat.tf step of {describe(self._signature)}>\n{self.plan}"
+
+
+def describe(structure: Any) -> str:
+    """Shapes and types of tensors or specs, e.g. ``float32[8, 64, 64, 3], int32[8]``."""
+    parts = []
+    for leaf in tf.nest.flatten(structure):
+        shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+        if shape is None or dtype is None:
+            parts.append(type(leaf).__name__)
+        else:
+            parts.append(f"{tf.as_dtype(dtype).name}{list(shape)}")
+    return ", ".join(parts)

@@ -1,0 +1,62 @@
+"""The private TensorFlow and Keras calls that executing a plan needs, and nothing else.
+
+Checked with TensorFlow 2.21.0 and Keras 3.15.1:
+
+* `FuncGraph.capture` (semi-public): a graph imported into a `tf.function` reads the variables of the traced one.
+* `eager.context.context().function_call_options`: the grappler configuration of one function's calls, so that no
+  global option is touched. `FunctionCallOptions` reads it on the first call of a concrete function.
+* `Context.add_function_def`: a graph from a file brings the bodies of its loops.
+* `Function._jit_compile`: to refuse a function that XLA compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+
+def capture(tensor: Any) -> Any:
+    """`tensor`, of outside, as an argument of the function being traced."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    return graph.capture(tensor)
+
+
+@contextmanager
+def executed_as_written() -> Iterator[None]:
+    """Functions first called in here run the operations that they hold: grappler and constant folding are off.
+
+    Grappler would merge or fold what a plan computes again, and fuse convolution, bias and activation, which
+    changes the last bits of some results.
+    """
+    from tensorflow.core.protobuf import config_pb2
+    from tensorflow.python.eager import context
+
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.graph_options.optimizer_options.opt_level = config_pb2.OptimizerOptions.L0
+    current: Any = context.context()
+    before = current.function_call_options
+    current.function_call_options = context.FunctionCallOptions(executor_type=before.executor_type, config_proto=config)
+    try:
+        yield
+    finally:
+        current.function_call_options = before
+
+
+def is_jit_compiled(function: Any) -> bool:
+    """Whether a `tf.function` was made with ``jit_compile=True``."""
+    return bool(getattr(function, "_jit_compile", False))
+
+
+def register_functions(graph_def: Any) -> None:
+    """Make the functions of a GraphDef known to this process, as loops need where they were not traced."""
+    from tensorflow.python.eager import context
+
+    current: Any = context.context()
+    current.ensure_initialized()
+    for definition in graph_def.library.function:
+        if not current.has_function(definition.signature.name):
+            current.add_function_def(definition)

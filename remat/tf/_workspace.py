@@ -1,0 +1,171 @@
+"""What kernels allocate beside their results, and which results are written over an input: measured once each.
+
+Both are facts of a kernel, a shape and a machine that no graph says. Each distinct operation runs alone in a child
+process whose heap is counted; results are cached in files as `remat.cost.profile` caches times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from remat.cost import CostWarning
+from remat.cost.profile import cache_key, machine
+from remat.errors import RematError
+from remat.graph import Graph
+from remat.simulator import Sharing
+from remat.tf._capture import CapturedStep
+from remat.tf._heap import cache_folder, run_child
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The whole step and its planned part with measured workspaces, and what may share storage."""
+
+    graph: Graph
+    planned: Graph
+    sharing: Sharing
+
+
+def measure_footprint(step: CapturedStep) -> Footprint:
+    """Workspaces in bytes and shared storages of every operation of `step`.
+
+    Operations that cannot run alone (loops, variables, lists) keep the workspace of the graph.
+
+    Raises:
+        MissingPackage: no C compiler.
+        RematError: the measuring process failed.
+    """
+    signatures = [op.work.signature if op.work and not op.work.is_free else "" for op in step.graph.operations]
+    wanted = dict.fromkeys(s for s in signatures if s)
+    label, versions = machine(["tensorflow"])
+    provenance = {"device": label, "versions": versions, "measures": "memory/2"} | _kernels()
+    keys = {s: cache_key(s, provenance) for s in wanted}
+    folder = cache_folder() / "tensorflow"
+    records = {s: record for s in wanted if (record := _read(folder / f"{keys[s]}.json")) is not None}
+    representatives = _representatives(wanted)
+    missing = {s for s in wanted if s not in records}
+    missing |= {s for s in representatives.values() if "shares" not in records.get(s, {})}
+    if missing:
+        failures = _measure({keys[s]: s for s in wanted if s in missing},
+                            [keys[s] for s in representatives.values()], folder, provenance)  # fmt: skip
+        records |= {s: r for s in missing if (r := _read(folder / f"{keys[s]}.json")) is not None}
+        if failures:
+            named = ", ".join(
+                sorted(f"{json.loads(s)['op']} ({failures[k]})" for s, k in keys.items() if k in failures)
+            )
+            warnings.warn(f"workspace not measured, taken as 0: {named}", CostWarning, stacklevel=3)
+    workspaces = [
+        records[s]["workspace_bytes"] if s in records else op.workspace_bytes
+        for s, op in zip(signatures, step.graph.operations, strict=True)
+    ]
+    sharing = []
+    for k, s in enumerate(signatures):
+        record = records.get(representatives[_pattern(s)], {}) if s else {}
+        sharing.append(_pairs(step, k, record.get("shares", []) or _consumed_lists(step, k)))
+    return Footprint(
+        _with_workspaces(step.graph, workspaces), _with_workspaces(step.planned, workspaces), tuple(sharing)
+    )
+
+
+def _with_workspaces(graph: Graph, workspaces: list[int]) -> Graph:
+    operations = tuple(
+        replace(op, workspace_bytes=size) for op, size in zip(graph.operations, workspaces, strict=False)
+    )
+    return replace(graph, operations=operations)
+
+
+def _pairs(step: CapturedStep, k: int, shares: list[list[int]]) -> tuple[tuple[int, int], ...]:
+    """(input, output) values of operation `k`, from positions; an input read twice is never free to be taken."""
+    inputs, outputs = step.nodes[k].inputs, step.graph.operations[k].outputs
+    bases = [step.value_of.get(step.reader.base(t).name) for t in inputs]
+    found = []
+    for i, o in shares:
+        source, target = bases[i], outputs[o]
+        values = step.graph.values
+        if source is not None and bases.count(source) == 1 and values[source].bytes >= values[target].bytes:
+            found.append((source, target))
+    return tuple(found)
+
+
+def _consumed_lists(step: CapturedStep, k: int) -> list[list[int]]:
+    """(input, output) of a loop that takes one list apart, turn by turn, while it fills another."""
+    loop = step.reader.loops.get(step.nodes[k].name)
+    if loop is None:
+        return []
+    lists = [i for i, t in enumerate(step.nodes[k].outputs) if t.dtype.name == "variant" and loop.alias_of[i] is None]
+    taken_apart = [i for i in lists if loop.output_bytes[i] == 0]
+    filled = [i for i in lists if loop.output_bytes[i] > 0]
+    return [list(pair) for pair in zip(taken_apart, filled, strict=False)]
+
+
+def _pattern(signature: str) -> str:
+    """What decides whether a kernel reuses an input: its kind, and how the operands' sizes compare."""
+    description = json.loads(signature)
+    largest = max((_size(entry) for entry in description["inputs"]), default=0)
+    operands = [
+        ["c"] if "c" in entry else [entry["d"], _size(entry) == largest and largest > 0]
+        for entry in description["inputs"]
+    ]
+    return json.dumps([description["op"], operands])
+
+
+def _size(entry: Mapping[str, Any]) -> int:
+    size = 1
+    for extent in entry.get("t", [0]):
+        size *= extent
+    return size
+
+
+def _representatives(signatures: Mapping[str, None]) -> dict[str, str]:
+    """Pattern -> its signature with the most elements."""
+    found: dict[str, str] = {}
+    for s in sorted(signatures, key=lambda s: (sum(map(_size, json.loads(s)["inputs"])), s)):
+        found[_pattern(s)] = s
+    return found
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """A cache file of ours, or None, which means to measure again."""
+    try:
+        record = json.loads(path.read_text())
+    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
+        return None
+    size = record.get("workspace_bytes") if isinstance(record, dict) else None
+    return record if type(size) is int and size >= 0 else None
+
+
+def _kernels() -> dict[str, Any]:
+    """What else chooses kernels."""
+    return {"onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "")}
+
+
+def _measure(
+    missing: Mapping[str, str], sharing: list[str], folder: Path, provenance: Mapping[str, Any]
+) -> dict[str, str]:
+    """Measure in child processes; a crash costs the operation that was running. Returns {key: failure}."""
+    rest, failures = dict(missing), {}
+    while rest:
+        job = {"kind": "operations", "signatures": rest, "sharing": sharing, "folder": str(folder.resolve()),
+               "provenance": dict(provenance)}  # fmt: skip
+        done = run_child(job)
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        failures |= {line["failed"]: line["reason"] for line in lines if "failed" in line}
+        if done.returncode == 0:
+            return failures
+        started = [line["start"] for line in lines if "start" in line]
+        if not started:
+            raise RematError(f"measuring kernels failed: {_last_line(done)}")
+        failures[started[-1]] = f"its process ended with code {done.returncode}"
+        rest = {key: s for key, s in rest.items() if key not in started}
+    return failures
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    return (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1][:300]
