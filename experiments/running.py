@@ -41,6 +41,10 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
         from experiments.wandb_logger import import_wandb
 
         import_wandb()  # before anything is solved
+    if experiment == "execution":
+        from experiments.execution import run_execution
+
+        return run_execution(cfg, settings, console, folder)
     with console.status(f"building {_what(settings)} ..."):
         subject, remarks = build_quietly(settings)
     for remark in remarks:

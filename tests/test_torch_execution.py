@@ -524,3 +524,57 @@ def test_inductor_is_near_and_verified() -> None:
     for name in theirs:
         if name != "random state":
             assert torch.allclose(theirs[name], mine[name], rtol=1e-4, atol=1e-4 * max(1.0, largest)), name
+
+
+def test_the_example_trains_and_learns() -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+    import torch_loop
+
+    losses = torch_loop.main(steps=12)
+    assert losses[-1] < losses[0]
+
+
+DDP = """
+import os, sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+sys.path.insert(0, sys.argv[1])
+import remat.torch as rt
+from test_torch_execution import IMAGES, Net, squares
+rank = int(sys.argv[2])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[3], rank=rank, world_size=2)
+torch.manual_seed(0)
+plain, model = Net(dropout=0.0), Net(dropout=0.0)
+model.load_state_dict(plain.state_dict())
+torch.manual_seed(rank)
+x = torch.randn(IMAGES)
+ours = rt.rematerialize(model, (x,), 0.7, cost="flops", strategy="search", time_limit_s=2)
+assert ours.plan.recomputed
+plain, ours = DistributedDataParallel(plain), DistributedDataParallel(ours)
+for step in range(2):
+    for one in (plain, ours):
+        one.zero_grad()
+        squares(one(x)).backward()
+    pairs = list(zip(plain.parameters(), ours.parameters(), strict=True))
+    assert all(torch.equal(a.grad, b.grad) for a, b in pairs)
+others = [torch.empty_like(pairs[0][1].grad) for _ in range(2)]
+dist.all_gather(others, pairs[0][1].grad)
+assert torch.equal(*others)
+assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), ours.buffers(), strict=True))
+print("equal on", rank)
+dist.destroy_process_group()
+"""
+
+
+def test_distributed_data_parallel_on_two_processes(tmp_path: Path) -> None:
+    """Gradients averaged over two gloo processes equal those of plain DDP, bit for bit."""
+    command = [sys.executable, "-c", DDP, str(Path(__file__).parent)]
+    runs = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "meeting")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    for rank, run in enumerate(runs):
+        out, errors = run.communicate(timeout=300)
+        assert run.returncode == 0, errors[-2000:]
+        assert f"equal on {rank}" in out

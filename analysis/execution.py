@@ -1,0 +1,66 @@
+"""Peak memory against step time of every method that trained a model: predicted beside measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.drawing import save, style_context
+from analysis.style import BLACK, ORANGE, SKY, Style, style_of
+
+# Methods that are no strategies: what PyTorch offers by hand.
+_BY_HAND = {
+    "plain": Style("Plain PyTorch", BLACK, "s", "square"),
+    "checkpoint_blocks": Style("torch.utils.checkpoint per block", ORANGE, "o", "circle", ":"),
+    "selective_checkpoint": Style("Selective checkpointing", SKY, "P", "cross", ":"),
+}
+
+
+def draw_execution(folder: Path) -> list[Path]:
+    """Draw the figure and write the table of a run; the paths written."""
+    run = json.loads((folder / "run.json").read_text())
+    table = folder / "table.csv"
+    pd.DataFrame(run["rows"]).to_csv(table, index=False)
+    (folder / "figures").mkdir(exist_ok=True)
+    with style_context():
+        return [table, *save(figure(run), folder / "figures" / "execution")]
+
+
+def figure(run: Mapping[str, Any]) -> Figure:
+    """Two panels on the same axes: what was predicted, what was measured."""
+    rows, job = run["rows"], run["job"]
+    drawing = Figure(figsize=(9.2, 4.0), layout="constrained")
+    predicted, measured = drawing.subplots(1, 2, sharex=True, sharey=True)
+    plain_ns = next(row["predicted_ns"] for row in rows if row["method"] == "plain")
+    _panel(predicted, "Predicted", [
+        (row["method"], row["predicted_peak_bytes"], row["predicted_ns"] / plain_ns)
+        for row in rows if row["predicted_peak_bytes"]
+    ])  # fmt: skip
+    _panel(measured, f"Measured ({job['device']}, medians of {job['rounds']} rounds)", [
+        (row["method"], row["measured_peak_bytes"], row["measured_ratio"]) for row in rows
+    ])  # fmt: skip
+    predicted.set_ylabel("step time / plain PyTorch's")
+    sizes = job["spec"]
+    drawing.suptitle(f"{sizes['name']}, batch {sizes['batch_size']}", fontsize=10)
+    handles, labels = measured.get_legend_handles_labels()
+    drawing.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)))
+    return drawing
+
+
+def _panel(axes: Axes, title: str, points: Sequence[tuple[str, int, float]]) -> None:
+    for method in dict.fromkeys(name for name, _, _ in points):
+        own = sorted((peak, time) for name, peak, time in points if name == method)
+        style = _BY_HAND.get(method) or style_of(method)
+        axes.plot(
+            [peak / 1e6 for peak, _ in own], [time for _, time in own], label=style.label, color=style.colour,
+            marker=style.marker, linestyle=style.line if method == "portfolio" else "none", linewidth=style.width,
+            markersize=7 if method == "portfolio" else 5.5, zorder=3 if method == "portfolio" else 2,
+        )  # fmt: skip
+    axes.axhline(1.0, color="#999999", linewidth=0.8, zorder=1)
+    axes.set(title=title, xlabel="peak memory (MB)")

@@ -1,0 +1,135 @@
+"""``experiment=execution``: every way to train a PyTorch model within less memory, predicted and measured.
+
+The work is done by `experiments.execution_torch` in a process of its own. Its rows are kept as they come, under a name
+that says what determines them, so that a stopped run goes on and a finished one is only redrawn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from experiments.config import CONF_FOLDER
+from experiments.provenance import provenance
+from experiments.settings import RUNS_FOLDER, Settings
+from experiments.store import code_version, write_json
+from remat.errors import InvalidInput, RematError
+from remat.frontends.spec import ModelSpec
+
+ROUNDS, QUICK_ROUNDS = 7, 3
+# What two CPU cores train in about a second: the networks of these names, narrower and on smaller inputs.
+ON_A_CPU: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "batch_size": 8,
+        "options": {"length": 256, "vocabulary": 4000, "width": 192, "n_layers": 6, "n_heads": 6},
+    },
+    "vit": {
+        "batch_size": 16, "input_size": (3, 96, 96), "options": {"patch": 8, "width": 192, "n_layers": 6, "n_heads": 6},
+    },
+    "resnet50": {"batch_size": 16, "input_size": (3, 128, 128)},
+    "unet": {"batch_size": 2, "input_size": (3, 128, 128)},
+    "mobilenet_v2": {"batch_size": 16, "input_size": (3, 128, 128)},
+    "vgg16": {"batch_size": 8, "input_size": (3, 96, 96)},
+    "densenet121": {"batch_size": 8, "input_size": (3, 96, 96)},
+    "lstm": {"batch_size": 16, "options": {"length": 48, "vocabulary": 1000, "width": 128}},
+}  # fmt: skip
+
+
+def run_execution(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
+    """Measure, store, draw; the exit code."""
+    device = settings.device or "cpu"
+    spec = _spec(cfg, settings, device)
+    job = {
+        "spec": asdict(spec), "device": device, "cost": settings.cost, "time_limit_s": settings.time_limit_s,
+        "seed": settings.seed, "threads": settings.threads, "rounds": QUICK_ROUNDS if cfg.scale == "quick" else ROUNDS,
+        "shares": 3 if cfg.scale == "quick" else 6,
+    }  # fmt: skip
+    source = asdict(provenance())
+    made_by = [job, code_version(), source["versions"], source["cpu"]]
+    key = hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:16]
+    rows_path = RUNS_FOLDER / "store" / f"execution_{key}.jsonl"
+    rows_path.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    where = {"rows": str(rows_path.resolve()), "cache": str((RUNS_FOLDER / "cache" / "costs").resolve())}
+    write_json(folder / "job.json", job | where)
+    sizes = ", ".join(f"{k} {v}" for k, v in (("batch", spec.batch_size), *spec.options.items()) if v)
+    console.print(f"{spec.name} on {device} ({sizes}); costs: {settings.cost}", markup=False)
+    _run_child(folder, console)
+    rows = [json.loads(line) for line in rows_path.read_text().splitlines()]
+    write_json(folder / "run.json", {"experiment": "execution", "job": job, "provenance": source, "rows": rows})
+    _print_table(console, rows)
+    from analysis.execution import draw_execution
+
+    for path in draw_execution(folder):
+        what = {".html": "page", ".csv": "table"}.get(path.suffix, "figure")
+        console.print(f"{what:<8} {path}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _spec(cfg: DictConfig, settings: Settings, device: str) -> ModelSpec:
+    """The PyTorch model of that name; on a CPU, of a size for it where the command line does not say."""
+    spec = settings.spec
+    if spec is None:
+        raise InvalidInput("experiment=execution runs models, not graph files; give model=")
+    if spec.framework != "torch":
+        twin = CONF_FOLDER / "model" / f"torch_{spec.name}.yaml"
+        if not twin.exists():
+            known = sorted(p.stem.removeprefix("torch_") for p in twin.parent.glob("torch_*.yaml"))
+            raise InvalidInput(f"experiment=execution: no PyTorch model '{spec.name}'; known: {', '.join(known)}")
+        data = yaml.safe_load(twin.read_text())
+        spec = ModelSpec(
+            data["name"], "torch", data["target"], cfg.batch_size or data["batch_size"],
+            tuple(cfg.input_size or data["input_size"]), "operation", options=data["options"],
+        )  # fmt: skip
+    small = ON_A_CPU.get(spec.name.removeprefix("torch_")) if device == "cpu" else None
+    if small is None or cfg.batch_size is not None or cfg.input_size is not None:
+        return spec
+    return replace(spec, **{**small, "options": spec.options | small.get("options", {})})
+
+
+def _run_child(folder: Path, console: Console) -> None:
+    command = [sys.executable, "-m", "experiments.execution_torch", str(folder / "job.json")]
+    with (folder / "execution.log").open("w") as log, console.status("capturing and planning ...") as status:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        try:
+            assert child.stdout is not None
+            for line in child.stdout:
+                kind, _, text = line.rstrip("\n").partition(" ")
+                if kind == "row":
+                    row = json.loads(text)
+                    status.update(f"{row['method']} {row['parameter']} measured ...")
+                elif kind == "note":
+                    console.print(f"note: {text}", markup=False, soft_wrap=True)
+        except BaseException:
+            child.kill()
+            raise
+        finally:
+            child.wait()
+    if child.returncode:
+        last = (Path(folder, "execution.log").read_text().strip().splitlines() or ["it printed nothing"])[-1]
+        raise RematError(f"the measuring process ended with code {child.returncode}: {last[:300]} (see {log.name})")
+
+
+def _print_table(console: Console, rows: list[dict[str, Any]]) -> None:
+    table = Table("method", "point", "predicted MB", "measured MB", "measured / predicted", "predicted time",
+                  "measured time", "same bits")  # fmt: skip
+    plain_ns = next(row["predicted_ns"] for row in rows if row["method"] == "plain")
+    for row in rows:
+        peak, ns = row["predicted_peak_bytes"], row["predicted_ns"]
+        table.add_row(
+            row["method"], row["parameter"], f"{peak / 1e6:.1f}" if peak else "",
+            f"{row['measured_peak_bytes'] / 1e6:.1f}",
+            f"{row['measured_peak_bytes'] / peak:.4f}" if peak else "", f"{ns / plain_ns:.3f}" if ns else "",
+            f"{row['measured_ratio']:.3f}", "yes" if row["same"] else "NO",
+        )  # fmt: skip
+    console.print(table)

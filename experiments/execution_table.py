@@ -1,0 +1,114 @@
+"""``python -m experiments.execution_table``: plans that run in PyTorch, measured: memory, time, and bits.
+
+Every model at several budgets, at sizes for a CPU: the plain step's peak, what was promised, predicted and measured,
+predicted and measured overhead of a step, and whether loss, gradients, buffers and random state are the plain
+step's bit for bit. Prints a Markdown table; ``--out`` also writes the rows as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+import tempfile
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from experiments.config import CONF_FOLDER
+from experiments.execution import ON_A_CPU
+from experiments.execution_torch import Method, Subject, measure
+from experiments.provenance import cpu_name, versions
+from experiments.store import write_json
+from remat.cost import CostWarning
+from remat.errors import InvalidInput
+from remat.execution import find_plan
+from remat.frontends.spec import ModelSpec
+
+FRACTIONS = (0.8, 0.6, 0.45)
+HEADER = """\
+| model, batch (operations) | plain MB | budget | predicted MB | measured MB | measured / predicted | predicted overhead | measured overhead | same bits |
+| --- | --: | --: | --: | --: | --: | --: | --: | --- |"""  # noqa: E501
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.execution_table", description="plans that run in PyTorch, measured"
+    )
+    parser.add_argument("--models", default=",".join(ON_A_CPU), help="comma-separated; all by default")
+    parser.add_argument("--budgets", default=",".join(map(str, FRACTIONS)), help="fractions of the plain peak")
+    parser.add_argument("--time-limit", type=float, default=30.0, help="seconds per plan")
+    parser.add_argument("--cost", default="profile")
+    parser.add_argument("--rounds", type=int, default=7, help="timed steps of each")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="JSON file for the rows")
+    given = parser.parse_args(arguments)
+    warnings.simplefilter("ignore", CostWarning)
+    rows: list[dict[str, Any]] = []
+    print(HEADER)
+    with tempfile.TemporaryDirectory() as cache:
+        for name in given.models.split(","):
+            for row in rows_of(name, [float(f) for f in given.budgets.split(",")], given, cache):
+                rows.append(row)
+                print(_line(row), flush=True)
+                if given.out:
+                    head = {"date": datetime.date.today().isoformat(), "cpu": cpu_name(), "versions": versions()}
+                    write_json(given.out, head | {"threads": given.threads, "rows": rows})
+
+
+def rows_of(name: str, fractions: list[float], given: argparse.Namespace, cache: str) -> Any:
+    """One row per fraction of the plain step's peak."""
+    data = yaml.safe_load((CONF_FOLDER / "model" / f"torch_{name}.yaml").read_text())
+    small = ON_A_CPU[name]
+    spec = ModelSpec(
+        name, "torch", data["target"], small["batch_size"], small.get("input_size", ()), "operation",
+        options=data["options"] | small.get("options", {}),
+    )  # fmt: skip
+    subject = Subject({
+        "spec": asdict(spec), "device": "cpu", "cost": given.cost, "time_limit_s": given.time_limit, "seed": 0,
+        "threads": given.threads, "cache": cache,
+    })  # fmt: skip
+    plain = subject.followed("plain", "", subject.module, subject.module)
+    assert plain.peak_bytes is not None
+    what = {"model": name, "batch": spec.batch_size, "operations": len(subject.graph)}
+    yield what | {"fraction": None, "budget_bytes": None} | measure(subject, plain, given.rounds)
+    for fraction in fractions:
+        budget = int(fraction * plain.peak_bytes)
+        try:
+            found = find_plan(
+                subject.graph, budget, strategy="portfolio", scope="free", time_limit_s=given.time_limit, seed=0,
+                threads=given.threads,
+            ).plan  # fmt: skip
+        except InvalidInput as error:
+            yield what | {"fraction": fraction, "budget_bytes": budget, "note": str(error)}
+            continue
+        assert found is not None
+        method: Method = subject.planned("portfolio", f"{fraction:g}", found.order.tolist(), budget)
+        overhead = method.ns / subject.graph.total_cost - 1 if method.ns else None
+        row = measure(subject, method, given.rounds)
+        yield what | {"fraction": fraction, "budget_bytes": budget, "predicted_overhead": overhead} | row
+
+
+def _line(row: dict[str, Any]) -> str:
+    name = f"{row['model']}, {row['batch']} ({row['operations']})"
+    if "note" in row:
+        why = "INFEASIBLE" if "INFEASIBLE" in row["note"] else "no plan found"
+        return f"| {name} | | {row['fraction']:g}: {row['budget_bytes'] / 1e6:.1f} MB | {why} | | | | | |"
+    peak, measured = row["predicted_peak_bytes"], row["measured_peak_bytes"]
+    budget = "plain" if row["fraction"] is None else f"{row['fraction']:g}: {row['budget_bytes'] / 1e6:.1f} MB"
+    predicted = "" if row["fraction"] is None else f"{row['predicted_overhead']:+.1%}"
+    plain = f"{measured / 1e6:.1f}" if row["fraction"] is None else ""
+    cells = [
+        name, plain, budget, f"{peak / 1e6:.1f}", f"{measured / 1e6:.1f}", f"{measured / peak:.4f}", predicted,
+        f"{row['measured_ratio'] - 1:+.1%}", "yes" if row["same"] else "NO",
+    ]  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(2)
+    main(sys.argv[1:])
