@@ -47,6 +47,8 @@ ON_A_CPU: dict[str, dict[str, Any]] = {
 
 def run_execution(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
     """Measure, store, draw; the exit code."""
+    if settings.cost != "profile":
+        raise InvalidInput("experiment=execution compares predicted with measured seconds: leave cost=profile")
     device = settings.device or "cpu"
     spec = _spec(cfg, settings, device)
     job = {

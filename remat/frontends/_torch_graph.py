@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils._pytree import tree_iter, tree_map
 
 from remat.frontends._torch_capture import Joint
-from remat.frontends._torch_work import kind_of, tensor_bytes, tensors_of, work_of
+from remat.frontends._torch_work import kind_of, storage_bytes, tensor_bytes, tensors_of, work_of
 from remat.graph import Graph, Operation, Value, Work
 
 UPDATE_KIND = "remat.update_buffers"
@@ -179,7 +179,7 @@ class _Builder:
         first = len(self.values)
         for node in tangents:
             self.storage[node] = len(self.values)
-            self.values.append(Value(node.name, node.meta["val"].untyped_storage().nbytes()))
+            self.values.append(Value(node.name, storage_bytes(node.meta["val"])))
             self.value_nodes.append(node)
         outputs = tuple(range(first, len(self.values)))
         self.operations.append(
@@ -198,7 +198,7 @@ class _Builder:
             if key not in by_storage:
                 by_storage[key] = len(self.values)
                 label = node.name if len(self.values) == first else f"{node.name}.{len(self.values) - first}"
-                self.values.append(Value(label, tensor.untyped_storage().nbytes()))
+                self.values.append(Value(label, storage_bytes(tensor)))
                 self.value_nodes.append(node)
             return by_storage[key]
 
@@ -262,10 +262,9 @@ class _Builder:
         sizes = {}
         for tensor in (*tensors, *self.joint.primals, *constants):
             if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                sizes[storage._cdata] = storage.nbytes()
+                sizes[tensor.untyped_storage()._cdata] = storage_bytes(tensor)
         tangents = () if self.splits else self.joint.tangents
-        return sum(sizes.values()) + sum(n.meta["val"].untyped_storage().nbytes() for n in tangents)
+        return sum(sizes.values()) + sum(storage_bytes(n.meta["val"]) for n in tangents)
 
 
 def _copy_what_backward_reads(joint: Joint) -> None:
@@ -296,7 +295,7 @@ def _loss_bytes(tangents: Iterable[fx.Node]) -> int:
 
     It saves one tensor of the size of the output (the logarithm of softmax) and makes one gradient on the way.
     """
-    return 2 * sum(n.meta["val"].untyped_storage().nbytes() for n in tangents if n.meta["val"].numel() > 1)
+    return 2 * sum(storage_bytes(n.meta["val"]) for n in tangents if n.meta["val"].numel() > 1)
 
 
 def _schema(node: fx.Node) -> Any:

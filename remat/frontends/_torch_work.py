@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_iter
 from remat.cost import flop_rules_aten
 from remat.graph import Work
 
+CUDA_BLOCK_BYTES = 512
+
 
 def kind_of(node: fx.Node) -> str:
     packet = getattr(node.target, "overloadpacket", None)
@@ -20,6 +22,12 @@ def kind_of(node: fx.Node) -> str:
 
 def tensors_of(structure: Any) -> list[torch.Tensor]:
     return [t for t in tree_iter(structure) if isinstance(t, torch.Tensor)]
+
+
+def storage_bytes(tensor: torch.Tensor) -> int:
+    """Bytes that the allocator takes for the tensor's storage; CUDA's hands out blocks of 512."""
+    size = tensor.untyped_storage().nbytes()
+    return -(-size // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES if tensor.device.type == "cuda" else size
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:

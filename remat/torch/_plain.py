@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from remat.frontends._torch_build import replaced_tensors
-from remat.frontends._torch_work import call_signature
+from remat.frontends._torch_work import call_signature, storage_bytes
 from remat.graph import Graph, Operation, Work
 
 
@@ -109,8 +109,8 @@ class _Follower(TorchDispatchMode):
         key = storage._cdata
         if key in self.known or key in self.alive:
             return
-        self.alive[key] = storage.nbytes()
-        self.total_bytes += storage.nbytes()
+        self.alive[key] = storage_bytes(tensor)
+        self.total_bytes += self.alive[key]
         weakref.finalize(storage, self._drop, key)
 
     def _drop(self, key: int) -> None:
