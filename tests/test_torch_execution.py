@@ -334,6 +334,76 @@ def test_buffers_that_are_read_and_overwritten() -> None:
     check(nn.Sequential(spectral, nn.Tanh(), spectral, nn.Tanh(), nn.Linear(64, 1)), (torch.randn(256, 64),), 0.95)
 
 
+class Applies(nn.Module):
+    """Two layers, a buffer, and a function of them."""
+
+    def __init__(self, function: Callable[..., Any]):
+        super().__init__()
+        self.a, self.b, self.function = nn.Linear(64, 64), nn.Linear(64, 64), function
+        self.register_buffer("levels", torch.rand(2, 64))
+        self.scale = 1.0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self, x)
+
+
+def test_parts_of_a_buffer_that_is_overwritten_are_read_before() -> None:
+    def function(self: Applies, x: torch.Tensor) -> torch.Tensor:
+        mean, deviation = self.levels.unbind(0)
+        x = torch.tanh(self.a(x) - mean) + deviation.exp()
+        x = torch.tanh(self.b(torch.tanh(self.b(x))) - mean)
+        self.levels.mul_(0.9)
+        return squares(self.b(x))
+
+    check(Applies(function), (torch.randn(512, 64),), 0.7, torch.Tensor.clone)
+
+
+def test_an_output_may_be_a_view_of_what_was_written_through_a_view() -> None:
+    def function(self: Applies, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.sin(self.a(x)) + 0
+        x[2] = 0.0
+        return x, x[1]
+
+    check(Applies(function), (torch.randn(8, 64),), "1GB", lambda out: out[0].sum() + out[1].square().sum())
+
+
+def test_the_same_step_has_the_same_fingerprint_again() -> None:
+    def function(self: Applies, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.a(x)) * 1
+        x[::2] *= 2
+        return squares(torch.tanh(self.a(x)))
+
+    x = torch.randn(64, 64)
+    ours = rematerialize(Applies(function), (x,), "1GB")
+    ours(x).backward()
+    assert len(ours._planner.plans) == 1
+    assert rt.rematerialize(Applies(function), (x,), plan=ours.plan).plan.order.tolist() == ours.plan.order.tolist()
+
+
+@pytest.mark.parametrize("p", [0.04, 0.15, 0.5, 0.97, 1.0])
+def test_dropout_rounds_as_in_eager_mode(p: float) -> None:
+    check(
+        nn.Sequential(nn.Linear(16, 16), nn.Dropout(p), nn.Linear(16, 16), nn.Dropout(0.5)),
+        (torch.randn(8, 16),),
+        "1GB",
+    )
+
+
+def test_what_is_set_on_it_reaches_the_model() -> None:
+    x = torch.randn(8, 64)
+    ours = rematerialize(Applies(lambda self, x: torch.tanh(self.a(x)) * self.scale), (x,), "1GB")
+    before = ours(x)
+    ours.scale = 3.0
+    assert ours.model.scale == 3.0
+    assert torch.equal(ours(x), before * 3)
+    ours.model.a.register_forward_hook(lambda _module, _args, output: output * 0)
+    assert not ours(x).any()
+    row = rematerialize(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), (torch.randn(2, 4),), "1GB")
+    assert (len(row), bool(row), isinstance(row[1], nn.Tanh), len(list(row))) == (2, True, True, 2)
+    with pytest.raises(TypeError, match="save its state_dict"):
+        ours.__reduce__()
+
+
 def test_an_exception_inside_the_step_leaves_buffers_alone() -> None:
     class Fails(nn.Module):
         def __init__(self) -> None:
@@ -481,6 +551,17 @@ def test_the_plan_reads_well() -> None:
     assert isinstance(ours.plan.fingerprint, Fingerprint)
 
 
+class Overlaps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = torch.tanh(self.a(x.clone()))
+        y.mul_(0.5)
+        return torch.tanh(self.a(z)) + y.sum() + x.sin()
+
+
 def test_bad_input_gets_one_line() -> None:
     x = torch.randn(2, 64)
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
@@ -503,6 +584,7 @@ def test_bad_input_gets_one_line() -> None:
         "does not compile into one graph": lambda: rt.rematerialize(nn.Sequential(Branches(), model), (x,), 0.5),
         "rematerialized already": lambda: rt.rematerialize(rematerialize(model, (x,), 1.0), (x,), 0.5),
         "no plan of 'Sequential' within 1.00 kB": lambda: rt.rematerialize(model, (x,), "1kB"),
+        "arguments that overlap": lambda: rt.rematerialize(Overlaps(), (x[0, :32], x[0, 16:48]), "1GB"),
     }.items():
         with pytest.raises(ValueError, match=message) as error:
             build()

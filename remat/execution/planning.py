@@ -25,7 +25,7 @@ class Peaks:
     unknown_because: str = ""
 
 
-def parse_budget(budget: int | float | str, plain: Peaks) -> int:
+def parse_budget(budget: int | float | str | np.floating, plain: Peaks) -> int:
     """Total bytes from an integer, a size (``8GB``) or a fraction in (0, 1] of the plain step's peak.
 
     Raises:

@@ -14,16 +14,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
 from torch.utils._python_dispatch import _disable_current_modes
 
 from remat.errors import InvalidInput, MissingPackage, RematError
 from remat.frontends._torch_recurrent import replace_recurrent
 
 OLDEST = (2, 9)
+MOST_GRAPHS = 256
 _TRAIN_FLAG = {"native_batch_norm_backward": 7}  # position of `train`; running statistics are 3 and 4
 
 
@@ -148,9 +150,15 @@ def eager_backend(
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
-    """Dropout as eager mode computes it on a CPU: in half precision its rounding differs from the fused operator's."""
-    if x.device.type != "cpu" or x.dtype not in (torch.bfloat16, torch.float16) or not train or p in (0, 1):
+    """Dropout as eager mode computes it on a CPU, where its rounding differs from the fused operator's."""
+    if x.device.type != "cpu" or not train or p == 0:
         return NotImplemented
+    if p == 1:  # nothing is drawn
+        nothing = aten.zeros.default([], dtype=x.dtype, device=x.device)
+        return aten.mul.Tensor(x, nothing), nothing
+    exact = np.float32 if x.dtype is torch.float32 else np.float64
+    if x.dtype in (torch.float32, torch.float64) and exact(1) / exact(1 - p) == exact(1 / (1 - p)):
+        return NotImplemented  # the same, in one operation
     noise = aten.div.Scalar(aten.bernoulli.p(aten.empty_like.default(x), 1 - p), 1 - p)
     return aten.mul.Tensor(x, noise), noise
 
@@ -168,9 +176,13 @@ def settings() -> Iterator[None]:
     """The compiler's settings under which steps are captured and executed.
 
     Recurrent layers are let through (`replace_recurrent` sees to them); many shapes and modes may each have their
-    graph; DistributedDataParallel must not cut it into buckets.
+    graph; DistributedDataParallel must not cut it into buckets; hooks that are added later are noticed; sizes of
+    storages do not depend on what was captured before.
     """
-    with torch._dynamo.config.patch(allow_rnn=True, recompile_limit=64, optimize_ddp=False):
+    with torch._dynamo.config.patch(
+        allow_rnn=True, recompile_limit=MOST_GRAPHS, accumulated_recompile_limit=4 * MOST_GRAPHS, optimize_ddp=False,
+        skip_nnmodule_hook_guards=False, fake_tensor_cache_enabled=False,
+    ):  # fmt: skip
         yield
 
 
@@ -191,6 +203,11 @@ def refusals(what: str) -> Iterator[None]:
         if isinstance(error.inner_exception, RematError):
             raise error.inner_exception from None
         raise InvalidInput(f"{what}: {_one_line(error.inner_exception)}") from error
+    except FailOnRecompileLimitHit as error:
+        raise InvalidInput(
+            f"{what}: the model has been compiled for {MOST_GRAPHS} different shapes, modes or Python values; "
+            "pad inputs to few shapes, and pass numbers that change as tensors"
+        ) from error
     except TorchDynamoException as error:
         raise InvalidInput(
             f"the model does not compile into one graph: {_one_line(error)}; remove what depends on tensor values "
@@ -204,7 +221,14 @@ def primals_of(graph: fx.GraphModule) -> tuple[Any, ...]:
 
 
 def read_joint(module: fx.GraphModule, n_forward_outputs: int, primals: tuple[Any, ...]) -> Joint:
-    """A joint graph as a partition function receives it; the graph is changed in place (see below)."""
+    """A joint graph as a partition function receives it; the graph is changed in place (see below).
+
+    Raises:
+        InvalidInput: arguments share memory in a way that the compiler handles by views of a common base.
+    """
+    descriptions = [n.meta["desc"] for n in module.graph.find_nodes(op="placeholder")]
+    if any(type(d).__name__ == "ViewBaseAOTInput" for d in descriptions):
+        raise InvalidInput("arguments that overlap in memory are modified in place; pass copies of them")
     _drop_unread_statistics(module)
     return Joint(module, n_forward_outputs, _mutated(module), primals)
 

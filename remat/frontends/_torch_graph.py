@@ -94,7 +94,7 @@ class _Builder:
         # pass, unless the backward pass does.
         updated = not self.joint.mutated and not self.splits
         last = not self.splits and any(_is_backward(user) for place in self.stale for user in place.users)
-        for node in self.graph.nodes:
+        for node in self._in_order():
             if node.op in ("placeholder", "get_attr"):
                 self.storage[node] = None
             if node.op != "call_function" or node not in needed:
@@ -103,7 +103,10 @@ class _Builder:
                 self._add_update(updates)
                 updated = True
             if node.target is operator.getitem:
-                self.storage[node] = self.storage[node.args[0]][node.args[1]]
+                (whole,) = node.all_input_nodes
+                self.storage[node] = self.storage[whole][node.args[1]]
+                if whole in self.stale:
+                    self.stale.add(node)
             elif (base := _base(node)) is not None:
                 root = self.storage[base]
                 if base in self.stale:
@@ -131,6 +134,22 @@ class _Builder:
         for value, node in self._first_holders():
             self.value_nodes[value] = node
         return CapturedStep(graph, self.joint, tuple(self.calls), self.storage, tuple(self.value_nodes))
+
+    def _in_order(self) -> list[fx.Node]:
+        """The nodes as traced, but everything that makes forward outputs before the backward pass.
+
+        The compiler makes views of outputs anew at the very end of its trace.
+        """
+        forward, todo = set[fx.Node](), [n for n in self.joint.outputs[: self.joint.n_forward_outputs] if n is not None]
+        while todo:
+            node = todo.pop()
+            if node not in forward:
+                forward.add(node)
+                todo.extend(node.all_input_nodes)
+        nodes = list(self.graph.nodes)
+        first_backward = next((i for i, node in enumerate(nodes) if _is_backward(node)), len(nodes))
+        early = forward.union(nodes[:first_backward])
+        return [n for n in nodes if n in early] + [n for n in nodes if n not in early]
 
     def _needed(self) -> set[fx.Node]:
         """Nodes that an output depends on, and random ones: dropping a draw would shift the rest."""

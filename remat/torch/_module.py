@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -83,6 +84,30 @@ class Rematerialized(nn.Module):
                 raise
             return getattr(self.__dict__["model"], name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__ or "model" not in self.__dict__:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.model, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.model, name)
+
+    def __len__(self) -> int:
+        return len(self.model)  # pyright: ignore[reportArgumentType] - of a Sequential, say; else its error
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.model[key]  # pyright: ignore[reportIndexIssue]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.model)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+    def __bool__(self) -> bool:
+        return True  # and not whether it has a length
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a rematerialized module cannot be pickled: save its state_dict() and its plan (plan.save)")
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Rematerialized:
         return Rematerialized(copy.deepcopy(self.model, memo), self._planner, self.plan, self._backend)
 
@@ -92,7 +117,7 @@ class _CompiledStep:
 
     def __init__(self, model: nn.Module, planner: Planner, backend: str):
         self.model, self.planner = model, planner
-        self.inputs: Any = ()
+        self.called = threading.local()  # with what, for the name of a plan that is made during the call
         compiler = _aot.backend_of(backend)
 
         def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -101,7 +126,7 @@ class _CompiledStep:
 
             def partition(joint: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
                 step = step_of(_torch_capture.read_joint(joint, n_forward, primals), planner.name, model, backend)
-                halves = emit(step, planner.plan(step, self.inputs).order.tolist())
+                halves = emit(step, planner.plan(step, self.called.inputs).order.tolist())
                 return halves.forward, halves.backward
 
             return compiler(graph, example_inputs, partition)
@@ -109,7 +134,7 @@ class _CompiledStep:
         self.call = torch.compile(call_of(model), backend=compile_graph, fullgraph=True, dynamic=False)
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        self.inputs = describe_inputs((args, kwargs))
+        self.called.inputs = describe_inputs((args, kwargs))
         with _torch_capture.refusals("this step cannot be executed under a plan"), _torch_capture.settings():
             return self.call(*args, **kwargs)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -144,8 +145,8 @@ def _verified(
 def _check(model: Any, sample_args: Any, budget: Any, backend: str, cost: str, plan: Any) -> None:
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model must be a torch.nn.Module, not {type(model).__name__}")
-    if isinstance(model, Rematerialized):
-        raise InvalidInput("the model is rematerialized already; pass its .model")
+    if any(isinstance(module, Rematerialized) for module in model.modules()):
+        raise InvalidInput("the model is rematerialized already, or a part of it is; pass the plain .model")
     if not isinstance(sample_args, tuple):
         raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
     if backend not in _aot.BACKENDS:
@@ -154,7 +155,7 @@ def _check(model: Any, sample_args: Any, budget: Any, backend: str, cost: str, p
         raise unknown_name("cost model", cost, COST_MODELS)
     if budget is None and plan is None:
         raise InvalidInput("give a budget (e.g. budget='8GB' or budget=0.6) or a plan (plan='plan.json')")
-    if budget is not None and (not isinstance(budget, float) or budget > 1):
+    if budget is not None and (not isinstance(budget, (float, np.floating)) or not 0 < budget <= 1):
         parse_budget(budget, Peaks(None))
 
 
