@@ -367,6 +367,25 @@ def test_an_output_may_be_a_view_of_what_was_written_through_a_view() -> None:
     check(Applies(function), (torch.randn(8, 64),), "1GB", lambda out: out[0].sum() + out[1].square().sum())
 
 
+def test_what_the_loss_does_not_depend_on_gets_no_gradient() -> None:
+    def function(self: Applies, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, both = torch.tanh(self.a(x)), torch.tanh(self.b(torch.tanh(self.a(x))))
+        return first, both, both[:2]
+
+    x = torch.randn(8, 64)
+    plain = Applies(function)
+    ours = rematerialize(copy.deepcopy(plain), (x,), "1GB")
+    for used in ((0,), (1,), (2,), (0, 2), (0, 1, 2)):
+        for model in (plain, ours):
+            model.zero_grad()
+            outputs = model(x)
+            sum(squares(outputs[i]) for i in used).backward()
+        for (name, p), q in zip(plain.named_parameters(), ours.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None), (used, name)
+            assert p.grad is None or torch.equal(p.grad, q.grad), (used, name)
+    assert plain.b.weight.grad is not None
+
+
 def test_the_same_step_has_the_same_fingerprint_again() -> None:
     def function(self: Applies, x: torch.Tensor) -> torch.Tensor:
         x = torch.tanh(self.a(x)) * 1

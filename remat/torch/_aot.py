@@ -8,6 +8,7 @@ gradient or None per primal. Graphs called with one list ("boxed") can drop thei
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import fx
 from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
 from torch._guards import TracingContext
 from torch.fx.graph import _BoxedCodeGen
+from torch.utils._pytree import tree_leaves
 
 from remat.frontends._torch_capture import Backend, Partition, eager_backend
 
@@ -27,19 +29,52 @@ def eager(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Parti
     return eager_backend(graph, example_inputs, partition, _boxed)
 
 
+READS = "remat.outputs_behind_gradients"  # in the meta of a backward half
+_undefined = threading.local()  # forward outputs that the loss did not depend on, for the backward half that runs next
+
+
 def _boxed(module: fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
     context = TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
         context.fw_metadata.bw_donated_idxs = []  # nothing is overwritten: backward may run twice (retain_graph)
+    reads: list[frozenset[int]] = module.meta.get(READS, [])
     module.graph.set_codegen(_BoxedCodeGen())
     module.recompile()
     forward = module.forward
 
     def run(args: list[Any]) -> Any:
-        return forward(args)
+        made, unread = forward(args), _undefined.__dict__.pop("outputs", None) if reads else None
+        if unread:
+            return [None if read <= unread else x for x, read in zip(made, reads, strict=True)]
+        return made
 
     run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
     return run
+
+
+def leave_unread_gradients_out(outputs: Any) -> None:
+    """What no gradient flows into must not get a gradient of zeros, as AOT autograd would make it: it gets none.
+
+    Args:
+        outputs: what a compiled module returned.
+    """
+    tensors = [x for x in tree_leaves(outputs) if isinstance(x, torch.Tensor) and x.grad_fn is not None]
+    if len(tensors) < 2:
+        return
+    todo, seen = [x.grad_fn for x in tensors], set[Any]()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if "CompiledFunctionBackward" in node.name():
+            node.register_prehook(_note_undefined)
+        else:  # a view that was made again of an output
+            todo.extend(before for before, _ in node.next_functions)
+
+
+def _note_undefined(gradients: tuple[torch.Tensor | None, ...]) -> None:
+    _undefined.outputs = frozenset(i for i, x in enumerate(gradients) if x is None)
 
 
 def finish(graph: fx.Graph, outputs: list[fx.Node | None], descriptions: list[Any]) -> None:

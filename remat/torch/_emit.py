@@ -96,7 +96,21 @@ class _Emitter:
         _aot.finish(self.forward.graph, outputs, descriptions[:n_forward])
         _aot.finish(self.backward.graph, gradients, descriptions[n_forward:])
         halves = [fx.GraphModule(joint.module, half.graph) for half in (self.forward, self.backward)]
+        halves[1].meta[_aot.READS] = self._outputs_behind_gradients()
         return Emitted(halves[0], halves[1], len(self.saved))
+
+    def _outputs_behind_gradients(self) -> list[frozenset[int]]:
+        """For each result of backward the forward outputs whose gradients it is made of; {-1}: of none, or unknown."""
+        joint, behind = self.joint, dict[fx.Node, frozenset[int]]()
+        for node in joint.tangents:
+            output = getattr(node.meta["desc"], "output", None)
+            plain = type(output).__name__ == "PlainAOTOutput"
+            behind[node] = frozenset([joint.n_mutations + output.idx if plain and output is not None else -1])
+        for node in joint.module.graph.nodes:
+            if node not in behind:
+                behind[node] = frozenset().union(*(behind.get(source, frozenset()) for source in node.all_input_nodes))
+        results = joint.outputs[joint.n_forward_outputs :]
+        return [(behind[node] if node is not None else frozenset()) or frozenset([-1]) for node in results]
 
     def _compute(self, k: int) -> None:
         (node,) = self.step.nodes[k]

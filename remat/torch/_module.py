@@ -136,7 +136,9 @@ class _CompiledStep:
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self.called.inputs = describe_inputs((args, kwargs))
         with _torch_capture.refusals("this step cannot be executed under a plan"), _torch_capture.settings():
-            return self.call(*args, **kwargs)
+            outputs = self.call(*args, **kwargs)
+        _aot.leave_unread_gradients_out(outputs)
+        return outputs
 
 
 def call_of(model: nn.Module) -> Callable[..., Any]:
