@@ -251,16 +251,16 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_layers_are_one_operation_and_bit_equal(layer: type[nn.Module]) -> None:
+def test_each_recurrent_layer_is_one_operation_and_bit_equal(layer: type[nn.Module]) -> None:
     model = Recurrent()
     model.lstm = layer(8, 16, num_layers=2, batch_first=True)
     graph = check_against_eager(nn.Sequential(nn.Linear(8, 8), model), (torch.randn(2, 5, 8),), recompute=False)
-    kinds = [op.kind for op in graph.operations]
-    assert kinds.count("remat.recurrent") == kinds.count("remat.recurrent_backward") == 1
-    forward = graph.operations[kinds.index("remat.recurrent")]
-    weights = 3 if layer is nn.GRU else 4 if layer is nn.LSTM else 1  # gates
-    assert forward.work is not None
-    assert forward.work.flops == 2 * 2 * 5 * weights * (16 * 8 + 3 * 16 * 16)
+    layers = [op for op in graph.operations if op.kind == "remat.recurrent"]
+    backward = [op for op in graph.operations if op.kind == "remat.recurrent_backward"]
+    gates = {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 1}[layer]
+    per_step = [gates * 16 * (width + 16) for width in (8, 16)]  # multiply-adds of a sample: input and state
+    assert [op.work and op.work.flops for op in layers] == [2 * 2 * 5 * n for n in per_step]
+    assert [op.work and op.work.flops for op in backward] == [3 * 2 * 2 * 5 * n for n in reversed(per_step)]
     assert all(op.work is not None and op.work.flops is not None for op in graph.operations)
 
 
