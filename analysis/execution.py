@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from analysis.drawing import save, style_context
 from analysis.style import BLACK, ORANGE, SKY, Style, style_of
+from remat.files import replacing
 
 # Methods that are no strategies: what PyTorch offers by hand.
 _BY_HAND = {
@@ -26,7 +27,8 @@ def draw_execution(folder: Path) -> list[Path]:
     """Draw the figure and write the table of a run; the paths written."""
     run = json.loads((folder / "run.json").read_text())
     table = folder / "table.csv"
-    pd.DataFrame(run["rows"]).to_csv(table, index=False)
+    with replacing(table) as scratch:
+        pd.DataFrame(run["rows"]).to_csv(scratch, index=False)
     (folder / "figures").mkdir(exist_ok=True)
     with style_context():
         return [table, *save(figure(run), folder / "figures" / "execution")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -15,16 +14,13 @@ from analysis.page_parts import failures, header, results_table, summary_table
 from analysis.page_provenance import how_to_repeat, provenance
 from analysis.panel import panel_of
 from analysis.results import Run
+from remat.files import replacing
 
 
 def write_page(run: Run, path: Path) -> Path:
     """Write the page of `run`, atomically."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as scratch:
         scratch.write_text(page(run), encoding="utf-8")
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
     return path
 
 

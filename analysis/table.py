@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from rich.text import Text
 from analysis.results import WITH_PLAN, Frame, Run, load_run, name_scopes
 from analysis.scales import budget_scale, byte_scale, show_bytes, show_cost, show_percent, show_seconds
 from analysis.style import order_of
+from remat.files import replacing
 from remat.units import format_size
 
 CSV_COLUMNS = (
@@ -29,12 +29,8 @@ SHORT = {"INFEASIBLE": "infeas.", "NO_PLAN": "no plan"}
 def write_csv(run: Run, path: Path) -> Path:
     """Every row of the run, full precision, sizes in bytes and costs in the graph's unit; atomically."""
     columns = [column for column in CSV_COLUMNS if column in run.rows]
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as scratch:
         run.rows[columns].to_csv(scratch, index=False)
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
     return path
 
 

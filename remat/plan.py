@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from remat.errors import InvalidPlan, unknown_name
+from remat.files import replacing
 from remat.graph import Graph
 
 COMPUTE, FREE = 0, 1
@@ -145,7 +146,8 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as remat-plan/1 JSON, atomically."""
-        write_document(path, self.document())
+        with replacing(path) as scratch:
+            scratch.write_text(json.dumps(self.document(), separators=(",", ":")))
 
     def document(self) -> dict[str, Any]:
         """The plan as remat-plan/1, what `save` writes."""
@@ -217,18 +219,6 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("format") != PLAN_FORMAT:
         raise InvalidPlan(f"{where}: 'format' must be '{PLAN_FORMAT}'")
     return document
-
-
-def write_document(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
-    """Write a JSON object so that a reader finds all of it or nothing."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        scratch.write_text(json.dumps(document, separators=(",", ":")))
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def _check_id(graph: Graph, kind: int, i: int, step: int) -> None:

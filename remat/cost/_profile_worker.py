@@ -9,10 +9,11 @@ from __future__ import annotations
 import gc
 import importlib
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
+
+from remat.files import replacing
 
 RUNNERS = {
     "torch": "remat.cost._runners_torch",
@@ -67,13 +68,8 @@ def _set_threads(frameworks: list[str], threads: int) -> None:
 
 def write_atomically(path: Path, record: dict[str, Any]) -> None:
     """Write `record` as JSON so that a reader finds all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as scratch:
         scratch.write_text(json.dumps(record))
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from remat.errors import InvalidPlan
+from remat.files import replacing
 from remat.graph import Graph
-from remat.plan import Plan, read_document, write_document
+from remat.plan import Plan, read_document
 from remat.simulator import Sharing, Trace, simulate
 from remat.units import format_cost, format_size
 
@@ -151,7 +152,9 @@ class StepPlan:
         }
         if self.sharing:
             section["sharing"] = [list(map(list, pairs)) for pairs in self.sharing]
-        write_document(path, replace(self.plan, budget_bytes=self.budget_bytes).document() | {SECTION: section})
+        document = replace(self.plan, budget_bytes=self.budget_bytes).document() | {SECTION: section}
+        with replacing(path) as scratch:
+            scratch.write_text(json.dumps(document, separators=(",", ":")))
 
     @classmethod
     def load(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from remat.errors import InvalidGraph
+from remat.files import replacing
 from remat.graph import Graph, Operation, Value, Work
 
 GRAPH_FORMAT_NODES = "remat-graph/1"
@@ -63,14 +64,8 @@ def graph_from_dict(document: Any) -> Graph:
 
 def save_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
     """Write `graph` as JSON, atomically."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as scratch:
         scratch.write_text(json.dumps(graph_to_dict(graph), separators=(",", ":")), encoding="utf-8")
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def graph_to_dict(graph: Graph) -> dict[str, Any]:
