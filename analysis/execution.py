@@ -36,7 +36,7 @@ def draw_execution(folder: Path) -> list[Path]:
 
 def figure(run: Mapping[str, Any]) -> Figure:
     """Two panels on the same axes: what was predicted, what was measured."""
-    rows, job = run["rows"], run["job"]
+    rows, job = [row for row in run["rows"] if "note" not in row], run["job"]
     drawing = Figure(figsize=(9.2, 4.0), layout="constrained")
     predicted, measured = drawing.subplots(1, 2, sharex=True, sharey=True)
     plain_ns = next(row["predicted_ns"] for row in rows if row["method"] == "plain")

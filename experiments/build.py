@@ -10,7 +10,6 @@ from experiments.settings import RUNS_FOLDER, Settings
 from remat.errors import InvalidInput
 from remat.frontends.json import load_graph
 from remat.graph import Graph
-from remat.units import format_size
 
 CACHE_FOLDER = RUNS_FOLDER / "cache"
 
@@ -75,15 +74,8 @@ def _refuse_if_impossible(graph: Graph, settings: Settings) -> None:
     budget = settings.budget_bytes
     if budget is None:
         return
-    needed, k = graph.largest_working_set()
-    kept = graph.fixed_bytes + sum(value.bytes for value in graph.values if value.keep)
-    if budget >= max(needed, kept):
-        return
-    from remat.bounds.min_budget import describe_minimum
-    from remat.solve import parse_scope
+    from remat.solve import parse_scope, why_impossible
 
-    what = f"operation {k} ({graph.operations[k].name}) alone needs {format_size(needed)}"
-    if kept > needed:
-        what = f"what must be there at the end alone needs {format_size(kept)}"
-    least = describe_minimum(graph, parse_scope(settings.scope), with_operation=kept > needed)
-    raise InvalidInput(f"budget {format_size(budget)} is too small: {what}; {least}")
+    reason = why_impossible(graph, budget, parse_scope(settings.scope))
+    if reason:
+        raise InvalidInput(reason)

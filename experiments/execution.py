@@ -57,7 +57,7 @@ def run_execution(cfg: DictConfig, settings: Settings, console: Console, folder:
         "shares": 3 if cfg.scale == "quick" else 6,
     }  # fmt: skip
     source = asdict(provenance())
-    made_by = [job, code_version(), source["versions"], source["cpu"]]
+    made_by = [job, code_version(whole=True), source["versions"], source["cpu"]]
     key = hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:16]
     rows_path = RUNS_FOLDER / "store" / f"execution_{key}.jsonl"
     rows_path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,18 +84,32 @@ def _spec(cfg: DictConfig, settings: Settings, device: str) -> ModelSpec:
     if spec is None:
         raise InvalidInput("experiment=execution runs models, not graph files; give model=")
     if spec.framework != "torch":
-        twin = CONF_FOLDER / "model" / f"torch_{spec.name}.yaml"
-        if not twin.exists():
-            known = sorted(p.stem.removeprefix("torch_") for p in twin.parent.glob("torch_*.yaml"))
-            raise InvalidInput(f"experiment=execution: no PyTorch model '{spec.name}'; known: {', '.join(known)}")
-        data = yaml.safe_load(twin.read_text())
-        spec = ModelSpec(
-            data["name"], "torch", data["target"], cfg.batch_size or data["batch_size"],
-            tuple(cfg.input_size or data["input_size"]), "operation", options=data["options"],
-        )  # fmt: skip
-    small = ON_A_CPU.get(spec.name.removeprefix("torch_")) if device == "cpu" else None
-    if small is None or cfg.batch_size is not None or cfg.input_size is not None:
-        return spec
+        spec = torch_model(spec.name)
+        given = {"batch_size": cfg.batch_size, "input_size": cfg.input_size and tuple(cfg.input_size)}
+        spec = replace(spec, **{key: value for key, value in given.items() if value})
+    return spec if device != "cpu" or cfg.batch_size or cfg.input_size else for_a_cpu(spec)
+
+
+def torch_model(name: str) -> ModelSpec:
+    """The configured PyTorch model ``torch_<name>``.
+
+    Raises:
+        InvalidInput: there is none.
+    """
+    twin = CONF_FOLDER / "model" / f"torch_{name}.yaml"
+    if not twin.exists():
+        known = sorted(p.stem.removeprefix("torch_") for p in twin.parent.glob("torch_*.yaml"))
+        raise InvalidInput(f"experiment=execution: no PyTorch model '{name}'; known: {', '.join(known)}")
+    data = yaml.safe_load(twin.read_text())
+    return ModelSpec(
+        data["name"], "torch", data["target"], data["batch_size"], tuple(data["input_size"]), "operation",
+        options=data["options"],
+    )  # fmt: skip
+
+
+def for_a_cpu(spec: ModelSpec) -> ModelSpec:
+    """The same model at a size that two CPU cores train in about a second, if one is known."""
+    small = ON_A_CPU.get(spec.name.removeprefix("torch_"), {})
     return replace(spec, **{**small, "options": spec.options | small.get("options", {})})
 
 
@@ -109,7 +123,7 @@ def _run_child(folder: Path, console: Console) -> None:
                 kind, _, text = line.rstrip("\n").partition(" ")
                 if kind == "row":
                     row = json.loads(text)
-                    status.update(f"{row['method']} {row['parameter']} measured ...")
+                    status.update(f"{row['method']} {row['parameter']} done ...")
                 elif kind == "note":
                     console.print(f"note: {text}", markup=False, soft_wrap=True)
         except BaseException:
@@ -127,6 +141,9 @@ def _print_table(console: Console, rows: list[dict[str, Any]]) -> None:
                   "measured time", "same bits")  # fmt: skip
     plain_ns = next(row["predicted_ns"] for row in rows if row["method"] == "plain")
     for row in rows:
+        if "note" in row:
+            console.print(f"note: {row['method']} {row['parameter']}: {row['note']}", markup=False, soft_wrap=True)
+            continue
         peak, ns = row["predicted_peak_bytes"], row["predicted_ns"]
         table.add_row(
             row["method"], row["parameter"], f"{peak / 1e6:.1f}" if peak else "",

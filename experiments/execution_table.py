@@ -17,17 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
-from experiments.config import CONF_FOLDER
-from experiments.execution import ON_A_CPU
-from experiments.execution_torch import Method, Subject, measure
+from experiments.execution import ON_A_CPU, for_a_cpu, torch_model
+from experiments.execution_subject import Method, Subject, measure
 from experiments.provenance import cpu_name, versions
 from experiments.store import write_json
 from remat.cost import CostWarning
 from remat.errors import InvalidInput
 from remat.execution import find_plan
-from remat.frontends.spec import ModelSpec
 
 FRACTIONS = (0.8, 0.6, 0.45)
 HEADER = """\
@@ -62,12 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def rows_of(name: str, fractions: list[float], given: argparse.Namespace, cache: str) -> Any:
     """One row per fraction of the plain step's peak."""
-    data = yaml.safe_load((CONF_FOLDER / "model" / f"torch_{name}.yaml").read_text())
-    small = ON_A_CPU[name]
-    spec = ModelSpec(
-        name, "torch", data["target"], small["batch_size"], small.get("input_size", ()), "operation",
-        options=data["options"] | small.get("options", {}),
-    )  # fmt: skip
+    spec = for_a_cpu(torch_model(name))
     subject = Subject({
         "spec": asdict(spec), "device": "cpu", "cost": given.cost, "time_limit_s": given.time_limit, "seed": 0,
         "threads": given.threads, "cache": cache,

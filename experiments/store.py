@@ -152,10 +152,10 @@ def row_key(determines: Mapping[str, Any]) -> str:
 
 
 @cache
-def code_version() -> str:
+def code_version(*, whole: bool = False) -> str:
     """Hash of the source that turns a graph into rows.
 
-    Frontends and cost models are left out: what they do is in the hash of the graph.
+    Frontends, cost models and execution are left out, unless `whole`: what they do is in the hash of the graph.
     """
     import baselines
     import remat
@@ -165,7 +165,7 @@ def code_version() -> str:
         root = Path(package.__path__[0])
         for path in sorted(root.rglob("*.py")):
             name = path.relative_to(root)
-            if name.parts[0] not in ("frontends", "networks", "cost", "torch", "tf"):
+            if whole or name.parts[0] not in ("frontends", "networks", "cost", "torch", "tf"):
                 digest.update(f"{root.name}/{name.as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 

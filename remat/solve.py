@@ -426,20 +426,22 @@ def _check_seed(seed: int) -> int:
 
 def _refuse_if_impossible(chosen: Strategy, problem: Problem) -> Solution | None:
     """An INFEASIBLE solution if some operation alone needs more than the budget."""
-    graph = problem.graph
+    reason = why_impossible(problem.graph, problem.budget_bytes, problem.scope)
+    return _without_plan(chosen, problem, Status.INFEASIBLE, reason) if reason else None
+
+
+def why_impossible(graph: Graph, budget_bytes: int, scope: Scope) -> str:
+    """Why no plan can be within the budget, where one operation or what is kept shows it; '' where neither does."""
     needed, k = graph.largest_working_set()
-    if problem.budget_bytes >= max(needed, graph.final_bytes):
-        return None
+    if budget_bytes >= max(needed, graph.final_bytes):
+        return ""
     from remat.bounds.min_budget import describe_minimum
 
     what = f"operation {k} ({graph.operations[k].name}) alone needs {format_size(needed)}"
     if graph.final_bytes > needed:
         what = f"what must be there at the end (gradients, say) alone needs {format_size(graph.final_bytes)}"
-    least = describe_minimum(graph, problem.scope, with_operation=False)
-    return _without_plan(
-        chosen, problem, Status.INFEASIBLE,
-        f"budget {format_size(problem.budget_bytes)} is too small: {what}; {least}",
-    )  # fmt: skip
+    least = describe_minimum(graph, scope, with_operation=graph.final_bytes > needed)
+    return f"budget {format_size(budget_bytes)} is too small: {what}; {least}"
 
 
 def _without_plan(chosen: Strategy, problem: Problem, status: Status, message: str, **more: Any) -> Solution:

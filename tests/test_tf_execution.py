@@ -39,7 +39,7 @@ needs_compiler = pytest.mark.skipif(bool(_heap.can_measure()), reason=f"memory n
 def _own_cache(tmp_path_factory):
     """Measurements of this session only, so that every test measures what it claims."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(_heap.CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("REMAT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

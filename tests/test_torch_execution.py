@@ -331,7 +331,7 @@ class Drifting(nn.Module):
 def test_buffers_that_are_read_and_overwritten() -> None:
     check(Drifting(), (torch.randn(256, 64),), 0.9)
     spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(64, 64))
-    check(nn.Sequential(spectral, nn.Tanh(), spectral, nn.Tanh(), nn.Linear(64, 1)), (torch.randn(256, 64),), 0.95)
+    check(nn.Sequential(spectral, nn.Tanh(), spectral, nn.Tanh(), nn.Linear(64, 1)), (torch.randn(256, 64),), 0.97)
 
 
 class Applies(nn.Module):

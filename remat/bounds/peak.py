@@ -41,7 +41,7 @@ class PeakBound:
 def peak_bound(graph: Graph, *, deadline: float = float("inf"), max_sets: int = MAX_SETS) -> PeakBound:
     """The best of: working sets, kept values, values that cannot be made again, ways to hold all inputs."""
     best = PeakBound(*graph.largest_working_set(), "its inputs, outputs and workspace are held at once")
-    kept = graph.fixed_bytes + sum(value.bytes for value in graph.values if value.keep)
+    kept = graph.final_bytes
     if kept > best.bytes:
         best = PeakBound(kept, best.operation, "all kept values are held when the plan ends")
     held, k = _irreplaceable(graph)

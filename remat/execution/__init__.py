@@ -1,6 +1,24 @@
 """What executing a plan needs in any framework: budgets, the plan a module carries, its file."""
 
-from remat.execution.planning import Peaks, find_plan, parse_budget
-from remat.execution.step_plan import Fingerprint, StepPlan, fingerprint_of
+from remat.execution.planning import (
+    Peaks,
+    cheapest_fitting,
+    check_options,
+    default_cache,
+    find_plan,
+    parse_budget,
+)
+from remat.execution.step_plan import Fingerprint, Planned, StepPlan, fingerprint_of
 
-__all__ = ["Fingerprint", "Peaks", "StepPlan", "find_plan", "fingerprint_of", "parse_budget"]
+__all__ = [
+    "Fingerprint",
+    "Peaks",
+    "Planned",
+    "StepPlan",
+    "cheapest_fitting",
+    "check_options",
+    "default_cache",
+    "find_plan",
+    "fingerprint_of",
+    "parse_budget",
+]

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from remat.errors import InvalidInput
+from remat.cost import COST_MODELS
+from remat.errors import InvalidInput, unknown_name
 from remat.graph import Graph
 from remat.incumbent import GAP_TOLERANCE
-from remat.plan import Plan
+from remat.plan import Plan, parse_scope
+from remat.registry import get_strategy
 from remat.simulator import simulate
 from remat.solve import Solution, solve
-from remat.units import format_size, parse_size
+from remat.units import check_time_limit, format_size, parse_size
+
+NO_BUDGET = "give a budget (e.g. budget='8GB', or budget=0.6 of what the plain step needs) or a plan (plan='plan.json')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,36 @@ def parse_budget(budget: int | float | str | np.floating, plain: Peaks) -> int:
     return parse_size(budget)
 
 
+def check_options(budget: Any, plan: Any, strategy: str, scope: str, cost: str, time_limit_s: float) -> None:
+    """Refuse what cannot be used before anything is captured.
+
+    Raises:
+        InvalidInput: neither a budget nor a plan, or one of the options is none.
+    """
+    if budget is None and plan is None:
+        raise InvalidInput(NO_BUDGET)
+    if budget is not None:
+        parse_budget(budget, Peaks(2**40))  # of which a fraction is a size, whatever it is
+    get_strategy(strategy)
+    parse_scope(scope)
+    check_time_limit(time_limit_s)
+    if cost not in COST_MODELS:
+        raise unknown_name("cost model", str(cost), COST_MODELS)
+
+
+def default_cache() -> Path:
+    """Where measurements are kept: ``$REMAT_CACHE``, or ``remat`` in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("REMAT_CACHE") or Path(base, "remat"))
+
+
+def cheapest_fitting(graph: Graph, plans: Iterable[Plan], budget_bytes: int) -> Plan | None:
+    """The cheapest of `plans` whose peak is within the budget; None if there is none."""
+    traces = ((simulate(graph, plan), plan) for plan in plans)
+    fitting = [(trace.cost, plan) for trace, plan in traces if trace.peak_bytes <= budget_bytes]
+    return min(fitting, key=lambda pair: pair[0])[1] if fitting else None
+
+
 def find_plan(
     graph: Graph,
     budget_bytes: int,
@@ -62,13 +99,11 @@ def find_plan(
         InvalidInput: no plan was found; the message says what is known of the smallest budget.
     """
     once = Plan.from_order(graph, range(len(graph)), budget_bytes)
-    fitting = [once] if simulate(graph, once).peak_bytes <= budget_bytes else []
-    if fitting:
+    if cheapest_fitting(graph, [once], budget_bytes) is not None:
         return solve(graph, budget_bytes, "checkpoint_all")
-    fitting += [plan for plan in known if simulate(graph, plan).peak_bytes <= budget_bytes]
     solution = solve(
         graph, budget_bytes, strategy, scope=scope, time_limit_s=time_limit_s, seed=seed, threads=threads,
-        warm_start=min(fitting, key=lambda plan: simulate(graph, plan).cost, default=None),
+        warm_start=cheapest_fitting(graph, known, budget_bytes),
         target_gap=max(GAP_TOLERANCE, 0.001),
     )  # fmt: skip
     if solution.plan is None:

@@ -128,9 +128,7 @@ class StepPlan:
             f"  overhead        {self.overhead:.2%}: {format_cost(trace.cost, graph.cost_unit)} instead of "
             f"{format_cost(graph.total_cost, graph.cost_unit)} ({self.costs})",
         ]
-        again = collections.Counter({graph.operations[k].kind: 0 for k in np.nonzero(trace.computations > 1)[0]})
-        for k in np.nonzero(trace.computations > 1)[0]:
-            again[graph.operations[k].kind] += 1
+        again = collections.Counter(graph.operations[k].kind for k in np.nonzero(trace.computations > 1)[0])
         total = collections.Counter(op.kind for op in graph.operations)
         named = [f"{kind.removeprefix('aten.')} {n} of {total[kind]}" for kind, n in again.most_common(8)]
         more = len(again) - len(named)
@@ -200,6 +198,27 @@ class StepPlan:
         graph = replace(self.graph, fixed_bytes=graph.fixed_bytes)
         plan = Plan.from_order(graph, self.order.tolist(), self.budget_bytes)
         return replace(self, plan=plan, graph=graph, fixed=fixed)
+
+
+class Planned:
+    """What a module or step under a plan says of it."""
+
+    plan: StepPlan
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """What was promised: the most bytes held at once, in all; None for a plan made without a budget."""
+        return self.plan.budget_bytes
+
+    @property
+    def predicted_peak_bytes(self) -> int:
+        """Of a step on the sample arguments, everything that is always there included."""
+        return self.plan.peak_bytes
+
+    @property
+    def overhead(self) -> float:
+        """Predicted cost of the step over that of running every operation once, minus 1."""
+        return self.plan.overhead
 
 
 def _check_made_for(made_for: Fingerprint, here: Fingerprint, where: str) -> None:

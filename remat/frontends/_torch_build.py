@@ -22,10 +22,14 @@ LOSSES = ("mean", "cross_entropy", "bce")
 Loss = Callable[..., Tensor]
 
 
-def build(spec: ModelSpec, factory: Callable[..., Any]) -> tuple[nn.Module, tuple[Any, ...], Loss | str | None]:
+def build(
+    spec: ModelSpec, factory: Callable[..., Any], device: str = "meta"
+) -> tuple[nn.Module, tuple[Any, ...], Loss | str | None]:
     """(model, sample arguments, loss) of a spec's factory; see `remat.frontends.torch.extract`.
 
-    Tensors get addresses but, as nothing is ever written to them, no memory.
+    Args:
+        device: where parameters are made and initialised. On ``meta`` none are: tensors get addresses on the CPU but,
+            as nothing is ever written to them, no memory.
     """
     if spec.dtype not in DTYPES:
         raise unknown_name("dtype", spec.dtype, DTYPES)
@@ -39,7 +43,7 @@ def build(spec: ModelSpec, factory: Callable[..., Any]) -> tuple[nn.Module, tupl
     except TypeError as error:
         raise InvalidInput(f"target '{spec.target}': {error}; options are {', '.join(taken) or 'none'}") from None
     try:
-        with torch.device("meta"):
+        with torch.device(device):
             made = factory(**options)
     except InvalidInput:
         raise
@@ -48,7 +52,8 @@ def build(spec: ModelSpec, factory: Callable[..., Any]) -> tuple[nn.Module, tupl
     model, args, made_loss = _unpack(made, spec)
     dtype = DTYPES[spec.dtype]
     model = model.to(dtype)
-    _materialize(model)
+    if device == "meta":
+        _materialize(model)
     args = tuple(tree_map(lambda x: _input(x, dtype), a) for a in args)
     return model, args, made_loss if loss is None else loss
 

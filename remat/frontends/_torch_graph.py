@@ -35,14 +35,12 @@ class CapturedStep:
             writes all of them back.
         storage: for every node its value id, None if it lives in fixed memory; a structure of these
             for a call with several outputs. A view has its base's.
-        value_nodes: [V] first node that holds exactly this value: the call itself or a getitem on it.
     """
 
     graph: Graph
     joint: Joint
     nodes: tuple[tuple[fx.Node, ...], ...]
     storage: dict[fx.Node, Any]
-    value_nodes: tuple[fx.Node, ...]
 
 
 def graph_of(joint: Joint, name: str, fixed_tensors: tuple[torch.Tensor, ...] = ()) -> CapturedStep:
@@ -84,7 +82,6 @@ class _Builder:
         self.operations: list[Operation] = []
         self.calls: list[tuple[fx.Node, ...]] = []
         self.values: list[Value] = []
-        self.value_nodes: list[fx.Node] = []
 
     def build(self, name: str, fixed_tensors: tuple[torch.Tensor, ...]) -> CapturedStep:
         needed = self._needed()
@@ -131,9 +128,7 @@ class _Builder:
             loss=loss,
             source=f"joint training step captured by PyTorch {torch.__version__}",
         )
-        for value, node in self._first_holders():
-            self.value_nodes[value] = node
-        return CapturedStep(graph, self.joint, tuple(self.calls), self.storage, tuple(self.value_nodes))
+        return CapturedStep(graph, self.joint, tuple(self.calls), self.storage)
 
     def _in_order(self) -> list[fx.Node]:
         """The nodes as traced, but everything that makes forward outputs before the backward pass.
@@ -199,7 +194,6 @@ class _Builder:
         for node in tangents:
             self.storage[node] = len(self.values)
             self.values.append(Value(node.name, storage_bytes(node.meta["val"])))
-            self.value_nodes.append(node)
         outputs = tuple(range(first, len(self.values)))
         self.operations.append(
             Operation(name, kind, tuple(sorted(read)), outputs, 0, scratch, run_once=True, work=work)
@@ -218,7 +212,6 @@ class _Builder:
                 by_storage[key] = len(self.values)
                 label = node.name if len(self.values) == first else f"{node.name}.{len(self.values) - first}"
                 self.values.append(Value(label, storage_bytes(tensor)))
-                self.value_nodes.append(node)
             return by_storage[key]
 
         self.storage[node] = tree_map(add, node.meta["val"])
@@ -247,7 +240,6 @@ class _Builder:
             return set()
         token, before = len(self.values), self.ordered
         self.values.append(Value(f"{node.name}.order", 0))
-        self.value_nodes.append(node)
         if reads_stale:
             self.before_end.append(token)
         if not keeps_order:
@@ -267,13 +259,6 @@ class _Builder:
 
     def _root(self, node: fx.Node | None) -> int | None:
         return None if node is None else next(self._roots(node), None)
-
-    def _first_holders(self) -> Iterator[tuple[int, fx.Node]]:
-        done: set[int] = set()
-        for node, root in self.storage.items():
-            if isinstance(root, int) and root not in done and _base(node) is None:
-                done.add(root)
-                yield root, node
 
     def _fixed_bytes(self, tensors: tuple[torch.Tensor, ...]) -> int:
         """Parameters, buffers, inputs, constants of the graph and the tangent of the loss, each storage once."""

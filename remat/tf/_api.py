@@ -10,9 +10,9 @@ import keras
 import tensorflow as tf
 
 from remat.errors import InvalidInput
-from remat.execution import StepPlan
+from remat.execution import StepPlan, check_options
 from remat.tf._capture import capture_step, trace
-from remat.tf._plan import Options, check_budget, load_plan, make_plan
+from remat.tf._plan import Options, load_plan, make_plan
 from remat.tf._step import PlannedStep, describe
 from remat.tf._tensorflow import is_jit_compiled
 
@@ -177,11 +177,7 @@ class Objective:
 def check_call(budget: Budget | None, plan: SavedPlan | None, jit_compile: bool, options: Options) -> None:
     if jit_compile:
         raise InvalidInput(NO_JIT)
-    if plan is None:
-        if budget is None:
-            raise InvalidInput("give a budget, e.g. budget='8GB' or budget=0.6 (of what the plain step needs)")
-        check_budget(budget)
-    options.check()
+    check_options(budget, plan, options.strategy, options.scope, options.cost, options.time_limit_s)
 
 
 def _planned(

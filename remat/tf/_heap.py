@@ -18,17 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from remat.errors import MissingPackage, RematError
+from remat.execution import default_cache
 
 _SOURCE = Path(__file__).with_name("_heap.c")
-CACHE_VARIABLE = "REMAT_CACHE"
-
-
-def cache_folder() -> Path:
-    """Where measurements are kept: ``$REMAT_CACHE``, or ``remat`` in the user's cache folder."""
-    given = os.environ.get(CACHE_VARIABLE)
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "remat")
 
 
 def can_measure() -> str:
@@ -51,7 +43,7 @@ def heap_library() -> Path:
     missing = can_measure()
     if missing:
         raise MissingPackage(f"remat.tf measures what kernels allocate, but {missing}; install gcc")
-    library = cache_folder() / f"heap_{hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]}.so"
+    library = default_cache() / f"heap_{hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]}.so"
     if library.is_file():
         return library
     library.parent.mkdir(parents=True, exist_ok=True)

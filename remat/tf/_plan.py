@@ -7,24 +7,21 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from remat.cost import COST_MODELS, CostWarning, apply_cost, load_gpu
-from remat.errors import InvalidInput, InvalidPlan, RematError, unknown_name
-from remat.execution import Fingerprint, Peaks, StepPlan, find_plan, fingerprint_of, parse_budget
+from remat.cost import CostWarning, apply_cost, load_gpu
+from remat.errors import InvalidInput, RematError
+from remat.execution import Fingerprint, Peaks, StepPlan, default_cache, find_plan, fingerprint_of, parse_budget
 from remat.graph import Graph
-from remat.plan import Plan, Scope, parse_scope
-from remat.registry import get_strategy
+from remat.plan import Plan, Scope
 from remat.simulator import Sharing
 from remat.tf._capture import CapturedStep
 from remat.tf._emit import emit, emit_plain
-from remat.tf._heap import cache_folder
 from remat.tf._portable import measure_step
 from remat.tf._workspace import Footprint, measure_footprint
-from remat.units import check_time_limit, format_size
+from remat.units import format_size
 
 # What TensorFlow's executor holds beside tensors, fitted with 2.21: an entry for each input of each node for the
 # whole step, and for each tensor its buffer object and what alignment adds.
@@ -47,19 +44,6 @@ class Options:
     threads: int | None = None
     verify: bool = True
 
-    def check(self) -> None:
-        """Raise `InvalidInput` for what cannot be used, before anything is traced."""
-        get_strategy(self.strategy)
-        parse_scope(self.scope)
-        check_time_limit(self.time_limit_s)
-        if self.cost not in COST_MODELS:
-            raise unknown_name("cost model", str(self.cost), COST_MODELS)
-
-
-def check_budget(budget: Any) -> None:
-    """Raise `InvalidInput` for what is no budget, before anything is traced."""
-    parse_budget(budget, Peaks(2**40))
-
 
 def make_plan(step: CapturedStep, budget: int | float | str, options: Options, inputs: str) -> StepPlan:
     """The cheapest plan found whose peak is within `budget`.
@@ -81,10 +65,7 @@ def load_plan(step: CapturedStep, plan: StepPlan | str | os.PathLike[str], input
     """
     here = fingerprint(step, inputs)
     if isinstance(plan, StepPlan):
-        if plan.fingerprint != here:
-            raise InvalidPlan(f"the plan was made for something else\n  the plan's:  {plan.fingerprint}\n"
-                              f"  this step's: {here}")  # fmt: skip
-        return plan
+        return _with_executor(plan.moved(step.graph, here, step.fixed), step)
     if not isinstance(plan, (str, os.PathLike)):
         raise InvalidInput(f"plan must be a StepPlan or the path of a saved one, not {type(plan).__name__}")
     loaded = StepPlan.load(plan, step.graph, here, step.fixed)
@@ -232,7 +213,7 @@ def _costed(graph: Graph, cost: str) -> Graph:
     with warnings.catch_warnings():
         # assignments have no kernel that runs alone; memory traffic is all they are
         warnings.filterwarnings("ignore", r"not measured.*: (Assign\w+ \([^)]*\)(, )?)+$", CostWarning)
-        return apply_cost(graph, cost, gpu, cache_folder=cache_folder() / "profile", device="cpu")
+        return apply_cost(graph, cost, gpu, cache_folder=default_cache() / "profile", device="cpu")
 
 
 def _cores() -> int:

@@ -8,14 +8,14 @@ from typing import Any
 import tensorflow as tf
 
 from remat.errors import InvalidInput
-from remat.execution import StepPlan
+from remat.execution import Planned, StepPlan
 from remat.tf._capture import CapturedStep
 from remat.tf._emit import emit, emit_plain
 from remat.tf._portable import StepMeasurement, measure_step
 from remat.tf._tensorflow import executed_as_written
 
 
-class PlannedStep:
+class PlannedStep(Planned):
     """A training step under a plan; call it with arguments of the shapes that it was planned for.
 
     It is made by `remat.tf.rematerialize`, `remat.tf.compile` and, for each shape of a batch, `remat.tf.fit_within`.
@@ -31,21 +31,6 @@ class PlannedStep:
         self._signature = step.function.structured_input_signature[0]
         self._specs = tf.nest.flatten(self._signature, expand_composites=True)
         self._result = step.function.structured_outputs
-
-    @property
-    def budget_bytes(self) -> int | None:
-        """What was promised: the most bytes held at once, in all."""
-        return self.plan.budget_bytes
-
-    @property
-    def predicted_peak_bytes(self) -> int:
-        """Predicted peak of the whole step: variables, optimizer state, gradients, batch, activations, workspace."""
-        return self.plan.peak_bytes
-
-    @property
-    def overhead(self) -> float:
-        """Predicted time over that of running every operation once, minus 1."""
-        return self.plan.overhead
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the step.

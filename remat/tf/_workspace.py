@@ -18,10 +18,11 @@ from typing import Any
 from remat.cost import CostWarning
 from remat.cost.profile import cache_key, machine
 from remat.errors import RematError
+from remat.execution import default_cache
 from remat.graph import Graph
 from remat.simulator import Sharing
 from remat.tf._capture import CapturedStep
-from remat.tf._heap import cache_folder, run_child
+from remat.tf._heap import run_child
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def measure_footprint(step: CapturedStep) -> Footprint:
     label, versions = machine(["tensorflow"])
     provenance = {"device": label, "versions": versions, "measures": "memory/2"} | _kernels()
     keys = {s: cache_key(s, provenance) for s in wanted}
-    folder = cache_folder() / "tensorflow"
+    folder = default_cache() / "tensorflow"
     records = {s: record for s in wanted if (record := _read(folder / f"{keys[s]}.json")) is not None}
     representatives = _representatives(wanted)
     missing = {s for s in wanted if s not in records}

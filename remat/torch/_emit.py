@@ -20,23 +20,14 @@ from remat.frontends._torch_graph import END_KIND, CapturedStep
 from remat.torch import _aot
 
 
-@dataclass(frozen=True, slots=True)
-class Emitted:
-    """Executable halves of a plan.
+def emit(step: CapturedStep, order: Sequence[int]) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Forward and backward of a valid order of computations of ``step.graph``, repeats included.
 
-    Attributes:
-        forward: takes the primals; returns the joint graph's forward outputs, then what backward needs.
-        backward: takes what forward saved, then the gradients of outputs; returns a gradient or None per primal.
-        n_saved: tensors that are saved between them.
+    Returns:
+        The forward half takes the primals; it returns the joint graph's forward outputs, then what backward needs.
+        The backward half takes what forward saved, then the gradients of outputs; it returns a gradient or None for
+        each primal.
     """
-
-    forward: fx.GraphModule
-    backward: fx.GraphModule
-    n_saved: int
-
-
-def emit(step: CapturedStep, order: Sequence[int]) -> Emitted:
-    """The two graphs of a valid order of computations of ``step.graph``, repeats included."""
     return _Emitter(step, order).emit()
 
 
@@ -72,7 +63,7 @@ class _Emitter:
         self.times = collections.Counter(self.order)
         self.done: set[int] = set()
 
-    def emit(self) -> Emitted:
+    def emit(self) -> tuple[fx.GraphModule, fx.GraphModule]:
         joint = self.joint
         n_forward = joint.n_forward_outputs
         for node in joint.module.graph.find_nodes(op="placeholder"):
@@ -95,9 +86,9 @@ class _Emitter:
         outputs += [self.forward.made[x] for x in self.saved]
         _aot.finish(self.forward.graph, outputs, descriptions[:n_forward])
         _aot.finish(self.backward.graph, gradients, descriptions[n_forward:])
-        halves = [fx.GraphModule(joint.module, half.graph) for half in (self.forward, self.backward)]
-        halves[1].meta[_aot.READS] = self._outputs_behind_gradients()
-        return Emitted(halves[0], halves[1], len(self.saved))
+        forward, backward = (fx.GraphModule(joint.module, half.graph) for half in (self.forward, self.backward))
+        backward.meta[_aot.READS] = self._outputs_behind_gradients()
+        return forward, backward
 
     def _outputs_behind_gradients(self) -> list[frozenset[int]]:
         """For each result of backward the forward outputs whose gradients it is made of; {-1}: of none, or unknown."""

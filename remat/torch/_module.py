@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from remat.execution import StepPlan
+from remat.execution import Planned, StepPlan
 from remat.frontends import _torch_capture, _torch_graph
 from remat.frontends._torch_recurrent import replace_recurrent
 from remat.torch import _aot
@@ -22,7 +22,7 @@ from remat.torch._planner import Planner, describe_inputs
 _numbers = itertools.count()
 
 
-class Rematerialized(nn.Module):
+class Rematerialized(Planned, nn.Module):
     """A model whose training steps follow a plan; in every other respect the model itself.
 
     Parameters, buffers, submodules and `state_dict` are the model's own objects under its own names, and
@@ -44,21 +44,6 @@ class Rematerialized(nn.Module):
             self.__dict__[shared] = getattr(model, shared)
         self.__dict__.update(model=model, _planner=planner, plan=plan, _backend=backend, training=model.training)
         self.__dict__["_step"] = _CompiledStep(model, planner, backend)
-
-    @property
-    def budget_bytes(self) -> int | None:
-        """Total that was promised; None for a plan made without a budget."""
-        return self.plan.budget_bytes
-
-    @property
-    def predicted_peak_bytes(self) -> int:
-        """Peak of a step on the sample arguments, everything that is always there included."""
-        return self.plan.peak_bytes
-
-    @property
-    def overhead(self) -> float:
-        """Predicted cost of the step over that of running every operation once, minus 1."""
-        return self.plan.overhead
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -116,7 +101,6 @@ class _CompiledStep:
     """A model's call, compiled for each new combination of shapes and modes with a plan of its own."""
 
     def __init__(self, model: nn.Module, planner: Planner, backend: str):
-        self.model, self.planner = model, planner
         self.called = threading.local()  # with what, for the name of a plan that is made during the call
         compiler = _aot.backend_of(backend)
 
@@ -126,8 +110,7 @@ class _CompiledStep:
 
             def partition(joint: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
                 step = step_of(_torch_capture.read_joint(joint, n_forward, primals), planner.name, model, backend)
-                halves = emit(step, planner.plan(step, self.called.inputs).order.tolist())
-                return halves.forward, halves.backward
+                return emit(step, planner.plan(step, self.called.inputs).order.tolist())
 
             return compiler(graph, example_inputs, partition)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,10 @@ from remat.cost._warning import CostWarning
 from remat.cost.gpu import Gpu, load_gpu
 from remat.cost.profile import profile_workspaces
 from remat.errors import InvalidInput
-from remat.execution import Fingerprint, Peaks, StepPlan, find_plan, fingerprint_of
+from remat.execution import Fingerprint, Peaks, StepPlan, cheapest_fitting, find_plan, fingerprint_of
 from remat.frontends._torch_graph import CapturedStep
 from remat.graph import Graph
 from remat.plan import Plan
-from remat.simulator import simulate
 from remat.torch import _aot
 
 VERSION = torch.__version__.split("+")[0]
@@ -68,7 +67,7 @@ class Planner:
                 self.plans[fingerprint.sha256] = self._new(graph, fixed, fingerprint)
             return self.plans[fingerprint.sha256]
 
-    def take(self, path: str | os.PathLike[str] | StepPlan, step: CapturedStep, inputs: str) -> StepPlan:
+    def take(self, path: str | PathLike[str] | StepPlan, step: CapturedStep, inputs: str) -> StepPlan:
         """The plan of a file, or of another module, for this step; nothing is solved or measured.
 
         Raises:
@@ -103,11 +102,8 @@ class Planner:
     def _new(self, graph: Graph, fixed: Mapping[str, int], fingerprint: Fingerprint) -> StepPlan:
         graph = self.weigh(graph)
         moved = [Plan.from_order(graph, p.order.tolist()) for p in self.plans.values() if _same_calls(p.graph, graph)]
-        fitting = [p for p in moved if simulate(graph, p).peak_bytes <= self.budget_bytes]
-        who = "from another shape"
-        if fitting:
-            plan = min(fitting, key=lambda p: simulate(graph, p).cost)
-        else:
+        plan, who = cheapest_fitting(graph, moved, self.budget_bytes), "from another shape"
+        if plan is None:
             solution = find_plan(
                 graph, self.budget_bytes, strategy=self.strategy, scope=self.scope,
                 time_limit_s=self.time_limit_s, seed=self.seed, threads=self.threads, known=moved,
@@ -163,9 +159,3 @@ def default_gpu(device: str) -> Gpu:
         if known.split("_")[0] in name.replace(" ", ""):
             return load_gpu(known)
     return load_gpu("v100")
-
-
-def default_cache() -> Path:
-    """Where measurements of operations are kept: ``$REMAT_CACHE`` or ``~/.cache/remat``."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("REMAT_CACHE") or Path(base, "remat")) / "profile"

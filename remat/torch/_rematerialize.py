@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from remat.cost import COST_MODELS, load_gpu
+from remat.cost import load_gpu
 from remat.cost.profile import profile_workspaces
 from remat.errors import InvalidInput, unknown_name
-from remat.execution import Peaks, StepPlan, parse_budget
+from remat.execution import Peaks, StepPlan, check_options, default_cache, parse_budget
 from remat.frontends import _torch_capture
 from remat.frontends._torch_capture import Joint
 from remat.frontends._torch_graph import END_KIND, CapturedStep
@@ -26,8 +25,8 @@ from remat.torch import _aot, _optimizer
 from remat.torch._measure import peak_of_step
 from remat.torch._module import Rematerialized, call_of, step_of
 from remat.torch._plain import plain_step
-from remat.torch._planner import Planner, default_cache, default_gpu, describe_inputs, device_of
-from remat.units import check_time_limit, format_size
+from remat.torch._planner import Planner, default_gpu, describe_inputs, device_of
+from remat.units import format_size
 
 MOST_PLANS = 4
 
@@ -87,10 +86,10 @@ def rematerialize(
         InvalidInput: (a ValueError) no plan within the budget was found; the model does not compile into one graph; an
             option is wrong; a plan was made for something else.
     """
-    _check(model, sample_args, budget, backend, cost, plan)
+    _check(model, sample_args, backend)
+    check_options(budget, plan, strategy, scope, cost, time_limit_s)
     kwargs = dict(sample_kwargs or {})
     strategy, scope = get_strategy(strategy).name, str(parse_scope(scope))
-    check_time_limit(time_limit_s)
     device = device_of(model, (sample_args, kwargs))
     with torch.enable_grad():
         joint = _torch_capture.capture_module(call_of(model), sample_args, kwargs, _aot.backend_of(backend))
@@ -100,7 +99,7 @@ def rematerialize(
     planner = Planner(
         name=type(model).__name__, budget_bytes=0, strategy=strategy, scope=scope, cost=cost,
         gpu=load_gpu(gpu) if gpu else default_gpu(device), device=device, time_limit_s=time_limit_s, seed=seed,
-        threads=threads, cache_folder=Path(cache_folder) if cache_folder else default_cache(),
+        threads=threads, cache_folder=Path(cache_folder) if cache_folder else default_cache() / "profile",
         plain=Peaks(None, "a plan was given"), beside=beside,
     )  # fmt: skip
     if plan is not None:
@@ -142,7 +141,7 @@ def _verified(
     )
 
 
-def _check(model: Any, sample_args: Any, budget: Any, backend: str, cost: str, plan: Any) -> None:
+def _check(model: Any, sample_args: Any, backend: str) -> None:
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if any(isinstance(module, Rematerialized) for module in model.modules()):
@@ -151,12 +150,6 @@ def _check(model: Any, sample_args: Any, budget: Any, backend: str, cost: str, p
         raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
     if backend not in _aot.BACKENDS:
         raise unknown_name("backend", backend, _aot.BACKENDS)
-    if cost not in COST_MODELS:
-        raise unknown_name("cost model", cost, COST_MODELS)
-    if budget is None and plan is None:
-        raise InvalidInput("give a budget (e.g. budget='8GB' or budget=0.6) or a plan (plan='plan.json')")
-    if budget is not None and (not isinstance(budget, (float, np.floating)) or not 0 < budget <= 1):
-        parse_budget(budget, Peaks(None))
 
 
 def _gradient_bytes(joint: Joint) -> int:

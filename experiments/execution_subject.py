@@ -1,0 +1,174 @@
+"""A PyTorch model whose ways to train are compared: its captured and costed step, and what is measured of a way."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import remat
+import remat.torch as rt
+from remat.cost import apply_cost
+from remat.cost.profile import profile_workspaces
+from remat.execution import Peaks, StepPlan, fingerprint_of
+from remat.frontends import _torch_build, _torch_capture
+from remat.frontends import torch as frontend
+from remat.frontends.spec import ModelSpec, load_target
+from remat.graph import Graph
+from remat.torch._measure import peak_of_step
+from remat.torch._module import call_of, step_of
+from remat.torch._plain import PlainStep, plain_step
+from remat.torch._planner import VERSION, Planner, default_gpu, describe_inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One point of the figure.
+
+    Attributes:
+        name, parameter: which method, and which of its points.
+        module: what is trained.
+        peak_bytes, ns: predicted; None where the method cannot be followed without computing.
+        recomputed: operations computed again, where a plan says it.
+    """
+
+    name: str
+    parameter: str
+    module: nn.Module
+    peak_bytes: int | None
+    ns: int | None
+    recomputed: int | None = None
+
+
+class Subject:
+    """A model with its loss, its arguments and its captured, costed step."""
+
+    def __init__(self, job: dict[str, Any]):
+        self.job = job
+        spec = ModelSpec(**job["spec"])
+        torch.set_num_threads(job["threads"])
+        torch.manual_seed(job["seed"])
+        model, args, loss = _torch_build.build(spec, load_target(spec.target), job["device"])
+        step, args = _torch_build.loss_step(model, args, loss)
+        self.module = step.to(job["device"]).train()
+        self.args = tuple(_filled(x, job["device"], _classes(model)) for x in args)
+        captured = _torch_capture.capture_module(call_of(self.module), self.args, {})
+        self.step = step_of(captured, spec.name, self.module, "eager")
+        self.planner = Planner(
+            name=spec.name, budget_bytes=0, strategy="portfolio", scope="free", cost=job["cost"],
+            gpu=default_gpu(job["device"]), device=job["device"], time_limit_s=job["time_limit_s"], seed=job["seed"],
+            threads=job["threads"], cache_folder=Path(job["cache"]), plain=Peaks(None), beside={},
+        )  # fmt: skip
+        graph, self.fixed = self.planner.with_everything_resident(self.step)
+        self.graph = self.planner.weigh(graph)
+        frontend.remember(self.step, self.graph)  # for torch_mincut
+        self.fingerprint = fingerprint_of(graph, "torch", VERSION, describe_inputs(self.args))
+        self.there_bytes = self.step.graph.fixed_bytes
+
+    @functools.cached_property
+    def mincut(self) -> dict[float, remat.Plan]:
+        """Plans of the min-cut partitioner that differ, by its ``activation_memory_budget``."""
+        plans: dict[float, remat.Plan] = {}
+        for member in remat.family(self.graph, "torch_mincut", scope="free"):
+            order = member.plan.order.tolist()
+            if all(order != known.order.tolist() for known in plans.values()):
+                plans[member.parameters["activation_memory_budget"]] = member.plan
+        return plans
+
+    def planned(self, name: str, parameter: str, order: list[int], budget_bytes: int | None) -> Method:
+        plan = remat.Plan.from_order(self.graph, order)
+        made = StepPlan(plan, self.graph, self.fingerprint, name, budget_bytes, None, self.fixed, self.job["cost"])
+        module = rt.rematerialize(self.module, self.args, plan=made)
+        return Method(name, parameter, module, made.peak_bytes, made.trace.cost, len(made.recomputed))
+
+    def followed(self, name: str, parameter: str, module: nn.Module, without_random: nn.Module) -> Method:
+        """A method that is eager PyTorch code: its calls are followed on tensors without contents."""
+        try:
+            plain = plain_step(without_random, self.args, {}, 0)
+        except RuntimeError as error:  # e.g. a checkpoint's own checks that need real tensors
+            print(f"note {name} cannot be predicted: {str(error).splitlines()[0]}", flush=True)
+            return Method(name, parameter, module, None, None)
+        peak, ns = self._predict(plain)
+        return Method(name, parameter, module, peak, ns)
+
+    def _predict(self, plain: PlainStep) -> tuple[int, int]:
+        calls = plain.graph(name=self.planner.name)
+        sizes, _ = profile_workspaces(calls, self.planner.cache_folder, self.planner.device)
+        calls = _costed(calls, self.planner)
+        of = {op.work.signature: (size, op.cost) for op, size in zip(calls.operations, sizes, strict=True) if op.work}
+        peak = plain.peak_bytes({signature: size for signature, (size, _) in of.items()})
+        return self.there_bytes + peak, sum(of[s][1] for s in plain.signatures if s in of)
+
+
+def _costed(calls: Graph, planner: Planner) -> Graph:
+    return apply_cost(calls, "profile", planner.gpu, cache_folder=planner.cache_folder, device=planner.device)
+
+
+def _classes(model: nn.Module) -> int:
+    """Numbers below which integers are valid indices and classes: rows of the smallest table, or of the last layer."""
+    tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    heads = [m.out_features for m in model.modules() if isinstance(m, nn.Linear)]
+    return max(2, max(tables) if tables else heads[-1] if heads else 2)
+
+
+def _filled(x: Any, device: str, n_classes: int) -> Any:
+    if not isinstance(x, Tensor):
+        return x
+    if x.is_floating_point():
+        return torch.randn(x.shape, dtype=x.dtype, device=device)
+    return torch.randint(0, n_classes, x.shape, dtype=x.dtype, device=device)
+
+
+def measure(subject: Subject, method: Method, rounds: int) -> dict[str, Any]:
+    """Peak, median step time beside the plain step's in the same rounds, and whether what it leaves is the same."""
+    plain, ours = subject.module, method.module
+    same = _left_by(plain, subject) == _left_by(ours, subject)
+    peak = subject.there_bytes + peak_of_step(ours, subject.args, {}, subject.job["device"])
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(rounds):
+        for module, into in ((plain, times[0]), (ours, times[1])):
+            into.append(_seconds(module, subject))
+    ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
+    return {
+        "method": method.name, "parameter": method.parameter, "predicted_peak_bytes": method.peak_bytes,
+        "predicted_ns": method.ns, "measured_peak_bytes": peak, "plain_s": statistics.median(times[0]),
+        "measured_s": statistics.median(times[1]), "measured_ratio": ratio, "same": same,
+        "recomputed": method.recomputed,
+    }  # fmt: skip
+
+
+def _seconds(module: nn.Module, subject: Subject) -> float:
+    cuda = subject.job["device"] == "cuda"
+    if cuda:
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    module(*subject.args).backward()
+    if cuda:
+        torch.cuda.synchronize()
+    took = time.perf_counter() - began
+    subject.module.zero_grad()
+    return took
+
+
+def _left_by(module: nn.Module, subject: Subject) -> list[bytes]:
+    """Loss, gradients, buffers and random state after one step, as bytes; the buffers are put back."""
+    before = copy.deepcopy(dict(subject.module.named_buffers()))
+    torch.manual_seed(1)
+    loss = module(*subject.args)
+    loss.backward()
+    tensors = [loss.detach(), *(p.grad for p in subject.module.parameters() if p.grad is not None)]
+    left = [x.cpu().contiguous().view(torch.uint8).numpy().tobytes() for x in tensors if x.ndim]
+    left += [b.cpu().reshape(-1).view(torch.uint8).numpy().tobytes() for b in subject.module.buffers()]
+    left += [repr(loss.item()).encode(), torch.get_rng_state().numpy().tobytes()]
+    subject.module.zero_grad()
+    with torch.no_grad():
+        for name, buffer in subject.module.named_buffers():
+            buffer.copy_(before[name])
+    return left
