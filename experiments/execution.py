@@ -26,6 +26,8 @@ from experiments.store import code_version, write_json
 from remat.errors import InvalidInput, RematError
 from remat.frontends.spec import ModelSpec
 
+COST_CACHE = RUNS_FOLDER / "cache" / "costs"
+SAME = {True: "yes", False: "NO", None: "the plain step differs from itself"}
 ROUNDS, QUICK_ROUNDS = 7, 3
 # What two CPU cores train in about a second: the networks of these names, narrower and on smaller inputs.
 ON_A_CPU: dict[str, dict[str, Any]] = {
@@ -50,32 +52,47 @@ def run_execution(cfg: DictConfig, settings: Settings, console: Console, folder:
     if settings.cost != "profile":
         raise InvalidInput("experiment=execution compares predicted with measured seconds: leave cost=profile")
     device = settings.device or "cpu"
-    spec = _spec(cfg, settings, device)
-    job = {
-        "spec": asdict(spec), "device": device, "cost": settings.cost, "time_limit_s": settings.time_limit_s,
-        "seed": settings.seed, "threads": settings.threads, "rounds": QUICK_ROUNDS if cfg.scale == "quick" else ROUNDS,
-        "shares": 3 if cfg.scale == "quick" else 6,
-    }  # fmt: skip
-    source = asdict(provenance())
-    made_by = [job, code_version(whole=True), source["versions"], source["cpu"]]
-    key = hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:16]
-    rows_path = RUNS_FOLDER / "store" / f"execution_{key}.jsonl"
-    rows_path.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    where = {"rows": str(rows_path.resolve()), "cache": str((RUNS_FOLDER / "cache" / "costs").resolve())}
-    write_json(folder / "job.json", job | where)
-    sizes = ", ".join(f"{k} {v}" for k, v in (("batch", spec.batch_size), *spec.options.items()) if v)
-    console.print(f"{spec.name} on {device} ({sizes}); costs: {settings.cost}", markup=False)
-    _run_child(folder, console)
-    rows = [json.loads(line) for line in rows_path.read_text().splitlines()]
-    write_json(folder / "run.json", {"experiment": "execution", "job": job, "provenance": source, "rows": rows})
-    _print_table(console, rows)
+    job = job_of(
+        _spec(cfg, settings, device), device, quick=cfg.scale == "quick", time_limit_s=settings.time_limit_s,
+        seed=settings.seed, threads=settings.threads,
+    )  # fmt: skip
+    execute(job, folder, console)
     from analysis.execution import draw_execution
 
     for path in draw_execution(folder):
         what = {".html": "page", ".csv": "table"}.get(path.suffix, "figure")
         console.print(f"{what:<8} {path}", markup=False, soft_wrap=True)
     return 0
+
+
+def job_of(
+    spec: ModelSpec, device: str, *, quick: bool, time_limit_s: float, seed: int = 0, threads: int = 2
+) -> dict[str, Any]:
+    """What `execute` takes: everything that its rows depend on beside code, versions and machine."""
+    return {
+        "spec": asdict(spec), "device": device, "cost": "profile", "time_limit_s": time_limit_s, "seed": seed,
+        "threads": threads, "rounds": QUICK_ROUNDS if quick else ROUNDS, "shares": 3 if quick else 6,
+    }  # fmt: skip
+
+
+def execute(job: dict[str, Any], folder: Path, console: Console) -> dict[str, Any]:
+    """Measure what is not stored yet, write ``run.json`` into the folder and print the table; what was written."""
+    source = asdict(provenance())
+    made_by = [job, code_version(whole=True), source["versions"], source["cpu"]]
+    key = hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:16]
+    rows_path = RUNS_FOLDER / "store" / f"execution_{key}.jsonl"
+    rows_path.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "job.json", job | {"rows": str(rows_path.resolve()), "cache": str(COST_CACHE.resolve())})
+    spec = job["spec"]
+    sizes = ", ".join(f"{k} {v}" for k, v in (("batch", spec["batch_size"]), *spec["options"].items()) if v)
+    console.print(f"{spec['name']} on {job['device']} ({sizes}); costs: {job['cost']}", markup=False)
+    run_child("experiments.execution_torch", folder, console)
+    rows = [json.loads(line) for line in rows_path.read_text().splitlines()]
+    run = {"experiment": "execution", "job": job, "provenance": source, "rows": rows}
+    write_json(folder / "run.json", run)
+    _print_table(console, rows)
+    return run
 
 
 def _spec(cfg: DictConfig, settings: Settings, device: str) -> ModelSpec:
@@ -113,8 +130,10 @@ def for_a_cpu(spec: ModelSpec) -> ModelSpec:
     return replace(spec, **{**small, "options": spec.options | small.get("options", {})})
 
 
-def _run_child(folder: Path, console: Console) -> None:
-    command = [sys.executable, "-m", "experiments.execution_torch", str(folder / "job.json")]
+def run_child(module: str, folder: Path, console: Console) -> list[dict[str, Any]]:
+    """Run a measuring module on the folder's ``job.json`` in a process of its own; the rows it made."""
+    command = [sys.executable, "-m", module, str(folder / "job.json")]
+    rows: list[dict[str, Any]] = []
     with (folder / "execution.log").open("w") as log, console.status("capturing and planning ...") as status:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
@@ -123,6 +142,7 @@ def _run_child(folder: Path, console: Console) -> None:
                 kind, _, text = line.rstrip("\n").partition(" ")
                 if kind == "row":
                     row = json.loads(text)
+                    rows.append(row)
                     status.update(f"{row['method']} {row['parameter']} done ...")
                 elif kind == "note":
                     console.print(f"note: {text}", markup=False, soft_wrap=True)
@@ -134,6 +154,7 @@ def _run_child(folder: Path, console: Console) -> None:
     if child.returncode:
         last = (Path(folder, "execution.log").read_text().strip().splitlines() or ["it printed nothing"])[-1]
         raise RematError(f"the measuring process ended with code {child.returncode}: {last[:300]} (see {log.name})")
+    return rows
 
 
 def _print_table(console: Console, rows: list[dict[str, Any]]) -> None:
@@ -149,6 +170,6 @@ def _print_table(console: Console, rows: list[dict[str, Any]]) -> None:
             row["method"], row["parameter"], f"{peak / 1e6:.1f}" if peak else "",
             f"{row['measured_peak_bytes'] / 1e6:.1f}",
             f"{row['measured_peak_bytes'] / peak:.4f}" if peak else "", f"{ns / plain_ns:.3f}" if ns else "",
-            f"{row['measured_ratio']:.3f}", "yes" if row["same"] else "NO",
+            f"{row['measured_ratio']:.3f}", SAME[row["same"]],
         )  # fmt: skip
     console.print(table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import statistics
 import time
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from remat.execution import Peaks, StepPlan, fingerprint_of
 from remat.frontends import _torch_build, _torch_capture
 from remat.frontends import torch as frontend
 from remat.frontends.spec import ModelSpec, load_target
-from remat.graph import Graph
 from remat.torch._measure import peak_of_step
 from remat.torch._module import call_of, step_of
 from remat.torch._plain import PlainStep, plain_step
@@ -82,6 +82,29 @@ class Subject:
                 plans[member.parameters["activation_memory_budget"]] = member.plan
         return plans
 
+    @functools.cached_property
+    def left_by_plain(self) -> list[str] | None:
+        """What the framework's own step leaves behind; None if that differs from run to run (atomics on a GPU)."""
+        left = _left_by(self.module, self)
+        return left if left == _left_by(self.module, self) else None
+
+    def measured_peak(self, module: nn.Module) -> int:
+        """Most bytes held in one step, what is always there included."""
+        return self.there_bytes + peak_of_step(module, self.args, {}, self.job["device"])
+
+    def seconds(self, module: nn.Module) -> float:
+        """Of one step, the optimizer's not included."""
+        cuda = self.job["device"] == "cuda"
+        if cuda:
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        module(*self.args).backward()
+        if cuda:
+            torch.cuda.synchronize()
+        took = time.perf_counter() - began
+        self.module.zero_grad()
+        return took
+
     def planned(self, name: str, parameter: str, order: list[int], budget_bytes: int | None) -> Method:
         plan = remat.Plan.from_order(self.graph, order)
         made = StepPlan(plan, self.graph, self.fingerprint, name, budget_bytes, None, self.fixed, self.job["cost"])
@@ -90,6 +113,9 @@ class Subject:
 
     def followed(self, name: str, parameter: str, module: nn.Module, without_random: nn.Module) -> Method:
         """A method that is eager PyTorch code: its calls are followed on tensors without contents."""
+        if any(isinstance(part, nn.RNNBase) for part in module.modules()):
+            # Without contents these layers run unrolled, which needs other memory than their kernels.
+            return Method(name, parameter, module, None, self.graph.total_cost if module is self.module else None)
         try:
             plain = plain_step(without_random, self.args, {}, 0)
         except RuntimeError as error:  # e.g. a checkpoint's own checks that need real tensors
@@ -101,14 +127,11 @@ class Subject:
     def _predict(self, plain: PlainStep) -> tuple[int, int]:
         calls = plain.graph(name=self.planner.name)
         sizes, _ = profile_workspaces(calls, self.planner.cache_folder, self.planner.device)
-        calls = _costed(calls, self.planner)
+        planner = self.planner
+        calls = apply_cost(calls, planner.cost, planner.gpu, cache_folder=planner.cache_folder, device=planner.device)
         of = {op.work.signature: (size, op.cost) for op, size in zip(calls.operations, sizes, strict=True) if op.work}
         peak = plain.peak_bytes({signature: size for signature, (size, _) in of.items()})
         return self.there_bytes + peak, sum(of[s][1] for s in plain.signatures if s in of)
-
-
-def _costed(calls: Graph, planner: Planner) -> Graph:
-    return apply_cost(calls, "profile", planner.gpu, cache_folder=planner.cache_folder, device=planner.device)
 
 
 def _classes(model: nn.Module) -> int:
@@ -129,12 +152,12 @@ def _filled(x: Any, device: str, n_classes: int) -> Any:
 def measure(subject: Subject, method: Method, rounds: int) -> dict[str, Any]:
     """Peak, median step time beside the plain step's in the same rounds, and whether what it leaves is the same."""
     plain, ours = subject.module, method.module
-    same = _left_by(plain, subject) == _left_by(ours, subject)
-    peak = subject.there_bytes + peak_of_step(ours, subject.args, {}, subject.job["device"])
+    same = None if subject.left_by_plain is None else subject.left_by_plain == _left_by(ours, subject)
+    peak = subject.measured_peak(ours)
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
         for module, into in ((plain, times[0]), (ours, times[1])):
-            into.append(_seconds(module, subject))
+            into.append(subject.seconds(module))
     ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
     return {
         "method": method.name, "parameter": method.parameter, "predicted_peak_bytes": method.peak_bytes,
@@ -144,29 +167,16 @@ def measure(subject: Subject, method: Method, rounds: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _seconds(module: nn.Module, subject: Subject) -> float:
-    cuda = subject.job["device"] == "cuda"
-    if cuda:
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    module(*subject.args).backward()
-    if cuda:
-        torch.cuda.synchronize()
-    took = time.perf_counter() - began
-    subject.module.zero_grad()
-    return took
-
-
-def _left_by(module: nn.Module, subject: Subject) -> list[bytes]:
-    """Loss, gradients, buffers and random state after one step, as bytes; the buffers are put back."""
+def _left_by(module: nn.Module, subject: Subject) -> list[str]:
+    """Hashes of loss, gradients, buffers and random state after one step; the buffers are put back."""
     before = copy.deepcopy(dict(subject.module.named_buffers()))
     torch.manual_seed(1)
     loss = module(*subject.args)
     loss.backward()
     tensors = [loss.detach(), *(p.grad for p in subject.module.parameters() if p.grad is not None)]
-    left = [x.cpu().contiguous().view(torch.uint8).numpy().tobytes() for x in tensors if x.ndim]
-    left += [b.cpu().reshape(-1).view(torch.uint8).numpy().tobytes() for b in subject.module.buffers()]
-    left += [repr(loss.item()).encode(), torch.get_rng_state().numpy().tobytes()]
+    tensors += [*subject.module.buffers(), torch.get_rng_state()]
+    tensors += [torch.cuda.get_rng_state()] if subject.job["device"] == "cuda" else []
+    left = [hashlib.sha256(x.cpu().reshape(-1).view(torch.uint8).numpy()).hexdigest() for x in tensors]
     subject.module.zero_grad()
     with torch.no_grad():
         for name, buffer in subject.module.named_buffers():

@@ -102,9 +102,11 @@ def main(job_path: str) -> None:
     subject, rows = Subject(job), Rows(Path(job["rows"]))
     for candidate in peers(subject):
         rows(subject, candidate)
-    of_peers = [row for row in rows.known if row["method"] != "portfolio" and row.get("predicted_peak_bytes")]
-    plain_bytes = next(row["predicted_peak_bytes"] for row in of_peers if row["method"] == "plain")
-    for candidate in ours(subject, (row["predicted_peak_bytes"] for row in of_peers), plain_bytes):
+    peaks = {
+        (row["method"], row["parameter"]): row["predicted_peak_bytes"] or row["measured_peak_bytes"]
+        for row in rows.known if row["method"] != "portfolio" and "note" not in row
+    }  # fmt: skip
+    for candidate in ours(subject, peaks.values(), peaks["plain", ""]):
         rows(subject, candidate)
 
 

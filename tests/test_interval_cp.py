@@ -72,7 +72,8 @@ tf.function(lambda x: tf.nn.relu(x @ x))(tf.ones((4, 4)))
 import remat
 from remat.frontends.synthetic import chain
 graph = chain(n=12)
-solution = remat.solve_sweep(graph, [graph.largest_working_set()[0] + 4096], "interval_cp", isolate=False)[0]
+budget = graph.largest_working_set()[0] + 4096
+solution = remat.solve_sweep(graph, [budget], "interval_cp", isolate=False, time_limit_s=10)[0]
 print(solution.status, solution.plan is not None, solution.message)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)

@@ -32,10 +32,10 @@ Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 @pytest.fixture(autouse=True, scope="module")
 def _quiet_and_cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Measurements of operations are shared by the tests of this module; how busy the machine was does not matter."""
+    """Measurements are shared by the tests, in whatever process they run; how busy the machine was does not matter."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore", remat.cost.CostWarning)
-        patch.setenv("REMAT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("REMAT_CACHE", str(tmp_path_factory.getbasetemp().parent / "torch_execution_cache"))
         yield
 
 
@@ -47,7 +47,7 @@ def _seeded() -> None:
 class Net(nn.Module):
     """Convolutions with batch norm, in-place ReLU and dropout."""
 
-    def __init__(self, width: int = 24, n: int = 5, dropout: float = 0.1):
+    def __init__(self, width: int = 24, n: int = 3, dropout: float = 0.1):
         super().__init__()
         self.convs = nn.ModuleList(nn.Conv2d(3 if i == 0 else width, width, 3, padding=1) for i in range(n))
         self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(n))
@@ -60,7 +60,7 @@ class Net(nn.Module):
 
 
 def rematerialize(model: nn.Module, args: tuple[Any, ...], budget: Any = 0.75, **options: Any) -> rt.Rematerialized:
-    options = {"cost": "flops", "time_limit_s": 2, "strategy": "search"} | options
+    options = {"cost": "flops", "time_limit_s": 0.6, "strategy": "search"} | options
     return rt.rematerialize(model, args, budget, **options)
 
 
@@ -133,7 +133,7 @@ def random_order(graph: remat.Graph, rng: np.random.Generator, drop: float) -> l
     return order
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", ["net", "gpt2", "recurrent"])
 def test_random_valid_plans_are_bit_identical(kind: str, seed: int) -> None:
     if kind == "net":
@@ -168,9 +168,8 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize(
     ("layer", "options"),
     [
-        (nn.LSTM, {}), (nn.LSTM, {"dropout": 0.5}), (nn.LSTM, {"bidirectional": True}), (nn.LSTM, {"proj_size": 8}),
-        (nn.GRU, {}), (nn.GRU, {"dropout": 0.5, "bidirectional": True}), (nn.RNN, {}),
-        (nn.RNN, {"nonlinearity": "relu"}),
+        (nn.LSTM, {"dropout": 0.5}), (nn.LSTM, {"bidirectional": True}), (nn.LSTM, {"proj_size": 8}),
+        (nn.GRU, {"dropout": 0.5, "bidirectional": True}), (nn.RNN, {"nonlinearity": "relu"}),
     ],
 )  # fmt: skip
 def test_recurrent_layers_run_their_native_kernels(layer: type[nn.Module], options: dict[str, Any]) -> None:

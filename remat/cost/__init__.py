@@ -32,10 +32,11 @@ def apply_cost(
     Args:
         graph: from a frontend, `Operation.work` filled.
         model: ``flops`` (unit ``flop``), ``roofline`` or ``profile`` (unit ``ns``).
-        gpu: the device of the roofline; not used by ``flops``, and by ``profile`` only on CUDA, for
-            operations that cannot be measured.
+        gpu: the device of the roofline; not used by ``flops``, and by ``profile`` where measurements of it are
+            stored (``results/<gpu>/profile.parquet``) or, on CUDA, for operations that cannot be measured.
         cache_folder: of measurements; None measures without a cache.
-        device: of ``profile``: ``cpu`` or ``cuda``; None takes CUDA if PyTorch operations can run there.
+        device: of ``profile``: ``cpu`` or ``cuda``; None takes what is stored for `gpu`, else measures on CUDA if
+            PyTorch operations can run there, else on the CPU.
 
     Raises:
         UnknownName: unknown cost model.

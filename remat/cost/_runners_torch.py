@@ -56,7 +56,8 @@ def peak_of(run: Callable[[], Any], device: str) -> tuple[Any, int]:
         made = run()
         torch.cuda.synchronize()
         return made, torch.cuda.max_memory_allocated() - before
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+    # Not `torch.profiler`, which is this one and imports the compiler.
+    with torch.autograd.profiler.profile(profile_memory=True) as profiler:
         made = run()
     held = peak = 0
     for size in allocations(profiler):
@@ -67,7 +68,7 @@ def peak_of(run: Callable[[], Any], device: str) -> tuple[Any, int]:
 
 def allocations(profiler: Any) -> list[int]:
     """Bytes allocated (freed: negative) on the CPU, one after the other."""
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events = [e for e in profiler.kineto_results.events() if e.name() == "[memory]"]
     return [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
 
 

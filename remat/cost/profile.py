@@ -25,6 +25,7 @@ from typing import Any
 from remat.cost._warning import CostWarning
 from remat.cost.gpu import Gpu, load_gpu
 from remat.cost.roofline import operation_ns
+from remat.cost.stored import load_stored
 from remat.errors import InvalidInput, MissingPackage, RematError, unknown_name
 from remat.graph import Graph, Operation, Work
 from remat.units import format_size
@@ -42,15 +43,24 @@ def profile_costs(
 ) -> tuple[list[int], dict[str, str]]:
     """(cost of each operation in ns [N], {kind: why it was not measured}).
 
-    What cannot be rebuilt takes its roofline time: of ``conf/gpu/cpu.yaml`` on a CPU, of `gpu` on CUDA.
+    Without a `device`, those that are stored for `gpu` are taken (`remat.cost.stored`), and nothing is measured.
+    What cannot be rebuilt, or is not stored, takes its roofline time: of ``conf/gpu/cpu.yaml`` on a CPU, else of `gpu`.
 
     Raises:
         InvalidInput: unknown or absent device, or an operation that needs more memory than is free.
         MissingPackage: the framework of the operations is not installed.
     """
-    device, keys, measured, fresh, failures = _measured(graph, "time", ("ns", "best_ns"), cache_folder, device)
-    _check_quiet(fresh, Path(cache_folder) if cache_folder else None)
-    fallback = load_gpu("cpu") if device == "cpu" else gpu
+    stored = load_stored(gpu.name) if device is None and gpu is not None else None
+    if stored is not None:
+        signatures = _signatures(graph)
+        keys = {signature: signature for signature in signatures}
+        measured = {signature: (stored.ns[signature],) for signature in signatures if signature in stored.ns}
+        failures = dict.fromkeys(signatures, f"not in {stored.path}")
+        fallback = gpu
+    else:
+        device, keys, measured, fresh, failures = _measured(graph, "time", ("ns", "best_ns"), cache_folder, device)
+        _check_quiet(fresh, Path(cache_folder) if cache_folder else None)
+        fallback = load_gpu("cpu") if device == "cpu" else gpu
     costs, unmeasured = [], {}
     for op in graph.operations:
         work = op.work or Work(bytes_moved=sum(graph.values[v].bytes for v in (*op.inputs, *op.outputs)))
@@ -171,6 +181,11 @@ def _versions(frameworks: Iterable[str]) -> dict[str, str]:
 def machine(frameworks: list[str]) -> tuple[str, dict[str, str]]:
     """(CPU and threads, versions of the frameworks): what measurements on this machine's CPU depend on."""
     return f"{_cpu_name()}, {_threads()} threads", _versions(frameworks)
+
+
+def label_of(device: str) -> tuple[str, dict[str, str]]:
+    """(name of the device, PyTorch's version) as measurements of PyTorch operations on it are kept."""
+    return _device(device, ["torch"])[1], _versions(["torch"])
 
 
 def _device(device: str | None, frameworks: list[str]) -> tuple[str, str, int]:

@@ -1,0 +1,108 @@
+"""``python -m experiments.device_results --device cuda``: everything that this project shows of a device, at once.
+
+For each network the peers' figure (`experiments.execution`) and the largest trainable batch, plain and rematerialized;
+then the measured costs of all operations, with which ``cost=profile gpu=<device>`` works where there is no such device.
+Written to ``results/<device>/``. Rows are kept as they come: run it again after an interruption and it goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from analysis.execution import draw_execution
+from experiments.execution import COST_CACHE, execute, for_a_cpu, job_of, run_child, torch_model
+from experiments.settings import RUNS_FOLDER
+from experiments.store import write_json
+from remat.cost.profile import label_of
+from remat.cost.stored import RESULTS_FOLDER, store
+from remat.errors import InvalidInput
+from remat.frontends.spec import ModelSpec
+from remat.units import parse_size
+
+# What a GPU of 16 GB or more trains; GPT-2 is the medium one. On a CPU: `experiments.execution.ON_A_CPU`.
+ON_A_GPU: dict[str, dict[str, Any]] = {
+    "resnet50": {"batch_size": 128},
+    "unet": {"batch_size": 11},
+    "gpt2": {"batch_size": 8, "options": {"length": 1024, "width": 1024, "n_layers": 24, "n_heads": 16}},
+    "vit": {"batch_size": 64},
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.device_results", description="everything that is shown of a device"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--models", default=",".join(ON_A_GPU), help="comma-separated; all by default")
+    parser.add_argument("--memory", help="what the largest batches must fit, e.g. 8GB; the device's by default")
+    parser.add_argument("--quick", action="store_true", help="fewer points and rounds")
+    parser.add_argument("--time-limit", type=float, default=30.0, help="seconds per plan")
+    parser.add_argument("--out", type=Path, default=RESULTS_FOLDER, help="folder of the devices' folders")
+    given = parser.parse_args(arguments)
+    gpu = _name_of(given.device)
+    if given.device == "cpu" and not given.memory:
+        raise InvalidInput("--device cpu needs --memory, e.g. --memory 500MB: a machine's own would take a day to fill")
+    console, out = Console(), given.out / gpu
+    for name in given.models.split(","):
+        spec = _spec(name, given.device)
+        job = job_of(spec, given.device, quick=given.quick, time_limit_s=given.time_limit)
+        folder = RUNS_FOLDER / f"device_{gpu}_{name}"
+        run = execute(job, folder, console)
+        memory = {"capacity_bytes": parse_size(given.memory) if given.memory else None}
+        batches = folder / "batches"
+        batches.mkdir(exist_ok=True)
+        write_json(batches / "job.json", job | memory | {"cache": str(COST_CACHE.resolve())})
+        run["largest_batches"] = run_child("experiments.execution_batch", batches, console)
+        _print_batches(console, run["largest_batches"])
+        date = datetime.date.today().isoformat()
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / f"{date}_{name}.json", run | {"date": date})
+        for path in draw_execution(folder):
+            if path.suffix == ".png":
+                shutil.copy(path, out / f"{date}_{name}.png")
+    console.print(f"costs    {store(COST_CACHE, gpu, *label_of(given.device), given.out)}", markup=False)
+
+
+def _name_of(device: str) -> str:
+    if device == "cpu":
+        return "cpu"
+    import torch
+
+    from remat.torch._planner import default_gpu
+
+    if not torch.cuda.is_available():
+        raise InvalidInput("PyTorch finds no CUDA device here; try it with --device cpu --memory 500MB --quick")
+    return default_gpu(device).name
+
+
+def _spec(name: str, device: str) -> ModelSpec:
+    spec = torch_model(name)
+    if device == "cpu":
+        return for_a_cpu(spec)
+    large = ON_A_GPU.get(name, {})
+    return replace(spec, **{**large, "options": spec.options | large.get("options", {})})
+
+
+def _print_batches(console: Console, rows: list[dict[str, Any]]) -> None:
+    table = Table("method", "largest batch", "predicted MB", "measured MB", "samples/s")
+    for row in rows:
+        table.add_row(
+            row["method"], str(row["batch_size"]), f"{row['predicted_peak_bytes'] / 1e6:.1f}",
+            f"{row['measured_peak_bytes'] / 1e6:.1f}", f"{row['samples_per_s']:.1f}",
+        )  # fmt: skip
+    console.print(table)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except InvalidInput as error:
+        raise SystemExit(f"error: {error}") from None

@@ -1,0 +1,87 @@
+"""Measured costs that travel: one table per device under ``results/<gpu>``, for machines that lack the device.
+
+``python -m experiments.device_results`` writes them; ``cost=profile gpu=<gpu>`` reads them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from remat.errors import InvalidInput
+from remat.files import replacing
+
+RESULTS_FOLDER = Path(__file__).resolve().parents[2] / "results"
+FILE = "profile.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredProfile:
+    """Measurements of operations on one device.
+
+    Attributes:
+        path: of the table.
+        device: as the framework names it, e.g. ``NVIDIA H200``.
+        versions: of the frameworks that ran the operations.
+        date: of the table, ISO.
+        ns: {signature of the operation: median nanoseconds}.
+    """
+
+    path: Path
+    device: str
+    versions: Mapping[str, str]
+    date: str
+    ns: Mapping[str, int]
+
+
+def load_stored(gpu: str, folder: Path | None = None) -> StoredProfile | None:
+    """The table of a device by its name in ``conf/gpu``; None if there is none.
+
+    Raises:
+        InvalidInput: the file is not such a table.
+    """
+    path = (folder or RESULTS_FOLDER) / gpu / FILE
+    if not path.is_file():
+        return None
+    try:
+        table = pq.read_table(path, columns=["signature", "ns"])
+        said = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+        ns = dict(zip(table["signature"].to_pylist(), table["ns"].to_pylist(), strict=True))
+        return StoredProfile(path, said["device"], json.loads(said["versions"]), said["date"], ns)
+    except (pa.ArrowInvalid, KeyError, json.JSONDecodeError) as error:
+        raise InvalidInput(f"{path} is no table of measured costs: {error}; write it again with "
+                           "python -m experiments.device_results") from None  # fmt: skip
+
+
+def store(cache: Path, gpu: str, device: str, versions: Mapping[str, str], folder: Path | None = None) -> Path:
+    """Write the times that `profile_costs` measured on a device into its cache as the table of that device.
+
+    Args:
+        gpu: name in ``conf/gpu``.
+        device: as the records name it.
+        versions: of the framework; records of others are left out.
+
+    Raises:
+        InvalidInput: there are none.
+    """
+    made_by = {"device": device, "versions": dict(versions)}
+    records = [json.loads(path.read_text()) for path in sorted(cache.glob("*.json"))]
+    records = [record for record in records if "ns" in record and record.items() >= made_by.items()]
+    if not records:
+        raise InvalidInput(f"nothing was measured on {device} into {cache}")
+    table = pa.table({
+        "signature": [record["signature"] for record in records],
+        "ns": pa.array([record["ns"] for record in records], pa.int64()),
+        "best_ns": pa.array([record["best_ns"] for record in records], pa.int64()),
+    })  # fmt: skip
+    said = {"device": device, "versions": json.dumps(dict(versions)), "date": datetime.date.today().isoformat()}
+    path = (folder or RESULTS_FOLDER) / gpu / FILE
+    with replacing(path) as scratch:
+        pq.write_table(table.replace_schema_metadata(said), scratch, compression="zstd")
+    return path
