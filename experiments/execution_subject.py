@@ -7,7 +7,7 @@ import functools
 import hashlib
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 import remat
-import remat.torch as rt
 from remat.cost import apply_cost
 from remat.cost.profile import profile_workspaces
 from remat.execution import Peaks, StepPlan, fingerprint_of
@@ -23,7 +22,7 @@ from remat.frontends import _torch_build, _torch_capture
 from remat.frontends import torch as frontend
 from remat.frontends.spec import ModelSpec, load_target
 from remat.torch._measure import peak_of_step
-from remat.torch._module import call_of, step_of
+from remat.torch._module import Rematerialized, call_of, step_of
 from remat.torch._plain import PlainStep, plain_step
 from remat.torch._planner import VERSION, Planner, default_gpu, describe_inputs
 
@@ -108,7 +107,8 @@ class Subject:
     def planned(self, name: str, parameter: str, order: list[int], budget_bytes: int | None) -> Method:
         plan = remat.Plan.from_order(self.graph, order)
         made = StepPlan(plan, self.graph, self.fingerprint, name, budget_bytes, None, self.fixed, self.job["cost"])
-        module = rt.rematerialize(self.module, self.args, plan=made)
+        planner = replace(self.planner, plans={self.fingerprint.sha256: made})  # what `rematerialize(plan=made)` makes
+        module = Rematerialized(self.module, planner, made, "eager")
         return Method(name, parameter, module, made.peak_bytes, made.trace.cost, len(made.recomputed))
 
     def followed(self, name: str, parameter: str, module: nn.Module, without_random: nn.Module) -> Method:
