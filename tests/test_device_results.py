@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from experiments import cli, device_results, execution, execution_torch
+from experiments import cli, device_results, execution
 from remat.cost import CostWarning, apply_cost, load_gpu, stored
 from remat.errors import InvalidInput
 from remat.frontends import torch as frontend

@@ -190,16 +190,61 @@ def test_modes_of_training() -> None:
     check(Net(dropout=0.0), (x.clone().requires_grad_(),))
 
 
-@pytest.mark.parametrize("kind", ["net", "gpt2"])
+class Tied(nn.Module):
+    """Weights that are used twice and in two precisions: under autocast each is cast once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer, self.head = nn.Embedding(10, 64), nn.Linear(64, 64), nn.Linear(64, 10, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.layer(torch.tanh(self.layer(self.table(index))))))
+
+
+@pytest.mark.parametrize("kind", ["net", "gpt2", "tied"])
 def test_autocast(kind: str) -> None:
     def autocast() -> torch.autocast:
         return torch.autocast("cpu", dtype=torch.bfloat16)
 
     if kind == "net":
         check(Net(), (torch.randn(IMAGES),), context=autocast)
+    elif kind == "tied":
+        check(Tied(), (torch.randint(0, 10, (128,)),), 0.95, context=autocast)
     else:
         model, _ = gpt2(2, length=16, vocabulary=50, context=16, width=32, n_layers=2, n_heads=2, dropout=0.1)
         check(model, tuple(torch.randint(0, 50, (2, 2, 16))), 0.9, torch.Tensor.float, autocast)
+
+
+def test_operators_that_are_traced_by_another_formula_than_eager_mode_uses() -> None:
+    class Resizes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.conv(x)
+            for mode in ("nearest", "bilinear", "bicubic"):
+                x = torch.tanh(F.interpolate(x, scale_factor=1.3, mode=mode))
+            return F.softshrink(F.interpolate(x.flatten(2), scale_factor=1.2, mode="linear"))
+
+    check(Resizes(), (torch.randn(2, 3, 16, 16),), 0.95)
+
+
+def test_an_optimizer_that_was_not_counted_is_told_of() -> None:
+    model = nn.Sequential(nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 512))
+    x = torch.randn(64, 512)
+    for optimizer, told in ((None, 1), ("adam", 0)):
+        ours = rematerialize(model, (x,), "1GB", optimizer=optimizer)
+        adam = torch.optim.Adam(ours.parameters())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                step(ours, (x,))
+                adam.step()
+        messages = [str(w.message) for w in caught if "Adam holds" in str(w.message)]
+        assert len(messages) == told
+        assert all("optimizer=optimizer" in message for message in messages)
 
 
 def test_an_ordinary_loop() -> None:

@@ -8,6 +8,7 @@ allocated. docs/decisions/0004-joint-graphs-from-pytorch.md says why this route.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, To
 from torch.utils._python_dispatch import _disable_current_modes
 
 from remat.errors import InvalidInput, MissingPackage, RematError
+from remat.frontends._torch_autocast import cast_once
 from remat.frontends._torch_recurrent import replace_recurrent
 
 OLDEST = (2, 9)
@@ -144,9 +146,39 @@ def eager_backend(
             return partition(joint, num_fwd_outputs)
 
     compiler = compiler or _unused
-    return aot_autograd(
-        fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition_fn, decompositions=_AS_IN_EAGER_MODE
-    )(graph, example_inputs)
+    with _undecomposed():
+        return aot_autograd(
+            fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition_fn, decompositions=_AS_IN_EAGER_MODE
+        )(graph, example_inputs)
+
+
+@contextmanager
+def _undecomposed() -> Iterator[None]:
+    """Operators that eager mode differentiates as a whole stay whole: PyTorch registers other formulas for tracing."""
+    taken = []
+    try:
+        for op in _whole_operators():
+            kernels = {key: op.py_kernels.pop(key) for key in _TRACED_INSTEAD if key in op.py_kernels}
+            op._dispatch_cache.clear()
+            taken.append((op, kernels))
+        yield
+    finally:
+        for op, kernels in taken:
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
+
+
+@functools.cache
+def _whole_operators() -> tuple[torch._ops.OpOverload, ...]:
+    names = ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d", "nearest1d", "nearest2d", "nearest3d",
+             "bilinear2d_aa", "bicubic2d_aa", "nearest_exact1d", "nearest_exact2d", "nearest_exact3d")  # fmt: skip
+    packets = [getattr(aten, f"{prefix}upsample_{name}", None) for name in names for prefix in ("", "_")]
+    packets += [aten.softshrink, aten.hardshrink, aten.multi_margin_loss, aten.multilabel_margin_loss_forward]
+    return tuple(getattr(packet, overload) for packet in packets if packet for overload in packet.overloads()
+                 if overload in ("default", "vec"))  # fmt: skip
+
+
+_TRACED_INSTEAD = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
@@ -230,7 +262,11 @@ def read_joint(module: fx.GraphModule, n_forward_outputs: int, primals: tuple[An
     if any(type(d).__name__ == "ViewBaseAOTInput" for d in descriptions):
         raise InvalidInput("arguments that overlap in memory are modified in place; pass copies of them")
     _drop_unread_statistics(module)
-    return Joint(module, n_forward_outputs, _mutated(module), primals)
+    joint = Joint(module, n_forward_outputs, _mutated(module), primals)
+    places, gradients = joint.places, joint.outputs[n_forward_outputs:]
+    cast_once(module.graph, {places[i]: gradient for i, gradient in enumerate(gradients) if gradient is not None})
+    module.recompile()
+    return joint
 
 
 def _unused(module: fx.GraphModule, _inputs: Any) -> Any:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import collections
 import copy
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from remat.errors import InvalidInput, unknown_name
-from remat.units import parse_size
+from remat.units import format_size, parse_size
 
 STATES = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "lion": 1, "adam": 2, "adamw": 2}
+SLACK_BYTES = 2**20  # counters of steps and the like
 
 
 def state_bytes(optimizer: torch.optim.Optimizer | str | int | None, parameters: Iterable[nn.Parameter]) -> int:
@@ -38,6 +42,25 @@ def state_bytes(optimizer: torch.optim.Optimizer | str | int | None, parameters:
     if isinstance(optimizer, str) and not optimizer[:1].isdigit():
         raise unknown_name("optimizer", optimizer, STATES)
     return parse_size(optimizer)
+
+
+def watch(parameters: Iterable[nn.Parameter], counted_bytes: int) -> None:
+    """Warn, once, if the first optimizer that steps on any of the parameters holds more than was counted."""
+    watched = WeakTensorKeyDictionary((p, None) for p in parameters)
+
+    def check(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        if any(p in watched for group in optimizer.param_groups for p in group["params"]):
+            handle.remove()
+            held = _bytes_of(optimizer.state)
+            if held > counted_bytes + SLACK_BYTES:
+                warnings.warn(
+                    f"{type(optimizer).__name__} holds {format_size(held)} of state, the budget counts "
+                    f"{format_size(counted_bytes)}: the difference comes on top of the promised peak; give "
+                    "rematerialize(..., optimizer=optimizer)",
+                    stacklevel=3,
+                )
+
+    handle = register_optimizer_step_post_hook(check)
 
 
 def _of_optimizer(optimizer: torch.optim.Optimizer) -> int:

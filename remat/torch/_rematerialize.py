@@ -114,6 +114,7 @@ def rematerialize(
         planner.budget_bytes = parse_budget(budget, planner.plain)
         made = planner.plan(step, inputs)
     module = Rematerialized(model, planner, made, backend)
+    _optimizer.watch(model.parameters(), beside["optimizer state"])
     return _verified(module, sample_args, kwargs, step, inputs) if verify else module
 
 

@@ -1,0 +1,99 @@
+"""Casts of parameters under autocast as eager mode does them: once, however often the parameter is used.
+
+Eager mode keeps what it cast until the outermost autocast region ends, so that gradients of all uses are added in the
+lower precision and cast back once. Tracing casts anew for every use, which rounds differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+_LOWER = (torch.bfloat16, torch.float16)
+# A conversion that the model itself asks for, by the name of its call; eager mode does not keep these.
+_EXPLICIT = {"to", "type", "bfloat16", "half", "type_as"}
+
+
+def cast_once(graph: fx.Graph, trained: Mapping[fx.Node, fx.Node]) -> None:
+    """Let every parameter in a joint graph be cast once per type, and its gradients be added before they are cast back.
+
+    Args:
+        trained: placeholder of a leaf -> what the graph returns as its gradient.
+    """
+    for place, total in trained.items():
+        gradient = total
+        casts: dict[torch.dtype, list[fx.Node]] = {}
+        for user in place.users:
+            if _is_cast(user, _LOWER) and not _is_explicit(user):
+                casts.setdefault(user.meta["val"].dtype, []).append(user)
+        for dtype, several in casts.items():
+            if len(several) < 2:
+                continue
+            first = min(several, key=list(graph.nodes).index)
+            for other in several:
+                if other is not first:
+                    other.replace_all_uses_with(first)
+                    graph.erase_node(other)
+            gradient = _add_before_casting(graph, gradient, dtype)
+
+
+def _add_before_casting(graph: fx.Graph, total: fx.Node, dtype: torch.dtype) -> fx.Node:
+    """Replace a sum some of whose terms were cast from `dtype` by one that casts the sum of those terms."""
+    terms = _terms(total)
+    lower = [term.all_input_nodes[0] for term in terms if _is_cast_from(term, dtype)]
+    if len(lower) < 2:
+        return total
+    back = next(term for term in terms if _is_cast_from(term, dtype))
+    with graph.inserting_before(total):
+        added = lower[0]
+        for term in lower[1:]:
+            added = _call(graph, aten.add.Tensor, (added, term), {}, total)
+        result = _call(graph, back.target, (added,), dict(back.kwargs), total)
+        for term in terms:
+            if not _is_cast_from(term, dtype):
+                result = _call(graph, aten.add.Tensor, (result, term), {}, total)
+    sums = [total, *reversed(_inner(total))]
+    total.replace_all_uses_with(result)
+    for node in [*sums, *terms]:
+        if not node.users:
+            graph.erase_node(node)
+    return result
+
+
+def _call(graph: fx.Graph, target: Any, args: tuple[fx.Node, ...], kwargs: dict[str, Any], like: fx.Node) -> fx.Node:
+    made = graph.call_function(target, args, kwargs)
+    made.meta = {key: like.meta[key] for key in ("partitioner_tag",) if key in like.meta}
+    made.meta["val"] = target(*(arg.meta["val"] for arg in args), **kwargs)
+    return made
+
+
+def _terms(node: fx.Node) -> list[fx.Node]:
+    """What is added up, in the order in which it is."""
+    return [term for source in node.all_input_nodes for term in _terms(source)] if _is_sum(node) else [node]
+
+
+def _inner(node: fx.Node) -> list[fx.Node]:
+    """The sums within a sum, those that are read by others after these."""
+    return [n for arg in node.all_input_nodes if _is_sum(arg) for n in (*_inner(arg), arg)] if _is_sum(node) else []
+
+
+def _is_sum(node: fx.Node) -> bool:
+    within = len(node.users) == 1 and node.meta.get("partitioner_tag") != "is_forward"
+    return node.target is aten.add.Tensor and not node.kwargs and len(node.all_input_nodes) == 2 and within
+
+
+def _is_cast(node: fx.Node, dtypes: tuple[torch.dtype, ...]) -> bool:
+    return node.target is aten._to_copy.default and node.meta["val"].dtype in dtypes
+
+
+def _is_cast_from(node: fx.Node, dtype: torch.dtype) -> bool:
+    return node.target is aten._to_copy.default and node.all_input_nodes[0].meta["val"].dtype is dtype
+
+
+def _is_explicit(node: fx.Node) -> bool:
+    behind = node.meta.get("source_fn_stack") or [("", None)]
+    return behind[-1][1] in _EXPLICIT
