@@ -92,6 +92,7 @@ def execute(job: dict[str, Any], folder: Path, console: Console) -> dict[str, An
     run = {"experiment": "execution", "job": job, "provenance": source, "rows": rows}
     write_json(folder / "run.json", run)
     _print_table(console, rows)
+    _print_comparison(console, rows)
     return run
 
 
@@ -172,4 +173,22 @@ def _print_table(console: Console, rows: list[dict[str, Any]]) -> None:
             f"{row['measured_peak_bytes'] / peak:.4f}" if peak else "", f"{ns / plain_ns:.3f}" if ns else "",
             f"{row['measured_ratio']:.3f}", SAME[row["same"]],
         )  # fmt: skip
+    console.print(table)
+
+
+def _print_comparison(console: Console, rows: list[dict[str, Any]]) -> None:
+    """At the peak of every peer: its time and that of the fastest of our plans which stay within that peak."""
+    rows = [row for row in rows if "note" not in row and row["predicted_ns"]]
+    plain_ns = next(row["predicted_ns"] for row in rows if row["method"] == "plain")
+    ours = [row for row in rows if row["method"] == "portfolio"]
+    table = Table("at the peak of", "MB", "its predicted time", "portfolio's", "its measured time", "portfolio's")
+    for row in rows:
+        within = [r for r in ours if r["predicted_peak_bytes"] <= (row["predicted_peak_bytes"] or 0)]
+        if row["method"] != "portfolio" and within:
+            best = min(within, key=lambda r: r["predicted_ns"])
+            table.add_row(
+                f"{row['method']} {row['parameter']}", f"{row['predicted_peak_bytes'] / 1e6:.1f}",
+                f"{row['predicted_ns'] / plain_ns:.3f}", f"{best['predicted_ns'] / plain_ns:.3f}",
+                f"{row['measured_ratio']:.3f}", f"{best['measured_ratio']:.3f}",
+            )  # fmt: skip
     console.print(table)
