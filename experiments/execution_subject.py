@@ -57,6 +57,7 @@ class Subject:
         model, args, loss = _torch_build.build(spec, load_target(spec.target), job["device"])
         step, args = _torch_build.loss_step(model, args, loss)
         self.module = step.to(job["device"]).train()
+        self.buffers = copy.deepcopy(dict(self.module.named_buffers()))
         self.args = tuple(_filled(x, job["device"], _classes(model)) for x in args)
         captured = _torch_capture.capture_module(call_of(self.module), self.args, {})
         self.step = step_of(captured, spec.name, self.module, "eager")
@@ -80,6 +81,12 @@ class Subject:
             if all(order != known.order.tolist() for known in plans.values()):
                 plans[member.parameters["activation_memory_budget"]] = member.plan
         return plans
+
+    def put_buffers_back(self) -> None:
+        """As they were before any step."""
+        with torch.no_grad():
+            for name, buffer in self.module.named_buffers():
+                buffer.copy_(self.buffers[name])
 
     @functools.cached_property
     def left_by_plain(self) -> list[str] | None:
@@ -168,8 +175,8 @@ def measure(subject: Subject, method: Method, rounds: int) -> dict[str, Any]:
 
 
 def _left_by(module: nn.Module, subject: Subject) -> list[str]:
-    """Hashes of loss, gradients, buffers and random state after one step; the buffers are put back."""
-    before = copy.deepcopy(dict(subject.module.named_buffers()))
+    """Hashes of loss, gradients, buffers and random state after one step from the same beginning."""
+    subject.put_buffers_back()
     torch.manual_seed(1)
     loss = module(*subject.args)
     loss.backward()
@@ -178,7 +185,4 @@ def _left_by(module: nn.Module, subject: Subject) -> list[str]:
     tensors += [torch.cuda.get_rng_state()] if subject.job["device"] == "cuda" else []
     left = [hashlib.sha256(x.cpu().reshape(-1).view(torch.uint8).numpy()).hexdigest() for x in tensors]
     subject.module.zero_grad()
-    with torch.no_grad():
-        for name, buffer in subject.module.named_buffers():
-            buffer.copy_(before[name])
     return left

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import sys
 import tempfile
 import warnings
@@ -43,7 +44,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=7, help="timed steps of each")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, help="JSON file for the rows")
+    parser.add_argument("--show", type=Path, help="only print the table of rows that --out wrote")
     given = parser.parse_args(arguments)
+    if given.show:
+        print("\n".join([HEADER, *map(_line, json.loads(given.show.read_text())["rows"])]))
+        return
     warnings.simplefilter("ignore", CostWarning)
     rows: list[dict[str, Any]] = []
     print(HEADER)

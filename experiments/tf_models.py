@@ -81,12 +81,52 @@ def lstm() -> keras.Model:
     return keras.Model(inputs, layers.Dense(CLASSES, activation="softmax")(x), name="lstm")
 
 
+class Positions(layers.Layer):
+    """Adds a learned vector to each position."""
+
+    def build(self, shape: tuple[int | None, ...]) -> None:
+        self.table: Any = self.add_weight(shape=shape[1:], initializer=keras.initializers.RandomNormal(0.02, seed=0))
+
+    def call(self, x: Any) -> Any:
+        return x + self.table
+
+
+def _blocks(x: Any, width: int, heads: int, n: int, *, causal: bool) -> Any:
+    """Pre-norm transformer blocks with dropout."""
+    for _ in range(n):
+        a = layers.LayerNormalization()(x)
+        a = layers.MultiHeadAttention(heads, width // heads, dropout=0.1)(a, a, use_causal_mask=causal)
+        x = layers.Add()([x, layers.Dropout(0.1)(a)])
+        h = layers.Dense(4 * width, activation="gelu")(layers.LayerNormalization()(x))
+        x = layers.Add()([x, layers.Dropout(0.1)(layers.Dense(width)(h))])
+    return layers.LayerNormalization()(x)
+
+
+def gpt2() -> keras.Model:
+    """GPT-2 (Radford et al., 2019) at 6 layers of width 192, a context of 64 and a vocabulary of 1000."""
+    tokens = keras.Input((64,), dtype="int32")
+    x = layers.Dropout(0.1)(Positions()(layers.Embedding(1000, 192)(tokens)))
+    x = _blocks(x, 192, 6, 6, causal=True)
+    return keras.Model(tokens, layers.Dense(1000, activation="softmax")(x), name="gpt2")
+
+
+def vit() -> keras.Model:
+    """ViT (Dosovitskiy et al., 2021) at 6 layers of width 192 on images of 32 pixels in patches of 4, mean pooling."""
+    images = keras.Input((32, 32, 3))
+    x = layers.Reshape((64, 192))(layers.Conv2D(192, 4, strides=4)(images))
+    x = _blocks(layers.Dropout(0.1)(Positions()(x)), 192, 6, 6, causal=False)
+    x = layers.GlobalAveragePooling1D()(x)
+    return keras.Model(images, layers.Dense(CLASSES, activation="softmax")(x), name="vit")
+
+
 MODELS: dict[str, tuple[Callable[[], keras.Model], int]] = {
-    "vgg16": (_application("VGG16"), 32),
+    "vgg16": (_application("VGG16"), 16),
     "resnet50": (_application("ResNet50"), 16),
-    "mobilenet_v2": (_application("MobileNetV2"), 32),
+    "mobilenet_v2": (_application("MobileNetV2"), 16),
     "unet": (unet, 8),
     "densenet121": (_application("DenseNet121"), 16),
+    "gpt2": (gpt2, 8),
+    "vit": (vit, 16),
     "transformer": (transformer, 16),
     "lstm": (lstm, 32),
 }

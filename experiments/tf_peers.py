@@ -9,15 +9,12 @@ import keras
 import tensorflow as tf
 
 from experiments.tf_models import Sample
-from remat.tf._api import Objective, variable_bytes
-from remat.tf._capture import capture_step, trace
-from remat.tf._emit import emit_plain
-from remat.tf._portable import StepMeasurement, measure_step
+from remat.tf._capture import trace
 
 
 def cut_points(model: keras.Model) -> list[Any]:
     """Outputs of layers through which every path of a functional model goes, in the order of its layers."""
-    order = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
+    order: list[Any] = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
     position = {id(layer): i for i, layer in enumerate(order)}
     last_use = [0] * len(order)
     for layer in order:
@@ -55,12 +52,8 @@ def segmented(model: keras.Model, n_segments: int) -> Callable[[Any], Any]:
     return forward
 
 
-def measure_recompute_grad(sample: Sample, n_segments: int, *, as_written: bool = False) -> StepMeasurement:
-    """Peak in bytes, all told, and seconds of the step with `tf.recompute_grad` over `n_segments` segments.
-
-    Args:
-        as_written: without grappler, which merges some of what is computed again.
-    """
+def recompute_grad_step(sample: Sample, n_segments: int) -> Any:
+    """The traced step, (loss, gradients), with `tf.recompute_grad` over `n_segments` segments."""
     forward = segmented(sample.model, n_segments)
     loss: Any = keras.losses.get(sample.loss)
     variables = [v.value for v in sample.model.trainable_variables]
@@ -70,6 +63,4 @@ def measure_recompute_grad(sample: Sample, n_segments: int, *, as_written: bool 
             value = tf.reduce_mean(loss(y, forward(x)))
         return value, tape.gradient(value, variables)
 
-    plain = trace(Objective(sample.model, sample.loss).step, sample.specs)
-    fixed = capture_step(plain, "plain", variable_bytes(plain, {"parameters": sample.model})).graph.fixed_bytes
-    return measure_step(emit_plain(trace(step, sample.specs)), as_written=as_written).above(fixed)
+    return trace(step, sample.specs)
