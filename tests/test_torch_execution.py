@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from orders import random_order
 
 torch = pytest.importorskip("torch")
 
@@ -110,27 +111,6 @@ def test_a_network_with_batch_norm_dropout_and_in_place_operations() -> None:
     assert ours.predicted_peak_bytes <= ours.budget_bytes < ours.plan.plain_peak_bytes
     assert ours.overhead > 0
     assert "aten._native_batch_norm_legit_functional" in again  # statistics would move twice
-
-
-def random_order(graph: remat.Graph, rng: np.random.Generator, drop: float) -> list[int]:
-    """Operations in their order; before each, values are dropped at random, and made again where they are read."""
-    order: list[int] = []
-    resident: set[int] = set()
-
-    def compute(k: int) -> None:
-        for v in graph.operations[k].inputs:
-            if v not in resident:
-                compute(graph.producer[v])
-        order.append(k)
-        resident.update(graph.operations[k].outputs)
-
-    for k in range(len(graph)):
-        compute(k)
-        for v in sorted(resident):
-            op, value = graph.operations[graph.producer[v]], graph.values[v]
-            if value.bytes and not value.keep and not op.run_once and rng.random() < drop:
-                resident.discard(v)
-    return order
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten
 
 from remat.cost import apply_cost
 from remat.cost._warning import CostWarning
-from remat.cost.gpu import Gpu, load_gpu
+from remat.cost.gpu import DEFAULT_GPU, Gpu, gpus, load_gpu
 from remat.cost.profile import profile_workspaces
 from remat.errors import InvalidInput
 from remat.execution import Fingerprint, Peaks, StepPlan, cheapest_fitting, find_plan, fingerprint_of
@@ -154,8 +154,7 @@ def default_gpu(device: str) -> Gpu:
     """The device of the roofline: this machine's GPU if it is known, else a V100; the CPU for models there."""
     if device == "cpu":
         return load_gpu("cpu")
-    name = torch.cuda.get_device_name().lower()
-    for known in ("h200", "h100", "a100_80gb", "t4", "p100", "k80", "rtx4090", "v100"):
-        if known.split("_")[0] in name.replace(" ", ""):
-            return load_gpu(known)
-    return load_gpu("v100")
+    name = torch.cuda.get_device_name().lower().replace(" ", "")
+    alike = [load_gpu(known) for known in gpus() if known.split("_")[0] in name]  # may differ in memory
+    there = torch.cuda.get_device_properties(0).total_memory
+    return min(alike, key=lambda gpu: abs(gpu.memory_bytes - there), default=load_gpu(DEFAULT_GPU))
