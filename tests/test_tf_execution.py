@@ -8,6 +8,7 @@ import random
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -289,6 +290,38 @@ def test_compile_returns_the_prediction_and_the_loss():
     assert float(value) > sum(terms)
 
 
+def two_by_name():
+    a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
+    x = layers.Concatenate()([a, layers.Dense(8, activation="tanh")(b)])
+    outputs = {"right": layers.Dense(1, name="right")(x), "left": layers.Dense(5, activation="softmax", name="left")(x)}
+    return keras.Model({"a": a, "b": b}, outputs)
+
+
+def test_losses_by_the_names_of_the_outputs():
+    """And what could be mistaken is refused: a dict's order is not that of a list."""
+    model = _built(two_by_name)
+    rng = np.random.default_rng(2)
+    x = {name: tf.constant(rng.normal(size=(4, 6)), "float32") for name in "ab"}
+    y = {"left": tf.constant([0, 1, 2, 3]), "right": tf.constant(rng.normal(size=(4, 1)), "float32")}
+    losses = {"right": "mse", "left": LOSS}
+    prediction = model(x)
+    terms = [keras.losses.get(losses[name])(y[name], prediction[name]) for name in ("left", "right")]
+    expected = sum(float(tf.reduce_mean(t)) for t in terms)
+    value = rtf.rematerialize(model, _specs((x, y)), "1GB", loss=losses, **QUICK)(x, y)[0]
+    assert abs(float(value) - expected) < 1e-5
+    value = rtf.compile(model, losses, "sgd", *_specs((x, y)), budget="1GB", **QUICK)(x, y)[1]
+    assert abs(float(value) - expected) < 1e-5
+    listed = [y["left"], y["right"]]
+    for labels, loss, says in (
+        (listed, losses, "labels as a dict with the keys"),
+        (y, [LOSS, "mse"], "losses as a dict with the keys"),
+        (y, {"left": LOSS}, r"losses for \['left'\], outputs \['left', 'right'\]"),
+        (y, "entropy of some kind", "is no Keras loss"),
+    ):
+        with pytest.raises(InvalidInput, match=says):
+            rtf.rematerialize(model, _specs((x, labels)), "1GB", loss=loss, **QUICK)
+
+
 class Recorder(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()
@@ -346,6 +379,41 @@ def test_fit_plans_a_train_step_of_ones_own():
         data = tf.data.Dataset.from_tensors((tuple(x), tuple(y))).repeat(3)
         results.append((model.fit(data, epochs=1, verbose=0).history, [a.tobytes() for a in model.get_weights()]))
     assert results[0] == results[1]
+
+
+def test_compiling_anew_makes_new_steps():
+    """With the optimizer and the metrics of before but another loss; what was planned must not run any more."""
+    results = []
+    for planned in (True, False):
+        model, optimizer = _built(attention), keras.optimizers.SGD(0.1)
+        x, y = _batch(model, 8)
+        if planned:
+            rtf.fit_within(model, "1GB", **QUICK)
+        for weight in (1.0, 3.0):
+            model.compile(optimizer, LOSS, loss_weights=[weight], run_eagerly=not planned)
+            history = model.fit(x, y, verbose=0).history
+        results.append((history, [a.tobytes() for a in model.get_weights()]))
+    assert results[0] == results[1]
+
+
+def test_a_model_without_variables_yet():
+    """They are made by the first batch, with the values that Keras would give them."""
+    results = []
+    for planned in (True, False):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([layers.Dense(8, activation="tanh"), layers.Dropout(0.2), layers.Dense(5)])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse", metrics=["mae"], run_eagerly=not planned)
+        if planned:
+            rtf.fit_within(model, "1GB", **QUICK)
+        x, y = np.ones((8, 3), "float32"), np.ones((8, 5), "float32")
+        history = model.fit(x, y, batch_size=4, epochs=2, verbose=0).history
+        results.append((history, [a.tobytes() for a in _state([*model.variables, *model.optimizer.variables])]))
+    assert results[0] == results[1]
+    model = keras.Sequential([layers.Dense(2)])
+    step = rtf.compile(model, "mse", "adam", tf.TensorSpec((4, 3)), tf.TensorSpec((4, 2)), budget="1GB", **QUICK)
+    before = _state(model.variables)
+    step(tf.ones((4, 3)), tf.ones((4, 2)))
+    assert any((a != b).any() for a, b in zip(before, _state(model.variables), strict=True))
 
 
 def test_example_script_trains(monkeypatch, capsys):
@@ -417,6 +485,10 @@ def test_a_batch_of_another_shape_is_refused():
         step(x[:3], y[:3])
     with pytest.raises(ValueError, match="the step takes int32"):
         step(x)
+    with pytest.raises(InvalidInput, match="called with float32: round it yourself"):
+        step(x, tf.cast(y, "float32") + 0.5)
+    with pytest.raises(InvalidInput, match=r"inside a tf\.function"):
+        tf.function(lambda: step(x, y), autograph=False)()
 
 
 def test_a_loss_of_updated_variables_is_refused():
@@ -537,6 +609,45 @@ def test_the_promise_is_kept_and_the_prediction_is_close():
     assert "% of the plain step's" in text
 
 
+def test_scratch_in_a_dying_input_by_hand():
+    """Operation 2 takes 6 bytes of its input 0 for scratch, but only where nothing reads that again."""
+    graph = remat.Graph.from_nodes("g", [[], [0], [0, 1], [2]], [10, 5, 4, 1], [1, 1, 1, 1], keep=[3])
+    operations = tuple(replace(op, workspace_bytes=8 if k == 2 else 0) for k, op in enumerate(graph.operations))
+    graph = replace(graph, operations=operations)
+    footprint = Footprint(graph, graph, (), ({}, {}, {0: 6}, {}))
+    workspaces = lambda order: [op.workspace_bytes for op in footprint.with_scratch_shared(graph, order).operations]  # noqa: E731
+    assert workspaces([0, 1, 2, 3]) == [0, 0, 2, 0]
+    assert workspaces([0, 1, 2, 3, 1]) == [0, 0, 8, 0]  # operation 1 reads value 0 again
+    assert workspaces([0, 1, 2, 3, 0, 1]) == [0, 0, 2, 0]  # computed again first
+    assert workspaces([0, 1, 2, 1, 2, 3]) == [0, 0, 8, 0]  # it dies only in the second of two computations
+
+
+@needs_compiler
+def test_a_kernel_that_takes_an_input_for_scratch_is_found():
+    """The gradient of max-pooling computes the result of pooling again, over the first one if that dies."""
+    from remat.tf._workspace import measure_footprint
+
+    def step(x):
+        y = tf.nn.max_pool2d(tf.tanh(x), 2, 2, "VALID")
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(tf.nn.max_pool2d(x, 2, 2, "VALID") * y)
+        return loss, tape.gradient(loss, x)
+
+    captured = capture_step(trace(step, (tf.TensorSpec((4, 64, 64, 16)),)), "s", {})
+    k = next(k for k, op in enumerate(captured.graph.operations) if op.kind == "MaxPoolGrad")
+    found = measure_footprint(captured).scratch[k]
+    assert [(captured.graph.values[v].bytes, size) for v, size in found.items()] == [(262_144, 262_144)]
+
+
+def test_steps_are_timed_side_by_side():
+    model = _built(two_in_two_out)
+    step = rtf.rematerialize(model, _specs(_batch(model)), "1GB", loss=LOSS, **QUICK)
+    times = step.measure_times(rounds=3)
+    assert set(times) == {"planned", "plain", "plain as written"}
+    assert all(0 < t.best_s <= t.wall_s and t.cpu_s > 0 for t in times.values())
+
+
 @needs_compiler
 def test_a_kernel_that_writes_over_its_input_is_found():
     """Relu may, a transposition may not: measured on tensors of 1 MB."""
@@ -555,21 +666,23 @@ def test_a_kernel_that_writes_over_its_input_is_found():
 
 @pytest.mark.slow
 @needs_compiler
-@pytest.mark.parametrize("name", ["vgg16", "resnet50", "mobilenet_v2", "unet", "transformer", "lstm"])
+@pytest.mark.parametrize(
+    "name", ["vgg16", "resnet50", "mobilenet_v2", "unet", "densenet121", "gpt2", "vit", "transformer", "lstm"]
+)
 def test_measured_memory_of_known_networks(name):
-    """The promise, and the prediction within 2 %, except where it is known to be too high.
-
-    A loop's lists are taken apart while others are filled; the gradient of max-pooling may put its scratch where a
-    dying input was. Two thirds of what VGG16 and ResNet50 need here are parameters and their gradients.
-    """
+    """The promise, and the prediction within 2 %; much of VGG16 and ResNet50 here is parameters and gradients."""
     from experiments.execution_tf import rows_of
 
-    least = {"lstm": 0.9, "vgg16": 0.97}.get(name, 0.98)
-    for row in rows_of(name, [0.8, 0.72 if name in ("vgg16", "resnet50") else 0.6], 20.0, "flops"):
+    fractions = [0.8] if name in ("vgg16", "resnet50") else [0.8, 0.6]
+    *rows, peer = rows_of(name, fractions, 20.0, "flops", timed=False)
+    assert peer.method == "tf.recompute_grad"
+    assert peer.measured_bytes is not None, peer.note
+    for row in rows:
         assert row.measured_bytes is not None, row.note
         assert row.predicted_bytes is not None
+        assert row.budget_bytes is not None
         assert row.measured_bytes <= row.budget_bytes
-        assert least <= row.measured_bytes / row.predicted_bytes <= 1.02
+        assert 0.98 <= row.measured_bytes / row.predicted_bytes <= 1.02
         assert ("tf.function" if name == "lstm" else "eager") in (row.identical_to or "")
 
 

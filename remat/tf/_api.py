@@ -51,8 +51,8 @@ def rematerialize(
             workspace of kernels, and the executor's own bookkeeping. Bytes, a size like ``'8GB'``, or a fraction in
             (0, 1] of what the plain `tf.function` of the step needs, which is measured in a fresh process. What is
             allocated before (the optimizer's state, if there is one; datasets) is beside it.
-        loss: with a model: ``loss(labels, prediction)``, a Keras loss or its name, one for all outputs or a list; its
-            mean is differentiated, regularization losses added.
+        loss: with a model: ``loss(labels, prediction)``, a Keras loss or its name, one for all outputs, a list in
+            their order or a dict by their names; their means are added and differentiated, with regularization losses.
         strategy, time_limit_s, seed, threads: of the solver; see `remat.solve`. Measuring kernels and verifying take
             their time beside it (kernels once, then from ``$REMAT_CACHE`` or ``~/.cache/remat``).
         scope: ``free`` (the default: any order), ``fixed_order`` or ``staged``.
@@ -77,6 +77,7 @@ def rematerialize(
             raise InvalidInput("input_signature of a model must be (inputs, labels)")
         if loss is None:
             raise InvalidInput("give loss=, e.g. loss='sparse_categorical_crossentropy'")
+        _build(model, input_signature[0])
         objective = Objective(model, loss)
         return _planned(objective.step, input_signature, budget, options, plan, model.name, {"parameters": model},
                         objective.gradients, objective.values)  # fmt: skip
@@ -122,6 +123,7 @@ def compile(
     options = Options(strategy, scope, cost, time_limit_s, seed, threads, verify)
     check_call(budget, plan, jit_compile, options)
     optimizer = keras.optimizers.get(optimizer)
+    _build(model, input_spec)
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
     objective = Objective(model, loss)
@@ -140,8 +142,10 @@ class Objective:
 
     def __init__(self, model: keras.Model, loss: Any) -> None:
         self.model = model
-        given = list(loss) if isinstance(loss, (list, tuple)) else [loss]
-        self.losses: list[Any] = [keras.losses.get(one) for one in given]
+        if isinstance(loss, Mapping):
+            self.losses: Any = {name: _loss_of(one) for name, one in loss.items()}
+        else:
+            self.losses = [_loss_of(one) for one in (loss if isinstance(loss, (list, tuple)) else [loss])]
         self.gradients: list[Any] = []
         self.values: list[Any] = []
 
@@ -166,12 +170,65 @@ class Objective:
         return value, gradients
 
     def _loss(self, labels: Any, prediction: Any) -> Any:
+        losses = self.losses
+        if isinstance(prediction, Mapping) or isinstance(losses, Mapping):
+            ordered = not isinstance(prediction, Mapping)
+            names, prediction = self._named(prediction)
+            if isinstance(labels, Mapping) or not ordered:
+                labels = _by_name(labels, names, "labels")
+            if isinstance(losses, Mapping) or len(losses) > 1:
+                losses = _by_name(losses, names, "losses")
         y, p = tf.nest.flatten(labels), tf.nest.flatten(prediction)
-        losses = self.losses * len(p) if len(self.losses) == 1 else self.losses
+        losses = losses * len(p) if len(losses) == 1 else losses
         if not len(y) == len(p) == len(losses):
             raise InvalidInput(f"{len(p)} outputs, {len(y)} labels and {len(losses)} losses: give one each")
         terms = [tf.reduce_mean(f(a, b)) for f, a, b in zip(losses, y, p, strict=True)] + list(self.model.losses)
         return terms[0] if len(terms) == 1 else tf.add_n([tf.cast(t, terms[0].dtype) for t in terms])
+
+    def _named(self, prediction: Any) -> tuple[list[str], list[Any]]:
+        """Names of the outputs, and the outputs."""
+        if isinstance(prediction, Mapping):
+            return list(prediction), list(prediction.values())
+        model: Any = self.model
+        outputs, names = tf.nest.flatten(prediction), getattr(model, "output_names", None) or []
+        if len(names) != len(outputs):
+            raise InvalidInput("the model's outputs have no names: give losses as a list in the order of the outputs")
+        return list(names), outputs
+
+
+def _loss_of(one: Any) -> Any:
+    try:
+        found = keras.losses.get(one)
+    except (ValueError, TypeError):
+        found = None
+    if found is None:
+        raise InvalidInput(f"loss {one!r} is no Keras loss, the name of one, or a function of labels and prediction")
+    return found
+
+
+def _by_name(given: Any, names: Sequence[str], what: str) -> list[Any]:
+    """Values of a dict in the order of `names`; a list is in that order only where it cannot be mistaken."""
+    if isinstance(given, Mapping):
+        if set(given) != set(names):
+            raise InvalidInput(f"{what} for {sorted(given)}, outputs {sorted(names)}: give one for each output")
+        return [given[name] for name in names]
+    if len(names) == 1:
+        return [given[0] if isinstance(given, list) else given]
+    raise InvalidInput(f"outputs have names: give {what} as a dict with the keys {sorted(names)}")
+
+
+def _build(model: keras.Model, input_spec: Any) -> None:
+    """Make the variables of a model that has none yet, as its first call would."""
+    if not model.built:
+        _check_static(input_spec)
+        trace(lambda inputs: model(inputs, training=True), (input_spec,))
+
+
+def _check_static(specs: Any) -> None:
+    for spec in tf.nest.flatten(specs):
+        shape = getattr(spec, "shape", None)
+        if shape is None or tf.TensorShape(shape).num_elements() is None:
+            raise InvalidInput(f"{spec} has no static shape; a plan is for one batch size")
 
 
 def check_call(budget: Budget | None, plan: SavedPlan | None, jit_compile: bool, options: Options) -> None:
@@ -185,9 +242,7 @@ def _planned(
     name: str, holders: Mapping[str, Any], gradients: Sequence[Any] | None, values: Sequence[Any] = (),
 ) -> PlannedStep:  # fmt: skip
     """Trace, plan and emit; `gradients` and `values` (the loss) are filled by the trace."""
-    for spec in tf.nest.flatten(list(specs)):
-        if not getattr(spec, "shape", None) or None in list(spec.shape):
-            raise InvalidInput(f"{spec} has no static shape; a plan is for one batch size")
+    _check_static(list(specs))
     function = trace(step, specs)
     fixed = variable_bytes(function, holders)
     captured = capture_step(function, name, fixed, values[0] if values else None, gradients)

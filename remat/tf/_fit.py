@@ -67,23 +67,23 @@ class _Trainer:
     def __init__(self, model: keras.Model, budget: Budget | None, plan: SavedPlan | None, options: Options) -> None:
         self.model, self.budget, self.plan, self.options = model, budget, plan, options
         self.steps: dict[str, PlannedStep] = {}
-        self.made_for: tuple[int, ...] = ()
+        self.trained: tuple[Any, ...] = ()  # variables of which the steps give gradients
 
     def make_train_function(self, force: bool = False) -> Callable[[Any], Any]:
         """What Keras calls at the start of ``fit``; the result takes the iterator."""
         model: Any = self.model
         if model.jit_compile is True:
-            raise InvalidInput(NO_JIT)
+            raise InvalidInput(f"{NO_JIT}: model.compile(..., jit_compile=False)")
         if tf.distribute.get_strategy().num_replicas_in_sync > 1:
             raise InvalidInput("a plan is for one device; leave the distribution strategy out")
         if model.run_eagerly:
             raise InvalidInput("run_eagerly=True runs no graph, so no plan; leave it out")
-        # compiling anew or freezing layers makes another step
-        now = (id(model.optimizer), id(getattr(model, "_compile_metrics", None)),
-               *(id(v) for v in model.trainable_variables))  # fmt: skip
-        if force or now != self.made_for:
+        # another step: `compile` takes the old one away, as it does Keras's own; layers may have been frozen
+        trained = tuple(model.trainable_variables)
+        same = len(trained) == len(self.trained) and all(a is b for a, b in zip(trained, self.trained, strict=True))
+        if force or not same or model.__dict__.get("train_function") is None:
             self.steps.clear()
-            self.made_for = now
+            self.trained = trained
         model.__dict__["train_function"] = self._train
         return self._train
 
@@ -112,8 +112,6 @@ class _Trainer:
 
     def _planned(self, data: Any, inputs: str) -> PlannedStep:
         model: Any = self.model
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
         flat = tf.nest.flatten(data)
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in flat if t is not None]
         seen = _Seen()
@@ -124,10 +122,18 @@ class _Trainer:
             with _watched(model, seen):
                 return model.train_step(given)
 
+        if not model.built:
+            trace(train_step, specs)  # makes the variables, outside of the trace that is planned
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        seen = _Seen()
         function = trace(train_step, specs)
         fixed = variable_bytes(function, {"parameters": model, "optimizer": model.optimizer})
         if not seen.gradients:
-            raise InvalidInput("the model's train_step applies no gradients through model.optimizer: nothing to plan")
+            raise InvalidInput(
+                "the model's train_step applies no gradients through model.optimizer, so there is nothing to plan: "
+                "use that one, or rematerialize a function that gives the loss and the gradients"
+            )
         loss = seen.loss if seen.loss is not None else seen.gradients[0]
         captured = capture_step(function, model.name, fixed, loss, seen.gradients)
         if self.plan is not None and not self.steps:

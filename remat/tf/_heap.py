@@ -56,17 +56,25 @@ def heap_library() -> Path:
     return library
 
 
-def run_child(job: Mapping[str, Any], timeout_s: float | None = None) -> subprocess.CompletedProcess[str]:
-    """Run ``remat.tf._measure`` on a job (see there) under the heap counter; its output, whatever the exit code."""
-    environment = os.environ | {
+def run_child(
+    job: Mapping[str, Any], timeout_s: float | None = None, counted: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run ``remat.tf._measure`` on a job (see there); its output, whatever the exit code.
+
+    Args:
+        counted: under the heap counter. Without it the allocators are the user's, which times are to be taken with.
+    """
+    counting = {
         "LD_PRELOAD": " ".join(filter(None, (str(heap_library()), os.environ.get("LD_PRELOAD")))),
         "REMAT_HEAP": str(heap_library()),
         "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
+    } if counted else {}  # fmt: skip
+    environment = os.environ | counting | {
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "-1",
         "KERAS_BACKEND": "tensorflow",
         "PYTHONPATH": os.pathsep.join(filter(None, (str(_SOURCE.parents[2]), os.environ.get("PYTHONPATH")))),
-    }
+    }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="remat-measure-") as folder:
         path = Path(folder, "job.json")
         path.write_text(json.dumps(job))

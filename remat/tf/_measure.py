@@ -1,7 +1,9 @@
 """``python -m remat.tf._measure JOB``: the child process of `_heap.run_child`; prints one JSON object per line.
 
-A job is ``{"kind": "step", ...}`` (see `measure_step` in `_portable`) or ``{"kind": "operations", ...}``
-(see `_workspace`). Peaks are of the steady state: what the first runs allocate for good is not counted.
+A job is ``{"kind": "step", ...}`` (see `measure_step` in `_portable`), ``{"kind": "times", ...}`` (see `time_steps`
+there) or ``{"kind": "operations", ...}`` (see `_workspace`).
+
+Peaks are of the steady state: what the first runs allocate for good is not counted.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +59,26 @@ def main(job_path: str) -> None:
     job = json.loads(Path(job_path).read_text())
     if job.get("threads"):
         tf.config.threading.set_intra_op_parallelism_threads(job["threads"])
-    {"step": _step, "operations": _operations}[job["kind"]](job, Heap())
+    if job["kind"] == "times":
+        _times(job)
+    else:
+        {"step": _step, "operations": _operations}[job["kind"]](job, Heap())
+
+
+def _times(job: dict[str, Any]) -> None:
+    """Every step once in every round, so that whatever else runs on the machine disturbs them alike."""
+    steps = [(load_step(Path(one["folder"])), one["as_written"]) for one in job["steps"]]
+    wall: list[list[float]] = [[] for _ in steps]
+    cpu: list[list[float]] = [[] for _ in steps]
+    for i in range(WARM_UP + job["rounds"]):
+        for s, ((function, arguments), as_written) in enumerate(steps):
+            with executed_as_written() if as_written else nullcontext():
+                start, busy = time.perf_counter(), time.process_time()
+                function(*arguments)
+                if i >= WARM_UP:
+                    wall[s].append(time.perf_counter() - start)
+                    cpu[s].append(time.process_time() - busy)
+    print(json.dumps({"wall_s": wall, "cpu_s": cpu}), flush=True)
 
 
 def _step(job: dict[str, Any], heap: Heap) -> None:
@@ -122,14 +144,20 @@ def _operation(heap: Heap, description: dict[str, Any], call_overhead: int, shar
     if not sharing:
         return record
     shares: list[tuple[int, int]] = []
+    scratch: list[int] = []
     for i, tensor in enumerate(tensors):
         if tensor is None or _bytes(tensor) < SMALL_BYTES:
             continue
         alike = [o for o, r in enumerate(results) if r.dtype == tensor.dtype and _bytes(r) == _bytes(tensor)]
-        # a copy that the kernel writes its result to does not exist beside the result
-        if alike and once([i])[0] < workspace + _bytes(tensor) // 2:
-            shares.append((i, alike[0]))
-    return record | {"shares": shares}
+        if not alike and workspace < _bytes(tensor):
+            continue
+        # a copy that the kernel writes its result to does not exist beside the result, nor one beside scratch in it
+        if once([i])[0] < workspace + _bytes(tensor) // 2:
+            if alike:
+                shares.append((i, alike[0]))
+            else:
+                scratch.append(i)
+    return record | {"shares": shares, "scratch": scratch}
 
 
 def _bytes(tensor: Any) -> int:

@@ -105,6 +105,7 @@ class _Search:
     ) -> None:
         self.step, self.budget_bytes, self.options, self.plain = step, budget_bytes, options, plain
         self.fingerprint = fingerprint(step, inputs)
+        self.footprint = footprint
         self.sharing: Sharing = footprint.sharing
         self.graph = _costed(footprint.graph, options.cost)
         costs = [op.cost for op in self.graph.operations[: len(footprint.planned)]]
@@ -200,6 +201,7 @@ class _Search:
         order = [*planned_order, *range(len(self.planned), len(self.graph))]
         extra = executor_bytes(self.step, order)
         graph = replace(self.graph, fixed_bytes=self.step.graph.fixed_bytes + extra)
+        graph = self.footprint.with_scratch_shared(graph, order)
         plan = Plan.from_order(graph, order, self.budget_bytes)
         fixed = self.step.fixed | {"executor": extra}
         return StepPlan(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ class StepMeasurement:
     Attributes:
         peak_bytes: most bytes held over the runs; above what was there before the step, or in all (see `above`).
         spread_bytes: by which that exceeds the median of the runs; kernels share out their scratch as threads come.
-        median_s, best_s: seconds of a step.
+        median_s, best_s: seconds of a step under the heap counter, which slows allocation down (see `time_steps`).
     """
 
     peak_bytes: int
@@ -55,14 +56,50 @@ def measure_step(step: EmittedStep, *, as_written: bool, runs: int = 5, threads:
     with tempfile.TemporaryDirectory(prefix="remat-step-") as folder:
         save_step(step, Path(folder))
         job = {"kind": "step", "folder": folder, "as_written": as_written, "runs": runs, "threads": threads}
-        done = run_child(job)
+        record = _record(run_child(job))
+    peak, usual = max(record["peaks"]), int(statistics.median(record["peaks"]))
+    return StepMeasurement(peak, peak - usual, record["median_s"], record["best_s"])
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Of one of several steps timed in turns: medians over the rounds, in seconds; `cpu_s` is of all threads."""
+
+    wall_s: float
+    best_s: float
+    cpu_s: float
+
+
+def time_steps(steps: Sequence[tuple[EmittedStep, bool]], rounds: int = 9) -> list[StepTimes]:
+    """Time steps side by side in one fresh process, with the allocators that this process has.
+
+    Args:
+        steps: each with whether it runs as written (see `measure_step`).
+        rounds: in each of which every step runs once.
+
+    Raises: as `measure_step`.
+    """
+    with tempfile.TemporaryDirectory(prefix="remat-steps-") as parent:
+        entries = []
+        for i, (step, as_written) in enumerate(steps):
+            folder = Path(parent, str(i))
+            folder.mkdir()
+            save_step(step, folder)
+            entries.append({"folder": str(folder), "as_written": as_written})
+        record = _record(run_child({"kind": "times", "steps": entries, "rounds": rounds}, counted=False))
+    return [
+        StepTimes(statistics.median(wall), min(wall), statistics.median(cpu))
+        for wall, cpu in zip(record["wall_s"], record["cpu_s"], strict=True)
+    ]
+
+
+def _record(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """What the child printed last; its complaint if it failed."""
     if done.returncode:
         complaint = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         how = f"signal {-done.returncode}" if done.returncode < 0 else f"code {done.returncode}"
         raise RematError(f"measuring the step failed ({how}): {complaint[:300]}")
-    record = json.loads(done.stdout.strip().splitlines()[-1])
-    peak, usual = max(record["peaks"]), int(statistics.median(record["peaks"]))
-    return StepMeasurement(peak, peak - usual, record["median_s"], record["best_s"])
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def save_step(step: EmittedStep, folder: Path) -> None:

@@ -11,7 +11,7 @@ from remat.errors import InvalidInput
 from remat.execution import Planned, StepPlan
 from remat.tf._capture import CapturedStep
 from remat.tf._emit import emit, emit_plain
-from remat.tf._portable import StepMeasurement, measure_step
+from remat.tf._portable import StepMeasurement, StepTimes, measure_step, time_steps
 from remat.tf._tensorflow import executed_as_written
 
 
@@ -36,8 +36,11 @@ class PlannedStep(Planned):
         """Run the step.
 
         Raises:
-            InvalidInput: arguments of another structure, shape or type than planned for.
+            InvalidInput: arguments of another structure, shape or type than planned for; a call inside a `tf.function`.
         """
+        if not tf.executing_eagerly():
+            raise InvalidInput("inside a tf.function a plan would be rewritten by the graph optimizers; call it from "
+                               "Python")  # fmt: skip
         with executed_as_written():
             results = self._function(*self._flat(arguments))
         rest = iter(results)
@@ -45,7 +48,10 @@ class PlannedStep(Planned):
         return tf.nest.pack_sequence_as(self._result, flat, expand_composites=True)
 
     def measure(self, runs: int = 5) -> StepMeasurement:
-        """Peak in bytes (total, as `budget_bytes`) and seconds of this step, measured in a fresh process."""
+        """Peak in bytes (total, as `budget_bytes`) of this step, measured in a fresh process.
+
+        Its seconds are those under the heap counter, which slows allocation down; see `measure_times`.
+        """
         return measure_step(emit(self._step, self.plan.order.tolist()), as_written=True, runs=runs).above(
             self._step.graph.fixed_bytes
         )
@@ -55,6 +61,16 @@ class PlannedStep(Planned):
         return measure_step(emit_plain(self._step.function), as_written=False, runs=runs).above(
             self._step.graph.fixed_bytes
         )
+
+    def measure_times(self, rounds: int = 9) -> dict[str, StepTimes]:
+        """Seconds of a step, taken in turns in one fresh process.
+
+        ``planned`` is this step, ``plain`` the framework's own `tf.function`, and ``plain as written`` that one
+        without grappler, which is what the predicted overhead is over.
+        """
+        plain = emit_plain(self._step.function)
+        steps = [(emit(self._step, self.plan.order.tolist()), True), (plain, False), (plain, True)]
+        return dict(zip(("planned", "plain", "plain as written"), time_steps(steps, rounds), strict=True))
 
     def _flat(self, arguments: Sequence[Any]) -> list[Any]:
         try:
@@ -66,6 +82,9 @@ class PlannedStep(Planned):
         for spec, value in zip(self._specs, tf.nest.flatten(tuple(arguments)), strict=True):
             tensor = tf.convert_to_tensor(value, dtype_hint=spec.dtype)
             if tensor.dtype != spec.dtype:
+                if tensor.dtype.is_floating and not spec.dtype.is_floating:
+                    raise InvalidInput(f"the step takes {spec.dtype.name}{spec.shape.as_list()} and was called with "
+                                       f"{tensor.dtype.name}: round it yourself, or plan for that type")  # fmt: skip
                 tensor = tf.cast(tensor, spec.dtype)
             if not spec.shape.is_compatible_with(tensor.shape):
                 raise InvalidInput(

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,33 @@ from remat.tf._heap import run_child
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The whole step and its planned part with measured workspaces, and what may share storage."""
+    """The whole step and its planned part with measured workspaces, and what may share storage.
+
+    `scratch` has for each operation {value read: bytes of the workspace that lie in its storage where it dies there}.
+    """
 
     graph: Graph
     planned: Graph
     sharing: Sharing
+    scratch: tuple[dict[int, int], ...] = ()
+
+    def with_scratch_shared(self, graph: Graph, order: Sequence[int]) -> Graph:
+        """`graph` with the workspaces of the operations whose scratch lies in a dying input whenever they run."""
+        if not any(self.scratch):
+            return graph
+        operations = graph.operations
+        spared: dict[int, list[int]] = {}
+        needed_later: set[int] = {v for v, value in enumerate(graph.values) if value.keep}
+        for k in reversed(order):  # a value dies where it is not read again before it is computed again
+            if self.scratch[k]:
+                dying = [size for v, size in self.scratch[k].items() if v not in needed_later]
+                spared.setdefault(k, []).append(sum(dying))
+            needed_later.difference_update(operations[k].outputs)
+            needed_later.update(operations[k].inputs)
+        changed = list(operations)
+        for k, sizes in spared.items():
+            changed[k] = replace(operations[k], workspace_bytes=operations[k].workspace_bytes - min(sizes))
+        return replace(graph, operations=tuple(changed))
 
 
 def measure_footprint(step: CapturedStep) -> Footprint:
@@ -52,7 +74,7 @@ def measure_footprint(step: CapturedStep) -> Footprint:
     records = {s: record for s in wanted if (record := _read(folder / f"{keys[s]}.json")) is not None}
     representatives = _representatives(wanted)
     missing = {s for s in wanted if s not in records}
-    missing |= {s for s in representatives.values() if "shares" not in records.get(s, {})}
+    missing |= {s for s in representatives.values() if "scratch" not in records.get(s, {})}
     if missing:
         failures = _measure({keys[s]: s for s in wanted if s in missing},
                             [keys[s] for s in representatives.values()], folder, provenance)  # fmt: skip
@@ -66,13 +88,15 @@ def measure_footprint(step: CapturedStep) -> Footprint:
         records[s]["workspace_bytes"] if s in records else op.workspace_bytes
         for s, op in zip(signatures, step.graph.operations, strict=True)
     ]
-    sharing = []
+    sharing, scratch = [], []
     for k, s in enumerate(signatures):
         record = records.get(representatives[_pattern(s)], {}) if s else {}
-        sharing.append(_pairs(step, k, record.get("shares", []) or _consumed_lists(step, k)))
+        sharing.append(_pairs(step, k, record.get("shares", []) or _loop_pairs(step, k)))
+        scratch.append(_scratch(step, k, record.get("scratch", []), workspaces[k]))
     return Footprint(
-        _with_workspaces(step.graph, workspaces), _with_workspaces(step.planned, workspaces), tuple(sharing)
-    )
+        _with_workspaces(step.graph, workspaces), _with_workspaces(step.planned, workspaces), tuple(sharing),
+        tuple(scratch),
+    )  # fmt: skip
 
 
 def _with_workspaces(graph: Graph, workspaces: list[int]) -> Graph:
@@ -95,15 +119,37 @@ def _pairs(step: CapturedStep, k: int, shares: list[list[int]]) -> tuple[tuple[i
     return tuple(found)
 
 
-def _consumed_lists(step: CapturedStep, k: int) -> list[list[int]]:
-    """(input, output) of a loop that takes one list apart, turn by turn, while it fills another."""
+def _scratch(step: CapturedStep, k: int, positions: Sequence[int], workspace: int) -> dict[int, int]:
+    """{value: bytes} of the inputs at `positions`, which the kernel takes for scratch where they die."""
+    inputs = step.nodes[k].inputs
+    bases = [step.value_of.get(step.reader.base(t).name) for t in inputs]
+    found: dict[int, int] = {}
+    for i in positions:
+        value = bases[i]
+        if value is not None and bases.count(value) == 1:
+            size = step.graph.values[value].bytes
+            if sum(found.values()) + size <= workspace:
+                found[value] = size
+    return found
+
+
+def _loop_pairs(step: CapturedStep, k: int) -> list[list[int]]:
+    """(input, output) of a loop: what a turn leaves of what the one before left, and lists taken apart for others.
+
+    A loop variable's first value goes with the first turn. A list that is taken apart, turn by turn, goes while
+    another is filled; several may stand for one, and the simulator takes one that dies.
+    """
     loop = step.reader.loops.get(step.nodes[k].name)
     if loop is None:
         return []
-    lists = [i for i, t in enumerate(step.nodes[k].outputs) if t.dtype.name == "variant" and loop.alias_of[i] is None]
-    taken_apart = [i for i in lists if loop.output_bytes[i] == 0]
-    filled = [i for i in lists if loop.output_bytes[i] > 0]
-    return [list(pair) for pair in zip(taken_apart, filled, strict=False)]
+    outputs = step.nodes[k].outputs
+    own = [i for i in range(len(outputs)) if loop.alias_of[i] is None and loop.output_bytes[i] > 0]
+    taken_apart = [
+        i for i, t in enumerate(outputs)
+        if t.dtype.name == "variant" and loop.alias_of[i] is None and loop.output_bytes[i] == 0
+    ]  # fmt: skip
+    filled = [i for i in own if outputs[i].dtype.name == "variant"]
+    return [[i, i] for i in own] + [[i, o] for o in filled for i in taken_apart]
 
 
 def _pattern(signature: str) -> str:
