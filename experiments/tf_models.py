@@ -84,8 +84,10 @@ def lstm() -> keras.Model:
 class Positions(layers.Layer):
     """Adds a learned vector to each position."""
 
-    def build(self, shape: tuple[int | None, ...]) -> None:
-        self.table: Any = self.add_weight(shape=shape[1:], initializer=keras.initializers.RandomNormal(0.02, seed=0))
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        self.table: Any = self.add_weight(
+            shape=input_shape[1:], initializer=keras.initializers.RandomNormal(0.02, seed=0)
+        )
 
     def call(self, x: Any) -> Any:
         return x + self.table

@@ -13,8 +13,9 @@ from remat.tf._capture import trace
 
 
 def cut_points(model: keras.Model) -> list[Any]:
-    """Outputs of layers through which every path of a functional model goes, in the order of its layers."""
-    order: list[Any] = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
+    """Outputs of layers and operations through which every path of a functional model goes, in their order."""
+    functional: Any = model  # `x + y` is an operation of a model, but none of its layers
+    order: list[Any] = [op for op in functional.operations if not isinstance(op, keras.layers.InputLayer)]
     position = {id(layer): i for i, layer in enumerate(order)}
     last_use = [0] * len(order)
     for layer in order:

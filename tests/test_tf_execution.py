@@ -505,6 +505,25 @@ def test_a_loss_of_updated_variables_is_refused():
         rtf.rematerialize(step, (tf.TensorSpec((3,)),), "1GB", **QUICK)
 
 
+def test_states_that_are_no_variables_and_batches_that_are_not_dense_are_refused():
+    words = layers.TextVectorization(max_tokens=9, output_sequence_length=4)
+    words.adapt(["a b c d"])
+    inputs = keras.Input((), dtype="string")
+    x = layers.Flatten()(layers.Embedding(9, 3)(words(inputs)))
+    model = keras.Model(inputs, layers.Dense(2, activation="softmax")(x))
+    model.compile("sgd", LOSS)
+    rtf.fit_within(model, "1GB", **QUICK)
+    with pytest.raises(InvalidInput, match=r"LookupTableFindV2.*compute it before the step, e\.g\. in the dataset"):
+        model.fit(tf.constant(["a b", "c d"]), tf.constant([0, 1]), verbose=0)
+    inputs = keras.Input((6,), sparse=True)
+    model = keras.Model(inputs, layers.Dense(2, activation="softmax")(inputs))
+    model.compile("sgd", LOSS)
+    rtf.fit_within(model, "1GB", **QUICK)
+    batch = (tf.sparse.from_dense(tf.eye(2, 6)), tf.constant([0, 1]))
+    with pytest.raises(InvalidInput, match=r"SparseTensor.*make it dense"):
+        model.fit(tf.data.Dataset.from_tensors(batch), verbose=0)
+
+
 def test_stateful_random_numbers_keep_their_order_and_run_once():
     def step(x):
         noise = [tf.random.uniform((64,), seed=i) for i in range(3)]

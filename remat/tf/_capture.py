@@ -105,6 +105,11 @@ def _planned_nodes(reader: StepReader, targets: Iterable[Any], boundary: Iterabl
     late = needed & after_write
     if late:
         named = next(op for op in reader.order if op in late)
+        if writes(reader, named):
+            raise InvalidInput(
+                f"the loss or a gradient depends on '{named.name}' ({named.type}), which reads or changes a state that "
+                "is no variable, so nothing of it can be repeated; compute it before the step, e.g. in the dataset"
+            )
         raise InvalidInput(
             f"the loss or a gradient depends on a variable that the step has changed before ('{named.name}', "
             f"{named.type}), so nothing of it can be computed again; update that variable after the gradients"

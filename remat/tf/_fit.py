@@ -101,7 +101,7 @@ class _Trainer:
 
     def _step(self, data: Any) -> Any:
         data = tf.nest.map_structure(_without_optional, data)
-        tensors = tf.nest.map_structure(lambda x: None if x is None else tf.convert_to_tensor(x), data)
+        tensors = tf.nest.map_structure(_dense, data)
         key = describe(tensors)
         if key not in self.steps:
             self.steps[key] = self._planned(tensors, key)
@@ -171,6 +171,14 @@ def _watched(model: Any, seen: _Seen) -> Iterator[None]:
         yield
     finally:
         del model.__dict__["compute_loss"], optimizer.__dict__["apply"]
+
+
+def _dense(leaf: Any) -> Any:
+    if isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)):
+        raise InvalidInput(
+            f"a batch holds a {type(leaf).__name__}; a plan is for tensors of static shape: make it dense"
+        )
+    return None if leaf is None else tf.convert_to_tensor(leaf)
 
 
 def _without_optional(leaf: Any) -> Any:
