@@ -43,6 +43,9 @@ def fit_within(
         plan: for the first shape of a batch; other shapes need a budget.
         others: as of `rematerialize`.
 
+    As with Keras's own compiled step, an attribute of a layer that changes later (a dropout's rate) takes effect with
+    the next ``compile``; freezing layers takes effect at once.
+
     After the first batch ``model.remat`` is the planned step of the last batch's shape: ``model.remat.plan``,
     ``.budget_bytes``, ``.predicted_peak_bytes``, ``.overhead``; ``model.remat_steps`` has all of them by shape.
 
