@@ -211,6 +211,57 @@ def test_operators_that_are_traced_by_another_formula_than_eager_mode_uses() -> 
     check(Resizes(), (torch.randn(2, 3, 16, 16),), 0.95)
 
 
+def test_what_is_drawn_does_not_depend_on_the_memory_layout() -> None:
+    x = torch.randn(4, 3, 16, 16).to(memory_format=torch.channels_last)
+    for drop in (nn.Dropout(0.15), nn.AlphaDropout(0.15)):
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), drop, nn.Tanh(), nn.Conv2d(8, 2, 3)).to(
+            memory_format=torch.channels_last
+        )
+        check(model, (x,), 0.99)
+
+
+def bfloat16() -> torch.autocast:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+class Unlike(nn.Module):
+    """A region without autocast in a model that is trained with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.TransformerEncoderLayer(32, 2, 64, 0.1, batch_first=True), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        with torch.autocast("cpu", enabled=False):
+            return torch.tanh(self.head(torch.tanh(self.head(x.float()))))
+
+
+def test_autocast_of_parts_and_of_recurrent_layers() -> None:
+    check(Unlike(), (torch.randn(4, 8, 32),), 0.99, context=bfloat16)
+    check(Recurrent(nn.LSTM, dropout=0.5), (torch.randn(4, 7, 8),), "100MB", context=bfloat16)
+    with bfloat16(), pytest.raises(remat.InvalidInput, match="GRU under autocast"):
+        rematerialize(Recurrent(nn.GRU), (torch.randn(4, 7, 8),), "100MB")
+
+
+def test_what_comes_on_top_of_the_promise_is_counted_or_told_of() -> None:
+    model = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(256, 256), nn.Tanh())))
+    for part in model[:6]:
+        part.requires_grad_(False)
+    x, adam = torch.randn(64, 256), torch.optim.Adam(model.parameters())
+    ours = rematerialize(model, (x,), "30MB", optimizer=adam)
+    before = ours.plan.fixed["optimizer state"]
+    step(ours, (x,))
+    adam.step()
+    ours.requires_grad_(True)  # from now on everything is trained, and the optimizer will hold more
+    adam.zero_grad()
+    step(ours, (x,))
+    latest = list(ours._planner.plans.values())[-1]
+    assert latest.fixed["optimizer state"] > 3 * before
+    with pytest.warns(UserWarning, match="gradients are held from an earlier step"):
+        step(ours, (x,))
+
+
 def test_an_optimizer_that_was_not_counted_is_told_of() -> None:
     model = nn.Sequential(nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 512))
     x = torch.randn(64, 512)

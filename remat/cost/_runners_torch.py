@@ -81,7 +81,8 @@ def _call(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], 
     name, _, overload = description["op"].removeprefix("aten.").rpartition(".")
     namespace = torch.ops.aten if description["op"].startswith("aten.") else torch.ops
     if name.startswith("remat."):
-        importlib.import_module("remat.frontends._torch_recurrent")  # which registers them
+        for registers in ("recurrent", "random"):
+            importlib.import_module(f"remat.frontends._torch_{registers}")
     call: Any = namespace
     for part in name.split("."):
         call = getattr(call, part)

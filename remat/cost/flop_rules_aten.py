@@ -33,7 +33,8 @@ _PER_INPUT = {
 _PER_OUTPUT = {
     "native_dropout": 2, "avg_pool2d_backward": 1, "upsample_nearest2d": 0, "upsample_nearest2d_backward": 1,
     "upsample_bilinear2d": 8, "upsample_bilinear2d_backward": 8, "max_pool2d_with_indices_backward": 1,
-    "rand": 1, "rand_like": 1, "randn": 1, "randn_like": 1, "bernoulli": 1, "arange": 1, "nll_loss_backward": 1,
+    "rand": 1, "rand_like": 1, "randn": 1, "randn_like": 1, "bernoulli": 1, "bernoulli_like": 1, "arange": 1,
+    "nll_loss_backward": 1,
     "nll_loss2d_backward": 1, "mse_loss_backward": 3, "binary_cross_entropy_backward": 5,
     "binary_cross_entropy_with_logits": 6, "scatter_add": 1, "index_add": 1, "index_put": 1,
     "_unsafe_index_put": 1, "cumsum_backward": 1,

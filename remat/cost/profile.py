@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from remat.cost._warning import CostWarning
-from remat.cost.gpu import Gpu, load_gpu
+from remat.cost.gpu import DEFAULT_GPU, Gpu, load_gpu
 from remat.cost.roofline import operation_ns
 from remat.cost.stored import load_stored
 from remat.errors import InvalidInput, MissingPackage, RematError, unknown_name
@@ -58,6 +58,9 @@ def profile_costs(
         failures = dict.fromkeys(signatures, f"not in {stored.path}")
         fallback = gpu
     else:
+        if device is None and gpu is not None and gpu.name not in (DEFAULT_GPU, "cpu"):
+            warnings.warn(f"no measurements of {gpu.name} are stored: measured on this machine instead; "
+                          f"cost=roofline models {gpu.name}", CostWarning, stacklevel=3)  # fmt: skip
         device, keys, measured, fresh, failures = _measured(graph, "time", ("ns", "best_ns"), cache_folder, device)
         _check_quiet(fresh, Path(cache_folder) if cache_folder else None)
         fallback = load_gpu("cpu") if device == "cpu" else gpu

@@ -20,10 +20,12 @@ import torch
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
+from torch._functorch import config as functorch_config
 from torch.utils._python_dispatch import _disable_current_modes
 
 from remat.errors import InvalidInput, MissingPackage, RematError
 from remat.frontends._torch_autocast import cast_once
+from remat.frontends._torch_random import bernoulli_like
 from remat.frontends._torch_recurrent import replace_recurrent
 
 OLDEST = (2, 9)
@@ -191,7 +193,7 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
     exact = np.float32 if x.dtype is torch.float32 else np.float64
     if x.dtype in (torch.float32, torch.float64) and exact(1) / exact(1 - p) == exact(1 / (1 - p)):
         return NotImplemented  # the same, in one operation
-    noise = aten.div.Scalar(aten.bernoulli.p(aten.empty_like.default(x), 1 - p), 1 - p)
+    noise = aten.div.Scalar(bernoulli_like(x, 1 - p), 1 - p)
     return aten.mul.Tensor(x, noise), noise
 
 
@@ -199,8 +201,16 @@ def _dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, scale: float) 
     return NotImplemented if mask.dtype is torch.bool else aten.mul.Tensor(gradient, mask)
 
 
+def _bernoulli(x: torch.Tensor, p: float = 0.5, generator: torch.Generator | None = None) -> Any:
+    """The functional form of `Tensor.bernoulli_`."""
+    return NotImplemented if x.is_contiguous() or generator is not None else bernoulli_like(x, p)
+
+
 aten = torch.ops.aten
-_AS_IN_EAGER_MODE = {aten.native_dropout.default: _dropout, aten.native_dropout_backward.default: _dropout_backward}
+_AS_IN_EAGER_MODE = {
+    aten.native_dropout.default: _dropout, aten.native_dropout_backward.default: _dropout_backward,
+    aten.bernoulli.p: _bernoulli,
+}  # fmt: skip
 
 
 @contextmanager
@@ -211,7 +221,8 @@ def settings() -> Iterator[None]:
     graph; DistributedDataParallel must not cut it into buckets; hooks that are added later are noticed; sizes of
     storages do not depend on what was captured before.
     """
-    with torch._dynamo.config.patch(
+    # The backward pass of eager mode does not cast, whatever casts around the forward pass.
+    with functorch_config.patch(backward_pass_autocast="off"), torch._dynamo.config.patch(
         allow_rnn=True, recompile_limit=MOST_GRAPHS, accumulated_recompile_limit=4 * MOST_GRAPHS, optimize_ddp=False,
         skip_nnmodule_hook_guards=False, fake_tensor_cache_enabled=False,
     ):  # fmt: skip
@@ -242,8 +253,8 @@ def refusals(what: str) -> Iterator[None]:
         ) from error
     except TorchDynamoException as error:
         raise InvalidInput(
-            f"the model does not compile into one graph: {_one_line(error)}; remove what depends on tensor values "
-            "(branches, .item(), shapes) until torch.compile(model, fullgraph=True) accepts it"
+            f"the model does not compile into one graph: {_reason(error)}; "
+            "change that until torch.compile(model, fullgraph=True) accepts it"
         ) from error
 
 
@@ -263,8 +274,9 @@ def read_joint(module: fx.GraphModule, n_forward_outputs: int, primals: tuple[An
         raise InvalidInput("arguments that overlap in memory are modified in place; pass copies of them")
     _drop_unread_statistics(module)
     joint = Joint(module, n_forward_outputs, _mutated(module), primals)
-    places, gradients = joint.places, joint.outputs[n_forward_outputs:]
-    cast_once(module.graph, {places[i]: gradient for i, gradient in enumerate(gradients) if gradient is not None})
+    if torch.is_autocast_cache_enabled():
+        places, gradients = joint.places, joint.outputs[n_forward_outputs:]
+        cast_once(module.graph, {places[i]: gradient for i, gradient in enumerate(gradients) if gradient is not None})
     module.recompile()
     return joint
 
@@ -275,6 +287,17 @@ def _unused(module: fx.GraphModule, _inputs: Any) -> Any:
 
 def _numel(node: fx.Node | None) -> int:
     return 0 if node is None else node.meta["val"].numel()
+
+
+def _reason(error: BaseException) -> str:
+    """What the compiler complains of: the error that the model raised if there is one, else its headline and why."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    headline = _one_line(error)
+    errors = re.findall(r"got (\w+(?:Error|Exception)\(.*)", str(error))
+    errors += [line for line in lines if re.search(r"\w(Error|Exception)\b", line) and line != headline]
+    explained = (line.removeprefix("Explanation:").strip() for line in lines if line.startswith("Explanation:"))
+    why = next(iter(errors), "") or next(explained, "")
+    return f"{headline} ({why[:240]})" if why else headline
 
 
 def _one_line(error: BaseException) -> str:

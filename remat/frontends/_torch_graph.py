@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_iter, tree_map
 
+from remat.errors import InvalidInput
 from remat.frontends._torch_capture import Joint
 from remat.frontends._torch_work import kind_of, storage_bytes, tensor_bytes, tensors_of, work_of
 from remat.graph import Graph, Operation, Value, Work
@@ -207,6 +208,8 @@ class _Builder:
         def add(tensor: Any) -> int | None:
             if not isinstance(tensor, torch.Tensor):
                 return None
+            if tensor.layout is not torch.strided:
+                raise InvalidInput(f"'{node.name}' makes a sparse tensor; let gradients be dense (sparse=False)")
             key = tensor.untyped_storage()._cdata
             if key not in by_storage:
                 by_storage[key] = len(self.values)

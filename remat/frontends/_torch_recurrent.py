@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from remat.errors import InvalidInput
+
 KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _NATIVE = {getattr(torch._VF, kind): kind for kind in KINDS}
 _OPTIONS = (
@@ -58,10 +60,38 @@ def _one_call(
 ) -> fx.Node:
     _has_biases, num_layers, dropout, train, _bidirectional, _batch_first = options
     random = bool(dropout and train and num_layers > 1)
-    target = torch.ops.remat.recurrent_random if random else torch.ops.remat.recurrent
+    target = _recurrent_random if random else _recurrent
     # Which inputs need a gradient is known when the operation is differentiated; till then all are said to.
     every = [True] * (1 + len(hx) + len(weights))
-    return graph.call_function(target.default, (kind, data, hx, weights, *options, every))
+    return graph.call_function(target, (kind, data, hx, weights, *options, every))
+
+
+def _recurrent(kind: str, *tensors_and_options: Any) -> Any:
+    return torch.ops.remat.recurrent.default(kind, *_autocast(kind, *tensors_and_options))
+
+
+def _recurrent_random(kind: str, *tensors_and_options: Any) -> Any:
+    return torch.ops.remat.recurrent_random.default(kind, *_autocast(kind, *tensors_and_options))
+
+
+def _autocast(kind: str, data: Tensor, hx: list[Tensor], weights: list[Tensor], *options: Any) -> tuple[Any, ...]:
+    """The arguments as eager mode casts them when the layer is traced.
+
+    Raises:
+        InvalidInput: eager mode does otherwise.
+    """
+    device = data.device.type
+    if not torch.is_autocast_enabled(device):
+        return data, hx, weights, *options
+    if kind == "gru" and device == "cpu":
+        raise InvalidInput("a GRU under autocast on a CPU: eager mode casts within its steps, which no operation does; "
+                           "run it with torch.autocast('cpu', enabled=False), or use an LSTM")  # fmt: skip
+    dtype = torch.get_autocast_dtype(device)
+
+    def cast(x: Tensor) -> Tensor:
+        return x.to(dtype) if x.dtype is torch.float32 else x
+
+    return cast(data), [cast(x) for x in hx], [cast(x) for x in weights], *options
 
 
 def _layer_by_layer(

@@ -6,6 +6,7 @@ import copy
 import itertools
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from remat.frontends._torch_recurrent import replace_recurrent
 from remat.torch import _aot
 from remat.torch._emit import emit
 from remat.torch._planner import Planner, describe_inputs
+from remat.units import format_size
 
 _numbers = itertools.count()
 
@@ -38,17 +40,31 @@ class Rematerialized(Planned, nn.Module):
     plan: StepPlan
     measured_peak_bytes: int | None = None
 
-    def __init__(self, model: nn.Module, planner: Planner, plan: StepPlan, backend: str):
+    def __init__(self, model: nn.Module, planner: Planner, plan: StepPlan, backend: str, accumulates: bool = False):
         super().__init__()
         for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[shared] = getattr(model, shared)
         self.__dict__.update(model=model, _planner=planner, plan=plan, _backend=backend, training=model.training)
+        self.__dict__["_accumulates"] = accumulates  # or was told that it does
         self.__dict__["_step"] = _CompiledStep(model, planner, backend)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.model(*args, **kwargs)
+        if not self._accumulates:
+            self._tell_of_held_gradients()
         return self._step(args, kwargs)
+
+    def _tell_of_held_gradients(self) -> None:
+        """Warn, once, if a step begins while gradients of an earlier one are held, which the budget does not count."""
+        held = sum(p.grad.untyped_storage().nbytes() for p in self.parameters() if p.grad is not None)
+        if held:
+            self.__dict__["_accumulates"] = True
+            warnings.warn(
+                f"{format_size(held)} of gradients are held from an earlier step and come on top of the promised peak: "
+                "call zero_grad() before the forward pass, or give rematerialize(..., accumulate=True)",
+                stacklevel=4,
+            )
 
     def train(self, mode: bool = True) -> Rematerialized:
         self.model.train(mode)
@@ -94,7 +110,9 @@ class Rematerialized(Planned, nn.Module):
         raise TypeError("a rematerialized module cannot be pickled: save its state_dict() and its plan (plan.save)")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Rematerialized:
-        return Rematerialized(copy.deepcopy(self.model, memo), self._planner, self.plan, self._backend)
+        return Rematerialized(
+            copy.deepcopy(self.model, memo), self._planner, self.plan, self._backend, self._accumulates
+        )
 
 
 class _CompiledStep:

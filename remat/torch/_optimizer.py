@@ -5,7 +5,8 @@ from __future__ import annotations
 import collections
 import copy
 import warnings
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -44,32 +45,47 @@ def state_bytes(optimizer: torch.optim.Optimizer | str | int | None, parameters:
     return parse_size(optimizer)
 
 
-def watch(parameters: Iterable[nn.Parameter], counted_bytes: int) -> None:
-    """Warn, once, if the first optimizer that steps on any of the parameters holds more than was counted."""
-    watched = WeakTensorKeyDictionary((p, None) for p in parameters)
+def watch(model: nn.Module, counted_bytes: Callable[[nn.Module], int]) -> None:
+    """Warn, once, if an optimizer that steps on any of the model's parameters holds more than is counted.
+
+    Args:
+        model: watched while it lives.
+        counted_bytes: of the model; must not hold it.
+    """
+    watched = WeakTensorKeyDictionary((p, None) for p in model.parameters())
+    alive = weakref.ref(model)
+    seen: dict[int, int] = {}  # optimizer -> of how many parameters it held something when it was looked at
 
     def check(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        model = alive()
+        if model is None or seen.get(id(optimizer)) == len(optimizer.state):
+            return
+        seen[id(optimizer)] = len(optimizer.state)
         if any(p in watched for group in optimizer.param_groups for p in group["params"]):
-            handle.remove()
-            held = _bytes_of(optimizer.state)
-            if held > counted_bytes + SLACK_BYTES:
+            held, counted = _bytes_of(optimizer.state), counted_bytes(model)
+            if held > counted + SLACK_BYTES:
+                handle.remove()
                 warnings.warn(
                     f"{type(optimizer).__name__} holds {format_size(held)} of state, the budget counts "
-                    f"{format_size(counted_bytes)}: the difference comes on top of the promised peak; give "
+                    f"{format_size(counted)}: the difference comes on top of the promised peak; give "
                     "rematerialize(..., optimizer=optimizer)",
                     stacklevel=3,
                 )
 
     handle = register_optimizer_step_post_hook(check)
+    weakref.finalize(model, handle.remove)
 
 
 def _of_optimizer(optimizer: torch.optim.Optimizer) -> int:
-    if optimizer.state:
+    """What it holds, and what a step will add for parameters that it holds nothing of yet."""
+    new = [
+        {**group, "params": [_without_contents(p) for p in group["params"] if p not in optimizer.state]}
+        for group in optimizer.param_groups
+    ]
+    if not any(p.requires_grad for group in new for p in group["params"]):
         return _bytes_of(optimizer.state)
     tried = copy.copy(optimizer)
-    tried.state = collections.defaultdict(dict)
-    tried.param_groups = [{**group, "params": [_without_contents(p) for p in group["params"]]} for group in
-                          optimizer.param_groups]  # fmt: skip
+    tried.state, tried.param_groups = collections.defaultdict(dict), new
     for group in tried.param_groups:
         group.update({key: False for key in ("foreach", "fused", "capturable") if key in group})
     try:
@@ -80,7 +96,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> int:
             f"what {type(optimizer).__name__} holds cannot be found out ({type(error).__name__}: {error}); "
             "give optimizer= as a size, e.g. '2GB'"
         ) from error
-    return _bytes_of(tried.state)
+    return _bytes_of(optimizer.state) + _bytes_of(tried.state)
 
 
 def _without_contents(parameter: Tensor) -> nn.Parameter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -20,6 +20,7 @@ from remat.cost.gpu import DEFAULT_GPU, Gpu, gpus, load_gpu
 from remat.cost.profile import profile_workspaces
 from remat.errors import InvalidInput
 from remat.execution import Fingerprint, Peaks, StepPlan, cheapest_fitting, find_plan, fingerprint_of
+from remat.frontends._torch_capture import Joint
 from remat.frontends._torch_graph import CapturedStep
 from remat.graph import Graph
 from remat.plan import Plan
@@ -38,7 +39,7 @@ class Planner:
         gpu: of the roofline.
         device: where the model is: ``cpu`` or ``cuda``.
         plain: peak of the plain step on the sample arguments.
-        beside: what is resident beside parameters, buffers and arguments, in bytes by name.
+        beside: what is resident beside parameters, buffers and arguments of a step, in bytes by name.
         plans: by the sha256 of the step's fingerprint.
     """
 
@@ -54,7 +55,7 @@ class Planner:
     threads: int
     cache_folder: Path
     plain: Peaks
-    beside: Mapping[str, int]
+    beside: Callable[[Joint], Mapping[str, int]]
     plans: dict[str, StepPlan] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.RLock)
 
@@ -85,7 +86,7 @@ class Planner:
         calls = zip(step.graph.operations, step.nodes, strict=True)
         random = [n for op, nodes in calls if not op.run_once for n in nodes if _aot.is_random(n)]
         states = sum(_aot.random_state(_aot.device_of(node)).nbytes for node in random)
-        fixed = {"parameters, buffers and inputs": step.graph.fixed_bytes, **self.beside}
+        fixed = {"parameters, buffers and inputs": step.graph.fixed_bytes, **self.beside(step.joint)}
         fixed |= {"random states": states} if states else {}
         return replace(step.graph, fixed_bytes=sum(fixed.values())), fixed
 

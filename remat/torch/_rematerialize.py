@@ -88,14 +88,22 @@ def rematerialize(
     """
     _check(model, sample_args, backend)
     check_options(budget, plan, strategy, scope, cost, time_limit_s)
+    if gpu is not None and cost != "roofline":
+        raise InvalidInput(f"gpu={gpu!r} is of cost='roofline'; cost={cost!r} does not look at it")
     kwargs = dict(sample_kwargs or {})
     strategy, scope = get_strategy(strategy).name, str(parse_scope(scope))
     device = device_of(model, (sample_args, kwargs))
     with torch.enable_grad():
         joint = _torch_capture.capture_module(call_of(model), sample_args, kwargs, _aot.backend_of(backend))
     step, inputs = step_of(joint, type(model).__name__, model, backend), describe_inputs((sample_args, kwargs))
-    beside = {"optimizer state": _optimizer.state_bytes(optimizer, model.parameters())}
-    beside["gradients of earlier steps"] = _gradient_bytes(joint) if accumulate else 0
+
+    def state_bytes() -> int:  # what is trained may change from step to step
+        return _optimizer.state_bytes(optimizer, model.parameters())
+
+    def beside(joint: Joint) -> dict[str, int]:
+        gradients = _gradient_bytes(joint) if accumulate else 0
+        return {"optimizer state": state_bytes(), "gradients of earlier steps": gradients}
+
     planner = Planner(
         name=type(model).__name__, budget_bytes=0, strategy=strategy, scope=scope, cost=cost,
         gpu=load_gpu(gpu) if gpu else default_gpu(device), device=device, time_limit_s=time_limit_s, seed=seed,
@@ -113,8 +121,9 @@ def rematerialize(
         planner.plain = _plain_peak(model, sample_args, kwargs, planner, step)
         planner.budget_bytes = parse_budget(budget, planner.plain)
         made = planner.plan(step, inputs)
-    module = Rematerialized(model, planner, made, backend)
-    _optimizer.watch(model.parameters(), beside["optimizer state"])
+    module = Rematerialized(model, planner, made, backend, accumulate)
+    module.__dict__["_state_bytes"] = state_bytes
+    _optimizer.watch(module, lambda module: module._state_bytes())  # pyright: ignore[reportCallIssue]
     return _verified(module, sample_args, kwargs, step, inputs) if verify else module
 
 
@@ -129,7 +138,7 @@ def _verified(
             planner.budget_bytes -= excess
             planner.plans.clear()
             made = replace(planner.plan(step, inputs), budget_bytes=promised)
-            module = Rematerialized(module.model, planner, made, module._backend)
+            module = Rematerialized(module.model, planner, made, module._backend, module._accumulates)
         there = module.plan.graph.fixed_bytes - module.plan.fixed.get("random states", 0)
         measured = there + peak_of_step(module, args, kwargs, planner.device)
         module.__dict__["measured_peak_bytes"] = measured
@@ -162,7 +171,7 @@ def _plain_peak(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], planner: Planner, step: CapturedStep
 ) -> Peaks:
     """Peak of the model's own step: everything that is always there, and what the step makes."""
-    fixed_bytes = step.graph.fixed_bytes + sum(planner.beside.values())
+    fixed_bytes = step.graph.fixed_bytes + sum(planner.beside(step.joint).values())
     loss_bytes = next(op.workspace_bytes for op in step.graph.operations if op.kind == END_KIND)
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         # Without contents these layers run unrolled, which needs other memory than their kernels.
