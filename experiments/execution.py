@@ -41,7 +41,7 @@ ON_A_CPU: dict[str, dict[str, Any]] = {
     "resnet50": {"batch_size": 16, "input_size": (3, 128, 128)},
     "unet": {"batch_size": 2, "input_size": (3, 128, 128)},
     "mobilenet_v2": {"batch_size": 16, "input_size": (3, 128, 128)},
-    "vgg16": {"batch_size": 8, "input_size": (3, 96, 96)},
+    "vgg16": {"batch_size": 32, "input_size": (3, 96, 96)},
     "densenet121": {"batch_size": 8, "input_size": (3, 96, 96)},
     "lstm": {"batch_size": 16, "options": {"length": 48, "vocabulary": 1000, "width": 128}},
 }  # fmt: skip

@@ -22,7 +22,7 @@ import torch
 from experiments.execution import ON_A_CPU, SAME, for_a_cpu, torch_model
 from experiments.execution_subject import Method, Subject, measure
 from experiments.provenance import cpu_name, versions
-from experiments.store import write_json
+from experiments.store import rows_of_other_models, write_json
 from remat.cost import CostWarning
 from remat.errors import InvalidInput
 from remat.execution import find_plan
@@ -43,14 +43,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--cost", default="profile")
     parser.add_argument("--rounds", type=int, default=7, help="timed steps of each")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="JSON file for the rows")
+    parser.add_argument("--out", type=Path, help="JSON file for the rows; those of other models that it has stay")
     parser.add_argument("--show", type=Path, help="only print the table of rows that --out wrote")
     given = parser.parse_args(arguments)
     if given.show:
         print("\n".join([HEADER, *map(_line, json.loads(given.show.read_text())["rows"])]))
         return
     warnings.simplefilter("ignore", CostWarning)
-    rows: list[dict[str, Any]] = []
+    head = {"date": datetime.date.today().isoformat(), "cpu": cpu_name(), "versions": versions(),
+            "threads": given.threads}  # fmt: skip
+    rows = rows_of_other_models(given.out, given.models.split(","))
     print(HEADER)
     with tempfile.TemporaryDirectory() as cache:
         for name in given.models.split(","):
@@ -58,8 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
                 rows.append(row)
                 print(_line(row), flush=True)
                 if given.out:
-                    head = {"date": datetime.date.today().isoformat(), "cpu": cpu_name(), "versions": versions()}
-                    write_json(given.out, head | {"threads": given.threads, "rows": rows})
+                    write_json(given.out, head | {"rows": rows})
 
 
 def rows_of(name: str, fractions: list[float], given: argparse.Namespace, cache: str) -> Any:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
-import json
 import math
 import sys
 import time
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.provenance import cpu_name, versions
+from experiments.store import rows_of_other_models, write_json
 from experiments.tf_models import MODELS, Sample, build
 
 FRACTIONS = (0.8, 0.6, 0.45)
@@ -69,22 +69,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--budgets", default=",".join(map(str, FRACTIONS)), help="fractions of the plain peak")
     parser.add_argument("--time-limit", type=float, default=30.0, help="seconds per plan")
     parser.add_argument("--cost", default="profile")
-    parser.add_argument("--out", type=Path, help="JSON file for the rows")
+    parser.add_argument("--out", type=Path, help="JSON file for the rows; those of other models that it has stay")
     given = parser.parse_args(arguments)
-    rows = []
+    rows = rows_of_other_models(given.out, given.models.split(","))
     print(HEADER)
     for name in given.models.split(","):
         for row in rows_of(name, [float(f) for f in given.budgets.split(",")], given.time_limit, given.cost):
             print(line(row), flush=True)
-            rows.append(row)
+            rows.append(asdict(row))
         if given.out:
             document = {
                 "date": datetime.date.today().isoformat(), "cpu": cpu_name(), "versions": versions(),
                 "time_limit_s": given.time_limit, "cost": given.cost, "rounds": ROUNDS,
-                "rows": [asdict(r) for r in rows],
+                "rows": rows,
             }  # fmt: skip
-            given.out.parent.mkdir(parents=True, exist_ok=True)
-            given.out.write_text(json.dumps(document, indent=1) + "\n")
+            write_json(given.out, document)
 
 
 def rows_of(name: str, fractions: Sequence[float], time_limit_s: float, cost: str, timed: bool = True) -> list[Row]:
