@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
+import json
 import math
 import sys
 import time
@@ -70,7 +71,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--time-limit", type=float, default=30.0, help="seconds per plan")
     parser.add_argument("--cost", default="profile")
     parser.add_argument("--out", type=Path, help="JSON file for the rows; those of other models that it has stay")
+    parser.add_argument("--show", type=Path, help="only print the table of rows that --out wrote")
     given = parser.parse_args(arguments)
+    if given.show:
+        written = json.loads(given.show.read_text())["rows"]
+        print("\n".join([HEADER, *(line(Row(**row)) for row in written)]))
+        return
     rows = rows_of_other_models(given.out, given.models.split(","))
     print(HEADER)
     for name in given.models.split(","):
