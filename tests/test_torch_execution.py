@@ -676,6 +676,12 @@ def test_bad_input_gets_one_line() -> None:
             copy.deepcopy(model).requires_grad_(False), (x,), 0.5
         ),
         "does not compile into one graph": lambda: rt.rematerialize(nn.Sequential(Branches(), model), (x,), 0.5),
+        "Data-dependent branching": lambda: rt.rematerialize(nn.Sequential(Branches(), model), (x,), 0.5),
+        "same reduction dim": lambda: rt.rematerialize(model, (x[:, :3],), 0.5),
+        "makes a sparse tensor": lambda: rt.rematerialize(
+            nn.Sequential(nn.Embedding(10, 64, sparse=True), model), (torch.arange(5),), "1GB"
+        ),
+        "gpu='h200' is of cost='roofline'": lambda: rt.rematerialize(model, (x,), 0.5, gpu="h200"),
         "rematerialized already": lambda: rt.rematerialize(rematerialize(model, (x,), 1.0), (x,), 0.5),
         "no plan of 'Sequential' within 1.00 kB": lambda: rt.rematerialize(model, (x,), "1kB"),
         "arguments that overlap": lambda: rt.rematerialize(Overlaps(), (x[0, :32], x[0, 16:48]), "1GB"),
