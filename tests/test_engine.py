@@ -63,10 +63,20 @@ def test_a_deterministic_job_makes_the_moves_that_its_time_limit_stands_for() ->
     graph = synthetic.layered(n=40)
     peak = remat.simulate(graph, remat.Plan.from_order(graph, range(40))).peak_bytes
     problem = Problem(graph, int(0.8 * peak), threads=1, deterministic=True)
-    expected = fixed_moves(replace(problem, time_limit_s=2.0))
-    solution = Job("s", "s", problem, "search", 2.0).run()
+    expected = fixed_moves(replace(problem, time_limit_s=20.0))
+    solution = Job("s", "s", problem, "search", 20.0).run()
     assert isinstance(solution, Solution)
     assert expected <= solution.stats["moves"] < 2 * expected
+    assert not solution.stats["cut_by_clock"]
+
+
+def test_a_deterministic_job_says_that_the_clock_cut_it_short() -> None:
+    graph = synthetic.layered(n=40)
+    peak = remat.simulate(graph, remat.Plan.from_order(graph, range(40))).peak_bytes
+    problem = Problem(graph, int(0.8 * peak), threads=1, work_limit=10**12)
+    solution = Job("s", "s", problem, "search", 5.0).run()
+    assert isinstance(solution, Solution)
+    assert solution.stats["cut_by_clock"]
 
 
 def test_a_worker_that_dies_is_one_failed_result(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:

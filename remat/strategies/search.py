@@ -29,8 +29,9 @@ def search(problem: Problem) -> Outcome:
     """Annealing over retention intervals, from a greedy eviction: drop a value, hold it, move a repeat.
 
     Anytime and seeded; independent seeds on `threads` threads share the best plan between rounds.
-    With `work_limit` (moves of each thread) they share nothing, and a run repeats exactly. All plans
-    are staged and use exact accounting; nothing is proven. The moves are in `remat.search.kernel`.
+    With `work_limit` (moves of each thread) they share nothing, and a run repeats exactly, unless
+    ``stats["cut_by_clock"]`` says that the time ended before the moves did. All plans are staged and
+    use exact accounting; nothing is proven. The moves are in `remat.search.kernel`.
     """
     graph = problem.graph
     if not is_warm() and problem.remaining_s() < COLD_START_S and problem.work_limit is None:
@@ -41,6 +42,8 @@ def search(problem: Problem) -> Outcome:
         problem = replace(problem, work_limit=fixed_moves(problem))
     best = search_staged(problem, problem.threads)
     stats = {"moves": best.moves}
+    if problem.work_limit is not None:
+        stats["cut_by_clock"] = not problem.is_solved() and best.moves < problem.work_limit * problem.threads
     if problem.is_solved():
         return Outcome(stats=stats)  # what was offered already is optimal
     if best.order is None or best.excess:
