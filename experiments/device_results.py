@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.execution import draw_execution
-from experiments.execution import COST_CACHE, execute, for_a_cpu, job_of, run_child, torch_model
+from experiments.execution import COST_CACHE, ON_A_CPU, execute, job_of, resized, run_child, torch_model
 from experiments.settings import RUNS_FOLDER
 from experiments.store import write_json
 from remat.cost.profile import label_of
 from remat.cost.stored import RESULTS_FOLDER, store
 from remat.errors import InvalidInput
-from remat.frontends.spec import ModelSpec
 from remat.units import parse_size
 
 # What a GPU of 16 GB or more trains; GPT-2 is the medium one. On a CPU: `experiments.execution.ON_A_CPU`.
@@ -52,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise InvalidInput("--device cpu needs --memory, e.g. --memory 500MB: a machine's own would take a day to fill")
     console, out = Console(), given.out / gpu
     for name in given.models.split(","):
-        spec = _spec(name, given.device)
+        spec = resized(torch_model(name), ON_A_CPU if given.device == "cpu" else ON_A_GPU)
         job = job_of(spec, given.device, quick=given.quick, time_limit_s=given.time_limit)
         folder = RUNS_FOLDER / f"device_{gpu}_{name}"
         run = execute(job, folder, console)
@@ -81,14 +79,6 @@ def _name_of(device: str) -> str:
     if not torch.cuda.is_available():
         raise InvalidInput("PyTorch finds no CUDA device here; try it with --device cpu --memory 500MB --quick")
     return default_gpu(device).name
-
-
-def _spec(name: str, device: str) -> ModelSpec:
-    spec = torch_model(name)
-    if device == "cpu":
-        return for_a_cpu(spec)
-    large = ON_A_GPU.get(name, {})
-    return replace(spec, **{**large, "options": spec.options | large.get("options", {})})
 
 
 def _print_batches(console: Console, rows: list[dict[str, Any]]) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -127,8 +128,13 @@ def torch_model(name: str) -> ModelSpec:
 
 def for_a_cpu(spec: ModelSpec) -> ModelSpec:
     """The same model at a size that two CPU cores train in about a second, if one is known."""
-    small = ON_A_CPU.get(spec.name.removeprefix("torch_"), {})
-    return replace(spec, **{**small, "options": spec.options | small.get("options", {})})
+    return resized(spec, ON_A_CPU)
+
+
+def resized(spec: ModelSpec, sizes: Mapping[str, Mapping[str, Any]]) -> ModelSpec:
+    """The same model at the size that a table gives for its name, if it does."""
+    size = sizes.get(spec.name.removeprefix("torch_"), {})
+    return replace(spec, **{**size, "options": spec.options | size.get("options", {})})
 
 
 def run_child(module: str, folder: Path, console: Console) -> list[dict[str, Any]]:

@@ -20,7 +20,6 @@ import torch
 import remat
 from experiments.execution_subject import Method, Subject
 from remat.cost import CostWarning
-from remat.execution import find_plan
 
 MARGIN = 0.97  # of the device's free memory: what fragmentation is left
 TRIES = 6  # measured batches, each SHRINK of the one before, if memory runs out in earnest
@@ -75,19 +74,13 @@ def _plain(subject: Subject, capacity: int) -> Method | None:
 
 
 def _planned(subject: Subject, capacity: int) -> Method | None:
-    job, graph = subject.job, subject.graph
     try:
-        plan = find_plan(
-            graph, capacity, strategy="portfolio", scope="free", time_limit_s=job["time_limit_s"], seed=job["seed"],
-            threads=job["threads"], known=subject.mincut.values(),
-        ).plan  # fmt: skip
+        method = subject.best_within(capacity, "", subject.mincut.values())
     except remat.InvalidInput:
         return None
-    assert plan is not None
-    forward = sum(op.cost for op in graph.operations if not op.is_backward)
-    if remat.simulate(graph, plan).cost > graph.total_cost + forward:
-        return None
-    return subject.planned("portfolio", "", plan.order.tolist(), capacity)
+    assert method.ns is not None
+    forward = sum(op.cost for op in subject.graph.operations if not op.is_backward)
+    return method if method.ns <= subject.graph.total_cost + forward else None
 
 
 MAKERS: dict[str, Callable[[Subject, int], Method | None]] = {"plain": _plain, "portfolio": _planned}

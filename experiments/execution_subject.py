@@ -7,6 +7,7 @@ import functools
 import hashlib
 import statistics
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 import remat
 from remat.cost import apply_cost
 from remat.cost.profile import profile_workspaces
-from remat.execution import Peaks, StepPlan, fingerprint_of
+from remat.execution import Peaks, StepPlan, find_plan, fingerprint_of
 from remat.frontends import _torch_build, _torch_capture
 from remat.frontends import torch as frontend
 from remat.frontends.spec import ModelSpec, load_target
@@ -36,6 +37,7 @@ class Method:
         module: what is trained.
         peak_bytes, ns: predicted; None where the method cannot be followed without computing.
         recomputed: operations computed again, where a plan says it.
+        plan: of a method that executes one.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Method:
     peak_bytes: int | None
     ns: int | None
     recomputed: int | None = None
+    plan: remat.Plan | None = None
 
 
 class Subject:
@@ -116,7 +119,21 @@ class Subject:
         made = StepPlan(plan, self.graph, self.fingerprint, name, budget_bytes, None, self.fixed, self.job["cost"])
         planner = replace(self.planner, plans={self.fingerprint.sha256: made})  # what `rematerialize(plan=made)` makes
         module = Rematerialized(self.module, planner, made, "eager")
-        return Method(name, parameter, module, made.peak_bytes, made.trace.cost, len(made.recomputed))
+        return Method(name, parameter, module, made.peak_bytes, made.trace.cost, len(made.recomputed), plan)
+
+    def best_within(self, budget_bytes: int, parameter: str, known: Iterable[remat.Plan] = ()) -> Method:
+        """`portfolio` at a budget, at least as cheap as every one of `known` that fits.
+
+        Raises:
+            InvalidInput: no plan was found.
+        """
+        job = self.job
+        plan = find_plan(
+            self.graph, budget_bytes, strategy="portfolio", scope="free", time_limit_s=job["time_limit_s"],
+            seed=job["seed"], threads=job["threads"], known=known,
+        ).plan  # fmt: skip
+        assert plan is not None
+        return self.planned("portfolio", parameter, plan.order.tolist(), budget_bytes)
 
     def followed(self, name: str, parameter: str, module: nn.Module, without_random: nn.Module) -> Method:
         """A method that is eager PyTorch code: its calls are followed on tensors without contents."""

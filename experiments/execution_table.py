@@ -20,12 +20,11 @@ from typing import Any
 import torch
 
 from experiments.execution import ON_A_CPU, SAME, for_a_cpu, torch_model
-from experiments.execution_subject import Method, Subject, measure
+from experiments.execution_subject import Subject, measure
 from experiments.provenance import cpu_name, versions
 from experiments.store import rows_of_other_models, write_json
 from remat.cost import CostWarning
 from remat.errors import InvalidInput
-from remat.execution import find_plan
 
 FRACTIONS = (0.8, 0.6, 0.45)
 HEADER = """\
@@ -78,15 +77,10 @@ def rows_of(name: str, fractions: list[float], given: argparse.Namespace, cache:
     for fraction in fractions:
         budget = int(fraction * plain_bytes)
         try:
-            found = find_plan(
-                subject.graph, budget, strategy="portfolio", scope="free", time_limit_s=given.time_limit, seed=0,
-                threads=given.threads,
-            ).plan  # fmt: skip
+            method = subject.best_within(budget, f"{fraction:g}")
         except InvalidInput as error:
             yield what | {"fraction": fraction, "budget_bytes": budget, "note": str(error)}
             continue
-        assert found is not None
-        method: Method = subject.planned("portfolio", f"{fraction:g}", found.order.tolist(), budget)
         overhead = method.ns / subject.graph.total_cost - 1 if method.ns else None
         row = measure(subject, method, given.rounds)
         yield what | {"fraction": fraction, "budget_bytes": budget, "predicted_overhead": overhead} | row

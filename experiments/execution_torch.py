@@ -19,7 +19,6 @@ import remat
 from experiments.execution_peers import blocks, checkpointed
 from experiments.execution_subject import Method, Subject, measure
 from remat.cost import CostWarning
-from remat.execution import find_plan
 
 SHARES = (0.6, 0.8, 0.45, 0.9, 0.7, 0.5)  # a quick run takes the first of them
 
@@ -58,16 +57,13 @@ def ours(subject: Subject, peaks: Iterable[int], plain_bytes: int) -> Iterator[C
     """`portfolio` at the peak of every peer and at shares of the plain step; the peers' plans are known to it."""
     budgets = [(f"as {peak / 1e6:.1f} MB", peak) for peak in sorted(set(peaks), reverse=True)]
     budgets += [(f"{share:g} of plain", int(share * plain_bytes)) for share in SHARES[: subject.job["shares"]]]
-    job, known = subject.job, list(subject.mincut.values())
+    known = list(subject.mincut.values())
 
     def make(label: str, budget: int) -> Method:
-        found = find_plan(
-            subject.graph, budget, strategy="portfolio", scope="free", time_limit_s=job["time_limit_s"],
-            seed=job["seed"], threads=job["threads"], known=known,
-        ).plan  # fmt: skip
-        assert found is not None
-        known.append(found)
-        return subject.planned("portfolio", label, found.order.tolist(), budget)
+        method = subject.best_within(budget, label, known)
+        assert method.plan is not None
+        known.append(method.plan)
+        return method
 
     for label, budget in budgets:
         yield Candidate("portfolio", label, functools.partial(make, label, budget))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 import remat
 
 
-def random_order(graph: remat.Graph, rng: np.random.Generator, drop: float) -> list[int]:
-    """Operations in their order; before each, values are dropped at random, and made again where they are read."""
+def dropping_order(graph: remat.Graph, dropped: Callable[[int, set[int]], set[int]]) -> list[int]:
+    """Operations in their order; what was dropped is made again where it is read.
+
+    Args:
+        dropped: (operation just computed in order, resident values) -> values to drop then.
+    """
     order: list[int] = []
     resident: set[int] = set()
 
@@ -21,8 +27,16 @@ def random_order(graph: remat.Graph, rng: np.random.Generator, drop: float) -> l
 
     for k in range(len(graph)):
         compute(k)
-        for v in sorted(resident):
-            op, value = graph.operations[graph.producer[v]], graph.values[v]
-            if value.bytes and not value.keep and not op.run_once and rng.random() < drop:
-                resident.discard(v)
+        resident -= dropped(k, resident)
     return order
+
+
+def random_order(graph: remat.Graph, rng: np.random.Generator, drop: float) -> list[int]:
+    """Every value that may be made again is dropped after each operation with probability `drop`."""
+
+    def dropped(_k: int, resident: set[int]) -> set[int]:
+        again = [v for v in sorted(resident) if not graph.operations[graph.producer[v]].run_once]
+        again = [v for v in again if graph.values[v].bytes and not graph.values[v].keep]
+        return {v for v in again if rng.random() < drop}
+
+    return dropping_order(graph, dropped)

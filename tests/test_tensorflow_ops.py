@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from orders import dropping_order
 
 import remat
 from remat.errors import InvalidInput
@@ -135,21 +136,12 @@ def recomputing_order(graph: remat.Graph) -> list[int]:
     last = {v: max([k for k in users if k <= loss], default=-1) for v, users in enumerate(graph.users)}
     fixed = {v for op in graph.operations if op.run_once for v in op.outputs}
     fixed |= {v for v, value in enumerate(graph.values) if value.keep}
-    resident: set[int] = set()
-    order: list[int] = []
 
-    def compute(k):
-        for v in graph.operations[k].inputs:
-            if v not in resident:
-                compute(graph.producer[v])
-        order.append(k)
-        resident.update(graph.operations[k].outputs)
+    def dropped(k: int, _resident: set[int]) -> set[int]:
+        read = graph.operations[k].inputs if k <= loss else ()
+        return {v for v in read if last[v] <= k and v not in fixed}
 
-    for k in range(len(graph)):
-        compute(k)
-        if k <= loss:
-            resident -= {v for v in graph.operations[k].inputs if last[v] <= k and v not in fixed}
-    return order
+    return dropping_order(graph, dropped)
 
 
 def feeds_of(model, step: TracedStep, rng) -> dict[str, Any]:

@@ -24,8 +24,9 @@ def cast_once(graph: fx.Graph, trained: Mapping[fx.Node, fx.Node]) -> None:
     Args:
         trained: placeholder of a leaf -> what the graph returns as its gradient.
     """
-    for place, total in trained.items():
-        gradient = total
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    for place, gradient in trained.items():
+        total = gradient
         casts: dict[torch.dtype, list[fx.Node]] = {}
         for user in place.users:
             if _is_cast(user, _LOWER) and not _is_explicit(user):
@@ -33,12 +34,12 @@ def cast_once(graph: fx.Graph, trained: Mapping[fx.Node, fx.Node]) -> None:
         for dtype, several in casts.items():
             if len(several) < 2:
                 continue
-            first = min(several, key=list(graph.nodes).index)
+            first = min(several, key=position.__getitem__)
             for other in several:
                 if other is not first:
                     other.replace_all_uses_with(first)
                     graph.erase_node(other)
-            gradient = _add_before_casting(graph, gradient, dtype)
+            total = _add_before_casting(graph, total, dtype)
 
 
 def _add_before_casting(graph: fx.Graph, total: fx.Node, dtype: torch.dtype) -> fx.Node:

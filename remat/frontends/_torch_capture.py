@@ -317,4 +317,3 @@ def _drop_unread_statistics(module: fx.GraphModule) -> None:
         at = _TRAIN_FLAG.get(getattr(getattr(node.target, "overloadpacket", None), "__name__", ""))
         if node.op == "call_function" and at is not None and node.args[at]:
             node.args = (*node.args[:3], None, None, *node.args[5:])
-    module.recompile()

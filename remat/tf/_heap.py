@@ -19,6 +19,7 @@ from typing import Any
 
 from remat.errors import MissingPackage, RematError
 from remat.execution import default_cache
+from remat.files import replacing
 
 _SOURCE = Path(__file__).with_name("_heap.c")
 
@@ -46,13 +47,11 @@ def heap_library() -> Path:
     library = default_cache() / f"heap_{hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]}.so"
     if library.is_file():
         return library
-    library.parent.mkdir(parents=True, exist_ok=True)
-    scratch = library.with_suffix(f".{os.getpid()}")
-    command = [str(_compiler()), "-O2", "-shared", "-fPIC", "-o", str(scratch), str(_SOURCE), "-ldl"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RematError(f"{command[0]} could not compile the heap counter: {done.stderr.strip()[:300]}")
-    os.replace(scratch, library)
+    with replacing(library) as scratch:
+        command = [str(_compiler()), "-O2", "-shared", "-fPIC", "-o", str(scratch), str(_SOURCE), "-ldl"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RematError(f"{command[0]} could not compile the heap counter: {done.stderr.strip()[:300]}")
     return library
 
 
