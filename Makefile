@@ -6,7 +6,7 @@ endif
 VENV_PYTHON := .venv/bin/python
 ARGS ?=
 
-.PHONY: help setup sweep test test-slow lint types check models published roofline bench bench-simulator execution device clean
+.PHONY: help setup sweep test test-slow lint types check models published roofline bench bench-simulator execution execution-torch execution-tf device clean
 
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
@@ -18,7 +18,7 @@ help:
 	@echo "make roofline   the roofline against published P100 costs (needs REMAT_INSTANCES)"
 	@echo "make bench      the solvers on REMAT_INSTANCES or generated graphs (ARGS='--help' for more)"
 	@echo "make bench-simulator  the simulator's speed"
-	@echo "make execution  plans that run: the table of models and budgets in PyTorch, then in TensorFlow"
+	@echo "make execution  plans that run: the tables of models and budgets (execution-torch, execution-tf: one of them)"
 	@echo "make device     everything shown of a GPU: peers, largest batches, measured costs (ARGS='--help' for more)"
 	@echo "make setup      only the environment (PIP_ARGS='...' is passed to pip)"
 
@@ -59,8 +59,12 @@ bench: setup
 bench-simulator: setup
 	$(VENV_PYTHON) -m experiments.bench_simulator $(ARGS)
 
-execution: setup
+execution: execution-torch execution-tf
+
+execution-torch: setup
 	$(VENV_PYTHON) -m experiments.execution_table $(ARGS)
+
+execution-tf: setup
 	$(VENV_PYTHON) -m experiments.execution_tf $(ARGS)
 
 device: setup

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ import pyarrow.parquet as pq
 
 from experiments.row import Row
 from remat.errors import InvalidPlan, RematError
+from remat.files import replacing
 from remat.frontends.json import save_graph
 from remat.graph import Graph
 from remat.plan import Plan
@@ -182,11 +182,9 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def _write(path: Path, write: Callable[[Path], Any]) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(scratch)
-        os.replace(scratch, path)
+        with replacing(path) as scratch:
+            write(scratch)
     except OSError as error:
         if error.errno in _FULL or "No space left" in str(error):
             raise StoreFull(
@@ -194,16 +192,6 @@ def _write(path: Path, write: Callable[[Path], Any]) -> None:
                 "make room and give the same command again"
             ) from None
         raise
-    finally:
-        _remove(scratch)
-
-
-def _remove(path: Path) -> None:
-    try:
-        if path.exists():
-            path.unlink()
-    except OSError as error:  # the failure that matters is the one before
-        warnings.warn(f"cannot remove {path}: {error}", stacklevel=2)
 
 
 def _read_table(path: Path, schema: pa.Schema, *, empty: bool = False) -> pa.Table | None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from remat.files import replacing
 from remat.frontends.json import graph_from_dict
 from remat.incumbent import Found, Incumbent
 from remat.plan import Plan
@@ -53,9 +54,8 @@ def main(job_path: str, result_path: str, events_path: str) -> None:
         held = peak_memory_bytes() + solution.stats.get("member_peak_memory_bytes", 0)
         stats = {**solution.stats, "solver_began": began, "solver_peak_memory_bytes": held}
         rows = [solution_to_row(replace(solution, stats=stats))]
-    scratch = Path(f"{result_path}.part")
-    scratch.write_text(json.dumps(rows, default=float))
-    os.replace(scratch, result_path)
+    with replacing(result_path) as scratch:
+        scratch.write_text(json.dumps(rows, default=float))
 
 
 class Events:

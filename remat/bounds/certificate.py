@@ -32,6 +32,7 @@ from typing import Any
 
 from remat.bounds.cuts import MOST, is_valid
 from remat.errors import InvalidInput
+from remat.files import replacing
 from remat.graph import Graph, check_graph
 from remat.plan import Scope, parse_scope
 
@@ -97,9 +98,8 @@ class BoundCertificate:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON, in one step."""
-        scratch = Path(f"{os.fspath(path)}.part")
-        scratch.write_text(json.dumps(self.to_dict(), separators=(",", ":")))
-        os.replace(scratch, path)
+        with replacing(path) as scratch:
+            scratch.write_text(json.dumps(self.to_dict(), separators=(",", ":")))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> BoundCertificate:
