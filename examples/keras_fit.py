@@ -16,7 +16,7 @@ import remat.tf as rtf
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="plain model.fit under a memory budget")
-    parser.add_argument("--budget", default="0.6", help="fraction of what the plain step needs, or a size like 2GB")
+    parser.add_argument("--budget", default=0.6, help="a size like 2GB; else 0.6 of what the plain step needs")
     parser.add_argument("--quick", action="store_true", help="a small model, costs counted instead of measured")
     given = parser.parse_args()
 

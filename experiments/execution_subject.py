@@ -68,6 +68,7 @@ class Subject:
             name=spec.name, budget_bytes=0, strategy="portfolio", scope="free", cost=job["cost"],
             gpu=default_gpu(job["device"]), device=job["device"], time_limit_s=job["time_limit_s"], seed=job["seed"],
             threads=job["threads"], cache_folder=Path(job["cache"]), plain=Peaks(None), beside=lambda _joint: {},
+            state_bytes=lambda: 0,
         )  # fmt: skip
         graph, self.fixed = self.planner.with_everything_resident(self.step)
         self.graph = self.planner.weigh(graph)

@@ -17,8 +17,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from experiments.execution import ON_A_CPU, SAME, for_a_cpu, torch_model
 from experiments.execution_subject import Subject, measure
 from experiments.provenance import cpu_name, versions
@@ -104,5 +102,4 @@ def _line(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(2)
     main(sys.argv[1:])

@@ -19,6 +19,7 @@ import remat
 from experiments.execution_peers import blocks, checkpointed
 from experiments.execution_subject import Method, Subject, measure
 from remat.cost import CostWarning
+from remat.files import replacing
 
 SHARES = (0.6, 0.8, 0.45, 0.9, 0.7, 0.5)  # a quick run takes the first of them
 
@@ -86,9 +87,9 @@ class Rows:
             row = measure(subject, candidate.make(), subject.job["rounds"])
         except remat.InvalidInput as error:
             row = what | {"note": str(error)}
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
         self.known.append(row)
+        with replacing(self.path) as scratch:
+            scratch.write_text("".join(json.dumps(row) + "\n" for row in self.known))
         print("row", json.dumps(row), flush=True)
 
 

@@ -156,6 +156,7 @@ def code_version(*, whole: bool = False) -> str:
     """Hash of the source that turns a graph into rows.
 
     Frontends, cost models and execution are left out, unless `whole`: what they do is in the hash of the graph.
+    The whole includes what measures executed plans.
     """
     import baselines
     import remat
@@ -167,6 +168,8 @@ def code_version(*, whole: bool = False) -> str:
             name = path.relative_to(root)
             if whole or name.parts[0] not in ("frontends", "networks", "cost", "torch", "tf"):
                 digest.update(f"{root.name}/{name.as_posix()}\0".encode() + path.read_bytes())
+    for path in sorted(Path(__file__).parent.glob("execution*.py")) if whole else ():
+        digest.update(f"{path.name}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -18,12 +18,18 @@ def dropping_order(graph: remat.Graph, dropped: Callable[[int, set[int]], set[in
     order: list[int] = []
     resident: set[int] = set()
 
-    def compute(k: int) -> None:
-        for v in graph.operations[k].inputs:
-            if v not in resident:
-                compute(graph.producer[v])
-        order.append(k)
-        resident.update(graph.operations[k].outputs)
+    def compute(k: int) -> None:  # without recursion: what is missing may be a chain as long as the graph
+        todo = [k]
+        while todo:
+            op = graph.operations[todo[-1]]
+            missing = [graph.producer[v] for v in op.inputs if v not in resident]
+            if missing:
+                todo += missing
+                continue
+            k = todo.pop()
+            if not op.outputs or not resident.issuperset(op.outputs):
+                order.append(k)
+                resident.update(op.outputs)
 
     for k in range(len(graph)):
         compute(k)

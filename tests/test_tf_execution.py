@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from orders import random_order
 
 import remat
 from remat.errors import InvalidInput, InvalidPlan
@@ -91,7 +92,15 @@ def recurrent():
     return keras.Model(inputs, layers.Dense(5, activation="softmax")(layers.GRU(4)(x)))
 
 
-NETWORKS = [convolutional, attention, two_in_two_out, recurrent]
+def drawing_twice():
+    """A dropout that is used twice, and the two of a recurrent layer: each draws twice from one seed."""
+    inputs, drop = keras.Input((5, 3)), layers.Dropout(0.3)
+    x = drop(layers.Dense(4, activation="tanh")(drop(inputs)))
+    x = layers.LSTM(4, dropout=0.2, recurrent_dropout=0.2)(x)
+    return keras.Model(inputs, layers.Dense(5, activation="softmax")(x))
+
+
+NETWORKS = [convolutional, attention, two_in_two_out, recurrent, drawing_twice]
 LOSS = "sparse_categorical_crossentropy"
 
 
@@ -149,27 +158,6 @@ def _eagerly(function, *arguments):
         tf.config.run_functions_eagerly(False)
 
 
-def _random_order(graph, share, seed):
-    """First computations in order; after each, values are dropped with probability `share`; rebuilt when needed."""
-    rng = random.Random(seed)
-    resident, order = set(), []
-    for k in range(len(graph)):
-        todo = [k]
-        while todo:
-            k = todo[-1]
-            missing = [graph.producer[v] for v in graph.operations[k].inputs if v not in resident]
-            if missing:
-                todo += missing
-                continue
-            todo.pop()
-            if not graph.operations[k].outputs or not set(graph.operations[k].outputs) <= resident:
-                order.append(k)
-                resident.update(graph.operations[k].outputs)
-        once = {v for op in graph.operations if op.run_once for v in op.outputs}
-        resident -= {v for v in sorted(resident - once) if not graph.values[v].keep and rng.random() < share}
-    return order
-
-
 def _captured(model, batch):
     objective = Objective(model, LOSS)
     function = trace(objective.step, _specs(batch))
@@ -198,7 +186,7 @@ def test_random_plans_give_the_bits_of_the_eager_step(factory):
     expected = _bits(_eagerly(objective.step, *batch), model.variables)
     assert expected[1] != [a.tobytes() for a in before] or factory in (recurrent,)  # state has moved
     for share, seed in ((0.0, 0), (0.02, 1), (0.3, 2)):
-        order = _random_order(step.planned, share, seed)
+        order = random_order(step.planned, np.random.default_rng(seed), share)
         assert (len(order) > len(step.planned)) == (share > 0)
         run = _planned(step, order)
         for _ in range(2):  # the second call starts from the same state again
@@ -231,7 +219,7 @@ def test_a_loop_is_one_operation_and_may_be_computed_again():
     _, step = _captured(model, _batch(model))
     loops = [k for k, op in enumerate(step.planned.operations) if op.kind in ("While", "StatelessWhile")]
     assert len(loops) == 4  # two layers, forward and backward
-    order = _random_order(step.planned, 0.3, 2)
+    order = random_order(step.planned, np.random.default_rng(2), 0.3)
     assert any(order.count(k) > 1 for k in loops)
 
 
@@ -359,6 +347,23 @@ def test_fit_is_the_fit_of_keras():
     assert model.remat in model.remat_steps.values()
 
 
+def test_a_batch_of_the_same_shapes_in_another_structure_is_another_batch():
+    def trained(planned, **compiled):
+        keras.utils.set_random_seed(0)
+        query, doc = keras.Input((6,), name="query"), keras.Input((6,), name="doc")
+        model = keras.Model([query, doc], layers.Dense(1)(layers.Concatenate()([query, 2 * doc])))
+        model.compile("sgd", "mse", **compiled)
+        if planned:
+            rtf.fit_within(model, "1GB", **QUICK)
+        rng = np.random.default_rng(0)
+        a, b, y = (rng.normal(size=(4, n)).astype("float32") for n in (6, 6, 1))
+        for x in ({"query": a, "doc": b}, [a, b]):
+            model.fit(x, y, verbose=0)
+        return [w.tobytes() for w in model.get_weights()]
+
+    assert trained(True) == trained(False, run_eagerly=True)
+
+
 def test_fit_plans_a_train_step_of_ones_own():
     class Halved(keras.Model):
         def train_step(self, data):
@@ -416,9 +421,11 @@ def test_a_model_without_variables_yet():
     assert any((a != b).any() for a, b in zip(before, _state(model.variables), strict=True))
 
 
-def test_example_script_trains(monkeypatch, capsys):
+@needs_compiler
+@pytest.mark.parametrize("budget", [[], ["--budget=6MB"]], ids=["usual", "size"])
+def test_example_script_trains(monkeypatch, capsys, budget):
     script = ROOT / "examples" / "keras_fit.py"
-    monkeypatch.setattr(sys, "argv", [str(script), "--budget=6MB", "--quick"])
+    monkeypatch.setattr(sys, "argv", [str(script), "--quick", *budget])
     runpy.run_path(str(script), run_name="__main__")
     said = capsys.readouterr().out
     assert "predicted peak" in said
@@ -536,7 +543,7 @@ def test_stateful_random_numbers_keep_their_order_and_run_once():
     planned = rtf.rematerialize(step, (tf.TensorSpec((64,)),), "1GB", **QUICK)
     captured = planned._step
     assert captured.in_order_only
-    again = _planned(captured, _random_order(captured.planned, 0.5, 0))
+    again = _planned(captured, random_order(captured.planned, np.random.default_rng(0), 0.5))
     kinds = [captured.graph.operations[k].kind for k in again.plan.order.tolist()]
     assert kinds.count("RandomUniform") == 3
     assert len(kinds) > len(captured.graph)
@@ -563,6 +570,9 @@ def test_a_saved_plan_runs_without_a_solver_and_only_where_it_belongs(tmp_path, 
         assert again.overhead == step.overhead
         assert _bits(again(*batch), model.variables) == expected
 
+    assert rtf.rematerialize(model, _specs(batch), "400kB", loss=LOSS, plan=path).budget_bytes == 400_000
+    with pytest.raises(InvalidInput, match="above the budget of 1 kB"):
+        rtf.rematerialize(model, _specs(batch), "1kB", loss=LOSS, plan=path)
     with pytest.raises(InvalidPlan, match=r"the plan's: .*\n.*this step's: "):
         rtf.rematerialize(model, _specs(_batch(model, 5)), loss=LOSS, plan=path)
     with pytest.raises(InvalidPlan, match=r"the plan's: .*\n.*this step's: "):

@@ -183,7 +183,7 @@ def _versions(frameworks: Iterable[str]) -> dict[str, str]:
 
 def machine(frameworks: list[str]) -> tuple[str, dict[str, str]]:
     """(CPU and threads, versions of the frameworks): what measurements on this machine's CPU depend on."""
-    return f"{_cpu_name()}, {_threads()} threads", _versions(frameworks)
+    return f"{_cpu_name()}, {_threads(frameworks)} threads", _versions(frameworks)
 
 
 def label_of(device: str) -> tuple[str, dict[str, str]]:
@@ -203,7 +203,7 @@ def _device(device: str | None, frameworks: list[str]) -> tuple[str, str, int]:
             return "cuda", name, free_bytes
         if device == "cuda":
             raise InvalidInput("device=cuda, but PyTorch finds no CUDA device here; use device=cpu")
-    return "cpu", machine([])[0], _available_bytes()
+    return "cpu", f"{_cpu_name()}, {_threads(frameworks)} threads", _available_bytes()
 
 
 def _cuda() -> tuple[str, int]:
@@ -229,7 +229,11 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _threads() -> int:
+def _threads(frameworks: list[str]) -> int:
+    """Threads of the CPU's kernels, as many as this process has them use."""
+    torch = sys.modules.get("torch")
+    if frameworks == ["torch"] and torch is not None:
+        return torch.get_num_threads()
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -262,10 +266,11 @@ def _measure(
     rest, failures = dict(missing), {}
     job_path = scratch / "job.json"
     while rest:
+        frameworks = sorted({json.loads(signature)["fw"] for signature in rest.values()})
         this = {
             "signatures": rest,
-            "threads": _threads(),
-            "frameworks": sorted({json.loads(signature)["fw"] for signature in rest.values()}),
+            "threads": _threads(frameworks),
+            "frameworks": frameworks,
             "provenance": dict(provenance),
         }
         job_path.write_text(json.dumps({**job, **this}))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from remat.errors import InvalidPlan
+from remat.errors import InvalidInput, InvalidPlan
 from remat.files import replacing
 from remat.graph import Graph
 from remat.plan import Plan, read_document
@@ -187,6 +187,21 @@ class StepPlan:
             plain if type(plain) is int else None, fixed, str(section.get("costs", "")),
             _sharing(section, graph, where),
         )  # fmt: skip
+
+    def promising(self, budget_bytes: int | None) -> StepPlan:
+        """This plan with another promise; None keeps its own.
+
+        Raises:
+            InvalidInput: the plan's peak is above it.
+        """
+        budget = self.budget_bytes if budget_bytes is None else budget_bytes
+        if budget is not None and self.peak_bytes > budget:
+            whose = "the budget it was made for," if budget_bytes is None else "the budget of"
+            raise InvalidInput(
+                f"the plan's peak here is {format_size(self.peak_bytes)}, above {whose} {format_size(budget)}"
+                f"{_parts(self.fixed)}; plan again, or give a larger budget"
+            )
+        return replace(self, budget_bytes=budget)
 
     def moved(self, graph: Graph, fingerprint: Fingerprint, fixed: Mapping[str, int]) -> StepPlan:
         """This plan for the same step captured again, where other things may be resident beside it.

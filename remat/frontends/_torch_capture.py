@@ -1,9 +1,9 @@
 """Capture of a training step's joint forward and backward graph, through PyTorch's own compiler.
 
-The only module that touches private PyTorch API: `aot_autograd` with a partition function of ours as
-a `torch.compile` backend. The partition function receives the functionalised joint graph at compile
-time, under fake tensors, and ends the compilation there: nothing is computed and no activation is
-allocated. docs/decisions/0004-joint-graphs-from-pytorch.md says why this route.
+Private PyTorch API: `aot_autograd` with a partition function of ours as a `torch.compile` backend. The
+partition function receives the functionalised joint graph at compile time, under fake tensors, and ends the
+compilation there: nothing is computed and no activation is allocated.
+docs/decisions/0004-joint-graphs-from-pytorch.md says why this route.
 """
 
 from __future__ import annotations

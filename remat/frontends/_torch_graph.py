@@ -62,12 +62,14 @@ def split_graph_of(
     outputs (kept to the end: whoever called may hold them), writes buffers back and produces the gradients of
     the outputs. What must keep its relative order (random and state-changing operations, readers of buffers before
     their update) is tied by values of 0 bytes, so that every plan of scope ``free`` is an execution.
-    A buffer whose old contents the backward pass reads is copied first.
+    A buffer whose old contents the backward pass reads is copied first. So is a gradient that PyTorch would
+    otherwise copy itself, as two parameters have it or its layout is not the parameter's.
 
     Args:
         replays_random: whether the executor can repeat a random operation; if not, each runs once.
     """
     _copy_what_backward_reads(joint)
+    _copy_what_accumulation_would(joint)
     return _Builder(joint, splits=True, replays_random=replays_random).build(name, fixed_tensors)
 
 
@@ -150,7 +152,7 @@ class _Builder:
     def _needed(self) -> set[fx.Node]:
         """Nodes that an output depends on, and random ones: dropping a draw would shift the rest."""
         stack = [node for node in self.joint.outputs if node is not None]
-        stack += [node for node in self.graph.nodes if _is_random(node) or _is_mutable(node)]
+        stack += [node for node in self.graph.nodes if is_random(node) or _is_mutable(node)]
         needed: set[fx.Node] = set()
         while stack:
             node = stack.pop()
@@ -230,7 +232,7 @@ class _Builder:
                 inputs=tuple(sorted(inputs)),
                 outputs=tuple(range(first, len(self.values))),
                 is_backward=_is_backward(node),
-                run_once=_is_mutable(node) or reads_stale or (_is_random(node) and not self.replays_random),
+                run_once=_is_mutable(node) or reads_stale or (is_random(node) and not self.replays_random),
                 work=work_of(node, kind),
             )
         )
@@ -238,7 +240,7 @@ class _Builder:
 
     def _tie(self, node: fx.Node, reads_stale: bool) -> set[int]:
         """Give a call that must keep its place an output of 0 bytes; returns what it reads for the same reason."""
-        keeps_order = _is_random(node) or _is_mutable(node)
+        keeps_order = is_random(node) or _is_mutable(node)
         if not keeps_order and not reads_stale:
             return set()
         token, before = len(self.values), self.ordered
@@ -297,6 +299,46 @@ def _copy_what_backward_reads(joint: Joint) -> None:
         )
 
 
+def _copy_what_accumulation_would(joint: Joint) -> None:
+    """Gradients of leaves that `AccumulateGrad` would clone are cloned by calls, which a plan sees.
+
+    It takes a gradient over if nobody else has it and its strides are those of a dense leaf, or contiguous.
+    """
+    graph, first = joint.module.graph, joint.n_forward_outputs
+    end = graph.find_nodes(op="output")[0]
+    outputs, taken = list(joint.outputs), set[fx.Node]()
+    for i, leaf in enumerate(joint.primals):
+        node = outputs[first + i]
+        if node is None or not isinstance(leaf, torch.Tensor) or not leaf.is_leaf:
+            continue
+        layout = _accumulated_layout(leaf)
+        if node in taken or (layout is not None and not _has_strides_of(node.meta["val"], leaf, layout)):
+            form = torch.preserve_format if layout is None else layout
+            with graph.inserting_after(node):
+                copy = graph.call_function(torch.ops.aten.clone.default, (node,), {"memory_format": form})
+            val = torch.ops.aten.clone.default(node.meta["val"], memory_format=form)
+            copy.meta = {"val": val, "partitioner_tag": "is_backward"}
+            outputs[first + i] = copy
+        taken.add(node)
+    end.args = (tuple(outputs),)
+
+
+def _accumulated_layout(leaf: torch.Tensor) -> torch.memory_format | None:
+    """The memory format of a gradient that is kept for `leaf`; None if it is none that has a name."""
+    if not torch.ops.aten.is_non_overlapping_and_dense(leaf):
+        return torch.contiguous_format
+    forms = {torch.contiguous_format: 0, torch.channels_last: 4, torch.channels_last_3d: 5}
+    return next((form for form, rank in forms.items() if rank in (0, leaf.dim()) and
+                 leaf.is_contiguous(memory_format=form)), None)  # fmt: skip
+
+
+def _has_strides_of(gradient: torch.Tensor, leaf: torch.Tensor, layout: torch.memory_format) -> bool:
+    if not torch.ops.aten.is_non_overlapping_and_dense(leaf):
+        return gradient.is_contiguous(memory_format=layout)
+    sizes = zip(gradient.shape, gradient.stride(), leaf.stride(), strict=True)
+    return all(size == 1 or own == theirs for size, own, theirs in sizes)
+
+
 def _loss_bytes(tangents: Iterable[fx.Node]) -> int:
     """What a loss outside of the module needs beside outputs and their gradients, as cross-entropy does.
 
@@ -313,7 +355,8 @@ def _is_backward(node: fx.Node) -> bool:
     return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
 
 
-def _is_random(node: fx.Node) -> bool:
+def is_random(node: fx.Node) -> bool:
+    """Whether the call draws from the device's default generator."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 

@@ -11,6 +11,7 @@ How the trace is read:
 * Variable reads and constants are free, never repeated and part of `fixed_bytes`: no operations.
   Pure functions of small constants (the shape arithmetic that becomes static with the batch) are
   folded when their result is at most 4 KiB, as TensorFlow's own constant folding does.
+* A variable that is read after it was assigned is the assigned tensor: an alias.
 * Operations that change state (variable assignment, stateful random numbers) run once.
   Keras 3's dropout draws from a seed that it reads first, so repeating it is pure.
 * Nested functions are inlined. A loop (a recurrent layer) is one opaque operation with the FLOPs of
@@ -215,6 +216,7 @@ class StepReader:
     Attributes:
         order: live operations in the order of creation, the free ones included.
         constants: tensor name -> folded value.
+        forwarded: name of what a ``ReadVariableOp`` reads after an assignment -> the tensor that was assigned.
         loops: by name of the ``While``.
     """
 
@@ -224,12 +226,14 @@ class StepReader:
         self.trace = function.graph
         self.constants: dict[str, np.ndarray] = {}
         self.loops: dict[str, Loop] = {}
+        self.forwarded: dict[str, Any] = {}
         live = self._live()
         self.order = _producers_first([op for op in self.trace.get_operations() if op in live])
         for op in self.order:
             if op.type in LOOPS:
                 limit = self.constants.get(op.inputs[1].name)
                 self.loops[op.name] = read_loop(op, limit, lambda i, op=op: self._bytes(self.base(op.inputs[i])))
+        self.forwarded = self._forwarded()
 
     def read(self, order: Sequence[Any] | None = None, loss: Any = None, source: str = _SOURCE) -> TracedStep:
         """The graph.
@@ -294,6 +298,25 @@ class StepReader:
                 todo += [t.op for t in op.inputs if t.name not in self.constants]
         return live
 
+    def _forwarded(self) -> dict[str, Any]:
+        assigned: dict[str, Any] = {}  # by handle; None: by something that is no plain assignment
+        found = {}
+        for op in self.order:
+            handles = [t.name for t in op.inputs if t.dtype.name == "resource"]
+            if op.type == "AssignVariableOp":
+                assigned[handles[0]] = op.inputs[1]
+            elif op.type == "ReadVariableOp" and assigned.get(handles[0]) is not None:
+                found[op.outputs[0].name] = assigned[handles[0]]
+            elif self.changes_state(op):
+                assigned.update(dict.fromkeys(handles))
+        return found
+
+    def inputs(self, op: Any) -> Sequence[Any]:
+        """Tensors that `op` reads; of a read after an assignment what was assigned."""
+        return (
+            [self.forwarded[op.outputs[0].name]] if op.outputs and op.outputs[0].name in self.forwarded else op.inputs
+        )
+
     def is_free(self, op: Any) -> bool:
         """Whether `op` is no operation of the graph: an alias, a read, a constant or an argument."""
         if op.type in nodes.ALIASES or op.type in ("Placeholder", "ReadVariableOp", "NoOp"):
@@ -314,6 +337,8 @@ class StepReader:
     def _step_to_base(self, tensor: Any) -> Any:
         if tensor.name not in self.constants:
             op, i = tensor.op, tensor.value_index
+            if tensor.name in self.forwarded:
+                return self.forwarded[tensor.name]
             if op.type in nodes.ALIASES:
                 return op.inputs[i if op.type == "IdentityN" else 0]
             if op.name in self.loops and self.loops[op.name].alias_of[i] is not None:

@@ -58,7 +58,8 @@ def rematerialize(
         scope: ``free`` (the default: any order), ``fixed_order`` or ``staged``.
         cost: what recomputing costs: ``profile`` (each distinct operation timed here once), ``roofline``, ``flops``.
         verify: run the plan once in a process of its own, and plan again with less if it exceeds the budget there.
-        plan: a plan made before, or its file: then nothing is solved and `budget` is not needed.
+        plan: a plan made before, or its file: then nothing is solved or verified, and `budget` is not needed; if it is
+            given, it is promised instead of the plan's own.
         jit_compile: must be False.
 
     Returns:
@@ -234,6 +235,8 @@ def _check_static(specs: Any) -> None:
 def check_call(budget: Budget | None, plan: SavedPlan | None, jit_compile: bool, options: Options) -> None:
     if jit_compile:
         raise InvalidInput(NO_JIT)
+    if tf.config.get_visible_devices("GPU"):
+        raise InvalidInput("plans of TensorFlow steps are for the CPU: tf.config.set_visible_devices([], 'GPU') first")
     check_options(budget, plan, options.strategy, options.scope, options.cost, options.time_limit_s)
 
 
@@ -248,7 +251,7 @@ def _planned(
     captured = capture_step(function, name, fixed, values[0] if values else None, gradients)
     inputs = describe(specs)
     if plan is not None:
-        return PlannedStep(captured, load_plan(captured, plan, inputs))
+        return PlannedStep(captured, load_plan(captured, plan, inputs, budget))
     assert budget is not None
     return PlannedStep(captured, make_plan(captured, budget, options, inputs))
 

@@ -101,7 +101,7 @@ def _planned_nodes(reader: StepReader, targets: Iterable[Any], boundary: Iterabl
         op = todo.pop()
         if op not in needed:
             needed.add(op)
-            todo += [t.op for t in op.inputs if t.name not in reader.constants]
+            todo += [t.op for t in reader.inputs(op) if t.name not in reader.constants]
     late = needed & after_write
     if late:
         named = next(op for op in reader.order if op in late)
@@ -122,15 +122,15 @@ def _planned_nodes(reader: StepReader, targets: Iterable[Any], boundary: Iterabl
     for op in reader.order:
         if op in needed or op in after_write:
             continue
-        if any(t.name in from_gradients or t.op in past for t in op.inputs):
+        if any(t.name in from_gradients or t.op in past for t in reader.inputs(op)):
             past.add(op)
-        elif any(t.op in follows for t in op.inputs if t.name not in reader.constants):
+        elif any(t.op in follows for t in reader.inputs(op) if t.name not in reader.constants):
             follows.add(op)
     planned = needed | follows
     todo = list(follows)
     while todo:
         op = todo.pop()
-        for t in op.inputs:
+        for t in reader.inputs(op):
             if t.name not in reader.constants and t.op not in planned:
                 planned.add(t.op)
                 todo.append(t.op)
@@ -142,11 +142,11 @@ def _after_writes(reader: StepReader) -> set[Any]:
     written: set[str] = set()
     after: set[Any] = set()
     for op in reader.order:
-        handles = {t.name for t in op.inputs if t.dtype.name == "resource"}
+        handles = {t.name for t in reader.inputs(op) if t.dtype.name == "resource"}
         if writes(reader, op):
             written |= handles
             after.add(op)
-        elif handles & written or any(t.op in after for t in op.inputs):
+        elif handles & written or any(t.op in after for t in reader.inputs(op)):
             after.add(op)
     return after
 

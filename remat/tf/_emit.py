@@ -133,6 +133,8 @@ class _Writer:
         op = tensor.op
         if tensor.name in self.reader.constants:
             return self._constant(tensor)
+        if tensor.name in self.reader.forwarded:
+            return self.tensor(self.reader.forwarded[tensor.name])
         if op.type == "ReadVariableOp":
             return self._read(op)
         if self.reader.is_free(op) and op.type != "Placeholder":
@@ -199,6 +201,6 @@ def _versions(reader: StepReader) -> dict[str, int]:
         handles = {t.name for t in op.inputs if t.dtype.name == "resource"}
         if writes(reader, op):
             written.update(handles)
-        elif op.type == "ReadVariableOp":
+        elif op.type == "ReadVariableOp" and op.outputs[0].name not in reader.forwarded:
             found[op.name] = written[op.inputs[0].name]
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -105,9 +105,9 @@ class _Trainer:
     def _step(self, data: Any) -> Any:
         data = tf.nest.map_structure(_without_optional, data)
         tensors = tf.nest.map_structure(_dense, data)
-        key = describe(tensors)
+        key = _key(tensors)
         if key not in self.steps:
-            self.steps[key] = self._planned(tensors, key)
+            self.steps[key] = self._planned(tensors, describe(tensors))
         model: Any = self.model
         model.__dict__["remat"] = self.steps[key]
         flat = [t for t in tf.nest.flatten(tensors) if t is not None]
@@ -140,7 +140,7 @@ class _Trainer:
         loss = seen.loss if seen.loss is not None else seen.gradients[0]
         captured = capture_step(function, model.name, fixed, loss, seen.gradients)
         if self.plan is not None and not self.steps:
-            return PlannedStep(captured, load_plan(captured, self.plan, inputs))
+            return PlannedStep(captured, load_plan(captured, self.plan, inputs, self.budget))
         if self.budget is None:
             raise InvalidInput(
                 f"the plan is for another batch than {inputs}: give a budget too, or batches of one size"
@@ -169,11 +169,28 @@ def _watched(model: Any, seen: _Seen) -> Iterator[None]:
         seen.gradients = (*seen.gradients, *(t for t in flat if t is not None))
         return apply(grads, trainable_variables)
 
-    model.__dict__["compute_loss"], optimizer.__dict__["apply"] = noting_loss, noting_gradients
+    places = (model.__dict__, "compute_loss", noting_loss), (optimizer.__dict__, "apply", noting_gradients)
+    own = [attributes.get(name) for attributes, name, _ in places]
+    for attributes, name, noting in places:
+        attributes[name] = noting
     try:
         yield
     finally:
-        del model.__dict__["compute_loss"], optimizer.__dict__["apply"]
+        for (attributes, name, _), before in zip(places, own, strict=True):
+            if before is None:
+                del attributes[name]
+            else:
+                attributes[name] = before
+
+
+def _key(batch: Any, outermost: bool = True) -> str:
+    """Shapes and types of a batch with the structure around them, in which the same tensors mean other things."""
+    if isinstance(batch, Mapping):
+        return "{" + ", ".join(f"{name}: {_key(batch[name], False)}" for name in sorted(batch, key=str)) + "}"
+    if isinstance(batch, (list, tuple)):
+        parts = ", ".join(_key(part, False) for part in batch)
+        return parts if outermost else f"[{parts}]"
+    return describe(batch)
 
 
 def _dense(leaf: Any) -> Any:

@@ -1,7 +1,6 @@
 /* Counts the heap bytes of a process: preloaded, it stands before the C library's allocator.
 
-   A block counts what was asked for, so that sums are those of tensors; the size is kept in a table of its own,
-   since blocks must keep the alignment and the address that the library gave them. */
+   A block counts what the library gave for it (`malloc_usable_size`), some bytes more than was asked for. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <malloc.h>

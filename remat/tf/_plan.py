@@ -51,25 +51,34 @@ def make_plan(step: CapturedStep, budget: int | float | str, options: Options, i
     Raises:
         InvalidInput: a budget that cannot be read or met.
     """
-    plain = measured_plain_peak(step) if isinstance(budget, (float, np.floating)) else Peaks(None, "not measured")
-    budget_bytes = parse_budget(budget, plain)
+    budget_bytes, plain = _promise(step, budget)
     search = _Search(step, measure_footprint(step), budget_bytes, options, inputs, plain)
     return search.run()
 
 
-def load_plan(step: CapturedStep, plan: StepPlan | str | os.PathLike[str], inputs: str) -> StepPlan:
-    """A plan made before, for this step.
+def load_plan(
+    step: CapturedStep, plan: StepPlan | str | os.PathLike[str], inputs: str, budget: int | float | str | None
+) -> StepPlan:
+    """A plan made before, for this step; a budget is promised instead of the plan's own.
 
     Raises:
+        InvalidInput: the plan exceeds the budget.
         InvalidPlan: it was made for something else; both fingerprints are shown.
     """
     here = fingerprint(step, inputs)
     if isinstance(plan, StepPlan):
-        return _with_executor(plan.moved(step.graph, here, step.fixed), step)
-    if not isinstance(plan, (str, os.PathLike)):
+        taken = plan.moved(step.graph, here, step.fixed)
+    elif isinstance(plan, (str, os.PathLike)):
+        taken = StepPlan.load(plan, step.graph, here, step.fixed)
+    else:
         raise InvalidInput(f"plan must be a StepPlan or the path of a saved one, not {type(plan).__name__}")
-    loaded = StepPlan.load(plan, step.graph, here, step.fixed)
-    return _with_executor(loaded, step)
+    return _with_executor(taken, step).promising(None if budget is None else _promise(step, budget)[0])
+
+
+def _promise(step: CapturedStep, budget: int | float | str) -> tuple[int, Peaks]:
+    """(budget in bytes, the plain step's peak if the budget is a fraction of it)."""
+    plain = measured_plain_peak(step) if isinstance(budget, (float, np.floating)) else Peaks(None, "not measured")
+    return parse_budget(budget, plain), plain
 
 
 def fingerprint(step: CapturedStep, inputs: str) -> Fingerprint:

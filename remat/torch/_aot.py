@@ -1,4 +1,4 @@
-"""All of PyTorch's private interface that executing a plan needs (checked with torch 2.13).
+"""PyTorch's private interface that executing a plan needs beside that of capturing a step (checked with torch 2.13).
 
 AOT autograd compiles a module's forward and backward pass; our partition function decides what each of them
 computes. Its convention: the forward graph takes the primals and returns the module's outputs followed by what
@@ -9,7 +9,7 @@ gradient or None per primal. Graphs called with one list ("boxed") can drop thei
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +17,10 @@ from torch import fx
 from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
 from torch._guards import TracingContext
 from torch.fx.graph import _BoxedCodeGen
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
+from remat.errors import InvalidInput
 from remat.frontends._torch_capture import Backend, Partition, eager_backend
 
 aten = torch.ops.aten
@@ -29,7 +31,7 @@ def eager(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Parti
     return eager_backend(graph, example_inputs, partition, _boxed)
 
 
-READS = "remat.outputs_behind_gradients"  # in the meta of a backward half
+TANGENTS = "remat.output_of_tangents"  # in the meta of a backward half
 _undefined = threading.local()  # forward outputs that the loss did not depend on, for the backward half that runs next
 
 
@@ -37,19 +39,73 @@ def _boxed(module: fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
     context = TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
         context.fw_metadata.bw_donated_idxs = []  # nothing is overwritten: backward may run twice (retain_graph)
-    reads: list[frozenset[int]] = module.meta.get(READS, [])
-    module.graph.set_codegen(_BoxedCodeGen())
-    module.recompile()
-    forward = module.forward
+    output_of: dict[str, int] | None = module.meta.get(TANGENTS)
+    variants = {frozenset[str](): _compiled(module)}
 
     def run(args: list[Any]) -> Any:
-        made, unread = forward(args), _undefined.__dict__.pop("outputs", None) if reads else None
-        if unread:
-            return [None if read <= unread else x for x, read in zip(made, reads, strict=True)]
-        return made
+        unread = _undefined.__dict__.pop("outputs", ()) if output_of is not None else ()
+        missing = frozenset(name for name, output in (output_of or {}).items() if output in unread)
+        if missing not in variants:
+            variants[missing] = _compiled(without_tangents(module, missing))
+        return variants[missing](args)
 
     run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
     return run
+
+
+def _compiled(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    module.graph.set_codegen(_BoxedCodeGen())
+    module.recompile()
+    return module.forward
+
+
+def without_tangents(module: fx.GraphModule, missing: Collection[str]) -> fx.GraphModule:
+    """A backward half for a loss that does not depend on some outputs, which computes what eager mode does then.
+
+    Eager mode runs nothing behind such an output and adds nothing for it; zeros in place of its gradient would differ
+    where a derivative is infinite. What reads other gradients too gets zeros of its shape.
+
+    Args:
+        missing: placeholders of the gradients of those outputs.
+    """
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    graph.output(graph.graph_copy(module.graph, copies))
+    of_gradients, undefined = set[fx.Node](), set[fx.Node]()
+    for node in list(graph.nodes):
+        if node.name in module.meta[TANGENTS]:
+            of_gradients.add(node)
+            if node.name in missing:
+                undefined.add(node)
+        read = [x for x in node.all_input_nodes if x in of_gradients]
+        absent = [x for x in read if x in undefined]
+        if node.op != "call_function" or not read:
+            continue
+        of_gradients.add(node)
+        if len(absent) == len(read):
+            undefined.add(node)
+        elif node.target is aten.add.Tensor and absent and not node.kwargs:
+            node.replace_all_uses_with(next(x for x in node.args if x is not absent[0]))  # pyright: ignore[reportArgumentType]
+        else:
+            for x in absent:
+                with graph.inserting_before(node):
+                    val = x.meta["val"]
+                    zeros = graph.call_function(
+                        torch.zeros, (tuple(val.shape),), {"dtype": val.dtype, "device": val.device}
+                    )
+                node.replace_input_with(x, zeros)
+    end = graph.find_nodes(op="output")[0]
+    end.args = (tuple(None if x in undefined else x for x in end.args[0]),)  # pyright: ignore[reportGeneralTypeIssues]
+    graph.eliminate_dead_code()
+    unused = [node for node in graph.find_nodes(op="placeholder") if not node.users]
+    if unused:  # the caller holds nothing of them: they are dropped at once, as generated code drops what it reads
+        with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
+            graph.call_function(_drop, tuple(unused))
+    graph.lint()
+    return fx.GraphModule(module, graph)
+
+
+def _drop(*_values: Any) -> None:
+    pass
 
 
 def leave_unread_gradients_out(outputs: Any) -> None:
@@ -59,8 +115,6 @@ def leave_unread_gradients_out(outputs: Any) -> None:
         outputs: what a compiled module returned.
     """
     tensors = [x for x in tree_leaves(outputs) if isinstance(x, torch.Tensor) and x.grad_fn is not None]
-    if len(tensors) < 2:
-        return
     todo, seen = [x.grad_fn for x in tensors], set[Any]()
     while todo:
         node = todo.pop()
@@ -77,17 +131,28 @@ def _note_undefined(gradients: tuple[torch.Tensor | None, ...]) -> None:
     _undefined.outputs = frozenset(i for i, x in enumerate(gradients) if x is None)
 
 
+def check_that_calls_are_compiled() -> None:
+    """Refuse where `torch.compile` would silently run the plain model, whose memory is not the plan's.
+
+    Raises:
+        InvalidInput: the compiler is switched off, or a mode is active that it steps aside for.
+    """
+    if torch._dynamo.config.disable:
+        raise InvalidInput("PyTorch's compiler is switched off, so no plan is followed: unset TORCHDYNAMO_DISABLE")
+    stance = torch._dynamo.eval_frame._stance.stance
+    if stance not in ("default", "fail_on_recompile"):
+        raise InvalidInput(f"torch.compiler.set_stance({stance!r}) follows no plan: set it to 'default'")
+    mode = _get_current_dispatch_mode()
+    if mode is not None:
+        raise InvalidInput(f"under a {type(mode).__name__} nothing is compiled, so no plan is followed: leave it out")
+
+
 def finish(graph: fx.Graph, outputs: list[fx.Node | None], descriptions: list[Any]) -> None:
     """Write the output of a half; what has no description is saved for backward."""
     n_saved = len(outputs) - len(descriptions)
     end = graph.output(tuple(outputs))
     end.meta["desc"] = [*descriptions, *(SavedForBackwardsAOTOutput(i) for i in range(n_saved))]
     graph.lint()
-
-
-def is_random(node: fx.Node) -> bool:
-    """Whether the call draws from the device's default generator."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def device_of(node: fx.Node) -> torch.device:
@@ -103,7 +168,8 @@ def random_state(device: torch.device) -> torch.Tensor:
 
 def with_random_state(state: torch.Tensor, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A call that draws again what it drew from `state`; the generator is left as it was."""
-    device = next((x.device for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)), torch.device("cpu"))
+    asked = torch.device(kwargs.get("device") or "cpu")  # of a call without a tensor
+    device = next((x.device for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)), asked)
     now = random_state(device)
     set_state = torch.set_rng_state if device.type == "cpu" else lambda s: torch.cuda.set_rng_state(s, device)
     set_state(state)

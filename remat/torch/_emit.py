@@ -16,7 +16,7 @@ from typing import Any
 from torch import fx
 
 from remat.errors import InvalidPlan
-from remat.frontends._torch_graph import END_KIND, CapturedStep
+from remat.frontends._torch_graph import END_KIND, CapturedStep, is_random
 from remat.torch import _aot
 
 
@@ -87,33 +87,29 @@ class _Emitter:
         _aot.finish(self.forward.graph, outputs, descriptions[:n_forward])
         _aot.finish(self.backward.graph, gradients, descriptions[n_forward:])
         forward, backward = (fx.GraphModule(joint.module, half.graph) for half in (self.forward, self.backward))
-        backward.meta[_aot.READS] = self._outputs_behind_gradients()
+        backward.meta[_aot.TANGENTS] = self._output_of_tangents()
         return forward, backward
 
-    def _outputs_behind_gradients(self) -> list[frozenset[int]]:
-        """For each result of backward the forward outputs whose gradients it is made of; {-1}: of none, or unknown."""
-        joint, behind = self.joint, dict[fx.Node, frozenset[int]]()
-        for node in joint.tangents:
+    def _output_of_tangents(self) -> dict[str, int]:
+        """Placeholder of each gradient of an output in the backward half -> which forward output it is of."""
+        named = {}
+        for node in self.joint.tangents:
             output = getattr(node.meta["desc"], "output", None)
-            plain = type(output).__name__ == "PlainAOTOutput"
-            behind[node] = frozenset([joint.n_mutations + output.idx if plain and output is not None else -1])
-        for node in joint.module.graph.nodes:
-            if node not in behind:
-                behind[node] = frozenset().union(*(behind.get(source, frozenset()) for source in node.all_input_nodes))
-        results = joint.outputs[joint.n_forward_outputs :]
-        return [(behind[node] if node is not None else frozenset()) or frozenset([-1]) for node in results]
+            if type(output).__name__ == "PlainAOTOutput":
+                named[self.backward.made[node].name] = self.joint.n_mutations + output.idx
+        return named
 
     def _compute(self, k: int) -> None:
         (node,) = self.step.nodes[k]
         if not self.times[k] > 1:
             self._call(node)
         elif k not in self.done:
-            if _aot.is_random(node):
+            if is_random(node):
                 self.half.made[_State(node)] = self._add(
                     _aot.random_state, (_aot.device_of(node),), {}, _aot.fake_state(node)
                 )
             self._call(node)
-        elif _aot.is_random(node):
+        elif is_random(node):
             args, kwargs = self._arguments(node.args, node.kwargs)
             args = (self._hold(_State(node)), node.target, *args)
             self._holds(node, self._add(_aot.with_random_state, args, kwargs, node.meta["val"]))

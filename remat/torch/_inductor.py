@@ -7,6 +7,7 @@ is not quite the plan's.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +37,6 @@ class _Partitioner(CustomPartitionerFn):
     def __deepcopy__(self, memo: Any) -> _Partitioner:  # Inductor copies its settings
         return self
 
-    def uuid(self) -> None:
-        """None: what is compiled depends on the plan, so nothing of Inductor's caches may be reused."""
-        return None
+    def uuid(self) -> str:
+        """A new one each time: what is compiled depends on the plan, so nothing of Inductor's caches may be reused."""
+        return uuid.uuid4().hex

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from remat.cost._runners_torch import peak_of
+from remat.torch._loss import backward_from
 
 
 def measured_peak(step: Callable[[], Any], device: str = "cpu") -> int:
@@ -24,9 +25,8 @@ def peak_of_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     """Peak of a forward and backward pass, without the loss; gradients, buffers and random numbers stay as they are."""
 
     def step() -> None:
-        outputs = model(*args, **kwargs)
-        differentiable = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
-        torch.autograd.backward(differentiable, [torch.ones_like(x) for x in differentiable])
+        outputs = model(*args, **kwargs)  # held meanwhile, as by a loop
+        backward_from(outputs)
 
     leaves = [
         *model.parameters(),

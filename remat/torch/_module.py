@@ -16,7 +16,7 @@ from torch import fx, nn
 from remat.execution import Planned, StepPlan
 from remat.frontends import _torch_capture, _torch_graph
 from remat.frontends._torch_recurrent import replace_recurrent
-from remat.torch import _aot
+from remat.torch import _aot, _optimizer
 from remat.torch._emit import emit
 from remat.torch._planner import Planner, describe_inputs
 from remat.units import format_size
@@ -47,6 +47,7 @@ class Rematerialized(Planned, nn.Module):
         self.__dict__.update(model=model, _planner=planner, plan=plan, _backend=backend, training=model.training)
         self.__dict__["_accumulates"] = accumulates  # or was told that it does
         self.__dict__["_step"] = _CompiledStep(model, planner, backend)
+        _optimizer.watch(self, planner.state_bytes)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -57,7 +58,8 @@ class Rematerialized(Planned, nn.Module):
 
     def _tell_of_held_gradients(self) -> None:
         """Warn, once, if a step begins while gradients of an earlier one are held, which the budget does not count."""
-        held = sum(p.grad.untyped_storage().nbytes() for p in self.parameters() if p.grad is not None)
+        storages = (p.grad.untyped_storage() for p in self.parameters() if p.grad is not None)
+        held = sum({storage._cdata: storage.nbytes() for storage in storages}.values())  # DDP's are views of buckets
         if held:
             self.__dict__["_accumulates"] = True
             warnings.warn(
@@ -135,6 +137,7 @@ class _CompiledStep:
         self.call = torch.compile(call_of(model), backend=compile_graph, fullgraph=True, dynamic=False)
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        _aot.check_that_calls_are_compiled()
         self.called.inputs = describe_inputs((args, kwargs))
         with _torch_capture.refusals("this step cannot be executed under a plan"), _torch_capture.settings():
             outputs = self.call(*args, **kwargs)

@@ -45,24 +45,23 @@ def state_bytes(optimizer: torch.optim.Optimizer | str | int | None, parameters:
     return parse_size(optimizer)
 
 
-def watch(model: nn.Module, counted_bytes: Callable[[nn.Module], int]) -> None:
+def watch(model: nn.Module, counted_bytes: Callable[[], int]) -> None:
     """Warn, once, if an optimizer that steps on any of the model's parameters holds more than is counted.
 
     Args:
         model: watched while it lives.
-        counted_bytes: of the model; must not hold it.
+        counted_bytes: must not hold the model.
     """
     watched = WeakTensorKeyDictionary((p, None) for p in model.parameters())
     alive = weakref.ref(model)
     seen: dict[int, int] = {}  # optimizer -> of how many parameters it held something when it was looked at
 
     def check(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        model = alive()
-        if model is None or seen.get(id(optimizer)) == len(optimizer.state):
+        if alive() is None or seen.get(id(optimizer)) == len(optimizer.state):
             return
         seen[id(optimizer)] = len(optimizer.state)
         if any(p in watched for group in optimizer.param_groups for p in group["params"]):
-            held, counted = _bytes_of(optimizer.state), counted_bytes(model)
+            held, counted = _bytes_of(optimizer.state), counted_bytes()
             if held > counted + SLACK_BYTES:
                 handle.remove()
                 warnings.warn(

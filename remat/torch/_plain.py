@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from remat.frontends._torch_build import replaced_tensors
 from remat.frontends._torch_work import call_signature, storage_bytes
 from remat.graph import Graph, Operation, Work
+from remat.torch._loss import backward_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +75,7 @@ def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
         follower = _Follower((*model.parameters(), *model.buffers(), *tree_leaves((fake_args, fake_kwargs))))
         with mode, follower:
             outputs = model(*fake_args, **fake_kwargs)
-            differentiable = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
-            follower.extra_bytes = loss_bytes
-            gradients = [torch.ones_like(x) for x in differentiable]
-            follower.extra_bytes = 0
-            torch.autograd.backward(differentiable, gradients)
+            backward_from(outputs, lambda: follower.holding(loss_bytes))
     return PlainStep(tuple(follower.signatures), tuple(follower.held))
 
 
@@ -92,6 +89,15 @@ class _Follower(TorchDispatchMode):
         self.total_bytes = self.extra_bytes = 0
         self.signatures: list[str] = []
         self.held: list[int] = []
+
+    @contextmanager
+    def holding(self, extra_bytes: int) -> Iterator[None]:
+        """Something else holds as much meanwhile."""
+        self.extra_bytes = extra_bytes
+        try:
+            yield
+        finally:
+            self.extra_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

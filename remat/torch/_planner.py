@@ -21,11 +21,13 @@ from remat.cost.profile import profile_workspaces
 from remat.errors import InvalidInput
 from remat.execution import Fingerprint, Peaks, StepPlan, cheapest_fitting, find_plan, fingerprint_of
 from remat.frontends._torch_capture import Joint
-from remat.frontends._torch_graph import CapturedStep
+from remat.frontends._torch_graph import CapturedStep, is_random
+from remat.frontends._torch_work import CUDA_BLOCK_BYTES
 from remat.graph import Graph
 from remat.plan import Plan
 from remat.torch import _aot
 
+BY_STEP = ("random states", "start of backward")  # what is counted as resident, but made by the step
 VERSION = torch.__version__.split("+")[0]
 
 
@@ -40,6 +42,7 @@ class Planner:
         device: where the model is: ``cpu`` or ``cuda``.
         plain: peak of the plain step on the sample arguments.
         beside: what is resident beside parameters, buffers and arguments of a step, in bytes by name.
+        state_bytes: of the optimizer, of which a part is counted in `beside`.
         plans: by the sha256 of the step's fingerprint.
     """
 
@@ -56,6 +59,7 @@ class Planner:
     cache_folder: Path
     plain: Peaks
     beside: Callable[[Joint], Mapping[str, int]]
+    state_bytes: Callable[[], int]
     plans: dict[str, StepPlan] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.RLock)
 
@@ -68,26 +72,37 @@ class Planner:
                 self.plans[fingerprint.sha256] = self._new(graph, fixed, fingerprint)
             return self.plans[fingerprint.sha256]
 
-    def take(self, path: str | PathLike[str] | StepPlan, step: CapturedStep, inputs: str) -> StepPlan:
+    def take(
+        self, path: str | PathLike[str] | StepPlan, step: CapturedStep, inputs: str, budget_bytes: int | None = None
+    ) -> StepPlan:
         """The plan of a file, or of another module, for this step; nothing is solved or measured.
 
+        Args:
+            budget_bytes: promised instead of the plan's own budget; other shapes are planned with what is promised.
+
         Raises:
+            InvalidInput: it exceeds the budget with what is resident here.
             InvalidPlan: it was made for something else.
         """
         graph, fixed = self.with_everything_resident(step)
         fingerprint = fingerprint_of(graph, "torch", VERSION, inputs)
         taken = StepPlan.load(path, graph, fingerprint, fixed) if not isinstance(path, StepPlan) else (
             path.moved(graph, fingerprint, fixed))  # fmt: skip
+        taken = taken.promising(budget_bytes)
+        if self.plain.plain_bytes is not None:
+            taken = replace(taken, plain_peak_bytes=self.plain.plain_bytes)
+        self.budget_bytes = taken.budget_bytes or taken.peak_bytes
         self.plans[fingerprint.sha256] = taken
         return taken
 
     def with_everything_resident(self, step: CapturedStep) -> tuple[Graph, dict[str, int]]:
         """The graph with all that is resident in `fixed_bytes`, and its parts by name."""
         calls = zip(step.graph.operations, step.nodes, strict=True)
-        random = [n for op, nodes in calls if not op.run_once for n in nodes if _aot.is_random(n)]
+        random = [n for op, nodes in calls if not op.run_once for n in nodes if is_random(n)]
         states = sum(_aot.random_state(_aot.device_of(node)).nbytes for node in random)
         fixed = {"parameters, buffers and inputs": step.graph.fixed_bytes, **self.beside(step.joint)}
-        fixed |= {"random states": states} if states else {}
+        fixed |= {BY_STEP[0]: states} if states else {}
+        fixed |= {BY_STEP[1]: _start_bytes(step.joint)}
         return replace(step.graph, fixed_bytes=sum(fixed.values())), fixed
 
     def weigh(self, graph: Graph) -> Graph:
@@ -115,6 +130,14 @@ class Planner:
         return StepPlan(plan, graph, fingerprint, who, self.budget_bytes, plain, fixed, self.cost)
 
 
+def _start_bytes(joint: Joint) -> int:
+    """What the caller of ``loss.backward()`` holds: a gradient of one element, and the loss where it is outside."""
+    outputs = [node.meta["val"] for node in joint.tangents]
+    cuda = any(x.device.type == "cuda" for x in outputs)
+    one = CUDA_BLOCK_BYTES if cuda else max((x.element_size() for x in outputs), default=0)
+    return one if len(outputs) == 1 and outputs[0].numel() == 1 else 2 * one
+
+
 def _same_calls(one: Graph, other: Graph) -> bool:
     """Whether two graphs differ in sizes only, so that an order of one is an order of the other."""
 
@@ -132,6 +155,8 @@ def describe_inputs(args: Any) -> str:
         + (f"@{x.device.type}" if x.device.type != "cpu" else "")
         if isinstance(x, Tensor)
         else repr(x)[:40]
+        if isinstance(x, (bool, int, float, complex, str, torch.dtype, type(None)))
+        else type(x).__name__
         for x in leaves
     ]
     return ", ".join(named) or "no inputs"

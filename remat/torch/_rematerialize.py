@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -25,7 +26,7 @@ from remat.torch import _aot, _optimizer
 from remat.torch._measure import peak_of_step
 from remat.torch._module import Rematerialized, call_of, step_of
 from remat.torch._plain import plain_step
-from remat.torch._planner import Planner, default_gpu, describe_inputs, device_of
+from remat.torch._planner import BY_STEP, Planner, default_gpu, describe_inputs, device_of
 from remat.units import format_size
 
 MOST_PLANS = 4
@@ -55,7 +56,8 @@ def rematerialize(
 
     Use it in place of the model in an ordinary loop (``loss.backward()``, any optimizer). Parameters and buffers are
     the model's own objects; gradients, loss, buffers and random numbers are those of the plain model, bit for bit with
-    ``backend="eager"``. Nothing is computed here: the step is captured on tensors without contents.
+    ``backend="eager"``. Nothing is computed here: the step is captured on tensors without contents. (Only with
+    ``verify=True``, or for a fraction of what a recurrent network needs, a step is run, and its effects are undone.)
 
     Args:
         model: in the mode (train or eval) in which it will be trained.
@@ -70,7 +72,8 @@ def rematerialize(
         backend: ``eager`` runs PyTorch's own kernels one by one; ``inductor`` compiles them, which changes memory and,
             in the last bits, results: the peak is then a prediction, not a promise.
         cost: of operations: ``profile`` (measured here), ``roofline`` or ``flops``.
-        plan: a file that ``plan.save`` wrote, or the plan of another module, instead of solving.
+        plan: a file that ``plan.save`` wrote, or the plan of another module, instead of solving; with a budget
+            that is promised instead of the plan's own.
         optimizer: whose state counts from the first step on: a `torch.optim.Optimizer`, a name (``adam``), or a size;
             None counts none, which is right for plain SGD only.
         accumulate: gradients of earlier steps exist while a step runs (gradient accumulation, or
@@ -86,7 +89,7 @@ def rematerialize(
         InvalidInput: (a ValueError) no plan within the budget was found; the model does not compile into one graph; an
             option is wrong; a plan was made for something else.
     """
-    _check(model, sample_args, backend)
+    _check(model, sample_args, plan, backend)
     check_options(budget, plan, strategy, scope, cost, time_limit_s)
     if gpu is not None and cost != "roofline":
         raise InvalidInput(f"gpu={gpu!r} is of cost='roofline'; cost={cost!r} does not look at it")
@@ -108,22 +111,19 @@ def rematerialize(
         name=type(model).__name__, budget_bytes=0, strategy=strategy, scope=scope, cost=cost,
         gpu=load_gpu(gpu) if gpu else default_gpu(device), device=device, time_limit_s=time_limit_s, seed=seed,
         threads=threads, cache_folder=Path(cache_folder) if cache_folder else default_cache() / "profile",
-        plain=Peaks(None, "a plan was given"), beside=beside,
+        plain=Peaks(None, "a plan was given"), beside=beside, state_bytes=state_bytes,
     )  # fmt: skip
+    if plan is None or isinstance(budget, (float, np.floating)):
+        measures = isinstance(budget, (float, np.floating))
+        planner.plain = _plain_peak(model, sample_args, kwargs, planner, step, may_run=measures)
+    promised = None if budget is None else parse_budget(budget, planner.plain)
     if plan is not None:
-        made = planner.take(plan, step, inputs)
-        planner.budget_bytes = made.budget_bytes or made.peak_bytes
-        if budget is not None:
-            planner.plain = Peaks(made.plain_peak_bytes, "the plan does not say it")
-            _check_fits(made, parse_budget(budget, planner.plain))
+        made = planner.take(plan, step, inputs, promised)
     else:
-        assert budget is not None
-        planner.plain = _plain_peak(model, sample_args, kwargs, planner, step)
-        planner.budget_bytes = parse_budget(budget, planner.plain)
+        assert promised is not None
+        planner.budget_bytes = promised
         made = planner.plan(step, inputs)
     module = Rematerialized(model, planner, made, backend, accumulate)
-    module.__dict__["_state_bytes"] = state_bytes
-    _optimizer.watch(module, lambda module: module._state_bytes())  # pyright: ignore[reportCallIssue]
     return _verified(module, sample_args, kwargs, step, inputs) if verify else module
 
 
@@ -139,7 +139,7 @@ def _verified(
             planner.plans.clear()
             made = replace(planner.plan(step, inputs), budget_bytes=promised)
             module = Rematerialized(module.model, planner, made, module._backend, module._accumulates)
-        there = module.plan.graph.fixed_bytes - module.plan.fixed.get("random states", 0)
+        there = module.plan.graph.fixed_bytes - sum(module.plan.fixed.get(name, 0) for name in BY_STEP)
         measured = there + peak_of_step(module, args, kwargs, planner.device)
         module.__dict__["measured_peak_bytes"] = measured
         excess = measured - promised
@@ -151,13 +151,16 @@ def _verified(
     )
 
 
-def _check(model: Any, sample_args: Any, backend: str) -> None:
+def _check(model: Any, sample_args: Any, plan: Any, backend: str) -> None:
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if any(isinstance(module, Rematerialized) for module in model.modules()):
         raise InvalidInput("the model is rematerialized already, or a part of it is; pass the plain .model")
     if not isinstance(sample_args, tuple):
         raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
+    if plan is not None and not isinstance(plan, (StepPlan, str, os.PathLike)):
+        raise InvalidInput(f"plan must be the .plan of a module or the path of a saved one, not {type(plan).__name__}")
+    _aot.check_that_calls_are_compiled()
     if backend not in _aot.BACKENDS:
         raise unknown_name("backend", backend, _aot.BACKENDS)
 
@@ -168,13 +171,20 @@ def _gradient_bytes(joint: Joint) -> int:
 
 
 def _plain_peak(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], planner: Planner, step: CapturedStep
-) -> Peaks:
-    """Peak of the model's own step: everything that is always there, and what the step makes."""
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], planner: Planner, step: CapturedStep,
+    *, may_run: bool,
+) -> Peaks:  # fmt: skip
+    """Peak of the model's own step: everything that is always there, and what the step makes.
+
+    Args:
+        may_run: the step may be executed where there is no other way to know.
+    """
     fixed_bytes = step.graph.fixed_bytes + sum(planner.beside(step.joint).values())
     loss_bytes = next(op.workspace_bytes for op in step.graph.operations if op.kind == END_KIND)
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         # Without contents these layers run unrolled, which needs other memory than their kernels.
+        if not may_run:
+            return Peaks(None, "it has a recurrent layer, so it would have to be run")
         return Peaks(fixed_bytes + peak_of_step(model, args, kwargs, planner.device) + loss_bytes)
     try:
         plain = plain_step(model, args, kwargs, loss_bytes)
@@ -188,10 +198,3 @@ def _plain_peak(
     sizes = profile_workspaces(both, planner.cache_folder, planner.device)[0][: len(calls)]
     workspaces = {op.work.signature: size for op, size in zip(calls.operations, sizes, strict=True) if op.work}
     return Peaks(fixed_bytes + plain.peak_bytes(workspaces))
-
-
-def _check_fits(made: StepPlan, budget_bytes: int) -> None:
-    if made.peak_bytes > budget_bytes:
-        raise InvalidInput(
-            f"the plan's peak is {format_size(made.peak_bytes)}, above the budget of {format_size(budget_bytes)}"
-        )

@@ -1,0 +1,51 @@
+"""The backward pass as a training loop runs it, where there is no loop: for measuring and following steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import make_contiguous_strides_for
+from torch.utils._pytree import tree_leaves
+
+
+def backward_from(outputs: Any, meanwhile: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+    """Differentiate what a module returned: a loss as it is, anything else through a loss outside that holds nothing.
+
+    As in a loop, gradients of outputs are the engine's alone and go when they have been read.
+
+    Args:
+        meanwhile: entered while the gradients of the outputs are made.
+    """
+    found = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
+    if len(found) == 1 and found[0].numel() == 1:
+        with meanwhile():
+            start = torch.ones_like(found[0])
+        found[0].backward(start)
+    elif found:
+        _LossOutside.apply(meanwhile, *found).backward()  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+
+
+class _LossOutside(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, meanwhile: Callable[[], AbstractContextManager[Any]], *outputs: Tensor) -> Tensor:
+        ctx.meanwhile = meanwhile
+        ctx.like = [(*_layout(x), x.dtype, x.device) for x in outputs]
+        return outputs[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_gradient: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        with ctx.meanwhile():
+            return None, *(
+                torch.empty_strided(shape, strides, dtype=dtype, device=device).fill_(1)
+                for shape, strides, dtype, device in ctx.like
+            )
+
+
+def _layout(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(shape, strides) of a gradient of `x`: those of `x`, unless it repeats elements or leaves gaps."""
+    dense = torch.ops.aten.is_non_overlapping_and_dense(x)
+    return tuple(x.shape), x.stride() if dense else make_contiguous_strides_for(x.shape)
