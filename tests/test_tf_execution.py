@@ -29,6 +29,7 @@ from remat.tf._api import Objective  # noqa: E402
 from remat.tf._capture import capture_step, trace  # noqa: E402
 from remat.tf._emit import emit  # noqa: E402
 from remat.tf._step import PlannedStep  # noqa: E402
+from remat.tf._tensorflow import executed_as_written  # noqa: E402
 from remat.tf._workspace import Footprint  # noqa: E402
 
 layers = keras.layers
@@ -93,11 +94,10 @@ def recurrent():
 
 
 def drawing_twice():
-    """A dropout that is used twice, and the two of a recurrent layer: each draws twice from one seed."""
+    """A dropout that is used twice draws twice from one seed."""
     inputs, drop = keras.Input((5, 3)), layers.Dropout(0.3)
     x = drop(layers.Dense(4, activation="tanh")(drop(inputs)))
-    x = layers.LSTM(4, dropout=0.2, recurrent_dropout=0.2)(x)
-    return keras.Model(inputs, layers.Dense(5, activation="softmax")(x))
+    return keras.Model(inputs, layers.Dense(5, activation="softmax")(layers.LSTM(4, dropout=0.2)(x)))
 
 
 NETWORKS = [convolutional, attention, two_in_two_out, recurrent, drawing_twice]
@@ -221,6 +221,22 @@ def test_a_loop_is_one_operation_and_may_be_computed_again():
     assert len(loops) == 4  # two layers, forward and backward
     order = random_order(step.planned, np.random.default_rng(2), 0.3)
     assert any(order.count(k) > 1 for k in loops)
+
+
+def test_two_dropouts_of_a_recurrent_layer():
+    """They draw from one seed. Eager mode and a `tf.function` differ in last bits of such a loop themselves."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((5, 3))
+    x = layers.LSTM(4, dropout=0.2, recurrent_dropout=0.2)(inputs)
+    model = keras.Model(inputs, layers.Dense(5, activation="softmax")(x))
+    batch = _batch(model)
+    objective, step = _captured(model, batch)
+    before = _state(model.variables)
+    with executed_as_written():
+        expected = _bits(trace(objective.step, _specs(batch))(*batch), model.variables)
+    _put(model.variables, before)
+    order = random_order(step.planned, np.random.default_rng(1), 0.3)
+    assert _bits(_planned(step, order)(*batch), model.variables) == expected
 
 
 def test_results_are_those_of_the_plain_function_without_its_optimizers():
@@ -571,7 +587,7 @@ def test_a_saved_plan_runs_without_a_solver_and_only_where_it_belongs(tmp_path, 
         assert _bits(again(*batch), model.variables) == expected
 
     assert rtf.rematerialize(model, _specs(batch), "400kB", loss=LOSS, plan=path).budget_bytes == 400_000
-    with pytest.raises(InvalidInput, match="above the budget of 1 kB"):
+    with pytest.raises(InvalidInput, match=r"above the budget of 1\.00 kB"):
         rtf.rematerialize(model, _specs(batch), "1kB", loss=LOSS, plan=path)
     with pytest.raises(InvalidPlan, match=r"the plan's: .*\n.*this step's: "):
         rtf.rematerialize(model, _specs(_batch(model, 5)), loss=LOSS, plan=path)

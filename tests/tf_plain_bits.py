@@ -6,13 +6,15 @@ import os
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import keras
+import numpy as np
 import tensorflow as tf
+from orders import random_order
 
 from remat.tf._api import Objective
 from remat.tf._capture import capture_step, trace
 from remat.tf._emit import emit
 from remat.tf._tensorflow import executed_as_written
-from tests.test_tf_execution import LOSS, _batch, _bits, _put, _random_order, _specs, _state, convolutional
+from tests.test_tf_execution import LOSS, _batch, _bits, _put, _specs, _state, convolutional
 
 keras.utils.set_random_seed(0)
 model = convolutional()
@@ -20,7 +22,7 @@ batch = _batch(model)
 objective = Objective(model, LOSS)
 function = trace(objective.step, _specs(batch))
 step = capture_step(function, "m", {}, objective.values[0], objective.gradients)
-order = _random_order(step.planned, 0.1, 4)
+order = random_order(step.planned, np.random.default_rng(4), 0.1)
 before = _state(model.variables)
 with executed_as_written():
     plain = _bits(function(*batch), model.variables)

@@ -16,6 +16,7 @@ from remat.frontends._torch_capture import Joint
 from remat.frontends._torch_work import kind_of, storage_bytes, tensor_bytes, tensors_of, work_of
 from remat.graph import Graph, Operation, Value, Work
 
+aten = torch.ops.aten
 UPDATE_KIND = "remat.update_buffers"
 END_KIND = "remat.end_forward"
 # Batch norm in training reads the running statistics only to make the next ones, which nobody reads
@@ -292,8 +293,8 @@ def _copy_what_backward_reads(joint: Joint) -> None:
             continue
         last = graph.find_nodes(op="placeholder")[-1]
         with graph.inserting_after(last):
-            copy = graph.call_function(torch.ops.aten.clone.default, (place,))
-        copy.meta = {"val": torch.ops.aten.clone.default(place.meta["val"]), "partitioner_tag": "is_forward"}
+            copy = graph.call_function(aten.clone.default, (place,))
+        copy.meta = {"val": aten.clone.default(place.meta["val"]), "partitioner_tag": "is_forward"}
         place.replace_all_uses_with(
             copy, delete_user_cb=lambda user, copy=copy: user is not copy and user.op != "output"
         )
@@ -311,32 +312,41 @@ def _copy_what_accumulation_would(joint: Joint) -> None:
         node = outputs[first + i]
         if node is None or not isinstance(leaf, torch.Tensor) or not leaf.is_leaf:
             continue
-        layout = _accumulated_layout(leaf)
-        if node in taken or (layout is not None and not _has_strides_of(node.meta["val"], leaf, layout)):
-            form = torch.preserve_format if layout is None else layout
-            with graph.inserting_after(node):
-                copy = graph.call_function(torch.ops.aten.clone.default, (node,), {"memory_format": form})
-            val = torch.ops.aten.clone.default(node.meta["val"], memory_format=form)
-            copy.meta = {"val": val, "partitioner_tag": "is_backward"}
-            outputs[first + i] = copy
+        if node.meta["val"].layout is not torch.strided:
+            continue  # refused later
+        if node in taken or not _is_taken_over(node.meta["val"], leaf):
+            # a copy with its dimensions in the order in which the leaf has them in memory
+            order = sorted(range(leaf.dim()), key=leaf.stride, reverse=True) if _is_dense(leaf) else range(leaf.dim())
+            back = [position for _, position in sorted((dim, position) for position, dim in enumerate(order))]
+            outputs[first + i] = node = _insert_after(
+                node, (aten.permute.default, list(order)), (aten.clone.default,), (aten.permute.default, back)
+            )
         taken.add(node)
     end.args = (tuple(outputs),)
 
 
-def _accumulated_layout(leaf: torch.Tensor) -> torch.memory_format | None:
-    """The memory format of a gradient that is kept for `leaf`; None if it is none that has a name."""
-    if not torch.ops.aten.is_non_overlapping_and_dense(leaf):
-        return torch.contiguous_format
-    forms = {torch.contiguous_format: 0, torch.channels_last: 4, torch.channels_last_3d: 5}
-    return next((form for form, rank in forms.items() if rank in (0, leaf.dim()) and
-                 leaf.is_contiguous(memory_format=form)), None)  # fmt: skip
-
-
-def _has_strides_of(gradient: torch.Tensor, leaf: torch.Tensor, layout: torch.memory_format) -> bool:
-    if not torch.ops.aten.is_non_overlapping_and_dense(leaf):
-        return gradient.is_contiguous(memory_format=layout)
+def _is_taken_over(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
+    if not _is_dense(leaf):
+        return gradient.is_contiguous()
     sizes = zip(gradient.shape, gradient.stride(), leaf.stride(), strict=True)
-    return all(size == 1 or own == theirs for size, own, theirs in sizes)
+    return all(size == 1 or own == wanted for size, own, wanted in sizes)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return aten.is_non_overlapping_and_dense.default(tensor)
+
+
+def _insert_after(node: fx.Node, *calls: tuple[Any, ...]) -> fx.Node:
+    """A chain of calls (operator, further arguments) in the backward pass that starts from `node`; its last one."""
+    graph = node.graph
+    for operator_, *arguments in calls:
+        kwargs: dict[str, Any] = {"memory_format": torch.contiguous_format} if operator_ is aten.clone.default else {}
+        with graph.inserting_after(node):
+            made = graph.call_function(operator_, (node, *arguments), kwargs)
+        val = operator_(node.meta["val"], *arguments, **kwargs)
+        made.meta = {"val": val, "partitioner_tag": "is_backward"}
+        node = made
+    return node
 
 
 def _loss_bytes(tangents: Iterable[fx.Node]) -> int:

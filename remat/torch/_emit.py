@@ -95,7 +95,7 @@ class _Emitter:
         named = {}
         for node in self.joint.tangents:
             output = getattr(node.meta["desc"], "output", None)
-            if type(output).__name__ == "PlainAOTOutput":
+            if output is not None and type(output).__name__ == "PlainAOTOutput":
                 named[self.backward.made[node].name] = self.joint.n_mutations + output.idx
         return named
 
