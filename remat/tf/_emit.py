@@ -16,7 +16,9 @@ import tensorflow as tf
 from remat.errors import InvalidInput
 from remat.frontends.tensorflow_ops import StepReader
 from remat.tf._capture import CapturedStep, writes
-from remat.tf._tensorflow import capture
+from remat.tf._tensorflow import capture, executed_as_written
+
+CONTROL_FLOW = frozenset({"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +30,14 @@ class EmittedStep:
         arguments: placeholder of each argument and its ``tf.TensorSpec``, in the order of the traced function.
         captures: placeholder of each captured tensor, and the tensor (a variable's handle, as a rule).
         results: names of the result tensors.
+        one_by_one: nodes are a chain without loops, which one thread executes.
     """
 
     graph_def: Any
     arguments: tuple[tuple[str, Any], ...]
     captures: tuple[tuple[str, Any], ...]
     results: tuple[str, ...]
+    one_by_one: bool = False
 
     def function(self) -> Callable[..., list[Any]]:
         """A `tf.function` of flat arguments that returns the flat results."""
@@ -51,7 +55,13 @@ class EmittedStep:
             return [direct.get(name, imported.get(name)) for name in self.results]
 
         function: Any = planned_step
-        return function.get_concrete_function()
+        concrete = function.get_concrete_function()
+
+        def run(*values: Any) -> list[Any]:
+            with executed_as_written(one_by_one=True):
+                return concrete(*values)
+
+        return run if self.one_by_one else concrete
 
 
 def emit_plain(function: Any) -> EmittedStep:
@@ -75,7 +85,8 @@ def emit(step: CapturedStep, order: Iterable[int]) -> EmittedStep:
         writer.run_late(op)
     arguments, captures = _inputs(step.function)
     results = tuple(writer.tensor(t) for t in step.function.outputs)
-    return EmittedStep(writer.graph_def, arguments, captures, results)
+    one_by_one = not any(node.op in CONTROL_FLOW for node in writer.graph_def.node)
+    return EmittedStep(writer.graph_def, arguments, captures, results, one_by_one)
 
 
 def _inputs(function: Any) -> tuple[tuple[tuple[str, Any], ...], tuple[tuple[str, Any], ...]]:

@@ -130,12 +130,12 @@ class _Search:
     def run(self) -> StepPlan:
         self._check_floor()
         plan = self._cheapest()
-        for _ in range(2 if self.options.verify else 0):
+        for attempt in range(3 if self.options.verify else 0):
             excess = self._measured_excess(plan)
             if excess <= 0:
                 return plan
-            # of the prediction, which may have been below the budget already
-            self.margin = max(self.margin, self.budget_bytes - plan.peak_bytes) + excess
+            # of the prediction, which may have been below the budget already; runs differ, so more each time
+            self.margin = max(self.margin, self.budget_bytes - plan.peak_bytes) + (attempt + 1) * excess
             self.until = time.monotonic() + self.options.time_limit_s / 2
             plan = self._cheapest()
         if self.options.verify and self._measured_excess(plan) > 0:

@@ -25,8 +25,12 @@ def capture(tensor: Any) -> Any:
 
 
 @contextmanager
-def executed_as_written() -> Iterator[None]:
+def executed_as_written(*, one_by_one: bool = False) -> Iterator[None]:
     """Functions first called in here run the operations that they hold: grappler and constant folding are off.
+
+    Args:
+        one_by_one: by the executor of one thread, which runs no loops. A chain of operations is handed from thread
+            to thread by the usual one, which takes a tenth of the step where operations are small.
 
     Grappler would merge or fold what a plan computes again, and fuse convolution, bias and activation, which
     changes the last bits of some results.
@@ -39,7 +43,8 @@ def executed_as_written() -> Iterator[None]:
     config.graph_options.optimizer_options.opt_level = config_pb2.OptimizerOptions.L0
     current: Any = context.context()
     before = current.function_call_options
-    current.function_call_options = context.FunctionCallOptions(executor_type=before.executor_type, config_proto=config)
+    executor = "SINGLE_THREADED_EXECUTOR" if one_by_one else before.executor_type
+    current.function_call_options = context.FunctionCallOptions(executor_type=executor, config_proto=config)
     try:
         yield
     finally:
