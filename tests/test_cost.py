@@ -207,9 +207,20 @@ def graph_of(signatures: dict[str, str], bytes_moved: int = 1000) -> Graph:
     return Graph.from_nodes("g", [[]] * n, [4] * n, [0] * n, kinds=list(signatures), works=works)
 
 
+def test_profile_runs_kernels_on_as_many_threads_as_this_process_does() -> None:
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    try:
+        for n in (1, 3):
+            torch.set_num_threads(n)
+            assert profile_module.machine(["torch"])[0].endswith(f", {n} threads")
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_profile_measures_once_and_names_what_it_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(profile_module, "_threads", lambda: 1)  # two threads of a busy machine wait for each other
+    monkeypatch.setattr(profile_module, "_threads", lambda _: 1)  # two threads of a busy machine wait for each other
     square = tensor(256, 256)
     indices = tensor(64, 10, dtype="int64")
     graph = graph_of(

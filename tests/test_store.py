@@ -11,10 +11,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-import experiments.store as store_module
 import remat
 from experiments.row import Row
 from experiments.store import Store, StoreFull, code_version, row_key, write_json
+from remat import files
 from remat.solve import Family, Member, Status
 
 
@@ -115,7 +115,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as broken:
-        broken.setattr(store_module.os, "replace", full)
+        broken.setattr(files.os, "replace", full)
         for write in (
             lambda: store.write_row(make_row("after")),
             lambda: store.write_plan("after", remat.Plan.from_order(graph, [0, 1, 2])),
