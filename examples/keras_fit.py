@@ -23,8 +23,8 @@ def main() -> None:
     keras.utils.set_random_seed(0)
     size, batch_size = (32, 8) if given.quick else (64, 32)
     model = keras.Sequential([keras.Input((size, size, 3))])
-    for filters in (16, 16, 32):
-        model.add(keras.layers.Conv2D(filters, 3, padding="same", use_bias=False))
+    for _ in range(6):
+        model.add(keras.layers.Conv2D(16, 3, padding="same", use_bias=False))
         model.add(keras.layers.BatchNormalization())
         model.add(keras.layers.ReLU())
     model.add(keras.layers.GlobalAveragePooling2D())

@@ -259,7 +259,8 @@ def test_ctrl_c_returns_the_incumbent_and_the_process_ends_well(scope):
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None
-    assert process.stdout.readline() == "found\n"
+    said = process.stdout.readline()
+    assert said == "found\n", process.communicate(timeout=55)[1]
     process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=55)
     assert process.returncode == 0, errors  # not aborted in the middle of a solver

@@ -438,7 +438,7 @@ def test_a_model_without_variables_yet():
 
 
 @needs_compiler
-@pytest.mark.parametrize("budget", [[], ["--budget=6MB"]], ids=["usual", "size"])
+@pytest.mark.parametrize("budget", [[], ["--budget=8MB"]], ids=["usual", "size"])
 def test_example_script_trains(monkeypatch, capsys, budget):
     script = ROOT / "examples" / "keras_fit.py"
     monkeypatch.setattr(sys, "argv", [str(script), "--quick", *budget])
