@@ -8,6 +8,14 @@ from pathlib import Path
 import ortools.sat.python.cp_model  # noqa: F401  before TensorFlow, or interval_cp needs a process for each solve
 import pytest
 
+from remat.search import __main__ as search_main
+
+
+@pytest.fixture(scope="session")
+def warm_search() -> None:
+    """The compiled search is loaded, which takes more than the time that short solves have."""
+    search_main.main()
+
 
 @pytest.fixture(scope="session")
 def instances() -> Path:

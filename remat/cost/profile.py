@@ -203,7 +203,7 @@ def _device(device: str | None, frameworks: list[str]) -> tuple[str, str, int]:
             return "cuda", name, free_bytes
         if device == "cuda":
             raise InvalidInput("device=cuda, but PyTorch finds no CUDA device here; use device=cpu")
-    return "cpu", f"{_cpu_name()}, {_threads(frameworks)} threads", _available_bytes()
+    return "cpu", machine(frameworks)[0], _available_bytes()
 
 
 def _cuda() -> tuple[str, int]:

@@ -6,6 +6,7 @@ from remat.execution.planning import (
     check_options,
     default_cache,
     find_plan,
+    is_fraction,
     parse_budget,
 )
 from remat.execution.step_plan import Fingerprint, Planned, StepPlan, fingerprint_of
@@ -20,5 +21,6 @@ __all__ = [
     "default_cache",
     "find_plan",
     "fingerprint_of",
+    "is_fraction",
     "parse_budget",
 ]

@@ -7,12 +7,13 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from remat.cost import COST_MODELS
 from remat.errors import InvalidInput, unknown_name
+from remat.execution.step_plan import StepPlan
 from remat.graph import Graph
 from remat.incumbent import GAP_TOLERANCE
 from remat.plan import Plan, parse_scope
@@ -20,6 +21,9 @@ from remat.registry import get_strategy
 from remat.simulator import simulate
 from remat.solve import Solution, solve
 from remat.units import check_time_limit, format_size, parse_size
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 NO_BUDGET = "give a budget (e.g. budget='8GB', or budget=0.6 of what the plain step needs) or a plan (plan='plan.json')"
 
@@ -38,7 +42,7 @@ def parse_budget(budget: int | float | str | np.floating, plain: Peaks) -> int:
     Raises:
         InvalidInput: not a size, a fraction outside (0, 1], or a fraction while the plain peak is not known.
     """
-    if isinstance(budget, (float, np.floating)):
+    if is_fraction(budget):
         share = float(budget)
         if not (math.isfinite(share) and 0 < share <= 1):
             raise InvalidInput(f"budget={budget!r}: a fraction of the plain step's peak is above 0 and at most 1; "
@@ -50,6 +54,11 @@ def parse_budget(budget: int | float | str | np.floating, plain: Peaks) -> int:
     return parse_size(budget)
 
 
+def is_fraction(budget: object) -> TypeIs[float | np.floating]:
+    """Whether a budget is a fraction of what the plain step needs."""
+    return isinstance(budget, (float, np.floating))
+
+
 def check_options(budget: Any, plan: Any, strategy: str, scope: str, cost: str, time_limit_s: float) -> None:
     """Refuse what cannot be used before anything is captured.
 
@@ -58,6 +67,8 @@ def check_options(budget: Any, plan: Any, strategy: str, scope: str, cost: str, 
     """
     if budget is None and plan is None:
         raise InvalidInput(NO_BUDGET)
+    if plan is not None and not isinstance(plan, (StepPlan, str, os.PathLike)):
+        raise InvalidInput(f"plan must be the .plan of a module or the path of a saved one, not {type(plan).__name__}")
     if budget is not None:
         parse_budget(budget, Peaks(2**40))  # of which a fraction is a size, whatever it is
     get_strategy(strategy)

@@ -292,9 +292,7 @@ def _copy_what_backward_reads(joint: Joint) -> None:
         if not any(_is_backward(user) for user in seen):
             continue
         last = graph.find_nodes(op="placeholder")[-1]
-        with graph.inserting_after(last):
-            copy = graph.call_function(aten.clone.default, (place,))
-        copy.meta = {"val": aten.clone.default(place.meta["val"]), "partitioner_tag": "is_forward"}
+        copy = _call_after(last, "is_forward", aten.clone.default, place)
         place.replace_all_uses_with(
             copy, delete_user_cb=lambda user, copy=copy: user is not copy and user.op != "output"
         )
@@ -305,8 +303,7 @@ def _copy_what_accumulation_would(joint: Joint) -> None:
 
     It takes a gradient over if nobody else has it and its strides are those of a dense leaf, or contiguous.
     """
-    graph, first = joint.module.graph, joint.n_forward_outputs
-    end = graph.find_nodes(op="output")[0]
+    first, (end,) = joint.n_forward_outputs, joint.module.graph.find_nodes(op="output")
     outputs, taken = list(joint.outputs), set[fx.Node]()
     for i, leaf in enumerate(joint.primals):
         node = outputs[first + i]
@@ -315,12 +312,7 @@ def _copy_what_accumulation_would(joint: Joint) -> None:
         if node.meta["val"].layout is not torch.strided:
             continue  # refused later
         if node in taken or not _is_taken_over(node.meta["val"], leaf):
-            # a copy with its dimensions in the order in which the leaf has them in memory
-            order = sorted(range(leaf.dim()), key=leaf.stride, reverse=True) if _is_dense(leaf) else range(leaf.dim())
-            back = [position for _, position in sorted((dim, position) for position, dim in enumerate(order))]
-            outputs[first + i] = node = _insert_after(
-                node, (aten.permute.default, list(order)), (aten.clone.default,), (aten.permute.default, back)
-            )
+            outputs[first + i] = node = _copy_like(node, leaf)
         taken.add(node)
     end.args = (tuple(outputs),)
 
@@ -336,17 +328,23 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return aten.is_non_overlapping_and_dense.default(tensor)
 
 
-def _insert_after(node: fx.Node, *calls: tuple[Any, ...]) -> fx.Node:
-    """A chain of calls (operator, further arguments) in the backward pass that starts from `node`; its last one."""
-    graph = node.graph
-    for operator_, *arguments in calls:
-        kwargs: dict[str, Any] = {"memory_format": torch.contiguous_format} if operator_ is aten.clone.default else {}
-        with graph.inserting_after(node):
-            made = graph.call_function(operator_, (node, *arguments), kwargs)
-        val = operator_(node.meta["val"], *arguments, **kwargs)
-        made.meta = {"val": val, "partitioner_tag": "is_backward"}
-        node = made
-    return node
+def _copy_like(node: fx.Node, leaf: torch.Tensor) -> fx.Node:
+    """A copy with its dimensions in the order in which the leaf has them in memory."""
+    order = list(range(leaf.dim()))
+    if _is_dense(leaf):
+        order.sort(key=leaf.stride, reverse=True)
+    back = [order.index(dim) for dim in range(leaf.dim())]
+    ordered = _call_after(node, "is_backward", aten.permute.default, node, order)
+    copy = _call_after(ordered, "is_backward", aten.clone.default, ordered, memory_format=torch.contiguous_format)
+    return _call_after(copy, "is_backward", aten.permute.default, copy, back)
+
+
+def _call_after(node: fx.Node, tag: str, target: Any, source: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
+    """A call on `source` in the pass `tag`, written behind `node`."""
+    with node.graph.inserting_after(node):
+        made = node.graph.call_function(target, (source, *args), kwargs)
+    made.meta = {"val": target(source.meta["val"], *args, **kwargs), "partitioner_tag": tag}
+    return made
 
 
 def _loss_bytes(tangents: Iterable[fx.Node]) -> int:

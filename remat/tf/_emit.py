@@ -30,14 +30,14 @@ class EmittedStep:
         arguments: placeholder of each argument and its ``tf.TensorSpec``, in the order of the traced function.
         captures: placeholder of each captured tensor, and the tensor (a variable's handle, as a rule).
         results: names of the result tensors.
-        one_by_one: nodes are a chain without loops, which one thread executes.
+        is_plan: nodes are a chain that runs as written, in one thread if there is no loop in it.
     """
 
     graph_def: Any
     arguments: tuple[tuple[str, Any], ...]
     captures: tuple[tuple[str, Any], ...]
     results: tuple[str, ...]
-    one_by_one: bool = False
+    is_plan: bool = False
 
     def function(self) -> Callable[..., list[Any]]:
         """A `tf.function` of flat arguments that returns the flat results."""
@@ -56,12 +56,15 @@ class EmittedStep:
 
         function: Any = planned_step
         concrete = function.get_concrete_function()
+        if not self.is_plan:
+            return concrete
+        one_by_one = not any(node.op in CONTROL_FLOW for node in self.graph_def.node)
 
         def run(*values: Any) -> list[Any]:
-            with executed_as_written(one_by_one=True):
+            with executed_as_written(one_by_one=one_by_one):
                 return concrete(*values)
 
-        return run if self.one_by_one else concrete
+        return run
 
 
 def emit_plain(function: Any) -> EmittedStep:
@@ -85,8 +88,7 @@ def emit(step: CapturedStep, order: Iterable[int]) -> EmittedStep:
         writer.run_late(op)
     arguments, captures = _inputs(step.function)
     results = tuple(writer.tensor(t) for t in step.function.outputs)
-    one_by_one = not any(node.op in CONTROL_FLOW for node in writer.graph_def.node)
-    return EmittedStep(writer.graph_def, arguments, captures, results, one_by_one)
+    return EmittedStep(writer.graph_def, arguments, captures, results, is_plan=True)
 
 
 def _inputs(function: Any) -> tuple[tuple[tuple[str, Any], ...], tuple[tuple[str, Any], ...]]:

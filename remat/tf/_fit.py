@@ -169,18 +169,25 @@ def _watched(model: Any, seen: _Seen) -> Iterator[None]:
         seen.gradients = (*seen.gradients, *(t for t in flat if t is not None))
         return apply(grads, trainable_variables)
 
-    places = (model.__dict__, "compute_loss", noting_loss), (optimizer.__dict__, "apply", noting_gradients)
-    own = [attributes.get(name) for attributes, name, _ in places]
-    for attributes, name, noting in places:
-        attributes[name] = noting
+    with (
+        _replaced(model.__dict__, "compute_loss", noting_loss),
+        _replaced(optimizer.__dict__, "apply", noting_gradients),
+    ):
+        yield
+
+
+@contextmanager
+def _replaced(attributes: dict[str, Any], name: str, value: Any) -> Iterator[None]:
+    """An attribute of an instance alone, which may have had one of its own."""
+    before = attributes.get(name)
+    attributes[name] = value
     try:
         yield
     finally:
-        for (attributes, name, _), before in zip(places, own, strict=True):
-            if before is None:
-                del attributes[name]
-            else:
-                attributes[name] = before
+        if before is None:
+            del attributes[name]
+        else:
+            attributes[name] = before
 
 
 def _key(batch: Any, outermost: bool = True) -> str:

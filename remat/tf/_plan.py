@@ -13,7 +13,16 @@ import tensorflow as tf
 
 from remat.cost import CostWarning, apply_cost, load_gpu
 from remat.errors import InvalidInput, RematError
-from remat.execution import Fingerprint, Peaks, StepPlan, default_cache, find_plan, fingerprint_of, parse_budget
+from remat.execution import (
+    Fingerprint,
+    Peaks,
+    StepPlan,
+    default_cache,
+    find_plan,
+    fingerprint_of,
+    is_fraction,
+    parse_budget,
+)
 from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.simulator import Sharing
@@ -69,16 +78,14 @@ def load_plan(
     here = fingerprint(step, inputs)
     if isinstance(plan, StepPlan):
         taken = plan.moved(step.graph, here, step.fixed)
-    elif isinstance(plan, (str, os.PathLike)):
-        taken = StepPlan.load(plan, step.graph, here, step.fixed)
     else:
-        raise InvalidInput(f"plan must be a StepPlan or the path of a saved one, not {type(plan).__name__}")
+        taken = StepPlan.load(plan, step.graph, here, step.fixed)
     return _with_executor(taken, step).promising(None if budget is None else _promise(step, budget)[0])
 
 
 def _promise(step: CapturedStep, budget: int | float | str) -> tuple[int, Peaks]:
     """(budget in bytes, the plain step's peak if the budget is a fraction of it)."""
-    plain = measured_plain_peak(step) if isinstance(budget, (float, np.floating)) else Peaks(None, "not measured")
+    plain = measured_plain_peak(step) if is_fraction(budget) else Peaks(None, "not measured")
     return parse_budget(budget, plain), plain
 
 

@@ -117,7 +117,7 @@ def save_step(step: EmittedStep, folder: Path) -> None:
             captures.append({"name": name, "file": f"tensor_{i}.npy", "dtype": tensor.dtype.name})
     arguments = [{"name": name, "shape": s.shape.as_list(), "dtype": s.dtype.name} for name, s in step.arguments]
     document = {
-        "arguments": arguments, "captures": captures, "results": list(step.results), "one_by_one": step.one_by_one,
+        "arguments": arguments, "captures": captures, "results": list(step.results), "is_plan": step.is_plan,
     }  # fmt: skip
     (folder / "step.json").write_text(json.dumps(document))
 
@@ -136,7 +136,7 @@ def load_step(folder: Path) -> tuple[Callable[..., Any], list[Any]]:
             captures.append((entry["name"], variables[-1].handle))
     arguments = [_filler(entry, 1.0) for entry in document["arguments"]]
     specs = tuple((e["name"], tf.TensorSpec(e["shape"], e["dtype"])) for e in document["arguments"])
-    step = EmittedStep(graph_def, specs, tuple(captures), tuple(document["results"]), document["one_by_one"])
+    step = EmittedStep(graph_def, specs, tuple(captures), tuple(document["results"]), document["is_plan"])
     function = step.function()
 
     def call(*values: Any, _held: Any = variables) -> Any:  # a function only knows the variables' handles

@@ -12,7 +12,6 @@ from remat.execution import Planned, StepPlan
 from remat.tf._capture import CapturedStep
 from remat.tf._emit import emit, emit_plain
 from remat.tf._portable import StepMeasurement, StepTimes, measure_step, time_steps
-from remat.tf._tensorflow import executed_as_written
 
 
 class PlannedStep(Planned):
@@ -41,9 +40,7 @@ class PlannedStep(Planned):
         if not tf.executing_eagerly():
             raise InvalidInput("inside a tf.function a plan would be rewritten by the graph optimizers; call it from "
                                "Python")  # fmt: skip
-        with executed_as_written():
-            results = self._function(*self._flat(arguments))
-        rest = iter(results)
+        rest = iter(self._function(*self._flat(arguments)))
         flat = [None if t is None else next(rest) for t in tf.nest.flatten(self._result, expand_composites=True)]
         return tf.nest.pack_sequence_as(self._result, flat, expand_composites=True)
 

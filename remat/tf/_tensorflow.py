@@ -28,12 +28,12 @@ def capture(tensor: Any) -> Any:
 def executed_as_written(*, one_by_one: bool = False) -> Iterator[None]:
     """Functions first called in here run the operations that they hold: grappler and constant folding are off.
 
+    Grappler would merge or fold what a plan computes again, and fuse convolution, bias and activation, which
+    changes the last bits of some results.
+
     Args:
         one_by_one: by the executor of one thread, which runs no loops. A chain of operations is handed from thread
             to thread by the usual one, which takes a tenth of the step where operations are small.
-
-    Grappler would merge or fold what a plan computes again, and fuse convolution, bias and activation, which
-    changes the last bits of some results.
     """
     from tensorflow.core.protobuf import config_pb2
     from tensorflow.python.eager import context

@@ -27,7 +27,7 @@ from remat.graph import Graph
 from remat.plan import Plan
 from remat.torch import _aot
 
-BY_STEP = ("random states", "start of backward")  # what is counted as resident, but made by the step
+RANDOM_STATES, START = "random states", "start of backward"  # counted as resident, but made by the step
 VERSION = torch.__version__.split("+")[0]
 
 
@@ -101,8 +101,8 @@ class Planner:
         random = [n for op, nodes in calls if not op.run_once for n in nodes if is_random(n)]
         states = sum(_aot.random_state(_aot.device_of(node)).nbytes for node in random)
         fixed = {"parameters, buffers and inputs": step.graph.fixed_bytes, **self.beside(step.joint)}
-        fixed |= {BY_STEP[0]: states} if states else {}
-        fixed |= {BY_STEP[1]: _start_bytes(step.joint)}
+        fixed |= {RANDOM_STATES: states} if states else {}
+        fixed |= {START: _start_bytes(step.joint)}
         return replace(step.graph, fixed_bytes=sum(fixed.values())), fixed
 
     def weigh(self, graph: Graph) -> Graph:
@@ -130,6 +130,11 @@ class Planner:
         return StepPlan(plan, graph, fingerprint, who, self.budget_bytes, plain, fixed, self.cost)
 
 
+def there_before(plan: StepPlan) -> int:
+    """What of a plan's fixed bytes is there before a step."""
+    return plan.graph.fixed_bytes - plan.fixed.get(RANDOM_STATES, 0) - plan.fixed.get(START, 0)
+
+
 def _start_bytes(joint: Joint) -> int:
     """What the caller of ``loss.backward()`` holds: a gradient of one element, and the loss where it is outside."""
     outputs = [node.meta["val"] for node in joint.tangents]
@@ -150,16 +155,15 @@ def _same_calls(one: Graph, other: Graph) -> bool:
 def describe_inputs(args: Any) -> str:
     """Shapes and dtypes of tensors in a structure of arguments, e.g. ``float32[32, 3, 224, 224]``."""
     leaves, _ = tree_flatten(args)
-    named = [
-        f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
-        + (f"@{x.device.type}" if x.device.type != "cpu" else "")
-        if isinstance(x, Tensor)
-        else repr(x)[:40]
-        if isinstance(x, (bool, int, float, complex, str, torch.dtype, type(None)))
-        else type(x).__name__
-        for x in leaves
-    ]
-    return ", ".join(named) or "no inputs"
+    return ", ".join(map(_described, leaves)) or "no inputs"
+
+
+def _described(x: Any) -> str:
+    if isinstance(x, Tensor):
+        place = f"@{x.device.type}" if x.device.type != "cpu" else ""
+        return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}{place}"
+    plain = isinstance(x, (bool, int, float, complex, str, torch.dtype, type(None)))
+    return repr(x)[:40] if plain else type(x).__name__  # which may hold an address
 
 
 def device_of(model: nn.Module, args: Any) -> str:

@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from remat.cost import load_gpu
 from remat.cost.profile import profile_workspaces
 from remat.errors import InvalidInput, unknown_name
-from remat.execution import Peaks, StepPlan, check_options, default_cache, parse_budget
+from remat.execution import Peaks, StepPlan, check_options, default_cache, is_fraction, parse_budget
 from remat.frontends import _torch_capture
 from remat.frontends._torch_capture import Joint
 from remat.frontends._torch_graph import END_KIND, CapturedStep
@@ -26,7 +25,7 @@ from remat.torch import _aot, _optimizer
 from remat.torch._measure import peak_of_step
 from remat.torch._module import Rematerialized, call_of, step_of
 from remat.torch._plain import plain_step
-from remat.torch._planner import BY_STEP, Planner, default_gpu, describe_inputs, device_of
+from remat.torch._planner import Planner, default_gpu, describe_inputs, device_of, there_before
 from remat.units import format_size
 
 MOST_PLANS = 4
@@ -89,7 +88,7 @@ def rematerialize(
         InvalidInput: (a ValueError) no plan within the budget was found; the model does not compile into one graph; an
             option is wrong; a plan was made for something else.
     """
-    _check(model, sample_args, plan, backend)
+    _check(model, sample_args, backend)
     check_options(budget, plan, strategy, scope, cost, time_limit_s)
     if gpu is not None and cost != "roofline":
         raise InvalidInput(f"gpu={gpu!r} is of cost='roofline'; cost={cost!r} does not look at it")
@@ -113,9 +112,8 @@ def rematerialize(
         threads=threads, cache_folder=Path(cache_folder) if cache_folder else default_cache() / "profile",
         plain=Peaks(None, "a plan was given"), beside=beside, state_bytes=state_bytes,
     )  # fmt: skip
-    if plan is None or isinstance(budget, (float, np.floating)):
-        measures = isinstance(budget, (float, np.floating))
-        planner.plain = _plain_peak(model, sample_args, kwargs, planner, step, may_run=measures)
+    if plan is None or is_fraction(budget):
+        planner.plain = _plain_peak(model, sample_args, kwargs, planner, step, may_run=is_fraction(budget))
     promised = None if budget is None else parse_budget(budget, planner.plain)
     if plan is not None:
         made = planner.take(plan, step, inputs, promised)
@@ -139,8 +137,7 @@ def _verified(
             planner.plans.clear()
             made = replace(planner.plan(step, inputs), budget_bytes=promised)
             module = Rematerialized(module.model, planner, made, module._backend, module._accumulates)
-        there = module.plan.graph.fixed_bytes - sum(module.plan.fixed.get(name, 0) for name in BY_STEP)
-        measured = there + peak_of_step(module, args, kwargs, planner.device)
+        measured = there_before(module.plan) + peak_of_step(module, args, kwargs, planner.device)
         module.__dict__["measured_peak_bytes"] = measured
         excess = measured - promised
         if excess <= 0:
@@ -151,15 +148,13 @@ def _verified(
     )
 
 
-def _check(model: Any, sample_args: Any, plan: Any, backend: str) -> None:
+def _check(model: Any, sample_args: Any, backend: str) -> None:
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if any(isinstance(module, Rematerialized) for module in model.modules()):
         raise InvalidInput("the model is rematerialized already, or a part of it is; pass the plain .model")
     if not isinstance(sample_args, tuple):
         raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
-    if plan is not None and not isinstance(plan, (StepPlan, str, os.PathLike)):
-        raise InvalidInput(f"plan must be the .plan of a module or the path of a saved one, not {type(plan).__name__}")
     _aot.check_that_calls_are_compiled()
     if backend not in _aot.BACKENDS:
         raise unknown_name("backend", backend, _aot.BACKENDS)
