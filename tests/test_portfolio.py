@@ -267,6 +267,19 @@ def test_ctrl_c_returns_the_incumbent_and_the_process_ends_well(scope):
     assert out.splitlines()[-1] == "FEASIBLE interrupted"
 
 
+def test_ctrl_c_before_the_threads_run(monkeypatch):
+    def interrupted(thread):
+        raise KeyboardInterrupt
+
+    graph = synthetic.layered(n=60)
+    peak = simulate(graph, Plan.from_order(graph, range(60))).peak_bytes
+    module = importlib.import_module("remat.strategies.portfolio")  # remat.strategies is a function too
+    monkeypatch.setattr(module._Thread, "start", interrupted)
+    solution = solve(graph, int(0.8 * peak), time_limit_s=20, threads=2)
+    assert solution.stats["ended"] == "interrupted"
+    assert solution.peak_bytes <= int(0.8 * peak)
+
+
 def test_a_solve_leaves_no_thread_behind():
     before = threading.active_count()
     solve(synthetic.chain(n=12), 20 * 1024, threads=3, time_limit_s=5, target_gap=0.9)

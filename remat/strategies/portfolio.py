@@ -260,8 +260,9 @@ class _Run:
                 (searcher if prover.ended.is_set() else prover).ended.wait(0.02)
         finally:
             self.stopped.set()
-            searcher.ended.wait()
-            prover.ended.wait(PROVER_GRACE_S)
+            if searcher.ident is not None:  # Ctrl-C may come before it runs
+                searcher.ended.wait()
+                prover.ended.wait(PROVER_GRACE_S)
         for thread in (searcher, prover):
             if thread.error is not None:
                 raise thread.error
