@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import warnings
@@ -25,6 +26,8 @@ from experiments.store import Store, write_json
 from remat.units import format_cost, format_size
 
 STORE_FOLDER = RUNS_FOLDER / "store"
+# Experiments that are not one graph on the bench: (cfg, settings, console, folder) -> exit code.
+RUNNERS = {"execution": "experiments.execution:run_execution"}
 
 
 def run(cfg: DictConfig, settings: Settings, experiment: str) -> int:
@@ -41,10 +44,9 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
         from experiments.wandb_logger import import_wandb
 
         import_wandb()  # before anything is solved
-    if experiment == "execution":
-        from experiments.execution import run_execution
-
-        return run_execution(cfg, settings, console, folder)
+    if experiment in RUNNERS:
+        module, _, function = RUNNERS[experiment].partition(":")
+        return getattr(importlib.import_module(module), function)(cfg, settings, console, folder)
     with console.status(f"building {_what(settings)} ..."):
         subject, remarks = build_quietly(settings)
     for remark in remarks:
