@@ -288,12 +288,17 @@ def test_a_solve_leaves_no_thread_behind():
 
 @pytest.mark.parametrize("strategy", ["search", "portfolio"])
 def test_deterministic_runs_repeat_whatever_the_threads_do(strategy):
+    compared = 0
     rng = np.random.default_rng(8)
     graphs = [synthetic.layered(n=40, seed=seed) for seed in range(3)]
     graphs += [random_graph(rng, 30, min_cost=1) for _ in range(5)]
     for graph in graphs:
         peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
         budget = (graph.largest_working_set()[0] + peak) // 2
-        plans = [solve(graph, budget, strategy, threads=2, deterministic=True, time_limit_s=1).plan for _ in range(2)]
-        orders = [None if plan is None else plan.order.tolist() for plan in plans]
+        runs = [solve(graph, budget, strategy, threads=2, deterministic=True, time_limit_s=4) for _ in range(2)]
+        if any(run.stats["cut_by_clock"] for run in runs):
+            continue  # a busy machine; a run says so
+        orders = [None if run.plan is None else run.plan.order.tolist() for run in runs]
         assert orders[0] == orders[1]
+        compared += 1
+    assert compared >= 3
