@@ -6,7 +6,7 @@ endif
 VENV_PYTHON := .venv/bin/python
 ARGS ?=
 
-.PHONY: help setup sweep test test-slow lint types check models published roofline bench bench-simulator execution execution-torch execution-tf device clean
+.PHONY: help setup sweep test test-slow lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf device clean
 
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
@@ -17,6 +17,7 @@ help:
 	@echo "make published  published numbers of the papers beside ours"
 	@echo "make roofline   the roofline against published P100 costs (needs REMAT_INSTANCES)"
 	@echo "make bench      the solvers on REMAT_INSTANCES or generated graphs (ARGS='--help' for more)"
+	@echo "make paper      every figure and table of Checkmate beside the published numbers (ARGS=scale=quick: 20 minutes)"
 	@echo "make bench-simulator  the simulator's speed"
 	@echo "make execution  plans that run: the tables of models and budgets (execution-torch, execution-tf: one of them)"
 	@echo "make device     everything shown of a GPU: peers, largest batches, measured costs (ARGS='--help' for more)"
@@ -58,6 +59,9 @@ bench: setup
 
 bench-simulator: setup
 	$(VENV_PYTHON) -m experiments.bench_simulator $(ARGS)
+
+paper: setup
+	$(VENV_PYTHON) run.py experiment=paper $(ARGS)
 
 execution: execution-torch execution-tf
 

@@ -17,8 +17,13 @@ def main(arguments: list[str]) -> int:
 
     folder = Path(arguments[0])
     try:
-        written = draw_run(folder)
-        Console().print(terminal_table(folder))
+        if (folder / "paper.json").is_file():
+            from analysis.paper import draw_paper
+
+            written = draw_paper(folder)
+        else:
+            written = draw_run(folder)
+            Console().print(terminal_table(folder))
     except RematError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from matplotlib.ticker import NullLocator
 from analysis.panel import KNEE_PERCENT, Curve, Panel, beyond, ticks
 from analysis.results import WITH_PLAN, Run
 from analysis.scales import binary_scale
-from analysis.style import GREY, LIGHT_GREY, PALE, Style
+from analysis.style import GREY, LIGHT_GREY, PALE, Style, order_of
 
 # Markers of the status strip: one glyph and what it means.
 STRIP = {
@@ -30,6 +31,19 @@ def draw(panel: Panel, run: Run) -> Figure:
     strip_height = 0.17 * n + 0.1
     figure = Figure(figsize=(8.2, 4.1 + strip_height), layout="constrained")
     axes, strip = figure.subplots(2, 1, sharex=True, height_ratios=(4.0, strip_height))
+    draw_axes(axes, panel, run)
+    _shade_impossible(strip, panel)
+    axes.tick_params(labelbottom=False)
+    _draw_strip(strip, panel)
+    strip.set_xlabel(f"Memory budget ({panel.scale.unit}, everything included)")
+    axes.set_title(run.title, loc="left", fontweight="bold", parse_math=False)
+    handles = [*legend([panel]), *strip_legend(panel)]
+    figure.legend(handles=handles, loc="outside right upper", handlelength=2.6, labelspacing=0.45)
+    return figure
+
+
+def draw_axes(axes: Axes, panel: Panel, run: Run) -> None:
+    """The curves with their axes, without a title, a strip and a legend."""
     factor = panel.scale.factor
     for curve in panel.curves:
         _draw_curve(axes, curve, panel)
@@ -37,14 +51,7 @@ def draw(panel: Panel, run: Run) -> Figure:
         at, over = panel.bound
         axes.step(at / factor, 100 * over, where="pre", color=GREY, lw=0.9, ls=(0, (1, 1.5)), zorder=1.5)
         axes.fill_between(at / factor, 0, 100 * over, step="pre", color=PALE, alpha=0.45, lw=0, zorder=0.5)
-    for ax in (axes, strip):
-        if panel.impossible_bytes is not None and panel.impossible_bytes > panel.x_range[0]:
-            ax.axvspan(
-                panel.x_range[0] / factor, panel.impossible_bytes / factor, facecolor="#F1F1F1",
-                edgecolor="#CFCFCF", hatch="////", lw=0, zorder=0,
-            )  # fmt: skip
-        if panel.gpu_bytes is not None:
-            ax.axvline(panel.gpu_bytes / factor, color=BLACK_LINE, lw=1.0, ls=(0, (5, 2)), zorder=2)
+    _shade_impossible(axes, panel)
     if panel.is_bent:
         axes.set_yscale("asinh", linear_width=KNEE_PERCENT)
         axes.set_yticks(ticks(panel), [f"{t:g}" for t in ticks(panel)], minor=False)
@@ -54,7 +61,6 @@ def draw(panel: Panel, run: Run) -> Figure:
         axes.set_ylim(-3 * panel.y_top, 100 * panel.y_top)
     axes.set_xlim(panel.x_range[0] / factor, panel.x_range[1] / factor)
     axes.set_ylabel("Compute overhead (%, arcsinh scale)" if panel.is_bent else "Compute overhead (%)")
-    axes.tick_params(labelbottom=False)
     _binary_axis(axes, panel)
     if panel.gpu_bytes is not None:
         axes.annotate(
@@ -62,11 +68,18 @@ def draw(panel: Panel, run: Run) -> Figure:
             xytext=(-3, -4), textcoords="offset points", rotation=90, ha="right", va="top", fontsize=7.5, color=GREY,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8},
         )  # fmt: skip
-    _draw_strip(strip, panel)
-    strip.set_xlabel(f"Memory budget ({panel.scale.unit}, everything included)")
-    axes.set_title(run.title, loc="left", fontweight="bold", parse_math=False)
-    figure.legend(handles=_legend(panel), loc="outside right upper", handlelength=2.6, labelspacing=0.45)
-    return figure
+
+
+def _shade_impossible(axes: Axes, panel: Panel) -> None:
+    """Hatch budgets without any plan, and mark the GPU's memory."""
+    factor = panel.scale.factor
+    if panel.impossible_bytes is not None and panel.impossible_bytes > panel.x_range[0]:
+        axes.axvspan(
+            panel.x_range[0] / factor, panel.impossible_bytes / factor, facecolor="#F1F1F1", edgecolor="#CFCFCF",
+            hatch="////", lw=0, zorder=0,
+        )  # fmt: skip
+    if panel.gpu_bytes is not None:
+        axes.axvline(panel.gpu_bytes / factor, color=BLACK_LINE, lw=1.0, ls=(0, (5, 2)), zorder=2)
 
 
 def _draw_curve(axes: Axes, curve: Curve, panel: Panel) -> None:
@@ -126,24 +139,35 @@ def strip_marker(status: str, style: Style) -> dict[str, Any]:
     return {"marker": shape, "ms": 4.5, "color": GREY if status != "FAILED" else "#C00000", "mew": 0.9}
 
 
-def _legend(panel: Panel) -> list[Line2D | Patch]:
+def legend(panels: Sequence[Panel]) -> list[Line2D | Patch]:
+    """Handles for everything that these panels show, each once."""
+    curves: dict[str, tuple[Curve, str]] = {}
+    for panel in panels:
+        for curve in panel.curves:
+            if len(curve.rows) or curve.steps is not None:
+                note = beyond(panel, curve.style.label) if len(panels) == 1 else ""
+                curves.setdefault(curve.strategy, (curve, note))
     handles: list[Line2D | Patch] = [
         Line2D([], [], color=c.style.colour, ls=c.style.line, lw=c.style.width, marker=c.style.marker, ms=5,
-               mfc="white", label=c.style.label + beyond(panel, c.style.label))
-        for c in panel.curves if len(c.rows) or c.steps is not None
+               mfc="white", label=c.style.label + note)
+        for c, note in (curves[name] for name in sorted(curves, key=order_of))
     ]  # fmt: skip
     handles.append(Line2D([], [], ls="", label=""))
-    if any(c.members is not None for c in panel.curves):
+    if any(c.members is not None for c, _ in curves.values()):
         handles.append(Line2D([], [], ls="", marker="o", ms=2.6, color=GREY, alpha=0.5, label="member of a family"))
     handles.append(Line2D([], [], ls="", marker="o", ms=5, mfc=GREY, mec=GREY, label="filled: proven optimal"))
     handles.append(Line2D([], [], ls="", marker="o", ms=5, mfc="white", mec=GREY, label="hollow: not proven"))
-    if panel.bound is not None:
+    if any(panel.bound is not None for panel in panels):
         handles.append(Line2D([], [], color=GREY, lw=0.9, ls=(0, (1, 1.5)), label="proven lower bound"))
-    if panel.impossible_bytes is not None and panel.impossible_bytes > panel.x_range[0]:
+    if any(p.impossible_bytes is not None and p.impossible_bytes > p.x_range[0] for p in panels):
         handles.append(Patch(facecolor="#F1F1F1", edgecolor="#BBBBBB", hatch="////", lw=0, label="infeasible (proven)"))
+    return handles
+
+
+def strip_legend(panel: Panel) -> list[Line2D]:
+    """Handles of the strip's markers for what has no plan."""
     present = {s for c in panel.curves for s in c.all_rows["status"].unique()}
-    handles += [
+    return [
         Line2D([], [], ls="", label=words, **strip_marker(status, panel.curves[0].style))  # type: ignore[arg-type]
         for status, words in STRIP.items() if status in present and status not in WITH_PLAN
     ]  # fmt: skip
-    return handles

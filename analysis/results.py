@@ -121,7 +121,7 @@ def load_run(folder: Path) -> Run:
         InvalidInput: no such run, or a file of it cannot be read; names the file.
     """
     folder = Path(folder)
-    info = _read_json(folder / "run.json")
+    info = read_json(folder / "run.json")
     store = (folder / str(info.get("store", "../store"))).resolve()
     if not store.is_dir():
         raise InvalidInput(f"{folder / 'run.json'}: its store {store} does not exist")
@@ -140,6 +140,11 @@ def load_run(folder: Path) -> Run:
     return Run(folder, info, rows, families, graph, store, missing)
 
 
+def read_rows(store: Path, keys: list[str]) -> Frame:
+    """The store's rows of these keys; those that it lacks are left out."""
+    return _read_tables(Path(store) / "rows", keys, ROW_COLUMNS)[0]
+
+
 def name_scopes(rows: Frame) -> Frame:
     """Rows of several scopes get it into the strategy's name: their results are never one line or column."""
     if rows["scope"].nunique() <= 1:
@@ -150,7 +155,8 @@ def name_scopes(rows: Frame) -> Frame:
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a run folder."""
     try:
         info = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

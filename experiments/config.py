@@ -14,7 +14,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 CONF_FOLDER = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("model", "gpu", "cost", "experiment", "engine", "logger")
-_NOT_IN_NAME = ("hydra", "engine", "logger")  # they change how a run is made, not what it says
+_NOT_IN_NAME = ("hydra", "engine", "logger", "parts")  # they change how a run is made, not what it says
 
 
 @dataclass
@@ -87,6 +87,8 @@ class Config:
     formulation: str | None = None
     target_gap: float = 1e-4
     options: dict[str, Any] = field(default_factory=dict)
+    parts: list[str] | None = None
+    networks: list[str] | None = None
 
 
 def register() -> None:
@@ -105,6 +107,8 @@ def run_name(cfg: DictConfig) -> str:
     """Name of a run's folder: readable, and the same for the same question, so that it is redrawn in place."""
     content = {str(k): _plain(cfg[k]) for k in cfg if k not in _NOT_IN_NAME}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    if cfg.parts is not None:
+        return f"paper_{cfg.scale}_{digest}"
     subject = Path(cfg.graph).stem if cfg.graph else cfg.model.name
     has_costs = cfg.graph or cfg.model.framework == "synthetic"
     parts = [subject] if has_costs else [subject, cfg.gpu.get("name", "gpu"), cfg.cost.name]

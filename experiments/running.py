@@ -28,6 +28,7 @@ from remat.units import format_cost, format_size
 STORE_FOLDER = RUNS_FOLDER / "store"
 # Experiments that are not one graph on the bench: (cfg, settings, console, folder) -> exit code.
 RUNNERS = {"execution": "experiments.execution:run_execution"}
+PAPER = "experiments.paper:run_paper"  # of "paper" and of every "paper/..."
 
 
 def run(cfg: DictConfig, settings: Settings, experiment: str) -> int:
@@ -44,8 +45,9 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
         from experiments.wandb_logger import import_wandb
 
         import_wandb()  # before anything is solved
-    if experiment in RUNNERS:
-        module, _, function = RUNNERS[experiment].partition(":")
+    runner = PAPER if experiment.partition("/")[0] == "paper" else RUNNERS.get(experiment)
+    if runner is not None:
+        module, _, function = runner.partition(":")
         return getattr(importlib.import_module(module), function)(cfg, settings, console, folder)
     with console.status(f"building {_what(settings)} ..."):
         subject, remarks = build_quietly(settings)

@@ -39,7 +39,10 @@ def test_an_experiment_composes_as_it_is(name: str) -> None:
         assert settings.accounting == spec.accounting == written["accounting"]
 
 
-@pytest.mark.parametrize("name", sorted({*group_options("experiment")} - {"execution"}))  # see test_device_results
+ELSEWHERE = ("execution", "paper")  # test_device_results, test_paper
+
+
+@pytest.mark.parametrize("name", [n for n in group_options("experiment") if n.partition("/")[0] not in ELSEWHERE])
 def test_an_experiment_runs_in_its_fast_form(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,12 +99,14 @@ def round_all(
 ) -> Outcome:
     """Phase two of every rounded S; with `improve` the search goes on from the best of them.
 
-    `note` becomes the message if there is a plan.
+    `note` becomes the message if there is a plan. ``stats["points"]`` has (cost, peak in bytes) of every rounding that
+    can be executed, whether it fits or not.
     """
     graph = problem.graph
     candidates: list[Candidate] = []
     best: tuple[tuple[bool, int, int], list[int]] | None = None
     tried = fitting = 0
+    points: list[tuple[int, int]] = []
     for S_TV, parameters in residencies:
         if problem.remaining_s() < 0.1:
             break
@@ -116,13 +118,14 @@ def round_all(
         trace = simulate(graph, plan)
         fits = trace.peak_bytes <= problem.budget_bytes
         fitting += fits
+        points.append((trace.cost, trace.peak_bytes))
         if fits:
             candidates.append(Candidate(plan, parameters))
             problem.offer(plan, who)
         key = (not fits, trace.cost if fits else trace.peak_bytes, trace.cost)
         if best is None or key < best[0]:
             best = key, order
-    stats: dict[str, Any] = {"roundings": tried, "roundings_that_fit": fitting}
+    stats: dict[str, Any] = {"roundings": tried, "roundings_that_fit": fitting, "points": points}
     if improve and best is not None and problem.remaining_s() > (0.2 if is_warm() else COLD_START_S):
         began = time.monotonic()
         found = minimise_cost(

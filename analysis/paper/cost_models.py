@@ -1,0 +1,77 @@
+"""How much a plan chosen under one cost model loses under another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from analysis.paper.part import Part, Table, percent
+
+
+def report(document: Mapping[str, Any], _: Path) -> Part:
+    """A matrix of losses for each network, and the rows."""
+    rows, costs = document["rows"], list(document["costs"])
+    worst = max(rows, key=_loss, default=None)
+    others = [_loss(row) for row in rows if row["chosen_under"] != row["judged_by"]]
+    said = "no plan was found" if worst is None else (
+        f"the largest loss is {percent(_loss(worst))} ({worst['network']}, chosen under {worst['chosen_under']}, "
+        f"judged by {worst['judged_by']}); half of the pairs lose at most {percent(_median(others))}"
+    )  # fmt: skip
+    gap = max((row["gap"] or 0.0 for row in rows), default=0.0)
+    left_out = f" Left out: {'; '.join(document['skipped'])}." if document["skipped"] else ""
+    return Part(
+        "Cost models: FLOPs, roofline, measured",
+        "Checkmate plans by measured costs of a V100 and, for the largest batches, by FLOPs; what one loses under the "
+        "other "
+        "is not published.",
+        f"Every plan of the portfolio at three budgets, judged by each cost model: {said}.",
+        f"Batch {document['batch']}, so that this machine's CPU can measure every operation; the roofline is the "
+        "GPU's. A "
+        f"loss is relative to the cheapest of the three plans under the judging costs. The plans themselves are within "
+        f"{percent(gap)} of a proven bound, which explains losses below that.{left_out}",
+        [("cost_models", "Loss of a plan chosen under one cost model and judged by another", _figure(rows, costs))]
+        if rows else [],
+        [Table("cost_models", "Cost under the judging model over the cheapest", [
+            "network", "budget GB", "chosen under", "judged by", "loss",
+        ], [[r["network"], f"{r['budget_bytes'] / 1e9:.3f}", r["chosen_under"], r["judged_by"], percent(_loss(r))]
+            for r in rows])],
+    )  # fmt: skip
+
+
+def _loss(row: Mapping[str, Any]) -> float:
+    return row["cost"] / row["best"] - 1
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2] if values else 0.0
+
+
+def _largest(rows: list[dict[str, Any]], chosen: str, judge: str) -> float:
+    """Largest loss in per cent of plans chosen under one model and judged by another; NaN without any."""
+    pairs = (100 * _loss(row) for row in rows if (row["chosen_under"], row["judged_by"]) == (chosen, judge))
+    return max(pairs, default=float("nan"))
+
+
+def _figure(rows: list[dict[str, Any]], costs: list[str]) -> Figure:
+    networks = list(dict.fromkeys(row["network"] for row in rows))
+    figure = Figure(figsize=(2.7 * len(networks) + 0.6, 2.9), layout="constrained")
+    all_axes = figure.subplots(1, len(networks), squeeze=False)[0]
+    top = 100 * max(_loss(row) for row in rows) or 1.0
+    for axes, network in zip(all_axes, networks, strict=True):
+        own = [row for row in rows if row["network"] == network]
+        losses = [[_largest(own, chosen, judge) for judge in costs] for chosen in costs]
+        axes.imshow(losses, cmap="cividis_r", vmin=0, vmax=top)
+        for y, line in enumerate(losses):
+            for x, loss in enumerate(line):
+                axes.text(x, y, f"{loss:.1f}", ha="center", va="center", color="white" if loss > 0.6 * top else "black")
+        axes.set_xticks(range(len(costs)), costs)
+        axes.set_yticks(range(len(costs)), costs)
+        axes.set_title(network, loc="left")
+        axes.set_xlabel("judged by")
+        axes.grid(visible=False)
+    all_axes[0].set_ylabel("chosen under")
+    figure.suptitle("Largest loss over the budgets, in per cent", x=0.01, ha="left", fontsize=9)
+    return figure

@@ -1,0 +1,78 @@
+"""The page: every part with its paragraph, figures and tables, in one file that asks no server for anything."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from analysis.paper.part import Part
+from analysis.paper.tables import html
+from remat.files import replacing
+
+TITLE = "Checkmate reproduced"
+MARKS = ("Marks: [2nd] quoted by a third party, the paper itself was not at hand; [mem] from memory, unverified; "
+         "[code] read in the authors' code; [data] computed again from a published file.")  # fmt: skip
+
+
+def write_page(head: Mapping[str, Any], parts: Sequence[tuple[str, Part]], folder: Path) -> Path:
+    """Write ``page.html``, atomically."""
+    path = folder / "page.html"
+    with replacing(path) as scratch:
+        scratch.write_text(_page(head, parts, folder), encoding="utf-8")
+    return path
+
+
+def _page(head: Mapping[str, Any], parts: Sequence[tuple[str, Part]], folder: Path) -> str:
+    css = (resources.files("analysis") / "page.css").read_text(encoding="utf-8")
+    links = " · ".join(f'<a href="#{name}">{escape(part.title)}</a>' for name, part in parts)
+    scale, config = head["scale"], head["config"]
+    lead = (f"scale={config['scale']}: {scale['points']} budgets of a sweep, {scale['time_limit_s']:g} s for each "
+            "solve, "
+            f"{scale['samples']} random roundings; costs of the GPU {config['gpu'].get('name')}; "
+            f"{head['cores']} cores here.")  # fmt: skip
+    body = [f"<h1>{TITLE}</h1>", '<p class="lead">Jain et al., MLSys 2020: what was published, what this project gets, '
+            "and why they differ.</p>", f"<p>{escape(lead)}</p>", f'<p class="note">{escape(MARKS)}</p>',
+            f'<p class="note">{links}</p>']  # fmt: skip
+    body += [_section(name, part, folder) for name, part in parts]
+    body.append(_provenance(head))
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+        'img-src data:">'
+        f'<link rel="icon" href="data:,"><title>{TITLE}</title><style>{css}\nfigure {{ margin: 14px 0; }} '
+        "figure img {{ max-width: 100%; }}</style></head>".replace("{{", "{").replace("}}", "}")
+        + "<body><main>" + "\n".join(body) + "</main></body></html>\n"
+    )  # fmt: skip
+
+
+def _section(name: str, part: Part, folder: Path) -> str:
+    text = "".join(
+        f"<p><strong>{what}</strong> {escape(words)}</p>"
+        for what, words in (("Published.", part.published), ("Ours.", part.ours), ("Why they differ.", part.why))
+    )
+    figures = "".join(_figure(folder / "figures" / f"{file}.png", caption) for file, caption, _ in part.figures)
+    tables = "".join(html(table) for table in part.tables)
+    return f'<section id="{name}"><h2>{escape(part.title)}</h2>{text}{figures}{tables}</section>'
+
+
+def _figure(path: Path, caption: str) -> str:
+    data = base64.b64encode(path.read_bytes()).decode()
+    alt = escape(caption, quote=True)
+    image = f'<img alt="{alt}" src="data:image/png;base64,{data}">'
+    return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def _provenance(head: Mapping[str, Any]) -> str:
+    source = dict(head["provenance"])
+    versions = source.get("versions")
+    facts = (
+        {**source, "versions": ", ".join(f"{k} {v}" for k, v in json.loads(versions).items())} if versions else source
+    )
+    rows = "".join(f"<dt>{escape(str(k))}</dt><dd>{escape(str(v))}</dd>" for k, v in facts.items())
+    return f'<section id="provenance"><h2>Provenance</h2><dl class="facts">{rows}</dl></section>'

@@ -1,0 +1,67 @@
+"""The sweeps of Figure 5 as numbers: the cheapest plan and the best bound at each budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.results import WITH_PLAN, Run, load_run
+
+HEURISTICS = ("checkpoint_all", "checkpoint_all_ap", "checkpoint_last", "griewank", "chen_sqrtn", "chen_greedy",
+              "ap_sqrtn", "ap_greedy")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sweep:
+    """One panel: its stored run, and whose graph it is."""
+
+    label: str
+    source: str
+    run: Run
+
+
+def sweeps(document: Mapping[str, Any], folder: Path) -> Iterator[Sweep]:
+    """The panels of a fig5 document."""
+    for panel in document["panels"]:
+        yield Sweep(panel["label"], panel["source"], load_run(folder / panel["folder"]))
+
+
+def best_costs(run: Run) -> dict[int, tuple[int, int | None]]:
+    """[budget_bytes] (the cheapest plan's cost, the best bound); budgets with a plan."""
+    found: dict[int, tuple[int, int | None]] = {}
+    for budget, rows in run.shown.groupby("budget_bytes"):
+        planned = rows[rows["status"].isin(WITH_PLAN) & rows["cost"].notna()]
+        if len(planned):
+            bounds = rows["bound"].dropna()
+            found[int(budget)] = int(planned["cost"].min()), int(bounds.max()) if len(bounds) else None
+    return found
+
+
+def ratios(run: Run, strategy: str) -> list[float]:
+    """cost / the cheapest known cost at each budget of the sweep that leaves something to decide.
+
+    Budgets at which nothing has to be computed again are left out, as everything is optimal there.
+    """
+    best = best_costs(run)
+    rows = run.shown[(run.shown["strategy"] == strategy) & run.shown["cost"].notna()]
+    return [
+        int(row.cost) / best[int(row.budget_bytes)][0]
+        for row in rows.itertuples()
+        if int(row.budget_bytes) in best and best[int(row.budget_bytes)][0] > run.total_cost
+    ]
+
+
+def geometric_mean(values: list[float]) -> float:
+    """Of positive numbers."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def largest_gap(run: Run) -> float:
+    """Largest (cost - bound) / cost of the cheapest plans: how far the ratios' denominator may be from the optimum."""
+    gaps = [
+        (cost - (bound if bound is not None else run.total_cost)) / cost for cost, bound in best_costs(run).values()
+    ]
+    return max(gaps, default=0.0)

@@ -1,0 +1,89 @@
+"""``experiment=paper``: every figure and table of Checkmate (Jain et al., MLSys 2020), beside the published numbers.
+
+A part is a module with ``run(lab)``, which solves through the store and returns what its drawing needs; that is
+written to ``<part>.json`` in the run's folder as soon as the part has finished. `analysis.paper` draws it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from experiments.engine import make_engine
+from experiments.paper.lab import Lab, Scale, instances_folder
+from experiments.paper.networks import NETWORKS, network
+from experiments.progress import SolveProgress, duration
+from experiments.provenance import provenance
+from experiments.settings import RUNS_FOLDER, Settings
+from experiments.solving import contradictions
+from experiments.store import Store, write_json
+from remat.errors import unknown_name
+
+PARTS = ("fig5", "table2", "stages", "rounding", "solver_time", "memory", "cost_models", "claims")
+NEEDS = {"table2": ("fig5",), "claims": ("fig5",)}
+QUICK = Scale(points=4, time_limit_s=6.0, samples=60, solver_points=1)
+FULL_SAMPLES, FULL_SOLVER_POINTS = 1000, 4
+
+
+def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
+    """Run the parts asked for, draw everything that the folder holds; the exit code: 1 if a claim was refuted."""
+    began = time.monotonic()
+    parts = _parts(cfg)
+    quick = cfg.scale == "quick"
+    scale = Scale(cfg.points, cfg.time_limit, FULL_SAMPLES, FULL_SOLVER_POINTS)
+    if quick:
+        limit = min(cfg.time_limit, QUICK.time_limit_s)
+        scale = replace(QUICK, points=min(cfg.points, QUICK.points), time_limit_s=limit)
+    names = tuple(NETWORKS) if cfg.networks is None else [str(name) for name in cfg.networks]
+    settings = replace(settings, points=scale.points, time_limit_s=scale.time_limit_s)
+    store = Store(RUNS_FOLDER / "store")
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_head(cfg, scale, folder)
+    engine = make_engine(cfg.engine.name, settings.jobs)
+    with SolveProgress(console, settings.jobs) as progress, engine:
+        lab = Lab(cfg, settings, scale, tuple(map(network, names)), instances_folder(cfg), store, engine, progress,
+                  console, folder)  # fmt: skip
+        for part in parts:
+            lab.say(f"--- {part}")
+            document = importlib.import_module(f"experiments.paper.{part}").run(lab)
+            write_json(folder / f"{part}.json", document)
+    seconds = time.monotonic() - began
+    solved, reused = (sum(getattr(bench, what) for bench in lab.benches) for what in ("solved", "reused"))
+    lab.say(f"{solved} solved now, {reused} taken from the store, {duration(seconds)}")
+    from analysis.paper import draw_paper
+
+    with console.status("drawing ..."):
+        drawn = draw_paper(folder)
+    for what, ending in (("tables", ".csv"), ("figures", ".pdf"), ("page", ".html")):
+        for path in sorted({path if ending == ".html" else path.parent for path in drawn if path.suffix == ending}):
+            lab.say(f"{what:<8} {path}")
+    refuted = [line for bench in lab.benches for line in contradictions(list(bench.kept.values()))]
+    for line in dict.fromkeys(refuted):
+        lab.say(f"error: contradicted: {line}")
+    return 1 if refuted else 0
+
+
+def _parts(cfg: DictConfig) -> list[str]:
+    """The parts asked for, each after what it needs."""
+    asked = list(PARTS) if cfg.parts is None else [str(part) for part in cfg.parts]
+    for part in asked:
+        if part not in PARTS:
+            raise unknown_name("part", part, PARTS)
+    wanted = {need for part in asked for need in NEEDS.get(part, ())} | set(asked)
+    return [part for part in PARTS if part in wanted]
+
+
+def _write_head(cfg: DictConfig, scale: Scale, folder: Path) -> None:
+    config: dict[str, Any] = {
+        str(k): OmegaConf.to_container(v) if OmegaConf.is_config(v) else v for k, v in cfg.items() if k != "hydra"
+    }
+    head = {"experiment": "paper", "config": config, "scale": asdict(scale), "provenance": asdict(provenance()),
+            "cores": os.cpu_count()}  # fmt: skip
+    write_json(folder / "paper.json", head)

@@ -1,0 +1,12 @@
+"""The paper's headline numbers, from the sweeps and the largest batches: nothing is solved here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.paper.lab import Lab
+
+
+def run(lab: Lab) -> dict[str, Any]:
+    """The rows of other parts say everything; the table is made when it is drawn."""
+    return {"from": ["fig5", "fig6"]}

@@ -1,0 +1,61 @@
+"""The networks of Checkmate's figures: each as we extract it, and as its graph was published."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import yaml
+
+from experiments.config import CONF_FOLDER
+from remat.errors import unknown_name
+from remat.frontends.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A network of the paper.
+
+    Attributes:
+        name: of conf/model.
+        label: for people.
+        instance: the published graph with its V100 costs, relative to the folder of instances; None if there is none.
+    """
+
+    name: str
+    label: str
+    instance: str | None = None
+
+
+NETWORKS = {
+    network.name: network
+    for network in (
+        Network("vgg16", "VGG16", "v100/vgg16_b256.json"),
+        Network("mobilenet", "MobileNet", "v100/mobilenet_b512.json"),
+        Network("unet", "U-Net", "v100/unet_b32.json"),
+        Network("resnet50", "ResNet50"),
+        Network("fcn8", "FCN8"),
+        Network("segnet", "SegNet"),
+        Network("vgg19", "VGG19"),
+    )
+}
+
+
+def network(name: str) -> Network:
+    """The network of that name; one that the paper does not have goes by its own name.
+
+    Raises:
+        InvalidInput: conf/model has none of that name.
+    """
+    known = sorted(path.stem for path in (CONF_FOLDER / "model").glob("*.yaml"))
+    if name not in known:
+        raise unknown_name("network", name, known)
+    return NETWORKS.get(name) or Network(name, name)
+
+
+def spec_of(name: str, batch_size: int | None = None) -> ModelSpec:
+    """The configured model, at the published batch unless one is given."""
+    data = yaml.safe_load((CONF_FOLDER / "model" / f"{name}.yaml").read_text())
+    return ModelSpec(
+        data["name"], data["framework"], data["target"], batch_size or data["batch_size"], tuple(data["input_size"]),
+        data["granularity"], options=data["options"],
+    )  # fmt: skip

@@ -1,0 +1,35 @@
+"""Two-phase rounding: thresholds against random samples, beside the optimum, at one budget of each network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.budget_sweep import sweep_budgets
+from experiments.paper.lab import Lab
+from experiments.solving import Bench
+from remat import min_budget
+
+SHARE = 3  # of 10 steps from the smallest budget to checkpoint-all's peak
+NETWORKS = ("vgg16", "mobilenet")
+
+
+def run(lab: Lab) -> dict[str, Any]:
+    """Solve by both roundings as published (nothing repaired), and by the portfolio."""
+    shown = []
+    for network in [n for n in lab.networks if n.name in NETWORKS] or lab.networks[:1]:
+        subject = lab.published(network) or lab.ours(network)
+        options = {"lp_rounding": {"improve": False},
+                   "lp_rounding_random": {"improve": False, "samples": lab.scale.samples}}  # fmt: skip
+        bench = lab.bench(subject, "rounding", strategies=(*options, "portfolio"), options=options,
+                          time_limit_s=max(20.0, lab.scale.time_limit_s))  # fmt: skip
+        budget = middle_budget(bench)
+        rows = [rows[0] for rows in bench.run_budgets(bench.settings.strategies, [budget]).values()]
+        name = lab.write_panel(f"rounding/{network.name}", bench, rows, [], f"{network.label}: rounding")
+        shown.append({"folder": name, "label": network.label})
+    return {"panels": shown}
+
+
+def middle_budget(bench: Bench, share: int = SHARE) -> int:
+    """A budget where there is something to decide: `share` tenths of the way to checkpoint-all's peak."""
+    least = min_budget(bench.subject.graph, bench.settings.scope).bytes
+    return sweep_budgets(least, bench.store_all_peak_bytes, 11)[share]

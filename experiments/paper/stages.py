@@ -1,0 +1,49 @@
+"""Frontier-advancing stages: the published MILP with and without them on the paper's chain of 8 layers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from experiments.paper.lab import Lab
+from experiments.paper.unpartitioned import solve_published
+from remat.exhaustive import exhaustive
+from remat.frontends import synthetic
+from remat.graph import Graph
+
+LAYERS = 8
+FORMS = {"frontier-advancing": True, "unpartitioned": False}
+UNPARTITIONED_S = {True: 60.0, False: 7200.0}  # by whether the run is quick
+
+
+def unit_chain(layers: int) -> Graph:
+    """A chain with its backward pass, where every operation costs 1 and every value has 1 byte."""
+    graph = synthetic.chain(n=layers)
+    deps = [sorted({graph.producer[v] for v in op.inputs}) for op in graph.operations]
+    return Graph.from_nodes(f"unit_chain_{layers}", deps, [1] * len(deps), [1] * len(deps))
+
+
+def run(lab: Lab) -> dict[str, Any]:
+    """Relaxation and MILP of both forms; the optimum itself by A*, which is neither of them."""
+    graph = unit_chain(LAYERS)
+    quick = lab.scale.samples < 1000
+    least = next(b for b in range(1, len(graph)) if exhaustive(graph, b).plan is not None)
+    rows = []
+    for budget in (least, least + 1):
+        optimum = {scope: exhaustive(graph, budget, scope).bound for scope in ("staged", "fixed_order")}
+        for form, staged in FORMS.items():
+            limit = UNPARTITIONED_S[quick]
+            determines = {"part": "stages", "graph": graph.sha256(), "budget": budget, "form": form, "limit": limit}
+
+            def solve(budget: int = budget, staged: bool = staged, limit: float = limit) -> dict[str, Any]:
+                return asdict(solve_published(graph, budget, frontier_advancing=staged, time_limit_s=limit))
+
+            answer = lab.remember(determines, solve)
+            lab.say(f"budget {budget}, {form}: {'proven' if answer['proven'] else 'not proven'}, "
+                    f"{answer['seconds']:.2f} s")  # fmt: skip
+            rows.append({"budget": budget, "form": form, "optimum": optimum["staged"],
+                         "optimum_fixed_order": optimum["fixed_order"], "total": graph.total_cost, "limit_s": limit / 2,
+                         **{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in answer.items()},
+                         })  # fmt: skip
+    return {"rows": rows, "layers": LAYERS, "operations": len(graph)}

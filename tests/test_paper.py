@@ -1,0 +1,126 @@
+"""The paper's figures and tables: numbers against hand-computed ones, and the whole run on a chain."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from analysis.paper import draw_paper, sweeps
+from analysis.paper.part import Table
+from analysis.paper.solver_time import _cases
+from analysis.paper.tables import html
+from experiments import cli
+from experiments.config import group_options, register
+from experiments.paper import PARTS
+from experiments.paper.stages import unit_chain
+from experiments.paper.unpartitioned import solve_published
+from remat.exhaustive import exhaustive
+
+FAST = ["scale=quick", "networks=[chain]", "points=3", "time_limit=2", "strategies=[checkpoint_all,chen_sqrtn,search]"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    register()
+    return tmp_path
+
+
+@pytest.mark.parametrize("budget", [4, 5, 6])
+def test_both_forms_of_the_published_milp_have_the_optimum_of_an_exhaustive_search(budget: int) -> None:
+    graph = unit_chain(3)
+    optimum = exhaustive(graph, budget)
+    staged = solve_published(graph, budget, frontier_advancing=True, time_limit_s=60)
+    free = solve_published(graph, budget, frontier_advancing=False, time_limit_s=60)
+    assert staged.proven
+    assert free.proven
+    assert optimum.bound == round(staged.cost or 0) == round(free.cost or 0)  # of a chain: stages lose nothing
+    assert staged.lp is not None
+    assert free.lp is not None
+    assert free.lp < staged.lp <= optimum.bound + 1e-6
+
+
+def test_nothing_fits_below_the_largest_working_set() -> None:
+    answer = solve_published(unit_chain(3), 3, frontier_advancing=True, time_limit_s=20)
+    assert answer.cost is None
+
+
+def run_of(rows: list[tuple[str, int, int | None, int | None]], total: int = 100) -> Any:
+    """(strategy, budget, cost, bound) as a stored run."""
+    frame = pd.DataFrame(rows, columns=["strategy", "budget_bytes", "cost", "bound"])
+    frame["cost"], frame["bound"] = frame["cost"].astype("Int64"), frame["bound"].astype("Int64")
+    frame["status"] = ["NO_PLAN" if cost is None else "FEASIBLE" for _, _, cost, _ in rows]
+    return SimpleNamespace(shown=frame, total_cost=total)
+
+
+def test_ratios_are_to_the_cheapest_plan_where_something_has_to_be_computed_again() -> None:
+    run = run_of([
+        ("a", 10, 150, None), ("b", 10, 120, 110), ("a", 20, 130, None), ("b", 20, 130, 130), ("a", 30, 100, None),
+        ("b", 30, 100, 100), ("a", 5, None, None), ("b", 5, 200, None),
+    ])  # fmt: skip
+    assert sweeps.best_costs(run) == {5: (200, None), 10: (120, 110), 20: (130, 130), 30: (100, 100)}
+    assert sweeps.ratios(run, "a") == [150 / 120, 1.0]
+    assert sweeps.ratios(run, "b") == [1.0, 1.0, 1.0]
+    assert sweeps.geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
+    assert sweeps.largest_gap(run) == pytest.approx(0.5)  # nothing is proven at 5 but that all has to run once
+
+
+def test_solver_times_are_those_of_the_trajectory(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [[1.0, 200, "x"], [2.0, 104, "x"], [3.0, 100, "x"]]
+    stats = json.dumps({"trajectory": steps})
+    base = {"budget_bytes": 7, "time_limit_s": 9.0}
+    rows = pd.DataFrame([
+        base | {"key": "k1", "status": "OPTIMAL", "cost": 100, "wall_s": 5.0, "stats": stats},
+        base | {"key": "k2", "status": "FEASIBLE", "cost": 103, "wall_s": 9.0, "stats": "{}"},
+        base | {"key": "k3", "status": "TIMEOUT", "cost": None, "wall_s": 9.0, "stats": "{}"},
+    ])  # fmt: skip
+    monkeypatch.setattr("analysis.paper.solver_time.read_rows", lambda store, keys: rows)
+    document = {"store": ".", "rows": [{"key": k, "form": k, "network": "n"} for k in ("k1", "k2", "k3")]}
+    first, second, third = _cases(document, Path())
+    assert [first[m] for m in ("first plan", "within 5 %", "within 1 %", "proof")] == [1.0, 2.0, 3.0, 5.0]
+    assert [second[m] for m in ("first plan", "within 5 %", "within 1 %", "proof")] == [9.0, 9.0, None, None]
+    assert [third[m] for m in ("first plan", "within 5 %", "within 1 %", "proof")] == [None] * 4
+
+
+def test_a_table_escapes_what_it_shows() -> None:
+    text = html(Table("t", "a & b", ["x", "y"], [["<b>", "1,234.5 %"]]))
+    assert "&lt;b&gt;" in text
+    assert "a &amp; b" in text
+    assert "<td class=n>1,234.5 %</td>" in text
+
+
+def test_every_part_has_a_configuration_of_its_own() -> None:
+    configured = [name.removeprefix("paper/") for name in group_options("experiment") if name.startswith("paper/")]
+    assert {*configured} == {*PARTS}
+
+
+def test_a_part_runs_is_drawn_and_costs_nothing_to_repeat(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["experiment=paper", "parts=[table2,rounding,memory,claims]", *FAST]
+    assert cli.main(command) == 0
+    (folder,) = here.glob("runs/paper_quick_*")
+    page = (folder / "page.html").read_text()
+    assert "Cost over the optimum" in page
+    assert "data:image/png" in page
+    assert {path.stem for path in folder.glob("tables/*.csv")} >= {"table2", "rounding", "fig5_best", "claims"}
+    assert (folder / "figures" / "rounding.pdf").is_file()
+    capsys.readouterr()
+    assert cli.main(command) == 0
+    assert "\n0 solved now" in capsys.readouterr().out
+    before = page
+    draw_paper(folder)
+    assert (folder / "page.html").read_text() == before
+
+
+@pytest.mark.parametrize(("given", "words"), [("parts=[fig7]", "fig7"), ("networks=[vgg17]", "vgg16")])
+def test_unknown_names_are_met_with_the_nearest(
+    here: Path, given: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["experiment=paper", "scale=quick", given]) == 1
+    assert words in capsys.readouterr().err
