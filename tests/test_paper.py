@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -18,9 +19,11 @@ from analysis.paper.tables import html
 from experiments import cli
 from experiments.config import group_options, register
 from experiments.paper import PARTS
+from experiments.paper.naive_rounding import count_feasible, valid_samples
 from experiments.paper.stages import unit_chain
 from experiments.paper.unpartitioned import solve_published
 from remat.exhaustive import exhaustive
+from remat.graph import Graph
 
 FAST = ["scale=quick", "networks=[chain]", "points=3", "time_limit=2", "strategies=[checkpoint_all,chen_sqrtn,search]"]
 
@@ -50,6 +53,31 @@ def test_both_forms_of_the_published_milp_have_the_optimum_of_an_exhaustive_sear
 def test_nothing_fits_below_the_largest_working_set() -> None:
     answer = solve_published(unit_chain(3), 3, frontier_advancing=True, time_limit_s=20)
     assert answer.cost is None
+
+
+def test_random_rounding_of_both_matrices_keeps_what_is_whole() -> None:
+    graph = unit_chain(2)
+    plan = exhaustive(graph, 4).plan
+    assert plan is not None
+    R, S = (matrix.astype(float) for matrix in plan.matrices(graph))
+    kept = valid_samples(R, S, graph, 5, 0)  # nothing is random in it
+    assert len(kept) == 5
+    assert (kept[0][0] == (R > 0)).all()
+    missing = R.copy()
+    missing[0] = 0  # its result is not there in the next stage
+    assert not valid_samples(missing, S, graph, 5, 0)
+
+
+def test_random_rounding_finds_the_share_that_is_whole() -> None:
+    graph = Graph.from_nodes("pair", [[], [0]], [1, 1], [1, 1])
+    # Stage 1 computes operation 1, which finds its input if it is held (1/2) or computed again (1/2): 3/4.
+    R, S = np.array([[1.0, 0.0], [0.5, 1.0]]), np.array([[0.0, 0.0], [0.5, 0.0]])
+    assert len(valid_samples(R, S, graph, 8000, 0)) == pytest.approx(6000, abs=200)
+
+
+def test_a_budget_that_all_fits_into_is_met_by_every_sample() -> None:
+    graph = unit_chain(2)
+    assert count_feasible(graph, len(graph), 20, 0, 10.0) == 20
 
 
 def run_of(rows: list[tuple[str, int, int | None, int | None]], total: int = 100) -> Any:

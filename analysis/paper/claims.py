@@ -24,12 +24,10 @@ def report(_: Mapping[str, Any], folder: Path) -> Part:
     return Part(
         "Claims",
         "The abstract: up to 5.1x larger inputs than checkpoint-all, 1.73x the best heuristic's batch; up to 1.2x "
-        "faster "
-        "than the best heuristic at an equal budget, 4.8x in an early abstract.",
+        "faster than the best heuristic at an equal budget, 4.8x in an early abstract.",
         "Each with the denominator that we could make out, from the rows of the other parts.",
         "A speedup here is a ratio of modelled step costs at one budget at which the heuristic has a plan too; a "
-        "budget "
-        "at which no heuristic fits has none.",
+        "budget at which no heuristic fits has none.",
         tables=[Table("claims", "Published and ours", ["claim", "published", "ours", "where", "denominator"], rows)],
     )  # fmt: skip
 

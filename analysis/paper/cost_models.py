@@ -25,13 +25,11 @@ def report(document: Mapping[str, Any], _: Path) -> Part:
     return Part(
         "Cost models: FLOPs, roofline, measured",
         "Checkmate plans by measured costs of a V100 and, for the largest batches, by FLOPs; what one loses under the "
-        "other "
-        "is not published.",
+        "other is not published.",
         f"Every plan of the portfolio at three budgets, judged by each cost model: {said}.",
         f"Batch {document['batch']}, so that this machine's CPU can measure every operation; the roofline is the "
-        "GPU's. A "
-        f"loss is relative to the cheapest of the three plans under the judging costs. The plans themselves are within "
-        f"{percent(gap)} of a proven bound, which explains losses below that.{left_out}",
+        "GPU's. A loss is relative to the cheapest of the three plans under the judging costs. The plans themselves "
+        f"are within {percent(gap)} of a proven bound, which explains losses below that.{left_out}",
         [("cost_models", "Loss of a plan chosen under one cost model and judged by another", _figure(rows, costs))]
         if rows else [],
         [Table("cost_models", "Cost under the judging model over the cheapest", [

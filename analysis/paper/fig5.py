@@ -29,19 +29,18 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     gains = [(_gain(sweep), sweep) for sweep in all_sweeps]
     best = max((pair for pair in gains if pair[0] is not None), key=lambda pair: pair[0] or 0, default=None)
     said = "" if best is None else (
-        f" The largest gain over the best heuristic at an equal budget is {best[0]:.3f}x, "
-        f"on {best[1].label} ({SOURCE[best[1].source]})."
+        f" The largest gain over the best heuristic at an equal budget is {best[0]:.3f}x, on {best[1].label} "
+        f"({SOURCE[best[1].source]})."
     )  # fmt: skip
     gap = max((largest_gap(sweep.run) for sweep in all_sweeps), default=0.0)
     has_published = any(sweep.source == "published" for sweep in all_sweeps)
     return Part(
         "Overhead against budget (Figure 5)",
         "Checkmate's optimum lies below every heuristic on VGG16 (batch 256), MobileNet (512) and U-Net (32), with "
-        "costs "
-        "measured on a V100 and an hour for each solve; up to 1.2x faster than the best heuristic, on U-Net [2nd].",
+        "costs measured on a V100 and an hour for each solve; up to 1.2x faster than the best heuristic, on U-Net "
+        "[2nd].",
         f"{len(all_sweeps)} sweeps.{said} The cheapest plans are within {percent(gap)} of a proven lower bound at "
-        "every "
-        "budget.",
+        "every budget.",
         ("The published graphs carry the costs behind the published figure" if has_published else
          "The published graphs were not at hand (set REMAT_INSTANCES)")
         + "; our own extraction has other costs (a roofline of the GPU) and counts parameters and the input batch, so "

@@ -41,12 +41,11 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     return Part(
         "Memory: over time, by kind, and as schedules (Figures 1 and 3)",
         "Figure 1: a 32-layer network's memory over time, held by all features and by a rematerialized schedule. "
-        "Features "
-        "take far more memory than parameters in well-known networks. The schedules of strategies as matrices R.",
+        "Features take far more memory than parameters in well-known networks. The schedules of strategies as "
+        "matrices R.",
         f"With our costs and sizes {said}",
         "The published curve is of a network whose layers are not given; ours is a chain of equal layers. Sizes are "
-        "at the "
-        "batch of the published experiment, float32.",
+        "at the batch of the published experiment, float32.",
         figures,
         [Table("features_parameters", "Float32", ["network", "batch", "features GB", "parameters GB", "ratio"], [
             [s["label"], str(s["batch"]), f"{s['features_bytes'] / 1e9:.2f}", f"{s['parameter_bytes'] / 1e9:.3f}",

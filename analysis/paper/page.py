@@ -32,8 +32,7 @@ def _page(head: Mapping[str, Any], parts: Sequence[tuple[str, Part]], folder: Pa
     links = " · ".join(f'<a href="#{name}">{escape(part.title)}</a>' for name, part in parts)
     scale, config = head["scale"], head["config"]
     lead = (f"scale={config['scale']}: {scale['points']} budgets of a sweep, {scale['time_limit_s']:g} s for each "
-            "solve, "
-            f"{scale['samples']} random roundings; costs of the GPU {config['gpu'].get('name')}; "
+            f"solve, {scale['samples']} random roundings; costs of the GPU {config['gpu'].get('name')}; "
             f"{head['cores']} cores here.")  # fmt: skip
     body = [f"<h1>{TITLE}</h1>", '<p class="lead">Jain et al., MLSys 2020: what was published, what this project gets, '
             "and why they differ.</p>", f"<p>{escape(lead)}</p>", f'<p class="note">{escape(MARKS)}</p>',

@@ -32,12 +32,11 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     return Part(
         "Solver time",
         "Checkmate allowed an hour for each solve with Gurobi; the recorded solves of ResNet50 (with MONeT's graphs) "
-        "took "
-        "2.8 to 16.7 h to the first plan.",
+        "took 2.8 to 16.7 h to the first plan.",
         f"{counts}. Times are from the call on, with the start of the solver's process.",
-        "HiGHS instead of Gurobi for both MILPs, one thread for each solve, and the time limit in the last column. The "
-        "published form starts from nothing, the trimmed one from a greedy plan, as a user would run it. `Within` is "
-        "against the cheapest plan that any form found.",
+        "HiGHS instead of Gurobi for both MILPs, one thread for each solve, and the time limit in the last column. "
+        "The published form starts from nothing, the trimmed one from a greedy plan, as a user would run it. `Within` "
+        "is against the cheapest plan that any form found.",
         [("solver_time", "Seconds until a plan, a good plan and the proof", _figure(cases))],
         [Table("solver_time", "Seconds; empty: not reached within the limit", [
             "network", "budget GB", "form", "status", *MARKS, "limit",

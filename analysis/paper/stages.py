@@ -33,11 +33,9 @@ def report(document: Mapping[str, Any], _: Path) -> Part:
         "1.18 [2nd].",
         f"The chain of {document['layers']} layers ({document['operations']} operations of cost 1 and 1 byte): gap "
         f"{gaps['unpartitioned']} without and {gaps['frontier-advancing']} with stages, at the two smallest budgets "
-        "that "
-        f"have a plan; with stages it is proven in {times or 'no case'}, while {unpartitioned}.",
+        f"that have a plan; with stages it is proven in {times or 'no case'}, while {unpartitioned}.",
         "Published with Gurobi on a machine and at a budget that are not stated in what was at hand; here it is HiGHS "
-        "as "
-        "in SciPy. The optimum is that of an exhaustive search (A*), not of either form"
+        "as in SciPy. The optimum is that of an exhaustive search (A*), not of either form"
         + ("." if not wider else f"; at budget {wider} a plan outside the stages is cheaper."),
         tables=[Table("stages", "Relaxation and MILP, costs in runs of an operation", [
             "budget bytes", "form", "columns", "LP value", "optimum", "integrality gap", "MILP's plan", "MILP's bound",

@@ -30,16 +30,13 @@ def report(_: Mapping[str, Any], folder: Path) -> Part:
     return Part(
         "Cost over the optimum (Table 2)",
         "Geometric means over a sweep's budgets of cost / optimal cost for AP sqrt(n), AP greedy, Griewank and "
-        "two-phase "
-        "rounding [2nd]; the maxima were not at hand.",
+        "two-phase rounding [2nd]; the maxima were not at hand.",
         "The same for every registered strategy, at the budgets where something has to be computed again and the "
         "strategy has a plan; `budgets` says at how many of them it has one.",
         f"The denominator is the cheapest plan of any strategy, which is within {percent(gap)} of the optimum by a "
-        "proven "
-        "bound. The published sweep's budgets are not known, and a strategy without a plan at tight budgets looks "
-        "better "
-        "than it is in a mean: compare the counts. Our two-phase rounding is repaired and improved by a search unless "
-        "options.lp_rounding.improve=false.",
+        "proven bound. The published sweep's budgets are not known, and a strategy without a plan at tight budgets "
+        "looks better than it is in a mean: compare the counts. Our two-phase rounding is repaired and improved by a "
+        "search unless options.lp_rounding.improve=false.",
         tables=[Table(
             "table2", "Cost / cheapest known cost",
             ["network", "graph", "strategy", "geometric mean", "maximum", "budgets", "published [2nd]"], rows,

@@ -6,11 +6,13 @@ from typing import Any
 
 from experiments.budget_sweep import sweep_budgets
 from experiments.paper.lab import Lab
+from experiments.paper.naive_rounding import count_feasible
 from experiments.solving import Bench
 from remat import min_budget
 
 SHARE = 3  # of 10 steps from the smallest budget to checkpoint-all's peak
 NETWORKS = ("vgg16", "mobilenet")
+NAIVE_SAMPLES = 50_000  # as published
 
 
 def run(lab: Lab) -> dict[str, Any]:
@@ -25,7 +27,16 @@ def run(lab: Lab) -> dict[str, Any]:
         budget = middle_budget(bench)
         rows = [rows[0] for rows in bench.run_budgets(bench.settings.strategies, [budget]).values()]
         name = lab.write_panel(f"rounding/{network.name}", bench, rows, [], f"{network.label}: rounding")
-        shown.append({"folder": name, "label": network.label})
+        samples = NAIVE_SAMPLES if lab.scale.samples >= 1000 else NAIVE_SAMPLES // 10
+        limit = bench.settings.time_limit_s
+        determines = {"part": "naive rounding", "graph": subject.graph.sha256(), "budget": budget, "samples": samples,
+                      "limit": limit}  # fmt: skip
+
+        def naive(bench: Bench = bench, budget: int = budget, samples: int = samples, limit: float = limit) -> Any:
+            return count_feasible(bench.subject.graph, budget, samples, bench.settings.seed, limit)
+
+        shown.append({"folder": name, "label": network.label, "naive_samples": samples,
+                      "naive_feasible": lab.remember(determines, naive)})  # fmt: skip
     return {"panels": shown}
 
 
