@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import NoReturn
 import hydra
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser  # the flags of Hydra 1.3; checked with 1.3.8
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -25,6 +28,7 @@ from remat.errors import InvalidInput, MissingPackage, RematError, unknown_name
 
 _KEYS = tuple(Config.__dataclass_fields__)
 EXIT_ERROR, EXIT_INTERRUPTED = 1, 130
+SLURM_LOGS = RUNS_FOLDER / ".submitit"  # as hydra-submitit-launcher has it
 
 
 def main(argv: Sequence[str]) -> int:
@@ -57,15 +61,26 @@ def _main(argv: list[str]) -> int:
         return 0
     overrides = [_as_hydra(text) for text in arguments.overrides]
     argv = [_as_hydra(text) for text in argv]
+    slurm = "engine=slurm" in overrides
     if arguments.overrides or not (arguments.hydra_help or arguments.info or arguments.shell_completion):
         check(overrides, multirun=arguments.multirun)
     codes: list[int] = []
 
     def task(cfg: DictConfig) -> None:
         codes.append(_run_one(cfg))
+        if codes[-1] and cfg.engine.name == "slurm":  # in a job of its own: `codes` is a copy
+            raise RematError(f"a run failed; what it printed is under {SLURM_LOGS}, job {HydraConfig.get().job.id}")
 
+    if slurm:
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # that error reaches `main` instead of a traceback the terminal
+        print(f"one SLURM job for each run; what they print is under {SLURM_LOGS}")
     sys.argv = [sys.argv[0], *argv]
-    hydra.main(version_base="1.3", config_path=str(CONF_FOLDER), config_name="config")(task)()
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONF_FOLDER), config_name="config")(task)()
+    except Exception as error:
+        if not type(error).__module__.startswith("submitit"):
+            raise
+        raise RematError(f"engine=slurm: {str(error)[:500]}") from None  # refused, killed, out of its time
     return max(codes, default=0)
 
 
@@ -76,8 +91,6 @@ def _as_hydra(text: str) -> str:
 
 def _run_one(cfg: DictConfig) -> int:
     """One run; an error costs this run, not the others of a multirun."""
-    from hydra.core.hydra_config import HydraConfig
-
     try:
         from experiments.running import run
 
@@ -126,6 +139,8 @@ def check(overrides: Sequence[str], *, multirun: bool) -> list[Settings]:
     for override, texts in zip(parsed, variants, strict=True):
         for text in texts:
             _check_option(override, text)
+    if "engine=slurm" in overrides:
+        _check_slurm(parsed, multirun=multirun)
     first = [texts[0] for texts in variants]
     settings = [_compose(first)]
     for i, texts in enumerate(variants):
@@ -183,6 +198,27 @@ def _check_costs_apply(parsed: Sequence[Override], settings: Settings) -> None:
         raise InvalidInput(f"{asked}: a graph file keeps the costs in it; leave cost away")
     if settings.spec.framework == "synthetic":
         raise InvalidInput(f"{asked}: synthetic graphs come with their costs; leave cost away")
+
+
+def _check_slurm(parsed: Sequence[Override], *, multirun: bool) -> None:
+    """What the launcher would meet with a traceback, or, without -m, pass over in silence."""
+    if not multirun:
+        raise InvalidInput("engine=slurm needs -m: each run becomes a job of its own")
+    if importlib.util.find_spec("submitit") is None or not _has_launcher():
+        raise MissingPackage("engine=slurm needs submitit: pip install hydra-submitit-launcher")
+    chosen = any(override.key_or_group == "hydra/launcher" for override in parsed)  # submitit_local: a trial
+    if not chosen and shutil.which("srun") is None:
+        raise InvalidInput(
+            "engine=slurm: there is no srun here; give the command on a machine of the SLURM cluster "
+            "(or try it on this one: hydra/launcher=submitit_local)"
+        )
+
+
+def _has_launcher() -> bool:
+    try:
+        return importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher") is not None
+    except ModuleNotFoundError:  # no plugin of Hydra at all
+        return False
 
 
 def _compose(overrides: list[str]) -> Settings:

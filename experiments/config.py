@@ -40,10 +40,11 @@ class CostConfig:
 
 @dataclass
 class EngineConfig:
-    """conf/engine: where solves run; `jobs` at once, None for cores / threads."""
+    """conf/engine: where solves run; `jobs` at once, None for cores / threads; `address` of a Ray cluster."""
 
     name: str = MISSING
     jobs: int | None = None
+    address: str | None = None
 
 
 @dataclass

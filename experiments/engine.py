@@ -1,11 +1,12 @@
 """The engine: independent jobs in, finished jobs out as they complete.
 
 A job is a solve in a process of its own (`remat.worker`), so that one that crashes or ignores its
-limit costs one row. Another engine has the same three methods.
+limit costs one row, whichever engine runs it.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -18,8 +19,8 @@ from remat.registry import get_strategy
 from remat.solve import Family, Problem, Solution, Status
 from remat.worker import GRACE_S, interrupt_workers, run_family_isolated, solve_isolated, stop_workers
 
-ENGINES = ("local",)
-_WAKE_S = 0.25  # how often a waiting engine lets Ctrl-C and the progress display through
+ENGINES = ("local", "ray", "slurm")
+WAKE_S = 0.25  # how often a waiting engine lets Ctrl-C and the progress display through
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +46,32 @@ class Job:
         problem = replace(self.problem, deadline=time.monotonic() + self.time_limit_s, time_limit_s=self.time_limit_s)
         if self.warm_start is not None:
             problem = replace(problem, warm_start=self.warm_start())
-        is_family = get_strategy(self.strategy).ignores_budget
         try:
-            if is_family:
+            if get_strategy(self.strategy).ignores_budget:
                 return run_family_isolated(problem, self.strategy, self.options)
             return solve_isolated(problem, self.strategy, self.options)
         except RematError as error:
-            if is_family:
-                return Family(self.strategy, status=Status.FAILED, message=str(error))
-            return Solution(
-                Status.FAILED, self.strategy, problem.graph.name, problem.budget_bytes, problem.scope,
-                problem.accounting, message=str(error), stats={"contradicted": isinstance(error, InvalidPlan)},
-            )  # fmt: skip
+            return failed(self, str(error), contradicted=isinstance(error, InvalidPlan))
+
+
+def failed(job: Job, message: str, *, contradicted: bool = False) -> Family | Solution:
+    """The result of a job that could not be done, for a row that says why."""
+    if get_strategy(job.strategy).ignores_budget:
+        return Family(job.strategy, status=Status.FAILED, message=message)
+    problem = job.problem
+    return Solution(
+        Status.FAILED, job.strategy, problem.graph.name, problem.budget_bytes, problem.scope,
+        problem.accounting, message=message, stats={"contradicted": contradicted},
+    )  # fmt: skip
 
 
 class Engine(Protocol):
     """Runs jobs; used as a context manager, which stops what still runs when left by an exception."""
+
+    @property
+    def at_once(self) -> int:
+        """How many jobs it runs at once."""
+        ...
 
     def submit(self, job: Job) -> None:
         """Queue a job; it starts when there is room, in the order submitted."""
@@ -87,6 +98,7 @@ class LocalEngine:
     """Threads of this process, each waiting for one worker process."""
 
     def __init__(self, jobs: int):
+        self.at_once = jobs
         self._pool = ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="remat-engine")
         self._pending: dict[Future[Family | Solution], Job] = {}
 
@@ -95,7 +107,7 @@ class LocalEngine:
 
     def results(self) -> Iterator[tuple[Job, Family | Solution] | None]:
         while self._pending:
-            done, _ = wait(self._pending, timeout=_WAKE_S, return_when=FIRST_COMPLETED)
+            done, _ = wait(self._pending, timeout=WAKE_S, return_when=FIRST_COMPLETED)
             if not done:
                 yield None
             for future in done:
@@ -108,7 +120,7 @@ class LocalEngine:
         self._pool.shutdown(wait=False, cancel_futures=True)
         interrupt_workers()
         waited = {future: job for future, job in self._pending.items() if not future.cancelled()}
-        done, _ = wait(waited, timeout=GRACE_S + 2 * _WAKE_S)
+        done, _ = wait(waited, timeout=GRACE_S + 2 * WAKE_S)
         self._pending.clear()
         return [(waited[future], future.result()) for future in done]
 
@@ -122,8 +134,30 @@ class LocalEngine:
         self._pool.shutdown(wait=True)
 
 
-def make_engine(name: str, jobs: int) -> Engine:
-    """The engine of that name."""
-    if name != "local":
+def make_engine(name: str, jobs: int | None, threads: int = 1, address: str | None = None) -> Engine:
+    """The engine of that name.
+
+    Args:
+        jobs: solves at once; None for as many as there are cores for.
+        threads: of each solve.
+        address: of a Ray cluster; see `experiments.ray_engine`.
+
+    Raises:
+        MissingPackage: Ray is not installed.
+        UnknownName: there is no such engine.
+    """
+    if name == "ray":
+        from experiments.ray_engine import RayEngine  # imports this module
+
+        return RayEngine(jobs, threads, address)
+    if name not in ENGINES:
         raise unknown_name("engine", name, ENGINES)
-    return LocalEngine(jobs)
+    return LocalEngine(jobs or max(1, _cores() // threads))  # slurm: the run is a SLURM job, its solves are local
+
+
+def _cores() -> int:
+    """Cores that this process may use: a SLURM job has some of its node."""
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    if given.isdigit():
+        return int(given)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -49,6 +49,7 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
     if runner is not None:
         module, _, function = runner.partition(":")
         return getattr(importlib.import_module(module), function)(cfg, settings, console, folder)
+    engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
     with console.status(f"building {_what(settings)} ..."):
         subject, remarks = build_quietly(settings)
     for remark in remarks:
@@ -58,8 +59,7 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
     store_all = remat.family(subject.graph, "checkpoint_all", accounting=settings.accounting)[0]
     _introduce(console, subject, settings, store_all.peak_bytes)
     head = _head(cfg, settings, subject, experiment, folder)
-    engine = make_engine(cfg.engine.name, settings.jobs)
-    with SolveProgress(console, settings.jobs) as progress, engine:
+    with engine, SolveProgress(console, engine.at_once) as progress:
         bench = Bench(subject, settings, experiment, store, engine, progress, store_all.peak_bytes)
         try:
             if settings.budget_bytes is None:

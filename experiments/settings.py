@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.engine import ENGINES
 from remat.cost.gpu import Gpu
 from remat.errors import InvalidInput, unknown_name
 from remat.frontends.spec import FRAMEWORKS, GRANULARITIES, ModelSpec
@@ -37,7 +38,9 @@ class Settings:
         strategies: names, each once.
         options: [strategy] keyword options of that strategy.
         target_gap: a solve may end once its gap is at or below it.
-        jobs: solves at once.
+        engine: where solves run.
+        jobs: solves at once; None for as many as the engine has cores for.
+        address: of a Ray cluster, or None.
     """
 
     spec: ModelSpec | None
@@ -56,11 +59,13 @@ class Settings:
     seed: int
     threads: int
     deterministic: bool
-    jobs: int
+    jobs: int | None
     logger: str
     wandb_mode: str
     wandb_project: str
     target_gap: float = GAP_TOLERANCE
+    engine: str = "local"
+    address: str | None = None
 
 
 def read_settings(cfg: DictConfig) -> Settings:
@@ -106,11 +111,13 @@ def read_settings(cfg: DictConfig) -> Settings:
         seed=cfg.seed,
         threads=cfg.threads,
         deterministic=cfg.deterministic,
-        jobs=cfg.engine.jobs or max(1, (os.cpu_count() or 1) // cfg.threads),
+        jobs=cfg.engine.jobs,
         logger=cfg.logger.name,
         wandb_mode=cfg.logger.mode,
         wandb_project=cfg.logger.project,
         target_gap=cfg.target_gap,
+        engine=_one_of("engine", cfg.engine.name, ENGINES),
+        address=cfg.engine.address,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from experiments.provenance import provenance, solver_build
 from experiments.row import Row
 from experiments.settings import Settings
 from experiments.store import Store, code_version, row_key
+from remat.errors import InvalidPlan
 from remat.incumbent import Progress, relative_gap
 from remat.plan import Plan
 from remat.registry import get_strategy
@@ -158,7 +160,12 @@ class Bench:
             rows = [row for row in rows if row.cost is not None and row.plan_file is not None]
             if not rows:
                 return None
-            return self.store.read_plan(min(rows, key=lambda row: row.cost or 0), self.subject.graph)
+            cheapest = min(rows, key=lambda row: row.cost or 0)
+            try:
+                return self.store.read_plan(cheapest, self.subject.graph)
+            except InvalidPlan as error:  # damaged on the disk: this solve begins from nothing
+                warnings.warn(str(error), stacklevel=2)
+                return None
 
         shares = not self.settings.deterministic and not get_strategy(name).is_baseline
         problem = replace(self.problem(budget), report=lambda progress: self.live.__setitem__(key, progress))
@@ -190,7 +197,7 @@ class Bench:
 
     def _row(self, key: str, solution: Solution, plan_file: str | None) -> Row:
         s, subject, graph, where = self.settings, self.subject, self.subject.graph, provenance()
-        stats: Mapping[str, Any] = solution.stats
+        stats: Mapping[str, Any] = solution.stats  # of a cluster's node: with its processor
         return Row(
             key=key, experiment=self.experiment, model=subject.model, framework=subject.framework,
             granularity=subject.granularity, batch_size=subject.batch_size, graph_name=graph.name,
@@ -205,7 +212,7 @@ class Bench:
             stats=json.dumps(dict(stats), sort_keys=True, default=str), total_cost=graph.total_cost,
             store_all_peak_bytes=self.store_all_peak_bytes, fixed_bytes=graph.fixed_bytes, n_operations=len(graph),
             n_edges=graph.n_edges, git_commit=where.git_commit, git_dirty=where.git_dirty, versions=where.versions,
-            cpu=where.cpu, solver_build=solver_build(stats.get("solver")),
+            cpu=stats.get("cpu", where.cpu), solver_build=solver_build(stats.get("solver")),
             finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )  # fmt: skip
 

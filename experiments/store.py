@@ -1,8 +1,9 @@
 """The result store: rows, plans, graphs and families as files, each written in one atomic step.
 
-Layout, under ``runs/store``: ``rows/<key>.parquet`` (one row), ``plans/<key>.json`` (remat-plan/1),
+Layout, under ``runs/store``: ``rows/<key>.parquet`` (one row), ``plans/<key>-<plan's hash>.json`` (remat-plan/1),
 ``graphs/<graph_sha256>.json``, ``families/<key>.parquet`` (a row per member). A row is written last,
-so that whoever finds it finds its plan and graph too.
+so that whoever finds it finds its plan and graph too; a plan is never replaced by another one, so that of two runs
+that solve the same, each writes rows with its own plans.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ class Store:
 
     def write_plan(self, key: str, plan: Plan) -> str:
         """Write `plan`; its path relative to the store."""
-        name = f"plans/{key}.json"
+        digest = hashlib.sha256(plan.kinds.tobytes() + plan.ids.tobytes()).hexdigest()[:12]
+        name = f"plans/{key}-{digest}.json"
         _write(self.folder / name, plan.save)
         return name
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import signal
 import sys
 import threading
 import time
@@ -112,4 +113,5 @@ def peak_memory_bytes() -> int:
 
 
 if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked in the workers of Ray, and inherited
     main(*sys.argv[1:])

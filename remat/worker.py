@@ -236,6 +236,8 @@ def _exchange(
             events.ended = "killed"
         return None, Status.TIMEOUT, f"did not stop by itself; killed after {limit_s:.1f} s"
     how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+    if code == -signal.SIGKILL:
+        how += ", as the system does when memory runs out"
     return None, Status.FAILED, f"the solver process died with {how}: {complaint or 'it printed nothing'}"
 
 

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 import remat
 from experiments import documents, models_table, published_numbers, readme_table, roofline_check
+from experiments.config import CONF_FOLDER
 from remat.errors import InvalidInput
+from remat.registry import get_strategy
 
 COMMANDS = {
     "models.md": models_table.COMMAND,
@@ -49,6 +52,16 @@ def test_published_values_are_met() -> None:
     members = remat.family(graph, "griewank", accounting="published")
     griewank = next(m for m in members if m.parameters["slots"] == 5)
     assert f"{griewank.cost / 1e9:.3f}" == "108.267"
+
+
+def test_the_cost_of_the_large_sweep_is_that_of_the_defaults() -> None:
+    defaults = yaml.safe_load((CONF_FOLDER / "config.yaml").read_text())
+    families = sum(get_strategy(name).ignores_budget for name in remat.strategies())
+    runs, each = 7 * 6, (len(remat.strategies()) - families) * defaults["points"]
+    hours = runs * each * defaults["time_limit"] * defaults["threads"] / 3600
+    text = (documents.DOCS / "scale.md").read_text()
+    assert f"ignore the budget ({families}): solved once for all budgets | {families} | {runs * families:,} |" in text
+    assert f"| {each} | {runs * each:,} | {hours:.1f} core-hours |" in text
 
 
 def test_readme_table_by_hand(tmp_path: Path) -> None:

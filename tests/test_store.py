@@ -77,9 +77,31 @@ def test_a_row_whose_plan_is_gone_is_solved_again(tmp_path: Path, graph: remat.G
     row = store.read_row("k")
     assert row is not None
     assert store.read_plan(row, graph).steps == plan.steps
-    (tmp_path / "plans" / "k.json").unlink()
+    (tmp_path / str(row.plan_file)).unlink()
     with pytest.warns(UserWarning, match="is gone"):
         assert store.read_row("k") is None
+
+
+def test_two_runs_that_solve_the_same_do_not_mix_their_plans(tmp_path: Path, graph: remat.Graph) -> None:
+    """The plan of one and the row of the other, in whichever order they are written."""
+    store = Store(tmp_path)
+    plans = [remat.Plan.from_order(graph, order) for order in ([0, 1, 2], [0, 1, 0, 2])]
+    files_written = [store.write_plan("k", plan) for plan in plans]
+    for plan, file in zip(reversed(plans), reversed(files_written), strict=True):
+        store.write_row(make_row(plan_file=file))
+        row = store.read_row("k")
+        assert row is not None
+        assert store.read_plan(row, graph).steps == plan.steps
+
+
+def test_writers_of_one_file_do_not_share_a_scratch_file(tmp_path: Path) -> None:
+    """Processes of two machines that share a file system may have the same number."""
+    target = tmp_path / "x"
+    with files.replacing(target) as one, files.replacing(target) as other:
+        one.write_text("one")
+        other.write_text("other")
+    assert target.read_text() == "one"  # the outer block ended last
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 def test_a_family_comes_back_with_its_plans(tmp_path: Path, graph: remat.Graph) -> None:

@@ -1,0 +1,225 @@
+"""The Ray engine: the rows of the local one, also when a node is killed; Ctrl-C keeps what was found."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_sweep import settings
+
+import remat
+from experiments.build import Subject
+from experiments.engine import Engine, Job, LocalEngine, make_engine
+from experiments.progress import SolveProgress, make_console
+from experiments.row import Row
+from experiments.solving import Bench
+from experiments.store import Store
+from remat.errors import InvalidInput, MissingPackage, RematError
+from remat.frontends import synthetic
+from remat.solve import Problem
+
+ROOT = Path(__file__).parents[1]
+GRAPH = synthetic.layered(n=40)
+PEAK = remat.simulate(GRAPH, remat.Plan.from_order(GRAPH, range(40))).peak_bytes
+BUDGETS = [PEAK * percent // 100 for percent in (80, 84, 88, 92)]
+MOVES = 200_000  # some seconds of the search
+
+
+def test_without_ray_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Absent:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "ray":
+                raise ModuleNotFoundError("No module named 'ray'", name="ray")
+
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
+    with pytest.raises(MissingPackage, match=r"pip install 'remat\[ray\]'"):
+        make_engine("ray", None)
+
+
+ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'remat[ray]'")
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
+    """A cluster of two nodes with a CPU each, and the one of them that may be killed."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        yield cluster, cluster.add_node(num_cpus=1)
+    finally:
+        cluster.shutdown()
+        patience = time.monotonic() + 20
+        while (left := processes_in(tmp_path)) and time.monotonic() < patience:
+            time.sleep(0.5)
+        assert not left
+
+
+def processes_in(here: Path) -> list[str]:
+    """Command lines of the processes whose folder is `here`: Ray's run where they were started."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*") if Path("/proc/self").exists() else ():
+        try:
+            if os.readlink(entry / "cwd") == str(here) and int(entry.name) != os.getpid():
+                found.append((entry / "cmdline").read_bytes().decode().replace("\0", " "))
+        except OSError:
+            continue  # it ended meanwhile, or is another user's
+    return [command for command in found if command]  # without a command line: a zombie
+
+
+class Ticks(SolveProgress):
+    """Kills a node in mid-solve: one solve has ended, and two have been running for a moment."""
+
+    def __init__(self, kill: Any = None):
+        super().__init__(make_console(), 2)
+        self.kill, self.done, self.seen, self.running_since = kill, 0, [""], 0.0
+
+    def finished(self, line: str, spent_s: float) -> None:
+        super().finished(line, spent_s)
+        self.done += 1
+
+    def tick(self, running: Any) -> None:
+        super().tick(running)
+        if running != self.seen:
+            self.seen, self.running_since = running, time.monotonic()
+        long = time.monotonic() - self.running_since > 0.7
+        if self.kill is not None and self.done >= 2 and len(running) == 2 and long:
+            self.kill()
+            self.kill = None
+
+
+def sweep(folder: Path, engine: Engine, progress: SolveProgress) -> tuple[list[Row], Bench]:
+    """Rows that repeat exactly: a limit of moves, and no solve begins from another's plan."""
+    names = ("checkpoint_all", "search")
+    chosen = settings(
+        strategies=names, options={name: {} for name in names}, work_limit=MOVES, deterministic=True, time_limit_s=120.0
+    )
+    subject = Subject(GRAPH, None, None, None, None, "file", "file")
+    with engine, progress:
+        bench = Bench(subject, chosen, "test", Store(folder), engine, progress, PEAK)
+        families = bench.run_families(names[:1])
+        rows = bench.family_rows(families["checkpoint_all"], BUDGETS)
+        rows += bench.run_budgets(names[1:], BUDGETS)["search"]
+    return rows, bench
+
+
+def told(rows: list[Row]) -> list[tuple[Any, ...]]:
+    return [(r.key, r.strategy, r.budget_bytes, r.status, r.cost, r.bound, r.peak_bytes, r.parameters) for r in rows]
+
+
+@pytest.mark.usefixtures("warm_search")
+def test_a_node_killed_in_mid_sweep_loses_nothing_and_repeats_nothing(nodes: tuple[Any, Any], tmp_path: Path) -> None:
+    cluster, second = nodes
+    store = tmp_path / "store"
+    with pytest.raises(InvalidInput, match="threads=2: the largest node of the Ray cluster has 1 CPUs"):
+        make_engine("ray", None, 2, cluster.address).__enter__()
+    progress = Ticks(lambda: cluster.remove_node(second, allow_graceful=False))
+    with pytest.warns(UserWarning, match="search at .*: lost with its node; solving it again"):
+        rows, bench = sweep(store, make_engine("ray", None, 1, cluster.address), progress)
+    assert progress.kill is None  # it was killed
+    assert bench.solved == 1 + len(BUDGETS)  # each came back once
+    assert len(list((store / "rows").iterdir())) == len(rows) == 2 * len(BUDGETS)
+    assert {row.status for row in rows if row.strategy == "search"} <= {"OPTIMAL", "FEASIBLE"}
+    local, _ = sweep(tmp_path / "local", LocalEngine(2), Ticks())
+    assert told(rows) == told(local)
+    again, bench = sweep(store, LocalEngine(1), Ticks())
+    assert bench.solved == 0  # the local engine goes on with the same store
+    assert told(again) == told(rows)
+
+
+def run_py(here: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "run.py"), *arguments, "engine=ray", "engine.address=local"], cwd=here, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("warm_search")
+def test_ctrl_c_keeps_what_the_nodes_have_found_and_leaves_no_process(tmp_path: Path) -> None:
+    run = run_py(tmp_path, "model=layered", "model.options.n=60", "points=2", "time_limit=100",
+                 "strategies=[checkpoint_all,search]")  # fmt: skip
+    patience = time.monotonic() + 60
+    while len(list(tmp_path.glob("runs/store/rows/*"))) < 2 and time.monotonic() < patience:
+        time.sleep(0.1)
+    while not any("remat._worker" in command for command in processes_in(tmp_path)) and time.monotonic() < patience:
+        time.sleep(0.1)
+    time.sleep(6)  # into the first solves that depend on the budget
+    run.send_signal(signal.SIGINT)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert errors.strip().startswith("stopped; what was finished is kept")
+    assert errors.strip().count("\n") == 0
+    rows = [Store(tmp_path / "runs/store").read_row(path.stem) for path in (tmp_path / "runs/store/rows").iterdir()]
+    cut = [row for row in rows if row is not None and json.loads(row.stats).get("ended") == "interrupted"]
+    assert [row.strategy for row in cut] == ["search"] * len(cut)
+    assert cut
+    assert all(row.cost is not None for row in cut)
+    patience = time.monotonic() + 20
+    while (left := processes_in(tmp_path)) and time.monotonic() < patience:
+        time.sleep(0.5)
+    assert not left
+
+
+def test_a_cluster_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    with pytest.raises(RematError, match=r"engine=ray: cannot connect to 127\.0\.0\.1:9") as caught:
+        make_engine("ray", None).__enter__()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_node_with_other_versions_is_refused() -> None:
+    from experiments.provenance import versions
+    from experiments.ray_engine import run_job
+    from experiments.store import code_version
+
+    job = Job("k", "k", Problem(GRAPH, PEAK), "checkpoint_all", 20.0)
+    assert "another version of remat" in run_job(job, "other", versions()).message
+    assert "has numpy" in run_job(job, code_version(), versions() | {"numpy": "1.0"}).message
+    assert run_job(job, code_version(), versions()).status is None
+
+
+def test_what_is_lost_is_sent_again_three_times_and_what_ran_out_of_memory_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from types import SimpleNamespace
+
+    from experiments.ray_engine import RETRIES, RayEngine
+
+    engine = RayEngine(1, 1)
+    job = Job("k", "search at 1 GB", Problem(GRAPH, PEAK), "search", 20.0)
+
+    def ends_with(error: Exception) -> None:
+        def get(_: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(engine, "_ray", SimpleNamespace(get=get, exceptions=ray.exceptions))
+
+    ends_with(ray.exceptions.NodeDiedError("the node died. And much more"))
+    for _ in range(RETRIES):
+        with pytest.warns(UserWarning, match="search at 1 GB: lost with its node"):
+            assert engine._result(job, None) is None
+        assert list(engine._waiting) == [job]
+        engine._waiting.clear()
+    given_up = engine._result(job, None)
+    assert given_up is not None
+    assert (str(given_up.status), list(engine._waiting)) == ("FAILED", [])
+    assert "4 nodes were lost under it" in given_up.message
+    ends_with(ray.exceptions.OutOfMemoryError("memory ran out"))
+    killed = engine._result(replace(job, key="other"), None)
+    assert killed is not None
+    assert str(killed.status) == "FAILED"
+    assert "memory" in killed.message
+    assert "\n" not in killed.message
