@@ -1,8 +1,13 @@
-"""Overhead against budget for every strategy (Fig. 5 of Checkmate, Jain et al., MLSys 2020), on paper."""
+"""Overhead against budget for every strategy (Fig. 5 of Checkmate, Jain et al., MLSys 2020), on paper.
+
+``python -m analysis.overhead RUN_FOLDER`` redraws this figure alone from what is stored.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +17,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 
-from analysis.panel import KNEE_PERCENT, Curve, Panel, beyond, ticks
-from analysis.results import WITH_PLAN, Run
+from analysis.command import command
+from analysis.panel import KNEE_PERCENT, Curve, Panel, beyond, panel_of, ticks
+from analysis.results import WITH_PLAN, Run, load_run
 from analysis.scales import binary_scale
 from analysis.style import GREY, LIGHT_GREY, PALE, Style, order_of
+from remat.errors import InvalidInput
 
 # Markers of the status strip: one glyph and what it means.
 STRIP = {
@@ -23,6 +30,23 @@ STRIP = {
     "INFEASIBLE": "proven infeasible", "TIMEOUT": "no plan in time", "SKIPPED": "does not apply", "FAILED": "failed",
 }  # fmt: skip
 BLACK_LINE = "#222222"
+
+
+def redraw(folder: Path) -> list[Path]:
+    """Draw the figure of a run folder as PNG and PDF; the files written.
+
+    Raises:
+        InvalidInput: no such run, a file of it cannot be read, or no strategy has a plan.
+    """
+    from analysis.drawing import save, style_context  # it draws every figure, this one included
+
+    run = load_run(folder)
+    panel = panel_of(run)
+    if panel is None:
+        raise InvalidInput(f"{folder}: no strategy has a plan, so there is no overhead to draw")
+    (folder / "figures").mkdir(exist_ok=True)
+    with style_context():
+        return save(draw(panel, run), folder / "figures" / "overhead")
 
 
 def draw(panel: Panel, run: Run) -> Figure:
@@ -171,3 +195,7 @@ def strip_legend(panel: Panel) -> list[Line2D]:
         Line2D([], [], ls="", label=words, **strip_marker(status, panel.curves[0].style))  # type: ignore[arg-type]
         for status, words in STRIP.items() if status in present and status not in WITH_PLAN
     ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(command("analysis.overhead", "RUN_FOLDER", redraw, sys.argv[1:]))

@@ -9,7 +9,16 @@ from typing import Any
 import pandas as pd
 
 from analysis.results import WITH_PLAN, Run
-from analysis.scales import budget_scale, byte_scale, cost_scale, show_bytes, show_cost, show_percent, show_seconds
+from analysis.scales import (
+    budget_scale,
+    byte_scale,
+    cost_scale,
+    show_bytes,
+    show_cost,
+    show_count,
+    show_percent,
+    show_seconds,
+)
 from analysis.style import order_of, style_of
 from analysis.table import pick
 from remat.units import format_size
@@ -34,8 +43,8 @@ def header(run: Run) -> str:
     parts.append(f'<p class="lead">{escape("; ".join(facts))}.</p>' if facts else "")
     n_plans, n_proven = int(rows["status"].isin(WITH_PLAN).sum()), int((rows["status"] == "OPTIMAL").sum())
     parts.append(
-        f"<p>{_count(len(rows), 'solve')} of {_count(rows['strategy'].nunique(), 'strategy')} at "
-        f"{_count(rows['budget_bytes'].nunique(), 'budget')}: {_count(n_plans, 'plan')}, "
+        f"<p>{show_count(len(rows), 'solve')} of {show_count(rows['strategy'].nunique(), 'strategy')} at "
+        f"{show_count(rows['budget_bytes'].nunique(), 'budget')}: {show_count(n_plans, 'plan')}, "
         f"{n_proven} of them proven optimal.</p>"
     )
     if not len(rows):
@@ -54,7 +63,7 @@ def header(run: Run) -> str:
     others = run.rows["graph_sha256"].nunique() - rows["graph_sha256"].nunique()
     if others > 0:
         parts.append(
-            f'<p class="note">Plots show this graph; the table also holds {_count(others, "other graph")}.</p>'
+            f'<p class="note">Plots show this graph; the table also holds {show_count(others, "other graph")}.</p>'
         )
     return "\n".join(parts)
 
@@ -168,13 +177,6 @@ def failures(run: Run) -> str:
         f'<div class="scroll"><table id="failures"><thead><tr><th>Strategy</th><th>Status</th>'
         f"<th>Budget ({scale.unit})</th><th>Reason</th></tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
-
-
-def _count(number: int, noun: str) -> str:
-    """``1 plan``, ``2 plans``, ``3 strategies``."""
-    if number != 1:
-        noun = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
-    return f"{number} {noun}"
 
 
 def _name(strategy: str) -> str:

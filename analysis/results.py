@@ -28,6 +28,7 @@ NUMBERS = (
     "budget_bytes", "cost", "bound", "peak_bytes", "plan_from", "total_cost", "store_all_peak_bytes", "fixed_bytes",
     "n_operations", "n_edges", "gpu_memory_bytes", "batch_size", "seed", "threads", *RATIOS,
 )  # fmt: skip
+STORE_COLUMNS = ("graph_name", "seed", "time_limit_s", "stats", "finished_at")  # besides, where runs are mixed
 FAMILY_COLUMNS = ("strategy", "graph_sha256", "parameters", "cost", "overhead", "peak_bytes", "accounting")
 
 
@@ -168,26 +169,53 @@ def read_json(path: Path) -> dict[str, Any]:
     return info
 
 
+def read_store_rows(store: Path) -> tuple[Frame, list[str]]:
+    """(every row of a store, whatever run or version of the code it is of; why files were left out, a line each)."""
+    records: list[dict[str, Any]] = []
+    left_out = []
+    for path in sorted((store / "rows").glob("*.parquet")):
+        try:
+            records += _read_records(path, (*ROW_COLUMNS, *STORE_COLUMNS))
+        except InvalidInput as error:
+            left_out.append(str(error))
+    return _frame(records, (*ROW_COLUMNS, *STORE_COLUMNS)), left_out
+
+
+def options_of(rows: Frame) -> list[str]:
+    """The options that each row's strategy was given, as ``name=value, ...``; '' for none."""
+    given = [json.loads(text or "{}").get("options") or {} for text in rows["stats"]] if "stats" in rows else []
+    return [", ".join(f"{key}={value}" for key, value in sorted(options.items())) for options in given]
+
+
 def _read_tables(folder: Path, keys: list[str], columns: tuple[str, ...]) -> tuple[Frame, tuple[str, ...]]:
     """(the tables of these keys below each other, the keys without a table)."""
     found, missing = [], []
     for key in dict.fromkeys(keys):
         path = folder / f"{key}.parquet"
-        if not path.exists():
+        if path.exists():
+            found += _read_records(path, columns)
+        else:
             missing.append(key)
-            continue
-        try:
-            records = pq.ParquetFile(path).read().to_pylist()
-        except (OSError, ValueError) as error:  # pyarrow's errors derive from these
-            raise InvalidInput(f"{path}: cannot be read as parquet: {error}") from None
-        absent = [column for column in columns if records and column not in records[0]]
-        if absent:
-            raise InvalidInput(f"{path}: lacks the columns {', '.join(absent)}")
-        found += records
-    if not found:
-        return pd.DataFrame({column: pd.Series(dtype=object) for column in columns}), tuple(missing)
-    frame: Frame = pd.DataFrame(found)
+    return _frame(found, columns), tuple(missing)
+
+
+def _read_records(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
+    try:
+        records = pq.ParquetFile(path).read().to_pylist()
+    except (OSError, ValueError) as error:  # pyarrow's errors derive from these
+        raise InvalidInput(f"{path}: cannot be read as parquet: {error}") from None
+    absent = [column for column in columns if records and column not in records[0]]
+    if absent:
+        raise InvalidInput(f"{path}: lacks the columns {', '.join(absent)}")
+    return records
+
+
+def _frame(records: list[dict[str, Any]], columns: tuple[str, ...]) -> Frame:
+    """Numbers of the store as nullable columns; without records, empty `columns`."""
+    if not records:
+        return pd.DataFrame({column: pd.Series(dtype=object) for column in columns})
+    frame: Frame = pd.DataFrame(records)
     for column in NUMBERS:
         if column in frame:
             frame[column] = pd.array(frame[column].tolist(), dtype="Float64" if column in RATIOS else "Int64")
-    return frame, tuple(missing)
+    return frame

@@ -90,3 +90,10 @@ def show_seconds(seconds: float | None) -> str:
     if seconds is None or pd.isna(seconds):
         return "–"
     return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"
+
+
+def show_count(number: int, noun: str) -> str:
+    """``1 plan``, ``2 plans``, ``3 strategies``."""
+    if number != 1:
+        noun = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
+    return f"{number} {noun}"

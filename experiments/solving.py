@@ -198,13 +198,16 @@ class Bench:
     def _row(self, key: str, solution: Solution, plan_file: str | None) -> Row:
         s, subject, graph, where = self.settings, self.subject, self.subject.graph, provenance()
         stats: Mapping[str, Any] = solution.stats  # of a cluster's node: with its processor
+        options = s.options[solution.strategy]
+        if options:  # by themselves too: in `parameters` they are mixed with what the plan says of itself
+            stats = {**stats, "options": options}
         return Row(
             key=key, experiment=self.experiment, model=subject.model, framework=subject.framework,
             granularity=subject.granularity, batch_size=subject.batch_size, graph_name=graph.name,
             graph_sha256=graph.sha256(), gpu=s.gpu.name, gpu_memory_bytes=int(s.gpu.memory_bytes),
             cost_model=subject.cost_model, cost_source=subject.cost_source, cost_unit=graph.cost_unit,
             strategy=solution.strategy,
-            parameters=json.dumps({**s.options[solution.strategy], **solution.parameters}, sort_keys=True, default=str),
+            parameters=json.dumps({**options, **solution.parameters}, sort_keys=True, default=str),
             budget_bytes=solution.budget_bytes, status=str(solution.status), cost=solution.cost, bound=solution.bound,
             gap=solution.gap, overhead=solution.overhead, peak_bytes=solution.peak_bytes, plan_file=plan_file,
             plan_from=None, message=solution.message, wall_s=solution.wall_s, time_limit_s=s.time_limit_s, seed=s.seed,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -70,3 +72,31 @@ def test_documented_strategy_is_found_and_runs(tmp_path: Path) -> None:
     install(tmp_path, code[1], f"[{toml[1]}]\n{toml[2]} = {toml[3]}\n")
     done = subprocess.run([sys.executable, "-c", USE], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_outside_strategy_is_in_the_leaderboard(tmp_path: Path) -> None:
+    code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert code is not None
+    install(tmp_path, code[1], "[remat.strategies]\nmine = my_package.heuristics\n")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, str(DOCUMENT.parents[1] / "run.py"), *arguments], cwd=tmp_path, capture_output=True,
+            text=True, timeout=120, env=os.environ | {"PYTHONPATH": path},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run("model=chain", "model.options.n=5", "points=3", "strategies=[checkpoint_all,griewank]")
+    (command,) = re.findall(r"python run.py (experiment=leaderboard.*)", DOCUMENT.read_text())
+    out = run(*shlex.split(command))
+    assert "keep_every_kth: 8 plans" in out
+    assert re.search(r"^ *\d+ +keep_every_kth ", out, re.MULTILINE), out
+    # Its file changes: what it said before is superseded, and no other strategy runs again.
+    heuristics = tmp_path / "my_package" / "heuristics.py"
+    heuristics.write_text(heuristics.read_text().replace("largest: int = 8", "largest: int = 1"))
+    out = run(*shlex.split(command))
+    assert "keep_every_kth: 1 plan," in out
+    assert "1 solved now, 0 taken from the store" in out
+    assert "not counted: 3 superseded by later ones" in out

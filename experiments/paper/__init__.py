@@ -46,8 +46,8 @@ def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
     store = Store(RUNS_FOLDER / "store")
     folder.mkdir(parents=True, exist_ok=True)
     _write_head(cfg, scale, folder)
-    engine = make_engine(cfg.engine.name, settings.jobs)
-    with SolveProgress(console, settings.jobs) as progress, engine:
+    engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
+    with engine, SolveProgress(console, engine.at_once) as progress:
         lab = Lab(cfg, settings, scale, tuple(map(network, names)), instances_folder(cfg), store, engine, progress,
                   console, folder)  # fmt: skip
         for part in parts:

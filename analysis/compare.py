@@ -1,0 +1,162 @@
+"""``python -m analysis.compare RUN_A RUN_B``: what changed between two runs, with noise in mind.
+
+`analysis.comparison` says what counts as a change. A claim of one run that a plan of the other refutes is no noise: it
+is always shown, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from analysis.comparison import LEAST_S, PROBLEM, TOLERANCE, Comparison, Pair, compare, time_ratios
+from analysis.results import load_run
+from analysis.scales import show_count, show_percent
+from analysis.style import order_of
+from remat.errors import RematError
+from remat.files import replacing
+from remat.units import format_size
+
+TIME_RATIO = 1.5
+
+
+def write_csv(found: Comparison, path: Path) -> Path:
+    """Every pair, changed or not: both sides' numbers, the tolerance and the verdict."""
+    columns = ("status", "cost", "overhead", "bound", "gap", "peak_bytes", "wall_s", "time_limit_s", "seed")
+    lines = []
+    for pair in found.pairs:
+        line = {name: pair.a[name] for name in ("graph_name", *PROBLEM, "budget_bytes")}
+        for column in columns:
+            line |= {f"{column}_a": pair.a.get(column), f"{column}_b": pair.b.get(column)}
+        lines.append(line | {"tolerance": pair.tolerance, "verdict": pair.verdict, "changes": "; ".join(pair.changes)})
+    with replacing(path) as scratch:
+        pd.DataFrame(lines).to_csv(scratch, index=False)
+    return path
+
+
+def report(found: Comparison, console: Console, tolerance: float, time_ratio: float) -> None:
+    """Print provenance, contradictions, changes, times and what only one run has."""
+
+    def say(line: str, style: str = "") -> None:
+        console.print(Text(line, style=style), soft_wrap=True)
+
+    if found.sources:
+        table = Table("what differs", "A", "B", box=box.SIMPLE_HEAD)
+        for line in found.sources:
+            table.add_row(*(Text(text or "–") for text in line))
+        console.print(table)
+    else:
+        say("code, versions, machine and configuration: the same")
+    for line in found.refuted:
+        say(f"contradicted: {line}", "bold red")
+    changed = [pair for pair in found.pairs if pair.changes]
+    same = sum(pair.a["key"] == pair.b["key"] for pair in found.pairs)
+    verdicts = [pair.verdict for pair in changed]
+    say(
+        f"{show_count(len(found.pairs), 'solve')} in both runs ({same} of them the very same row of one store): "
+        f"{verdicts.count('better')} better in B, {verdicts.count('worse')} worse, {verdicts.count('other')} otherwise "
+        f"changed, {len(found.pairs) - len(changed)} unchanged"
+    )
+    exact = sum(pair.tolerance == 0 for pair in found.pairs)
+    loosest = max((pair.tolerance for pair in found.pairs), default=0.0)
+    if exact < len(found.pairs):
+        spread = f" or what seeds differ by ({loosest:.3%} at most)" if loosest > tolerance else ""
+        say(
+            f"costs of {exact} compared exactly (they repeat, or both are proven); of {len(found.pairs) - exact} that "
+            f"end at the clock a change beyond {tolerance:.3%}{spread} counts"
+        )
+    if changed:
+        console.print(_table(changed))
+    _say_times(found.pairs, time_ratio, say)
+    for who, rows in (("A", found.only_a), ("B", found.only_b)):
+        if len(rows):
+            counts = rows.groupby(["graph_name", "strategy"], sort=True).size()
+            named = ", ".join(f"{strategy} on {graph} ({count})" for (graph, strategy), count in counts.items())
+            say(f"only in {who}: {show_count(len(rows), 'solve')}: {named}")
+    for line in found.nearer:
+        say(f"  {line}")
+
+
+def _say_times(pairs: Sequence[Pair], time_ratio: float, say: Any) -> None:
+    """Medians only: a single solve's time says little."""
+    ratios = time_ratios(pairs)
+    every = [ratio for values in ratios.values() for ratio in values]
+    if not every:
+        say(f"wall times: nothing to compare (no two solves of {LEAST_S:g} s or more)")
+        return
+    middle = statistics.median(every)
+    word = "within the noise" if 1 / time_ratio <= middle <= time_ratio else "slower" if middle > 1 else "faster"
+    say(f"wall times: B takes {middle:.2f} times as long as A, the median of {show_count(len(every), 'solve')}: {word}")
+    for strategy in sorted(ratios, key=order_of):
+        middle = statistics.median(ratios[strategy])
+        if not 1 / time_ratio <= middle <= time_ratio:
+            say(f"  {strategy}: {middle:.2f} times (median of {len(ratios[strategy])})")
+
+
+def _table(pairs: Sequence[Pair]) -> Table:
+    several = len({pair.a["graph_sha256"] for pair in pairs}) > 1
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in (["graph"] if several else []) + ["strategy", "budget", "status"]:
+        table.add_column(name, overflow="fold")
+    for name in ("overhead A", "overhead B", "gap A", "gap B"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("change", overflow="fold")
+    for pair in pairs:
+        a, b = pair.a, pair.b
+        notes = [text for text in (a["options"], a["scope"] if a["scope"] != "staged" else "") if text]
+        status = a["status"] if a["status"] == b["status"] else f"{a['status']} → {b['status']}"
+        style = {"better": "green", "worse": "red"}.get(pair.verdict, "yellow")
+        word = "" if pair.verdict == "other" else f"{pair.verdict}: "
+        table.add_row(
+            *([Text(str(a["graph_name"]))] if several else []),
+            Text(a["strategy"] + (f" ({', '.join(notes)})" if notes else "")),
+            Text(format_size(int(a["budget_bytes"]), digits=3)), Text(status),
+            show_percent(a["overhead"]), show_percent(b["overhead"]), show_percent(a["gap"]), show_percent(b["gap"]),
+            Text(word + ", ".join(pair.changes), style=style),
+        )  # fmt: skip
+    return table
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line; 1 if a claim is refuted or a folder is no run."""
+    parser = argparse.ArgumentParser("python -m analysis.compare", description="What changed from run A to run B.")
+    parser.add_argument("run_a", type=Path)
+    parser.add_argument("run_b", type=Path)
+    parser.add_argument(
+        "--tolerance", type=float, default=TOLERANCE,
+        help="relative change of a cost that counts where the clock ends a solve (0.001: 0.1 %%)",
+    )  # fmt: skip
+    parser.add_argument("--time-ratio", type=float, default=TIME_RATIO, help="median ratio of wall times that counts")
+    parser.add_argument("--csv", type=Path, help="write every pair of rows there")
+    given = parser.parse_args(arguments)
+    if given.tolerance < 0 or given.time_ratio < 1:
+        parser.error("--tolerance must be at least 0 and --time-ratio at least 1")
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(highlight=False, width=140)
+    try:
+        runs = load_run(given.run_a), load_run(given.run_b)
+        found = compare(*runs, given.tolerance)
+    except RematError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for name, run in zip("AB", runs, strict=True):
+        lost = f"; {show_count(len(run.missing), 'solve')} of it not in the store" if run.missing else ""
+        console.print(Text(f"{name}: {run.folder} ({run.title}){lost}"), soft_wrap=True)
+    report(found, console, given.tolerance, given.time_ratio)
+    if given.csv:
+        print(write_csv(found, given.csv))
+    return 1 if found.refuted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

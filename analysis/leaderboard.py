@@ -1,0 +1,122 @@
+"""The leaderboard: every strategy over every stored problem, as table, performance profile and page.
+
+``python run.py experiment=leaderboard`` makes it; ``python -m analysis.leaderboard RUN_FOLDER`` redraws one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
+
+from analysis.command import command
+from analysis.drawing import save, style_context
+from analysis.leaderboard_page import page, read_leaderboard
+from analysis.results import Frame
+from analysis.standings import Board, Standing, as_records, profile
+from analysis.style import GREY, Style, style_of
+from remat.errors import InvalidInput
+from remat.files import replacing
+
+FILE = "leaderboard.json"
+KNEE_PERCENT = 0.1  # the profile's axis is linear below, logarithmic above
+MOST_MARKS = 80  # corners of all curves, beyond which only the start of each is marked
+LINES = ("-", "--", "-.", ":")
+
+
+def draw_leaderboard(folder: Path) -> list[Path]:
+    """Write table.csv, problems.csv, a figure for each board and page.html; the paths, the page last.
+
+    Raises:
+        InvalidInput: the folder is no leaderboard's, or its store holds no rows.
+    """
+    try:
+        store = (folder / json.loads((folder / FILE).read_text())["store"]).resolve()
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InvalidInput(f"{folder} is not a leaderboard's folder: it has no readable {FILE}") from None
+    shown = read_leaderboard(store)
+    written = [_write_csv(pd.DataFrame(list(as_records(shown.boards))), folder / "table.csv")]
+    if shown.boards:
+        every = pd.concat(
+            [board.rows.assign(scope=board.scope, accounting=board.accounting) for board in shown.boards],
+            ignore_index=True,
+        )
+        written.append(_write_csv(every, folder / "problems.csv"))
+    figures = folder / "figures"
+    figures.mkdir(parents=True, exist_ok=True)
+    for stale in figures.glob("profile_*"):
+        stale.unlink()
+    pictures = {}
+    with style_context():
+        for board in shown.boards:
+            if board.ranked:
+                pictures[board.name] = save(draw(board), figures / f"profile_{board.scope}_{board.accounting}")
+                written += pictures[board.name]
+    page_file = folder / "page.html"
+    with replacing(page_file) as scratch:
+        scratch.write_text(page(shown, {name: paths[0] for name, paths in pictures.items()}), encoding="utf-8")
+    return [*written, page_file]
+
+
+def _write_csv(frame: Frame, path: Path) -> Path:
+    with replacing(path) as scratch:
+        frame.to_csv(scratch, index=False)
+    return path
+
+
+def draw(board: Board) -> Figure:
+    """Performance profiles: how many of the common problems are solved within so much of the best known cost."""
+    figure = Figure(figsize=(8.6, 4.6), layout="constrained")
+    axes = figure.subplots()
+    styles = looks(board.ranked)
+    curves = [(styles[s.entrant], *profile(board.common[s.entrant].tolist())) for s in board.ranked]
+    right = max(5.0, *(1.15 * 100 * (taus[-1] - 1) for _, taus, _ in curves))
+    mark_all = sum(len(taus) for _, taus, _ in curves) <= MOST_MARKS
+    handles = []
+    for place, (style, taus, shares) in enumerate(curves, start=1):
+        percent = 100 * (taus - 1)
+        axes.step(np.append(percent, right), 100 * np.append(shares, shares[-1]), where="post", color=style.colour,
+                  lw=style.width, ls=style.line, zorder=3 + 1 / place)  # fmt: skip
+        marked = slice(None) if mark_all else slice(1)
+        axes.plot(percent[marked], 100 * shares[marked], ls="", marker=style.marker, ms=4.5, mfc="white",
+                  mec=style.colour, clip_on=False, zorder=5 + 1 / place)  # fmt: skip
+        label = f"{place}. {style.label}: {100 * shares[0]:.0f} % → {100 * shares[-1]:.0f} %"
+        handles.append(Line2D([], [], color=style.colour, lw=style.width, ls=style.line, marker=style.marker, ms=5,
+                              mfc="white", label=label))  # fmt: skip
+    axes.set_xscale("asinh", linear_width=KNEE_PERCENT)
+    at = [0.0, *(m * 10**p for p in range(-1, 5) for m in (1, 2, 5))]
+    axes.set_xticks([t for t in at if t <= right], [f"{t:g}" for t in at if t <= right])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(-0.3 * KNEE_PERCENT, right)
+    axes.set_ylim(-2, 102)
+    axes.set_xlabel("Cost above the best known plan, at most (%, arcsinh scale)")
+    axes.set_ylabel(f"Share of {len(board.common)} problems (%)")
+    axes.set_title(f"Performance profiles, {board.name}", loc="left", fontweight="bold")
+    figure.legend(handles=handles, loc="outside right upper", handlelength=2.8, labelspacing=0.5,
+                  title="rank, share with the best plan → with any", title_fontsize=7.5, alignment="left")  # fmt: skip
+    figure.text(1, 0, "after Dolan and Moré (2002)", ha="right", va="bottom", fontsize=6.5, color=GREY)
+    return figure
+
+
+def looks(standings: Sequence[Standing]) -> dict[str, Style]:
+    """[entrant] its strategy's style; entrants of one strategy differ by the line."""
+    styles: dict[str, Style] = {}
+    seen: dict[str, int] = {}
+    for s in sorted(standings, key=lambda s: s.entrant):
+        base = style_of(s.strategy)
+        i = seen[s.strategy] = seen.get(s.strategy, -1) + 1
+        line = LINES[(LINES.index(base.line) + i) % len(LINES)]
+        styles[s.entrant] = replace(base, label=base.label + s.entrant.removeprefix(s.strategy), line=line)
+    return styles
+
+
+if __name__ == "__main__":
+    sys.exit(command("analysis.leaderboard", "RUN_FOLDER", draw_leaderboard, sys.argv[1:]))

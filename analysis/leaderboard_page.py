@@ -1,0 +1,168 @@
+"""What a leaderboard says: gathered from a store, in words for the terminal and as a page."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+import pyarrow.parquet as pq
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from analysis.claims import contradictions
+from analysis.results import read_store_rows
+from analysis.scales import show_count, show_percent, show_seconds
+from analysis.standings import LEAST_SHARED, WORST, Board, Counted, Standing, boards, count_rows
+from remat.errors import InvalidInput
+
+EMPTY = "holds no results yet: run something first, e.g. python run.py model=vgg19 budget=sweep"
+HEADS = (
+    "", "Strategy", "Mean cost / best", "Solved", "Best", "Proven", "Median gap", "Median wall", "Attempted", "Skipped",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaderboard:
+    """Everything that is shown.
+
+    Attributes:
+        n_graphs, n_problems: over all boards.
+        unreadable: a line for each row file that was left out.
+        refuted: lines about claims that a plan refutes.
+    """
+
+    boards: list[Board]
+    counted: Counted
+    n_graphs: int
+    n_problems: int
+    unreadable: list[str]
+    refuted: list[str]
+
+
+def read_leaderboard(store: Path) -> Leaderboard:
+    """The leaderboard of a store.
+
+    Raises:
+        InvalidInput: it holds no rows.
+    """
+    rows, unreadable = read_store_rows(store)
+    if not len(rows):
+        raise InvalidInput(f"{store} {EMPTY}")
+    families = family_names(store)
+    counted = count_rows(rows, families)
+    found = boards(counted.rows, families)
+    problems = counted.rows[["graph_sha256", "budget_bytes", "scope", "accounting"]].drop_duplicates()
+    n_graphs = int(counted.rows["graph_sha256"].nunique())
+    return Leaderboard(found, counted, n_graphs, len(problems), unreadable, contradictions(counted.rows))
+
+
+def family_names(store: Path) -> list[str]:
+    """Strategies that ignore the budget, as the store tells."""
+    names: set[str] = set()
+    for path in sorted((store / "families").glob("*.parquet")):
+        try:
+            names |= set(pq.read_table(path, columns=["strategy"])["strategy"].to_pylist())
+        except (OSError, ValueError):
+            continue  # the next run computes it again; here it would only have told one name
+    return sorted(names)
+
+
+def cells(place: int, s: Standing) -> list[str]:
+    """One line of the table, as text."""
+    of = f"/{s.counted}"
+    return [
+        str(place) if s.score is not None else "–", s.entrant, f"{s.score:.4f}" if s.score is not None else "–",
+        f"{s.solved}{of}", f"{s.best}{of}", f"{s.proven}{of}", f"{show_percent(s.gap)} ({s.gaps})",
+        show_seconds(s.wall_s), str(s.attempted), str(s.skipped or ""),
+    ]  # fmt: skip
+
+
+def notes(board: Board) -> list[str]:
+    """What the numbers of a board are about."""
+    without = f", {board.without_plan} without" if board.without_plan else ""
+    lines = [
+        f"{show_count(len(board.ratios), 'problem')} with a known plan{without}; ranked over the "
+        f"{len(board.common)} that all ranked strategies attempted. Mean cost / best is geometric; no plan counts "
+        f"as {WORST:g}. Best: within 0.01 % of the cheapest plan known."
+    ]
+    if len(board.ranked) < len(board.standings):
+        lines.append(
+            f"–: not ranked, because with it the ranked ones would share less than {LEAST_SHARED:.0%} of the problems; "
+            "its numbers are over what it attempted."
+        )
+    return lines
+
+
+def summary(shown: Leaderboard) -> list[str]:
+    """What was counted and what was not."""
+    counted = shown.counted
+    line = (
+        f"{show_count(len(counted.rows), 'solve')} of {show_count(shown.n_problems, 'problem')} on "
+        f"{show_count(shown.n_graphs, 'graph')}"
+    )
+    reasons = (
+        (counted.superseded, "superseded by later ones"),
+        (counted.carried, "with a plan carried from another budget"),
+        (counted.cut_short, "cut short"),
+        (len(shown.unreadable), "unreadable"),
+    )
+    left_out = [f"{count} {reason}" for count, reason in reasons if count]
+    lines = [f"{line}; not counted: {', '.join(left_out) or 'none'}"]
+    lines += [f"left out: {text}" for text in shown.unreadable[:3]]
+    return lines + [f"contradicted: {text}" for text in shown.refuted]
+
+
+def tables(shown: Leaderboard) -> list[Table | Text]:
+    """For the terminal: a table for each board, with its notes."""
+    parts: list[Table | Text] = [Text(line) for line in summary(shown)]
+    for board in shown.boards:
+        title = Text(f"Leaderboard, {board.name}", style="table.title")
+        table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
+        for i, head in enumerate(HEADS):
+            table.add_column(head, justify="left" if i == 1 else "right", no_wrap=i == 1)
+        for place, s in enumerate(board.standings, start=1):
+            table.add_row(*map(Text, cells(place, s)))
+        parts += [table, *(Text(line) for line in notes(board))]
+    return parts
+
+
+def page(shown: Leaderboard, pictures: dict[str, Path]) -> str:
+    """The same as one HTML file that asks no server for anything."""
+    body = ["<h1>Leaderboard</h1>", *(f"<p>{escape(line)}</p>" for line in summary(shown))]
+    for board in shown.boards:
+        body.append(f"<h2>{escape(board.name[0].upper() + board.name[1:])}</h2>")
+        body += [f"<p>{escape(line)}</p>" for line in notes(board)]
+        body.append(_html(HEADS, [cells(place, s) for place, s in enumerate(board.standings, start=1)], 1))
+        if board.name in pictures:
+            data = base64.b64encode(pictures[board.name].read_bytes()).decode()
+            body.append(f'<img style="max-width:100%" alt="performance profiles" src="data:image/png;base64,{data}">')
+        body.append("<h3>Problems</h3>" + _html(("Graph", "Budgets", "Strategies"), _problems(board), 0))
+    return Template((resources.files("analysis") / "page.html").read_text(encoding="utf-8")).substitute(
+        title="Leaderboard", css=(resources.files("analysis") / "page.css").read_text(encoding="utf-8"),
+        body="\n".join(body), data="{}", plotly="", js="",
+    )  # fmt: skip
+
+
+def _problems(board: Board) -> list[list[str]]:
+    groups = board.rows.groupby(["graph_name", "graph_sha256"], sort=True) if len(board.rows) else ()
+    return [
+        [f"{name} ({sha[:8]})", str(part["budget_bytes"].nunique()), str(part["entrant"].nunique())]
+        for (name, sha), part in groups
+    ]
+
+
+def _html(heads: Sequence[str], lines: Sequence[Sequence[str]], text: int) -> str:
+    """A table whose column `text` is words, the others numbers."""
+
+    def line(tag: str, texts: Sequence[str]) -> str:
+        kinds = ["" if i == text else ' class="n"' for i in range(len(texts))]
+        return "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for kind, cell in zip(kinds, texts, strict=True))
+
+    body = "".join(f"<tr>{line('td', cells)}</tr>" for cells in lines)
+    return f'<div class="scroll"><table><thead><tr>{line("th", heads)}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -1,0 +1,261 @@
+"""From the rows of a store to a ranking of its strategies: performance profiles and what goes with them.
+
+A problem is a graph, a budget, a scope and an accounting. On each, an entrant's ratio is its cost over the best cost
+known (Dolan and Moré, Benchmarking optimization software with performance profiles, Math. Programming 91, 2002);
+infinite if it ended without a plan. What was never run, or does not apply, is neither a success nor a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.results import WITH_PLAN, Frame, options_of
+from remat.incumbent import GAP_TOLERANCE
+
+# In the geometric mean, a problem without a plan and a ratio above this one count as this one.
+WORST = 10.0
+LEAST_SHARED = 0.5  # of the problems, that all ranked entrants have attempted
+BOARD = ("scope", "accounting")
+PROBLEM = ("graph_sha256", "budget_bytes")
+SAME_SOLVE = (*BOARD, *PROBLEM, "strategy", "options", "time_limit_s", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One entrant of a board.
+
+    Attributes:
+        entrant: the strategy, with options and time limit where they tell entrants apart.
+        score: geometric mean of the ratios over the common problems, see `WORST`; None if not ranked.
+        solved, best, proven: common problems (own ones if not ranked) with a plan; with a plan as cheap as any,
+            within `GAP_TOLERANCE`; proven optimal.
+        counted: how many problems those are out of.
+        gap: median over those with a plan and a bound of its own.
+        gaps: how many those are.
+        wall_s: median wall time, seconds.
+        attempted: problems of the board that it was run on and applies to.
+        skipped: problems that it said it does not apply to.
+    """
+
+    entrant: str
+    strategy: str
+    score: float | None
+    solved: int
+    best: int
+    proven: int
+    counted: int
+    gap: float | None
+    gaps: int
+    wall_s: float | None
+    attempted: int
+    skipped: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Board:
+    """The ranking of one scope and accounting.
+
+    Attributes:
+        ratios: [problem, entrant] cost over best; inf without a plan, NaN if not attempted.
+        common: the problems that all ranked entrants have attempted.
+        standings: ranked ones from the best on, then those that are not, by coverage.
+        without_plan: problems, besides, for which no plan is known.
+        rows: one for each problem and entrant, with its ratio.
+    """
+
+    scope: str
+    accounting: str
+    ratios: Frame
+    common: Frame
+    standings: tuple[Standing, ...]
+    without_plan: int
+    rows: Frame
+
+    @property
+    def ranked(self) -> tuple[Standing, ...]:
+        return tuple(standing for standing in self.standings if standing.score is not None)
+
+    @property
+    def name(self) -> str:
+        return f"{self.scope} scope, {self.accounting} accounting"
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Which rows of a store count.
+
+    Attributes:
+        rows: the latest of each `SAME_SOLVE`.
+        superseded: older ones, of whatever version of the code.
+        carried: rows of a sweep whose plan was solved for at another budget; only what was solved counts.
+        cut_short: interrupted or crashed solves.
+    """
+
+    rows: Frame
+    superseded: int
+    carried: int
+    cut_short: int
+
+
+def count_rows(rows: Frame, families: Sequence[str] = ()) -> Counted:
+    """The rows that count, with their options as a column.
+
+    Args:
+        families: strategies that ignore the budget: of these the latest row counts whatever its time limit and seed.
+    """
+    rows = rows.assign(options=options_of(rows))
+    keys = rows[list(SAME_SOLVE)].copy()
+    keys.loc[keys["strategy"].isin(families), ["time_limit_s", "seed"]] = 0
+    ended = [json.loads(text or "{}").get("ended") for text in rows["stats"]]
+    cut_short = pd.Series([end in ("interrupted", "crashed") for end in ended], index=rows.index, dtype=bool)
+    solved = rows[rows["plan_from"].isna() & ~cut_short]
+    # A sweep stores a row again if a larger budget's bound improves its own: one solve, of which the better row counts.
+    solved = solved.sort_values(["finished_at", "bound"], na_position="first", kind="stable")
+    moments = keys.loc[solved.index].join(solved[["finished_at", "wall_s"]])
+    once = solved[~moments.duplicated(keep="last")]
+    latest = once[~keys.loc[once.index].duplicated(keep="last")]
+    carried = int((rows["plan_from"].notna() & ~cut_short).sum())
+    return Counted(latest, len(once) - len(latest), carried, int(cut_short.sum()))
+
+
+def boards(rows: Frame, families: Sequence[str] = ()) -> list[Board]:
+    """A board for each scope and accounting, the one of most problems first.
+
+    Args:
+        rows: those of `count_rows`.
+        families: strategies that ignore the budget: their time limits do not tell entrants apart.
+    """
+    found = [_board(scope, accounting, part, families) for (scope, accounting), part in rows.groupby(list(BOARD))]
+    return sorted(found, key=lambda board: (-len(board.ratios), board.scope, board.accounting))
+
+
+def _board(scope: str, accounting: str, rows: Frame, families: Sequence[str]) -> Board:
+    rows = rows.assign(entrant=_entrants(rows, families))
+    rows = rows.assign(planned=rows["status"].isin(WITH_PLAN) & rows["cost"].notna())
+    problems = rows[list(PROBLEM)].drop_duplicates()
+    best = best_costs(rows)
+    rows = rows.merge(best, on=list(PROBLEM))
+    rows = rows.assign(ratio=[ratio(row) for row in rows.itertuples()])
+    results: Frame = pd.DataFrame([_result(group) for _, group in rows.groupby([*PROBLEM, "entrant"], sort=True)])
+    ratios: Frame = (
+        results.set_index([*PROBLEM, "entrant"])["ratio"].unstack("entrant") if len(results) else pd.DataFrame()
+    )
+    ranked = choose_ranked(ratios.notna())
+    common = ratios[ranked].notna().all(axis=1) if ranked else pd.Series(dtype=bool)
+    standings = []
+    for name in ratios.columns:
+        own = results[results["entrant"] == name]
+        counted = own[~own["ratio"].isna()]
+        if name in ranked:
+            on_common = [bool(common[tuple(key)]) for key in counted[list(PROBLEM)].itertuples(index=False)]
+            counted = counted[on_common]
+        standings.append(_standing(name, own, counted, is_ranked=name in ranked))
+    standings.sort(key=lambda s: (s.score is None, s.score or 0.0, -s.best, -s.attempted, s.entrant))
+    return Board(scope, accounting, ratios, ratios[common], tuple(standings), len(problems) - len(best), results)
+
+
+def best_costs(rows: Frame) -> Frame:
+    """[problem] `best`: the cheapest plan known that fits, whatever budget it was made for; problems with one only."""
+    found = []
+    for graph, group in rows.groupby("graph_sha256", sort=True):
+        plans = group[group["planned"]]
+        for budget in sorted(set(group["budget_bytes"])):
+            fitting = plans[plans["peak_bytes"] <= budget]
+            if len(fitting):
+                found.append({"graph_sha256": graph, "budget_bytes": budget, "best": int(fitting["cost"].min())})
+    return pd.DataFrame(found, columns=[*PROBLEM, "best"])
+
+
+def ratio(row: Any) -> float:
+    """cost / best; infinite without a plan, NaN if the strategy does not apply."""
+    if row.status == "SKIPPED":
+        return math.nan
+    if not row.planned:
+        return math.inf
+    if row.best:
+        return float(row.cost / row.best)
+    return 1.0 if row.cost == 0 else math.inf
+
+
+def _entrants(rows: Frame, families: Sequence[str]) -> list[str]:
+    """Names of entrants: options where there are any, the time limit where a strategy was run with several."""
+    limits = rows.groupby(["strategy", "options"])["time_limit_s"].nunique()
+    names = []
+    for row in rows.itertuples():
+        notes = [row.options] if row.options else []
+        if limits[(row.strategy, row.options)] > 1 and row.strategy not in families:
+            notes.append(f"{row.time_limit_s:g} s")
+        names.append(f"{row.strategy} ({', '.join(notes)})" if notes else row.strategy)
+    return names
+
+
+def _result(rows: Frame) -> dict[str, Any]:
+    """One entrant on one problem: of several seeds the median ratio, the higher of two."""
+    ordered = rows.sort_values("ratio", na_position="first", kind="stable")
+    row = ordered.iloc[len(ordered) // 2]
+    columns = ("graph_name", *PROBLEM, "entrant", "strategy", "status", "cost", "best", "gap", "wall_s", "ratio")
+    return {name: row[name] for name in columns} | {"runs": len(rows)}
+
+
+def choose_ranked(attempted: Frame) -> list[str]:
+    """Entrants to rank: the least attempted are left out, one by one, until the others share enough problems.
+
+    Args:
+        attempted: [problem, entrant] whether it was run and applies.
+    """
+    names = sorted(attempted.columns, key=lambda name: (-int(attempted[name].sum()), name))
+    names = [name for name in names if attempted[name].any()]
+    while names and attempted[names].all(axis=1).sum() < LEAST_SHARED * len(attempted):
+        names.pop()
+    return names
+
+
+def geometric_mean(ratios: Sequence[float]) -> float:
+    """Of the ratios, each at most `WORST`."""
+    return statistics.geometric_mean([min(value, WORST) for value in ratios])
+
+
+def _standing(name: str, own: Frame, counted: Frame, *, is_ranked: bool) -> Standing:
+    gaps = counted.loc[counted["gap"].notna() & np.isfinite(counted["ratio"]), "gap"]
+    return Standing(
+        entrant=name,
+        strategy=str(own["strategy"].iloc[0]),
+        score=geometric_mean(counted["ratio"].tolist()) if is_ranked else None,
+        solved=int(np.isfinite(counted["ratio"]).sum()),
+        best=int((counted["ratio"] <= 1 + GAP_TOLERANCE).sum()),
+        proven=int((counted["status"] == "OPTIMAL").sum()),
+        counted=len(counted),
+        gap=float(gaps.median()) if len(gaps) else None,
+        gaps=len(gaps),
+        wall_s=float(counted["wall_s"].median()) if len(counted) else None,
+        attempted=int(own["ratio"].notna().sum()),
+        skipped=int(own["ratio"].isna().sum()),
+    )
+
+
+def profile(ratios: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """(ratios tau, ascending from 1; share of the problems solved within each): the corners of a step function."""
+    finite = np.sort([value for value in ratios if math.isfinite(value)])
+    taus = np.unique(np.concatenate([[1.0], finite]))
+    return taus, np.searchsorted(finite, taus, side="right") / max(1, len(ratios))
+
+
+def as_records(found: Sequence[Board]) -> Iterator[dict[str, object]]:
+    """A line for each entrant of each board, for ``table.csv``."""
+    for board in found:
+        for place, s in enumerate(board.standings, start=1):
+            yield {
+                "scope": board.scope, "accounting": board.accounting, "rank": place if s.score is not None else None,
+                "entrant": s.entrant, "strategy": s.strategy, "geometric_mean": s.score, "solved": s.solved,
+                "best": s.best, "proven": s.proven, "counted": s.counted, "median_gap": s.gap, "gaps": s.gaps,
+                "median_wall_s": s.wall_s, "attempted": s.attempted, "skipped": s.skipped,
+                "problems": len(board.ratios), "without_plan": board.without_plan,
+            }  # fmt: skip

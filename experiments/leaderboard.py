@@ -1,0 +1,107 @@
+"""``experiment=leaderboard``: every strategy over every stored problem, with what is missing of some run first.
+
+The problems are the store's: each graph at each budget that any row has. Nothing is solved unless ``strategies=`` names
+some; those are then run wherever the store has no row of theirs for this code, time limit, seed and options.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from omegaconf import DictConfig
+from rich.console import Console
+
+from analysis.scales import show_count
+from experiments.build import Subject
+from experiments.engine import make_engine
+from experiments.progress import SolveProgress, duration
+from experiments.row import Row
+from experiments.running import STORE_FOLDER
+from experiments.settings import RUNS_FOLDER, Settings
+from experiments.solving import Bench
+from experiments.store import Store, write_json
+from remat.cost.gpu import Gpu, gpus, load_gpu
+from remat.errors import InvalidInput
+from remat.frontends.json import load_graph
+from remat.registry import get_strategy
+
+
+def run_leaderboard(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
+    """Run what is asked for and missing, rank, draw; the exit code."""
+    from analysis.leaderboard import FILE, draw_leaderboard
+    from analysis.leaderboard_page import EMPTY, read_leaderboard, tables
+
+    store = Store(STORE_FOLDER)
+    if not any((STORE_FOLDER / "rows").glob("*.parquet")):
+        raise InvalidInput(f"{STORE_FOLDER} {EMPTY}")
+    if cfg.strategies != "default":
+        run_missing(store, settings, console)
+    folder = RUNS_FOLDER / f"leaderboard_{folder.name.rpartition('_')[2]}"  # the hash of the configuration
+    write_json(folder / FILE, {"experiment": "leaderboard", "store": os.path.relpath(STORE_FOLDER, folder)})
+    with console.status("drawing ..."):
+        drawn = draw_leaderboard(folder)
+    for part in tables(read_leaderboard(STORE_FOLDER)):
+        console.print(part, soft_wrap=True)
+    for path in drawn:
+        what = {".html": "page", ".csv": "table"}.get(path.suffix, "figure")
+        console.print(f"{what:<8} {path}", markup=False, soft_wrap=True)
+    return 0
+
+
+def run_missing(store: Store, settings: Settings, console: Console) -> None:
+    """Solve the stored problems of the settings' scope and accounting with the settings' strategies."""
+    problems = stored_problems(store, settings)
+    if not problems:
+        raise InvalidInput(
+            f"{store.folder} holds no problem of {settings.scope} scope and {settings.accounting} accounting"
+        )
+    n_budgets = sum(len(budgets) for _, budgets in problems)
+    independent = [name for name in settings.strategies if get_strategy(name).ignores_budget]
+    dependent = [name for name in settings.strategies if name not in independent]
+    n_solves = len(independent) * len(problems) + len(dependent) * n_budgets
+    engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
+    solved = reused = 0
+    with engine, SolveProgress(console, engine.at_once) as progress:
+        console.print(
+            f"{', '.join(settings.strategies)}: {show_count(n_solves, 'solve')} for "
+            f"{show_count(n_budgets, 'problem')} on {show_count(len(problems), 'graph')}, "
+            f"at most {duration(n_solves * settings.time_limit_s / engine.at_once)} less what the store has",
+            markup=False,
+            soft_wrap=True,
+        )
+        for row, budgets in problems:
+            graph = load_graph(store.folder / "graphs" / f"{row.graph_sha256}.json")
+            subject = Subject(graph, row.model, row.framework, row.granularity, row.batch_size, row.cost_model,
+                              row.cost_source)  # fmt: skip
+            mine = replace(settings, gpu=_gpu(row, settings.gpu))
+            bench = Bench(subject, mine, "leaderboard", store, engine, progress, row.store_all_peak_bytes)
+            for family in bench.run_families(independent).values():
+                bench.family_rows(family, budgets)
+            bench.run_budgets(dependent, budgets)
+            solved, reused = solved + bench.solved, reused + bench.reused
+    console.print(f"{solved} solved now, {reused} taken from the store", markup=False)
+
+
+def stored_problems(store: Store, settings: Settings) -> list[tuple[Row, list[int]]]:
+    """(the latest row of a graph, the budgets of all its rows, ascending), in the settings' scope and accounting."""
+    latest: dict[str, Row] = {}
+    budgets: dict[str, set[int]] = {}
+    for path in sorted((store.folder / "rows").glob("*.parquet")):
+        row = store.read_row(path.stem)
+        if row is None or (row.scope, row.accounting) != (settings.scope, settings.accounting):
+            continue
+        if not (store.folder / "graphs" / f"{row.graph_sha256}.json").is_file():
+            continue
+        sha = row.graph_sha256
+        budgets.setdefault(sha, set()).add(row.budget_bytes)
+        if sha not in latest or (row.finished_at, row.key) > (latest[sha].finished_at, latest[sha].key):
+            latest[sha] = row
+    ordered = sorted(latest.values(), key=lambda row: (row.graph_name, row.graph_sha256))
+    return [(row, sorted(budgets[row.graph_sha256])) for row in ordered]
+
+
+def _gpu(row: Row, otherwise: Gpu) -> Gpu:
+    """The device that the row's costs are of: it is part of what names a row."""
+    return load_gpu(row.gpu) if row.gpu in gpus() else replace(otherwise, name=row.gpu)

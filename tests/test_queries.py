@@ -1,0 +1,69 @@
+"""The store as others read it: one schema for every strategy, and the documented queries."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+
+from experiments import cli
+from experiments.row import Row
+from experiments.store import ROW_SCHEMA
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "results.md"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a run of strategies of every kind was made: with and without bound, options and plans."""
+    root = tmp_path_factory.mktemp("queries")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        patch.setattr(sys, "argv", ["run.py"])
+        patch.setattr("analysis.draw_run", lambda folder: [])
+        run = ["model=chain", "model.options.n=4", "points=3", "time_limit=3",
+               "strategies=[checkpoint_all,chen_sqrtn,griewank,torch_mincut,lp_rounding,checkmate_milp]",
+               "options.lp_rounding.improve=false"]  # fmt: skip
+        assert cli.main(run) == 0
+    return root
+
+
+def test_every_row_has_the_same_columns(folder: Path) -> None:
+    data = ds.dataset(folder / "runs" / "store" / "rows", format="parquet")
+    schemas = {fragment.path: fragment.physical_schema for fragment in data.get_fragments()}
+    assert len(schemas) >= 18
+    assert all(schema.equals(ROW_SCHEMA) for schema in schemas.values())
+    table = data.to_table()
+    assert len(set(table["strategy"].to_pylist())) == 6
+    assert {"OPTIMAL", "SKIPPED", "NO_PLAN"} <= set(table["status"].to_pylist())
+    assert 0 < table["cost"].null_count < len(table)
+
+
+def test_the_options_given_are_in_the_row_by_themselves(folder: Path) -> None:
+    from analysis.results import options_of, read_store_rows
+
+    rows, left_out = read_store_rows(folder / "runs" / "store")
+    assert not left_out
+    options = dict(zip(rows["strategy"], options_of(rows), strict=True))
+    assert options["lp_rounding"] == "improve=False"
+    assert options["checkmate_milp"] == ""
+
+
+def test_every_column_is_documented() -> None:
+    table = DOCUMENT.read_text().partition("## Columns of a row")[2]
+    named = set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table.splitlines() if line[:1] == "|")))
+    assert named == {field.name for field in fields(Row)}
+    assert f"the same {len(named)} columns" in DOCUMENT.read_text()
+
+
+def test_the_documented_queries_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed: the documented queries were not run")
+    queries = re.findall(r"```sql\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert len(queries) == 4
+    monkeypatch.chdir(folder)
+    for query in queries:
+        assert duckdb.sql(query).fetchall(), query
