@@ -27,7 +27,10 @@ from remat.units import format_cost, format_size
 
 STORE_FOLDER = RUNS_FOLDER / "store"
 # Experiments that are not one graph on the bench: (cfg, settings, console, folder) -> exit code.
-RUNNERS = {"execution": "experiments.execution:run_execution"}
+RUNNERS = {
+    "execution": "experiments.execution:run_execution",
+    "max_batch_size": "experiments.max_batch_size:run_max_batch_size",
+}
 
 
 def run(cfg: DictConfig, settings: Settings, experiment: str) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Bench:
     Attributes:
         experiment: name that new rows carry.
         store_all_peak_bytes: checkpoint-all's peak under the run's accounting.
+        cost_cap: of every problem, see `Problem`.
         live: [key] the last improvement of a solve that runs.
         kept: [key] every row of this run so far, in the order wanted.
         solved, reused: how many solves were done now, and how many were found in the store.
@@ -49,6 +50,7 @@ class Bench:
     engine: Engine
     progress: SolveProgress
     store_all_peak_bytes: int
+    cost_cap: int | None = None
     kept: dict[str, Row] = field(default_factory=dict)
     live: dict[str, Progress] = field(default_factory=dict)
     solved: int = 0
@@ -60,6 +62,7 @@ class Bench:
         return Problem(
             self.subject.graph, budget_bytes, parse_scope(s.scope), s.accounting, seed=s.seed, threads=s.threads,
             work_limit=s.work_limit, deterministic=s.deterministic, target_gap=s.target_gap,
+            cost_cap=self.cost_cap,
         )  # fmt: skip
 
     def key(self, strategy: str, budget_bytes: int | None) -> str:
@@ -81,6 +84,7 @@ class Bench:
                 "deterministic": s.deterministic,
                 "scope": s.scope,
                 "accounting": s.accounting,
+                **({} if self.cost_cap is None or budget_bytes is None else {"cost_cap": self.cost_cap}),
                 "code": [code_version(), _source_hash(strategy)],
             }
         )  # fmt: skip
@@ -136,7 +140,7 @@ class Bench:
                 else:
                     if row is not None and row.cost is not None:
                         found[key] = row  # of an interrupted run: its plan is a start
-                    jobs.append(self._job(key, name, budget, found))
+                    jobs.append(self.job(name, budget, partial(self._cheapest_below, found, name, budget)))
         try:
             for job, solution in self._run(jobs):
                 assert isinstance(solution, Solution)
@@ -150,20 +154,22 @@ class Bench:
             raise
         return {name: [found[self.key(name, budget)] for budget in budgets] for name in names}
 
-    def _job(self, key: str, name: str, budget: int, found: dict[str, Row]) -> Job:
-        """One solve; `found` is read when it starts."""
-
-        def warm_start() -> Plan | None:
-            rows = [row for row in list(found.values()) if row.strategy == name and row.budget_bytes <= budget]
-            rows = [row for row in rows if row.cost is not None and row.plan_file is not None]
-            if not rows:
-                return None
-            return self.store.read_plan(min(rows, key=lambda row: row.cost or 0), self.subject.graph)
-
+    def job(self, name: str, budget: int, start: Callable[[], Plan | None]) -> Job:
+        """One solve; `start` is asked when it begins for a plan to begin from, if that may be."""
+        key = self.key(name, budget)
         shares = not self.settings.deterministic and not get_strategy(name).is_baseline
         problem = replace(self.problem(budget), report=lambda progress: self.live.__setitem__(key, progress))
         return Job(key, f"{name} at {format_size(budget, digits=3)}", problem, name, self.settings.time_limit_s,
-                   self.settings.options[name], warm_start if shares else None)  # fmt: skip
+                   self.settings.options[name], start if shares else None)  # fmt: skip
+
+    def _cheapest_below(self, found: Mapping[str, Row], name: str, budget: int) -> Plan | None:
+        """One strategy's cheapest plan for this budget or a smaller one."""
+        rows = [row for row in list(found.values()) if row.strategy == name and row.budget_bytes <= budget]
+        return self.plan_of(min(rows, key=_cost_or_last, default=None))
+
+    def plan_of(self, row: Row | None) -> Plan | None:
+        """A row's plan; None without one."""
+        return None if row is None or row.plan_file is None else self.store.read_plan(row, self.subject.graph)
 
     def _run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Family | Solution]]:
         self.progress.expect([job.time_limit_s for job in jobs])
@@ -208,6 +214,10 @@ class Bench:
             cpu=where.cpu, solver_build=solver_build(stats.get("solver")),
             finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )  # fmt: skip
+
+
+def _cost_or_last(row: Row) -> float:
+    return float("inf") if row.cost is None or row.plan_file is None else row.cost
 
 
 def is_final(row: Row) -> bool:

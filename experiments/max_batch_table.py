@@ -1,0 +1,101 @@
+"""The six networks of Checkmate's Figure 6: ``python -m experiments.max_batch_table [--write] [--draw-only] [OVERRIDE ...]``.
+
+Solves what the store does not have (``time_limit=30`` and the like change how), writes
+``runs/max_batch_size`` and prints the tables. ``--write`` puts the documents into results/max_batch_size.json and the
+tables and the figure into docs/; ``--draw-only`` takes the documents from there.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from analysis.max_batch_size import DIRECT, draw_runs, strategies_of
+from experiments.cli import check, complain
+from experiments.config import register
+from experiments.documents import DOCS, markdown_table, write_between_marks
+from experiments.engine import make_engine
+from experiments.max_batch_size import max_batches, write_run
+from experiments.progress import SolveProgress, make_console
+from experiments.running import STORE_FOLDER
+from experiments.settings import RUNS_FOLDER
+from experiments.store import Store, write_json
+from remat.errors import RematError
+
+COMMAND = "python -m experiments.max_batch_table --write"
+NETWORKS = ("unet", "fcn8", "segnet", "vgg19", "resnet50", "mobilenet")
+FOLDER = RUNS_FOLDER / "max_batch_size"
+RESULTS = DOCS.parent / "results" / "max_batch_size.json"
+
+
+def solve(overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """Documents of all six networks."""
+    register()
+    settings = [
+        check(["experiment=max_batch_size", f"model={name}", *overrides], multirun=False)[0] for name in NETWORKS
+    ]
+    console, jobs = make_console(), settings[0].jobs
+    with SolveProgress(console, jobs) as progress, make_engine("local", jobs) as engine:
+        return max_batches(settings, Store(STORE_FOLDER), engine, progress, console=console)
+
+
+def tables(documents: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table for each rule."""
+    parts = []
+    for rule in documents[0]["rules"]:
+        name = rule["name"]
+        rows = []
+        for strategy in strategies_of(documents):
+            found = [_found(document, strategy, name) for document in documents]
+            if any(found):
+                rows.append([_label(strategy), *(found_one or "–" for found_one in found)])
+        rows.append(["**no plan has more (proven)**", *(f"**{document['proven'][name]}**" for document in documents)])
+        for strategy in dict.fromkeys(p["strategy"] for d in documents for p in d["published"] if p["rule"] == name):
+            rows.append([f"published, {_label(strategy)}", *(_published(d, strategy, name) for d in documents)])
+        heads = [rule["label"], *(document["network"] for document in documents)]
+        parts.append(markdown_table(heads, rows))
+    return "\n\n".join(parts)
+
+
+def _label(strategy: str) -> str:
+    return "direct MILP" if strategy == DIRECT else f"`{strategy}`"
+
+
+def _found(document: Mapping[str, Any], strategy: str, rule: str) -> str:
+    record = next((r for r in document["records"] if r["strategy"] == strategy), None)
+    batch = None if record is None else record["found"][rule]
+    return "" if batch is None else str(batch)
+
+
+def _published(document: Mapping[str, Any], strategy: str, rule: str) -> str:
+    known = [p["batch"] for p in document["published"] if (p["strategy"], p["rule"]) == (strategy, rule)]
+    return str(known[0]) if known else ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Solve or read, write, draw, print."""
+    flags = [a for a in arguments if a.startswith("--")]
+    try:
+        if "--draw-only" in flags:
+            documents = json.loads(RESULTS.read_text())["networks"]
+        else:
+            documents = solve([a for a in arguments if not a.startswith("--")])
+        write_run(FOLDER, documents)
+        drawn = draw_runs([FOLDER], FOLDER)
+        print(tables(documents))
+        if "--write" in flags:
+            write_json(RESULTS, {"experiment": "max_batch_size", "networks": documents})
+            write_between_marks(DOCS / "max-batch-size.md", COMMAND, tables(documents))
+            png = next(path for path in drawn if path.suffix == ".png")
+            shutil.copy(png, DOCS / "figures" / "max_batch_size.png")
+        print(*drawn, sep="\n")
+    except RematError as error:
+        return complain(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
