@@ -167,7 +167,8 @@ def _style(strategy: str) -> Style:
 
 
 def _label(document: Document) -> str:
-    return LABELS.get(document["network"], document["network"])
+    name = str(document["network"])
+    return LABELS.get(name, name)
 
 
 def _panel(axes: Axes, documents: Sequence[Document], names: Sequence[str], rule: Mapping[str, str]) -> None:

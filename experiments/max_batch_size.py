@@ -268,14 +268,12 @@ class _Trial:
 
     def _contradictions(self, proven_bytes: int) -> list[str]:
         """Proofs that a plan in hand refutes."""
-        said = []
-        for search in self.found:
-            if search.known.found_bytes < proven_bytes:
-                said.append(
-                    f"{self.network.name}: {search.strategy} has a plan of {search.known.found_bytes} bytes a sample, "
-                    f"but fewer than {proven_bytes} are claimed to be impossible"
-                )
-        return said
+        return [
+            f"{self.network.name}: {search.strategy} has a plan of {search.known.found_bytes} bytes a sample, "
+            f"but fewer than {proven_bytes} are claimed to be impossible"
+            for search in self.found
+            if search.known.found_bytes < proven_bytes
+        ]
 
 
 def _drive(searches: Sequence[_Search], engine: Engine, progress: SolveProgress) -> None:

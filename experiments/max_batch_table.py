@@ -1,4 +1,6 @@
-"""The six networks of Checkmate's Figure 6: ``python -m experiments.max_batch_table [--write] [--draw-only] [OVERRIDE ...]``.
+"""The six networks of Checkmate's Figure 6: ``python -m experiments.max_batch_table``.
+
+Options: ``[--write] [--draw-only] [OVERRIDE ...]``.
 
 Solves what the store does not have (``time_limit=30`` and the like change how), writes
 ``runs/max_batch_size`` and prints the tables. ``--write`` puts the documents into results/max_batch_size.json and the
@@ -53,10 +55,10 @@ def tables(documents: Sequence[Mapping[str, Any]]) -> str:
             if any(found):
                 rows.append([_label(strategy), *(found_one or "–" for found_one in found)])
         rows.append(["**no plan has more (proven)**", *(f"**{document['proven'][name]}**" for document in documents)])
-        for strategy in dict.fromkeys(p["strategy"] for d in documents for p in d["published"] if p["rule"] == name):
-            rows.append([f"published, {_label(strategy)}", *(_published(d, strategy, name) for d in documents)])
+        published = dict.fromkeys(p["strategy"] for d in documents for p in d["published"] if p["rule"] == name)
+        rows += [[f"published, {_label(s)}", *(_published(d, s, name) for d in documents)] for s in published]
         heads = [rule["label"], *(document["network"] for document in documents)]
-        parts.append(markdown_table(heads, rows))
+        parts += [markdown_table(heads, rows)]
     return "\n\n".join(parts)
 
 

@@ -57,6 +57,8 @@ def per_sample(spec: ModelSpec, cache_folder: Path = CACHE_FOLDER) -> PerSample:
 
         graph = extract(spec)
         return PerSample(spec.name, replace(graph, fixed_bytes=0), graph.fixed_bytes, 0)
+    if spec.framework != "keras" or spec.granularity != "layer":
+        raise InvalidInput(f"{spec.name}: the largest batch is worked out for Keras models with layer granularity")
     one, two = pair(spec, cache_folder)
     costs = [apply_cost(graph, "flops", None) for graph in (one, two)]
     for a, b in zip(costs[0].values, costs[1].values, strict=True):
