@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -23,12 +24,15 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.drawing import save, style_context
-from analysis.style import BLACK, BLUE, GREY, SKY, Style, order_of, style_of
+from analysis.style import BLACK, GREY, TEAL, Style, order_of, style_of
 from remat.errors import InvalidInput, RematError
 from remat.files import replacing
 
 DIRECT = "max_batch_milp"
-_DIRECT_STYLE = Style("Direct MILP (batch as variable)", SKY, "s", "square")
+_DIRECT_STYLE = Style("Direct MILP (batch as variable)", TEAL, "s", "square")
+PALE = ("checkpoint_all_ap", "ap_sqrtn", "ap_greedy", "lp_rounding_random")  # they share another's colour
+PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
+LOW = 13  # percent: a bar too short for its number
 LABELS = {
     "unet": "U-Net", "fcn8": "FCN8", "segnet": "SegNet", "vgg19": "VGG19", "resnet50": "ResNet50",
     "mobilenet": "MobileNet",
@@ -140,15 +144,15 @@ def draw(documents: Sequence[Document]) -> Figure:
     """
     rules = documents[0]["rules"]
     names = [name for name in strategies_of(documents) if any(_has_plan(d, name) for d in documents)]
-    width = max(7.5, 1.6 + 0.17 * (len(names) + 2) * len(documents))
-    figure = Figure(figsize=(width, 2.7 * len(rules) + 0.9), layout="constrained")
+    width = max(7.5, 2.6 + 0.125 * (len(names) + 2) * len(documents))
+    figure = Figure(figsize=(width, 2.5 * len(rules) + 0.7), layout="constrained")
     panels = np.atleast_1d(figure.subplots(len(rules), 1, sharex=True))
     for axes, rule in zip(panels, rules, strict=True):
         _panel(axes, documents, names, rule)
     panels[-1].set_xticks(range(len(documents)), [_label(document) for document in documents])
-    handles: list[Any] = [Patch(color=_style(name).colour, label=_style(name).label) for name in names]
-    handles.append(Line2D([], [], color=BLACK, lw=1.0, marker="_", ms=7, ls=":", label="proven: no plan has more"))
-    handles.append(Line2D([], [], ls="", marker="D", ms=4.5, mfc="white", mec=BLUE, label="published"))
+    handles: list[Any] = [Patch(label=_style(name).label, **_face(name)) for name in names]
+    handles.append(Line2D([], [], color=BLACK, lw=1.0, label="proven: no plan has more"))
+    handles.append(Line2D([], [], ls="", marker="D", ms=4.5, mfc="white", mec=BLACK, label="published"))
     figure.legend(handles=handles, loc="outside right upper")
     memory = documents[0]["memory_bytes"] / 1e9
     figure.suptitle(
@@ -166,6 +170,14 @@ def _style(strategy: str) -> Style:
     return _DIRECT_STYLE if strategy == DIRECT else style_of(strategy)
 
 
+def _face(strategy: str) -> dict[str, Any]:
+    """How its bars are filled."""
+    colour = _style(strategy).colour
+    if strategy not in PALE:
+        return {"facecolor": colour}
+    return {"facecolor": [0.45 + 0.55 * x for x in to_rgb(colour)], "edgecolor": colour, "linewidth": 0.7}
+
+
 def _label(document: Document) -> str:
     name = str(document["network"])
     return LABELS.get(name, name)
@@ -180,23 +192,26 @@ def _panel(axes: Axes, documents: Sequence[Document], names: Sequence[str], rule
             batch = None if record is None else record["found"][rule["name"]]
             at = x - 0.43 + step * (i + 0.5)
             if batch is None:
-                axes.text(at, 0.01, "–", ha="center", va="bottom", fontsize=6, color=GREY)
+                axes.text(at, 1.0, "–", ha="center", va="bottom", fontsize=8, color=GREY)
                 continue
             share = 100 * batch / most
-            axes.bar(at, share, width=0.92 * step, color=_style(name).colour, zorder=2)
-            inside = share > 22
+            axes.bar(at, share, width=0.92 * step, zorder=2, **_face(name))
+            inside = share > LOW
             axes.text(
-                at, share - 1.5 if inside else share + 1.5, str(batch), rotation=90, ha="center",
-                va="top" if inside else "bottom", fontsize=5.5, zorder=4, color="white" if inside else BLACK,
+                at, 2.0 if inside else share + 2.0, str(batch), rotation=90, ha="center", va="bottom", fontsize=6,
+                zorder=4, color="white" if inside and name not in PALE else BLACK,
             )  # fmt: skip
             if batch < most:  # the whisker from found to proven
                 axes.plot([at, at], [share, 100], color=GREY, lw=0.6, ls=":", zorder=1)
             known = [p["batch"] for p in document["published"] if (p["strategy"], p["rule"]) == (name, rule["name"])]
             for value in known:
-                axes.plot(at, 100 * value / most, marker="D", ms=4.5, mfc="white", mec=BLUE, zorder=5, clip_on=False)
+                axes.plot(at, 100 * value / most, marker="D", ms=4, mfc="white", mec=BLACK, zorder=5, clip_on=False)
+                axes.annotate(str(value), (at, 100 * value / most), xytext=(0, 4), textcoords="offset points",
+                              ha="center", fontsize=6.5, zorder=6, bbox=PAPER)  # fmt: skip
         axes.plot([x - 0.45, x + 0.45], [100, 100], color=BLACK, lw=1.0, zorder=3)
-        axes.text(x + 0.45, 101.5, f"≤ {most}", ha="right", va="bottom", fontsize=7)
-    axes.set_ylim(0, 114)
+        axes.text(x - 0.45, 101.5, f"≤ {most}", ha="left", va="bottom", fontsize=7)
+    axes.set_ylim(0, 120)
+    axes.set_yticks(range(0, 101, 20))
     axes.set_xlim(-0.55, len(documents) - 0.45)
     axes.grid(visible=False, axis="x")
     axes.set_ylabel("batch, % of proven limit")
