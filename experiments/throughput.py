@@ -6,8 +6,9 @@ working set allows, then finer around the best. Costs are those of the configura
 for graphs that `experiments.per_sample.of_batch` derives from one and two samples.
 
 Document (run.json): network, gpu, memory_bytes, points: [{batch, status, cost_ns, bound_ns, samples_per_s,
-most_per_s (proven: no staged plan of this batch is faster), overhead}], best (the batch), price: {batch,
-ms_per_gib, bound_ns} (`remat.bounds.price`: by how much the bound of a step falls for each further GiB).
+most_per_s (proven: no staged plan of this batch is faster), overhead}], best (the batch), prices: [{batch,
+ms_per_gib, bound_ns}] of the best batch and of the largest with a plan (`remat.bounds.price`: by how much the
+bound of a step falls for each further GiB).
 """
 
 from __future__ import annotations
@@ -61,11 +62,9 @@ def run_throughput(cfg: DictConfig, settings: Settings, console: Console, folder
     from analysis.throughput import draw_run
 
     console.print(_table(document))
-    price = document["price"]
-    if price is not None:
-        console.print(
-            f"one more GiB at batch {price['batch']}: {price['ms_per_gib']:.3f} ms a step (slope of the bound)"
-        )
+    for price in document["prices"]:
+        worth = f"{price['ms_per_gib']:.3f} ms a step (slope of the bound)"
+        console.print(f"one more GiB at batch {price['batch']}: {worth}", markup=False)
     for path in draw_run(folder):
         console.print(f"{'table' if path.suffix == '.csv' else 'figure':<8} {path}", markup=False, soft_wrap=True)
     return 0 if document["best"] is not None else 1
@@ -110,10 +109,15 @@ def throughput(
             break
         solve(between(sorted(rows), best))
     best = _best(rows)
+    planned = [batch for batch, row in rows.items() if row.cost]
+    prices = [
+        _price(benches[batch].subject.graph, batch, memory_bytes, settings, store)
+        for batch in (dict.fromkeys((best, max(planned))) if best is not None else ())
+    ]
     return {
         "network": spec.name, "gpu": settings.gpu.name, "memory_bytes": memory_bytes, "plain_batch": plain,
         "points": [_point(batch, rows[batch]) for batch in sorted(rows)], "best": best,
-        "price": None if best is None else _price(benches[best].subject.graph, best, memory_bytes, settings, store),
+        "prices": [price for price in prices if price is not None],
     }  # fmt: skip
 
 
