@@ -39,7 +39,11 @@ def test_an_experiment_composes_as_it_is(name: str) -> None:
         assert settings.accounting == spec.accounting == written["accounting"]
 
 
-@pytest.mark.parametrize("name", sorted({*group_options("experiment")} - {"execution"}))  # see test_device_results
+# Those that a chain cannot serve have tests of their own: test_device_results, test_max_batch_size.
+NEED_A_NETWORK = {"execution", "throughput", "largest_model"}
+
+
+@pytest.mark.parametrize("name", sorted({*group_options("experiment")} - NEED_A_NETWORK))
 def test_an_experiment_runs_in_its_fast_form(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 import time
@@ -11,21 +10,30 @@ from pathlib import Path
 
 import pytest
 from brute_force import optimum
+from rich.console import Console
 
+import experiments.largest_model as largest_module
+import experiments.throughput as throughput_module
 import remat
 from analysis import max_batch_size as drawing
 from experiments import cli
 from experiments.batch_search import RULES, Bisection
+from experiments.config import register
+from experiments.engine import Job, make_engine
 from experiments.largest_model import SizeSearch
-from experiments.max_batch_size import DIRECT
+from experiments.max_batch_size import DIRECT, max_batches
 from experiments.per_sample import PerSample, of_batch, pair, per_sample
+from experiments.progress import SolveProgress
+from experiments.store import Store
 from experiments.throughput import between, grid
 from remat import Graph, Operation, Value
 from remat.bounds.price import price_of, shadow_price
+from remat.cost import apply_cost
 from remat.errors import RematError
 from remat.exhaustive import exhaustive
 from remat.frontends.spec import ModelSpec
 from remat.frontends.subprocess import extract_in_child
+from remat.graph import Work
 from remat.solve import Problem, Status, solve_here
 
 VGG19 = ModelSpec("vgg19", "keras", "keras.applications:VGG19", 256, (224, 224, 3), "layer")
@@ -289,7 +297,7 @@ def test_the_command_keeps_what_it_solved_and_redraws_without_solving(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["run.py"])
     command = ["experiment=max_batch_size", "model=chain", "model.options.n=6", "scale=quick",
-               "strategies=[checkpoint_all,chen_greedy,checkmate_milp]"]  # fmt: skip
+               "strategies=[checkpoint_all,checkmate_milp]"]  # fmt: skip
     assert cli.main(command) == 0
     (folder,) = [path.parent for path in tmp_path.glob("runs/*/run.json")]
     (document,) = drawing.load(folder)
@@ -297,17 +305,111 @@ def test_the_command_keeps_what_it_solved_and_redraws_without_solving(
     assert found[DIRECT] == found["checkmate_milp"] == document["proven"]["exact"]  # small enough to be proven
     assert found["checkpoint_all"] < found["checkmate_milp"]
     assert not document["contradicted"]
-    rows = sorted(tmp_path.glob("runs/store/rows/*.parquet"))
-    assert rows
     (folder / "table.csv").unlink()
     assert drawing.main([str(folder)]) == 0
     first = (folder / "table.csv").read_text()
     assert "published_stated" in first
     assert (folder / "figures" / "max_batch_size.png").stat().st_size > 5000
-    before = {path: path.stat().st_mtime_ns for path in rows}
-    assert cli.main(command) == 0
-    assert {path: path.stat().st_mtime_ns for path in sorted(tmp_path.glob("runs/store/rows/*.parquet"))} == before
-    assert json.loads((folder / "run.json").read_text())["networks"] == [document]
+    settings = cli.check(command, multirun=False)
+    store = Store(Path("runs/store"))
+    with SolveProgress(Console(quiet=True), 1) as progress, _NoEngine() as engine:
+        assert max_batches(settings, store, engine, progress) == [document]
+
+
+class _NoEngine:
+    """Nothing may be solved again."""
+
+    def __enter__(self) -> _NoEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, job: Job) -> None:
+        raise AssertionError(f"{job.label} is solved again")
+
+    def results(self) -> list:
+        return []
+
+
+def worked(graph: Graph, batch: int) -> Graph:
+    """`graph` for a batch, with parameters and work that the roofline can time."""
+    operations = tuple(
+        replace(op, work=Work(flops=batch * op.cost * 10**9, bytes_moved=1000 + batch * 1000))
+        for op in graph.operations
+    )
+    values = tuple(replace(value, bytes=batch * value.bytes) for value in graph.values)
+    return replace(graph, name=f"small_b{batch}", operations=operations, values=values, fixed_bytes=5000 + 10 * batch)
+
+
+@pytest.fixture
+def bench_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """(settings, store, engine, progress) for a Keras model of a few operations, extracted by nobody."""
+    monkeypatch.chdir(tmp_path)
+    register()
+    (settings,) = cli.check(["time_limit=20"], multirun=False)
+    settings = replace(settings, gpu=replace(settings.gpu, memory_bytes=400_000))
+    with SolveProgress(Console(quiet=True), 2) as progress, make_engine("local", 2) as engine:
+        yield settings, Store(tmp_path / "store"), engine, progress
+
+
+def test_throughput_finds_the_best_batch_of_those_it_solved(bench_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, store, engine, progress = bench_of
+    graph = training_graph(6)
+    monkeypatch.setattr(throughput_module, "pair", lambda spec: (worked(graph, 1), worked(graph, 2)))
+    monkeypatch.setattr(throughput_module, "per_sample", lambda spec: PerSample("small", graph, 5000, 10))
+    document = throughput_module.throughput(settings, store, engine, progress, coarse=2, rounds=1)
+    points = {point["batch"]: point for point in document["points"]}
+    planned = {batch: point for batch, point in points.items() if point["samples_per_s"] is not None}
+    assert document["best"] == max(planned, key=lambda batch: planned[batch]["samples_per_s"])
+    assert points[document["plain_batch"]]["overhead"] == 0
+    assert max(planned) > document["plain_batch"]  # more fits with recomputation, and costs more
+    assert planned[max(planned)]["overhead"] > 0
+    for batch, point in planned.items():
+        assert point["samples_per_s"] <= point["most_per_s"]
+        row = store.read_row(point["key"])
+        assert row is not None
+        assert row.peak_bytes is not None
+        assert row.peak_bytes <= 400_000
+        assert point["samples_per_s"] == pytest.approx(batch * 1e9 / (row.cost or 0))
+    assert [price["batch"] for price in document["prices"]] == list(dict.fromkeys((document["best"], max(planned))))
+    again = throughput_module.throughput(settings, store, None, None, coarse=2, rounds=1)  # nothing is left to solve
+    assert again == document
+
+
+def test_largest_models_stop_at_sizes_that_do_not_fit(bench_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, store, engine, progress = bench_of
+
+    def extract(spec: ModelSpec, _cache: Path) -> Graph:
+        if "blocks" in spec.options:
+            return worked(training_graph(3 + spec.options["blocks"][2]), 4)
+        return worked(training_graph(5), (spec.input_size[0] // 32) ** 2)
+
+    monkeypatch.setattr(largest_module, "extract_in_child", extract)
+    settings = replace(settings, spec=replace(settings.spec, input_size=(64, 96, 3)), time_limit_s=4.0)
+    document = largest_module.largest_models(settings, None, store, engine, progress, max_trials=5)
+    resolution, depth = document["searches"]
+    sizes = {trial["size"]: trial["fits"] for trial in resolution["trials"]}
+    assert resolution["ruled_out"] == resolution["found"] + 1  # bisected to the end
+    assert sizes[resolution["found"]]
+    assert not sizes[resolution["found"] + 1]
+    side = 32 * resolution["found"]
+    assert resolution["found_label"] == f"{side} x {round(side * 1.5 / 32) * 32}"
+    assert depth["found"] >= 6
+    assert all(trial["fits"] == (trial["cost"] is not None and trial["cost"] <= trial["cost_cap"])
+               for trial in (*resolution["trials"], *depth["trials"]))  # fmt: skip
+
+
+@pytest.mark.slow
+def test_resnet50_of_the_depth_search_is_keras_own() -> None:
+    """Same operations, shapes, parameters and FLOPs; (3, 4, 6, 3) is the 50 of the name."""
+    own = ModelSpec("resnet", "keras", "remat.networks.keras_resnet:resnet", 2, (224, 224, 3), "layer",
+                    options={"blocks": [3, 4, 6, 3]})  # fmt: skip
+    theirs = replace(own, target="keras.applications:ResNet50", options={})
+    a, b = (apply_cost(extract_in_child(spec, None), "flops", None) for spec in (own, theirs))
+    assert a.fixed_bytes == b.fixed_bytes
+    assert a.total_cost == b.total_cost
+    assert sorted(v.bytes for v in a.values) == sorted(v.bytes for v in b.values)
 
 
 @pytest.mark.parametrize(
