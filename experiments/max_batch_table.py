@@ -45,8 +45,10 @@ def solve(overrides: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def tables(documents: Sequence[Mapping[str, Any]]) -> str:
-    """A Markdown table for each rule."""
-    parts = []
+    """What limits each network, then a Markdown table for each rule."""
+    parts = [
+        markdown_table(["network", "largest working set", "2P", "published", "what that needs"], _limits(documents))
+    ]
     for rule in documents[0]["rules"]:
         name = rule["name"]
         rows = []
@@ -60,6 +62,19 @@ def tables(documents: Sequence[Mapping[str, Any]]) -> str:
         heads = [rule["label"], *(document["network"] for document in documents)]
         parts += [markdown_table(heads, rows)]
     return "\n\n".join(parts)
+
+
+def _limits(documents: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """[network] what one sample's largest operation and the parameters need in bytes, and Checkmate's batch with both."""
+    rows = []
+    for document in documents:
+        published = next(p["batch"] for p in document["published"] if p["rule"] == "published_stated")
+        working, fixed = document["working_set_bytes"], document["parameter_bytes"]
+        needed = published * working + fixed
+        verdict = "impossible" if needed > document["memory_bytes"] else "possible"
+        rows.append([document["network"], f"{working:,}", f"{fixed:,}", str(published),
+                     f"{published} x {working:,} + 2P = {needed / 1e9:.3f}e9: {verdict}"])  # fmt: skip
+    return rows
 
 
 def _label(strategy: str) -> str:
