@@ -46,9 +46,8 @@ def solve(overrides: Sequence[str]) -> list[dict[str, Any]]:
 
 def tables(documents: Sequence[Mapping[str, Any]]) -> str:
     """What limits each network, then a Markdown table for each rule."""
-    parts = [
-        markdown_table(["network", "largest working set", "2P", "published", "what that needs"], _limits(documents))
-    ]
+    heads = ["network", "largest working set, bytes a sample", "2P", "published", "what that needs at least"]
+    parts = [markdown_table(heads, _limits(documents))]
     for rule in documents[0]["rules"]:
         name = rule["name"]
         rows = []
@@ -65,13 +64,13 @@ def tables(documents: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _limits(documents: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """[network] what one sample's largest operation and the parameters need in bytes, and Checkmate's batch with both."""
+    """[network] bytes of one sample's largest operation and of the parameters, and Checkmate's batch with both."""
     rows = []
     for document in documents:
         published = next(p["batch"] for p in document["published"] if p["rule"] == "published_stated")
         working, fixed = document["working_set_bytes"], document["parameter_bytes"]
         needed = published * working + fixed
-        verdict = "impossible" if needed > document["memory_bytes"] else "possible"
+        verdict = "impossible" if needed > document["memory_bytes"] else "not excluded"
         rows.append([document["network"], f"{working:,}", f"{fixed:,}", str(published),
                      f"{published} x {working:,} + 2P = {needed / 1e9:.3f}e9: {verdict}"])  # fmt: skip
     return rows
