@@ -122,7 +122,8 @@ class Bisection:
         if row.cost is not None and row.cost <= cap and row.peak_bytes is not None:
             self.found_bytes = min(self.found_bytes, row.peak_bytes)
         elif row.status == Status.INFEASIBLE or (row.bound or 0) > cap:
-            self.proven_bytes = max(self.proven_bytes, row.budget_bytes + 1)
+            unit = self.network.unit_bytes
+            self.proven_bytes = max(self.proven_bytes, (row.budget_bytes // unit + 1) * unit)
             self.proves = True
         else:
             self.undecided.append(row.budget_bytes)

@@ -9,7 +9,8 @@ no plan fits or its bound is above the cap.
 - depth: `remat.networks.keras_resnet`, ResNet50's stages with any number of blocks in the third.
 
 Document (run.json): batch, memory_bytes, searches: [{what, found, found_label, ruled_out or None, trials: [{size,
-label, operations, status, cost, cost_cap, bound, plain_peak_bytes, fixed_bytes, key}]}].
+label, operations, status, cost, cost_cap, bound, plain_peak_bytes, fixed_bytes, key}], failed: [why a network could
+not be built]}].
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from experiments.solving import Bench
 from experiments.store import Store, write_json
 from experiments.throughput import STRATEGY, solve_each
 from remat.cost import apply_cost
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, RematError
 from remat.frontends.spec import ModelSpec
 from remat.frontends.subprocess import extract_in_child
 from remat.graph import Graph
@@ -96,6 +97,8 @@ def run_largest_model(cfg: DictConfig, settings: Settings, console: Console, fol
     for search in document["searches"]:
         console.print(_table(search))
         above = f"; {search['ruled_out_label']} is impossible (proven)" if search["ruled_out"] else "; no limit proven"
+        for line in search["failed"]:
+            console.print(f"not built: {line}", markup=False, soft_wrap=True)
         console.print(f"{search['what']} at batch {search['batch']}: {search['found_label'] or 'none'}{above}")
     console.print(f"table    {folder / 'run.json'}", markup=False, soft_wrap=True)
     return 0
@@ -159,9 +162,15 @@ def _search(
 ) -> dict[str, Any]:  # fmt: skip
     known = SizeSearch(first)
     trials: list[dict[str, Any]] = []
-    while len(trials) < max_trials and (size := known.next_size()) is not None:
+    failed: list[str] = []
+    while len(trials) + len(failed) < max_trials and (size := known.next_size()) is not None:
         spec = spec_of(size)
-        graph, cap, row = benches.trial(spec)
+        try:
+            graph, cap, row = benches.trial(spec)
+        except RematError as error:  # a network that cannot be built: nothing is known of it
+            known.learn(size, fits=False, impossible=False)
+            failed.append(f"{label_of(spec)}: {error}")
+            continue
         fits = row.cost is not None and row.cost <= cap
         known.learn(size, fits=fits, impossible=row.status == "INFEASIBLE" or (row.bound or 0) > cap)
         trials.append({
@@ -173,6 +182,7 @@ def _search(
         "what": what, "batch": spec_of(first).batch_size, "found": known.found,
         "found_label": label_of(spec_of(known.found)) if known.found else None, "ruled_out": known.ruled_out,
         "ruled_out_label": label_of(spec_of(known.ruled_out)) if known.ruled_out else None, "trials": trials,
+        "failed": failed,
     }  # fmt: skip
 
 

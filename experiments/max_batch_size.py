@@ -68,8 +68,6 @@ def run_max_batch_size(cfg: DictConfig, settings: Settings, console: Console, fo
         raise InvalidInput("experiment=max_batch_size runs models, not graph files; give model=")
     if cfg.batch_size is not None:
         raise InvalidInput("experiment=max_batch_size finds the batch size; leave batch_size away")
-    if settings.budget_bytes is not None:
-        settings = replace(settings, gpu=replace(settings.gpu, memory_bytes=settings.budget_bytes))
     store = Store(STORE_FOLDER)
     with SolveProgress(console, settings.jobs) as progress, make_engine(cfg.engine.name, settings.jobs) as engine:
         documents = max_batches([settings], store, engine, progress, console=console)
@@ -100,8 +98,8 @@ def max_batches(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A document for each network (see the module's docstring), in the order of `settings`.
 
-    Every solve is a row of the store; what is there already is not solved again. The memory is that of each
-    settings' GPU, the time of each strategy `SOLVES` times its `time_limit_s`, each solve within one.
+    Every solve is a row of the store; what is there already is not solved again. The memory is each settings'
+    budget or else that of its GPU; each strategy has `SOLVES` times the `time_limit_s`, each solve one of them.
 
     Raises:
         InvalidInput: a network whose memory or FLOPs are not linear in the batch.
@@ -155,7 +153,8 @@ class _Trial:
         self, network: PerSample, settings: Settings, store: Store, engine: Engine, progress: SolveProgress
     ) -> None:
         self.network, self.settings = network, settings
-        self.memory_bytes = int(settings.gpu.memory_bytes)
+        given = settings.budget_bytes
+        self.memory_bytes = int(settings.gpu.memory_bytes if given is None else given)
         spec = settings.spec
         assert spec is not None
         subject = Subject(network.graph, spec.name, spec.framework, spec.granularity, 1, "flops", "modelled")

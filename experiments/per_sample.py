@@ -7,6 +7,7 @@ sample: fixed + b * peak(1 sample) <= memory.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,6 +38,12 @@ class PerSample:
     def forward_cost(self) -> int:
         """Of one forward pass, the loss included."""
         return sum(op.cost for op in self.graph.operations if not op.is_backward)
+
+    @property
+    def unit_bytes(self) -> int:
+        """Every peak is a multiple of it: the greatest common divisor of all sizes."""
+        sizes = (*(v.bytes for v in self.graph.values), *(op.workspace_bytes for op in self.graph.operations))
+        return math.gcd(*sizes) or 1
 
     @property
     def cost_cap(self) -> int:

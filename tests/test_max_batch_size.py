@@ -297,7 +297,7 @@ def test_the_command_keeps_what_it_solved_and_redraws_without_solving(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["run.py"])
     command = ["experiment=max_batch_size", "model=chain", "model.options.n=6", "scale=quick",
-               "strategies=[checkpoint_all,checkmate_milp]"]  # fmt: skip
+               "budget=200000", "strategies=[checkpoint_all,checkmate_milp]"]  # fmt: skip
     assert cli.main(command) == 0
     (folder,) = [path.parent for path in tmp_path.glob("runs/*/run.json")]
     (document,) = drawing.load(folder)

@@ -7,12 +7,14 @@ He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016, Ta
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from remat.errors import InvalidInput
 
 WIDTHS = (64, 128, 256, 512)
+FRAMES_PER_BLOCK = 60
 
 
 def resnet(
@@ -39,7 +41,10 @@ def resnet(
             stride = 2 if stage and not block else 1
             x = _bottleneck(layers, x, width, stride, project=not block)
     x = layers.GlobalAveragePooling2D()(x)
-    return keras.Model(image, layers.Dense(classes, activation="softmax")(x), name="resnet")
+    x = layers.Dense(classes, activation="softmax")(x)
+    # Keras walks from the output to the input by recursion, a few frames for each layer.
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + FRAMES_PER_BLOCK * sum(blocks)))
+    return keras.Model(image, x, name="resnet")
 
 
 def _bottleneck(layers: Any, x: Any, width: int, stride: int, *, project: bool) -> Any:
