@@ -108,6 +108,7 @@ def summary(shown: Leaderboard) -> list[str]:
     )
     reasons = (
         (counted.superseded, "superseded by later ones"),
+        (counted.capped, "ended by a cost cap"),
         (counted.carried, "with a plan carried from another budget"),
         (counted.cut_short, "cut short"),
         (len(shown.unreadable), "unreadable"),

@@ -95,12 +95,14 @@ class Counted:
     Attributes:
         rows: the latest of each `SAME_SOLVE`.
         superseded: older ones, of whatever version of the code.
+        capped: solves that ended once a cost cap was met or ruled out (largest batches), no one's best.
         carried: rows of a sweep whose plan was solved for at another budget; only what was solved counts.
         cut_short: interrupted or crashed solves.
     """
 
     rows: Frame
     superseded: int
+    capped: int
     carried: int
     cut_short: int
 
@@ -111,6 +113,9 @@ def count_rows(rows: Frame, families: Sequence[str] = ()) -> Counted:
     Args:
         families: strategies that ignore the budget: of these the latest row counts whatever its time limit and seed.
     """
+    is_capped = [json.loads(text or "{}").get("cost_cap") is not None for text in rows["stats"]]
+    capped = pd.Series(is_capped, index=rows.index, dtype=bool)
+    rows = rows[~capped]
     rows = rows.assign(options=options_of(rows))
     keys = rows[list(SAME_SOLVE)].copy()
     keys.loc[keys["strategy"].isin(families), ["time_limit_s", "seed"]] = 0
@@ -123,7 +128,7 @@ def count_rows(rows: Frame, families: Sequence[str] = ()) -> Counted:
     once = solved[~moments.duplicated(keep="last")]
     latest = once[~keys.loc[once.index].duplicated(keep="last")]
     carried = int((rows["plan_from"].notna() & ~cut_short).sum())
-    return Counted(latest, len(once) - len(latest), carried, int(cut_short.sum()))
+    return Counted(latest, len(once) - len(latest), int(capped.sum()), carried, int(cut_short.sum()))
 
 
 def boards(rows: Frame, families: Sequence[str] = ()) -> list[Board]:

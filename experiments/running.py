@@ -30,6 +30,9 @@ STORE_FOLDER = RUNS_FOLDER / "store"
 RUNNERS = {
     "execution": "experiments.execution:run_execution",
     "leaderboard": "experiments.leaderboard:run_leaderboard",
+    "max_batch_size": "experiments.max_batch_size:run_max_batch_size",
+    "throughput": "experiments.throughput:run_throughput",
+    "largest_model": "experiments.largest_model:run_largest_model",
 }
 PAPER = "experiments.paper:run_paper"  # of "paper" and of every "paper/..."
 

@@ -6,10 +6,10 @@ import hashlib
 import inspect
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Bench:
     Attributes:
         experiment: name that new rows carry.
         store_all_peak_bytes: checkpoint-all's peak under the run's accounting.
+        cost_cap: of every problem, see `Problem`.
         live: [key] the last improvement of a solve that runs.
         kept: [key] every row of this run so far, in the order wanted.
         solved, reused: how many solves were done now, and how many were found in the store.
@@ -51,6 +52,7 @@ class Bench:
     engine: Engine
     progress: SolveProgress
     store_all_peak_bytes: int
+    cost_cap: int | None = None
     kept: dict[str, Row] = field(default_factory=dict)
     live: dict[str, Progress] = field(default_factory=dict)
     solved: int = 0
@@ -62,6 +64,7 @@ class Bench:
         return Problem(
             self.subject.graph, budget_bytes, parse_scope(s.scope), s.accounting, seed=s.seed, threads=s.threads,
             work_limit=s.work_limit, deterministic=s.deterministic, target_gap=s.target_gap,
+            cost_cap=self.cost_cap,
         )  # fmt: skip
 
     def key(self, strategy: str, budget_bytes: int | None) -> str:
@@ -83,6 +86,7 @@ class Bench:
                 "deterministic": s.deterministic,
                 "scope": s.scope,
                 "accounting": s.accounting,
+                **({} if self.cost_cap is None or budget_bytes is None else {"cost_cap": self.cost_cap}),
                 "code": [code_version(), _source_hash(strategy)],
             }
         )  # fmt: skip
@@ -138,7 +142,7 @@ class Bench:
                 else:
                     if row is not None and row.cost is not None:
                         found[key] = row  # of an interrupted run: its plan is a start
-                    jobs.append(self._job(key, name, budget, found))
+                    jobs.append(self.job(name, budget, partial(self._cheapest_below, found, name, budget)))
         try:
             for job, solution in self._run(jobs):
                 assert isinstance(solution, Solution)
@@ -152,25 +156,28 @@ class Bench:
             raise
         return {name: [found[self.key(name, budget)] for budget in budgets] for name in names}
 
-    def _job(self, key: str, name: str, budget: int, found: dict[str, Row]) -> Job:
-        """One solve; `found` is read when it starts."""
-
-        def warm_start() -> Plan | None:
-            rows = [row for row in list(found.values()) if row.strategy == name and row.budget_bytes <= budget]
-            rows = [row for row in rows if row.cost is not None and row.plan_file is not None]
-            if not rows:
-                return None
-            cheapest = min(rows, key=lambda row: row.cost or 0)
-            try:
-                return self.store.read_plan(cheapest, self.subject.graph)
-            except InvalidPlan as error:  # damaged on the disk: this solve begins from nothing
-                warnings.warn(str(error), stacklevel=2)
-                return None
-
+    def job(self, name: str, budget: int, start: Callable[[], Plan | None]) -> Job:
+        """One solve; `start` is asked when it begins for a plan to begin from, if that may be."""
+        key = self.key(name, budget)
         shares = not self.settings.deterministic and not get_strategy(name).is_baseline
         problem = replace(self.problem(budget), report=lambda progress: self.live.__setitem__(key, progress))
         return Job(key, f"{name} at {format_size(budget, digits=3)}", problem, name, self.settings.time_limit_s,
-                   self.settings.options[name], warm_start if shares else None)  # fmt: skip
+                   self.settings.options[name], start if shares else None)  # fmt: skip
+
+    def _cheapest_below(self, found: Mapping[str, Row], name: str, budget: int) -> Plan | None:
+        """One strategy's cheapest plan for this budget or a smaller one."""
+        rows = [row for row in list(found.values()) if row.strategy == name and row.budget_bytes <= budget]
+        return self.plan_of(min(rows, key=_cost_or_last, default=None))
+
+    def plan_of(self, row: Row | None) -> Plan | None:
+        """A row's plan; None without one."""
+        if row is None or row.plan_file is None:
+            return None
+        try:
+            return self.store.read_plan(row, self.subject.graph)
+        except InvalidPlan as error:  # damaged on the disk: who wants to begin from it begins from nothing
+            warnings.warn(str(error), stacklevel=2)
+            return None
 
     def _run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Family | Solution]]:
         self.progress.expect([job.time_limit_s for job in jobs])
@@ -201,6 +208,8 @@ class Bench:
         options = s.options[solution.strategy]
         if options:  # by themselves too: in `parameters` they are mixed with what the plan says of itself
             stats = {**stats, "options": options}
+        if self.cost_cap is not None:
+            stats = {**stats, "cost_cap": self.cost_cap}
         return Row(
             key=key, experiment=self.experiment, model=subject.model, framework=subject.framework,
             granularity=subject.granularity, batch_size=subject.batch_size, graph_name=graph.name,
@@ -218,6 +227,10 @@ class Bench:
             cpu=stats.get("cpu", where.cpu), solver_build=solver_build(stats.get("solver")),
             finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )  # fmt: skip
+
+
+def _cost_or_last(row: Row) -> float:
+    return float("inf") if row.cost is None or row.plan_file is None else row.cost
 
 
 def is_final(row: Row) -> bool:

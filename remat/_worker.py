@@ -44,6 +44,7 @@ def main(job_path: str, result_path: str, events_path: str) -> None:
         time_limit_s=job["time_limit_s"],
         warm_start=Plan.load(job["warm_start"], graph) if job["warm_start"] else None,
         target_gap=job["target_gap"],
+        cost_cap=job["cost_cap"],
     )
     if job["family"]:
         rows = [family_to_row(run_family(problem, job["strategy"], job["options"]))]

@@ -50,6 +50,8 @@ class Problem:
         work_limit: iterations or nodes, for runs that repeat exactly; None for none.
         warm_start: a plan known to be good, or None.
         target_gap: the solve may end when the gap of the best plan is at or below it.
+        cost_cap: if given, the question is only whether some plan costs at most this: the solve ends at such a
+            plan, or at a bound above it, whatever the gap.
         report: is shown each improvement, or None; `best` calls it.
         best: where plans and bounds are handed over while a strategy runs; `offer` and `offer_bound`
             lead there. None where nobody collects them.
@@ -67,6 +69,7 @@ class Problem:
     deterministic: bool = False
     warm_start: Plan | None = None
     target_gap: float = GAP_TOLERANCE
+    cost_cap: int | None = None
     report: Callable[[Progress], None] | None = None
     best: Incumbent | None = None
 
@@ -96,7 +99,10 @@ class Problem:
         return best.offer_bound(bound, who)
 
     def is_solved(self) -> bool:
-        """Whether what was offered so far has a gap of at most `target_gap`: time to stop."""
+        """Whether what was offered so far has a gap of at most `target_gap`, or decides `cost_cap`: time to stop."""
+        if self.cost_cap is not None and self.best is not None:
+            cost = self.best.cost
+            return (cost is not None and cost <= self.cost_cap) or self.best.bound > self.cost_cap
         gap = None if self.best is None else self.best.gap
         return gap is not None and gap <= self.target_gap
 

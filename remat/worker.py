@@ -214,6 +214,7 @@ def _exchange(
                     "time_limit_s": problem.time_limit_s,
                     "warm_start": warm_start,
                     "target_gap": problem.target_gap,
+                    "cost_cap": problem.cost_cap,
                     "options": dict(options),
                     "family": family,
                 }

@@ -102,10 +102,12 @@ def test_the_latest_solve_counts_and_the_others_are_counted(tmp_path: Path) -> N
         row("b", 10, 120, finished_at="2026-01-01T00:00:00"),
         row("b", 20, 110, plan_from=10),  # carried by a sweep: not what b found at 20
         row("b", 30, 90, stats='{"ended": "interrupted"}'),
+        row("a", 20, 190, stats='{"cost_cap": 200}'),  # of a largest batch: it ended as soon as it was below the cap
     ]
     found = shown(tmp_path, rows)
     (board,) = found.boards
     assert (found.counted.superseded, found.counted.carried, found.counted.cut_short) == (1, 1, 1)
+    assert found.counted.capped == 1
     assert board.ratios["a"].tolist() == [130 / 120]
     assert board.ratios["b"].tolist() == [1.0]
     text = leaderboard_page.summary(found)[0]

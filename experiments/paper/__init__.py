@@ -26,8 +26,8 @@ from experiments.solving import contradictions
 from experiments.store import Store, write_json
 from remat.errors import unknown_name
 
-PARTS = ("fig5", "table2", "stages", "rounding", "solver_time", "memory", "cost_models", "claims")
-NEEDS = {"table2": ("fig5",), "claims": ("fig5",)}
+PARTS = ("fig5", "fig6", "table2", "stages", "rounding", "solver_time", "memory", "cost_models", "claims")
+NEEDS = {"table2": ("fig5",), "claims": ("fig5", "fig6")}
 QUICK = Scale(points=4, time_limit_s=6.0, samples=60, solver_points=1)
 FULL_SAMPLES, FULL_SOLVER_POINTS = 1000, 4
 

@@ -62,11 +62,13 @@ def lower_bound(
     *,
     on_bound: Callable[[BoundCertificate], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    with_cuts: bool = True,
 ) -> BoundResult:
     """The best bound that the staged LP gives before the deadline, made rigorous.
 
     Valid for `problem.scope`: for free only the cost of running everything once is known. `on_bound` gets
-    each better bound with its proof; `should_stop` is asked before each LP and in it.
+    each better bound with its proof; `should_stop` is asked before each LP and in it. Without cuts the bound
+    is that of the relaxation itself, whose multipliers have a meaning (`remat.bounds.price`).
     """
     graph, scope = problem.graph, problem.scope
     best = BoundResult(graph.total_cost, scope)
@@ -92,7 +94,7 @@ def lower_bound(
                 on_bound(certificate)
         value = model.cost_constant + float(model.cost @ x)
         if value - certificate.bound <= ENOUGH * value:
-            new = _violated(model, x, set(map(tuple, cuts)))
+            new = _violated(model, x, set(map(tuple, cuts))) if with_cuts else []
             enough_time = problem.remaining_s() > 1.5 * (begun - problem.remaining_s())
             if not new or not enough_time or value - value_before < WORTH * value:
                 break

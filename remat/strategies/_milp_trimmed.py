@@ -86,7 +86,7 @@ class _Trimmed:
             if self._keep(plan):
                 self.stats["decided"] = True
                 break
-            beyond = _stages_beyond(plan, simulate(graph, plan).running_bytes, problem.budget_bytes) - slots
+            beyond = stages_beyond(plan, simulate(graph, plan).running_bytes, problem.budget_bytes) - slots
             if beyond:
                 slots |= beyond
             else:  # it slipped over the budget by the tolerance: a little less room
@@ -147,7 +147,7 @@ class _Trimmed:
         for option, value in options.items():
             highs.setOptionValue(option, value)
         if self.best is not None and room > 0:
-            index, values = _start(model, self.best[1])
+            index, values = start_of(model, self.best[1])
             highs.setSolution(len(index), index, values)
 
         def improved(event: Any) -> None:
@@ -202,7 +202,7 @@ class _Answer:
     hit_limit: bool = False
 
 
-def _stages_beyond(plan: Plan, running_bytes: np.ndarray, budget_bytes: int) -> set[int]:
+def stages_beyond(plan: Plan, running_bytes: np.ndarray, budget_bytes: int) -> set[int]:
     """Stages in which a repeat exceeds the budget."""
     order = plan.ids[plan.kinds == COMPUTE].tolist()
     stages, stage = set(), 0
@@ -214,7 +214,7 @@ def _stages_beyond(plan: Plan, running_bytes: np.ndarray, budget_bytes: int) -> 
     return stages
 
 
-def _start(model: StagedModel, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+def start_of(model: StagedModel, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     """(columns, values) of R and S of a staged plan; HiGHS completes the rest."""
     R_TN, S_TV = plan.matrices(model.graph)
     index, values = [], []

@@ -15,6 +15,7 @@ from remat.registry import strategy
 from remat.simulator import simulate
 from remat.solve import Candidate, Outcome, Problem
 from remat.strategies._backends import Answer, Backend, Limits, Verdict, get_backend
+from remat.strategies._milp_peak import solve_peak
 from remat.strategies._milp_published import Equations, build, estimate_nonzeros, minimal_order
 from remat.strategies._milp_trimmed import solve_trimmed
 from remat.strategies._polish import drop_needless_repeats
@@ -23,7 +24,7 @@ from remat.strategies.search import quick_plan
 if TYPE_CHECKING:
     import numpy as np
 
-FORMULATIONS = ("trimmed", "published")
+FORMULATIONS = ("trimmed", "published", "peak")
 # Memory is scaled so that the budget is this number: a solver's 1e-6 is then 1e-9 of the budget.
 SCALED_BUDGET = 1000.0
 TOLERANCE = 1e-6  # relative; what is claimed holds with this much room
@@ -38,8 +39,10 @@ def check_options(options: dict[str, Any]) -> None:
     if formulation not in FORMULATIONS:
         raise unknown_name("formulation", str(formulation), FORMULATIONS)
     solver = options.get("solver", "highs")
-    if options.get("formulation") == "trimmed" and solver != "highs":
-        raise InvalidInput(f"formulation=trimmed needs solver=highs; with solver={solver} use formulation=published")
+    if options.get("formulation") in ("trimmed", "peak") and solver != "highs":
+        raise InvalidInput(
+            f"formulation={options['formulation']} needs solver=highs; with solver={solver} use formulation=published"
+        )
     gap = options.get("mip_gap", 0.0)
     if isinstance(gap, bool) or not isinstance(gap, (int, float)) or not 0 <= gap < 1:
         raise InvalidInput(f"mip_gap must be in [0, 1), not {gap!r}")
@@ -90,12 +93,16 @@ def checkmate_milp(
 
     Args:
         solver: ``highs``, ``mosek``, ``gurobi`` or ``scip``.
-        formulation: ``trimmed`` (`remat.staged_model`, HiGHS only, the default there) or ``published``.
+        formulation: ``trimmed`` (`remat.staged_model`, HiGHS only, the default there), ``published``, or ``peak``: the
+            least peak among the plans within the problem's cost cap (`remat.strategies._milp_peak`).
         mip_gap: relative gap at which the solver stops; the default lands below OPTIMAL's 1e-4.
         max_nonzeros: larger models are skipped rather than built (about 400 bytes each).
     """
     backend = get_backend(solver)
     graph = problem.graph
+    if formulation == "peak":
+        backend.require()
+        return solve_peak(problem, mip_gap)
     once = Plan.from_order(graph, range(len(graph)))
     if simulate(graph, once).peak_bytes <= problem.budget_bytes:
         return Outcome((Candidate(once),), message="running every operation once fits; nothing to solve")

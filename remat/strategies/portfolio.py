@@ -213,7 +213,8 @@ class _Run:
         problem = self.problem
         if problem.deterministic or problem.work_limit is not None:
             # No early end: when a bound arrives depends on the clock.
-            self.search(replace(problem, work_limit=fixed_moves(problem), target_gap=-1.0), problem.threads)
+            self.search(replace(problem, work_limit=fixed_moves(problem), target_gap=-1.0, cost_cap=None),
+                        problem.threads)  # fmt: skip
             if not self._done():
                 self._prove_aside()
             self.stats["cut_by_clock"] = not self._done() and problem.remaining_s() < CUT_S

@@ -1,0 +1,240 @@
+"""Largest batch of every strategy, found and proven (Fig. 6 of Checkmate, Jain et al., MLSys 2020).
+
+``python -m analysis.max_batch_size RUN [RUN ...]`` redraws from what is stored; several runs become one figure, in
+the folder of the first. Each way of counting has a panel of its own: they are never mixed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from analysis.drawing import save, style_context
+from analysis.style import BLACK, GREY, TEAL, Style, order_of, style_of
+from remat.errors import InvalidInput, RematError
+from remat.files import replacing
+
+DIRECT = "max_batch_milp"
+_DIRECT_STYLE = Style("Direct MILP (batch as variable)", TEAL, "s", "square")
+PALE = ("checkpoint_all_ap", "ap_sqrtn", "ap_greedy", "lp_rounding_random")  # they share another's colour
+PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
+LOW = 13  # percent: a bar too short for its number
+LABELS = {
+    "unet": "U-Net", "fcn8": "FCN8", "segnet": "SegNet", "vgg19": "VGG19", "resnet50": "ResNet50",
+    "mobilenet": "MobileNet",
+}  # fmt: skip
+
+Document = Mapping[str, Any]
+
+
+def draw_runs(folders: Sequence[Path], target: Path) -> list[Path]:
+    """``table.csv`` and ``figures/max_batch_size.png`` and ``.pdf`` of these runs under `target`; the paths.
+
+    Raises:
+        InvalidInput: a folder is no run of this experiment.
+    """
+    documents = [document for folder in folders for document in load(folder)]
+    written = [write_csv(documents, target / "table.csv")]
+    (target / "figures").mkdir(parents=True, exist_ok=True)
+    with style_context():
+        written += save(draw(documents), target / "figures" / "max_batch_size")
+    return written
+
+
+def load(folder: Path) -> list[dict[str, Any]]:
+    """The documents of a run (`experiments.max_batch_size` says what is in them)."""
+    path = Path(folder) / "run.json"
+    try:
+        run = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{path}: not a readable run ({error})") from None
+    if not isinstance(run, dict) or run.get("experiment") != "max_batch_size":
+        raise InvalidInput(f"{path}: not a run of experiment=max_batch_size")
+    return list(run["networks"])
+
+
+def rows_of(documents: Sequence[Document]) -> list[dict[str, Any]]:
+    """A flat row for each network, strategy and rule: what table.csv holds."""
+    rows = []
+    for document in documents:
+        published = {(p["strategy"], p["rule"]): p["batch"] for p in document["published"]}
+        for record in sorted(document["records"], key=lambda r: order_of(r["strategy"])):
+            for rule in document["rules"]:
+                name = rule["name"]
+                rows.append({
+                    "network": document["network"], "rule": name, "strategy": record["strategy"],
+                    "found": record["found"][name], "proven_by_it": record["proven"][name],
+                    "proven": document["proven"][name], "published": published.get((record["strategy"], name)),
+                    "sample_peak_bytes": record["found_bytes"][name], "sample_bound_bytes": document["proven_bytes"],
+                    "memory_bytes": document["memory_bytes"], "parameter_bytes": document["parameter_bytes"],
+                    "input_bytes": document["input_bytes"], "solves": record["solves"], "wall_s": record["wall_s"],
+                    "note": record["note"],
+                })  # fmt: skip
+    return rows
+
+
+def write_csv(documents: Sequence[Document], path: Path) -> Path:
+    """`rows_of` as a file; atomically."""
+    frame = pd.DataFrame(rows_of(documents))
+    for column in ("found", "proven_by_it", "proven", "published", "sample_peak_bytes"):
+        frame[column] = frame[column].astype("Int64")
+    with replacing(path) as scratch:
+        frame.to_csv(scratch, index=False)
+    return path
+
+
+def terminal_table(documents: Sequence[Document]) -> list[Table]:
+    """A table for each rule: strategies down, networks across, found / proven."""
+    tables = []
+    for rule in documents[0]["rules"]:
+        table = Table(box=box.SIMPLE_HEAD)
+        table.add_column(f"largest batch: {rule['label']}", no_wrap=True)
+        for document in documents:
+            table.add_column(document["network"], justify="right")
+        for strategy in strategies_of(documents):
+            found = [
+                (_record(document, strategy) or {"found": {}})["found"].get(rule["name"]) for document in documents
+            ]
+            table.add_row(strategy, *("–" if batch is None else str(batch) for batch in found))
+        table.add_section()
+        table.add_row("no plan has more (proven)", *(str(d["proven"][rule["name"]]) for d in documents))
+        for strategy in dict.fromkeys(
+            p["strategy"] for d in documents for p in d["published"] if p["rule"] == rule["name"]
+        ):
+            table.add_row(f"published, {strategy}", *(_published(d, strategy, rule["name"]) for d in documents))
+        tables.append(table)
+    return tables
+
+
+def _published(document: Document, strategy: str, rule: str) -> str:
+    known = [p["batch"] for p in document["published"] if (p["strategy"], p["rule"]) == (strategy, rule)]
+    return str(known[0]) if known else ""
+
+
+def strategies_of(documents: Sequence[Document]) -> list[str]:
+    """Names in the figures' order."""
+    names = {record["strategy"] for document in documents for record in document["records"]}
+    return sorted(names, key=lambda name: (name == DIRECT, order_of(name)))
+
+
+def _record(document: Document, strategy: str) -> dict[str, Any] | None:
+    return next((record for record in document["records"] if record["strategy"] == strategy), None)
+
+
+def draw(documents: Sequence[Document]) -> Figure:
+    """Bars for each network and strategy, one panel for each rule.
+
+    A bar is the largest batch found, relative to what is proven to be impossible: 100 % cannot be exceeded by
+    any plan. Networks differ by a factor of twenty, so that batches would not share an axis; the numbers on
+    the bars are batches.
+    """
+    rules = documents[0]["rules"]
+    names = [name for name in strategies_of(documents) if any(_has_plan(d, name) for d in documents)]
+    width = max(7.5, 2.6 + 0.125 * (len(names) + 2) * len(documents))
+    figure = Figure(figsize=(width, 2.5 * len(rules) + 0.7), layout="constrained")
+    panels = np.atleast_1d(figure.subplots(len(rules), 1, sharex=True))
+    for axes, rule in zip(panels, rules, strict=True):
+        _panel(axes, documents, names, rule)
+    panels[-1].set_xticks(range(len(documents)), [_label(document) for document in documents])
+    handles: list[Any] = [Patch(label=_style(name).label, **_face(name)) for name in names]
+    handles.append(Line2D([], [], color=BLACK, lw=1.0, label="proven: no plan has more"))
+    handles.append(Line2D([], [], ls="", marker="D", ms=4.5, mfc="white", mec=BLACK, label="published"))
+    figure.legend(handles=handles, loc="outside right upper")
+    memory = documents[0]["memory_bytes"] / 1e9
+    figure.suptitle(
+        f"Largest batch in {memory:g} GB at the cost of at most one more forward pass", fontsize=10, fontweight="bold"
+    )
+    return figure
+
+
+def _has_plan(document: Document, strategy: str) -> bool:
+    record = _record(document, strategy)
+    return record is not None and any(batch is not None for batch in record["found"].values())
+
+
+def _style(strategy: str) -> Style:
+    return _DIRECT_STYLE if strategy == DIRECT else style_of(strategy)
+
+
+def _face(strategy: str) -> dict[str, Any]:
+    """How its bars are filled."""
+    colour = _style(strategy).colour
+    if strategy not in PALE:
+        return {"facecolor": colour}
+    return {"facecolor": [0.45 + 0.55 * x for x in to_rgb(colour)], "edgecolor": colour, "linewidth": 0.7}
+
+
+def _label(document: Document) -> str:
+    name = str(document["network"])
+    return LABELS.get(name, name)
+
+
+def _panel(axes: Axes, documents: Sequence[Document], names: Sequence[str], rule: Mapping[str, str]) -> None:
+    step = 0.86 / len(names)
+    for x, document in enumerate(documents):
+        most = document["proven"][rule["name"]]
+        for i, name in enumerate(names):
+            record = _record(document, name)
+            batch = None if record is None else record["found"][rule["name"]]
+            at = x - 0.43 + step * (i + 0.5)
+            if batch is None:
+                axes.text(at, 1.0, "–", ha="center", va="bottom", fontsize=8, color=GREY)
+                continue
+            share = 100 * batch / most
+            axes.bar(at, share, width=0.92 * step, zorder=2, **_face(name))
+            inside = share > LOW
+            axes.text(
+                at, 2.0 if inside else share + 2.0, str(batch), rotation=90, ha="center", va="bottom", fontsize=6,
+                zorder=4, color="white" if inside and name not in PALE else BLACK,
+            )  # fmt: skip
+            if batch < most:  # the whisker from found to proven
+                axes.plot([at, at], [share, 100], color=GREY, lw=0.6, ls=":", zorder=1)
+            known = [p["batch"] for p in document["published"] if (p["strategy"], p["rule"]) == (name, rule["name"])]
+            for value in known:
+                axes.plot(at, 100 * value / most, marker="D", ms=4, mfc="white", mec=BLACK, zorder=5, clip_on=False)
+                axes.annotate(str(value), (at, 100 * value / most), xytext=(0, 4), textcoords="offset points",
+                              ha="center", fontsize=6.5, zorder=6, bbox=PAPER)  # fmt: skip
+        axes.plot([x - 0.45, x + 0.45], [100, 100], color=BLACK, lw=1.0, zorder=3)
+        axes.text(x - 0.45, 101.5, f"≤ {most}", ha="left", va="bottom", fontsize=7)
+    axes.set_ylim(0, 120)
+    axes.set_yticks(range(0, 101, 20))
+    axes.set_xlim(-0.55, len(documents) - 0.45)
+    axes.grid(visible=False, axis="x")
+    axes.set_ylabel("batch, % of proven limit")
+    axes.set_title(rule["label"], loc="left", fontsize=9)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Redraw; the exit code."""
+    if not arguments or any(a.startswith("-") for a in arguments):
+        print("usage: python -m analysis.max_batch_size RUN [RUN ...]", file=sys.stderr)
+        return 2
+    folders = [Path(a) for a in arguments]
+    try:
+        written = draw_runs(folders, folders[0])
+        for table in terminal_table([document for folder in folders for document in load(folder)]):
+            Console().print(table)
+    except RematError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for path in written:
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

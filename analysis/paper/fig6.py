@@ -1,0 +1,63 @@
+"""The largest batches (Figure 6): a panel and a table for each way of counting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from analysis.max_batch_size import LABELS, draw, load, strategies_of
+from analysis.paper.part import Part, Table
+from analysis.style import style_of
+
+DIRECT = "max_batch_milp"
+
+
+def report(document: Mapping[str, Any], folder: Path) -> Part:
+    """The bars, and found and proven batches as tables."""
+    documents = load(folder / document["folder"])
+    closed = [
+        d for d in documents if all(max_found(d, rule["name"]) == d["proven"][rule["name"]] for rule in d["rules"])
+    ]
+    missed = [
+        f"{LABELS[d['network']]}'s {p['batch']} (proven at most {d['proven'][p['rule']]})"
+        for d in documents for p in d["published"]
+        if p["strategy"] == "checkmate_milp" and max_found(d, p["rule"]) < p["batch"]
+    ]  # fmt: skip
+    return Part(
+        "Largest batch (Figure 6)",
+        "Checkmate: U-Net 61 [2nd], FCN8 60, SegNet 62, VGG19 289, ResNet50 193, MobileNet 1105 [code]; on VGG19 "
+        "checkpoint-all 167, Chen sqrt(n) 197, Chen greedy 266 [code]. At most one more forward pass, FLOP costs, 16e9 "
+        "bytes.",
+        f"In {len(closed)} of {len(documents)} networks the batch found is the proven limit in every way of counting."
+        + (f" Below a published batch: {'; '.join(missed)}." if missed else " No published batch is missed."),
+        "The artifact subtracts parameters and gradients (2P) twice and holds checkpoints to the end of the step, the "
+        "paper's text subtracts 2P once, and exact accounting counts the input batch too: three panels, never mixed. A "
+        "published batch above a proven limit needs more than the card has while a single operation runs, so the "
+        "artifact's graph must have differed.",
+        [("fig6", "Largest batch as a share of what is proven impossible to exceed", draw(documents))],
+        [_table(documents, rule) for rule in documents[0]["rules"]],
+    )  # fmt: skip
+
+
+def max_found(document: Mapping[str, Any], rule: str) -> int:
+    """The largest batch that any strategy found."""
+    return max((record["found"][rule] or 0 for record in document["records"]), default=0)
+
+
+def _table(documents: list[dict[str, Any]], rule: Mapping[str, str]) -> Table:
+    name, rows = rule["name"], []
+    for strategy in strategies_of(documents):
+        records = [next((r for r in d["records"] if r["strategy"] == strategy), None) for d in documents]
+        found = ["" if r is None or r["found"][name] is None else str(r["found"][name]) for r in records]
+        if any(found):
+            label = "Direct MILP (batch as variable)" if strategy == DIRECT else style_of(strategy).label
+            rows.append([label, *found])
+    rows.append(["no plan has more (proven)", *(str(d["proven"][name]) for d in documents)])
+    strategies = dict.fromkeys(p["strategy"] for d in documents for p in d["published"] if p["rule"] == name)
+    for strategy in strategies:
+        batches = [next((str(p["batch"]) for p in d["published"] if (p["strategy"], p["rule"]) == (strategy, name)), "")
+                   for d in documents]  # fmt: skip
+        rows.append([f"published: {style_of(strategy).label}", *batches])
+    heads = ["strategy", *(LABELS.get(d["network"], d["network"]) for d in documents)]
+    return Table(f"fig6_{name}", rule["label"], heads, rows)

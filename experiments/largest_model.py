@@ -1,0 +1,201 @@
+"""``experiment=largest_model``: the largest resolution and the deepest ResNet that train at a fixed batch.
+
+The rule is that of `experiments.max_batch_size`: at most one forward pass more than plain training, FLOP costs, the
+GPU's memory; exact accounting. Sizes are bisected; each one is extracted anew, in a child process, since parameters
+and shapes change with it. A size counts as found if the portfolio has a plan within the cost cap, and as ruled out if
+no plan fits or its bound is above the cap.
+
+- resolution: the model's own shape, scaled; height a multiple of 32, width the multiple nearest to the same shape.
+- depth: `remat.networks.keras_resnet`, ResNet50's stages with any number of blocks in the third.
+
+Document (run.json): batch, memory_bytes, searches: [{what, found, found_label, ruled_out or None, trials: [{size,
+label, operations, status, cost, cost_cap, bound, plain_peak_bytes, fixed_bytes, key}], failed: [why a network could
+not be built]}].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+import remat
+from experiments.build import CACHE_FOLDER, Subject
+from experiments.engine import Engine, make_engine
+from experiments.progress import SolveProgress
+from experiments.row import Row
+from experiments.running import STORE_FOLDER
+from experiments.settings import Settings
+from experiments.solving import Bench
+from experiments.store import Store, write_json
+from experiments.throughput import STRATEGY, solve_each
+from remat.cost import apply_cost
+from remat.errors import InvalidInput, RematError
+from remat.frontends.spec import ModelSpec
+from remat.frontends.subprocess import extract_in_child
+from remat.graph import Graph
+
+MULTIPLE = 32  # of height and width: what five halvings leave whole
+RESOLUTION_BATCH, DEPTH_BATCH = 32, 128
+STAGE3_OF_RESNET50 = 6
+RESNET_INPUT = (224, 224, 3)  # ImageNet
+TRIALS, QUICK_TRIALS = 12, 4
+
+
+@dataclass(slots=True)
+class SizeSearch:
+    """Doubles a size until one is not found, then halves what lies between; sizes are integers from `first` on.
+
+    Attributes:
+        found: the largest size with a plan, 0 without any.
+        ruled_out: the smallest size proven impossible; larger ones are taken to be impossible too.
+        undecided: sizes tried in vain.
+    """
+
+    first: int
+    found: int = 0
+    ruled_out: int | None = None
+    undecided: list[int] = field(default_factory=list)
+
+    def next_size(self) -> int | None:
+        """What to try next; None if there is nothing between what is found and what failed."""
+        failed = [size for size in (self.ruled_out, *self.undecided) if size is not None]
+        if not failed:
+            return 2 * self.found if self.found else self.first
+        least = min(failed)
+        if self.found:
+            return (self.found + least) // 2 if least - self.found > 1 else None
+        return least // 2 if least > 1 else None
+
+    def learn(self, size: int, *, fits: bool, impossible: bool) -> None:
+        """Take in a trial."""
+        if fits:
+            self.found = max(self.found, size)
+        elif impossible:
+            self.ruled_out = size if self.ruled_out is None else min(size, self.ruled_out)
+        else:
+            self.undecided.append(size)
+
+
+def run_largest_model(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
+    """Both searches; the exit code."""
+    spec = settings.spec
+    if spec is None or spec.framework != "keras" or spec.granularity != "layer" or len(spec.input_size) != 3:
+        raise InvalidInput("experiment=largest_model needs a Keras model of images with layer granularity")
+    trials = QUICK_TRIALS if cfg.scale == "quick" else TRIALS
+    engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
+    with engine, SolveProgress(console, engine.at_once) as progress:
+        document = largest_models(
+            settings, cfg.batch_size, Store(STORE_FOLDER), engine, progress, max_trials=trials, console=console
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "run.json", document)
+    for search in document["searches"]:
+        console.print(_table(search))
+        above = f"; {search['ruled_out_label']} is impossible (proven)" if search["ruled_out"] else "; no limit proven"
+        for line in search["failed"]:
+            console.print(f"not built: {line}", markup=False, soft_wrap=True)
+        console.print(f"{search['what']} at batch {search['batch']}: {search['found_label'] or 'none'}{above}")
+    console.print(f"table    {folder / 'run.json'}", markup=False, soft_wrap=True)
+    return 0
+
+
+def largest_models(
+    settings: Settings, batch_size: int | None, store: Store, engine: Engine, progress: SolveProgress, *,
+    max_trials: int = TRIALS, console: Console | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The document, see the module; `batch_size` None for the defaults of each search."""
+    spec = settings.spec
+    assert spec is not None
+    height, width, channels = spec.input_size
+
+    def resolution(k: int) -> ModelSpec:
+        shape = (MULTIPLE * k, max(1, round(k * width / height)) * MULTIPLE, channels)
+        return replace(spec, input_size=shape, batch_size=batch_size or RESOLUTION_BATCH, accounting="exact")
+
+    def depth(blocks: int) -> ModelSpec:
+        return ModelSpec(
+            "resnet", "keras", "remat.networks.keras_resnet:resnet", batch_size or DEPTH_BATCH, RESNET_INPUT, "layer",
+            options={"blocks": [3, 4, blocks, 3]},
+        )  # fmt: skip
+
+    bench_of = _Benches(settings, store, engine, progress)
+    searches = [
+        _search(f"resolution of {spec.name}", max(1, height // MULTIPLE), resolution,
+                lambda s: f"{s.input_size[0]} x {s.input_size[1]}", bench_of, max_trials),
+        _search("depth of a ResNet", STAGE3_OF_RESNET50, depth,
+                lambda s: f"{2 + 3 * sum(s.options['blocks'])} layers", bench_of, max_trials),
+    ]  # fmt: skip
+    return {
+        "experiment": "largest_model", "memory_bytes": int(settings.gpu.memory_bytes), "gpu": settings.gpu.name,
+        "searches": searches,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Benches:
+    settings: Settings
+    store: Store
+    engine: Engine
+    progress: SolveProgress
+
+    def trial(self, spec: ModelSpec) -> tuple[Graph, int, Row]:
+        """(costed graph, cost cap, row of the portfolio within the GPU's memory)."""
+        settings = self.settings
+        graph = apply_cost(extract_in_child(spec, CACHE_FOLDER / "graphs"), "flops", None)
+        cap = graph.total_cost + sum(op.cost for op in graph.operations if not op.is_backward)
+        subject = Subject(graph, spec.name, spec.framework, spec.granularity, spec.batch_size, "flops", "modelled")
+        plain = remat.simulate(graph, remat.Plan.from_order(graph, range(len(graph)))).peak_bytes
+        known = replace(settings, options=settings.options | {STRATEGY: settings.options.get(STRATEGY, {})})
+        self.store.write_graph(graph)
+        bench = Bench(subject, known, "largest_model", self.store, self.engine, self.progress, plain, cap)
+        return graph, cap, solve_each([(bench, int(settings.gpu.memory_bytes))], STRATEGY)[0]
+
+
+def _search(
+    what: str, first: int, spec_of: Callable[[int], ModelSpec], label_of: Callable[[ModelSpec], str], benches: _Benches,
+    max_trials: int,
+) -> dict[str, Any]:  # fmt: skip
+    known = SizeSearch(first)
+    trials: list[dict[str, Any]] = []
+    failed: list[str] = []
+    while len(trials) + len(failed) < max_trials and (size := known.next_size()) is not None:
+        spec = spec_of(size)
+        try:
+            graph, cap, row = benches.trial(spec)
+        except RematError as error:  # a network that cannot be built: nothing is known of it
+            known.learn(size, fits=False, impossible=False)
+            failed.append(f"{label_of(spec)}: {error}")
+            continue
+        fits = row.cost is not None and row.cost <= cap
+        known.learn(size, fits=fits, impossible=row.status == "INFEASIBLE" or (row.bound or 0) > cap)
+        trials.append({
+            "size": size, "label": label_of(spec), "operations": len(graph), "fits": fits, "status": row.status,
+            "cost": row.cost, "cost_cap": cap, "bound": row.bound, "plain_peak_bytes": row.store_all_peak_bytes,
+            "fixed_bytes": graph.fixed_bytes, "key": row.key,
+        })  # fmt: skip
+    return {
+        "what": what, "batch": spec_of(first).batch_size, "found": known.found,
+        "found_label": label_of(spec_of(known.found)) if known.found else None, "ruled_out": known.ruled_out,
+        "ruled_out_label": label_of(spec_of(known.ruled_out)) if known.ruled_out else None, "trials": trials,
+        "failed": failed,
+    }  # fmt: skip
+
+
+def _table(search: dict[str, Any]) -> Table:
+    table = Table(search["what"], "operations", "plain peak (GB)", "fits", "overhead", title_justify="left")
+    for trial in sorted(search["trials"], key=lambda t: t["size"]):
+        cost = trial["cost"]
+        over = "" if cost is None else f"{cost / trial['cost_cap']:.1%} of the cap"
+        fits = "yes" if trial["fits"] else "no (proven)" if _ruled_out(search, trial) else "not found"
+        table.add_row(trial["label"], str(trial["operations"]), f"{trial['plain_peak_bytes'] / 1e9:.2f}", fits, over)
+    return table
+
+
+def _ruled_out(search: dict[str, Any], trial: dict[str, Any]) -> bool:
+    return search["ruled_out"] is not None and trial["size"] >= search["ruled_out"]

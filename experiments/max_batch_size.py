@@ -1,0 +1,339 @@
+"""``experiment=max_batch_size``: the largest batch that trains, found and proven (Checkmate's Figure 6).
+
+The paper's rule (Jain et al., MLSys 2020, section 6.4): a plan costs at most one forward pass more than plain
+training, total cost <= 2 * forward + backward, FLOP costs, a 16 GB card. Memory and cost are linear in the
+batch, so the question is one about one sample: the least peak within the cost cap.
+
+For another experiment: `max_batches` takes checked settings, one for each network, and returns documents (plain
+dicts, JSON-ready); `analysis.max_batch_size.draw(documents)` makes a figure of any number of them. A document:
+
+    network, memory_bytes, parameter_bytes (2P), input_bytes, total_cost, forward_cost, cost_cap, graph_sha256
+    rules: [{name, label}] in order
+    proven_bytes: no staged plan within the cap has a smaller peak of one sample, whoever proved it
+    proven: {rule: largest batch not ruled out}
+    records: [{strategy, kind (family, solver or direct), found_bytes: {rule: peak of one sample or None},
+               found: {rule: batch or None}, proven_bytes or None, proven: {rule: batch}, solves, wall_s, note, keys}]
+    published: [{strategy, rule, batch}]
+    contradicted: [claims that a plan in hand refutes]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.console import Console
+
+import remat
+from experiments.batch_search import RULES, Bisection
+from experiments.build import Subject
+from experiments.engine import Engine, Job, make_engine
+from experiments.per_sample import PerSample, per_sample
+from experiments.progress import SolveProgress
+from experiments.row import Row
+from experiments.running import STORE_FOLDER
+from experiments.settings import Settings
+from experiments.solving import Bench, is_final
+from experiments.store import Store, write_json
+from remat.bounds.peak import peak_bound
+from remat.errors import InvalidInput
+from remat.plan import Plan
+from remat.registry import get_strategy
+from remat.solve import Family, Solution
+
+SOLVES = 6  # time limits' worth of solving for one strategy of one network
+DIRECT = "max_batch_milp"  # the direct formulation's name in documents and figures
+# Checkmate's own numbers: VGG19's baselines by the artifact's arithmetic, its optima by the stated rule.
+PUBLISHED: dict[str, tuple[tuple[str, str, int], ...]] = {
+    "vgg19": (
+        ("checkpoint_all", "published", 167), ("chen_sqrtn", "published", 197), ("chen_greedy", "published", 266),
+        ("checkmate_milp", "published_stated", 289),
+    ),
+    "unet": (("checkmate_milp", "published_stated", 61),),
+    "fcn8": (("checkmate_milp", "published_stated", 60),),
+    "segnet": (("checkmate_milp", "published_stated", 62),),
+    "resnet50": (("checkmate_milp", "published_stated", 193),),
+    "mobilenet": (("checkmate_milp", "published_stated", 1105),),
+}  # fmt: skip
+
+
+def run_max_batch_size(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
+    """One network: solve, store, draw; the exit code, 1 if a claim is refuted or nothing fits."""
+    if settings.spec is None:
+        raise InvalidInput("experiment=max_batch_size runs models, not graph files; give model=")
+    if cfg.batch_size is not None:
+        raise InvalidInput("experiment=max_batch_size finds the batch size; leave batch_size away")
+    store = Store(STORE_FOLDER)
+    engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
+    with engine, SolveProgress(console, engine.at_once) as progress:
+        documents = max_batches([settings], store, engine, progress, console=console)
+    write_run(folder, documents)
+    from analysis.max_batch_size import draw_runs, terminal_table
+
+    drawn = draw_runs([folder], folder)
+    for table in terminal_table(documents):
+        console.print(table)
+    for path in drawn:
+        what = {".csv": "table"}.get(path.suffix, "figure")
+        console.print(f"{what:<8} {path}", markup=False, soft_wrap=True)
+    refuted = [claim for document in documents for claim in document["contradicted"]]
+    for claim in refuted:
+        console.print(f"error: contradicted: {claim}", markup=False, soft_wrap=True)
+    return 1 if refuted or not any(r["found"]["exact"] for d in documents for r in d["records"]) else 0
+
+
+def write_run(folder: Path, documents: Sequence[Mapping[str, Any]]) -> None:
+    """Keep the documents as a run's ``run.json``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "run.json", {"experiment": "max_batch_size", "networks": list(documents)})
+
+
+def max_batches(
+    settings: Sequence[Settings], store: Store, engine: Engine, progress: SolveProgress, *,
+    console: Console | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A document for each network (see the module's docstring), in the order of `settings`.
+
+    Every solve is a row of the store; what is there already is not solved again. The memory is each settings'
+    budget or else that of its GPU; each strategy has `SOLVES` times the `time_limit_s`, each solve one of them.
+
+    Raises:
+        InvalidInput: a network whose memory or FLOPs are not linear in the batch.
+    """
+    trials = []
+    for one in settings:
+        assert one.spec is not None
+        with _said(console, f"building {one.spec.name} ..."):
+            network = per_sample(one.spec)
+        trials.append(_Trial(network, one, store, engine, progress))
+    for trial in trials:
+        trial.run_families()
+    _drive([search for trial in trials for search in trial.searches()], engine, progress)
+    _drive([trial.direct() for trial in trials], engine, progress)
+    return [trial.document() for trial in trials]
+
+
+def _said(console: Console | None, what: str) -> AbstractContextManager[Any]:
+    return nullcontext() if console is None else console.status(what)
+
+
+@dataclass(slots=True)
+class _Search:
+    """One strategy's bisection on its bench."""
+
+    strategy: str
+    kind: str
+    bench: Bench
+    known: Bisection
+    limit_s: float
+
+    def next_budget(self) -> int | None:
+        """Of the next solve; None if all is known or the time is over."""
+        return None if self.known.spent_s >= self.limit_s else self.known.next_budget()
+
+
+@dataclass(slots=True)
+class _Direct(_Search):
+    """The direct formulation: one solve, at the budget of plain training, from the best plan of a heuristic."""
+
+    start: Plan | None = None
+
+    def next_budget(self) -> int | None:
+        return None if self.known.rows else self.bench.store_all_peak_bytes
+
+
+class _Trial:
+    """One network: its benches, one for each accounting, and what its strategies found."""
+
+    def __init__(
+        self, network: PerSample, settings: Settings, store: Store, engine: Engine, progress: SolveProgress
+    ) -> None:
+        self.network, self.settings = network, settings
+        given = settings.budget_bytes
+        self.memory_bytes = int(settings.gpu.memory_bytes if given is None else given)
+        spec = settings.spec
+        assert spec is not None
+        subject = Subject(network.graph, spec.name, spec.framework, spec.granularity, 1, "flops", "modelled")
+        store.write_graph(network.graph)
+        plain = remat.Plan.from_order(network.graph, range(len(network.graph)))
+        self.plain_bytes = remat.simulate(network.graph, plain).peak_bytes
+        self.proven_bytes = peak_bound(network.graph).bytes
+
+        def bench(**changes: Any) -> Bench:
+            return Bench(subject, replace(settings, **changes), "max_batch_size", store, engine, progress,
+                         self.plain_bytes, network.cost_cap)  # fmt: skip
+
+        self.benches = {accounting: bench(accounting=accounting) for accounting in ("exact", "published")}
+        options = settings.options | {"checkmate_milp": {"formulation": "peak"}}
+        total_s = SOLVES * settings.time_limit_s
+        self.direct_bench = bench(accounting="exact", options=options, time_limit_s=total_s)
+        self.families: dict[tuple[str, str], Family] = {}  # by accounting and strategy
+        self.found: list[_Search] = []
+
+    def run_families(self) -> None:
+        """Every plan of the strategies that ignore the budget, under both accountings."""
+        names = [name for name in self.settings.strategies if get_strategy(name).ignores_budget]
+        for accounting, bench in self.benches.items():
+            for name, family in bench.run_families(names).items():
+                self.families[accounting, name] = family
+
+    def _bisection(self) -> Bisection:
+        return Bisection(self.network, self.memory_bytes, RULES, self.plain_bytes, self.proven_bytes)
+
+    def searches(self) -> list[_Search]:
+        """A bisection for each strategy that depends on the budget.
+
+        Its plans free at last use, so one search serves all rules: they differ in what is counted beside it.
+        """
+        bench, limit_s = self.benches["exact"], SOLVES * self.settings.time_limit_s
+        names = [name for name in self.settings.strategies if not get_strategy(name).ignores_budget]
+        new = [_Search(name, "solver", bench, self._bisection(), limit_s) for name in names]
+        self.found += new
+        return new
+
+    def direct(self) -> _Search:
+        """The direct formulation."""
+        search = _Direct(DIRECT, "direct", self.direct_bench, self._bisection(), SOLVES * self.settings.time_limit_s)
+        members = [m for (accounting, _), f in self.families.items() if accounting == "exact" for m in f.members]
+        allowed = [m for m in members if m.cost <= self.network.cost_cap]
+        search.start = min(allowed, key=lambda m: m.peak_bytes).plan if allowed else None
+        self.found.append(search)
+        return search
+
+    def document(self) -> dict[str, Any]:
+        """Everything that was found and proven, JSON-ready."""
+        network = self.network
+        records = [self._family_record(name) for name in dict.fromkeys(name for _, name in self.families)]
+        records += [self._search_record(search) for search in self.found]
+        proven = max([self.proven_bytes, *(search.known.proven_bytes for search in self.found)])
+        return {
+            "network": network.name, "memory_bytes": self.memory_bytes, "parameter_bytes": network.parameter_bytes,
+            "input_bytes": network.input_bytes, "total_cost": network.graph.total_cost,
+            "forward_cost": network.forward_cost, "cost_cap": network.cost_cap,
+            "graph_sha256": network.graph.sha256(), "gpu": self.settings.gpu.name,
+            "time_limit_s": self.settings.time_limit_s, "working_set_bytes": network.graph.largest_working_set()[0],
+            "rules": [{"name": rule.name, "label": rule.label} for rule in RULES],
+            "proven_bytes": proven, "proven": self._batches(dict.fromkeys((r.name for r in RULES), proven)),
+            "records": records,
+            "published": [
+                {"strategy": strategy, "rule": rule, "batch": batch}
+                for strategy, rule, batch in PUBLISHED.get(network.name, ()) if self.memory_bytes == 16 * 10**9
+            ],
+            "contradicted": self._contradictions(proven),
+        }  # fmt: skip
+
+    def _batches(self, sample_bytes: Mapping[str, int | None]) -> dict[str, int | None]:
+        """[rule] batch of the peak of one sample under that rule."""
+        batches: dict[str, int | None] = {}
+        for rule in RULES:
+            needed = sample_bytes[rule.name]
+            batches[rule.name] = None if needed is None else rule.batch(needed, self.network, self.memory_bytes)
+        return batches
+
+    def _family_record(self, name: str) -> dict[str, Any]:
+        """The member with the least peak within the cap, which is the strategy's best: nothing is searched."""
+        peaks: dict[str, int | None] = {}
+        notes = []
+        for rule in RULES:
+            family = self.families[rule.accounting, name]
+            allowed = [m.peak_bytes for m in family.members if m.cost <= self.network.cost_cap]
+            peaks[rule.name] = min(allowed, default=None)
+            if not allowed:
+                why = family.message or family.rejected or "none of its plans is within the cost cap"
+                notes.append(f"{rule.accounting}: {why}")
+        keys = [bench.key(name, None) for bench in self.benches.values()]
+        wall_s = sum(self.families[accounting, name].wall_s for accounting in self.benches)
+        return {
+            "strategy": name, "kind": "family", "found_bytes": peaks, "found": self._batches(peaks),
+            "proven_bytes": None, "proven": dict.fromkeys(peaks), "solves": 0, "wall_s": wall_s,
+            "note": "; ".join(dict.fromkeys(notes)), "keys": keys,
+        }  # fmt: skip
+
+    def _search_record(self, search: _Search) -> dict[str, Any]:
+        known = search.known
+        found = None if known.stopped else known.found_bytes
+        peaks = dict.fromkeys((rule.name for rule in RULES), found)
+        return {
+            "strategy": search.strategy, "kind": search.kind, "found_bytes": peaks, "found": self._batches(peaks),
+            "proven_bytes": known.proven_bytes,
+            "proven": self._batches(dict.fromkeys((rule.name for rule in RULES), known.proven_bytes)),
+            "solves": len(known.rows), "wall_s": known.spent_s, "note": known.stopped,
+            "keys": [row.key for row in known.rows],
+        }  # fmt: skip
+
+    def _contradictions(self, proven_bytes: int) -> list[str]:
+        """Proofs that a plan in hand refutes."""
+        return [
+            f"{self.network.name}: {search.strategy} has a plan of {search.known.found_bytes} bytes a sample, "
+            f"but fewer than {proven_bytes} are claimed to be impossible"
+            for search in self.found
+            if search.known.found_bytes < proven_bytes
+        ]
+
+
+def _drive(searches: Sequence[_Search], engine: Engine, progress: SolveProgress) -> None:
+    """Run searches side by side, each one solve after the other, through store and engine.
+
+    Ctrl-C stores what the running solves have found, in rows that are solved again the next time.
+    """
+    waiting: dict[str, _Search] = {}
+
+    def advance(search: _Search) -> None:
+        while (budget := search.next_budget()) is not None:
+            bench, name = search.bench, "checkmate_milp" if search.kind == "direct" else search.strategy
+            key = bench.key(name, budget)
+            row = bench.store.read_row(key)
+            if row is None or not is_final(row):
+                waiting[key] = search
+                progress.expect([bench.settings.time_limit_s])
+                engine.submit(_job(search, name, budget))
+                return
+            bench.reused += 1
+            _learn(search, row)
+
+    for search in searches:
+        advance(search)
+    try:
+        for finished in engine.results():
+            if finished is None:
+                progress.tick([job.label for job in engine.running()])
+                continue
+            job, solution = finished
+            assert isinstance(solution, Solution)
+            search = waiting.pop(job.key)
+            search.bench.solved += 1
+            row = search.bench.keep(job.key, solution)
+            _learn(search, row)
+            batch = RULES[0].batch(search.known.found_bytes, search.known.network, search.known.memory_bytes)
+            most = RULES[0].batch(search.known.proven_bytes, search.known.network, search.known.memory_bytes)
+            line = (
+                f"{search.known.network.name}, {job.label}: {row.status}; batch {batch} found, above {most} ruled out"
+            )
+            progress.finished(line, solution.wall_s)
+            advance(search)
+    except KeyboardInterrupt:
+        for job, solution in engine.interrupt():
+            if isinstance(solution, Solution) and solution.plan is not None:
+                waiting[job.key].bench.keep(job.key, solution)
+        raise
+
+
+def _job(search: _Search, name: str, budget: int) -> Job:
+    """The next solve, from the plan of the nearest budget tried."""
+    if isinstance(search, _Direct):
+        return search.bench.job(name, budget, lambda: search.start)
+    return search.bench.job(name, budget, lambda: search.bench.plan_of(search.known.nearest_plan(budget)))
+
+
+def _learn(search: _Search, row: Row) -> None:
+    """Take in a solve; the direct formulation's own bound is one on the peak."""
+    known = search.known
+    known.learn(row)
+    if search.kind == "direct":
+        known.undecided.clear()
+        known.proven_bytes = max(known.proven_bytes, json.loads(row.stats).get("peak_bound_bytes", 0))

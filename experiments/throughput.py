@@ -1,0 +1,211 @@
+"""``experiment=throughput``: the batch and plan with the most samples a second, and what a GiB is worth there.
+
+A larger batch fills the device better and needs more memory, hence more recomputation. For each batch the
+portfolio looks for the fastest plan; batches are a coarse grid from what plain training fits to what the largest
+working set allows, then finer around the best. Costs are those of the configuration (roofline by default),
+for graphs that `experiments.per_sample.of_batch` derives from one and two samples.
+
+Document (run.json): network, gpu, memory_bytes, points: [{batch, status, cost_ns, bound_ns, samples_per_s,
+most_per_s (proven: no staged plan of this batch is faster), overhead}], best (the batch), prices: [{batch,
+ms_per_gib, bound_ns}] of the best batch and of the largest with a plan (`remat.bounds.price`: by how much the
+bound of a step falls for each further GiB).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+import remat
+from experiments.batch_search import RULES
+from experiments.build import CACHE_FOLDER, Subject
+from experiments.engine import Engine, make_engine
+from experiments.per_sample import of_batch, pair, per_sample
+from experiments.progress import SolveProgress
+from experiments.row import Row
+from experiments.running import STORE_FOLDER
+from experiments.settings import Settings
+from experiments.solving import Bench, is_final
+from experiments.store import Store, code_version, row_key, write_json
+from remat.bounds.price import shadow_price
+from remat.cost import apply_cost
+from remat.errors import InvalidInput, RematError
+from remat.graph import Graph
+from remat.solve import Solution
+
+STRATEGY = "portfolio"
+COARSE, QUICK_COARSE = 6, 3  # batches of the grid, beside the largest that plain training fits
+ROUNDS, QUICK_ROUNDS = 2, 0  # of halving the distance to the neighbours of the best
+
+
+def run_throughput(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
+    """One network; the exit code."""
+    if settings.spec is None or settings.spec.framework == "synthetic":
+        raise InvalidInput("experiment=throughput needs a Keras model with layer granularity")
+    if cfg.batch_size is not None:
+        raise InvalidInput("experiment=throughput finds the batch size; leave batch_size away")
+    if settings.cost != "roofline":
+        raise InvalidInput("experiment=throughput scales the costs of one sample to any batch: leave cost=roofline")
+    quick = cfg.scale == "quick"
+    engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
+    with engine, SolveProgress(console, engine.at_once) as progress:
+        coarse, rounds = (QUICK_COARSE, QUICK_ROUNDS) if quick else (COARSE, ROUNDS)
+        document = throughput(settings, Store(STORE_FOLDER), engine, progress, coarse=coarse, rounds=rounds)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "run.json", {"experiment": "throughput", **document})
+    from analysis.throughput import draw_run
+
+    console.print(_table(document))
+    for price in document["prices"]:
+        worth = f"{price['ms_per_gib']:.3f} ms a step (slope of the bound)"
+        console.print(f"one more GiB at batch {price['batch']}: {worth}", markup=False)
+    for path in draw_run(folder):
+        console.print(f"{'table' if path.suffix == '.csv' else 'figure':<8} {path}", markup=False, soft_wrap=True)
+    return 0 if document["best"] is not None else 1
+
+
+def throughput(
+    settings: Settings, store: Store, engine: Engine, progress: SolveProgress, *, coarse: int = COARSE,
+    rounds: int = ROUNDS,
+) -> dict[str, Any]:  # fmt: skip
+    """The document of one network, see the module."""
+    spec = settings.spec
+    assert spec is not None
+    one, two = pair(spec)
+    network = per_sample(spec)
+    memory_bytes = int(settings.gpu.memory_bytes)
+    rule = RULES[0]
+    order = remat.Plan.from_order(network.graph, range(len(network.graph)))
+    plain = rule.batch(remat.simulate(network.graph, order).peak_bytes, network, memory_bytes)
+    most = rule.batch(network.graph.largest_working_set()[0], network, memory_bytes)
+
+    def bench(batch: int) -> Bench:
+        costed = apply_cost(of_batch(one, two, batch), settings.cost, settings.gpu, cache_folder=CACHE_FOLDER / "costs")
+        subject = Subject(costed, spec.name, spec.framework, spec.granularity, batch, settings.cost, "modelled")
+        once = remat.simulate(costed, remat.Plan.from_order(costed, range(len(costed)))).peak_bytes
+        known = replace(settings, options=settings.options | {STRATEGY: settings.options.get(STRATEGY, {})})
+        store.write_graph(costed)
+        return Bench(subject, known, "throughput", store, engine, progress, once)
+
+    benches: dict[int, Bench] = {}
+    rows: dict[int, Row] = {}
+
+    def solve(batches: Sequence[int]) -> None:
+        new = [batch for batch in batches if batch not in rows]
+        benches.update((batch, bench(batch)) for batch in new)
+        found = solve_each([(benches[batch], memory_bytes) for batch in new], STRATEGY)
+        rows.update(zip(new, found, strict=True))
+
+    solve(grid(max(1, plain), max(1, most), coarse))
+    for _ in range(rounds):
+        best = _best(rows)
+        if best is None:
+            break
+        solve(between(sorted(rows), best))
+    best = _best(rows)
+    planned = [batch for batch, row in rows.items() if row.cost]
+    prices = [
+        _price(benches[batch].subject.graph, batch, memory_bytes, settings, store)
+        for batch in (dict.fromkeys((best, max(planned))) if best is not None else ())
+    ]
+    return {
+        "network": spec.name, "gpu": settings.gpu.name, "memory_bytes": memory_bytes, "plain_batch": plain,
+        "points": [_point(batch, rows[batch]) for batch in sorted(rows)], "best": best,
+        "prices": [price for price in prices if price is not None],
+    }  # fmt: skip
+
+
+def grid(plain: int, most: int, points: int) -> list[int]:
+    """Half of what plain training fits, all of it, and `points` more batches up to `most`, evenly spaced by factor."""
+    ratio = max(1.0, most / plain) ** (1 / points)
+    return sorted({max(1, plain // 2), plain, *(min(most, round(plain * ratio**i)) for i in range(1, points + 1))})
+
+
+def between(batches: Sequence[int], best: int) -> list[int]:
+    """The middles between the best of `batches` (ascending) and its neighbours, where there is room for one."""
+    at = list(batches).index(best)
+    near = [*batches[max(0, at - 1) : at], *batches[at + 1 : at + 2]]
+    return sorted({(best + other) // 2 for other in near} - set(batches))
+
+
+def solve_each(benches: Sequence[tuple[Bench, int]], strategy: str) -> list[Row]:
+    """A row for each (bench, budget), from the store or solved side by side; their benches share one engine."""
+    keys = [bench.key(strategy, budget) for bench, budget in benches]
+    rows: dict[str, Row] = {}
+    owner = {key: bench for key, (bench, _) in zip(keys, benches, strict=True)}
+    jobs = []
+    for key, (bench, budget) in zip(keys, benches, strict=True):
+        row = bench.store.read_row(key)
+        if row is not None and is_final(row):
+            rows[key] = row
+        else:
+            jobs.append(bench.job(strategy, budget, lambda: None))
+    if jobs:
+        engine, progress = benches[0][0].engine, benches[0][0].progress
+        progress.expect([job.time_limit_s for job in jobs])
+        for job in jobs:
+            engine.submit(job)
+        try:
+            for finished in engine.results():
+                if finished is None:
+                    progress.tick([job.label for job in engine.running()])
+                    continue
+                job, solution = finished
+                assert isinstance(solution, Solution)
+                rows[job.key] = owner[job.key].keep(job.key, solution)
+                progress.finished(f"{job.problem.graph.name}, {job.label}: {solution.status}", solution.wall_s)
+        except KeyboardInterrupt:
+            for job, solution in engine.interrupt():
+                if isinstance(solution, Solution) and solution.plan is not None:
+                    owner[job.key].keep(job.key, solution)
+            raise
+    return [rows[key] for key in keys]
+
+
+def _best(rows: dict[int, Row]) -> int | None:
+    with_plan = [batch for batch, row in rows.items() if row.cost]
+    return max(with_plan, key=lambda batch: batch / (rows[batch].cost or 1), default=None)
+
+
+def _point(batch: int, row: Row) -> dict[str, Any]:
+    bound = row.bound if row.bound is not None else row.total_cost
+    return {
+        "batch": batch, "status": row.status, "cost_ns": row.cost, "bound_ns": bound, "overhead": row.overhead,
+        "samples_per_s": None if row.cost is None else batch * 1e9 / row.cost,
+        "most_per_s": 0.0 if row.status == "INFEASIBLE" else batch * 1e9 / bound, "key": row.key,
+    }  # fmt: skip
+
+
+def _price(graph: Graph, batch: int, memory_bytes: int, settings: Settings, store: Store) -> dict[str, Any] | None:
+    """What a further GiB saves at this batch, kept in the store; None if its LP is not solved in time."""
+    asked = {"price": graph.sha256(), "budget": memory_bytes, "scope": settings.scope, "code": code_version()}
+    path = store.folder / "prices" / f"{row_key(asked)}.json"
+    if path.is_file():
+        return json.loads(path.read_text())
+    try:
+        price = shadow_price(graph, memory_bytes, scope=settings.scope, time_limit_s=4 * settings.time_limit_s,
+                             threads=settings.threads)  # fmt: skip
+    except RematError:
+        return None
+    found = {"batch": batch, "ms_per_gib": price.per_gib / 1e6, "bound_ns": price.bound}
+    write_json(path, found)
+    return found
+
+
+def _table(document: dict[str, Any]) -> Table:
+    table = Table("batch", "status", "step (ms)", "samples/s", "at most (proven)", "overhead")
+    for point in document["points"]:
+        cost = point["cost_ns"]
+        cells = ["", "", ""] if cost is None else [
+            f"{cost / 1e6:.2f}", f"{point['samples_per_s']:.2f}", f"{100 * point['overhead']:.2f} %"
+        ]  # fmt: skip
+        mark = " *" if point["batch"] == document["best"] else ""
+        table.add_row(f"{point['batch']}{mark}", point["status"], *cells[:2], f"{point['most_per_s']:.2f}", cells[2])
+    return table

@@ -1,0 +1,78 @@
+"""What memory is worth: the slope of the proven lower bound in the budget, from the multipliers that prove it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from remat.bounds.certificate import BoundCertificate
+from remat.bounds.lp import lower_bound
+from remat.errors import RematError
+from remat.graph import Graph
+from remat.plan import parse_scope
+from remat.solve import Problem
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowPrice:
+    """The price of memory at one budget.
+
+    Attributes:
+        cost_per_byte: by how much the bound falls for each further byte, in the graph's cost unit; never negative.
+        bound: proven lower bound on cost at this budget, without cuts.
+        certificate: its proof; the price is read off its memory rows.
+    """
+
+    budget_bytes: int
+    cost_per_byte: float
+    bound: int
+    certificate: BoundCertificate
+
+    @property
+    def per_gib(self) -> float:
+        """Cost units for each GiB."""
+        return self.cost_per_byte * GIB
+
+
+def price_of(certificate: BoundCertificate) -> float:
+    """Cost units for each byte of budget, of the bound that a certificate without knapsack rows proves.
+
+    The bound of fixed multipliers is linear in the budget: each memory row's right side falls by a byte with
+    each further byte (LP duality: the multipliers of the optimum are the bound's slope). A knapsack row holds
+    for one budget only, so it has no slope.
+
+    Raises:
+        RematError: the certificate uses knapsack rows.
+    """
+    if certificate.multipliers.get("knapsack"):
+        raise RematError("a bound with knapsack rows holds for its own budget only and has no price")
+    return sum(y for _, y in certificate.multipliers.get("memory", ())) / certificate.denominator
+
+
+def shadow_price(
+    graph: Graph, budget_bytes: int, *, scope: str = "staged", time_limit_s: float = 60.0, threads: int = 1
+) -> ShadowPrice:
+    """The slope of the LP bound at a budget.
+
+    It prices the relaxation, not the integer optimum, whose cost falls in steps as the budget grows; between two
+    budgets the integer optimum may fall by more or by less.
+
+    Raises:
+        RematError: the relaxation was not solved in time, or no plan fits.
+    """
+    found: list[BoundCertificate] = []
+
+    def take(certificate: BoundCertificate) -> None:
+        if not certificate.multipliers.get("knapsack"):
+            found.append(certificate)
+
+    problem = Problem(
+        graph, budget_bytes, parse_scope(scope), deadline=time.monotonic() + time_limit_s, threads=threads
+    )
+    lower_bound(problem, on_bound=take, with_cuts=False)
+    if not found:
+        raise RematError(f"no LP bound of '{graph.name}' at {budget_bytes} bytes within {time_limit_s:g} s")
+    last = max(found, key=lambda certificate: certificate.bound)
+    return ShadowPrice(budget_bytes, price_of(last), last.bound, last)

@@ -1,0 +1,163 @@
+"""The direct formulation: the least peak among the plans that cost at most so much, as one program.
+
+`remat.staged_model` asks for the least cost within a budget. Here the peak Z is a column, every memory row
+says "at most Z" instead of "at most the budget", the cost is a row and the objective is Z. Memory is linear
+in the batch size b of a layer graph, fixed + b Z(1 sample), so the least Z is the largest batch:
+b = floor((memory - fixed) / Z). Checkmate (Jain et al., MLSys 2020, section 6.4) has the batch size as the
+variable and memory quadratic in it; dividing by b makes it linear.
+
+The model is built for a peak that is proven to be needed, so that rows which it cannot exceed are left out;
+Z starts there. Rows of repeats within a stage enter as in `remat.strategies._milp_trimmed`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from remat.bounds.peak import peak_bound
+from remat.errors import Skip
+from remat.plan import Plan, Scope
+from remat.simulator import simulate
+from remat.solve import Candidate, Outcome, Problem
+from remat.staged_model import BALANCE, MEMORY, StagedModel, build_staged_model
+from remat.strategies._milp_trimmed import SCALED_BUDGET, TOLERANCE, stages_beyond, start_of
+
+PEAK_BOUND_SETS = 2000  # of `peak_bound`, for each operation
+SCALED_COST = 1000.0  # of what may be spent on repeats
+
+
+def solve_peak(problem: Problem, mip_gap: float) -> Outcome:
+    """The plan of least peak that costs at most ``problem.cost_cap`` and fits ``problem.budget_bytes``.
+
+    ``stats["peak_bound_bytes"]``: no staged plan within the cap has a smaller peak, fixed bytes included.
+
+    Raises:
+        Skip: the problem has no cost cap.
+    """
+    if problem.cost_cap is None:
+        raise Skip("formulation=peak looks for the least peak within a cost cap, and this problem has none")
+    return _LeastPeak(problem, problem.cost_cap, mip_gap).run()
+
+
+@dataclass(slots=True)
+class _LeastPeak:
+    problem: Problem
+    cost_cap: int
+    mip_gap: float
+    bound_bytes: int = 0
+    best: tuple[int, Plan] | None = None  # peak, plan
+    stats: dict[str, Any] = field(default_factory=lambda: {"solver": "highs", "rounds": 0, "nodes": 0})
+
+    def run(self) -> Outcome:
+        problem, graph = self.problem, self.problem.graph
+        start = problem.warm_start
+        self._keep(Plan.from_order(graph, range(len(graph)), problem.budget_bytes))
+        if start is not None and start.scope is Scope.STAGED:
+            self._keep(start)
+        self.bound_bytes = peak_bound(graph, max_sets=PEAK_BOUND_SETS).bytes
+        slots: set[int] = set()
+        slack = 0.5  # in cost units: exact, because costs come in whole units
+        while problem.remaining_s() > 0.3 and not self._is_decided():
+            memory = "full" if slots else "stage_end"
+            model = build_staged_model(graph, self.bound_bytes, memory=memory, slot_stages=slots)
+            self.stats |= {"columns": model.shape[1] + 1, "rows": model.shape[0] + 1, "stages_with_slots": len(slots)}
+            x, peak, ended = self._solve(model, slack)
+            if x is None or not ended:
+                break
+            plan = model.plan(x)
+            trace = simulate(graph, plan)
+            beyond = stages_beyond(plan, trace.running_bytes, peak) - slots
+            if trace.cost > self.cost_cap:  # by the solver's tolerance
+                slack = min(-0.5, 4 * slack if slack < 0 else -1.0)
+            elif beyond:
+                slots |= beyond
+            else:
+                break
+        self.stats |= {"peak_bound_bytes": self.bound_bytes, "decided": self._is_decided()}
+        if self.best is None:
+            return Outcome(timed_out=True, message="no plan within the cost cap was found in time", stats=self.stats)
+        return Outcome((Candidate(self.best[1]),), stats=self.stats)
+
+    def _is_decided(self) -> bool:
+        return self.best is not None and self.best[0] <= self.bound_bytes
+
+    def _keep(self, plan: Plan) -> None:
+        trace = simulate(self.problem.graph, plan)
+        if trace.cost <= self.cost_cap and (self.best is None or trace.peak_bytes < self.best[0]):
+            self.best = trace.peak_bytes, plan
+
+    def _solve(self, model: StagedModel, slack: float) -> tuple[np.ndarray | None, int, bool]:
+        """(R and S and what follows from them or None, the peak claimed, whether it was solved to the end)."""
+        import highspy
+
+        problem, graph, unit = self.problem, self.problem.graph, model.unit_bytes
+        self.stats["rounds"] += 1
+        least = (self.bound_bytes - graph.fixed_bytes) // unit
+        most = max(least, (problem.budget_bytes - graph.fixed_bytes) // unit)
+        memory_scale = min(1.0, SCALED_BUDGET / max(1, most))
+        n_rows, n_columns = model.shape
+        is_memory = model.row_kind == MEMORY
+        is_bytes = (model.row_kind == BALANCE) | is_memory
+        whole = model.is_integer
+        # Columns that count bytes count them in scaled units too.
+        column_scale = np.where(~whole & (model.upper > 1), 1.0 / memory_scale, 1.0)
+        matrix = model.matrix.astype(np.float64) @ scipy.sparse.diags(column_scale)
+        matrix = scipy.sparse.diags(np.where(is_bytes, memory_scale, 1.0)) @ matrix
+        spare = self.cost_cap - model.cost_constant
+        cost_unit = max(1, int(np.gcd.reduce(model.cost))) if len(model.cost) else 1
+        cost_scale = SCALED_COST / max(1, spare)
+        above = scipy.sparse.csr_matrix(is_memory.astype(np.float64).reshape(-1, 1))  # Z - least, in scaled units
+        cost_row = scipy.sparse.csr_matrix(-model.cost * cost_scale)
+        matrix = scipy.sparse.bmat([[matrix, above], [cost_row, None]]).tocsr()
+        lp: Any = highspy.HighsLp()
+        lp.num_row_, lp.num_col_ = n_rows + 1, n_columns + 1
+        lp.col_cost_ = np.append(np.zeros(n_columns), 1.0)
+        lp.offset_ = least * memory_scale
+        lp.col_lower_ = np.zeros(n_columns + 1)
+        lp.col_upper_ = np.append(np.where(whole, 1.0, highspy.kHighsInf), (most - least) * memory_scale)
+        scaled_lower = model.row_lower * np.where(is_bytes, memory_scale, 1.0)
+        lp.row_lower_ = np.append(scaled_lower, -(spare + slack * cost_unit) * cost_scale)
+        lp.row_upper_ = np.full(n_rows + 1, highspy.kHighsInf)
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = matrix.indptr, matrix.indices, matrix.data
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        lp.integrality_ = [*(kinds[int(is_whole)] for is_whole in whole), kinds[0]]
+        highs = highspy.Highs()
+        highs.setOptionValue("output_flag", False)
+        highspy.Highs.resetGlobalScheduler(True)
+        highs.passModel(lp)
+        left = problem.remaining_s()
+        options: dict[str, Any] = {
+            "time_limit": max(0.05, min(left - 0.2, 0.96 * left, 1e7)), "threads": problem.threads,
+            "random_seed": problem.seed % 2**31, "mip_rel_gap": self.mip_gap,
+        }  # fmt: skip
+        if problem.work_limit is not None:
+            options["mip_max_nodes"] = problem.work_limit
+        for option, value in options.items():
+            highs.setOptionValue(option, value)
+        if self.best is not None:
+            index, values = start_of(model, self.best[1])
+            highs.setSolution(len(index), index, values)
+
+        def improved(event: Any) -> None:
+            self._keep(model.plan(np.asarray(event.data_out.mip_solution)))
+
+        highs.cbMipImprovingSolution += improved
+        highs.run()
+        info, status = highs.getInfo(), highs.getModelStatus()
+        self.stats["nodes"] += max(0, int(info.mip_node_count))
+        if slack > 0 and math.isfinite(info.mip_dual_bound):
+            units = info.mip_dual_bound / memory_scale
+            units = math.ceil(units - max(units * TOLERANCE, 1e-5 / memory_scale))
+            self.bound_bytes = max(self.bound_bytes, graph.fixed_bytes + units * unit)
+        if int(info.primal_solution_status) != 2:  # kSolutionStatusFeasible
+            return None, 0, False
+        x = np.asarray(highs.getSolution().col_value)
+        claimed = (least + x[-1] / memory_scale) * (1 + TOLERANCE) + 0.5
+        self._keep(model.plan(x))
+        return x[:-1], graph.fixed_bytes + int(claimed) * unit, status == highspy.HighsModelStatus.kOptimal

@@ -1,0 +1,426 @@
+"""Largest batches: the published numbers, the bisection, the direct formulation, the price of memory."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from brute_force import optimum
+from rich.console import Console
+
+import experiments.largest_model as largest_module
+import experiments.throughput as throughput_module
+import remat
+from analysis import max_batch_size as drawing
+from experiments import cli
+from experiments.batch_search import RULES, Bisection
+from experiments.config import register
+from experiments.engine import Job, make_engine
+from experiments.largest_model import SizeSearch
+from experiments.max_batch_size import DIRECT, max_batches
+from experiments.per_sample import PerSample, of_batch, pair, per_sample
+from experiments.progress import SolveProgress
+from experiments.store import Store
+from experiments.throughput import between, grid
+from remat import Graph, Operation, Value
+from remat.bounds.price import price_of, shadow_price
+from remat.cost import apply_cost
+from remat.errors import RematError
+from remat.exhaustive import exhaustive
+from remat.frontends.spec import ModelSpec
+from remat.frontends.subprocess import extract_in_child
+from remat.graph import Work
+from remat.solve import Problem, Status, solve_here
+
+VGG19 = ModelSpec("vgg19", "keras", "keras.applications:VGG19", 256, (224, 224, 3), "layer")
+GPU_BYTES = 16 * 10**9
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("graphs")
+
+
+@pytest.fixture(scope="module")
+def vgg19(cache: Path) -> PerSample:
+    return per_sample(VGG19, cache)
+
+
+def random_graph(seed: int) -> Graph:
+    """A few operations with random inputs, sizes (zero too) and costs, for exhaustive references."""
+    draw = random.Random(seed)
+    operations, values = [], []
+    for k in range(draw.randint(4, 7)):
+        inputs = sorted(draw.sample(range(k), min(k, draw.randint(1, 2))))
+        values.append(Value(f"v{k}", draw.randint(0, 5) * draw.choice([1, 1, 7])))
+        operations.append(Operation(f"o{k}", "op", tuple(inputs), (k,), cost=draw.randint(0, 4),
+                                    workspace_bytes=draw.choice([0, 0, 2])))  # fmt: skip
+    return Graph(f"random{seed}", tuple(operations), tuple(values), fixed_bytes=draw.choice([0, 3]))
+
+
+def training_graph(n: int, seed: int = 0) -> Graph:
+    """A chain of n layers with skips, its loss and its gradients, sizes and costs at random."""
+    draw = random.Random(seed)
+    sizes, costs = [draw.randint(2, 9) for _ in range(n)], [draw.randint(1, 9) for _ in range(n)]
+    operations = [
+        Operation(f"f{k}", "op", tuple({k - 1, max(0, k - 3)}) if k > 3 else (k - 1,) if k else (), (k,), cost=costs[k])
+        for k in range(n)
+    ]
+    for i, k in enumerate(reversed(range(n))):
+        inputs = sorted({k, max(0, k - 1), *([n + i - 1] if i else [])})
+        operations.append(Operation(f"b{k}", "op", tuple(inputs), (n + i,), cost=2 * costs[k], is_backward=True))
+    values = [Value(f"v{i}", 1000 * size) for i, size in enumerate([*sizes, *reversed(sizes)])]
+    return Graph("training", tuple(replace(op, inputs=tuple(sorted(op.inputs))) for op in operations), tuple(values))
+
+
+def plain_peak(graph: Graph) -> int:
+    return remat.simulate(graph, remat.Plan.from_order(graph, range(len(graph)))).peak_bytes
+
+
+def test_vgg19_has_the_artifacts_batches_and_those_of_the_stated_rule(vgg19: PerSample) -> None:
+    """The artifact's printed numbers and the rule that the paper states, from the same plans."""
+    expected = {"published": (167, 197, 266), "published_stated": (181, 213, 289), "exact": (220, 269, 285)}
+    for rule in RULES:
+        batches = []
+        for strategy in ("checkpoint_all", "chen_sqrtn", "chen_greedy"):
+            members = remat.family(vgg19.graph, strategy, accounting=rule.accounting)
+            peak = min(m.peak_bytes for m in members if m.cost <= vgg19.cost_cap)
+            batches.append(rule.batch(peak, vgg19, GPU_BYTES))
+        assert tuple(batches) == expected[rule.name], rule.name
+    # 289 is the working set of one operation: no plan has more.
+    assert RULES[2].batch(vgg19.graph.largest_working_set()[0], vgg19, GPU_BYTES) == 289
+
+
+def test_graphs_of_a_batch_lie_on_the_line_through_one_and_two_samples(cache: Path, vgg19: PerSample) -> None:
+    one, two = pair(VGG19, cache)
+    derived, extracted = of_batch(one, two, 37), extract_in_child(replace(VGG19, batch_size=37), None)
+    assert [v.bytes for v in derived.values] == [v.bytes for v in extracted.values]
+    assert derived.fixed_bytes == extracted.fixed_bytes
+    for a, b in zip(derived.operations, extracted.operations, strict=True):
+        assert a.work is not None
+        assert b.work is not None
+        assert (a.work.flops, a.work.bytes_moved) == (b.work.flops, b.work.bytes_moved), a.name
+    published = extract_in_child(replace(VGG19, batch_size=1, accounting="published"), None)
+    assert vgg19.parameter_bytes == published.fixed_bytes
+    assert vgg19.parameter_bytes + 37 * vgg19.input_bytes == extracted.fixed_bytes
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rules_budget_admits_its_batch_and_no_byte_more(rule) -> None:
+    network = PerSample("any", training_graph(3), 12_345, 678)
+    for memory in (100_000, 999_999, 12_345_678):
+        for batch in (1, 2, 7, 50):
+            budget = rule.sample_bytes(batch, network, memory)
+            if budget:
+                assert rule.batch(budget, network, memory) >= batch
+                assert rule.batch(budget + 1, network, memory) < batch
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the bisection reads of a row."""
+
+    budget_bytes: int
+    status: str
+    cost: int | None
+    peak_bytes: int | None
+    bound: int | None
+    total_cost: int
+    plan_file: str | None = None
+    wall_s: float = 0.0
+    message: str = ""
+
+
+def least_peak(graph: Graph, cap: int) -> int:
+    """The smallest budget, tried byte by byte upwards from the working set, at which a plan within the cap exists."""
+    budget = graph.largest_working_set()[0]
+    while True:
+        found = exhaustive(graph, budget)
+        assert found.is_decided
+        if found.plan is not None and remat.simulate(graph, found.plan).cost <= cap:
+            return budget
+        budget += 1000  # sizes of `training_graph` are whole thousands
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("knows_bounds", [True, False])
+def test_bisection_finds_what_stepping_through_every_batch_finds(seed: int, knows_bounds: bool) -> None:
+    graph = training_graph(5, seed)
+    network = PerSample("small", graph, 50_000, 400)
+    memory, rule = 4_000_000, RULES[0]
+    least = least_peak(graph, network.cost_cap)
+    batch = stepped = 1
+    while batch < 1000:  # every batch, by definition: the batch fits if a plan of its budget is within the cap
+        if rule.sample_bytes(batch, network, memory) >= least:
+            stepped = batch
+        batch += 1
+    known = Bisection(network, memory, [rule], plain_peak(graph), graph.largest_working_set()[0])
+    asked = []
+    while (budget := known.next_budget()) is not None:
+        assert budget not in asked
+        asked.append(budget)
+        found = exhaustive(graph, budget)
+        trace = None if found.plan is None else remat.simulate(graph, found.plan)
+        infeasible = trace is None
+        cost = None if trace is None else trace.cost
+        status = Status.INFEASIBLE if infeasible and knows_bounds else Status.FEASIBLE if trace else Status.TIMEOUT
+        bound = cost if knows_bounds else graph.total_cost
+        peak = None if trace is None else trace.peak_bytes
+        known.learn(Answer(budget, status, cost, peak, bound, graph.total_cost))
+    assert rule.batch(known.found_bytes, network, memory) == stepped
+    most = rule.batch(known.proven_bytes, network, memory)
+    assert most == stepped if knows_bounds else most >= stepped
+    limit = rule.batch(graph.largest_working_set()[0], network, memory)
+    assert len(asked) <= limit.bit_length() + 2
+
+
+def test_an_undecided_solve_neither_finds_nor_rules_out(vgg19: PerSample) -> None:
+    """Solves that end with a plan above the cap and a bound below it leave both sides where they are."""
+    known = Bisection(vgg19, GPU_BYTES, RULES[:1], plain_peak(vgg19.graph), vgg19.graph.largest_working_set()[0])
+    before = known.found_bytes, known.proven_bytes
+    total = vgg19.graph.total_cost
+    asked = 0
+    while (budget := known.next_budget()) is not None:
+        known.learn(Answer(budget, Status.FEASIBLE, vgg19.cost_cap + 1, budget, total, total))
+        asked += 1
+    assert (known.found_bytes, known.proven_bytes) == before
+    assert asked < 10  # halved down to the batch above the one found
+    assert not known.proves
+
+
+def test_direct_formulation_is_the_least_peak_of_brute_force() -> None:
+    binding = 0
+    for seed in range(30):
+        graph = random_graph(seed)
+        cap = graph.total_cost + random.Random(seed).randint(0, graph.total_cost // 2 + 1)
+        plain = plain_peak(graph)
+        least = next(
+            budget for budget in range(plain + 1)
+            if (cost := optimum(graph, budget, "staged")) is not None and cost <= cap
+        )  # fmt: skip
+        binding += least < plain
+        problem = Problem(graph, plain, cost_cap=cap, deadline=time.monotonic() + 30).collecting()
+        solution = solve_here(problem, "checkmate_milp", {"formulation": "peak"})
+        assert solution.plan is not None
+        trace = remat.simulate(graph, solution.plan)
+        assert trace.cost <= cap, seed
+        assert (trace.peak_bytes, solution.stats["peak_bound_bytes"]) == (least, least), seed
+    assert binding >= 5  # in the others plain training is the least already
+
+
+def test_direct_formulation_needs_a_cost_cap() -> None:
+    graph = training_graph(3)
+    solution = remat.solve(graph, plain_peak(graph), "checkmate_milp", formulation="peak")
+    assert solution.status is Status.SKIPPED
+    assert "cost cap" in solution.message
+
+
+@pytest.mark.parametrize("strategy", ["portfolio", "checkmate_milp", "search"])
+def test_a_solve_with_a_cost_cap_ends_when_it_is_decided(strategy: str, warm_search: None) -> None:
+    graph = training_graph(14)
+    cap = graph.total_cost + sum(op.cost for op in graph.operations if not op.is_backward)
+    loose = (graph.largest_working_set()[0] + 3 * plain_peak(graph)) // 4
+    problem = Problem(graph, loose, cost_cap=cap, deadline=time.monotonic() + 60).collecting()
+    assert not problem.is_solved()
+    solution = solve_here(problem, strategy, {})
+    assert solution.cost is not None
+    assert solution.cost <= cap
+    assert problem.is_solved()
+    assert problem.remaining_s() > 10  # not the time limit
+
+
+def test_a_cost_cap_is_refuted_by_a_bound_above_it() -> None:
+    graph = training_graph(6)
+    tight = next(b for b in range(graph.largest_working_set()[0], 10**9, 1000) if exhaustive(graph, b).plan is not None)
+    found = exhaustive(graph, tight)
+    assert found.plan is not None
+    cost = remat.simulate(graph, found.plan).cost
+    assert cost > graph.total_cost
+    problem = Problem(graph, tight, cost_cap=cost - 1, deadline=time.monotonic() + 60).collecting()
+    assert not problem.is_solved()
+    solution = solve_here(problem, "portfolio", {})
+    assert solution.bound == cost
+    assert problem.is_solved()
+
+
+def test_the_price_of_memory_is_the_slope_of_the_bound(vgg19: PerSample) -> None:
+    graph, low = vgg19.graph, vgg19.graph.largest_working_set()[0]
+    high = plain_peak(graph)
+    step = (high - low) // 500
+    sloped = 0
+    for share in (0.1, 0.3, 0.5):
+        budget = low + int(share * (high - low))
+        price = shadow_price(graph, budget)
+        fall = shadow_price(graph, budget - step).bound - shadow_price(graph, budget + step).bound
+        assert price.cost_per_byte == pytest.approx(fall / (2 * step), rel=0.01)
+        assert remat.verify_bound(graph, price.certificate) == price.bound
+        sloped += price.cost_per_byte > 0
+    assert sloped == 3
+    assert shadow_price(graph, high).cost_per_byte == 0  # nothing is short
+
+
+def test_a_bound_with_knapsack_rows_has_no_price(vgg19: PerSample) -> None:
+    certificate = shadow_price(vgg19.graph, plain_peak(vgg19.graph)).certificate
+    with_rows = replace(certificate, multipliers={"knapsack": [[3, 1, 0, 1, 5]]})
+    with pytest.raises(RematError, match="knapsack"):
+        price_of(with_rows)
+
+
+@pytest.mark.parametrize(("largest", "provable"), [(1, True), (9, True), (14, False), (40, True)])
+def test_sizes_are_doubled_then_halved(largest: int, provable: bool) -> None:
+    known, asked = SizeSearch(7), []
+    while (size := known.next_size()) is not None:
+        assert size not in asked
+        asked.append(size)
+        known.learn(size, fits=size <= largest, impossible=provable and size > largest)
+    assert known.found == largest
+    assert known.ruled_out == (largest + 1 if provable else None)
+
+
+def test_the_grid_of_batches_reaches_both_ends_and_is_refined_around_the_best() -> None:
+    batches = grid(220, 285, 4)
+    assert batches[0] == 110
+    assert 220 in batches
+    assert batches[-1] == 285
+    assert between([100, 200, 300, 400], 300) == [250, 350]
+    assert between([100, 200], 200) == [150]
+    assert between([299, 300, 301], 300) == []
+
+
+def test_the_command_keeps_what_it_solved_and_redraws_without_solving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    command = ["experiment=max_batch_size", "model=chain", "model.options.n=6", "scale=quick",
+               "budget=200000", "strategies=[checkpoint_all,checkmate_milp]"]  # fmt: skip
+    assert cli.main(command) == 0
+    (folder,) = [path.parent for path in tmp_path.glob("runs/*/run.json")]
+    (document,) = drawing.load(folder)
+    found = {record["strategy"]: record["found"]["exact"] for record in document["records"]}
+    assert found[DIRECT] == found["checkmate_milp"] == document["proven"]["exact"]  # small enough to be proven
+    assert found["checkpoint_all"] < found["checkmate_milp"]
+    assert not document["contradicted"]
+    (folder / "table.csv").unlink()
+    assert drawing.main([str(folder)]) == 0
+    first = (folder / "table.csv").read_text()
+    assert "published_stated" in first
+    assert (folder / "figures" / "max_batch_size.png").stat().st_size > 5000
+    settings = cli.check(command, multirun=False)
+    store = Store(Path("runs/store"))
+    with SolveProgress(Console(quiet=True), 1) as progress, _NoEngine() as engine:
+        assert max_batches(settings, store, engine, progress) == [document]
+
+
+class _NoEngine:
+    """Nothing may be solved again."""
+
+    def __enter__(self) -> _NoEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, job: Job) -> None:
+        raise AssertionError(f"{job.label} is solved again")
+
+    def results(self) -> list:
+        return []
+
+
+def worked(graph: Graph, batch: int) -> Graph:
+    """`graph` for a batch, with parameters and work that the roofline can time."""
+    operations = tuple(
+        replace(op, work=Work(flops=batch * op.cost * 10**9, bytes_moved=1000 + batch * 1000))
+        for op in graph.operations
+    )
+    values = tuple(replace(value, bytes=batch * value.bytes) for value in graph.values)
+    return replace(graph, name=f"small_b{batch}", operations=operations, values=values, fixed_bytes=5000 + 10 * batch)
+
+
+@pytest.fixture
+def bench_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """(settings, store, engine, progress) for a Keras model of a few operations, extracted by nobody."""
+    monkeypatch.chdir(tmp_path)
+    register()
+    (settings,) = cli.check(["time_limit=20"], multirun=False)
+    settings = replace(settings, gpu=replace(settings.gpu, memory_bytes=400_000))
+    with SolveProgress(Console(quiet=True), 2) as progress, make_engine("local", 2) as engine:
+        yield settings, Store(tmp_path / "store"), engine, progress
+
+
+def test_throughput_finds_the_best_batch_of_those_it_solved(bench_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, store, engine, progress = bench_of
+    graph = training_graph(6)
+    monkeypatch.setattr(throughput_module, "pair", lambda spec: (worked(graph, 1), worked(graph, 2)))
+    monkeypatch.setattr(throughput_module, "per_sample", lambda spec: PerSample("small", graph, 5000, 10))
+    document = throughput_module.throughput(settings, store, engine, progress, coarse=2, rounds=1)
+    points = {point["batch"]: point for point in document["points"]}
+    planned = {batch: point for batch, point in points.items() if point["samples_per_s"] is not None}
+    assert document["best"] == max(planned, key=lambda batch: planned[batch]["samples_per_s"])
+    assert points[document["plain_batch"]]["overhead"] == 0
+    assert max(planned) > document["plain_batch"]  # more fits with recomputation, and costs more
+    assert planned[max(planned)]["overhead"] > 0
+    for batch, point in planned.items():
+        assert point["samples_per_s"] <= point["most_per_s"]
+        row = store.read_row(point["key"])
+        assert row is not None
+        assert row.peak_bytes is not None
+        assert row.peak_bytes <= 400_000
+        assert point["samples_per_s"] == pytest.approx(batch * 1e9 / (row.cost or 0))
+    assert [price["batch"] for price in document["prices"]] == list(dict.fromkeys((document["best"], max(planned))))
+    again = throughput_module.throughput(settings, store, None, None, coarse=2, rounds=1)  # nothing is left to solve
+    assert again == document
+
+
+def test_largest_models_stop_at_sizes_that_do_not_fit(bench_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, store, engine, progress = bench_of
+
+    def extract(spec: ModelSpec, _cache: Path) -> Graph:
+        if "blocks" in spec.options:
+            return worked(training_graph(3 + spec.options["blocks"][2]), 4)
+        return worked(training_graph(5), (spec.input_size[0] // 32) ** 2)
+
+    monkeypatch.setattr(largest_module, "extract_in_child", extract)
+    settings = replace(settings, spec=replace(settings.spec, input_size=(64, 96, 3)), time_limit_s=4.0)
+    document = largest_module.largest_models(settings, None, store, engine, progress, max_trials=5)
+    resolution, depth = document["searches"]
+    sizes = {trial["size"]: trial["fits"] for trial in resolution["trials"]}
+    assert resolution["ruled_out"] == resolution["found"] + 1  # bisected to the end
+    assert sizes[resolution["found"]]
+    assert not sizes[resolution["found"] + 1]
+    side = 32 * resolution["found"]
+    assert resolution["found_label"] == f"{side} x {round(side * 1.5 / 32) * 32}"
+    assert depth["found"] >= 6
+    assert all(trial["fits"] == (trial["cost"] is not None and trial["cost"] <= trial["cost_cap"])
+               for trial in (*resolution["trials"], *depth["trials"]))  # fmt: skip
+
+
+@pytest.mark.slow
+def test_resnet50_of_the_depth_search_is_keras_own() -> None:
+    """Same operations, shapes, parameters and FLOPs; (3, 4, 6, 3) is the 50 of the name."""
+    own = ModelSpec("resnet", "keras", "remat.networks.keras_resnet:resnet", 2, (224, 224, 3), "layer",
+                    options={"blocks": [3, 4, 6, 3]})  # fmt: skip
+    theirs = replace(own, target="keras.applications:ResNet50", options={})
+    a, b = (apply_cost(extract_in_child(spec, None), "flops", None) for spec in (own, theirs))
+    assert a.fixed_bytes == b.fixed_bytes
+    assert a.total_cost == b.total_cost
+    assert sorted(v.bytes for v in a.values) == sorted(v.bytes for v in b.values)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [("batch_size=8", "leave batch_size away"), ("graph=g.json", "runs models")],
+)
+def test_what_cannot_be_asked_is_refused(
+    override: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    Path("g.json").write_text("{}")
+    assert cli.main(["experiment=max_batch_size", "model=chain", override]) == 1
+    assert said in capsys.readouterr().err
