@@ -188,7 +188,7 @@ def _search(
 
 
 def _table(search: dict[str, Any]) -> Table:
-    table = Table(search["what"], "operations", "plain peak (GB)", "fits", "overhead", title_justify="left")
+    table = Table(search["what"], "operations", "plain peak (GB)", "fits", "cost", title_justify="left")
     for trial in sorted(search["trials"], key=lambda t: t["size"]):
         cost = trial["cost"]
         over = "" if cost is None else f"{cost / trial['cost_cap']:.1%} of the cap"
