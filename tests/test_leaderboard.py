@@ -112,7 +112,7 @@ def test_the_latest_solve_counts_and_the_others_are_counted(tmp_path: Path) -> N
     assert board.ratios["b"].tolist() == [1.0]
     text = leaderboard_page.summary(found)[0]
     assert text.startswith(
-        "2 solves of 1 problem on 1 graph; not counted: 1 superseded by later ones, 1 ended by a cost cap, 1 with a plan"
+        "2 solves of 1 problem on 1 graph; not counted: 1 superseded by later ones, 1 ended by a cost"
     )
 
 
