@@ -6,30 +6,24 @@ import sys
 from pathlib import Path
 
 from analysis import draw_run, terminal_table
-from remat.errors import RematError
+from analysis.command import command
+
+
+def redraw(folder: Path) -> list[Path]:
+    """Draw a run, or a run of the paper; prints the table of the former."""
+    if (folder / "paper.json").is_file():
+        from analysis.paper import draw_paper
+
+        return draw_paper(folder)
+    from rich.console import Console
+
+    written = draw_run(folder)
+    Console().print(terminal_table(folder))
+    return written
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        print("usage: python -m analysis RUN_FOLDER", file=sys.stderr)
-        return 2
-    from rich.console import Console
-
-    folder = Path(arguments[0])
-    try:
-        if (folder / "paper.json").is_file():
-            from analysis.paper import draw_paper
-
-            written = draw_paper(folder)
-        else:
-            written = draw_run(folder)
-            Console().print(terminal_table(folder))
-    except RematError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    for path in written:
-        print(path)
-    return 0
+    return command("analysis", "RUN_FOLDER", redraw, arguments)
 
 
 if __name__ == "__main__":

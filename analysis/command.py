@@ -1,4 +1,4 @@
-"""What the modules that redraw one thing have in common on the command line."""
+"""What the modules that redraw something have in common on the command line."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from pathlib import Path
 from remat.errors import RematError
 
 
-def command(module: str, argument: str, draw: Callable[[Path], Sequence[Path]], given: Sequence[str]) -> int:
-    """``python -m module FOLDER``: draw and print the paths written, or one line of error; the exit code."""
-    if len(given) != 1 or given[0].startswith("-"):
+def command(
+    module: str, argument: str, draw: Callable[..., Sequence[Path]], given: Sequence[str], *, several: bool = False
+) -> int:
+    """``python -m module FOLDER``: draw and print the paths written, or one line of error; the exit code.
+
+    Args:
+        draw: takes the folder, or with `several` one or more of them.
+    """
+    if not given or (len(given) > 1 and not several) or any(text.startswith("-") for text in given):
         print(f"usage: python -m {module} {argument}", file=sys.stderr)
         return 2
     try:
-        written = draw(Path(given[0]))
+        written = draw(*map(Path, given))
     except RematError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -23,9 +23,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from analysis.command import command
 from analysis.drawing import save, style_context
 from analysis.style import BLACK, GREY, TEAL, Style, order_of, style_of
-from remat.errors import InvalidInput, RematError
+from remat.errors import InvalidInput
 from remat.files import replacing
 
 DIRECT = "max_batch_milp"
@@ -150,7 +151,7 @@ def draw(documents: Sequence[Document]) -> Figure:
     for axes, rule in zip(panels, rules, strict=True):
         _panel(axes, documents, names, rule)
     panels[-1].set_xticks(range(len(documents)), [_label(document) for document in documents])
-    handles: list[Any] = [Patch(label=_style(name).label, **_face(name)) for name in names]
+    handles: list[Any] = [Patch(label=look_of(name).label, **_face(name)) for name in names]
     handles.append(Line2D([], [], color=BLACK, lw=1.0, label="proven: no plan has more"))
     handles.append(Line2D([], [], ls="", marker="D", ms=4.5, mfc="white", mec=BLACK, label="published"))
     figure.legend(handles=handles, loc="outside right upper")
@@ -166,13 +167,13 @@ def _has_plan(document: Document, strategy: str) -> bool:
     return record is not None and any(batch is not None for batch in record["found"].values())
 
 
-def _style(strategy: str) -> Style:
+def look_of(strategy: str) -> Style:
     return _DIRECT_STYLE if strategy == DIRECT else style_of(strategy)
 
 
 def _face(strategy: str) -> dict[str, Any]:
     """How its bars are filled."""
-    colour = _style(strategy).colour
+    colour = look_of(strategy).colour
     if strategy not in PALE:
         return {"facecolor": colour}
     return {"facecolor": [0.45 + 0.55 * x for x in to_rgb(colour)], "edgecolor": colour, "linewidth": 0.7}
@@ -218,23 +219,13 @@ def _panel(axes: Axes, documents: Sequence[Document], names: Sequence[str], rule
     axes.set_title(rule["label"], loc="left", fontsize=9)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Redraw; the exit code."""
-    if not arguments or any(a.startswith("-") for a in arguments):
-        print("usage: python -m analysis.max_batch_size RUN [RUN ...]", file=sys.stderr)
-        return 2
-    folders = [Path(a) for a in arguments]
-    try:
-        written = draw_runs(folders, folders[0])
-        for table in terminal_table([document for folder in folders for document in load(folder)]):
-            Console().print(table)
-    except RematError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    for path in written:
-        print(path)
-    return 0
+def redraw(*folders: Path) -> list[Path]:
+    """Draw the runs as one figure, in the folder of the first, and print their tables."""
+    written = draw_runs(folders, folders[0])
+    for table in terminal_table([document for folder in folders for document in load(folder)]):
+        Console().print(table)
+    return written
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command("analysis.max_batch_size", "RUN [RUN ...]", redraw, sys.argv[1:], several=True))

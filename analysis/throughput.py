@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.command import command
 from analysis.drawing import save, style_context
 from analysis.style import GREY, style_of
-from remat.errors import InvalidInput, RematError
+from remat.errors import InvalidInput
 from remat.files import replacing
 
 
@@ -64,18 +65,5 @@ def draw(document: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Redraw; the exit code."""
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        print("usage: python -m analysis.throughput RUN", file=sys.stderr)
-        return 2
-    try:
-        print(*draw_run(Path(arguments[0])), sep="\n")
-    except RematError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command("analysis.throughput", "RUN", draw_run, sys.argv[1:]))

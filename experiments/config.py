@@ -106,7 +106,7 @@ def group_options(group: str) -> list[str]:
 
 def run_name(cfg: DictConfig) -> str:
     """Name of a run's folder: readable, and the same for the same question, so that it is redrawn in place."""
-    content = {str(k): _plain(cfg[k]) for k in cfg if k not in _NOT_IN_NAME}
+    content = {key: value for key, value in as_dict(cfg).items() if key not in _NOT_IN_NAME}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
     if cfg.parts is not None:
         return f"paper_{cfg.scale}_{digest}"
@@ -120,5 +120,7 @@ def _resolve_run_name(*, _root_: DictConfig) -> str:
     return run_name(_root_)
 
 
-def _plain(value: Any) -> Any:
-    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+def as_dict(cfg: DictConfig) -> dict[str, Any]:
+    """The composed configuration as plain values, without Hydra's own."""
+    plain = {str(k): cfg[k] for k in cfg if k != "hydra"}
+    return {k: OmegaConf.to_container(v) if OmegaConf.is_config(v) else v for k, v in plain.items()}

@@ -15,14 +15,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
 from experiments.config import CONF_FOLDER
 from experiments.provenance import provenance
-from experiments.settings import RUNS_FOLDER, Settings
+from experiments.settings import RUNS_FOLDER, Settings, configured_model
 from experiments.store import code_version, write_json
 from remat.errors import InvalidInput, RematError
 from remat.frontends.spec import ModelSpec
@@ -119,11 +118,7 @@ def torch_model(name: str) -> ModelSpec:
     if not twin.exists():
         known = sorted(p.stem.removeprefix("torch_") for p in twin.parent.glob("torch_*.yaml"))
         raise InvalidInput(f"experiment=execution: no PyTorch model '{name}'; known: {', '.join(known)}")
-    data = yaml.safe_load(twin.read_text())
-    return ModelSpec(
-        data["name"], "torch", data["target"], data["batch_size"], tuple(data["input_size"]), "operation",
-        options=data["options"],
-    )  # fmt: skip
+    return configured_model(twin.stem)
 
 
 def for_a_cpu(spec: ModelSpec) -> ModelSpec:

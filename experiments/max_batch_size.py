@@ -38,7 +38,7 @@ from experiments.progress import SolveProgress
 from experiments.row import Row
 from experiments.running import STORE_FOLDER
 from experiments.settings import Settings
-from experiments.solving import Bench, is_final
+from experiments.solving import Bench, finished_jobs, is_final, keep_interrupted
 from experiments.store import Store, write_json
 from remat.bounds.peak import peak_bound
 from remat.errors import InvalidInput
@@ -299,11 +299,7 @@ def _drive(searches: Sequence[_Search], engine: Engine, progress: SolveProgress)
     for search in searches:
         advance(search)
     try:
-        for finished in engine.results():
-            if finished is None:
-                progress.tick([job.label for job in engine.running()])
-                continue
-            job, solution = finished
+        for job, solution in finished_jobs(engine, progress):
             assert isinstance(solution, Solution)
             search = waiting.pop(job.key)
             search.bench.solved += 1
@@ -317,9 +313,7 @@ def _drive(searches: Sequence[_Search], engine: Engine, progress: SolveProgress)
             progress.finished(line, solution.wall_s)
             advance(search)
     except KeyboardInterrupt:
-        for job, solution in engine.interrupt():
-            if isinstance(solution, Solution) and solution.plan is not None:
-                waiting[job.key].bench.keep(job.key, solution)
+        keep_interrupted(engine, lambda key: waiting[key].bench)
         raise
 
 

@@ -9,15 +9,15 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import yaml
 from rich import box
 from rich.table import Table
 
-from experiments.config import CONF_FOLDER, group_options
+from experiments.config import group_options
 from experiments.documents import DOCS, markdown_table, write_between_marks
 from experiments.progress import make_console
+from experiments.settings import configured_model
 from remat.errors import RematError, unknown_name
 from remat.frontends.spec import ModelSpec, extract
 from remat.frontends.subprocess import extract_in_child
@@ -45,15 +45,10 @@ class Extracted:
 def specs(names: Sequence[str]) -> Iterator[ModelSpec]:
     """Every configured model at each granularity it has; entries that need a target are left out."""
     for name in names:
-        data = yaml.safe_load((CONF_FOLDER / "model" / f"{name}.yaml").read_text())
-        if not data["target"]:
-            continue
-        granularities = ("layer", "operation") if data["framework"] == "keras" else (data["granularity"],)
-        for granularity in granularities:
-            yield ModelSpec(
-                data["name"], data["framework"], data["target"], data["batch_size"], tuple(data["input_size"]),
-                granularity, options=data["options"],
-            )  # fmt: skip
+        spec = configured_model(name)
+        if spec.target:
+            for granularity in ("layer", "operation") if spec.framework == "keras" else (spec.granularity,):
+                yield replace(spec, granularity=granularity)
 
 
 def measure(spec: ModelSpec) -> Extracted:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 
 import remat
 from experiments.budget_sweep import run_single, run_sweep
 from experiments.build import Subject, build_quietly
-from experiments.config import run_name
+from experiments.config import as_dict, run_name
 from experiments.engine import make_engine
 from experiments.progress import SolveProgress, make_console
 from experiments.row import Row
@@ -119,7 +119,7 @@ def _introduce(console: Console, subject: Subject, settings: Settings, store_all
 def _head(cfg: DictConfig, settings: Settings, subject: Subject, experiment: str, folder: Path) -> dict[str, Any]:
     graph, gpu = subject.graph, settings.gpu
     asked = "budget sweep" if settings.budget_bytes is None else format_size(settings.budget_bytes)
-    config = {str(k): _plain(cfg[k]) for k in cfg if k != "hydra"}
+    config = as_dict(cfg)
     return {
         "title": f"{graph.name}, {asked}, {subject.cost_model} costs, {gpu.name}{_scope_note(settings.scope)}",
         "experiment": experiment,
@@ -133,10 +133,6 @@ def _head(cfg: DictConfig, settings: Settings, subject: Subject, experiment: str
 
 def _scope_note(scope: str) -> str:
     return "" if scope == "staged" else f", {scope} scope"
-
-
-def _plain(value: Any) -> Any:
-    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
 def _write_run(folder: Path, head: dict[str, Any], keys: list[str], families: list[str]) -> None:

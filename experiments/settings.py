@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.config import CONF_FOLDER
 from experiments.engine import ENGINES
 from remat.cost.gpu import Gpu
 from remat.errors import InvalidInput, unknown_name
@@ -119,6 +121,15 @@ def read_settings(cfg: DictConfig) -> Settings:
         engine=_one_of("engine", cfg.engine.name, ENGINES),
         address=cfg.engine.address,
     )
+
+
+def configured_model(name: str) -> ModelSpec:
+    """conf/model's NAME as it stands there; its target is empty where the command line has to give one."""
+    data = yaml.safe_load((CONF_FOLDER / "model" / f"{name}.yaml").read_text())
+    return ModelSpec(
+        data["name"], data["framework"], data["target"] or "", data["batch_size"], tuple(data["input_size"]),
+        data["granularity"], options=data["options"],
+    )  # fmt: skip
 
 
 def _one_of(what: str, value: str, known: tuple[str, ...]) -> str:

@@ -150,9 +150,7 @@ class Bench:
                 found[job.key] = row
                 self.progress.finished(f"{job.label}: {row_line(row)}", solution.wall_s)
         except KeyboardInterrupt:
-            for job, solution in self.engine.interrupt():
-                if isinstance(solution, Solution) and solution.plan is not None:
-                    self.keep(job.key, solution)
+            keep_interrupted(self.engine, lambda key: self)
             raise
         return {name: [found[self.key(name, budget)] for budget in budgets] for name in names}
 
@@ -183,11 +181,9 @@ class Bench:
         self.progress.expect([job.time_limit_s for job in jobs])
         for job in jobs:
             self.engine.submit(job)
-        for finished in self.engine.results():
-            if finished is not None:
-                self.solved += 1
-                yield finished
-            self.progress.tick([self._label(job) for job in self.engine.running()])
+        for finished in finished_jobs(self.engine, self.progress, self._label):
+            self.solved += 1
+            yield finished
 
     def _label(self, job: Job) -> str:
         """What runs, with what it has found so far."""
@@ -227,6 +223,23 @@ class Bench:
             cpu=stats.get("cpu", where.cpu), solver_build=solver_build(stats.get("solver")),
             finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )  # fmt: skip
+
+
+def finished_jobs(
+    engine: Engine, progress: SolveProgress, label: Callable[[Job], str] = lambda job: job.label
+) -> Iterator[tuple[Job, Family | Solution]]:
+    """Jobs as they finish, until none is left; shows what runs meanwhile."""
+    for finished in engine.results():
+        if finished is not None:
+            yield finished
+        progress.tick([label(job) for job in engine.running()])
+
+
+def keep_interrupted(engine: Engine, bench_of: Callable[[str], Bench]) -> None:
+    """End what runs and store the plans found; `bench_of` gets a job's key."""
+    for job, solution in engine.interrupt():
+        if isinstance(solution, Solution) and solution.plan is not None:
+            bench_of(job.key).keep(job.key, solution)
 
 
 def _cost_or_last(row: Row) -> float:

@@ -32,7 +32,7 @@ from experiments.progress import SolveProgress
 from experiments.row import Row
 from experiments.running import STORE_FOLDER
 from experiments.settings import Settings
-from experiments.solving import Bench, is_final
+from experiments.solving import Bench, finished_jobs, is_final, keep_interrupted
 from experiments.store import Store, code_version, row_key, write_json
 from remat.bounds.price import shadow_price
 from remat.cost import apply_cost
@@ -153,18 +153,12 @@ def solve_each(benches: Sequence[tuple[Bench, int]], strategy: str) -> list[Row]
         for job in jobs:
             engine.submit(job)
         try:
-            for finished in engine.results():
-                if finished is None:
-                    progress.tick([job.label for job in engine.running()])
-                    continue
-                job, solution = finished
+            for job, solution in finished_jobs(engine, progress):
                 assert isinstance(solution, Solution)
                 rows[job.key] = owner[job.key].keep(job.key, solution)
                 progress.finished(f"{job.problem.graph.name}, {job.label}: {solution.status}", solution.wall_s)
         except KeyboardInterrupt:
-            for job, solution in engine.interrupt():
-                if isinstance(solution, Solution) and solution.plan is not None:
-                    owner[job.key].keep(job.key, solution)
+            keep_interrupted(engine, owner.__getitem__)
             raise
     return [rows[key] for key in keys]
 

@@ -16,6 +16,7 @@ import experiments.largest_model as largest_module
 import experiments.throughput as throughput_module
 import remat
 from analysis import max_batch_size as drawing
+from analysis.command import command
 from experiments import cli
 from experiments.batch_search import RULES, Bisection
 from experiments.config import register
@@ -296,9 +297,9 @@ def test_the_command_keeps_what_it_solved_and_redraws_without_solving(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["run.py"])
-    command = ["experiment=max_batch_size", "model=chain", "model.options.n=6", "scale=quick",
-               "budget=200000", "strategies=[checkpoint_all,checkmate_milp]"]  # fmt: skip
-    assert cli.main(command) == 0
+    asked = ["experiment=max_batch_size", "model=chain", "model.options.n=6", "scale=quick",
+             "budget=200000", "strategies=[checkpoint_all,checkmate_milp]"]  # fmt: skip
+    assert cli.main(asked) == 0
     (folder,) = [path.parent for path in tmp_path.glob("runs/*/run.json")]
     (document,) = drawing.load(folder)
     found = {record["strategy"]: record["found"]["exact"] for record in document["records"]}
@@ -306,11 +307,11 @@ def test_the_command_keeps_what_it_solved_and_redraws_without_solving(
     assert found["checkpoint_all"] < found["checkmate_milp"]
     assert not document["contradicted"]
     (folder / "table.csv").unlink()
-    assert drawing.main([str(folder)]) == 0
+    assert command("analysis.max_batch_size", "RUN", drawing.redraw, [str(folder)], several=True) == 0
     first = (folder / "table.csv").read_text()
     assert "published_stated" in first
     assert (folder / "figures" / "max_batch_size.png").stat().st_size > 5000
-    settings = cli.check(command, multirun=False)
+    settings = cli.check(asked, multirun=False)
     store = Store(Path("runs/store"))
     with SolveProgress(Console(quiet=True), 1) as progress, _NoEngine() as engine:
         assert max_batches(settings, store, engine, progress) == [document]

@@ -9,7 +9,7 @@ from typing import Any
 from analysis.max_batch_size import LABELS, load
 from analysis.paper.fig6 import max_found
 from analysis.paper.part import Part, Table
-from analysis.paper.sweeps import HEURISTICS, Sweep, best_costs, sweeps
+from analysis.paper.sweeps import HEURISTICS, Sweep, largest_gain, sweeps
 from analysis.results import read_json
 from analysis.style import style_of
 
@@ -64,18 +64,15 @@ def _batches(documents: list[dict[str, Any]]) -> list[list[str]]:
 
 def _speedup(group: list[Sweep], words: str) -> list[str] | None:
     """The largest cost of the best heuristic over the cheapest plan's, over networks and budgets."""
-    found = None
-    for sweep in group:
-        rows = sweep.run.shown
-        for budget, (cost, _) in best_costs(sweep.run).items():
-            there = rows[(rows["budget_bytes"] == budget) & rows["strategy"].isin(HEURISTICS) & rows["cost"].notna()]
-            if len(there):
-                heuristic = there.loc[there["cost"].astype(int).idxmin()]
-                ratio = int(heuristic["cost"]) / cost
-                if found is None or ratio > found[0]:
-                    found = ratio, sweep.label, budget, style_of(str(heuristic["strategy"])).label
-    if found is None:
+    gain = largest_gain(group)
+    if gain is None:
         return None
-    ratio, label, budget, name = found
-    where = f"{label} at {budget / 1e9:.2f} GB, {words}"
-    return ["faster than the best heuristic at an equal budget", "1.2x [code] (U-Net)", f"{ratio:.2f}x", where, name]
+    where = f"{gain.sweep.label} at {gain.budget_bytes / 1e9:.2f} GB, {words}"
+    name = style_of(gain.heuristic).label
+    return [
+        "faster than the best heuristic at an equal budget",
+        "1.2x [code] (U-Net)",
+        f"{gain.ratio:.2f}x",
+        where,
+        name,
+    ]

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from analysis import overhead
 from analysis.panel import panel_of
 from analysis.paper.part import Part, Table, percent
-from analysis.paper.sweeps import HEURISTICS, Sweep, best_costs, largest_gap, sweeps
+from analysis.paper.sweeps import Sweep, best_costs, best_heuristic, largest_gain, largest_gap, sweeps
 
 SOURCE = {"published": "published graph, V100 costs", "ours": "our extraction, roofline costs"}
 
@@ -26,11 +26,10 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
         if drawn is not None:
             name = f"fig5_{label.lower().replace(' ', '_').replace('-', '')}"
             figures.append((name, f"{label}: compute overhead against memory budget", drawn))
-    gains = [(_gain(sweep), sweep) for sweep in all_sweeps]
-    best = max((pair for pair in gains if pair[0] is not None), key=lambda pair: pair[0] or 0, default=None)
-    said = "" if best is None else (
-        f" The largest gain over the best heuristic at an equal budget is {best[0]:.3f}x, on {best[1].label} "
-        f"({SOURCE[best[1].source]})."
+    gain = largest_gain(all_sweeps)
+    said = "" if gain is None else (
+        f" The largest gain over the best heuristic at an equal budget is {gain.ratio:.3f}x, on {gain.sweep.label} "
+        f"({SOURCE[gain.sweep.source]})."
     )  # fmt: skip
     gap = max((largest_gap(sweep.run) for sweep in all_sweeps), default=0.0)
     has_published = any(sweep.source == "published" for sweep in all_sweeps)
@@ -66,27 +65,15 @@ def _figure(group: list[Sweep]) -> Figure | None:
     return figure
 
 
-def _heuristic(sweep: Sweep, budget: int) -> int | None:
-    rows = sweep.run.shown
-    rows = rows[(rows["budget_bytes"] == budget) & rows["strategy"].isin(HEURISTICS) & rows["cost"].notna()]
-    return int(rows["cost"].min()) if len(rows) else None
-
-
-def _gain(sweep: Sweep) -> float | None:
-    """Largest cost of the best heuristic over the cheapest plan's, at one budget."""
-    pairs = [(_heuristic(sweep, budget), cost) for budget, (cost, _) in best_costs(sweep.run).items()]
-    return max((heuristic / cost for heuristic, cost in pairs if heuristic is not None), default=None)
-
-
 def _table(all_sweeps: list[Sweep]) -> tuple[list[str], list[list[str]]]:
     rows = []
     for sweep in all_sweeps:
         total = sweep.run.total_cost
         for budget, (cost, bound) in best_costs(sweep.run).items():
-            heuristic = _heuristic(sweep, budget)
+            heuristic = best_heuristic(sweep.run, budget)
             rows.append([
                 sweep.label, SOURCE[sweep.source], f"{budget / 1e9:.2f}", percent(cost / total - 1),
                 "" if bound is None else percent(max(bound, total) / total - 1),
-                "none fits" if heuristic is None else percent(heuristic / total - 1),
+                "none fits" if heuristic is None else percent(heuristic[0] / total - 1),
             ])  # fmt: skip
     return ["network", "graph and costs", "budget GB", "best plan", "lower bound", "best heuristic"], rows

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.max_batch_size import LABELS, draw, load, strategies_of
+from analysis.max_batch_size import LABELS, draw, load, look_of, strategies_of
 from analysis.paper.part import Part, Table
 from analysis.style import style_of
 
-DIRECT = "max_batch_milp"
 CAPTION = "Largest batch as a share of what is proven impossible to exceed"
 
 
@@ -52,8 +51,7 @@ def _table(documents: list[dict[str, Any]], rule: Mapping[str, str]) -> Table:
         records = [next((r for r in d["records"] if r["strategy"] == strategy), None) for d in documents]
         found = ["" if r is None or r["found"][name] is None else str(r["found"][name]) for r in records]
         if any(found):
-            label = "Direct MILP (batch as variable)" if strategy == DIRECT else style_of(strategy).label
-            rows.append([label, *found])
+            rows.append([look_of(strategy).label, *found])
     rows.append(["no plan has more (proven)", *(str(d["proven"][name]) for d in documents)])
     strategies = dict.fromkeys(p["strategy"] for d in documents for p in d["published"] if p["rule"] == name)
     for strategy in strategies:

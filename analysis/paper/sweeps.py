@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,34 @@ def best_costs(run: Run) -> dict[int, tuple[int, int | None]]:
             bounds = rows["bound"].dropna()
             found[int(budget)] = int(planned["cost"].min()), int(bounds.max()) if len(bounds) else None
     return found
+
+
+def best_heuristic(run: Run, budget_bytes: int) -> tuple[int, str] | None:
+    """(cost, name) of the cheapest heuristic at one budget; None if none fits."""
+    rows = run.shown
+    rows = rows[(rows["budget_bytes"] == budget_bytes) & rows["strategy"].isin(HEURISTICS) & rows["cost"].notna()]
+    return min(((int(row.cost), str(row.strategy)) for row in rows.itertuples()), default=None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gain:
+    """Cost of the best heuristic over the cheapest plan's at one budget."""
+
+    ratio: float
+    sweep: Sweep
+    budget_bytes: int
+    heuristic: str
+
+
+def largest_gain(group: Iterable[Sweep]) -> Gain | None:
+    """Over all budgets at which a heuristic fits."""
+    gains = [
+        Gain(heuristic[0] / cost, sweep, budget, heuristic[1])
+        for sweep in group
+        for budget, (cost, _) in best_costs(sweep.run).items()
+        if (heuristic := best_heuristic(sweep.run, budget)) is not None
+    ]
+    return max(gains, key=lambda gain: gain.ratio, default=None)
 
 
 def ratios(run: Run, strategy: str) -> list[float]:

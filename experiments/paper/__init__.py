@@ -11,11 +11,11 @@ import os
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 
+from experiments.config import as_dict
 from experiments.engine import make_engine
 from experiments.paper.lab import Lab, Scale, instances_folder
 from experiments.paper.networks import NETWORKS, network
@@ -28,19 +28,22 @@ from remat.errors import unknown_name
 
 PARTS = ("fig5", "fig6", "table2", "stages", "rounding", "solver_time", "memory", "cost_models", "claims")
 NEEDS = {"table2": ("fig5",), "claims": ("fig5", "fig6")}
-QUICK = Scale(points=4, time_limit_s=6.0, samples=60, solver_points=1)
-FULL_SAMPLES, FULL_SOLVER_POINTS = 1000, 4
+QUICK = Scale(points=4, time_limit_s=6.0, samples=60, naive_samples=5_000, solver_points=1, unpartitioned_s=60.0)
+FULL = Scale(
+    points=16, time_limit_s=3600.0, samples=1000, naive_samples=50_000, solver_points=4, unpartitioned_s=7200.0
+)
 
 
 def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
     """Run the parts asked for, draw everything that the folder holds; the exit code: 1 if a claim was refuted."""
     began = time.monotonic()
     parts = _parts(cfg)
-    quick = cfg.scale == "quick"
-    scale = Scale(cfg.points, cfg.time_limit, FULL_SAMPLES, FULL_SOLVER_POINTS)
-    if quick:
-        limit = min(cfg.time_limit, QUICK.time_limit_s)
-        scale = replace(QUICK, points=min(cfg.points, QUICK.points), time_limit_s=limit)
+    if cfg.scale == "quick":
+        scale = replace(
+            QUICK, points=min(cfg.points, QUICK.points), time_limit_s=min(cfg.time_limit, QUICK.time_limit_s)
+        )
+    else:
+        scale = replace(FULL, points=cfg.points, time_limit_s=cfg.time_limit)
     names = tuple(NETWORKS) if cfg.networks is None else [str(name) for name in cfg.networks]
     settings = replace(settings, points=scale.points, time_limit_s=scale.time_limit_s)
     store = Store(RUNS_FOLDER / "store")
@@ -81,9 +84,6 @@ def _parts(cfg: DictConfig) -> list[str]:
 
 
 def _write_head(cfg: DictConfig, scale: Scale, folder: Path) -> None:
-    config: dict[str, Any] = {
-        str(k): OmegaConf.to_container(v) if OmegaConf.is_config(v) else v for k, v in cfg.items() if k != "hydra"
-    }
-    head = {"experiment": "paper", "config": config, "scale": asdict(scale), "provenance": asdict(provenance()),
+    head = {"experiment": "paper", "config": as_dict(cfg), "scale": asdict(scale), "provenance": asdict(provenance()),
             "cores": os.cpu_count()}  # fmt: skip
     write_json(folder / "paper.json", head)

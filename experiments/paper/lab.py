@@ -9,16 +9,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 
 import remat
 from experiments.build import Subject, build_quietly
+from experiments.config import as_dict
 from experiments.engine import Engine
-from experiments.paper.networks import Network, spec_of
+from experiments.paper.networks import Network
 from experiments.progress import SolveProgress
 from experiments.row import Row
-from experiments.settings import Settings
+from experiments.settings import Settings, configured_model
 from experiments.solving import Bench
 from experiments.store import Store, code_version, row_key, write_json
 from remat.errors import InvalidInput
@@ -33,13 +34,17 @@ class Scale:
         points: budgets of a sweep.
         time_limit_s: of each solve.
         samples: random roundings.
+        naive_samples: random roundings without phase two, which give no plan as a rule.
         solver_points: budgets at which solver times are taken.
+        unpartitioned_s: for the MILP without stages and its relaxation together.
     """
 
     points: int
     time_limit_s: float
     samples: int
+    naive_samples: int
     solver_points: int
+    unpartitioned_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +75,8 @@ class Lab:
         """The network as we extract it, with costs for the run's GPU."""
         key = (network.name, cost, batch_size)
         if key not in self._subjects:
-            spec = spec_of(network.name, batch_size)
+            spec = configured_model(network.name)
+            spec = spec if batch_size is None else replace(spec, batch_size=batch_size)
             self._subjects[key] = self._build(replace(self.settings, spec=spec, graph_file=None, cost=cost))
         return self._subjects[key]
 
@@ -105,8 +111,7 @@ class Lab:
     def write_panel(self, name: str, bench: Bench, rows: Iterable[Row], families: Sequence[str], title: str) -> str:
         """A run folder of its own, which ``python -m analysis`` draws too; its path relative to the run's."""
         folder = self.folder / name
-        config = {str(k): OmegaConf.to_container(v) if OmegaConf.is_config(v) else v
-                  for k, v in self.cfg.items() if k != "hydra"}  # fmt: skip
+        config = as_dict(self.cfg)
         head = {
             "title": title, "experiment": bench.experiment, "model": bench.subject.model, "gpu": config["gpu"],
             "config": config, "graph_sha256": bench.subject.graph.sha256(),

@@ -8,8 +8,8 @@ from typing import Any
 from experiments.budget_sweep import run_single
 from experiments.build import CACHE_FOLDER
 from experiments.paper.lab import Lab
-from experiments.paper.networks import spec_of
 from experiments.paper.rounding import middle_budget
+from experiments.settings import configured_model
 from remat.frontends import synthetic
 from remat.frontends.subprocess import extract_in_child
 
@@ -31,7 +31,8 @@ def run(lab: Lab) -> dict[str, Any]:
 
 def _sizes(lab: Lab, name: str, label: str) -> dict[str, Any]:
     """Bytes of one network's parameters, and of its features at the published batch."""
-    spec = replace(spec_of(name), accounting="published")  # there, fixed is parameters and their gradients alone
+    # In the published accounting, fixed is the parameters and their gradients alone.
+    spec = replace(configured_model(name), accounting="published")
     if spec.framework == "synthetic":
         graph = synthetic.extract(spec)
     else:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import yaml
-
-from experiments.config import CONF_FOLDER
+from experiments.config import group_options
 from remat.errors import unknown_name
-from remat.frontends.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +43,7 @@ def network(name: str) -> Network:
     Raises:
         InvalidInput: conf/model has none of that name.
     """
-    known = sorted(path.stem for path in (CONF_FOLDER / "model").glob("*.yaml"))
+    known = group_options("model")
     if name not in known:
         raise unknown_name("network", name, known)
     return NETWORKS.get(name) or Network(name, name)
-
-
-def spec_of(name: str, batch_size: int | None = None) -> ModelSpec:
-    """The configured model, at the published batch unless one is given."""
-    data = yaml.safe_load((CONF_FOLDER / "model" / f"{name}.yaml").read_text())
-    return ModelSpec(
-        data["name"], data["framework"], data["target"], batch_size or data["batch_size"], tuple(data["input_size"]),
-        data["granularity"], options=data["options"],
-    )  # fmt: skip

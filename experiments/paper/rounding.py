@@ -12,7 +12,6 @@ from remat import min_budget
 
 SHARE = 3  # of 10 steps from the smallest budget to checkpoint-all's peak
 NETWORKS = ("vgg16", "mobilenet")
-NAIVE_SAMPLES = 50_000  # as published
 
 
 def run(lab: Lab) -> dict[str, Any]:
@@ -27,7 +26,7 @@ def run(lab: Lab) -> dict[str, Any]:
         budget = middle_budget(bench)
         rows = [rows[0] for rows in bench.run_budgets(bench.settings.strategies, [budget]).values()]
         name = lab.write_panel(f"rounding/{network.name}", bench, rows, [], f"{network.label}: rounding")
-        samples = NAIVE_SAMPLES if lab.scale.samples >= 1000 else NAIVE_SAMPLES // 10
+        samples = lab.scale.naive_samples
         limit = bench.settings.time_limit_s
         determines = {"part": "naive rounding", "graph": subject.graph.sha256(), "budget": budget, "samples": samples,
                       "limit": limit}  # fmt: skip

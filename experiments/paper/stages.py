@@ -14,7 +14,6 @@ from remat.graph import Graph
 
 LAYERS = 8
 FORMS = {"frontier-advancing": True, "unpartitioned": False}
-UNPARTITIONED_S = {True: 60.0, False: 7200.0}  # by whether the run is quick
 
 
 def unit_chain(layers: int) -> Graph:
@@ -27,13 +26,12 @@ def unit_chain(layers: int) -> Graph:
 def run(lab: Lab) -> dict[str, Any]:
     """Relaxation and MILP of both forms; the optimum itself by A*, which is neither of them."""
     graph = unit_chain(LAYERS)
-    quick = lab.scale.samples < 1000
     least = next(b for b in range(1, len(graph)) if exhaustive(graph, b).plan is not None)
     rows = []
     for budget in (least, least + 1):
         optimum = {scope: exhaustive(graph, budget, scope).bound for scope in ("staged", "fixed_order")}
         for form, staged in FORMS.items():
-            limit = UNPARTITIONED_S[quick]
+            limit = lab.scale.unpartitioned_s
             determines = {"part": "stages", "graph": graph.sha256(), "budget": budget, "form": form, "limit": limit}
 
             def solve(budget: int = budget, staged: bool = staged, limit: float = limit) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from remat.plan import Plan, Scope
 from remat.simulator import simulate
 from remat.solve import Candidate, Outcome, Problem
 from remat.staged_model import BALANCE, MEMORY, StagedModel, build_staged_model
-from remat.strategies._milp_trimmed import SCALED_BUDGET, TOLERANCE, stages_beyond, start_of
+from remat.strategies._milp_trimmed import SCALED_BUDGET, TOLERANCE, load_mip, stages_beyond, start_of
 
 PEAK_BOUND_SETS = 2000  # of `peak_bound`, for each operation
 SCALED_COST = 1000.0  # of what may be spent on repeats
@@ -123,23 +123,7 @@ class _LeastPeak:
         scaled_lower = model.row_lower * np.where(is_bytes, memory_scale, 1.0)
         lp.row_lower_ = np.append(scaled_lower, -(spare + slack * cost_unit) * cost_scale)
         lp.row_upper_ = np.full(n_rows + 1, highspy.kHighsInf)
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = matrix.indptr, matrix.indices, matrix.data
-        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-        lp.integrality_ = [*(kinds[int(is_whole)] for is_whole in whole), kinds[0]]
-        highs = highspy.Highs()
-        highs.setOptionValue("output_flag", False)
-        highspy.Highs.resetGlobalScheduler(True)
-        highs.passModel(lp)
-        left = problem.remaining_s()
-        options: dict[str, Any] = {
-            "time_limit": max(0.05, min(left - 0.2, 0.96 * left, 1e7)), "threads": problem.threads,
-            "random_seed": problem.seed % 2**31, "mip_rel_gap": self.mip_gap,
-        }  # fmt: skip
-        if problem.work_limit is not None:
-            options["mip_max_nodes"] = problem.work_limit
-        for option, value in options.items():
-            highs.setOptionValue(option, value)
+        highs = load_mip(lp, matrix, np.append(whole, False), problem, self.mip_gap)
         if self.best is not None:
             index, values = start_of(model, self.best[1])
             highs.setSolution(len(index), index, values)

@@ -112,9 +112,6 @@ class _Trimmed:
 
         problem = self.problem
         self.stats["rounds"] += 1
-        highs = highspy.Highs()
-        highs.setOptionValue("output_flag", False)
-        highspy.Highs.resetGlobalScheduler(True)
         cost_scale = max(1.0, float(model.cost.sum(dtype=np.float64)) / 1000.0)
         units = max(1, (problem.budget_bytes - problem.graph.fixed_bytes) // model.unit_bytes)
         memory_scale = min(1.0, SCALED_BUDGET / units)
@@ -132,20 +129,7 @@ class _Trimmed:
         lp.col_upper_ = np.where(is_bytes, (model.upper + 1) * memory_scale, model.upper)
         lp.row_lower_ = (model.row_lower - slack) * row_scale
         lp.row_upper_ = np.full(matrix.shape[0], highspy.kHighsInf)
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = matrix.indptr, matrix.indices, matrix.data
-        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-        lp.integrality_ = [kinds[int(whole)] for whole in model.is_integer]
-        highs.passModel(lp)
-        left = problem.remaining_s()
-        options: dict[str, Any] = {
-            "time_limit": max(0.05, min(left - 0.2, 0.96 * left, 1e7)), "threads": problem.threads,
-            "random_seed": problem.seed % 2**31, "mip_rel_gap": self.mip_gap,
-        }  # fmt: skip
-        if problem.work_limit is not None:
-            options["mip_max_nodes"] = problem.work_limit
-        for option, value in options.items():
-            highs.setOptionValue(option, value)
+        highs = load_mip(lp, matrix, model.is_integer, problem, self.mip_gap)
         if self.best is not None and room > 0:
             index, values = start_of(model, self.best[1])
             highs.setSolution(len(index), index, values)
@@ -212,6 +196,30 @@ def stages_beyond(plan: Plan, running_bytes: np.ndarray, budget_bytes: int) -> s
         if k == stage:
             stage += 1
     return stages
+
+
+def load_mip(lp: Any, matrix: Any, is_integer: np.ndarray, problem: Problem, mip_gap: float) -> Any:
+    """HiGHS with a model and the limits of `problem`: `lp` has columns and rows, `matrix` (CSR) the entries."""
+    import highspy
+
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = matrix.indptr, matrix.indices, matrix.data
+    kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+    lp.integrality_ = [kinds[int(whole)] for whole in is_integer]
+    highs = highspy.Highs()
+    highs.setOptionValue("output_flag", False)
+    highspy.Highs.resetGlobalScheduler(True)
+    highs.passModel(lp)
+    left = problem.remaining_s()
+    options: dict[str, Any] = {
+        "time_limit": max(0.05, min(left - 0.2, 0.96 * left, 1e7)), "threads": problem.threads,
+        "random_seed": problem.seed % 2**31, "mip_rel_gap": mip_gap,
+    }  # fmt: skip
+    if problem.work_limit is not None:
+        options["mip_max_nodes"] = problem.work_limit
+    for option, value in options.items():
+        highs.setOptionValue(option, value)
+    return highs
 
 
 def start_of(model: StagedModel, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
