@@ -34,7 +34,7 @@ _DIRECT_STYLE = Style("Direct MILP (batch as variable)", TEAL, "s", "square")
 PALE = ("checkpoint_all_ap", "ap_sqrtn", "ap_greedy", "lp_rounding_random")  # they share another's colour
 PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
 LOW = 13  # percent: a bar too short for its number
-LABELS = {
+_LABELS = {
     "unet": "U-Net", "fcn8": "FCN8", "segnet": "SegNet", "vgg19": "VGG19", "resnet50": "ResNet50",
     "mobilenet": "MobileNet",
 }  # fmt: skip
@@ -150,7 +150,7 @@ def draw(documents: Sequence[Document]) -> Figure:
     panels = np.atleast_1d(figure.subplots(len(rules), 1, sharex=True))
     for axes, rule in zip(panels, rules, strict=True):
         _panel(axes, documents, names, rule)
-    panels[-1].set_xticks(range(len(documents)), [_label(document) for document in documents])
+    panels[-1].set_xticks(range(len(documents)), [network_label(document) for document in documents])
     handles: list[Any] = [Patch(label=look_of(name).label, **_face(name)) for name in names]
     handles.append(Line2D([], [], color=BLACK, lw=1.0, label="proven: no plan has more"))
     handles.append(Line2D([], [], ls="", marker="D", ms=4.5, mfc="white", mec=BLACK, label="published"))
@@ -179,9 +179,10 @@ def _face(strategy: str) -> dict[str, Any]:
     return {"facecolor": [0.45 + 0.55 * x for x in to_rgb(colour)], "edgecolor": colour, "linewidth": 0.7}
 
 
-def _label(document: Document) -> str:
+def network_label(document: Document) -> str:
+    """The document's network, for people."""
     name = str(document["network"])
-    return LABELS.get(name, name)
+    return _LABELS.get(name, name)
 
 
 def _panel(axes: Axes, documents: Sequence[Document], names: Sequence[str], rule: Mapping[str, str]) -> None:

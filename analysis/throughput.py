@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from analysis.command import command
 from analysis.drawing import save, style_context
@@ -39,30 +41,47 @@ def draw_run(folder: Path) -> list[Path]:
 
 def draw(document: Mapping[str, Any]) -> Figure:
     """Found and proven samples a second; the best batch and the largest that plain training fits are marked."""
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
-    points = [p for p in document["points"] if p["samples_per_s"] is not None]
-    style = style_of("portfolio")
-    open_points = [p for p in document["points"] if p["most_per_s"] > 0]
-    axes.plot([p["batch"] for p in open_points], [p["most_per_s"] for p in open_points], color=GREY, lw=1.0, ls=":",
-              marker="_", label="proven: no plan of this batch is faster")  # fmt: skip
-    axes.plot([p["batch"] for p in points], [p["samples_per_s"] for p in points], color=style.colour, lw=style.width,
-              marker=style.marker, ms=7, label="fastest plan found")  # fmt: skip
-    axes.axvline(document["plain_batch"], color=GREY, lw=0.9, ls="--", label="largest batch without recomputation")
-    best = next((p for p in points if p["batch"] == document["best"]), None)
-    if best is not None:
-        axes.annotate(
-            f"batch {best['batch']}: {best['samples_per_s']:.1f}/s, {100 * best['overhead']:.2f} % overhead",
-            (best["batch"], best["samples_per_s"]), xytext=(0, 10), textcoords="offset points", ha="center", fontsize=8,
-        )  # fmt: skip
-    axes.margins(y=0.15)
-    axes.set(xlabel="batch size", ylabel="samples / s")
+    plot(axes, document)
     memory = document["memory_bytes"] / 1e9
     axes.set_title(
         f"{document['network']} on {document['gpu']} ({memory:g} GB), modelled", loc="left", fontweight="bold"
     )
-    axes.legend(loc="lower left")
+    best = next((p for p in document["points"] if p["batch"] == document["best"]), None)
+    if best is not None:
+        said = f"best: batch {best['batch']}, {best['samples_per_s']:.4g}/s, {100 * best['overhead']:.1f} % overhead"
+        axes.set_title(said, loc="right", fontsize=8)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
+
+
+def plot(axes: Axes, document: Mapping[str, Any]) -> None:
+    """One network's curve; batches logarithmic."""
+    points = [p for p in document["points"] if p["samples_per_s"] is not None]
+    style = style_of("portfolio")
+    open_points = [p for p in document["points"] if p["most_per_s"] > 0]
+    axes.plot([p["batch"] for p in open_points], [p["most_per_s"] for p in open_points], color=GREY, lw=1.0, ls=":",
+              marker="_", label="proven: no plan is faster")  # fmt: skip
+    axes.plot([p["batch"] for p in points], [p["samples_per_s"] for p in points], color=style.colour, lw=style.width,
+              marker=style.marker, ms=7, label="fastest plan found")  # fmt: skip
+    axes.axvline(document["plain_batch"], color=GREY, lw=0.9, ls="--", label="largest batch without recomputation")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(_apart([p["batch"] for p in document["points"]]))
+    axes.margins(x=0.08, y=0.2)
+    axes.set(xlabel="batch size", ylabel="samples / s")
+
+
+def _apart(batches: list[int]) -> list[int]:
+    """Those whose labels do not overlap on a logarithmic axis, the largest among them."""
+    shown: list[int] = []
+    nearest = max(batches[-1] / batches[0], 2.0) ** 0.12
+    for batch in reversed(batches):
+        if not shown or shown[-1] / batch >= nearest:
+            shown.append(batch)
+    return shown[::-1]
 
 
 if __name__ == "__main__":

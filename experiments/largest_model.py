@@ -8,9 +8,9 @@ no plan fits or its bound is above the cap.
 - resolution: the model's own shape, scaled; height a multiple of 32, width the multiple nearest to the same shape.
 - depth: `remat.networks.keras_resnet`, ResNet50's stages with any number of blocks in the third.
 
-Document (run.json): batch, memory_bytes, searches: [{what, found, found_label, ruled_out or None, trials: [{size,
-label, operations, status, cost, cost_cap, bound, plain_peak_bytes, fixed_bytes, key}], failed: [why a network could
-not be built]}].
+Document (run.json): gpu, memory_bytes, searches: [{what, batch, found, found_label, ruled_out or None, trials: [{size,
+label, kind (fits, ruled out, undecided), operations, fits, status, cost, cost_cap, bound, plain_peak_bytes,
+fixed_bytes, key}], failed: [why a network could not be built]}].
 """
 
 from __future__ import annotations
@@ -49,15 +49,17 @@ TRIALS, QUICK_TRIALS = 12, 4
 
 @dataclass(slots=True)
 class SizeSearch:
-    """Doubles a size until one is not found, then halves what lies between; sizes are integers from `first` on.
+    """Grows a size until one is not found, then halves what lies between; sizes are integers from `first` on.
 
     Attributes:
+        growth: factor from one size to the next.
         found: the largest size with a plan, 0 without any.
         ruled_out: the smallest size proven impossible; larger ones are taken to be impossible too.
         undecided: sizes tried in vain.
     """
 
     first: int
+    growth: int = 2
     found: int = 0
     ruled_out: int | None = None
     undecided: list[int] = field(default_factory=list)
@@ -66,7 +68,7 @@ class SizeSearch:
         """What to try next; None if there is nothing between what is found and what failed."""
         failed = [size for size in (self.ruled_out, *self.undecided) if size is not None]
         if not failed:
-            return 2 * self.found if self.found else self.first
+            return self.growth * self.found if self.found else self.first
         least = min(failed)
         if self.found:
             return (self.found + least) // 2 if least - self.found > 1 else None
@@ -102,6 +104,10 @@ def run_largest_model(cfg: DictConfig, settings: Settings, console: Console, fol
             console.print(f"not built: {line}", markup=False, soft_wrap=True)
         console.print(f"{search['what']} at batch {search['batch']}: {search['found_label'] or 'none'}{above}")
     console.print(f"table    {folder / 'run.json'}", markup=False, soft_wrap=True)
+    from analysis.largest_model import draw_run
+
+    for path in draw_run(folder):
+        console.print(f"figure   {path}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -126,9 +132,9 @@ def largest_models(
 
     bench_of = _Benches(settings, store, engine, progress)
     searches = [
-        _search(f"resolution of {spec.name}", max(1, height // MULTIPLE), resolution,
+        _search(f"resolution of {spec.name}", SizeSearch(max(1, height // MULTIPLE)), resolution,
                 lambda s: f"{s.input_size[0]} x {s.input_size[1]}", bench_of, max_trials),
-        _search("depth of a ResNet", STAGE3_OF_RESNET50, depth,
+        _search("depth of a ResNet", SizeSearch(STAGE3_OF_RESNET50, growth=4), depth,
                 lambda s: f"{2 + 3 * sum(s.options['blocks'])} layers", bench_of, max_trials),
     ]  # fmt: skip
     return {
@@ -158,10 +164,9 @@ class _Benches:
 
 
 def _search(
-    what: str, first: int, spec_of: Callable[[int], ModelSpec], label_of: Callable[[ModelSpec], str], benches: _Benches,
-    max_trials: int,
+    what: str, known: SizeSearch, spec_of: Callable[[int], ModelSpec], label_of: Callable[[ModelSpec], str],
+    benches: _Benches, max_trials: int,
 ) -> dict[str, Any]:  # fmt: skip
-    known = SizeSearch(first)
     trials: list[dict[str, Any]] = []
     failed: list[str] = []
     while len(trials) + len(failed) < max_trials and (size := known.next_size()) is not None:
@@ -179,8 +184,11 @@ def _search(
             "cost": row.cost, "cost_cap": cap, "bound": row.bound, "plain_peak_bytes": row.store_all_peak_bytes,
             "fixed_bytes": graph.fixed_bytes, "key": row.key,
         })  # fmt: skip
+    for trial in trials:  # what is larger than an impossible size is impossible too
+        above = known.ruled_out is not None and trial["size"] >= known.ruled_out
+        trial["kind"] = "fits" if trial["fits"] else "ruled out" if above else "undecided"
     return {
-        "what": what, "batch": spec_of(first).batch_size, "found": known.found,
+        "what": what, "batch": spec_of(known.first).batch_size, "found": known.found,
         "found_label": label_of(spec_of(known.found)) if known.found else None, "ruled_out": known.ruled_out,
         "ruled_out_label": label_of(spec_of(known.ruled_out)) if known.ruled_out else None, "trials": trials,
         "failed": failed,
@@ -192,10 +200,6 @@ def _table(search: dict[str, Any]) -> Table:
     for trial in sorted(search["trials"], key=lambda t: t["size"]):
         cost = trial["cost"]
         over = "" if cost is None else f"{cost / trial['cost_cap']:.1%} of the cap"
-        fits = "yes" if trial["fits"] else "no (proven)" if _ruled_out(search, trial) else "not found"
+        fits = {"fits": "yes", "ruled out": "no (proven)", "undecided": "not found"}[trial["kind"]]
         table.add_row(trial["label"], str(trial["operations"]), f"{trial['plain_peak_bytes'] / 1e9:.2f}", fits, over)
     return table
-
-
-def _ruled_out(search: dict[str, Any], trial: dict[str, Any]) -> bool:
-    return search["ruled_out"] is not None and trial["size"] >= search["ruled_out"]

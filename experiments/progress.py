@@ -47,6 +47,11 @@ class SolveProgress:
         )  # fmt: skip
         self._task = self._bar.add_task("", total=0)
 
+    @property
+    def n_finished(self) -> int:
+        """Jobs that have ended since the start."""
+        return len(self._spent)
+
     def __enter__(self) -> SolveProgress:
         if self._live:
             self._bar.start()

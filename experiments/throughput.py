@@ -42,6 +42,7 @@ from remat.solve import Solution
 
 STRATEGY = "portfolio"
 COARSE, QUICK_COARSE = 6, 3  # batches of the grid, beside the largest that plain training fits
+PRICE_LIMITS = 4  # time limits of a solve for one price: the relaxation alone, but to its end
 ROUNDS, QUICK_ROUNDS = 2, 0  # of halving the distance to the neighbours of the best
 
 
@@ -57,7 +58,10 @@ def run_throughput(cfg: DictConfig, settings: Settings, console: Console, folder
     engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
     with engine, SolveProgress(console, engine.at_once) as progress:
         coarse, rounds = (QUICK_COARSE, QUICK_ROUNDS) if quick else (COARSE, ROUNDS)
-        document = throughput(settings, Store(STORE_FOLDER), engine, progress, coarse=coarse, rounds=rounds)
+        document = throughput(
+            settings, Store(STORE_FOLDER), engine, progress, coarse=coarse, rounds=rounds,
+            price_limit_s=PRICE_LIMITS * settings.time_limit_s,
+        )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "run.json", {"experiment": "throughput", **document})
     from analysis.throughput import draw_run
@@ -73,9 +77,9 @@ def run_throughput(cfg: DictConfig, settings: Settings, console: Console, folder
 
 def throughput(
     settings: Settings, store: Store, engine: Engine, progress: SolveProgress, *, coarse: int = COARSE,
-    rounds: int = ROUNDS,
+    rounds: int = ROUNDS, price_limit_s: float = 60.0,
 ) -> dict[str, Any]:  # fmt: skip
-    """The document of one network, see the module."""
+    """The document of one network, see the module; `price_limit_s` is for the relaxation behind one price."""
     spec = settings.spec
     assert spec is not None
     one, two = pair(spec)
@@ -112,7 +116,7 @@ def throughput(
     best = _best(rows)
     planned = [batch for batch, row in rows.items() if row.cost]
     prices = [
-        _price(benches[batch].subject.graph, batch, memory_bytes, settings, store)
+        _price(benches[batch].subject.graph, batch, memory_bytes, settings, store, price_limit_s)
         for batch in (dict.fromkeys((best, max(planned))) if best is not None else ())
     ]
     return {
@@ -177,14 +181,16 @@ def _point(batch: int, row: Row) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _price(graph: Graph, batch: int, memory_bytes: int, settings: Settings, store: Store) -> dict[str, Any] | None:
+def _price(
+    graph: Graph, batch: int, memory_bytes: int, settings: Settings, store: Store, limit_s: float
+) -> dict[str, Any] | None:
     """What a further GiB saves at this batch, kept in the store; None if its LP is not solved in time."""
     asked = {"price": graph.sha256(), "budget": memory_bytes, "scope": settings.scope, "code": code_version()}
     path = store.folder / "prices" / f"{row_key(asked)}.json"
     if path.is_file():
         return json.loads(path.read_text())
     try:
-        price = shadow_price(graph, memory_bytes, scope=settings.scope, time_limit_s=4 * settings.time_limit_s,
+        price = shadow_price(graph, memory_bytes, scope=settings.scope, time_limit_s=limit_s,
                              threads=settings.threads)  # fmt: skip
     except RematError:
         return None

@@ -272,8 +272,9 @@ def test_a_bound_with_knapsack_rows_has_no_price(vgg19: PerSample) -> None:
 
 
 @pytest.mark.parametrize(("largest", "provable"), [(1, True), (9, True), (14, False), (40, True)])
-def test_sizes_are_doubled_then_halved(largest: int, provable: bool) -> None:
-    known, asked = SizeSearch(7), []
+@pytest.mark.parametrize("growth", [2, 4])
+def test_sizes_grow_then_are_halved(largest: int, provable: bool, growth: int) -> None:
+    known, asked = SizeSearch(7, growth), []
     while (size := known.next_size()) is not None:
         assert size not in asked
         asked.append(size)
@@ -399,6 +400,9 @@ def test_largest_models_stop_at_sizes_that_do_not_fit(bench_of, monkeypatch: pyt
     assert depth["found"] >= 6
     assert all(trial["fits"] == (trial["cost"] is not None and trial["cost"] <= trial["cost_cap"])
                for trial in (*resolution["trials"], *depth["trials"]))  # fmt: skip
+    kinds = {trial["size"]: trial["kind"] for trial in resolution["trials"]}
+    assert kinds[resolution["found"]] == "fits"
+    assert kinds[resolution["ruled_out"]] == "ruled out"
 
 
 @pytest.mark.slow

@@ -13,6 +13,8 @@ import pandas as pd
 import pytest
 
 from analysis.paper import draw_paper, sweeps
+from analysis.paper import throughput as throughput_part
+from analysis.paper.claims import Larger, _batches
 from analysis.paper.part import Table
 from analysis.paper.solver_time import _cases
 from analysis.paper.tables import html
@@ -115,6 +117,57 @@ def test_solver_times_are_those_of_the_trajectory(monkeypatch: pytest.MonkeyPatc
     assert [first[m] for m in ("first plan", "within 5 %", "within 1 %", "proof")] == [1.0, 2.0, 3.0, 5.0]
     assert [second[m] for m in ("first plan", "within 5 %", "within 1 %", "proof")] == [9.0, 9.0, None, None]
     assert [third[m] for m in ("first plan", "within 5 %", "within 1 %", "proof")] == [None] * 4
+
+
+def test_claims_are_of_their_own_network_and_of_the_one_with_the_largest_ratio() -> None:
+    rule = {"name": "exact", "label": "exact accounting"}
+    found = {"mobilenet": (10, 40), "unet": (5, 30), "vgg19": (0, 9)}  # (checkpoint-all, search)
+    documents = [
+        {"network": network, "published": [{"strategy": "checkmate_milp", "rule": "exact", "batch": 45}],
+         "records": [{"strategy": "checkpoint_all", "found": {"exact": plain or None}},
+                     {"strategy": "search", "found": {"exact": best}}]}
+        for network, (plain, best) in found.items()
+    ]  # fmt: skip
+    claim = Larger("larger", "5x", ("checkpoint_all",), "mobilenet")
+    rows = [[row[3], row[2], row[4], row[5]] for row in _batches(claim, documents, rule)]
+    assert rows == [
+        ["MobileNet, exact accounting", "4.00x", "Checkpoint all: batch 10", "4.50x"],
+        ["U-Net, exact accounting", "6.00x", "Checkpoint all: batch 5", "9.00x"],
+    ]
+
+
+def curve(network: str, plain: int, best: int, speeds: dict[int, float | None]) -> dict[str, Any]:
+    """A document of the throughput experiment with these samples a second."""
+    points = [
+        {"batch": batch, "status": "FEASIBLE" if speed else "INFEASIBLE", "samples_per_s": speed,
+         "most_per_s": 1.5 * speed if speed else 0.0, "overhead": 0.0 if speed and batch <= plain else 0.1}
+        for batch, speed in speeds.items()
+    ]  # fmt: skip
+    return {"network": network, "plain_batch": plain, "best": best, "points": points,
+            "prices": [{"batch": best, "ms_per_gib": 2.5, "bound_ns": 8_000_000}]}  # fmt: skip
+
+
+def test_throughput_says_where_recomputation_pays() -> None:
+    trial = {"operations": 10, "status": "OPTIMAL", "cost": 90, "cost_cap": 100, "plain_peak_bytes": 40e9}
+    search = {
+        "what": "depth", "batch": 8, "found_label": "20 layers", "ruled_out": 4, "ruled_out_label": "40 layers",
+        "trials": [trial | {"size": 2, "label": "20 layers", "kind": "fits"},
+                   trial | {"size": 4, "label": "40 layers", "kind": "ruled out"}],
+    }  # fmt: skip
+    document = {
+        "throughput": [curve("vgg19", 20, 20, {10: 5.0, 20: 6.0, 40: 5.5, 50: None}),
+                       curve("unet", 20, 40, {10: 4.0, 20: 5.0, 40: 6.0})],
+        "searches": [search], "memory_bytes": 16 * 10**9, "gpu": "V100",
+    }  # fmt: skip
+    part = throughput_part.report(document, Path())
+    assert "those that fit without it on VGG19." in part.ours
+    assert "U-Net (batch 40, 1.200x over the best batch without)" in part.ours
+    assert "20 layers; 40 layers is proven impossible" in part.ours
+    assert [name for name, _, _ in part.figures] == ["throughput", "largest_model"]
+    speeds, prices, sizes = part.tables
+    assert ["VGG19", "50", "no", "INFEASIBLE", "", "none", "10.00 %", ""] in speeds.rows
+    assert ["U-Net", "40", "2.500", "8.00"] in prices.rows
+    assert sizes.rows[1] == ["40 layers", "10", "40.00", "proven impossible", "OPTIMAL", "90.0 %"]
 
 
 def test_a_table_escapes_what_it_shows() -> None:

@@ -11,7 +11,7 @@ from analysis.paper.part import Part
 from analysis.paper.tables import write_table
 from analysis.results import read_json
 
-ORDER = ("fig5", "fig6", "table2", "stages", "rounding", "solver_time", "memory", "cost_models", "claims")
+ORDER = ("fig5", "fig6", "throughput", "table2", "stages", "rounding", "solver_time", "memory", "cost_models", "claims")
 
 __all__ = ["draw_paper"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.max_batch_size import LABELS, draw, load, look_of, strategies_of
+from analysis.max_batch_size import draw, load, look_of, network_label, strategies_of
 from analysis.paper.part import Part, Table
 from analysis.style import style_of
 
@@ -20,7 +20,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
         d for d in documents if all(max_found(d, rule["name"]) == d["proven"][rule["name"]] for rule in d["rules"])
     ]
     missed = [
-        f"{LABELS[d['network']]}'s {p['batch']} (proven at most {d['proven'][p['rule']]})"
+        f"{network_label(d)}'s {p['batch']} (proven at most {d['proven'][p['rule']]})"
         for d in documents for p in d["published"]
         if p["strategy"] == "checkmate_milp" and max_found(d, p["rule"]) < p["batch"]
     ]  # fmt: skip
@@ -58,5 +58,5 @@ def _table(documents: list[dict[str, Any]], rule: Mapping[str, str]) -> Table:
         batches = [next((str(p["batch"]) for p in d["published"] if (p["strategy"], p["rule"]) == (strategy, name)), "")
                    for d in documents]  # fmt: skip
         rows.append([f"published: {style_of(strategy).label}", *batches])
-    heads = ["strategy", *(LABELS.get(d["network"], d["network"]) for d in documents)]
+    heads = ["strategy", *(network_label(d) for d in documents)]
     return Table(f"fig6_{name}", rule["label"], heads, rows)

@@ -18,6 +18,7 @@ HEURISTICS = ("checkpoint_all", "checkpoint_all_ap", "checkpoint_last", "griewan
 class Sweep:
     """One panel: its stored run, and whose graph it is."""
 
+    network: str
     label: str
     source: str
     run: Run
@@ -26,7 +27,7 @@ class Sweep:
 def sweeps(document: Mapping[str, Any], folder: Path) -> Iterator[Sweep]:
     """The panels of a fig5 document."""
     for panel in document["panels"]:
-        yield Sweep(panel["label"], panel["source"], load_run(folder / panel["folder"]))
+        yield Sweep(panel["network"], panel["label"], panel["source"], load_run(folder / panel["folder"]))
 
 
 def best_costs(run: Run) -> dict[int, tuple[int, int | None]]:

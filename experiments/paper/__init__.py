@@ -26,12 +26,16 @@ from experiments.solving import contradictions
 from experiments.store import Store, write_json
 from remat.errors import unknown_name
 
-PARTS = ("fig5", "fig6", "table2", "stages", "rounding", "solver_time", "memory", "cost_models", "claims")
+PARTS = ("fig5", "fig6", "throughput", "table2", "stages", "rounding", "solver_time", "memory", "cost_models", "claims")
 NEEDS = {"table2": ("fig5",), "claims": ("fig5", "fig6")}
-QUICK = Scale(points=4, time_limit_s=6.0, samples=60, naive_samples=5_000, solver_points=1, unpartitioned_s=60.0)
+QUICK = Scale(
+    points=5, time_limit_s=3.0, samples=60, naive_samples=5_000, solver_points=1, unpartitioned_s=40.0, batches=2,
+    refinements=0, price_limit_s=4.0, sizes=6,
+)  # fmt: skip
 FULL = Scale(
-    points=16, time_limit_s=3600.0, samples=1000, naive_samples=50_000, solver_points=4, unpartitioned_s=7200.0
-)
+    points=16, time_limit_s=3600.0, samples=1000, naive_samples=50_000, solver_points=4, unpartitioned_s=7200.0,
+    batches=6, refinements=2, price_limit_s=3600.0, sizes=12,
+)  # fmt: skip
 
 
 def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
@@ -53,13 +57,14 @@ def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
     with engine, SolveProgress(console, engine.at_once) as progress:
         lab = Lab(cfg, settings, scale, tuple(map(network, names)), instances_folder(cfg), store, engine, progress,
                   console, folder)  # fmt: skip
+        refuted = []
         for part in parts:
             lab.say(f"--- {part}")
             document = importlib.import_module(f"experiments.paper.{part}").run(lab)
+            refuted += document.get("contradicted", [])
             write_json(folder / f"{part}.json", document)
-    seconds = time.monotonic() - began
-    solved, reused = (sum(getattr(bench, what) for bench in lab.benches) for what in ("solved", "reused"))
-    lab.say(f"{solved} solved now, {reused} taken from the store, {duration(seconds)}")
+    refuted += [line for bench in lab.benches for line in contradictions(list(bench.kept.values()))]
+    lab.say(f"{progress.n_finished} solved now, in {duration(time.monotonic() - began)}")
     from analysis.paper import draw_paper
 
     with console.status("drawing ..."):
@@ -67,7 +72,6 @@ def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
     for what, ending in (("tables", ".csv"), ("figures", ".pdf"), ("page", ".html")):
         for path in sorted({path if ending == ".html" else path.parent for path in drawn if path.suffix == ending}):
             lab.say(f"{what:<8} {path}")
-    refuted = [line for bench in lab.benches for line in contradictions(list(bench.kept.values()))]
     for line in dict.fromkeys(refuted):
         lab.say(f"error: contradicted: {line}")
     return 1 if refuted else 0

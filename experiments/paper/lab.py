@@ -37,6 +37,9 @@ class Scale:
         naive_samples: random roundings without phase two, which give no plan as a rule.
         solver_points: budgets at which solver times are taken.
         unpartitioned_s: for the MILP without stages and its relaxation together.
+        batches, refinements: of a throughput curve, see `experiments.throughput.grid` and `between`.
+        price_limit_s: for one shadow price of memory.
+        sizes: tried in a search for the largest model.
     """
 
     points: int
@@ -45,6 +48,10 @@ class Scale:
     naive_samples: int
     solver_points: int
     unpartitioned_s: float
+    batches: int
+    refinements: int
+    price_limit_s: float
+    sizes: int
 
 
 @dataclass(slots=True, eq=False)

@@ -10,15 +10,15 @@ from typing import Any
 
 from remat.bounds.certificate import BoundCertificate
 from remat.bounds.lp import SMALL_COLUMNS, lower_bound, model_columns
-from remat.errors import Skip
 from remat.eviction import greedy_eviction
 from remat.exhaustive import exhaustive
 from remat.incumbent import GAP_TOLERANCE
 from remat.ordering.joint import free_plan
 from remat.plan import Plan, Scope
-from remat.registry import get_strategy, strategies, strategy
+from remat.registry import strategy
 from remat.search import is_warm
-from remat.solve import Candidate, Outcome, Problem, candidates_of
+from remat.solve import Candidate, Outcome, Problem
+from remat.strategies._families import family_plans
 from remat.strategies._milp_restricted import Refiner
 from remat.strategies._milp_trimmed import solve_trimmed
 from remat.strategies.search import COLD_START_S, DEADLINE_MARGIN_S, fixed_moves, quick_plan, search_staged
@@ -282,18 +282,8 @@ class _Run:
         if plan is not None:
             problem.offer(plan, "greedy eviction")
         until = time.monotonic() + FAMILY_SHARE * problem.remaining_s()
-        for name in strategies():
-            chosen = get_strategy(name)
-            if chosen.ignores_budget and not chosen.isolated:
-                try:
-                    for candidate in candidates_of(chosen.run(replace(problem, deadline=until))):
-                        problem.offer(candidate.plan, name)
-                        if time.monotonic() > until:
-                            break
-                except Skip:
-                    pass  # it does not apply to this graph
-            if time.monotonic() > until:
-                break
+        for name, plan in family_plans(problem, until):
+            problem.offer(plan, name)
         if not self._done():
             self.prove(problem)
 

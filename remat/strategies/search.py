@@ -14,9 +14,12 @@ from remat.plan import Plan, Scope
 from remat.registry import strategy
 from remat.search import Best, is_warm, minimise_cost
 from remat.search.evict import evict
+from remat.simulator import simulate
 from remat.solve import Candidate, Outcome, Problem
+from remat.strategies._families import family_plans
 
 COST_POWERS = (0.5, 0.25, 0.75, 0.0, 1.0)
+FAMILY_SHARE = 0.2  # of the time, for baselines where the greedy fails
 GREEDY_S = 0.5  # for the greedy, where it fails
 MOVES_PER_S = 20_000  # in a deterministic run: what a slow machine manages in its time
 QUICK_MOVES, QUICK_SHARE = 20_000, 0.1  # of a plan to start from, and of the time, at most
@@ -27,6 +30,8 @@ COLD_START_S = 40.0  # compiling takes 10 to 30 s; with less time than this it i
 @strategy("search")
 def search(problem: Problem) -> Outcome:
     """Annealing over retention intervals, from a greedy eviction: drop a value, hold it, move a repeat.
+
+    Where the greedy finds no plan it starts from the cheapest baseline that fits, if one does.
 
     Anytime and seeded; independent seeds on `threads` threads share the best plan between rounds.
     With `work_limit` (moves of each thread) they share nothing, and a run repeats exactly, unless
@@ -108,7 +113,8 @@ def fixed_moves(problem: Problem) -> int:
 
 
 def first_order(problem: Problem) -> np.ndarray | None:
-    """Computations of a staged plan to start from, by warm start or greedy eviction; None if that fails."""
+    """Computations of a staged plan to start from, by warm start or greedy eviction; else of the cheapest
+    baseline that fits, None without one."""
     warm = problem.warm_start
     if warm is not None and warm.scope is Scope.STAGED:
         return warm.order
@@ -119,5 +125,11 @@ def first_order(problem: Problem) -> np.ndarray | None:
         if order is not None:
             return order
         if time.monotonic() - began > GREEDY_S and problem.work_limit is None:
-            break  # evictions cascade on this graph: the annealing finds a plan sooner
-    return None
+            break  # evictions cascade on this graph
+    until = time.monotonic() + FAMILY_SHARE * problem.remaining_s() if problem.work_limit is None else problem.deadline
+    fitting = []
+    for _, plan in family_plans(problem, until):
+        trace = simulate(problem.graph, plan)
+        if plan.scope is Scope.STAGED and trace.peak_bytes <= problem.budget_bytes:
+            fitting.append((trace.cost, len(fitting), plan))
+    return min(fitting)[2].order if fitting else None

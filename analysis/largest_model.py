@@ -1,0 +1,75 @@
+"""The largest models that train: ``python -m analysis.largest_model RUN`` redraws from what is stored."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+from analysis.command import command
+from analysis.drawing import save, style_context
+from analysis.results import read_json
+from analysis.style import BLUE, GREY, ORANGE, WINE
+from remat.errors import InvalidInput
+
+KINDS = {  # of a trial: (colour, marker, label)
+    "fits": (BLUE, "o", "trains within the memory"),
+    "ruled out": (WINE, "x", "proven impossible"),
+    "undecided": (ORANGE, "D", "no plan found, not ruled out"),
+}
+
+
+def draw_run(folder: Path) -> list[Path]:
+    """The figure of a run; the paths written.
+
+    Raises:
+        InvalidInput: no run of this experiment.
+    """
+    document = read_json(Path(folder) / "run.json")
+    if not document.get("searches"):
+        raise InvalidInput(f"{Path(folder) / 'run.json'}: not a run of experiment=largest_model")
+    (Path(folder) / "figures").mkdir(exist_ok=True)
+    with style_context():
+        return save(draw(document["searches"], document["memory_bytes"]), Path(folder) / "figures" / "largest_model")
+
+
+def draw(searches: Sequence[Mapping[str, Any]], memory_bytes: int) -> Figure:
+    """A panel for each search: what plain training of each size tried would need, against the memory that is there."""
+    figure = Figure(figsize=(3.9 * len(searches) + 0.4, 3.7), layout="constrained")
+    handles: dict[str, Any] = {}
+    for axes, search in zip(figure.subplots(1, len(searches), squeeze=False)[0], searches, strict=True):
+        _panel(axes, search, memory_bytes)
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=2)
+    return figure
+
+
+def _panel(axes: Axes, search: Mapping[str, Any], memory_bytes: int) -> None:
+    trials = sorted(search["trials"], key=lambda trial: trial["size"])
+    for kind, (colour, marker, label) in KINDS.items():
+        of = [trial for trial in trials if trial["kind"] == kind]
+        if of:
+            axes.plot([trial["size"] for trial in of], [trial["plain_peak_bytes"] / 1e9 for trial in of], ls="",
+                      marker=marker, ms=6, color=colour, label=label)  # fmt: skip
+    axes.axhline(memory_bytes / 1e9, color=GREY, lw=1.0, ls="--", label=f"memory of the GPU, {memory_bytes / 1e9:g} GB")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_xticks([trial["size"] for trial in trials], [trial["label"] for trial in trials], rotation=40, ha="right",
+                    fontsize=8)  # fmt: skip
+    axes.margins(x=0.12, y=0.15)
+    axes.set_ylabel("GB without recomputation")
+    axes.set_title(f"{search['what']}, batch {search['batch']}", loc="left", fontweight="bold", fontsize=9)
+
+
+if __name__ == "__main__":
+    sys.exit(command("analysis.largest_model", "RUN", draw_run, sys.argv[1:]))

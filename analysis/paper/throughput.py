@@ -1,0 +1,116 @@
+"""What the largest batch only stands for: samples a second, resolution, depth, and what a GiB is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from analysis.largest_model import KINDS
+from analysis.largest_model import draw as draw_sizes
+from analysis.max_batch_size import network_label
+from analysis.paper.part import Part, Table, percent
+from analysis.throughput import plot
+
+COLUMNS = 3
+
+
+def report(document: Mapping[str, Any], _: Path) -> Part:
+    """A curve for each network, and the sizes that fit."""
+    networks = [d for d in document["throughput"] if d["best"] is not None]
+    searches = [search for search in document["searches"] if search["trials"]]
+    memory, gpu = document["memory_bytes"], document["gpu"]
+    at_plain = [network_label(d) for d in networks if d["best"] <= d["plain_batch"]]
+    beyond = [f"{network_label(d)} (batch {d['best']}, {_gain(d)} over the best batch without)"
+              for d in networks if d["best"] > d["plain_batch"]]  # fmt: skip
+    said = " ".join((
+        *((f"Recomputation makes no batch faster than those that fit without it on {', '.join(at_plain)}.",)
+          if at_plain else ()),
+        *((f"It does on {', '.join(beyond)}.",) if beyond else ()),
+        *(f"The largest {s['what']} at batch {s['batch']}: {s['found_label'] or 'none found'}"
+          + (f"; {s['ruled_out_label']} is proven impossible." if s["ruled_out"] else "; no limit was proven.")
+          for s in searches),
+    ))  # fmt: skip
+    figures = [("throughput", f"Samples a second against batch size, {gpu}, roofline costs", _curves(networks))]
+    sizes = [("largest_model", "Sizes tried, and what they would need without recomputation",
+              draw_sizes(searches, memory))]  # fmt: skip
+    return Part(
+        "Throughput, resolution, depth and the price of memory",
+        "Not published: Checkmate reports the largest batch alone.",
+        said,
+        "The step times are the roofline's, whose operations do not slow down at small batches as a real GPU's do, so "
+        "a larger batch pays only while its recomputation is cheaper than what it saves in traffic of parameters. The "
+        "price of memory is the slope of the linear relaxation's bound in the budget, not of the integer optimum.",
+        (figures if networks else []) + (sizes if searches else []),
+        ([_table(networks)] if networks else []) + ([_prices(networks)] if networks else []) + [
+            _trials(search, number) for number, search in enumerate(searches)
+        ],
+    )  # fmt: skip
+
+
+def _best_plain(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The fastest of the batches that fit without recomputation."""
+    plain = [p for p in document["points"] if p["batch"] <= document["plain_batch"] and p["samples_per_s"] is not None]
+    return max(plain, key=lambda point: point["samples_per_s"], default=None)
+
+
+def _gain(document: Mapping[str, Any]) -> str:
+    best, plain = _point(document, document["best"]), _best_plain(document)
+    return "alone" if plain is None else f"{best['samples_per_s'] / plain['samples_per_s']:.3f}x"
+
+
+def _point(document: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
+    return next(point for point in document["points"] if point["batch"] == batch)
+
+
+def _curves(networks: Sequence[Mapping[str, Any]]) -> Figure:
+    n_rows = -(-len(networks) // COLUMNS)
+    figure = Figure(figsize=(9.0, 2.6 * n_rows + 0.5), layout="constrained")
+    all_axes = figure.subplots(n_rows, COLUMNS, squeeze=False).ravel()
+    for axes, document in zip(all_axes, networks, strict=False):
+        plot(axes, document)
+        axes.set_title(network_label(document), loc="left", fontweight="bold")
+    for axes in all_axes[len(networks) :]:
+        axes.set_visible(False)
+    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+def _table(networks: Sequence[Mapping[str, Any]]) -> Table:
+    rows = []
+    for document in networks:
+        for point in document["points"]:
+            found = point["samples_per_s"]
+            plain = point["batch"] <= document["plain_batch"]
+            rows.append([
+                network_label(document), str(point["batch"]), "yes" if plain else "no",
+                point["status"], "" if found is None else f"{found:.2f}",
+                f"{point['most_per_s']:.2f}" if point["most_per_s"] else "none",
+                "" if point["overhead"] is None else percent(point["overhead"]),
+                "best" if point["batch"] == document["best"] else "",
+            ])  # fmt: skip
+    return Table("throughput", "Samples a second", [
+        "network", "batch", "fits without recomputation", "status", "samples/s", "at most (proven)", "overhead", "",
+    ], rows)  # fmt: skip
+
+
+def _prices(networks: Sequence[Mapping[str, Any]]) -> Table:
+    rows = [[network_label(d), str(p["batch"]), f"{p['ms_per_gib']:.3f}", f"{p['bound_ns'] / 1e6:.2f}"]
+            for d in networks for p in d["prices"]]  # fmt: skip
+    return Table("memory_price", "Shadow price of memory, at the best batch and at the largest with a plan", [
+        "network", "batch", "ms for each GiB", "bound of a step, ms",
+    ], rows)  # fmt: skip
+
+
+def _trials(search: Mapping[str, Any], number: int) -> Table:
+    trials = sorted(search["trials"], key=lambda trial: trial["size"])
+    rows = [[
+        trial["label"], str(trial["operations"]), f"{trial['plain_peak_bytes'] / 1e9:.2f}",
+        KINDS[trial["kind"]][2], trial["status"],
+        "" if trial["cost"] is None else f"{100 * trial['cost'] / trial['cost_cap']:.1f} %",
+    ] for trial in trials]  # fmt: skip
+    return Table(f"largest_model_{number + 1}", f"{search['what']} at batch {search['batch']}", [
+        "size", "operations", "GB without recomputation", "found", "status", "cost, of what is allowed",
+    ], rows)  # fmt: skip
