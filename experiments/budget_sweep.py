@@ -11,11 +11,18 @@ from remat.registry import get_strategy
 from remat.solve import GAP_TOLERANCE, Family
 
 
-def sweep_budgets(smallest_bytes: int, largest_bytes: int, points: int) -> list[int]:
-    """[<= points] evenly spaced integer budgets, ascending, both ends included, each once."""
+def sweep_budgets(smallest_bytes: int, largest_bytes: int, points: int, *, by_factor: bool = False) -> list[int]:
+    """[<= points] evenly spaced integer budgets, ascending, both ends included, each once.
+
+    `by_factor`: evenly on a logarithmic scale, closer where memory is tight and overhead changes most.
+    """
     largest_bytes = max(smallest_bytes, largest_bytes)
-    span = largest_bytes - smallest_bytes
-    return sorted({smallest_bytes + i * span // (points - 1) for i in range(points)})
+    span, last = largest_bytes - smallest_bytes, points - 1
+    if by_factor and smallest_bytes:
+        factor = largest_bytes / smallest_bytes
+        inner = {round(smallest_bytes * factor ** (i / last)) for i in range(1, last)}
+        return sorted({smallest_bytes, largest_bytes, *inner})
+    return sorted({smallest_bytes + i * span // last for i in range(points)})
 
 
 def smallest_budget(bench: Bench, families: Iterable[Family]) -> int:
@@ -24,13 +31,13 @@ def smallest_budget(bench: Bench, families: Iterable[Family]) -> int:
     return min([remat.min_budget(bench.subject.graph, bench.settings.scope).bytes, *peaks])
 
 
-def run_sweep(bench: Bench) -> tuple[list[Row], list[str]]:
-    """(rows, keys of families): the families first, since they say where the budgets begin."""
+def run_sweep(bench: Bench, *, by_factor: bool = False) -> tuple[list[Row], list[str]]:
+    """(rows, keys of families): the families first, since they say where the budgets begin; see `sweep_budgets`."""
     names = bench.settings.strategies
     independent = [name for name in names if get_strategy(name).ignores_budget]
     families = bench.run_families(independent)
     least = smallest_budget(bench, families.values())
-    budgets = sweep_budgets(least, bench.store_all_peak_bytes, bench.settings.points)
+    budgets = sweep_budgets(least, bench.store_all_peak_bytes, bench.settings.points, by_factor=by_factor)
     rows: list[Row] = []
     for family in families.values():
         rows += bench.family_rows(family, budgets)

@@ -26,6 +26,9 @@ def test_budgets_are_even_whole_and_hold_both_ends() -> None:
     assert sweep_budgets(0, 2**53 + 1, 3) == [0, 2**52, 2**53 + 1]  # beyond what a float can hold
     assert sweep_budgets(10, 12, 16) == [10, 11, 12]  # each once
     assert sweep_budgets(20, 10, 4) == [20]  # nothing to save
+    assert sweep_budgets(10, 80, 4, by_factor=True) == [10, 20, 40, 80]
+    assert sweep_budgets(10, 12, 16, by_factor=True) == [10, 11, 12]
+    assert sweep_budgets(20, 10, 4, by_factor=True) == [20]
 
 
 def at(budget: int, cost: int | None, bound: int | None, status: str = "FEASIBLE") -> Row:

@@ -52,8 +52,8 @@ def report(_: Mapping[str, Any], folder: Path) -> Part:
         "to 1.2x faster than the best heuristic at an equal budget (U-Net), 4.8x in an early abstract.",
         "Each ratio with its denominator, for the network of the claim and for that on which it is largest here.",
         "The last column divides the published batch by our denominator: where it gives the published ratio, the "
-        "denominators agree. A speedup is a ratio of modelled step costs at one budget at which a heuristic has a plan "
-        "too; where only a plan that keeps almost nothing fits, it is large and says little.",
+        "denominators agree. A speedup is a ratio of modelled step costs at one budget, among those at which some "
+        "heuristic at most doubles the cost of a step: below them the ratio is large and says little.",
         tables=[Table("claims", "Published and ours", [
             "claim", "published", "ours", "where", "denominator", "published batch over it",
         ], rows)],

@@ -28,8 +28,8 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
             figures.append((name, f"{label}: compute overhead against memory budget", drawn))
     gain = largest_gain(all_sweeps)
     said = "" if gain is None else (
-        f" The largest gain over the best heuristic at an equal budget is {gain.ratio:.3f}x, on {gain.sweep.label} "
-        f"({SOURCE[gain.sweep.source]})."
+        f" The largest gain over the best heuristic, where that at most doubles the cost, is {gain.ratio:.3f}x, on "
+        f"{gain.sweep.label} ({SOURCE[gain.sweep.source]})."
     )  # fmt: skip
     gap = max((largest_gap(sweep.run) for sweep in all_sweeps), default=0.0)
     has_published = any(sweep.source == "published" for sweep in all_sweeps)

@@ -28,8 +28,8 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
         f"Without phase two: {_naive(document)}. Every rounding of S below has been completed by phase two and judged "
         "by the simulator, whether it fits or not.",
         "The relaxation is that of the trimmed model (memory at the ends of stages), whose S differs from the "
-        "published one's where several are optimal; budgets are ours, three tenths of the way from the smallest "
-        "feasible one to checkpoint-all's peak.",
+        "published one's where several are optimal; budgets are ours, three tenths of the way from the smallest one "
+        "of which nine tenths suffice to checkpoint-all's peak.",
         [("rounding", "Cost against peak memory of every rounding", _figure(runs))],
         [Table("rounding", "Roundings that fit, and the cheapest of them", [
             "network", "kind", "roundings", "fit", "cheapest that fits / optimum", "optimum proven within",
@@ -80,8 +80,9 @@ def _figure(runs: list[tuple[str, Run]]) -> Figure:
         axes.set_title(label, loc="left")
         axes.set_xlabel(f"Peak memory ({scale.unit})")
         axes.set_ylabel("Compute overhead (%)")
-    handles, labels = all_axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2 * len(runs))
+    pairs = [pair for axes in all_axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    shown = {label: handle for handle, label in reversed(pairs)}
+    figure.legend([*shown.values()][::-1], [*shown][::-1], loc="outside lower center", ncols=2 * len(runs))
     return figure
 
 

@@ -79,10 +79,10 @@ def _figure(cases: list[dict[str, Any]]) -> Figure:
         for number, (form, (colour, marker)) in enumerate(FORMS.items()):
             points = [(case[mark], labels.index(case["network"])) for case in cases
                       if case["form"] == form and case[mark] is not None]  # fmt: skip
-            axes.plot([max(x, 0.01) for x, _ in points], [y + 0.22 * (number - 1) for _, y in points], ls="",
+            axes.plot([max(x, 0.1) for x, _ in points], [y + 0.22 * (number - 1) for _, y in points], ls="",
                       marker=marker, color=colour, ms=5 if marker != "*" else 8, label=form)  # fmt: skip
         axes.set_xscale("log")
-        axes.set_xlim(0.005, 1.5 * max((case["limit_s"] for case in cases), default=1.0))
+        axes.set_xlim(0.1, 1.5 * max((case["limit_s"] for case in cases), default=1.0))
         axes.set_title(mark, loc="left")
         axes.set_xlabel("Seconds")
     all_axes[0].set_yticks(range(len(labels)), labels)

@@ -13,6 +13,8 @@ from analysis.results import WITH_PLAN, Run, load_run
 HEURISTICS = ("checkpoint_all", "checkpoint_all_ap", "checkpoint_last", "griewank", "chen_sqrtn", "chen_greedy",
               "ap_sqrtn", "ap_greedy")  # fmt: skip
 
+USEFUL = 2.0  # costs of a plain step; at the tightest budgets only plans that keep almost nothing fit
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
@@ -59,12 +61,12 @@ class Gain:
 
 
 def largest_gain(group: Iterable[Sweep]) -> Gain | None:
-    """Over all budgets at which a heuristic fits."""
+    """Over all budgets at which a heuristic fits that is of use: one that costs at most `USEFUL` plain steps."""
     gains = [
         Gain(heuristic[0] / cost, sweep, budget, heuristic[1])
         for sweep in group
         for budget, (cost, _) in best_costs(sweep.run).items()
-        if (heuristic := best_heuristic(sweep.run, budget)) is not None
+        if (heuristic := best_heuristic(sweep.run, budget)) and heuristic[0] <= USEFUL * sweep.run.total_cost
     ]
     return max(gains, key=lambda gain: gain.ratio, default=None)
 

@@ -40,7 +40,7 @@ def run(lab: Lab) -> dict[str, Any]:
     for panel in panels(lab):
         lab.say(f"{panel.network.label}, {WHOSE[panel.source]}")
         bench = lab.bench(panel.subject, "fig5", budget_bytes=None)
-        rows, families = run_sweep(bench)
+        rows, families = run_sweep(bench, by_factor=True)
         batch = panel.subject.batch_size
         title = f"{panel.network.label}{f', batch {batch}' if batch else ''}: {WHOSE[panel.source]}"
         folder = lab.write_panel(panel.name, bench, rows, families, title)
