@@ -31,9 +31,9 @@ from experiments.progress import SolveProgress
 from experiments.row import Row
 from experiments.running import STORE_FOLDER
 from experiments.settings import Settings
-from experiments.solving import Bench
+from experiments.solving import Bench, solve_each
 from experiments.store import Store, write_json
-from experiments.throughput import STRATEGY, solve_each
+from experiments.throughput import STRATEGY
 from remat.cost import apply_cost
 from remat.errors import InvalidInput, RematError
 from remat.frontends.spec import ModelSpec
@@ -160,7 +160,7 @@ class _Benches:
         known = replace(settings, options=settings.options | {STRATEGY: settings.options.get(STRATEGY, {})})
         self.store.write_graph(graph)
         bench = Bench(subject, known, "largest_model", self.store, self.engine, self.progress, plain, cap)
-        return graph, cap, solve_each([(bench, int(settings.gpu.memory_bytes))], STRATEGY)[0]
+        return graph, cap, solve_each([(bench, STRATEGY, int(settings.gpu.memory_bytes))])[0]
 
 
 def _search(

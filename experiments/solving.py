@@ -361,3 +361,35 @@ def reuse_plans(rows: Sequence[Row], tolerance: float) -> list[Row]:
             best = new
         improved.append(new)
     return improved
+
+
+def solve_each(asked: Sequence[tuple[Bench, str, int]]) -> list[Row]:
+    """A row for each (bench, strategy, budget), from the store or solved side by side; the benches share one engine.
+
+    No solve starts from the plan of another. Ctrl-C as in `Bench.run_budgets`.
+    """
+    keys = [bench.key(strategy, budget) for bench, strategy, budget in asked]
+    rows: dict[str, Row] = {}
+    owner = {key: bench for key, (bench, *_) in zip(keys, asked, strict=True)}
+    jobs = []
+    for key, (bench, strategy, budget) in zip(keys, asked, strict=True):
+        row = bench.store.read_row(key)
+        if row is not None and is_final(row):
+            rows[key] = bench.kept[key] = row
+            bench.reused += 1
+        else:
+            jobs.append(bench.job(strategy, budget, lambda: None))
+    if jobs:
+        engine, progress = asked[0][0].engine, asked[0][0].progress
+        progress.expect([job.time_limit_s for job in jobs])
+        for job in jobs:
+            engine.submit(job)
+        try:
+            for job, solution in finished_jobs(engine, progress):
+                assert isinstance(solution, Solution)
+                rows[job.key] = owner[job.key].keep(job.key, solution)
+                progress.finished(f"{job.problem.graph.name}, {job.label}: {row_line(rows[job.key])}", solution.wall_s)
+        except KeyboardInterrupt:
+            keep_interrupted(engine, owner.__getitem__)
+            raise
+    return [rows[key] for key in keys]

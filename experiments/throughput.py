@@ -32,13 +32,12 @@ from experiments.progress import SolveProgress
 from experiments.row import Row
 from experiments.running import STORE_FOLDER
 from experiments.settings import Settings
-from experiments.solving import Bench, finished_jobs, is_final, keep_interrupted
+from experiments.solving import Bench, solve_each
 from experiments.store import Store, code_version, row_key, write_json
 from remat.bounds.price import shadow_price
 from remat.cost import apply_cost
 from remat.errors import InvalidInput, RematError
 from remat.graph import Graph
-from remat.solve import Solution
 
 STRATEGY = "portfolio"
 COARSE, QUICK_COARSE = 6, 3  # batches of the grid, beside the largest that plain training fits
@@ -104,7 +103,7 @@ def throughput(
     def solve(batches: Sequence[int]) -> None:
         new = [batch for batch in batches if batch not in rows]
         benches.update((batch, bench(batch)) for batch in new)
-        found = solve_each([(benches[batch], memory_bytes) for batch in new], STRATEGY)
+        found = solve_each([(benches[batch], STRATEGY, memory_bytes) for batch in new])
         rows.update(zip(new, found, strict=True))
 
     solve(grid(max(1, plain), max(1, most), coarse))
@@ -137,34 +136,6 @@ def between(batches: Sequence[int], best: int) -> list[int]:
     at = list(batches).index(best)
     near = [*batches[max(0, at - 1) : at], *batches[at + 1 : at + 2]]
     return sorted({(best + other) // 2 for other in near} - set(batches))
-
-
-def solve_each(benches: Sequence[tuple[Bench, int]], strategy: str) -> list[Row]:
-    """A row for each (bench, budget), from the store or solved side by side; their benches share one engine."""
-    keys = [bench.key(strategy, budget) for bench, budget in benches]
-    rows: dict[str, Row] = {}
-    owner = {key: bench for key, (bench, _) in zip(keys, benches, strict=True)}
-    jobs = []
-    for key, (bench, budget) in zip(keys, benches, strict=True):
-        row = bench.store.read_row(key)
-        if row is not None and is_final(row):
-            rows[key] = row
-        else:
-            jobs.append(bench.job(strategy, budget, lambda: None))
-    if jobs:
-        engine, progress = benches[0][0].engine, benches[0][0].progress
-        progress.expect([job.time_limit_s for job in jobs])
-        for job in jobs:
-            engine.submit(job)
-        try:
-            for job, solution in finished_jobs(engine, progress):
-                assert isinstance(solution, Solution)
-                rows[job.key] = owner[job.key].keep(job.key, solution)
-                progress.finished(f"{job.problem.graph.name}, {job.label}: {solution.status}", solution.wall_s)
-        except KeyboardInterrupt:
-            keep_interrupted(engine, owner.__getitem__)
-            raise
-    return [rows[key] for key in keys]
 
 
 def _best(rows: dict[int, Row]) -> int | None:

@@ -99,7 +99,10 @@ def test_ratios_are_to_the_cheapest_plan_where_something_has_to_be_computed_agai
     assert sweeps.ratios(run, "a") == [150 / 120, 1.0]
     assert sweeps.ratios(run, "b") == [1.0, 1.0, 1.0]
     assert sweeps.geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
-    assert sweeps.largest_gap(run) == pytest.approx(0.5)  # nothing is proven at 5 but that all has to run once
+    assert sweeps.gaps(run)[5] == pytest.approx(0.5)  # nothing is proven there but that all has to run once
+    sweep = sweeps.Sweep("net", "Net", "ours", run)
+    assert sweeps.proven_words([sweep]).startswith("2 of 4 are proven")
+    assert "50.0 % (Net at 0.00 GB)" in sweeps.proven_words([sweep])
 
 
 def test_solver_times_are_those_of_the_trajectory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +197,7 @@ def test_a_part_runs_is_drawn_and_costs_nothing_to_repeat(here: Path, capsys: py
     capsys.readouterr()
     assert cli.main(command) == 0
     assert "\n0 solved now" in capsys.readouterr().out
-    before = page
+    before = (folder / "page.html").read_text()
     draw_paper(folder)
     assert (folder / "page.html").read_text() == before
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import signal
 import subprocess
@@ -17,9 +18,12 @@ from brute_force import optimum, random_graph, replay
 import remat
 from remat import Graph, Plan, Status, simulate, solve, solve_sweep
 from remat.arrays import GraphArrays
+from remat.errors import Skip
 from remat.frontends import synthetic
+from remat.registry import get_strategy
 from remat.search import Annealer, Best, minimise_cost
 from remat.search.evict import evict
+from remat.solve import Problem
 
 SCOPES = ("staged", "fixed_order", "free")
 
@@ -302,3 +306,24 @@ def test_deterministic_runs_repeat_whatever_the_threads_do(strategy):
         assert orders[0] == orders[1]
         compared += 1
     assert compared >= 3
+
+
+def test_where_the_greedy_fails_the_search_begins_with_the_cheapest_baseline_that_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = importlib.import_module("remat.strategies.search")
+    monkeypatch.setattr(module, "evict", lambda *_: None)
+    graph = synthetic.skip(depth=5, varied=True, seed=1)
+    members = []
+    for name in remat.strategies():
+        if get_strategy(name).ignores_budget:
+            with contextlib.suppress(Skip):
+                members += remat.family(graph, name)
+    budget = sorted(m.peak_bytes for m in members)[len(members) // 2]
+    order = module.first_order(Problem(graph, budget))
+    assert order is not None
+    started = remat.simulate(graph, Plan.from_order(graph, order.tolist()))
+    assert started.peak_bytes <= budget
+    assert started.cost == min(m.cost for m in members if m.peak_bytes <= budget)
+    smallest = min(m.peak_bytes for m in members)
+    assert module.first_order(Problem(graph, smallest - 1)) is None

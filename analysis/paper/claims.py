@@ -64,7 +64,10 @@ def _speedups(group: Sequence[Sweep], words: str) -> Iterator[list[str]]:
     """The largest cost of the best heuristic over the cheapest plan's: on the claim's network, and on any."""
     own = largest_gain(sweep for sweep in group if sweep.network == FASTER_ON)
     largest = largest_gain(group)
-    yield from (_speedup(gain, words) for gain in (own, largest) if gain is not None and (gain is own or gain != own))
+    if own is not None:
+        yield _speedup(own, words)
+    if largest is not None and (own is None or largest.sweep is not own.sweep):
+        yield _speedup(largest, words)
 
 
 def _speedup(gain: Gain, words: str) -> list[str]:

@@ -17,6 +17,7 @@ from remat.files import replacing
 TITLE = "Checkmate reproduced"
 MARKS = ("Marks: [2nd] quoted by a third party, the paper itself was not at hand; [mem] from memory, unverified; "
          "[code] read in the authors' code; [data] computed again from a published file.")  # fmt: skip
+PX_PER_INCH = 84  # one size of letters in all figures
 
 
 def write_page(head: Mapping[str, Any], parts: Sequence[tuple[str, Part]], folder: Path) -> Path:
@@ -33,7 +34,7 @@ def _page(head: Mapping[str, Any], parts: Sequence[tuple[str, Part]], folder: Pa
     scale, config = head["scale"], head["config"]
     lead = (f"scale={config['scale']}: {scale['points']} budgets of a sweep, {scale['time_limit_s']:g} s for each "
             f"solve, {scale['samples']} random roundings; costs of the GPU {config['gpu'].get('name')}; "
-            f"{head['cores']} cores here.")  # fmt: skip
+            f"{head['cores']} cores here. {head.get('took', '')}")  # fmt: skip
     body = [f"<h1>{TITLE}</h1>", '<p class="lead">Jain et al., MLSys 2020: what was published, what this project gets, '
             "and why they differ.</p>", f"<p>{escape(lead)}</p>", f'<p class="note">{escape(MARKS)}</p>',
             f'<p class="note">{links}</p>']  # fmt: skip
@@ -55,15 +56,18 @@ def _section(name: str, part: Part, folder: Path) -> str:
         f"<p><strong>{what}</strong> {escape(words)}</p>"
         for what, words in (("Published.", part.published), ("Ours.", part.ours), ("Why they differ.", part.why))
     )
-    figures = "".join(_figure(folder / "figures" / f"{file}.png", caption) for file, caption, _ in part.figures)
+    figures = "".join(
+        _figure(folder / "figures" / f"{file}.png", caption, round(PX_PER_INCH * figure.get_figwidth()))
+        for file, caption, figure in part.figures
+    )
     tables = "".join(html(table) for table in part.tables)
     return f'<section id="{name}"><h2>{escape(part.title)}</h2>{text}{figures}{tables}</section>'
 
 
-def _figure(path: Path, caption: str) -> str:
+def _figure(path: Path, caption: str, width_px: int) -> str:
     data = base64.b64encode(path.read_bytes()).decode()
     alt = escape(caption, quote=True)
-    image = f'<img alt="{alt}" src="data:image/png;base64,{data}">'
+    image = f'<img alt="{alt}" style="width: {width_px}px" src="data:image/png;base64,{data}">'
     return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
 
 

@@ -90,9 +90,22 @@ def geometric_mean(values: list[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def largest_gap(run: Run) -> float:
-    """Largest (cost - bound) / cost of the cheapest plans: how far the ratios' denominator may be from the optimum."""
-    gaps = [
-        (cost - (bound if bound is not None else run.total_cost)) / cost for cost, bound in best_costs(run).values()
-    ]
-    return max(gaps, default=0.0)
+def gaps(run: Run) -> dict[int, float]:
+    """[budget_bytes] (cost - bound) / cost of the cheapest plan: how far it may be from the optimum."""
+    return {
+        budget: (cost - (run.total_cost if bound is None else max(bound, run.total_cost))) / cost
+        for budget, (cost, bound) in best_costs(run).items()
+    }
+
+
+def proven_words(group: Iterable[Sweep]) -> str:
+    """How many of the cheapest plans are proven to be within a hundredth of the optimum, and which is the farthest."""
+    known = [(gap, sweep, budget) for sweep in group for budget, gap in gaps(sweep.run).items()]
+    if not known:
+        return "no plan was found"
+    near = sum(gap <= 0.01 for gap, *_ in known)
+    gap, sweep, budget = max(known, key=lambda one: one[0])
+    return (
+        f"{near} of {len(known)} are proven to be within 1 % of the optimum; the widest gap to a proven bound is "
+        f"{100 * gap:.1f} % ({sweep.label} at {budget / 1e9:.2f} GB)"
+    )

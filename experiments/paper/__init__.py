@@ -57,6 +57,8 @@ def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
     with engine, SolveProgress(console, engine.at_once) as progress:
         lab = Lab(cfg, settings, scale, tuple(map(network, names)), instances_folder(cfg), store, engine, progress,
                   console, folder)  # fmt: skip
+        if {*parts} - {"stages"}:
+            lab.extract_all()
         refuted = []
         for part in parts:
             lab.say(f"--- {part}")
@@ -64,7 +66,9 @@ def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
             refuted += document.get("contradicted", [])
             write_json(folder / f"{part}.json", document)
     refuted += [line for bench in lab.benches for line in contradictions(list(bench.kept.values()))]
-    lab.say(f"{progress.n_finished} solved now, in {duration(time.monotonic() - began)}")
+    took = f"{progress.n_finished} solved now, in {duration(time.monotonic() - began)}"
+    lab.say(took)
+    _write_head(cfg, scale, folder, took)
     from analysis.paper import draw_paper
 
     with console.status("drawing ..."):
@@ -87,7 +91,7 @@ def _parts(cfg: DictConfig) -> list[str]:
     return [part for part in PARTS if part in wanted]
 
 
-def _write_head(cfg: DictConfig, scale: Scale, folder: Path) -> None:
+def _write_head(cfg: DictConfig, scale: Scale, folder: Path, took: str = "") -> None:
     head = {"experiment": "paper", "config": as_dict(cfg), "scale": asdict(scale), "provenance": asdict(provenance()),
-            "cores": os.cpu_count()}  # fmt: skip
+            "cores": os.cpu_count(), "took": took}  # fmt: skip
     write_json(folder / "paper.json", head)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 import remat
-from experiments.build import Subject, build_quietly
+from experiments.build import CACHE_FOLDER, Subject, build_quietly
 from experiments.config import as_dict
 from experiments.engine import Engine
 from experiments.paper.networks import Network
@@ -23,6 +24,7 @@ from experiments.settings import Settings, configured_model
 from experiments.solving import Bench
 from experiments.store import Store, code_version, row_key, write_json
 from remat.errors import InvalidInput
+from remat.frontends.subprocess import extract_in_child
 from remat.units import format_size
 
 
@@ -77,6 +79,15 @@ class Lab:
     folder: Path
     benches: list[Bench] = field(default_factory=list)
     _subjects: dict[Any, Subject] = field(default_factory=dict)
+
+    def extract_all(self) -> None:
+        """Extract what the parts will ask for, two networks at a time: each starts a framework, which takes seconds."""
+        specs = [configured_model(network.name) for network in self.networks]
+        keras = [spec for spec in specs if spec.framework == "keras"]
+        sizes = [replace(spec, batch_size=batch) for spec in keras for batch in (spec.batch_size, 1, 2)]
+        with ThreadPoolExecutor(self.engine.at_once) as pool, self.console.status("extracting the networks ..."):
+            for _ in pool.map(lambda spec: extract_in_child(spec, CACHE_FOLDER / "graphs"), sizes):
+                pass
 
     def ours(self, network: Network, *, cost: str = "roofline", batch_size: int | None = None) -> Subject:
         """The network as we extract it, with costs for the run's GPU."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from experiments.budget_sweep import run_single
-from experiments.build import CACHE_FOLDER
 from experiments.paper.lab import Lab
+from experiments.paper.networks import Network
 from experiments.paper.rounding import middle_budget
+from experiments.per_sample import per_sample
 from experiments.settings import configured_model
 from remat.frontends import synthetic
-from remat.frontends.subprocess import extract_in_child
 
 LAYERS = 32
 
@@ -26,17 +25,13 @@ def run(lab: Lab) -> dict[str, Any]:
     bench = lab.bench(lab.published(first) or lab.ours(first), "memory")
     rows, families = run_single(bench, middle_budget(bench))
     matrices = lab.write_panel("memory/matrices", bench, rows, families, f"Schedules of {first.label}")
-    return {"over_time": over_time, "matrices": matrices, "sizes": [_sizes(lab, n.name, n.label) for n in lab.networks]}
+    return {"over_time": over_time, "matrices": matrices, "sizes": [_sizes(lab, network) for network in lab.networks]}
 
 
-def _sizes(lab: Lab, name: str, label: str) -> dict[str, Any]:
+def _sizes(lab: Lab, network: Network) -> dict[str, Any]:
     """Bytes of one network's parameters, and of its features at the published batch."""
-    # In the published accounting, fixed is the parameters and their gradients alone.
-    spec = replace(configured_model(name), accounting="published")
-    if spec.framework == "synthetic":
-        graph = synthetic.extract(spec)
-    else:
-        graph = extract_in_child(spec, CACHE_FOLDER / "graphs")
+    subject = lab.ours(network)
+    graph = subject.graph
     features = sum(graph.values[v].bytes for op in graph.operations if not op.is_backward for v in op.outputs)
-    return {"name": name, "label": label, "batch": spec.batch_size, "features_bytes": features,
-            "parameter_bytes": graph.fixed_bytes // 2}  # fmt: skip
+    return {"name": network.name, "label": network.label, "batch": subject.batch_size, "features_bytes": features,
+            "parameter_bytes": per_sample(configured_model(network.name)).parameter_bytes // 2}  # fmt: skip

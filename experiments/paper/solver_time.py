@@ -6,6 +6,7 @@ from typing import Any
 
 from experiments.budget_sweep import sweep_budgets
 from experiments.paper.lab import Lab
+from experiments.solving import Bench, solve_each
 from remat import min_budget
 
 FORMS = (
@@ -21,7 +22,8 @@ def run(lab: Lab) -> dict[str, Any]:
 
     With a seed of their own, so that rows of a sweep, which start from the plans of smaller budgets, are not taken.
     """
-    rows = []
+    asked: list[tuple[Bench, str, int]] = []
+    of: list[dict[str, str]] = []
     for network in lab.networks:
         subject = lab.published(network) or lab.ours(network)
         least = min_budget(subject.graph, lab.settings.scope).bytes
@@ -31,6 +33,7 @@ def run(lab: Lab) -> dict[str, Any]:
             steps = sweep_budgets(least, bench.store_all_peak_bytes, 11)
             for share in SHARES[lab.scale.solver_points]:
                 budget = steps[min(share, len(steps) - 1)]
-                row = bench.run_budgets([strategy], [budget])[strategy][0]
-                rows.append({"key": row.key, "form": label, "network": network.label})
+                asked.append((bench, strategy, budget))
+                of.append({"form": label, "network": network.label})
+    rows = [{"key": row.key, **entry} for row, entry in zip(solve_each(asked), of, strict=True)]
     return {"rows": rows, "store": lab.relative_store()}

@@ -8,21 +8,35 @@ from dataclasses import replace
 
 from remat.errors import Skip
 from remat.plan import Plan
-from remat.registry import get_strategy, strategies
+from remat.registry import Strategy, get_strategy, strategies
 from remat.solve import Problem, candidates_of
 
 
 def family_plans(problem: Problem, until: float) -> Iterator[tuple[str, Plan]]:
-    """(strategy, plan) of each, whether it fits the budget or not, until the time `until` (`time.monotonic`)."""
-    for name in strategies():
-        chosen = get_strategy(name)
-        if chosen.ignores_budget and not chosen.isolated:
-            try:
-                for candidate in candidates_of(chosen.run(replace(problem, deadline=until))):
-                    yield name, candidate.plan
-                    if time.monotonic() > until:
-                        return
-            except Skip:
-                pass  # it does not apply to this graph
-        if time.monotonic() > until:
-            return
+    """(strategy, plan) of each, whether it fits the budget or not, until the time `until` (`time.monotonic`).
+
+    The strategies take turns, so that a long family does not keep a short one from being asked.
+    """
+    limited = replace(problem, deadline=until)
+    waiting = [
+        (chosen.name, _plans(chosen, limited))
+        for chosen in map(get_strategy, strategies())
+        if chosen.ignores_budget and not chosen.isolated
+    ]
+    while waiting:
+        for entry in list(waiting):
+            if time.monotonic() > until:
+                return
+            plan = next(entry[1], None)
+            if plan is None:
+                waiting.remove(entry)
+            else:
+                yield entry[0], plan
+
+
+def _plans(chosen: Strategy, problem: Problem) -> Iterator[Plan]:
+    try:
+        for candidate in candidates_of(chosen.run(problem)):
+            yield candidate.plan
+    except Skip:
+        pass  # it does not apply to this graph
