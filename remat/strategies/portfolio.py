@@ -27,7 +27,10 @@ EXHAUSTIVE_OPERATIONS = 24  # beyond it A* rarely ends
 EXHAUSTIVE_STATES = 50_000
 LP_COLUMNS_IN_1S, LP_POWER = 9_000, 1.6  # the interior point's time, roughly; decides whether it is begun
 SMALL_SHARE = 0.8  # of the time
-SEARCH_SHARE, SEARCH_SHARE_SMALL = 0.3, 0.02  # of the time, before the proof where one thread does both
+SEARCH_SHARE, SEARCH_SHARE_SMALL = 0.2, 0.02  # of the time, before the proof where one thread does both
+# One thread goes on searching, up to a share, in steps of so much while each takes off so much of the cost: what comes
+# next begins from a plan that is worth it.
+SEARCH_SHARE_MOST, SEARCH_SHARE_MORE, STILL_FALLING = 0.6, 0.1, 0.02
 WHOLE_COLUMNS = 40_000  # up to which the MILP of the whole problem gets the time that remains
 REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
 IN_VAIN = 2  # restricted MILPs without a better plan, then comes the LP bound
@@ -222,6 +225,11 @@ class _Run:
         began, seconds = time.monotonic(), problem.remaining_s()
         share = SEARCH_SHARE_SMALL if self.is_small() else SEARCH_SHARE
         self.search(replace(problem, deadline=began + share * seconds), 1)
+        while not self._done() and not self.is_small() and share < SEARCH_SHARE_MOST:
+            before, share = self._cost(), share + SEARCH_SHARE_MORE
+            self.search(replace(problem, deadline=began + share * seconds, warm_start=self._plan()), 1)
+            if before is not None and (self._cost() or 0) > (1 - STILL_FALLING) * before:
+                break
         if not self._done():
             self.prove(replace(problem, deadline=began + 0.7 * seconds))
         if not self._done():
@@ -286,6 +294,11 @@ class _Run:
             problem.offer(plan, name)
         if not self._done():
             self.prove(problem)
+
+    def _cost(self) -> int | None:
+        assert self.problem.best is not None
+        known = self.problem.best.snapshot()
+        return None if known is None else known[1]
 
     def _plan(self) -> Plan | None:
         assert self.problem.best is not None
