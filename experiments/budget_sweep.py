@@ -31,13 +31,27 @@ def smallest_budget(bench: Bench, families: Iterable[Family]) -> int:
     return min([remat.min_budget(bench.subject.graph, bench.settings.scope).bytes, *peaks])
 
 
-def run_sweep(bench: Bench, *, by_factor: bool = False) -> tuple[list[Row], list[str]]:
-    """(rows, keys of families): the families first, since they say where the budgets begin; see `sweep_budgets`."""
+def through(budgets: list[int], wanted: int) -> list[int]:
+    """`budgets` with the nearest inner one replaced by `wanted`, if that lies between the ends."""
+    inner = budgets[1:-1]
+    if not inner or not budgets[0] < wanted < budgets[-1]:
+        return budgets
+    nearest = min(inner, key=lambda budget: abs(budget - wanted))
+    return sorted({wanted, *budgets} - ({nearest} - {wanted}))
+
+
+def run_sweep(bench: Bench, *, by_factor: bool = False, at: int | None = None) -> tuple[list[Row], list[str]]:
+    """(rows, keys of families): the families first, since they say where the budgets begin.
+
+    See `sweep_budgets`; `at` is a budget that is among them if it lies between the ends.
+    """
     names = bench.settings.strategies
     independent = [name for name in names if get_strategy(name).ignores_budget]
     families = bench.run_families(independent)
     least = smallest_budget(bench, families.values())
     budgets = sweep_budgets(least, bench.store_all_peak_bytes, bench.settings.points, by_factor=by_factor)
+    if at is not None:
+        budgets = through(budgets, at)
     rows: list[Row] = []
     for family in families.values():
         rows += bench.family_rows(family, budgets)

@@ -6,6 +6,7 @@ some; those are then run wherever the store has no row of theirs for this code, 
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,8 @@ def stored_problems(store: Store, settings: Settings) -> list[tuple[Row, list[in
         row = store.read_row(path.stem)
         if row is None or (row.scope, row.accounting) != (settings.scope, settings.accounting):
             continue
+        if "cost_cap" in json.loads(row.stats):
+            continue  # its solve ended once a cap was decided: no problem that others are ranked on
         if not (store.folder / "graphs" / f"{row.graph_sha256}.json").is_file():
             continue
         sha = row.graph_sha256

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence
-from datetime import date
 from pathlib import Path
 
 from analysis.drawing import style_context
@@ -33,25 +32,26 @@ def text_of(folder: Path) -> str:
     """
     with style_context():
         parts = parts_of(folder)
-    return "\n\n".join([_head(folder), *(_section(part) for _, part in parts)])
+    return "\n\n".join([_head(folder, [name for name, _ in parts]), *(_section(part, folder) for _, part in parts)])
 
 
-def _head(folder: Path) -> str:
+def _head(folder: Path, names: Sequence[str]) -> str:
     head = read_json(folder / "paper.json")
     scale, source = head["scale"], head["provenance"]
-    took = f" Its last call: {head['took']}." if head.get("took") else ""
-    on = date.fromtimestamp((folder / "paper.json").stat().st_mtime)
+    made = [read_json(folder / f"{name}.json")["made"] for name in names]
     return (
-        f"Run of {on}, `scale={head['config']['scale']}`: {scale['points']} budgets of a sweep, "
-        f"{scale['time_limit_s']:g} s for each solve, {head['cores']} cores ({source.get('cpu', 'unknown CPU')}), "
-        f"commit {str(source.get('git_commit', ''))[:10]}.{took}"
+        f"`scale={head['config']['scale']}`: {scale['points']} budgets of a sweep, {scale['time_limit_s']:g} s for "
+        f"each solve, {head['cores']} cores ({source.get('cpu', 'unknown CPU')}), "
+        f"{', '.join(sorted({one['at'][:10] for one in made}))}; {sum(one['solved'] for one in made)} solves in "
+        f"{sum(one['seconds'] for one in made) / 60:.0f} minutes, drawing not counted."
     )
 
 
-def _section(part: Part) -> str:
+def _section(part: Part, folder: Path) -> str:
     lines = [f"## {part.title}", f"**Published.** {part.published}", f"**Ours.** {part.ours}",
              f"**Why they differ.** {part.why}"]  # fmt: skip
-    lines += [f"![{caption}](figures/paper_{file}.png)" for file, caption, _ in part.figures if file in FIGURES]
+    lines += [f"![{caption}](figures/paper_{file}.png)" for file, caption, _ in part.figures
+              if file in FIGURES and (folder / "figures" / f"{file}.png").is_file()]  # fmt: skip
     return "\n\n".join([*lines, *map(_table, part.tables)])
 
 

@@ -67,7 +67,8 @@ def run_throughput(cfg: DictConfig, settings: Settings, console: Console, folder
 
     console.print(_table(document))
     for price in document["prices"]:
-        worth = f"{price['ms_per_gib']:.3f} ms a step (slope of the bound)"
+        known = price["ms_per_gib"]
+        worth = "not known: the relaxation was not solved" if known is None else f"{known:.3f} ms a step (of the bound)"
         console.print(f"one more GiB at batch {price['batch']}: {worth}", markup=False)
     for path in draw_run(folder):
         console.print(f"{'table' if path.suffix == '.csv' else 'figure':<8} {path}", markup=False, soft_wrap=True)
@@ -121,7 +122,7 @@ def throughput(
     return {
         "network": spec.name, "gpu": settings.gpu.name, "memory_bytes": memory_bytes, "plain_batch": plain,
         "points": [_point(batch, rows[batch]) for batch in sorted(rows)], "best": best,
-        "prices": [price for price in prices if price is not None],
+        "prices": prices,
     }  # fmt: skip
 
 
@@ -154,8 +155,8 @@ def _point(batch: int, row: Row) -> dict[str, Any]:
 
 def _price(
     graph: Graph, batch: int, memory_bytes: int, settings: Settings, store: Store, limit_s: float
-) -> dict[str, Any] | None:
-    """What a further GiB saves at this batch, kept in the store; None if its LP is not solved in time."""
+) -> dict[str, Any]:
+    """What a further GiB saves at this batch, kept in the store; None in it if its LP is not solved in time."""
     asked = {"price": graph.sha256(), "budget": memory_bytes, "scope": settings.scope, "code": code_version()}
     path = store.folder / "prices" / f"{row_key(asked)}.json"
     if path.is_file():
@@ -164,7 +165,7 @@ def _price(
         price = shadow_price(graph, memory_bytes, scope=settings.scope, time_limit_s=limit_s,
                              threads=settings.threads)  # fmt: skip
     except RematError:
-        return None
+        return {"batch": batch, "ms_per_gib": None, "bound_ns": None}
     found = {"batch": batch, "ms_per_gib": price.per_gib / 1e6, "bound_ns": price.bound}
     write_json(path, found)
     return found

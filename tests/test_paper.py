@@ -17,6 +17,7 @@ from analysis.paper import throughput as throughput_part
 from analysis.paper.claims import Larger, _batches
 from analysis.paper.part import Table
 from analysis.paper.solver_time import _cases
+from analysis.paper.table2 import _rows
 from analysis.paper.tables import html
 from experiments import cli
 from experiments.config import group_options, register
@@ -101,7 +102,7 @@ def test_ratios_are_to_the_cheapest_plan_where_something_has_to_be_computed_agai
     assert sweeps.geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
     assert sweeps.gaps(run)[5] == pytest.approx(0.5)  # nothing is proven there but that all has to run once
     sweep = sweeps.Sweep("net", "Net", "ours", run)
-    assert sweeps.proven_words([sweep]).startswith("2 of 4 are proven")
+    assert sweeps.proven_words([sweep]).startswith("1 of 3 are proven")  # all is optimal at 30
     assert "50.0 % (Net at 0.00 GB)" in sweeps.proven_words([sweep])
 
 
@@ -122,6 +123,27 @@ def test_solver_times_are_those_of_the_trajectory(monkeypatch: pytest.MonkeyPatc
     assert [third[m] for m in ("first plan", "within 5 %", "within 1 %", "proof")] == [None] * 4
 
 
+def test_the_gain_is_over_a_heuristic_of_use_and_the_artifact_has_its_own() -> None:
+    run = run_of([("chen_greedy", 10, 150, None), ("search", 10, 120, 110), ("griewank", 5, 900, None),
+                  ("search", 5, 200, None)])  # fmt: skip
+    artifact = run_of([("chen_greedy", 10, 180, None)])
+    group = [sweeps.Sweep("unet", "U-Net", "ours", run, artifact)]
+
+    def ratio(**options: Any) -> float | None:
+        gain = sweeps.largest_gain(group, **options)
+        return None if gain is None else gain.ratio
+
+    assert ratio() == 150 / 120  # 900 is nine plain steps
+    assert ratio(useful=float("inf")) == 900 / 200
+    assert ratio(budget_bytes=5) is None
+    assert ratio(budget_bytes=10, artifact=True) == 180 / 120
+    run.strategies, artifact.strategies = ["chen_greedy", "ap_sqrtn", "search"], ["chen_greedy"]
+    rows = {row[2]: row[3:] for row in _rows(group[0])}
+    assert rows["Chen greedy"] == ["1.250", "1.250", "1 of 2", ""]
+    assert rows["Chen greedy, as the artifact counts"] == ["1.500", "1.500", "1 of 2", ""]
+    assert rows["AP √n"] == ["", "", "0 of 2", "1.27"]  # without a plan, but published
+
+
 def test_claims_are_of_their_own_network_and_of_the_one_with_the_largest_ratio() -> None:
     rule = {"name": "exact", "label": "exact accounting"}
     found = {"mobilenet": (10, 40), "unet": (5, 30), "vgg19": (0, 9)}  # (checkpoint-all, search)
@@ -131,7 +153,7 @@ def test_claims_are_of_their_own_network_and_of_the_one_with_the_largest_ratio()
                      {"strategy": "search", "found": {"exact": best}}]}
         for network, (plain, best) in found.items()
     ]  # fmt: skip
-    claim = Larger("larger", "5x", ("checkpoint_all",), "mobilenet")
+    claim = Larger("larger", "5x", ("checkpoint_all",), ("mobilenet",))
     rows = [[row[3], row[2], row[4], row[5]] for row in _batches(claim, documents, rule)]
     assert rows == [
         ["MobileNet, exact accounting", "4.00x", "Checkpoint all: batch 10", "4.50x"],
@@ -163,7 +185,7 @@ def test_throughput_says_where_recomputation_pays() -> None:
         "searches": [search], "memory_bytes": 16 * 10**9, "gpu": "V100",
     }  # fmt: skip
     part = throughput_part.report(document, Path())
-    assert "those that fit without it on VGG19." in part.ours
+    assert "None was found to be on VGG19, where the bounds" in part.ours
     assert "U-Net (batch 40, 1.200x over the best batch without)" in part.ours
     assert "20 layers; 40 layers is proven impossible" in part.ours
     assert [name for name, _, _ in part.figures] == ["throughput", "largest_model"]
@@ -202,7 +224,11 @@ def test_a_part_runs_is_drawn_and_costs_nothing_to_repeat(here: Path, capsys: py
     assert (folder / "page.html").read_text() == before
 
 
-@pytest.mark.parametrize(("given", "words"), [("parts=[fig7]", "fig7"), ("networks=[vgg17]", "vgg16")])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [("parts=[fig7]", "fig7"), ("networks=[vgg17]", "vgg16"), ("networks=[]", "empty"),
+     ("networks=[torch_gpt2]", "Keras layers")],
+)  # fmt: skip
 def test_unknown_names_are_met_with_the_nearest(
     here: Path, given: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

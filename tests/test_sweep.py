@@ -10,7 +10,7 @@ import pytest
 from test_store import make_row
 
 import remat
-from experiments.budget_sweep import is_reusable, run_sweep, sweep_budgets
+from experiments.budget_sweep import is_reusable, run_sweep, sweep_budgets, through
 from experiments.build import Subject
 from experiments.engine import LocalEngine
 from experiments.progress import SolveProgress, duration, make_console
@@ -29,6 +29,10 @@ def test_budgets_are_even_whole_and_hold_both_ends() -> None:
     assert sweep_budgets(10, 80, 4, by_factor=True) == [10, 20, 40, 80]
     assert sweep_budgets(10, 12, 16, by_factor=True) == [10, 11, 12]
     assert sweep_budgets(20, 10, 4, by_factor=True) == [20]
+    assert through([10, 20, 40, 80], 35) == [10, 20, 35, 80]
+    assert through([10, 20, 40, 80], 20) == [10, 20, 40, 80]
+    assert through([10, 20, 40, 80], 80) == [10, 20, 40, 80]  # an end, or beyond
+    assert through([10, 20], 15) == [10, 20]
 
 
 def at(budget: int, cost: int | None, bound: int | None, status: str = "FEASIBLE") -> Row:

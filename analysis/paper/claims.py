@@ -10,27 +10,30 @@ from typing import Any
 from analysis.max_batch_size import load, network_label
 from analysis.paper.fig6 import max_found
 from analysis.paper.part import Part, Table
-from analysis.paper.sweeps import HEURISTICS, Gain, Sweep, largest_gain, sweeps
+from analysis.paper.sweeps import HEURISTICS, Sweep, largest_gain, sweeps
 from analysis.results import read_json
 from analysis.style import style_of
 
 FASTER, FASTER_PUBLISHED, FASTER_ON = "faster than the best heuristic at an equal budget", "1.2x [2nd]", "unet"
+FASTER_AT = 16 * 10**9  # bytes of the V100, where it was claimed
+EARLY, EARLY_PUBLISHED = "faster than the best heuristic, any budget", "4.8x (an early abstract; over what is not said)"
+HELD = ", checkpoints held to the end (as the artifact counts)"
 SOURCES = (("published", "published graph and V100 costs"), ("ours", "our extraction, roofline"))
 
 
 @dataclass(frozen=True, slots=True)
 class Larger:
-    """A claim about the largest batch: over that of the best of `than`, published for the network `on`."""
+    """A claim about the largest batch: over that of the best of `than`, published for the networks `on`."""
 
     words: str
     published: str
     than: Sequence[str]
-    on: str
+    on: Sequence[str]
 
 
 LARGER = (
-    Larger("a larger batch than checkpoint-all", "5.1x [code]", ("checkpoint_all",), "mobilenet"),
-    Larger("a larger batch than the best heuristic", "1.73x [code]", HEURISTICS, "mobilenet"),
+    Larger("a larger batch than checkpoint-all", "5.1x [code]", ("checkpoint_all",), ("mobilenet",)),
+    Larger("a larger batch than the best heuristic", "1.73x [code]", HEURISTICS, ("mobilenet", "unet")),
 )
 
 
@@ -48,12 +51,14 @@ def report(_: Mapping[str, Any], folder: Path) -> Part:
                 rows += _batches(claim, documents, rule)
     return Part(
         "Claims",
-        "The abstract: up to 5.1x larger inputs than checkpoint-all (MobileNet), 1.73x the best heuristic's batch; up "
-        "to 1.2x faster than the best heuristic at an equal budget (U-Net), 4.8x in an early abstract.",
-        "Each ratio with its denominator, for the network of the claim and for that on which it is largest here.",
+        "Up to 5.1x larger inputs than checkpoint-all (MobileNet) and 1.73x the best heuristic's batch [code] (the "
+        "text says it of MobileNet, the caption of Figure 6 of U-Net); 1.2x faster than the best heuristic at an equal "
+        "budget (U-Net, 16 GB) [2nd]; 4.8x in an early abstract.",
+        "Each ratio with its denominator: where it was claimed, and where it is largest here.",
         "The last column divides the published batch by our denominator: where it gives the published ratio, the "
-        "denominators agree. A speedup is a ratio of modelled step costs at one budget, among those at which some "
-        "heuristic at most doubles the cost of a step: below them the ratio is large and says little.",
+        "denominators agree. A speedup is a ratio of modelled step costs at one budget; but for the row of the early "
+        "abstract, among the budgets at which some heuristic at most doubles the cost of a step: below them it is "
+        "large and says little.",
         tables=[Table("claims", "Published and ours", [
             "claim", "published", "ours", "where", "denominator", "published batch over it",
         ], rows)],
@@ -61,18 +66,19 @@ def report(_: Mapping[str, Any], folder: Path) -> Part:
 
 
 def _speedups(group: Sequence[Sweep], words: str) -> Iterator[list[str]]:
-    """The largest cost of the best heuristic over the cheapest plan's: on the claim's network, and on any."""
-    own = largest_gain(sweep for sweep in group if sweep.network == FASTER_ON)
-    largest = largest_gain(group)
-    if own is not None:
-        yield _speedup(own, words)
-    if largest is not None and (own is None or largest.sweep is not own.sweep):
-        yield _speedup(largest, words)
-
-
-def _speedup(gain: Gain, words: str) -> list[str]:
-    where = f"{gain.sweep.label} at {gain.budget_bytes / 1e9:.2f} GB, {words}"
-    return [FASTER, FASTER_PUBLISHED, f"{gain.ratio:.2f}x", where, style_of(gain.heuristic).label, ""]
+    """The best heuristic's cost over the cheapest plan's: where it was claimed, and where it is largest here."""
+    own = [sweep for sweep in group if sweep.network == FASTER_ON]
+    asked = (
+        (FASTER, FASTER_PUBLISHED, largest_gain(own, budget_bytes=FASTER_AT), ""),
+        (FASTER, FASTER_PUBLISHED, largest_gain(own, budget_bytes=FASTER_AT, artifact=True), HELD),
+        (FASTER, FASTER_PUBLISHED, largest_gain(group), ""),
+        (FASTER, FASTER_PUBLISHED, largest_gain(group, artifact=True), HELD),
+        (EARLY, EARLY_PUBLISHED, largest_gain(group, useful=float("inf")), ""),
+    )
+    for claim, published, gain, how in asked:
+        if gain is not None:
+            where = f"{gain.sweep.label} at {gain.budget_bytes / 1e9:.2f} GB, {words}"
+            yield [claim, published, f"{gain.ratio:.2f}x", where, f"{style_of(gain.heuristic).label}{how}", ""]
 
 
 def _batches(claim: Larger, documents: Sequence[Mapping[str, Any]], rule: Mapping[str, str]) -> Iterator[list[str]]:
@@ -85,7 +91,7 @@ def _batches(claim: Larger, documents: Sequence[Mapping[str, Any]], rule: Mappin
             found.append((max_found(document, rule["name"]) / of[name], of[name], name, document))
     largest = max(found, key=lambda one: one[0], default=None)
     for ratio, batch, name, document in found:
-        if document["network"] == claim.on or document is (largest and largest[3]):
+        if document["network"] in claim.on or document is (largest and largest[3]):
             published = [p["batch"] for p in document["published"]
                          if (p["strategy"], p["rule"]) == ("checkmate_milp", rule["name"])]  # fmt: skip
             yield [

@@ -12,6 +12,7 @@ from typing import Any
 
 from analysis.paper.part import Part
 from analysis.paper.tables import html
+from analysis.results import read_json
 from remat.files import replacing
 
 TITLE = "Checkmate reproduced"
@@ -34,7 +35,7 @@ def _page(head: Mapping[str, Any], parts: Sequence[tuple[str, Part]], folder: Pa
     scale, config = head["scale"], head["config"]
     lead = (f"scale={config['scale']}: {scale['points']} budgets of a sweep, {scale['time_limit_s']:g} s for each "
             f"solve, {scale['samples']} random roundings; costs of the GPU {config['gpu'].get('name')}; "
-            f"{head['cores']} cores here. {head.get('took', '')}")  # fmt: skip
+            f"{head['cores']} cores here.")  # fmt: skip
     body = [f"<h1>{TITLE}</h1>", '<p class="lead">Jain et al., MLSys 2020: what was published, what this project gets, '
             "and why they differ.</p>", f"<p>{escape(lead)}</p>", f'<p class="note">{escape(MARKS)}</p>',
             f'<p class="note">{links}</p>']  # fmt: skip
@@ -61,7 +62,16 @@ def _section(name: str, part: Part, folder: Path) -> str:
         for file, caption, figure in part.figures
     )
     tables = "".join(html(table) for table in part.tables)
-    return f'<section id="{name}"><h2>{escape(part.title)}</h2>{text}{figures}{tables}</section>'
+    made = f'<p class="note">{escape(made_words(folder / f"{name}.json"))}</p>'
+    return f'<section id="{name}"><h2>{escape(part.title)}</h2>{text}{figures}{tables}{made}</section>'
+
+
+def made_words(path: Path) -> str:
+    """When a part was made, and in what time."""
+    made = read_json(path)["made"]
+    changed = ", changed" if made["git_dirty"] else ""
+    commit = f" by commit {made['git_commit'][:10]}{changed}" if made["git_commit"] else ""
+    return f"Made {made['at'][:10]}{commit}: {made['solved']} solved in {made['seconds']:.0f} s."
 
 
 def _figure(path: Path, caption: str, width_px: int) -> str:

@@ -23,8 +23,8 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     rows = [row for label, run in runs for row in _rows(label, run)]
     return Part(
         "Rounding the relaxation",
-        "Deterministic thresholds give cheaper plans than random samples and nearly always fit with epsilon = 0.1; "
-        "rounding R as well, without phase two, gave no feasible plan in 50,000 (VGG16, 4x smaller budget) [2nd].",
+        "Two-phase rounding with epsilon = 0.1 and thresholds 0.1 to 0.9 [code]; rounding R as well, without phase "
+        "two, gave no feasible plan in 50,000 samples (VGG16, 4x smaller budget) [2nd].",
         f"Without phase two: {_naive(document)}. Every rounding of S below has been completed by phase two and judged "
         "by the simulator, whether it fits or not.",
         "The relaxation is that of the trimmed model (memory at the ends of stages), whose S differs from the "

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from analysis.paper.part import Part, Table
 from analysis.results import read_rows
 from analysis.style import BLUE, ORANGE, WINE
 
 FORMS = {"published MILP": (ORANGE, "s"), "trimmed MILP": (BLUE, "o"), "portfolio": (WINE, "*")}
+CAPTION = "Seconds until a plan, a good plan and the proof; hollow: not reached within the limit"
 MARKS = ("first plan", "within 5 %", "within 1 %", "proof")
 
 
@@ -37,7 +39,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
         "HiGHS instead of Gurobi for both MILPs, one thread for each solve, and the time limit in the last column. "
         "The published form starts from nothing, the trimmed one from a greedy plan, as a user would run it. `Within` "
         "is against the cheapest plan that any form found.",
-        [("solver_time", "Seconds until a plan, a good plan and the proof", _figure(cases))],
+        [("solver_time", CAPTION, _figure(cases))],
         [Table("solver_time", "Seconds; empty: not reached within the limit", [
             "network", "budget GB", "form", "status", *MARKS, "limit",
         ], rows)],
@@ -81,7 +83,14 @@ def _figure(cases: list[dict[str, Any]]) -> Figure:
                       if case["form"] == form and case[mark] is not None]  # fmt: skip
             axes.plot([max(x, 0.1) for x, _ in points], [y + 0.22 * (number - 1) for _, y in points], ls="",
                       marker=marker, color=colour, ms=5 if marker != "*" else 8, label=form)  # fmt: skip
+            missed = [labels.index(case["network"]) for case in cases if case["form"] == form and case[mark] is None]
+            limit = max((case["limit_s"] for case in cases), default=1.0)
+            axes.plot([1.15 * limit] * len(missed), [y + 0.22 * (number - 1) for y in missed], ls="", marker=marker,
+                      mfc="none", mec=colour, mew=0.8, ms=4 if marker != "*" else 6)  # fmt: skip
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlim(0.1, 1.5 * max((case["limit_s"] for case in cases), default=1.0))
         axes.set_title(mark, loc="left")
         axes.set_xlabel("Seconds")

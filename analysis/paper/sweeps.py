@@ -18,18 +18,20 @@ USEFUL = 2.0  # costs of a plain step; at the tightest budgets only plans that k
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """One panel: its stored run, and whose graph it is."""
+    """One panel: its stored run, whose graph it is, and the heuristics as the artifact counts memory."""
 
     network: str
     label: str
     source: str
     run: Run
+    artifact: Run | None = None
 
 
 def sweeps(document: Mapping[str, Any], folder: Path) -> Iterator[Sweep]:
     """The panels of a fig5 document."""
     for panel in document["panels"]:
-        yield Sweep(panel["network"], panel["label"], panel["source"], load_run(folder / panel["folder"]))
+        yield Sweep(panel["network"], panel["label"], panel["source"], load_run(folder / panel["folder"]),
+                    load_run(folder / panel["artifact"]))  # fmt: skip
 
 
 def best_costs(run: Run) -> dict[int, tuple[int, int | None]]:
@@ -60,29 +62,35 @@ class Gain:
     heuristic: str
 
 
-def largest_gain(group: Iterable[Sweep]) -> Gain | None:
-    """Over all budgets at which a heuristic fits that is of use: one that costs at most `USEFUL` plain steps."""
+def largest_gain(
+    group: Iterable[Sweep], *, useful: float = USEFUL, budget_bytes: int | None = None, artifact: bool = False
+) -> Gain | None:
+    """Over the budgets at which a heuristic fits that costs at most `useful` plain steps, or at one budget alone.
+
+    `artifact`: the heuristics are those that hold their checkpoints to the end.
+    """
     gains = [
         Gain(heuristic[0] / cost, sweep, budget, heuristic[1])
         for sweep in group
         for budget, (cost, _) in best_costs(sweep.run).items()
-        if (heuristic := best_heuristic(sweep.run, budget)) and heuristic[0] <= USEFUL * sweep.run.total_cost
+        if (run := sweep.artifact if artifact else sweep.run) is not None
+        and budget_bytes in (None, budget)
+        and (heuristic := best_heuristic(run, budget))
+        and heuristic[0] <= useful * sweep.run.total_cost
     ]
     return max(gains, key=lambda gain: gain.ratio, default=None)
 
 
-def ratios(run: Run, strategy: str) -> list[float]:
-    """cost / the cheapest known cost at each budget of the sweep that leaves something to decide.
+def decided_costs(run: Run) -> dict[int, int]:
+    """[budget_bytes] the cheapest known cost, where something has to be computed again: elsewhere all are optimal."""
+    return {budget: cost for budget, (cost, _) in best_costs(run).items() if cost > run.total_cost}
 
-    Budgets at which nothing has to be computed again are left out, as everything is optimal there.
-    """
-    best = best_costs(run)
-    rows = run.shown[(run.shown["strategy"] == strategy) & run.shown["cost"].notna()]
-    return [
-        int(row.cost) / best[int(row.budget_bytes)][0]
-        for row in rows.itertuples()
-        if int(row.budget_bytes) in best and best[int(row.budget_bytes)][0] > run.total_cost
-    ]
+
+def ratios(run: Run, strategy: str, of: Run | None = None) -> list[float]:
+    """cost / the cheapest known cost at each budget of `decided_costs`; the strategy's rows are those of `of`."""
+    best, own = decided_costs(run), (run if of is None else of).shown
+    rows = own[(own["strategy"] == strategy) & own["cost"].notna()]
+    return [int(row.cost) / best[int(row.budget_bytes)] for row in rows.itertuples() if int(row.budget_bytes) in best]
 
 
 def geometric_mean(values: list[float]) -> float:
@@ -99,10 +107,18 @@ def gaps(run: Run) -> dict[int, float]:
 
 
 def proven_words(group: Iterable[Sweep]) -> str:
-    """How many of the cheapest plans are proven to be within a hundredth of the optimum, and which is the farthest."""
-    known = [(gap, sweep, budget) for sweep in group for budget, gap in gaps(sweep.run).items()]
+    """How many of the cheapest plans are proven to be within a hundredth of the optimum, and which is the farthest.
+
+    At the budgets of `decided_costs`.
+    """
+    known = [
+        (gap, sweep, budget)
+        for sweep in group
+        for budget, gap in gaps(sweep.run).items()
+        if budget in decided_costs(sweep.run)
+    ]
     if not known:
-        return "no plan was found"
+        return "no plan with recomputation was found"
     near = sum(gap <= 0.01 for gap, *_ in known)
     gap, sweep, budget = max(known, key=lambda one: one[0])
     return (

@@ -22,12 +22,15 @@ def report(document: Mapping[str, Any], _: Path) -> Part:
     networks = [d for d in document["throughput"] if d["best"] is not None]
     searches = [search for search in document["searches"] if search["trials"]]
     memory, gpu = document["memory_bytes"], document["gpu"]
-    at_plain = [network_label(d) for d in networks if d["best"] <= d["plain_batch"]]
+    at_plain = [d for d in networks if d["best"] <= d["plain_batch"]]
+    closed = [network_label(d) for d in at_plain if _is_closed(d)]
+    open_ones = [network_label(d) for d in at_plain if not _is_closed(d)]
     beyond = [f"{network_label(d)} (batch {d['best']}, {_gain(d)} over the best batch without)"
               for d in networks if d["best"] > d["plain_batch"]]  # fmt: skip
     said = " ".join((
-        *((f"Recomputation makes no batch faster than those that fit without it on {', '.join(at_plain)}.",)
-          if at_plain else ()),
+        *((f"Of the batches tried, none that needs recomputation is faster than the best without, by proof on "
+           f"{', '.join(closed)}.",) if closed else ()),
+        *((f"None was found to be on {', '.join(open_ones)}, where the bounds leave it open.",) if open_ones else ()),
         *((f"It does on {', '.join(beyond)}.",) if beyond else ()),
         *(f"The largest {s['what']} at batch {s['batch']}: {s['found_label'] or 'none found'}"
           + (f"; {s['ruled_out_label']} is proven impossible." if s["ruled_out"] else "; no limit was proven.")
@@ -48,6 +51,12 @@ def report(document: Mapping[str, Any], _: Path) -> Part:
             _trials(search, number) for number, search in enumerate(searches)
         ],
     )  # fmt: skip
+
+
+def _is_closed(document: Mapping[str, Any]) -> bool:
+    """Whether the bounds say that no batch tried is faster than the best found."""
+    best = _point(document, document["best"])["samples_per_s"]
+    return all(point["most_per_s"] <= best * (1 + 1e-9) for point in document["points"])
 
 
 def _best_plain(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -97,8 +106,13 @@ def _table(networks: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _prices(networks: Sequence[Mapping[str, Any]]) -> Table:
-    rows = [[network_label(d), str(p["batch"]), f"{p['ms_per_gib']:.3f}", f"{p['bound_ns'] / 1e6:.2f}"]
-            for d in networks for p in d["prices"]]  # fmt: skip
+    rows = [
+        [network_label(d), str(p["batch"]), *(
+            ("not solved in time", "") if p["ms_per_gib"] is None
+            else (f"{p['ms_per_gib']:.3f}", f"{p['bound_ns'] / 1e6:.2f}")
+        )]
+        for d in networks for p in d["prices"]
+    ]  # fmt: skip
     return Table("memory_price", "Shadow price of memory, at the best batch and at the largest with a plan", [
         "network", "batch", "ms for each GiB", "bound of a step, ms",
     ], rows)  # fmt: skip

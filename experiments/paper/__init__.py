@@ -6,11 +6,15 @@ written to ``<part>.json`` in the run's folder as soon as the part has finished.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import json
 import os
 import time
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -18,13 +22,13 @@ from rich.console import Console
 from experiments.config import as_dict
 from experiments.engine import make_engine
 from experiments.paper.lab import Lab, Scale, instances_folder
-from experiments.paper.networks import NETWORKS, network
+from experiments.paper.networks import NETWORKS, Network, network
 from experiments.progress import SolveProgress, duration
 from experiments.provenance import provenance
-from experiments.settings import RUNS_FOLDER, Settings
+from experiments.settings import RUNS_FOLDER, Settings, configured_model
 from experiments.solving import contradictions
 from experiments.store import Store, write_json
-from remat.errors import unknown_name
+from remat.errors import InvalidInput, unknown_name
 
 PARTS = ("fig5", "fig6", "throughput", "table2", "stages", "rounding", "solver_time", "memory", "cost_models", "claims")
 NEEDS = {"table2": ("fig5",), "claims": ("fig5", "fig6")}
@@ -48,27 +52,27 @@ def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
         )
     else:
         scale = replace(FULL, points=cfg.points, time_limit_s=cfg.time_limit)
-    names = tuple(NETWORKS) if cfg.networks is None else [str(name) for name in cfg.networks]
+    networks = _networks(cfg)
     settings = replace(settings, points=scale.points, time_limit_s=scale.time_limit_s)
     store = Store(RUNS_FOLDER / "store")
     folder.mkdir(parents=True, exist_ok=True)
     _write_head(cfg, scale, folder)
     engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
     with engine, SolveProgress(console, engine.at_once) as progress:
-        lab = Lab(cfg, settings, scale, tuple(map(network, names)), instances_folder(cfg), store, engine, progress,
+        lab = Lab(cfg, settings, scale, networks, instances_folder(cfg), store, engine, progress,
                   console, folder)  # fmt: skip
         if {*parts} - {"stages"}:
             lab.extract_all()
         refuted = []
         for part in parts:
             lab.say(f"--- {part}")
+            started, before = time.monotonic(), progress.n_finished
             document = importlib.import_module(f"experiments.paper.{part}").run(lab)
             refuted += document.get("contradicted", [])
-            write_json(folder / f"{part}.json", document)
+            made = _made(folder / f"{part}.json", time.monotonic() - started, progress.n_finished - before)
+            write_json(folder / f"{part}.json", document | {"made": made})
     refuted += [line for bench in lab.benches for line in contradictions(list(bench.kept.values()))]
-    took = f"{progress.n_finished} solved now, in {duration(time.monotonic() - began)}"
-    lab.say(took)
-    _write_head(cfg, scale, folder, took)
+    lab.say(f"{progress.n_finished} solved now, in {duration(time.monotonic() - began)}")
     from analysis.paper import draw_paper
 
     with console.status("drawing ..."):
@@ -81,6 +85,33 @@ def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
     return 1 if refuted else 0
 
 
+def _made(path: Path, seconds: float, solved: int) -> dict[str, Any]:
+    """When a part was made, by which code and in what time: what stood there if nothing had to be solved now."""
+    if not solved and path.is_file():
+        with contextlib.suppress(ValueError, KeyError):
+            return json.loads(path.read_text())["made"]
+    source = provenance()
+    return {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": seconds, "solved": solved,
+            "git_commit": source.git_commit, "git_dirty": source.git_dirty}  # fmt: skip
+
+
+def _networks(cfg: DictConfig) -> tuple[Network, ...]:
+    """The networks asked for, each once.
+
+    Raises:
+        InvalidInput: none, an unknown one, or one that is not built by layers.
+    """
+    names = list(dict.fromkeys(NETWORKS if cfg.networks is None else map(str, cfg.networks)))
+    if not names:
+        raise InvalidInput("networks= is empty; leave it away for the paper's")
+    for name in names:
+        known = network(name)
+        spec = configured_model(known.name)
+        if spec.framework != "synthetic" and (spec.framework, spec.granularity) != ("keras", "layer"):
+            raise InvalidInput(f"networks: '{name}' is not built by Keras layers; the paper's parts need that")
+    return tuple(map(network, names))
+
+
 def _parts(cfg: DictConfig) -> list[str]:
     """The parts asked for, each after what it needs."""
     asked = list(PARTS) if cfg.parts is None else [str(part) for part in cfg.parts]
@@ -91,7 +122,7 @@ def _parts(cfg: DictConfig) -> list[str]:
     return [part for part in PARTS if part in wanted]
 
 
-def _write_head(cfg: DictConfig, scale: Scale, folder: Path, took: str = "") -> None:
+def _write_head(cfg: DictConfig, scale: Scale, folder: Path) -> None:
     head = {"experiment": "paper", "config": as_dict(cfg), "scale": asdict(scale), "provenance": asdict(provenance()),
-            "cores": os.cpu_count(), "took": took}  # fmt: skip
+            "cores": os.cpu_count()}  # fmt: skip
     write_json(folder / "paper.json", head)

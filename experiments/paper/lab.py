@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -143,12 +144,19 @@ class Lab:
         return os.path.relpath(self.store.folder, self.folder)
 
     def remember(self, determines: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
-        """What `compute` returns (JSON), from the store if the same has been computed by the same code."""
+        """What `compute` returns (JSON), from the store if the same has been computed by the same code.
+
+        None is what a limit of time ended: it is not kept.
+        """
         key = row_key({**determines, "code": code_version(whole=True)})
         path = self.store.folder / "paper" / f"{key}.json"
-        if not path.is_file():
-            write_json(path, compute())
-        return json.loads(path.read_text())
+        if path.is_file():
+            with contextlib.suppress(ValueError):  # damaged: compute it again
+                return json.loads(path.read_text())
+        found = compute()
+        if found is not None:
+            write_json(path, found)
+        return found
 
     def say(self, line: str) -> None:
         """A line to the user."""

@@ -31,7 +31,7 @@ def run(lab: Lab) -> dict[str, Any]:
         samples = lab.scale.naive_samples
         limit = bench.settings.time_limit_s
         determines = {"part": "naive rounding", "graph": subject.graph.sha256(), "budget": budget, "samples": samples,
-                      "limit": limit}  # fmt: skip
+                      "seed": bench.settings.seed, "limit": limit}  # fmt: skip
 
         def naive(bench: Bench = bench, budget: int = budget, samples: int = samples, limit: float = limit) -> Any:
             return count_feasible(bench.subject.graph, budget, samples, bench.settings.seed, limit)

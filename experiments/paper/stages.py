@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
 from experiments.paper.lab import Lab
 from experiments.paper.unpartitioned import solve_published
+from remat.errors import RematError
 from remat.exhaustive import exhaustive
 from remat.frontends import synthetic
 from remat.graph import Graph
@@ -28,19 +32,24 @@ def run(lab: Lab) -> dict[str, Any]:
     """Relaxation and MILP of both forms; the optimum itself by A*, which is neither of them."""
     graph, limit = unit_chain(LAYERS), lab.scale.unpartitioned_s
     least = next(b for b in range(1, len(graph)) if exhaustive(graph, b).plan is not None)
+    children: list[subprocess.Popen[str]] = []
 
     def solve(case: tuple[int, str]) -> dict[str, Any]:
         budget, form = case
         determines = {"part": "stages", "graph": graph.sha256(), "budget": budget, "form": form, "limit": limit}
-        answer = lab.remember(determines, lambda: asdict(
-            solve_published(graph, budget, frontier_advancing=FORMS[form], time_limit_s=limit)
-        ))  # fmt: skip
+        answer = lab.remember(determines, lambda: _in_child(children, LAYERS, budget, form, limit))
         lab.say(f"budget {budget}, {form}: {'proven' if answer['proven'] else 'not proven'}, {answer['seconds']:.2f} s")
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in answer.items()}
+        return answer
 
     cases = [(budget, form) for budget in (least, least + 1) for form in FORMS]
-    with ThreadPoolExecutor(lab.engine.at_once) as pool:  # the solver runs outside Python's lock
-        answers = list(pool.map(solve, cases))
+    with ThreadPoolExecutor(lab.engine.at_once) as pool:
+        try:
+            answers = list(pool.map(solve, cases))
+        except BaseException:  # Ctrl-C: SciPy's solver does not hear it
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in children:
+                child.kill()
+            raise
     rows = []
     for (budget, form), answer in zip(cases, answers, strict=True):
         optimum = {scope: exhaustive(graph, budget, scope).bound for scope in ("staged", "fixed_order")}
@@ -48,3 +57,24 @@ def run(lab: Lab) -> dict[str, Any]:
                      "optimum_fixed_order": optimum["fixed_order"], "total": graph.total_cost, "limit_s": limit / 2,
                      **answer})  # fmt: skip
     return {"rows": rows, "layers": LAYERS, "operations": len(graph)}
+
+
+def _in_child(children: list[subprocess.Popen[str]], *case: object) -> dict[str, Any]:
+    """`answer_of` in a process that can be killed."""
+    command = [sys.executable, "-m", "experiments.paper.stages", *map(str, case)]
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    children.append(child)
+    said, _ = child.communicate()
+    if child.returncode:
+        raise RematError(f"the unpartitioned MILP ended with exit code {child.returncode}: {said.strip()[:200]}")
+    return json.loads(said)
+
+
+def answer_of(layers: int, budget: int, form: str, limit_s: float) -> dict[str, Any]:
+    """What `solve_published` says of a chain, JSON-ready: None for what is not finite."""
+    answer = solve_published(unit_chain(layers), budget, frontier_advancing=FORMS[form], time_limit_s=limit_s)
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(answer).items()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(answer_of(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))))
