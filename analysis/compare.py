@@ -143,12 +143,26 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("--tolerance must be at least 0 and --time-ratio at least 1")
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=140)
+    pairs = panels_of(given.run_a, given.run_b)
+    if given.csv and len(pairs) > 1:
+        parser.error("--csv takes one pair of runs, e.g. the same panel of both papers")
     try:
-        runs = load_run(given.run_a), load_run(given.run_b)
-        found = compare(*runs, given.tolerance)
+        return max([_compare_pair(pair, given, console) for pair in pairs])
     except RematError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def panels_of(run_a: Path, run_b: Path) -> list[tuple[Path, Path]]:
+    """The runs themselves; of two runs of the paper the panels of Figure 5 that both have."""
+    panels = [path.parent.relative_to(run_a) for path in sorted(run_a.glob("fig5/*/run.json"))]
+    both = [(run_a / panel, run_b / panel) for panel in panels if (run_b / panel / "run.json").is_file()]
+    return both or [(run_a, run_b)]
+
+
+def _compare_pair(pair: tuple[Path, Path], given: argparse.Namespace, console: Console) -> int:
+    runs = load_run(pair[0]), load_run(pair[1])
+    found = compare(*runs, given.tolerance)
     for name, run in zip("AB", runs, strict=True):
         lost = f"; {show_count(len(run.missing), 'solve')} of it not in the store" if run.missing else ""
         console.print(Text(f"{name}: {run.folder} ({run.title}){lost}"), soft_wrap=True)

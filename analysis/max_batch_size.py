@@ -65,7 +65,9 @@ def load(folder: Path) -> list[dict[str, Any]]:
         raise InvalidInput(f"{path}: not a readable run ({error})") from None
     if not isinstance(run, dict) or run.get("experiment") != "max_batch_size":
         raise InvalidInput(f"{path}: not a run of experiment=max_batch_size")
-    return list(run["networks"])
+    if not isinstance(run.get("networks"), list):
+        raise InvalidInput(f"{path}: has no list 'networks'; run the experiment again")
+    return run["networks"]
 
 
 def rows_of(documents: Sequence[Document]) -> list[dict[str, Any]]:

@@ -244,3 +244,12 @@ def test_stored_plans_of_real_rows_refute_nothing(tmp_path: Path) -> None:
     real = fake_run.row(GRAPH, "checkpoint_all", fake_run.store_all_peak(GRAPH), "OPTIMAL", plan)
     folder = fake_run.write_run(tmp_path, GRAPH, [(real, plan)])
     assert comparison.compare(load_run(folder), load_run(folder)).refuted == []
+
+
+def test_two_runs_of_the_paper_are_compared_panel_by_panel(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for panel in (one / "fig5" / "unet_ours", two / "fig5" / "unet_ours", two / "fig5" / "vgg16_ours"):
+        panel.mkdir(parents=True)
+        (panel / "run.json").write_text("{}")
+    assert compare.panels_of(one, two) == [(one / "fig5" / "unet_ours", two / "fig5" / "unet_ours")]
+    assert compare.panels_of(one, tmp_path / "other") == [(one, tmp_path / "other")]

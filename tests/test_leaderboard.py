@@ -17,8 +17,11 @@ import remat
 from analysis import leaderboard, leaderboard_page, standings
 from analysis.results import read_store_rows
 from experiments import cli
+from experiments.config import register
+from experiments.leaderboard import stored_problems
 from experiments.row import Row
 from experiments.store import Store, row_key
+from remat.graph import Graph
 from remat.solve import Family, Member
 
 GRAPH = "0" * 64
@@ -298,3 +301,15 @@ def test_a_scope_without_problems_is_one_line(
     Store(here / "runs" / "store").write_row(row("a", 10, 100))
     assert cli.main(["experiment=leaderboard", "strategies=[chen_sqrtn]", "scope=free"]) == 1
     assert capsys.readouterr().err == "error: runs/store holds no problem of free scope and exact accounting\n"
+
+
+def test_what_a_cost_cap_ended_is_no_problem_for_others(tmp_path: Path) -> None:
+    register()
+    store = Store(tmp_path)
+    graph = Graph.from_nodes("pair", [[], [0]], [1, 1], [1, 1])
+    store.write_graph(graph)
+    sha = graph.sha256()
+    store.write_row(row("a", 10, 100, graph_sha256=sha))
+    store.write_row(row("a", 20, 90, graph_sha256=sha, stats='{"cost_cap": 95}'))
+    (settings,) = cli.check(["experiment=leaderboard"], multirun=False)
+    assert [budgets for _, budgets in stored_problems(store, settings)] == [[10]]

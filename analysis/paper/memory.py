@@ -37,9 +37,9 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     figures.append(("features_parameters", "Features against parameters", _sizes(sizes)))
     matrices = _matrices(schedules)
     if matrices is not None:
-        figures.append(("schedules", f"{schedules.title}: what is computed and held in each stage", matrices))
+        figures.append(("schedules", _caption(schedules), matrices))
     return Part(
-        "Memory: over time, by kind, and as schedules (Figures 1 and 3)",
+        "Memory: over time, by kind, and as schedules (Figures 1 and 7)",
         "Figure 1: a 32-layer network's memory over time, held by all features and by a rematerialized schedule. "
         "Features take far more memory than parameters in well-known networks. The schedules of strategies as "
         "matrices R.",
@@ -68,6 +68,14 @@ def _sizes(sizes: list[dict[str, Any]]) -> Figure:
     axes.grid(visible=False, axis="y")
     figure.legend(loc="outside lower center", ncols=2)
     return figure
+
+
+def _caption(run: Run) -> str:
+    """Of the schedules, with their budget and who is missing."""
+    budgets = {int(budget) for budget in run.shown["budget_bytes"]}
+    without = [style_of(name).label for name in run.strategies if name not in set(run.planned["strategy"])]
+    missing = f"; without a plan there: {', '.join(without)}" if without else ""
+    return f"{run.title} within {min(budgets) / 1e9:.2f} GB: what is computed and held in each stage{missing}"
 
 
 def _matrices(run: Run) -> Figure | None:
