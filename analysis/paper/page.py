@@ -68,7 +68,9 @@ def _section(name: str, part: Part, folder: Path) -> str:
 
 def made_words(path: Path) -> str:
     """When a part was made, and in what time."""
-    made = read_json(path)["made"]
+    made = read_json(path).get("made")
+    if made is None:
+        return "Made by an earlier version, which did not say when."
     changed = ", changed" if made["git_dirty"] else ""
     commit = f" by commit {made['git_commit'][:10]}{changed}" if made["git_commit"] else ""
     return f"Made {made['at'][:10]}{commit}: {made['solved']} solved in {made['seconds']:.0f} s."

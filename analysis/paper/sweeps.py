@@ -31,7 +31,7 @@ def sweeps(document: Mapping[str, Any], folder: Path) -> Iterator[Sweep]:
     """The panels of a fig5 document."""
     for panel in document["panels"]:
         yield Sweep(panel["network"], panel["label"], panel["source"], load_run(folder / panel["folder"]),
-                    load_run(folder / panel["artifact"]))  # fmt: skip
+                    load_run(folder / panel["artifact"]) if "artifact" in panel else None)  # fmt: skip
 
 
 def best_costs(run: Run) -> dict[int, tuple[int, int | None]]:
