@@ -17,7 +17,7 @@ help:
 	@echo "make published  published numbers of the papers beside ours"
 	@echo "make roofline   the roofline against published P100 costs (needs REMAT_INSTANCES)"
 	@echo "make bench      the solvers on REMAT_INSTANCES or generated graphs (ARGS='--help' for more)"
-	@echo "make paper      every figure and table of Checkmate beside the published numbers (ARGS=scale=quick: 20 minutes)"
+	@echo "make paper      every figure and table of Checkmate beside the published numbers (ARGS=scale=quick: under 20 minutes)"
 	@echo "make bench-simulator  the simulator's speed"
 	@echo "make execution  plans that run: the tables of models and budgets (execution-torch, execution-tf: one of them)"
 	@echo "make device     everything shown of a GPU: peers, largest batches, measured costs (ARGS='--help' for more)"

@@ -52,6 +52,8 @@ def _rows(sweep: Sweep) -> list[list[str]]:
     for run, words in ((sweep.run, ""), (sweep.artifact, ", as the artifact counts")):
         for name in [] if run is None else run.strategies:
             values = ratios(sweep.run, name, run)
+            if words and not values and name not in published:
+                continue  # nothing to compare
             mean, most = (f"{geometric_mean(values):.3f}", f"{max(values):.3f}") if values else ("", "")
             rows.append([
                 sweep.label, sweep.source, f"{style_of(name).label}{words}", mean, most,
