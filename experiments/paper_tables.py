@@ -20,7 +20,7 @@ from experiments.documents import DOCS, markdown_table, write_between_marks
 from remat.errors import RematError
 
 COMMAND = "python -m experiments.paper_tables RUN --write"
-FIGURES = ("fig5_unet", "fig5_resnet50", "throughput", "solver_time", "rounding", "cost_models")
+FIGURES = ("fig5_unet", "fig5_mobilenet", "throughput", "solver_time", "rounding", "cost_models")
 LONG = 30  # rows, above which a table is folded away
 
 

@@ -19,6 +19,7 @@ import remat
 from remat import Graph, Plan, Status, simulate, solve, solve_sweep
 from remat.arrays import GraphArrays
 from remat.errors import Skip
+from remat.eviction import greedy_eviction
 from remat.frontends import synthetic
 from remat.registry import get_strategy
 from remat.search import Annealer, Best, minimise_cost
@@ -327,3 +328,15 @@ def test_where_the_greedy_fails_the_search_begins_with_the_cheapest_baseline_tha
     assert started.cost == min(m.cost for m in members if m.peak_bytes <= budget)
     smallest = min(m.peak_bytes for m in members)
     assert module.first_order(Problem(graph, smallest - 1)) is None
+
+
+def test_a_poor_plan_to_start_from_does_not_replace_the_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("remat.strategies.portfolio")
+    monkeypatch.setattr(module._Run, "one_after_the_other", lambda self: None)
+    graph = synthetic.skip(depth=8, varied=True, seed=1)
+    poor = remat.family(graph, "checkpoint_last")[0]
+    budget = (poor.peak_bytes + 3 * simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes) // 4
+    greedy = greedy_eviction(graph, budget)
+    assert greedy is not None
+    (found,) = solve_sweep(graph, [budget], "portfolio", threads=1, warm_start=poor.plan, isolate=False)
+    assert found.cost == simulate(graph, greedy).cost < poor.cost

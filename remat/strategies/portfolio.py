@@ -61,8 +61,9 @@ def portfolio(problem: Problem) -> Outcome:
     problem.offer(Plan.from_order(graph, range(len(graph)), problem.budget_bytes), "run once")
     if problem.warm_start is not None:
         problem.offer(problem.warm_start, "warm start")
-    if best.plan is None and not problem.deterministic and problem.work_limit is None:
-        # In milliseconds, where a process's first solve needs a second to load the compiled search.
+    if not problem.deterministic and problem.work_limit is None and not problem.is_solved():
+        # In milliseconds, where a process's first solve needs a second to load the compiled search; a plan to start
+        # from that was made for a smaller budget may be far worse.
         plan = greedy_eviction(graph, problem.budget_bytes, deadline=time.monotonic() + GREEDY_S)
         if plan is not None:
             problem.offer(plan, "greedy eviction")
@@ -224,7 +225,7 @@ class _Run:
             return
         began, seconds = time.monotonic(), problem.remaining_s()
         share = SEARCH_SHARE_SMALL if self.is_small() else SEARCH_SHARE
-        self.search(replace(problem, deadline=began + share * seconds), 1)
+        self.search(replace(problem, deadline=began + share * seconds, warm_start=self._plan()), 1)
         while not self._done() and not self.is_small() and share < SEARCH_SHARE_MOST:
             before, share = self._cost(), share + SEARCH_SHARE_MORE
             self.search(replace(problem, deadline=began + share * seconds, warm_start=self._plan()), 1)
@@ -257,7 +258,7 @@ class _Run:
             return
         # The process must not end in the middle of the prover's solver, which would abort it.
         prover = _Thread(lambda: self._prove_then_search(replace(problem, threads=1)), daemon=False)
-        searcher = _Thread(lambda: self.search(problem, problem.threads - 1))
+        searcher = _Thread(lambda: self.search(replace(problem, warm_start=self._plan()), problem.threads - 1))
         try:
             searcher.start()
             prover.start()
