@@ -37,7 +37,7 @@ def through(budgets: list[int], wanted: int) -> list[int]:
     if not inner or not budgets[0] < wanted < budgets[-1]:
         return budgets
     nearest = min(inner, key=lambda budget: abs(budget - wanted))
-    return sorted({wanted, *budgets} - ({nearest} - {wanted}))
+    return sorted([wanted, *(budget for budget in budgets if budget != nearest)])
 
 
 def run_sweep(bench: Bench, *, by_factor: bool = False, at: int | None = None) -> tuple[list[Row], list[str]]:

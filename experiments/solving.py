@@ -178,10 +178,7 @@ class Bench:
             return None
 
     def _run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Family | Solution]]:
-        self.progress.expect([job.time_limit_s for job in jobs])
-        for job in jobs:
-            self.engine.submit(job)
-        for finished in finished_jobs(self.engine, self.progress, self._label):
+        for finished in run_jobs(jobs, self.engine, self.progress, self._label):
             self.solved += 1
             yield finished
 
@@ -233,6 +230,16 @@ def finished_jobs(
         if finished is not None:
             yield finished
         progress.tick([label(job) for job in engine.running()])
+
+
+def run_jobs(
+    jobs: Sequence[Job], engine: Engine, progress: SolveProgress, label: Callable[[Job], str] = lambda job: job.label
+) -> Iterator[tuple[Job, Family | Solution]]:
+    """Submit the jobs; `finished_jobs` of them."""
+    progress.expect([job.time_limit_s for job in jobs])
+    for job in jobs:
+        engine.submit(job)
+    yield from finished_jobs(engine, progress, label)
 
 
 def keep_interrupted(engine: Engine, bench_of: Callable[[str], Bench]) -> None:
@@ -381,11 +388,8 @@ def solve_each(asked: Sequence[tuple[Bench, str, int]]) -> list[Row]:
             jobs.append(bench.job(strategy, budget, lambda: None))
     if jobs:
         engine, progress = asked[0][0].engine, asked[0][0].progress
-        progress.expect([job.time_limit_s for job in jobs])
-        for job in jobs:
-            engine.submit(job)
         try:
-            for job, solution in finished_jobs(engine, progress):
+            for job, solution in run_jobs(jobs, engine, progress):
                 assert isinstance(solution, Solution)
                 rows[job.key] = owner[job.key].keep(job.key, solution)
                 progress.finished(f"{job.problem.graph.name}, {job.label}: {row_line(rows[job.key])}", solution.wall_s)

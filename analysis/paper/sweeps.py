@@ -114,8 +114,9 @@ def proven_words(group: Iterable[Sweep]) -> str:
     known = [
         (gap, sweep, budget)
         for sweep in group
+        for decided in [decided_costs(sweep.run)]
         for budget, gap in gaps(sweep.run).items()
-        if budget in decided_costs(sweep.run)
+        if budget in decided
     ]
     if not known:
         return "no plan with recomputation was found"

@@ -32,6 +32,7 @@ from remat.errors import InvalidInput, unknown_name
 
 PARTS = ("fig5", "fig6", "throughput", "table2", "stages", "rounding", "solver_time", "memory", "cost_models", "claims")
 NEEDS = {"table2": ("fig5",), "claims": ("fig5", "fig6")}
+PER_SAMPLE = {"fig6", "throughput", "memory", "cost_models"}  # ask for graphs of one or two samples
 QUICK = Scale(
     points=5, time_limit_s=3.0, samples=60, naive_samples=5_000, solver_points=1, unpartitioned_s=40.0, batches=2,
     refinements=0, price_limit_s=4.0, sizes=6,
@@ -62,7 +63,7 @@ def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
         lab = Lab(cfg, settings, scale, networks, instances_folder(cfg), store, engine, progress,
                   console, folder)  # fmt: skip
         if {*parts} - {"stages"}:
-            lab.extract_all()
+            lab.extract_all(per_sample=not PER_SAMPLE.isdisjoint(parts))
         refuted = []
         for part in parts:
             lab.say(f"--- {part}")

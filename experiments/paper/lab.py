@@ -81,11 +81,15 @@ class Lab:
     benches: list[Bench] = field(default_factory=list)
     _subjects: dict[Any, Subject] = field(default_factory=dict)
 
-    def extract_all(self) -> None:
-        """Extract what the parts will ask for, two networks at a time: each starts a framework, which takes seconds."""
+    def extract_all(self, *, per_sample: bool) -> None:
+        """Extract the networks side by side: each starts a framework, which takes seconds.
+
+        `per_sample`: those of one and of two samples too (`experiments.per_sample`).
+        """
         specs = [configured_model(network.name) for network in self.networks]
         keras = [spec for spec in specs if spec.framework == "keras"]
-        sizes = [replace(spec, batch_size=batch) for spec in keras for batch in (spec.batch_size, 1, 2)]
+        small = (1, 2) if per_sample else ()
+        sizes = [replace(spec, batch_size=batch) for spec in keras for batch in (spec.batch_size, *small)]
         with ThreadPoolExecutor(self.engine.at_once) as pool, self.console.status("extracting the networks ..."):
             for _ in pool.map(lambda spec: extract_in_child(spec, CACHE_FOLDER / "graphs"), sizes):
                 pass

@@ -27,10 +27,9 @@ EXHAUSTIVE_OPERATIONS = 24  # beyond it A* rarely ends
 EXHAUSTIVE_STATES = 50_000
 LP_COLUMNS_IN_1S, LP_POWER = 9_000, 1.6  # the interior point's time, roughly; decides whether it is begun
 SMALL_SHARE = 0.8  # of the time
-SEARCH_SHARE, SEARCH_SHARE_SMALL = 0.2, 0.02  # of the time, before the proof where one thread does both
-# One thread goes on searching, up to a share, in steps of so much while each takes off so much of the cost: what comes
-# next begins from a plan that is worth it.
-SEARCH_SHARE_MOST, SEARCH_SHARE_MORE, STILL_FALLING = 0.6, 0.1, 0.02
+# Of the time, for the search before the proof where one thread does both: it goes on from step to step while each
+# takes so much off the cost, since what comes next should begin from a plan that is worth it.
+SEARCH_SHARES, SEARCH_SHARES_SMALL, STILL_FALLING = (0.2, 0.3, 0.4, 0.5, 0.6), (0.02,), 0.02
 WHOLE_COLUMNS = 40_000  # up to which the MILP of the whole problem gets the time that remains
 REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
 IN_VAIN = 2  # restricted MILPs without a better plan, then comes the LP bound
@@ -224,12 +223,12 @@ class _Run:
             self.stats["cut_by_clock"] = not self._done() and problem.remaining_s() < CUT_S
             return
         began, seconds = time.monotonic(), problem.remaining_s()
-        share = SEARCH_SHARE_SMALL if self.is_small() else SEARCH_SHARE
-        self.search(replace(problem, deadline=began + share * seconds, warm_start=self._plan()), 1)
-        while not self._done() and not self.is_small() and share < SEARCH_SHARE_MOST:
-            before, share = self._cost(), share + SEARCH_SHARE_MORE
+        shares = SEARCH_SHARES_SMALL if self.is_small() else SEARCH_SHARES
+        for step, share in enumerate(shares):
+            before = self._cost()
             self.search(replace(problem, deadline=began + share * seconds, warm_start=self._plan()), 1)
-            if before is not None and (self._cost() or 0) > (1 - STILL_FALLING) * before:
+            has_settled = step > 0 and before is not None and (self._cost() or 0) > (1 - STILL_FALLING) * before
+            if self._done() or has_settled:
                 break
         if not self._done():
             self.prove(replace(problem, deadline=began + 0.7 * seconds))
