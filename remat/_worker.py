@@ -75,7 +75,7 @@ class Events:
         progress = found.progress
         event: dict[str, Any] = {"at": time.time(), "who": progress.who}
         if found.plan is not None:
-            event |= {"cost": progress.cost, "order": found.plan.order.tolist()}
+            event |= {"cost": progress.cost, "order": found.plan.order.tolist(), "ways": found.plan.chosen}
         else:
             event["bound"] = progress.bound
         self.tell(event)

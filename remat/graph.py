@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from remat.errors import InvalidGraph, InvalidInput
+from remat.implementation import DEFAULT, Implementation
 from remat.units import MAX_BYTES
 
 
@@ -54,6 +55,7 @@ class Operation:
         is_backward: belongs to the backward pass.
         run_once: must be computed exactly once (state updates).
         work: what it does, for cost models; None for graphs that come with costs.
+        implementations: other ways to run it than the default one that the fields above describe.
     """
 
     name: str
@@ -65,9 +67,16 @@ class Operation:
     is_backward: bool = False
     run_once: bool = False
     work: Work | None = None
+    implementations: tuple[Implementation, ...] = ()
 
     def __post_init__(self) -> None:
         _make_plain(self, "cost", "workspace_bytes", "inputs", "outputs")
+
+    @property
+    def ways(self) -> tuple[Implementation, ...]:
+        """Every way to run it: the default one, then `implementations`."""
+        own = Implementation(DEFAULT, self.inputs, self.outputs, self.cost, self.workspace_bytes, work=self.work)
+        return own, *self.implementations
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +104,15 @@ class Graph:
     Attributes:
         name: of the network, e.g. ``vgg19_b256``.
         operations: N operations, producers before users.
-        values: V values; each is an output of exactly one operation.
+        values: V values; each is an output of exactly one operation. Extra ones, which only implementations produce,
+            come last.
         fixed_bytes: resident throughout and never rematerialized (DESIGN: parameters, ...).
         cost_unit: ``ns``, ``flop`` or any other; only ``ns`` is ever shown as seconds.
         loss: index of the operation that computes the loss, or None.
         source: where the graph comes from, one sentence.
         producer: [V] operation that produces each value (derived).
-        users: [V] operations that read each value, ascending (derived).
+        users: [V] operations whose default implementation reads each value, ascending (derived).
+        n_extra: number of extra values (derived).
 
     Raises:
         InvalidGraph: naming the operation or value that is wrong.
@@ -116,6 +127,7 @@ class Graph:
     source: str = ""
     producer: tuple[int, ...] = field(init=False, repr=False, compare=False)
     users: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
+    n_extra: int = field(init=False, repr=False, compare=False)
     _sha256: str = field(init=False, repr=False, compare=False, default="")
 
     def __post_init__(self) -> None:
@@ -124,29 +136,69 @@ class Graph:
         n_values = len(self.values)
         producer = [-1] * n_values
         users: list[list[int]] = [[] for _ in range(n_values)]
+        extra: set[int] = set()
         for k, op in enumerate(self.operations):
+            where = f"operation {k} ({op.name})"
+            self._check_inputs(op.inputs, producer, where)
             for v in op.inputs:
-                if not 0 <= v < n_values:
-                    raise InvalidGraph(f"operation {k} ({op.name}) reads value {v}, which does not exist")
-                if producer[v] < 0:
-                    raise InvalidGraph(
-                        f"operation {k} ({op.name}) reads value {v} ({self.values[v].name}) before it is "
-                        "produced; operations must be in topological order, without cycles"
-                    )
+                if v in extra:
+                    raise InvalidGraph(f"{where} reads the extra value {v} by default; only implementations may")
                 users[v].append(k)
-            if len(set(op.inputs)) != len(op.inputs):
-                raise InvalidGraph(f"operation {k} ({op.name}) lists an input twice")
+            for way in op.implementations:
+                self._check_inputs(way.inputs, producer, f"{where}, implementation '{way.name}',")
             for v in op.outputs:
                 if not 0 <= v < n_values:
-                    raise InvalidGraph(f"operation {k} ({op.name}) produces value {v}, which does not exist")
+                    raise InvalidGraph(f"{where} produces value {v}, which does not exist")
                 if producer[v] >= 0:
                     raise InvalidGraph(f"value {v} ({self.values[v].name}) has two producers")
                 producer[v] = k
+            extra |= self._check_implementations(k, op, producer)
         if n_values and min(producer) < 0:
             v = producer.index(-1)
             raise InvalidGraph(f"value {v} ({self.values[v].name}) has no producer")
+        if extra and min(extra) != n_values - len(extra):
+            raise InvalidGraph(f"extra value {min(extra)} ({self.values[min(extra)].name}) must come after all others")
+        object.__setattr__(self, "n_extra", len(extra))
         object.__setattr__(self, "producer", tuple(producer))
         object.__setattr__(self, "users", tuple(map(tuple, users)))
+
+    def _check_inputs(self, inputs: Sequence[int], producer: Sequence[int], where: str) -> None:
+        for v in inputs:
+            if not 0 <= v < len(self.values):
+                raise InvalidGraph(f"{where} reads value {v}, which does not exist")
+            if producer[v] < 0:
+                raise InvalidGraph(
+                    f"{where} reads value {v} ({self.values[v].name}) before it is "
+                    "produced; operations must be in topological order, without cycles"
+                )
+        if len(set(inputs)) != len(inputs):
+            raise InvalidGraph(f"{where} lists an input twice")
+
+    def _check_implementations(self, k: int, op: Operation, producer: list[int]) -> set[int]:
+        """Check those of operation `k` and enter the extra values that they produce, which are returned."""
+        extra: set[int] = set()
+        names = [way.name for way in op.ways]
+        for way in op.implementations:
+            where = f"operation {k} ({op.name}), implementation '{way.name}',"
+            if names.count(way.name) > 1 or not way.name:
+                raise InvalidGraph(f"{where} must have a name of its own")
+            if len(set(way.outputs)) != len(way.outputs):
+                raise InvalidGraph(f"{where} lists an output twice")
+            for v in way.outputs:
+                if not 0 <= v < len(self.values):
+                    raise InvalidGraph(f"{where} produces value {v}, which does not exist")
+                if producer[v] not in (-1, k):
+                    raise InvalidGraph(f"value {v} ({self.values[v].name}) has two producers")
+                if producer[v] < 0:
+                    extra.add(v)
+                    producer[v] = k
+                if self.values[v].keep and v not in op.outputs:
+                    raise InvalidGraph(f"{where} produces the extra value {v}, which cannot be kept")
+            if way.overwrites is not None:
+                same = way.outputs and self.values[way.overwrites].bytes == self.values[way.outputs[0]].bytes
+                if way.overwrites not in way.inputs or not same:
+                    raise InvalidGraph(f"{where} can overwrite only an input, by a first output of the same size")
+        return extra
 
     @classmethod
     def from_nodes(
@@ -216,6 +268,30 @@ class Graph:
         return sum(op.cost for op in self.operations)
 
     @property
+    def has_implementations(self) -> bool:
+        """Whether some operation has more than its default implementation."""
+        return any(op.implementations for op in self.operations)
+
+    @property
+    def least_cost(self) -> int:
+        """Cost of running every operation once, each in its cheapest way: no plan costs less."""
+        return sum(min(way.cost for way in op.ways) if op.implementations else op.cost for op in self.operations)
+
+    def default(self) -> Graph:
+        """The graph with default implementations only; its ids are the same."""
+        if not self.has_implementations:
+            return self
+        operations = tuple(replace(op, implementations=()) for op in self.operations)
+        return replace(self, operations=operations, values=self.values[: len(self.values) - self.n_extra])
+
+    def way(self, k: int, name: str) -> Implementation:
+        """The implementation of operation `k` of that name; raises `KeyError`."""
+        for way in self.operations[k].ways:
+            if way.name == (name or DEFAULT):
+                return way
+        raise KeyError(name)
+
+    @property
     def is_single_output(self) -> bool:
         """True if value i is the one output of operation i, for every i (remat-graph/1's shape)."""
         return len(self.values) == len(self.operations) and all(
@@ -223,10 +299,16 @@ class Graph:
         )
 
     def working_set_bytes(self, k: int) -> int:
-        """Bytes that operation `k` needs at once, fixed bytes included; no plan can use less."""
+        """Bytes that operation `k` needs at once in its least demanding way, fixed bytes included."""
         op = self.operations[k]
-        touched = sum(self.values[v].bytes for v in (*op.inputs, *op.outputs))
-        return self.fixed_bytes + touched + op.workspace_bytes
+        if op.implementations:
+            return self.fixed_bytes + min(map(self._touched_bytes, op.ways))
+        return self.fixed_bytes + sum(self.values[v].bytes for v in (*op.inputs, *op.outputs)) + op.workspace_bytes
+
+    def _touched_bytes(self, way: Implementation) -> int:
+        touched = sum(self.values[v].bytes for v in (*way.inputs, *way.outputs))
+        shared = 0 if way.overwrites is None else self.values[way.overwrites].bytes
+        return touched - shared + way.workspace_bytes
 
     @property
     def final_bytes(self) -> int:
@@ -246,11 +328,29 @@ class Graph:
         return tuple(sorted({self.producer[v] for v in self.operations[k].inputs}))
 
     def with_costs(self, costs: Sequence[int], cost_unit: str) -> Graph:
-        """The same graph with other costs (what a cost model returns)."""
-        if len(costs) != len(self):
-            raise InvalidGraph(f"{len(costs)} costs given for {len(self)} operations")
-        operations = tuple(replace(op, cost=int(cost)) for op, cost in zip(self.operations, costs, strict=True))
-        return replace(self, operations=operations, cost_unit=cost_unit)
+        """The same graph with other costs (what a cost model returns), one for each of `all_ways`."""
+        ways = sum(len(op.ways) for op in self.operations)
+        if len(costs) != ways:
+            raise InvalidGraph(f"{len(costs)} costs given for {ways} operations")
+        each = iter(costs)
+
+        def weighed(op: Operation) -> Operation:
+            own = int(next(each))
+            others = tuple(replace(way, cost=int(next(each))) for way in op.implementations)
+            return replace(op, cost=own, implementations=others)
+
+        return replace(self, operations=tuple(map(weighed, self.operations)), cost_unit=cost_unit)
+
+    def all_ways(self) -> Graph:
+        """A graph of every way to run every operation, in order, without values: what a cost model looks at."""
+        if not self.has_implementations:
+            return self
+        ways = [
+            replace(op, inputs=(), outputs=(), work=way.work, implementations=())
+            for op in self.operations
+            for way in op.ways
+        ]
+        return Graph(self.name, tuple(ways), (), 0, self.cost_unit)
 
     def sha256(self) -> str:
         """Hash of everything a plan's validity, cost and memory depend on (names and work excluded)."""
@@ -265,6 +365,13 @@ class Graph:
             [[o.inputs, o.outputs, o.cost, o.workspace_bytes, o.is_backward, o.run_once] for o in self.operations],
             [[v.bytes, v.keep] for v in self.values],
         ]
+        if self.has_implementations:
+            content.append(
+                [
+                    [[w.name, w.inputs, w.outputs, w.cost, w.workspace_bytes, w.overwrites, w.is_lossy] for w in ways]
+                    for ways in (op.implementations for op in self.operations)
+                ]
+            )
         return hashlib.sha256(json.dumps(content, separators=(",", ":"), default=int).encode()).hexdigest()
 
 
@@ -291,6 +398,9 @@ def _check_integers(graph: Graph) -> None:
     for k, op in enumerate(graph.operations):
         check(op.cost, f"cost of operation {k} ({op.name})")
         check(op.workspace_bytes, f"workspace_bytes of operation {k} ({op.name})")
+        for way in op.implementations:
+            check(way.cost, f"cost of implementation '{way.name}' of operation {k} ({op.name})")
+            check(way.workspace_bytes, f"workspace_bytes of implementation '{way.name}' of operation {k} ({op.name})")
     for i, value in enumerate(graph.values):
         check(value.bytes, f"bytes of value {i} ({value.name})")
     if sum(v.bytes for v in graph.values) > MAX_BYTES or graph.total_cost > MAX_BYTES:

@@ -69,7 +69,7 @@ class Incumbent:
         self.plan: Plan | None = None
         self.cost: int | None = None
         self.peak_bytes: int | None = None
-        self.bound = graph.total_cost
+        self.bound = graph.least_cost
         self.who = self.bound_who = ""
         self.contradiction = ""  # a claim that the simulator refutes
         self._report, self._record = report, record

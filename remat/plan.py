@@ -14,7 +14,8 @@ import numpy as np
 
 from remat.errors import InvalidPlan, unknown_name
 from remat.files import replacing
-from remat.graph import Graph
+from remat.graph import Graph, Operation
+from remat.implementation import DEFAULT, Implementation
 
 COMPUTE, FREE = 0, 1
 _STEP_NAMES = ("compute", "free")
@@ -50,6 +51,8 @@ class Plan:
         graph_name, graph_sha256: the graph it was made for.
         kinds: [steps] uint8, `COMPUTE` or `FREE`.
         ids: [steps] int32, operation id of a compute step, value id of a free step.
+        ways: [steps] name of the implementation of each compute step, '' for the default one and for frees; () if
+            every one is the default.
         budget_bytes: what it was made for, or None.
         scope: derived from the compute steps.
     """
@@ -60,31 +63,53 @@ class Plan:
     ids: np.ndarray
     scope: Scope
     budget_bytes: int | None = None
+    ways: tuple[str, ...] = ()
 
     @classmethod
-    def from_order(cls, graph: Graph, order: Sequence[int], budget_bytes: int | None = None) -> Plan:
+    def from_order(
+        cls, graph: Graph, order: Sequence[int], budget_bytes: int | None = None, ways: Sequence[str] = ()
+    ) -> Plan:
         """A plan from computations alone; every value is freed at its last use.
 
+        Args:
+            ways: [C] name of the implementation of each computation, '' for the default one; () for defaults only.
+
         Raises:
-            InvalidPlan: `order` names an operation that does not exist.
+            InvalidPlan: `order` or `ways` name an operation or an implementation that does not exist.
         """
-        return cls.from_steps(graph, frees_at_last_use(graph, order), budget_bytes)
+        steps = frees_at_last_use(graph, order, ways)
+        if not any(ways):
+            return cls.from_steps(graph, steps, budget_bytes)
+        named = iter(ways)
+        return cls.from_steps(graph, [(k, i, next(named) if k == COMPUTE else "") for k, i in steps], budget_bytes)
 
     @classmethod
-    def from_steps(cls, graph: Graph, steps: Iterable[tuple[int, int]], budget_bytes: int | None = None) -> Plan:
+    def from_steps(
+        cls, graph: Graph, steps: Iterable[tuple[int, int] | tuple[int, int, str]], budget_bytes: int | None = None
+    ) -> Plan:
         """A plan from ``(COMPUTE, operation)`` and ``(FREE, value)`` pairs.
 
+        A third entry of a compute step names the implementation; '' or ``default`` is the default one.
+
         Raises:
-            InvalidPlan: a step names an operation or value that does not exist.
+            InvalidPlan: a step names an operation, a value or an implementation that does not exist.
         """
-        pairs = np.array(list(steps), dtype=np.int64).reshape(-1, 2)
+        steps = list(steps)
+        ways = tuple(step[2] if len(step) == 3 and step[2] != DEFAULT else "" for step in steps)
+        pairs = np.array([step[:2] for step in steps], dtype=np.int64).reshape(-1, 2)
         limits = np.where(pairs[:, 0] == FREE, len(graph.values), len(graph))
         wrong = np.nonzero((pairs[:, 1] < 0) | (pairs[:, 1] >= limits))[0]
         if len(wrong):
             _check_id(graph, int(pairs[wrong[0], 0]), int(pairs[wrong[0], 1]), int(wrong[0]))
         kinds, ids = pairs[:, 0].astype(np.uint8), pairs[:, 1].astype(np.int32)
         scope = scope_of_order(ids[kinds == COMPUTE], len(graph))
-        return cls(graph.name, graph.sha256(), kinds, ids, scope, budget_bytes)
+        if any(ways):
+            for step, (kind, k, name) in enumerate(zip(kinds.tolist(), ids.tolist(), ways, strict=True)):
+                if name:
+                    if kind == FREE:
+                        raise InvalidPlan(f"a free has no implementation, but '{name}' is given", step)
+                    way_of(graph, k, name, step)
+        return cls(graph.name, graph.sha256(), kinds, ids, scope, budget_bytes, ways if any(ways) else ())
 
     @classmethod
     def from_matrices(
@@ -115,9 +140,17 @@ class Plan:
         return int(np.count_nonzero(self.kinds == COMPUTE))
 
     @property
-    def steps(self) -> list[tuple[str, int]]:
-        """The steps as ``("compute", operation)`` and ``("free", value)``."""
-        return [(_STEP_NAMES[k], i) for k, i in zip(self.kinds.tolist(), self.ids.tolist(), strict=True)]
+    def chosen(self) -> tuple[str, ...]:
+        """[computations] name of the implementation of each, '' for the default one; () if every one is that."""
+        return tuple(name for name, kind in zip(self.ways, self.kinds.tolist(), strict=False) if kind == COMPUTE)
+
+    @property
+    def steps(self) -> list[tuple[str, int] | tuple[str, int, str]]:
+        """The steps as ``("compute", operation)`` and ``("free", value)``; a third entry names an implementation."""
+        pairs = [(_STEP_NAMES[k], i) for k, i in zip(self.kinds.tolist(), self.ids.tolist(), strict=True)]
+        if not self.ways:
+            return [*pairs]
+        return [(*pair, name) if name else pair for pair, name in zip(pairs, self.ways, strict=True)]
 
     def matrices(self, graph: Graph) -> tuple[np.ndarray, np.ndarray]:
         """(R_TN, S_TV): computations per stage (counts), residency at the start of each stage.
@@ -187,9 +220,12 @@ class Plan:
         for i, step in enumerate(steps):
             if not isinstance(step, list) or len(step) < 2 or step[0] not in _STEP_NAMES or type(step[1]) is not int:
                 raise InvalidPlan(f"{where}: not a ['compute', operation] or ['free', value] pair: {step!r}", i)
+            name = step[2] if len(step) > 2 and step[2] is not None else ""
+            if not isinstance(name, str):
+                raise InvalidPlan(f"{where}: the implementation must be a name, not {name!r:.60}", i)
             kind = _STEP_NAMES.index(step[0])
             _check_id(graph, kind, step[1], i)
-            pairs.append((kind, step[1]))
+            pairs.append((kind, step[1], name))
         if not isinstance(document.get("graph"), str):
             raise InvalidPlan(f"{where}: 'graph' must be a graph's name")
         scope = document.get("scope")
@@ -228,27 +264,52 @@ def _check_id(graph: Graph, kind: int, i: int, step: int) -> None:
         raise InvalidPlan(f"{what} {i} does not exist (the graph has {limit})", step)
 
 
-def frees_at_last_use(graph: Graph, order: Sequence[int]) -> list[tuple[int, int]]:
+def way_of(graph: Graph, k: int, name: str, step: int) -> Implementation:
+    """The implementation of operation `k` of that name; raises `InvalidPlan`."""
+    try:
+        return graph.way(k, name)
+    except KeyError:
+        known = ", ".join(way.name for way in graph.operations[k].ways)
+        raise InvalidPlan(
+            f"operation {k} ({graph.operations[k].name}) has no implementation '{name}' (it has {known})", step
+        ) from None
+
+
+def frees_at_last_use(graph: Graph, order: Sequence[int], ways: Sequence[str] = ()) -> list[tuple[int, int]]:
     """Insert a free after the last use of each computed copy of each value.
 
     A copy that nobody reads before it is computed again (or the end) goes right after it was
     computed, unless the value must be kept. An output that its producer makes again is freed at its last
-    use before that, so that two copies are never held.
+    use before that, so that two copies are never held. A value that is overwritten needs no free.
+
+    Args:
+        ways: [C] name of the implementation of each computation, '' for the default one; () for defaults only.
     """
     operations, values = graph.operations, graph.values
     order = list(order)
     for step, k in enumerate(order):
         if not 0 <= k < len(operations):
             raise InvalidPlan(f"operation {k} does not exist (the graph has {len(operations)})", step)
+    calls: Sequence[Operation | Implementation] = [operations[k] for k in order]
+    overwritten: dict[int, int] = {}
+    if any(ways):
+        if len(ways) != len(order):
+            raise InvalidPlan(f"{len(ways)} implementations given for {len(order)} computations")
+        chosen = [way_of(graph, k, name, step) for step, (k, name) in enumerate(zip(order, ways, strict=True))]
+        overwritten = {step: way.overwrites for step, way in enumerate(chosen) if way.overwrites is not None}
+        calls = chosen
     # Walk backwards: a value is live at a step if it is read later, before it is produced again.
     live = [value.keep for value in values]
     frees_after: list[list[int]] = [[] for _ in order]
     for step in range(len(order) - 1, -1, -1):
-        op = operations[order[step]]
+        op = calls[step]
         for v in op.outputs:
             if not live[v]:
                 frees_after[step].append(v)
             live[v] = False
+        gone = overwritten.get(step)
+        if gone is not None:
+            live[gone] = True  # a later read of this copy is an error, which the simulator tells
         for v in op.inputs:
             if not live[v]:
                 frees_after[step].append(v)

@@ -36,6 +36,8 @@ class Strategy:
         isolated: may overrun its time limit or crash; runs in a process of its own.
         check: called with the options given, before anything runs; raises `InvalidInput` for a bad value.
         must_isolate: whether this process cannot run it now, whatever the caller asked for.
+        implementations: what it does with a graph whose operations have several: ``default`` sees the graph with
+            the default ones, ``search`` is run on graphs with one of each that a search chooses, ``own`` sees all.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Strategy:
     isolated: bool = False
     check: Callable[[dict[str, Any]], None] | None = None
     must_isolate: Callable[[], bool] | None = None
+    implementations: str = "default"
 
     def in_own_process(self, asked: bool | None) -> bool:
         """Whether to run in a process of its own, given what the caller asked for (None: nothing)."""
@@ -81,6 +84,7 @@ def strategy(
     isolated: bool = False,
     check: Callable[[dict[str, Any]], None] | None = None,
     must_isolate: Callable[[], bool] | None = None,
+    implementations: str = "default",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function under `name`; its keyword-only parameters are its options."""
 
@@ -94,7 +98,9 @@ def strategy(
         parameters = inspect.signature(run).parameters.values()
         options = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
         summary = (inspect.getdoc(run) or "").partition("\n")[0]
-        _REGISTRY[name] = Strategy(name, run, summary, options, ignores_budget, isolated, check, must_isolate)
+        _REGISTRY[name] = Strategy(
+            name, run, summary, options, ignores_budget, isolated, check, must_isolate, implementations
+        )  # fmt: skip
         return run
 
     return register

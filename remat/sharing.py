@@ -25,7 +25,7 @@ def solve_ascending(problems: Sequence[Problem], solve: Callable[[Problem], Solu
         if interrupted:
             solution = replace(
                 solutions[next(iter(solutions))], status=Status.NO_PLAN, budget_bytes=one.budget_bytes, plan=None,
-                cost=None, peak_bytes=None, overhead=None, bound=one.graph.total_cost, gap=None,
+                cost=None, peak_bytes=None, overhead=None, bound=one.graph.least_cost, gap=None,
                 parameters={}, wall_s=0.0,
                 message="interrupted before this budget was solved", stats={"ended": "interrupted"},
             )  # fmt: skip

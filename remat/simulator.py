@@ -12,7 +12,8 @@ import numpy as np
 
 from remat.errors import InvalidPlan
 from remat.graph import Graph
-from remat.plan import FREE, Plan
+from remat.implementation import Implementation
+from remat.plan import FREE, Plan, way_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,13 +69,25 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
     workspace = [int(op.workspace_bytes) for op in operations]
     cost = [int(op.cost) for op in operations]
 
+    # The default implementation of operation k is call k; what a plan chooses otherwise comes after them.
+    calls, overwritten = _calls(graph, plan), {}
+    for way in () if calls is None else calls[1]:
+        inputs.append(way.inputs)
+        outputs.append(way.outputs)
+        born.append(sum(size[v] for v in way.outputs))
+        workspace.append(int(way.workspace_bytes))
+        cost.append(int(way.cost))
+        if way.overwrites is not None:
+            overwritten[len(inputs) - 1] = way.overwrites
+    made_by = plan.ids.tolist() if calls is None else calls[0]
+
     resident = bytearray(n_values)
     held = graph.fixed_bytes
     running, after, elapsed_at = [], [], []
     count = [0] * n
     elapsed = 0
     saved = _taken_over(plan, sharing, size) if any(sharing) else {}
-    for step, (kind, i) in enumerate(zip(plan.kinds.tolist(), plan.ids.tolist(), strict=True)):
+    for step, (kind, i, j) in enumerate(zip(plan.kinds.tolist(), plan.ids.tolist(), made_by, strict=True)):
         if kind == FREE:
             if not 0 <= i < n_values:
                 raise InvalidPlan(f"frees value {i}, which does not exist", step)
@@ -85,27 +98,30 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
             continue
         if not 0 <= i < n:
             raise InvalidPlan(f"computes operation {i}, which does not exist", step)
-        for v in inputs[i]:
+        for v in inputs[j]:
             if not resident[v]:
                 raise InvalidPlan(
                     f"computes operation {i} ({operations[i].name}), whose input {v} "
                     f"({graph.values[v].name}) is not resident",
                     step,
                 )
-        during = held + born[i]
+        during = held + born[j]
+        if j in overwritten:
+            during -= size[overwritten[j]]  # its storage becomes the first output's
+            resident[overwritten[j]] = 0
         held = during
         during -= saved.get(step, 0)
-        for v in outputs[i]:
+        for v in outputs[j]:
             if resident[v]:
-                if len(outputs[i]) == 1:
+                if len(outputs[j]) == 1:
                     raise InvalidPlan(
                         f"computes operation {i} ({operations[i].name}), whose output is still resident", step
                     )
                 held -= size[v]  # both copies counted while it ran; the duplicate goes now
             resident[v] = 1
         count[i] += 1
-        elapsed += cost[i]
-        running.append(during + workspace[i])
+        elapsed += cost[j]
+        running.append(during + workspace[j])
         after.append(held - saved.get(step, 0))
         elapsed_at.append(elapsed)
 
@@ -131,6 +147,22 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
         computations=np.array(count, dtype=np.int64),
         final_bytes=held,
     )
+
+
+def _calls(graph: Graph, plan: Plan) -> tuple[list[int], list[Implementation]] | None:
+    """([steps] call of each step, the calls that are not defaults); None if every one is a default."""
+    if not plan.ways:
+        return None
+    number: dict[tuple[int, str], int] = {}
+    chosen: list[Implementation] = []
+    made_by = plan.ids.tolist()
+    for step, (kind, k, name) in enumerate(zip(plan.kinds.tolist(), plan.ids.tolist(), plan.ways, strict=True)):
+        if kind != FREE and name:
+            if (k, name) not in number:
+                number[k, name] = len(graph) + len(chosen)
+                chosen.append(way_of(graph, k, name, step))
+            made_by[step] = number[k, name]
+    return made_by, chosen
 
 
 def _taken_over(plan: Plan, sharing: Sharing, size: Sequence[int]) -> dict[int, int]:

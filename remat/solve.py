@@ -324,6 +324,26 @@ def solve_sweep(
         report=progress,
     )
     problems = [replace(problem, budget_bytes=parse_size(budget)) for budget in budgets]
+    if graph.has_implementations and chosen.implementations == "default":
+        from remat.joint import solve_default  # imports this module
+
+        asked = replace(problem, warm_start=_without_choices(warm_start, graph))
+        return solve_default(graph, lambda plain: _solve_all(
+            chosen, [replace(asked, graph=plain, budget_bytes=one.budget_bytes) for one in problems], options,
+            time_limit_s, isolate, asked.warm_start))  # fmt: skip
+    return _solve_all(chosen, problems, options, time_limit_s, isolate, warm_start)
+
+
+def _without_choices(plan: Plan | None, graph: Graph) -> Plan | None:
+    """The plan on the graph of default implementations; None if it has others."""
+    return None if plan is None or plan.ways else replace(plan, graph_sha256=graph.default().sha256())
+
+
+def _solve_all(
+    chosen: Strategy, problems: Sequence[Problem], options: dict[str, Any], time_limit_s: float, isolate: bool | None,
+    warm_start: Plan | None,
+) -> list[Solution]:  # fmt: skip
+    strategy = chosen.name
     if chosen.ignores_budget:
         if not problems:
             return []
@@ -345,13 +365,19 @@ def _solve_one(
     refusal = _refuse_if_impossible(chosen, problem)
     if refusal is not None:
         return refusal
-    if chosen.in_own_process(isolate):
+    solution = solve_one(problem, chosen, options, isolate)
+    return solution if given is None or chosen.is_baseline else _at_least(solution, chosen, problem, given)
+
+
+def solve_one(problem: Problem, chosen: Strategy, options: Mapping[str, Any], isolate: bool | None = None) -> Solution:
+    """Run one strategy on a problem that has a `best`, in a process of its own if it asks for one."""
+    if chosen.in_own_process(isolate) and not (
+        problem.graph.has_implementations and chosen.implementations == "search"
+    ):
         from remat.worker import solve_isolated  # imports this module
 
-        solution = solve_isolated(problem, chosen.name, options)
-    else:
-        solution = solve_here(problem, chosen.name, options)
-    return solution if given is None or chosen.is_baseline else _at_least(solution, chosen, problem, given)
+        return solve_isolated(problem, chosen.name, options)
+    return solve_here(problem, chosen.name, options)
 
 
 def _at_least(solution: Solution, chosen: Strategy, problem: Problem, given: Plan) -> Solution:
@@ -491,7 +517,12 @@ def solve_family(family: Family, problems: Sequence[Problem]) -> list[Solution]:
 def _solve_here(chosen: Strategy, problem: Problem, options: Mapping[str, Any]) -> Solution:
     """Run a strategy in this process on a problem that has a `best`; what it handed over outlives it."""
     try:
-        produced = chosen.run(problem, **options)
+        if problem.graph.has_implementations and chosen.implementations == "search":
+            from remat.joint import solve_chosen  # imports this module
+
+            produced = solve_chosen(problem, chosen, options)
+        else:
+            produced = chosen.run(problem, **options)
         outcome = produced if isinstance(produced, Outcome) else Outcome()
         members, rejected = _judge(problem, candidates_of(produced), chosen.name)
     except Skip as skip:
@@ -577,7 +608,7 @@ def _conclude(
     """Pick the cheapest member that fits and say what is proven about it."""
     graph, budget, offered = problem.graph, problem.budget_bytes, problem.best
     fitting = [m for m in members if m.peak_bytes <= budget]
-    bound = max(graph.total_cost, outcome.bound or 0, offered.bound if offered else 0)
+    bound = max(graph.least_cost, outcome.bound or 0, offered.bound if offered else 0)
     common: dict[str, Any] = {"stats": dict(outcome.stats)}
     if offered is not None:
         common["stats"] |= offered.stats()

@@ -24,6 +24,7 @@ from typing import Any
 from remat.bounds.certificate import BoundCertificate
 from remat.errors import InvalidInput, InvalidPlan
 from remat.frontends.json import graph_to_dict
+from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.registry import get_strategy
 from remat.simulator import simulate
@@ -132,7 +133,7 @@ class _Events:
         if "order" not in event:
             return
         try:
-            plan = Plan.from_order(self.own.graph, event["order"], self.own.budget_bytes)
+            plan = Plan.from_order(self.own.graph, event["order"], self.own.budget_bytes, event["ways"])
             trace = simulate(self.own.graph, plan)
         except InvalidPlan as error:
             best.contradict(f"{event['who']} handed over a wrong plan: {error}")
@@ -312,8 +313,19 @@ def solution_to_row(solution: Solution) -> dict[str, Any]:
     row["plan"] = None
     row["certificate"] = None if solution.certificate is None else solution.certificate.to_dict()
     if solution.plan is not None:
-        row["plan"] = {"kinds": solution.plan.kinds.tolist(), "ids": solution.plan.ids.tolist()}
+        row["plan"] = plan_to_row(solution.plan)
     return row
+
+
+def plan_to_row(plan: Plan) -> dict[str, Any]:
+    """A JSON-ready form of a plan's steps."""
+    return {"kinds": plan.kinds.tolist(), "ids": plan.ids.tolist(), "ways": list(plan.ways)}
+
+
+def plan_from_row(graph: Graph, row: Mapping[str, Any], budget_bytes: int | None) -> Plan:
+    """The plan of `plan_to_row`."""
+    ways = row.get("ways") or [""] * len(row["ids"])
+    return Plan.from_steps(graph, zip(row["kinds"], row["ids"], ways, strict=True), budget_bytes)
 
 
 def family_to_row(family: Family) -> dict[str, Any]:
@@ -323,10 +335,7 @@ def family_to_row(family: Family) -> dict[str, Any]:
         "message": family.message,
         "rejected": family.rejected,
         "wall_s": family.wall_s,
-        "members": [
-            {"kinds": m.plan.kinds.tolist(), "ids": m.plan.ids.tolist(), "parameters": dict(m.parameters)}
-            for m in family.members
-        ],
+        "members": [{**plan_to_row(m.plan), "parameters": dict(m.parameters)} for m in family.members],
     }
 
 
@@ -335,7 +344,7 @@ def _from_row(graph: Any, row: dict[str, Any]) -> Solution:
     proof = row.pop("certificate")
     certificate = None if proof is None else BoundCertificate.from_dict(proof, "the worker's certificate")
     if plan is not None:
-        plan = Plan.from_steps(graph, zip(plan["kinds"], plan["ids"], strict=True), row["budget_bytes"])
+        plan = plan_from_row(graph, plan, row["budget_bytes"])
         trace = simulate(graph, plan)
         if (trace.cost, trace.peak_bytes) != (row["cost"], row["peak_bytes"]):
             raise InvalidPlan(f"cost {row['cost']} was reported, but it costs {trace.cost}")

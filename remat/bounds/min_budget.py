@@ -60,12 +60,14 @@ def min_budget(graph: Graph, scope: str = "staged", *, time_limit_s: float = flo
     Lower side: `remat.bounds.peak`, and on small graphs exhausted budgets. Upper side: greedy eviction with
     the budget bisected, the exact search on small graphs, annealed retention intervals and, in the free
     scope, reordering. A time limit ends it early; what is returned then is still right, only less
-    tight. Without one the work is limited (seconds to a minute), and two calls give the same.
+    tight. Without one the work is limited (seconds to a minute), and two calls give the same. Of a graph with
+    several implementations it is the minimum with the default ones.
 
     Raises:
         InvalidInput: unknown scope, no graph, or one without operations.
     """
     check_graph(graph)
+    graph = graph.default()
     wanted = parse_scope(scope)
     check_time_limit(time_limit_s, may_be_zero=True)
     if not len(graph):
@@ -206,6 +208,8 @@ def describe_minimum(graph: Graph, scope: Scope, *, with_operation: bool = True)
     """The smallest known feasible budget and, unless said before, the operation that needs the most, for messages."""
     least = min_budget(graph, scope, time_limit_s=DESCRIBE_SECONDS)
     known = f"the smallest budget known feasible is {format_size(least.bytes)}"
+    if graph.has_implementations:
+        known += " with default implementations"
     if not with_operation:
         return known
     need, operation = graph.largest_working_set()

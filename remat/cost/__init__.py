@@ -51,17 +51,18 @@ def apply_cost(
             f"graph '{graph.name}' says nothing of what its operations do, so cost={model} cannot be applied; "
             "use the costs it came with"
         )
+    ways = graph.all_ways()
     if model == "flops":
-        costs, unknown = flop_costs(graph)
+        costs, unknown = flop_costs(ways)
         _warn(unknown, "no FLOP rule, charged one FLOP per byte moved")
         return graph.with_costs(costs, "flop")
     if gpu is None and model == "roofline":
         raise InvalidInput(f"cost={model} needs a device; known: {', '.join(gpus())}")
     if model == "profile" or gpu is None:
-        costs, unmeasured = profile_costs(graph, gpu, cache_folder, device)
+        costs, unmeasured = profile_costs(ways, gpu, cache_folder, device)
         _warn(unmeasured, "not measured, charged by the roofline")
         return graph.with_costs(costs, "ns")
-    costs, unknown = roofline_costs(graph, gpu)
+    costs, unknown = roofline_costs(ways, gpu)
     _warn(unknown, "no FLOP rule, charged by the bytes they move")
     return graph.with_costs(costs, "ns")
 

@@ -16,6 +16,7 @@ from typing import Any
 from remat.errors import InvalidGraph
 from remat.files import replacing
 from remat.graph import Graph, Operation, Value, Work
+from remat.implementation import Implementation
 
 GRAPH_FORMAT_NODES = "remat-graph/1"
 GRAPH_FORMAT_VALUES = "remat-graph/2"
@@ -80,7 +81,8 @@ def graph_to_dict(graph: Graph) -> dict[str, Any]:
     plain = (
         graph.is_single_output
         and all(
-            o.work is None and not o.run_once and o.name == graph.values[i].name for i, o in enumerate(graph.operations)
+            o.work is None and not o.run_once and not o.implementations and o.name == graph.values[i].name
+            for i, o in enumerate(graph.operations)
         )
         and not any(v.keep for v in graph.values)
     )
@@ -99,7 +101,8 @@ def graph_to_dict(graph: Graph) -> dict[str, Any]:
             "cost": int(o.cost), "workspace_bytes": int(o.workspace_bytes), "backward": o.is_backward,
             "run_once": o.run_once,
         }  # fmt: skip
-        operations.append(row | ({"work": asdict(o.work)} if o.work else {}))
+        row |= {"work": asdict(o.work)} if o.work else {}
+        operations.append(row | ({"implementations": [*map(asdict, o.implementations)]} if o.implementations else {}))
     values = [{"name": v.name, "bytes": int(v.bytes), "keep": v.keep} for v in graph.values]
     return {"format": GRAPH_FORMAT_VALUES, **head, "operations": operations, "values": values}
 
@@ -182,6 +185,23 @@ def _work(record: Any, where: str) -> Work | None:
     )
 
 
+def _implementations(record: Any, where: str) -> tuple[Implementation, ...]:
+    rows = _field(record, "implementations", list, where, [])
+    return tuple(
+        Implementation(
+            name=_field(row, "name", str, at),
+            inputs=_ids(row, "inputs", at),
+            outputs=_ids(row, "outputs", at),
+            cost=_field(row, "cost", int, at),
+            workspace_bytes=_field(row, "workspace_bytes", int, at, 0),
+            overwrites=_field(row, "overwrites", (int, type(None)), at, None),
+            is_lossy=_field(row, "is_lossy", bool, at, False),
+            work=_work(row, at),
+        )
+        for row, at in ((row, f"{where}, implementation {i}") for i, row in enumerate(rows))
+    )
+
+
 def _from_values(document: dict[str, Any]) -> Graph:
     rows = _field(document, "operations", list, "the graph")
     values = _field(document, "values", list, "the graph")
@@ -200,6 +220,7 @@ def _from_values(document: dict[str, Any]) -> Graph:
             is_backward=_field(row, "backward", bool, where, False),
             run_once=_field(row, "run_once", bool, where, False),
             work=_work(row, where),
+            implementations=_implementations(row, where),
         )
         for row, where in ((row, f"operation {i}") for i, row in enumerate(rows))
     )

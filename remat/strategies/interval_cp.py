@@ -36,7 +36,7 @@ def tensorflow_came_first() -> bool:
     return order[:1] == ["tensorflow"]
 
 
-@strategy("interval_cp", isolated=True, must_isolate=tensorflow_came_first)
+@strategy("interval_cp", isolated=True, must_isolate=tensorflow_came_first, implementations="search")
 def interval_cp(problem: Problem) -> Outcome:
     """The retention-interval program (MOCCASIN, Bartan et al., ICML 2023) on OR-tools CP-SAT.
 

@@ -27,7 +27,7 @@ DEADLINE_MARGIN_S = 0.05  # for the last replay
 COLD_START_S = 40.0  # compiling takes 10 to 30 s; with less time than this it is not begun
 
 
-@strategy("search")
+@strategy("search", implementations="search")
 def search(problem: Problem) -> Outcome:
     """Annealing over retention intervals, from a greedy eviction: drop a value, hold it, move a repeat.
 

@@ -1,0 +1,306 @@
+"""A search over implementations: which one each operation runs with, judged by annealing what to keep.
+
+The outer search switches implementations, all of a kind at once, then some at a time; each choice is a
+graph without implementations (`choose`), on which a short annealing from the best plan so far shows what the choice
+is worth. Then the strategy that was asked for solves the graph of the best choice with what is left of the time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from remat.bounds.lp import lower_bound
+from remat.eviction import greedy_eviction
+from remat.graph import Graph
+from remat.implementation import Implementation
+from remat.incumbent import Found, Incumbent
+from remat.joint.choose import Chosen, choose, with_fastest_that_fit
+from remat.joint.relax import relaxed
+from remat.plan import Plan
+from remat.registry import Strategy
+from remat.search import Annealer, Best, is_warm
+from remat.search.anneal import COLD, WARM
+from remat.simulator import simulate
+from remat.solve import Candidate, Outcome, Problem, solve_one
+
+MOVES_PER_OPERATION = 60  # of the annealing that judges a choice
+MOST_MOVES = 60_000
+OUTER_SHARE = 0.5  # of the time, for the search over implementations
+OUTER_ROUNDS = 2  # of search and solving; the second begins from what the first has solved
+SETTLED = 4  # times as many switches tried in vain as there are: the search has settled
+LONGEST_RUN = 12  # operations whose implementations are switched together, at most
+REPEATS_PER_S = 40  # choices judged per second in runs that repeat exactly
+BOUND_COLUMNS = 60_000  # of the LP, beyond which the bound is not begun
+
+
+def solve_chosen(problem: Problem, strategy: Strategy, options: Mapping[str, Any]) -> Outcome:
+    """Search for implementations, and solve what was chosen by a strategy that knows of no choice.
+
+    The bound, where there is time for one, is that of the relaxed graph (`relaxed`): it holds for every choice.
+    """
+    if problem.best is None:
+        problem = problem.collecting()
+    search = _Search(problem)
+    began, seconds = time.monotonic(), problem.remaining_s()
+    prover = _Prover(problem) if strategy.name == "portfolio" else None
+    if prover is not None and problem.threads > 1:
+        prover.start()
+    stats: dict[str, Any] = {}
+    for turn in range(OUTER_ROUNDS):
+        first, last = turn / OUTER_ROUNDS, (turn + 1) / OUTER_ROUNDS
+        search.run(began + (first + OUTER_SHARE * (last - first)) * seconds)
+        if problem.is_solved() or search.best is None:
+            break
+        stats |= _solve_choice(problem, search, strategy, options, began + last * seconds)
+        if problem.is_solved() or problem.deterministic or problem.work_limit is not None:
+            break
+    if prover is not None:
+        prover.finish()
+    best = problem.best
+    assert best is not None
+    stats |= {"choices": search.tried, "implementations": search.used()}
+    if best.plan is None:
+        return Outcome(message="no plan found with any choice of implementations", timed_out=True, stats=stats)
+    return Outcome((Candidate(best.plan, {"from": best.who}),), bound=best.bound, stats=stats)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Trial:
+    """A choice with the best plan known for it: `score` orders choices, smaller is better."""
+
+    chosen: Chosen
+    order: np.ndarray  # computations of chosen.graph
+    joint_order: tuple[int, ...]
+    score: tuple[int, int, int]  # bytes above the budget, cost, peak
+
+
+class _Search:
+    """Hill climbing over choices.
+
+    Attributes:
+        best: the best choice so far, None before the first was judged.
+        tried: choices judged.
+    """
+
+    def __init__(self, problem: Problem):
+        self.problem, self.joint = problem, problem.graph
+        self.best: _Trial | None = None
+        self.tried = 0
+        self.random = Random(problem.seed)
+        self.seen: dict[tuple[int, ...], int] = {}
+        self.switches: list[tuple[int, int]] = []  # operation, index of a way that is not its default
+        self.kinds: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        for k, op in enumerate(self.joint.operations):
+            for i, way in enumerate(op.implementations, start=1):
+                if not way.is_lossy:
+                    self.switches.append((k, i))
+                    self.kinds.setdefault((op.kind, way.name), []).append((k, i))
+        self.moves = min(MOST_MOVES, MOVES_PER_OPERATION * len(self.joint))
+        self.settled = False
+
+    def used(self) -> dict[str, int]:
+        """How many operations of each kind run in each way of the best plan, e.g. ``{"relu:mask": 3}``."""
+        best = self.problem.best
+        plan = None if best is None else best.plan
+        counts: dict[str, set[int]] = {}
+        if plan is not None and plan.ways:
+            for k, name in zip(plan.order.tolist(), plan.chosen, strict=True):
+                if name:
+                    counts.setdefault(f"{self.joint.operations[k].kind}:{name}", set()).add(k)
+        return {what: len(which) for what, which in sorted(counts.items())}
+
+    def run(self, until: float) -> None:
+        """Search until the time `until`, or until nothing has helped for long."""
+        repeats = self.problem.deterministic or self.problem.work_limit is not None
+        limit = _fixed_choices(self.problem, self.moves) if repeats else 1 << 60
+        until = self.problem.deadline if repeats else until
+        done = lambda: self.tried >= limit or time.monotonic() >= until or self.problem.is_solved()  # noqa: E731
+        if self.best is None:
+            self._begin(done)
+        vain = 0
+        while not done() and vain < SETTLED * max(8, len(self.switches)):
+            vain = 0 if self._try(self._neighbour(), done) else vain + 1
+
+    def _begin(self, done: Callable[[], bool]) -> None:
+        """The default choice, then all switches of each kind: those that save most first, alone and together."""
+        n = len(self.joint)
+        given = self.problem.warm_start
+        if given is not None and not any(way.is_lossy for way in _ways(self.joint, given).values()):
+            self.problem.offer(given, "warm start")
+            wanted = [0] * n
+            for k, way in _ways(self.joint, given).items():
+                wanted[k] = [other.name for other in self.joint.operations[k].ways].index(way.name)
+            self._try(wanted, done, given.order.tolist())
+        self._try([0] * n, done)
+        by_saving = sorted(self.kinds.values(), key=lambda group: -sum(map(self._saving, group)))
+        everything = [0] * n
+        for group in reversed(by_saving):
+            for k, i in group:
+                everything[k] = i
+        self._try(everything, done)
+        for _ in range(2):
+            for group in by_saving:
+                if done() or self.best is None:
+                    return
+                wanted = list(self.best.chosen.choice)
+                for k, i in group:
+                    wanted[k] = i
+                self._try(wanted, done)
+                back = list(self.best.chosen.choice)
+                for k, i in group:
+                    back[k] = 0 if back[k] == i else back[k]
+                self._try(back, done)
+
+    def _saving(self, switch: tuple[int, int]) -> int:
+        """Bytes that the way reads less than the default one, or does not hold beside its input."""
+        op, way = self.joint.operations[switch[0]], self.joint.operations[switch[0]].ways[switch[1]]
+        size = self.joint.values
+        shared = 0 if way.overwrites is None else size[way.overwrites].bytes
+        return shared + sum(size[v].bytes for v in op.inputs) - sum(size[v].bytes for v in way.inputs)
+
+    def _neighbour(self) -> list[int]:
+        assert self.best is not None
+        wanted = list(self.best.chosen.choice)
+        k, i = self.random.choice(self.switches)
+        if self.random.random() < 0.5:
+            group = [(k, i)]
+        else:  # the same switch in operations nearby
+            way = self.joint.operations[k].ways[i].name
+            alike = self.kinds[self.joint.operations[k].kind, way]
+            at = alike.index((k, i))
+            group = alike[at : at + self.random.randint(2, LONGEST_RUN)]
+        off = wanted[k] == i
+        for k, i in group:
+            if off:
+                wanted[k] = 0 if wanted[k] == i else wanted[k]
+            else:
+                wanted[k] = i
+        return wanted
+
+    def _try(self, wanted: Sequence[int], done: Callable[[], bool], order: Sequence[int] | None = None) -> bool:
+        """Judge a choice, from `order` or the best plan so far; whether it is now the best."""
+        chosen = choose(self.joint, wanted)
+        if chosen is None:
+            return False
+        looks = self.seen.get(chosen.choice, 0)
+        if looks and (self.best is None or chosen.choice != self.best.chosen.choice or looks > 3):
+            return False
+        self.seen[chosen.choice] = looks + 1
+        trial = self._judge(chosen, done, order)
+        self.tried += 1
+        if trial is None or (self.best is not None and trial.score >= self.best.score):
+            return False
+        self.best = trial
+        return True
+
+    def _judge(self, chosen: Chosen, done: Callable[[], bool], order: Sequence[int] | None) -> _Trial | None:
+        graph, budget = chosen.graph, self.problem.budget_bytes
+        if order is None:
+            order = range(len(self.joint)) if self.best is None else self.best.joint_order
+        start = chosen.order_of(order)
+        if is_warm() or self.tried:
+            annealer = Annealer(graph, budget, self.problem.seed * 1009 + self.tried)
+            if not annealer.load(start):
+                return None
+            found = Best()
+            fixed = self.problem.deterministic or self.problem.work_limit is not None
+            annealer.round(self.moves, WARM, COLD, found, done, lambda: None, fixed=fixed)
+            reached = found.order if found.order is not None else start
+        else:
+            plan = greedy_eviction(graph, budget, deadline=time.monotonic() + 0.1 * self.problem.remaining_s())
+            reached = start if plan is None else plan.order
+        return self.offer(chosen, reached)
+
+    def offer(self, chosen: Chosen, order: np.ndarray) -> _Trial:
+        """Lift a plan of the chosen graph, hand it over, and say what it is worth."""
+        problem = self.problem
+        plan = chosen.lift(Plan.from_order(chosen.graph, order.tolist()), problem.budget_bytes)
+        plan = with_fastest_that_fit(self.joint, plan, problem.budget_bytes)
+        trace = simulate(self.joint, plan)
+        if problem.best is not None and problem.scope.contains(plan.scope):
+            problem.best.take(plan, trace.cost, trace.peak_bytes, "search over implementations")
+        over = max(0, trace.peak_bytes - problem.budget_bytes)
+        return _Trial(chosen, order, tuple(plan.order.tolist()), (over, trace.cost, trace.peak_bytes))
+
+
+def _ways(joint: Graph, plan: Plan) -> dict[int, Implementation]:
+    """Operation -> the way it runs in first, where that is not the default."""
+    first: dict[int, Implementation] = {}
+    for k, name in zip(plan.order.tolist(), plan.chosen, strict=False):
+        if name:
+            first.setdefault(k, joint.way(k, name))
+    return first
+
+
+def _fixed_choices(problem: Problem, moves: int) -> int:
+    if problem.work_limit is not None:
+        return max(2, problem.work_limit // moves)
+    return max(2, int(REPEATS_PER_S * OUTER_SHARE * min(problem.time_limit_s, 3600.0)))
+
+
+def _solve_choice(
+    problem: Problem, search: _Search, strategy: Strategy, options: Mapping[str, Any], until: float
+) -> dict[str, Any]:
+    """Run the strategy on the graph of the best choice; what it finds is lifted and handed over."""
+    assert search.best is not None
+    chosen = search.best.chosen
+
+    def lifted(found: Found) -> None:
+        if found.plan is not None:
+            search.offer(chosen, found.plan.order)
+
+    graph = chosen.graph
+    start = Plan.from_order(graph, search.best.order.tolist())
+    warm = start if search.best.score[0] == 0 and problem.scope.contains(start.scope) else None
+    inner = replace(problem, graph=graph, warm_start=warm, report=None, deadline=until, cost_cap=None,
+                    best=Incumbent(graph, problem.budget_bytes, problem.scope, record=lifted))  # fmt: skip
+    solution = solve_one(inner, strategy, options)
+    if solution.plan is not None:
+        search.best = min(search.best, search.offer(chosen, solution.plan.order), key=lambda trial: trial.score)
+    return {"choice_status": str(solution.status), "choice_bound": solution.bound}
+
+
+class _Prover:
+    """The bound of the relaxed graph, in a thread of its own where there are several."""
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        self.error: BaseException | None = None
+        self.stopped = threading.Event()
+        self.thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self.thread = threading.Thread(target=self._run, daemon=False)
+        self.thread.start()
+
+    def finish(self) -> None:
+        """Prove now if that was not begun, and end it."""
+        if self.thread is None:
+            self._run()
+        else:
+            self.stopped.set()
+            self.thread.join()
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        try:
+            problem = self.problem
+            relaxed_problem = replace(problem, graph=relaxed(problem.graph), threads=1, best=None, warm_start=None)
+            result = lower_bound(
+                relaxed_problem, on_bound=lambda proof: self._tell(proof.bound),
+                should_stop=lambda: self.stopped.is_set() or problem.is_solved(),
+            )  # fmt: skip
+            self._tell(result.bound)
+        except BaseException as error:
+            self.error = error
+
+    def _tell(self, bound: int) -> None:
+        self.problem.offer_bound(bound, "LP of the relaxed graph")

@@ -1,0 +1,272 @@
+"""Graphs whose operations have several implementations: model, simulator, plans, and solvers against brute force."""
+
+import heapq
+import itertools
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+import remat
+from remat import Graph, InvalidGraph, InvalidPlan, Operation, Plan, Value, simulate
+from remat.implementation import Implementation
+from remat.joint import choose
+from remat.joint.relax import relaxed
+from remat.plan import COMPUTE, FREE
+
+
+def conv_relu() -> Graph:
+    """x -> conv y -> relu z -> loss -> relu backward -> conv backward; the mask of relu is an extra value.
+
+    Values: 0 x, 1 y, 2 z, 3 loss, 4 grad y, 5 grad x, 6 mask. By default relu's backward reads y.
+    """
+    operations = (
+        Operation("x", "input", (), (0,), 1),
+        Operation(
+            "conv", "conv", (0,), (1,), 10,
+            implementations=(Implementation("fast", (0,), (1,), 6, workspace_bytes=30),),
+        ),
+        Operation(
+            "relu", "relu", (1,), (2,), 2,
+            implementations=(
+                Implementation("mask", (1,), (2, 6), 3),
+                Implementation("in_place", (1,), (2,), 2, overwrites=1),
+            ),
+        ),
+        Operation("loss", "loss", (2,), (3,), 1),
+        Operation(
+            "relu_back", "relu_back", (1, 3), (4,), 2, is_backward=True,
+            implementations=(Implementation("mask", (3, 6), (4,), 2), Implementation("output", (2, 3), (4,), 2)),
+        ),
+        Operation("conv_back", "conv_back", (0, 4), (5,), 10, is_backward=True),
+    )  # fmt: skip
+    sizes = {"x": 16, "y": 32, "z": 32, "loss": 32, "gy": 32, "gx": 16, "mask": 1}
+    values = tuple(Value(name, size, keep=name == "gx") for name, size in sizes.items())
+    return Graph("conv_relu", operations, values, fixed_bytes=5, loss=3)
+
+
+def test_the_default_graph_is_untouched() -> None:
+    joint = conv_relu()
+    plain = joint.default()
+    assert plain.n_extra == 0
+    assert not plain.has_implementations
+    assert plain.sha256() != joint.sha256()
+    assert plain.values == joint.values[:6]
+    assert (joint.total_cost, joint.least_cost) == (26, 22)
+    assert plain.default() is plain
+
+
+def test_hand_computed_memory_of_masks_and_writing_in_place() -> None:
+    joint = conv_relu()
+    order = list(range(6))
+    default = simulate(joint, Plan.from_order(joint, order))
+    # x y; +z; y z loss (y is kept); y loss gy; ... each with 5 fixed bytes
+    assert default.running_bytes.tolist() == [21, 53, 85, 117, 117, 69]
+    mask = simulate(joint, Plan.from_order(joint, order, ways=["", "", "mask", "", "mask", ""]))
+    assert mask.running_bytes.tolist() == [21, 53, 86, 86, 86, 69]
+    assert mask.cost == 27
+    in_place = Plan.from_order(joint, order, ways=["", "fast", "in_place", "", "output", ""])
+    trace = simulate(joint, in_place)
+    assert trace.running_bytes.tolist() == [21, 83, 53, 85, 117, 69]
+    assert trace.cost == 22
+    assert ("free", 1) not in in_place.steps
+    assert in_place.chosen == ("", "fast", "in_place", "", "output", "")
+
+
+def test_reading_what_was_written_over_is_refused() -> None:
+    joint = conv_relu()
+    with pytest.raises(InvalidPlan, match="not resident"):
+        simulate(joint, Plan.from_order(joint, range(6), ways=["", "", "in_place", "", "", ""]))
+    with pytest.raises(InvalidPlan, match="whose input 6"):
+        simulate(joint, Plan.from_order(joint, range(6), ways=["", "", "", "", "mask", ""]))
+    with pytest.raises(InvalidPlan, match=r"no implementation 'nope' \(it has default, fast\)"):
+        Plan.from_order(joint, range(6), ways=["", "nope", "", "", "", ""])
+    with pytest.raises(InvalidPlan, match="a free has no implementation"):
+        Plan.from_steps(joint, [(COMPUTE, 0), (FREE, 0, "fast")])
+
+
+def test_files_keep_implementations(tmp_path) -> None:
+    joint = conv_relu()
+    remat.save_graph(joint, tmp_path / "g.json")
+    again = remat.load_graph(tmp_path / "g.json")
+    assert again.operations == joint.operations
+    assert again.sha256() == joint.sha256()
+    plan = Plan.from_order(joint, range(6), ways=["", "", "mask", "", "mask", ""])
+    plan.save(tmp_path / "p.json")
+    steps = json.loads((tmp_path / "p.json").read_text())["steps"]
+    assert ["compute", 2, "mask"] in steps
+    assert ["compute", 0] in steps
+    read = Plan.load(tmp_path / "p.json", again)
+    assert read.steps == plan.steps
+    assert simulate(again, read).cost == 27
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (Implementation("mask", (1,), (2,), 2), "name of its own"),
+        (Implementation("default", (1,), (2,), 2), "name of its own"),
+        (Implementation("w", (1,), (2,), -1), "negative"),
+        (Implementation("w", (4,), (2,), 1), "before it is produced"),
+        (Implementation("w", (1,), (0,), 1), "two producers"),
+        (Implementation("w", (1,), (2,), 1, overwrites=0), "overwrite only an input"),
+    ],
+)
+def test_bad_implementations_are_refused(change: Implementation, message: str) -> None:
+    joint = conv_relu()
+    operations = list(joint.operations)
+    operations[2] = replace(operations[2], implementations=(*operations[2].implementations, change))
+    with pytest.raises(InvalidGraph, match=message):
+        replace(joint, operations=tuple(operations))
+
+
+def test_costs_of_all_ways_are_replaced() -> None:
+    joint = conv_relu()
+    assert len(joint.all_ways()) == 11
+    weighed = joint.with_costs(range(11), "flop")
+    assert [op.cost for op in weighed.operations] == [0, 1, 3, 6, 7, 10]
+    assert [way.cost for way in weighed.operations[2].implementations] == [4, 5]
+
+
+def random_joint(seed: int) -> Graph:
+    """A chain with skips and its backward pass; every forward operation has a mask or an in-place form."""
+    r = random.Random(seed)
+    n = r.randint(2, 4)
+    operations: list[Operation] = []
+    sizes: list[int] = []
+    extras: list[int] = []  # sizes
+    pending: list[tuple[int, str, int]] = []  # operation, kind of extra, its number
+    for k in range(n):
+        skip = [r.randrange(k - 1)] if k > 1 and r.random() < 0.4 else []
+        operations.append(Operation(f"f{k}", "f", tuple(sorted({k - 1, *skip} if k else set())), (k,), r.randint(1, 9)))
+        sizes.append(r.randint(1, 9))
+    for b, k in enumerate(reversed(range(n))):
+        inputs = {k} | ({k - 1} if k else set()) | ({n + b - 1} if b else set())
+        operations.append(Operation(f"b{k}", "b", tuple(sorted(inputs)), (n + b,), r.randint(1, 9), is_backward=True))
+        sizes.append(r.randint(1, 9))
+        pending.append((n + b, "mask" if r.random() < 0.6 else "output", k))
+    total = len(sizes)
+    for at, kind, k in pending:
+        back, fore = operations[at], operations[k]
+        gradient = [v for v in back.inputs if v >= n]
+        if kind == "mask":
+            extra = total + len(extras)
+            extras.append(r.randint(0, 2))
+            ways = [Implementation("mask", tuple(sorted([*gradient, extra])), back.outputs, r.randint(1, 9))]
+            emits = Implementation("mask", fore.inputs, (k, extra), fore.cost + r.randint(0, 2))
+            operations[k] = replace(fore, implementations=(*fore.implementations, emits))
+        else:
+            ways = [Implementation("output", tuple(sorted([*gradient, k])), back.outputs, r.randint(1, 9))]
+        operations[at] = replace(back, implementations=tuple(ways))
+    for k in range(1, n):
+        fore = operations[k]
+        more = []
+        if sizes[k] == sizes[k - 1] and r.random() < 0.8:
+            more.append(Implementation("in_place", fore.inputs, fore.outputs, fore.cost, overwrites=k - 1))
+        if r.random() < 0.5:
+            more.append(Implementation("fast", fore.inputs, fore.outputs, max(0, fore.cost - 3), r.randint(1, 9)))
+        operations[k] = replace(fore, implementations=(*fore.implementations, *more))
+    values = [Value(f"v{i}", size, i == total - 1) for i, size in enumerate(sizes)]
+    values += [Value(f"m{i}", size) for i, size in enumerate(extras)]
+    return Graph("random", tuple(operations), tuple(values), loss=n - 1)
+
+
+def cheapest(joint: Graph, budget: int) -> int | None:
+    """The least cost of any staged joint plan, by Dijkstra over (next, last in stage, resident); nothing of remat."""
+    n = len(joint)
+    size = [v.bytes for v in joint.values]
+    start = (0, -1, frozenset())
+    queue: list[tuple[int, int, tuple]] = [(0, 0, start)]
+    done = set()
+    counter = itertools.count(1)
+    while queue:
+        cost, _, state = heapq.heappop(queue)
+        if state in done:
+            continue
+        done.add(state)
+        following, last, resident = state
+        if following == n:
+            return cost
+        for k in [*range(last + 1, following), following]:
+            for way in joint.operations[k].ways:
+                if not set(way.inputs) <= resident or (len(way.outputs) == 1 and way.outputs[0] in resident):
+                    continue
+                during = sum(size[v] for v in resident) + sum(size[v] for v in way.outputs) + way.workspace_bytes
+                during -= size[way.overwrites] if way.overwrites is not None else 0
+                if during + joint.fixed_bytes > budget:
+                    continue
+                after = (resident | set(way.outputs)) - {way.overwrites}
+                state_next = (following + 1, -1) if k == following else (following, k)
+                heapq.heappush(queue, (cost + way.cost, next(counter), (*state_next, frozenset(after))))
+        for v in resident:
+            if not joint.values[v].keep:
+                heapq.heappush(queue, (cost, next(counter), (following, last, resident - {v})))
+    return None
+
+
+def budgets_of(joint: Graph) -> list[int]:
+    peak = simulate(joint, Plan.from_order(joint, range(len(joint)))).peak_bytes
+    return sorted({int(peak * share) for share in (0.6, 0.75, 0.9, 1.0)})
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_plans_against_brute_force(seed: int) -> None:
+    joint = random_joint(seed)
+    for budget in budgets_of(joint):
+        best = cheapest(joint, budget)
+        for strategy in ("portfolio", "search"):
+            solution = remat.solve(joint, budget, strategy, time_limit_s=2, threads=1)
+            if best is None:
+                assert solution.plan is None
+                continue
+            if solution.cost is None:
+                # one choice per operation: a plan that needs two of one operation is out of its reach
+                assert strategy == "search" or budget < budgets_of(joint)[-1]
+                continue
+            assert solution.cost >= best
+            assert solution.bound is None or solution.bound <= best
+            trace = simulate(joint, solution.plan)
+            assert (trace.cost, trace.peak_bytes) == (solution.cost, solution.peak_bytes)
+            assert trace.peak_bytes <= budget
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_lifted_plans_cost_the_same_and_hold_no_more(seed: int) -> None:
+    joint = random_joint(seed)
+    r = random.Random(seed)
+    for _ in range(20):
+        wanted = [r.randrange(len(op.ways)) for op in joint.operations]
+        chosen = choose(joint, wanted)
+        if chosen is None:
+            continue
+        plan = Plan.from_order(chosen.graph, range(len(chosen.graph)))
+        trace, lifted = simulate(chosen.graph, plan), simulate(joint, chosen.lift(plan))
+        assert lifted.cost == trace.cost
+        assert lifted.peak_bytes <= trace.peak_bytes
+        easy = relaxed(joint)
+        order = [k for calls in chosen.calls for k, _ in calls]
+        assert simulate(easy, Plan.from_order(easy, order)).cost <= trace.cost
+        assert simulate(easy, Plan.from_order(easy, order)).peak_bytes <= lifted.peak_bytes
+
+
+def test_strategies_without_a_choice_run_with_defaults_and_prove_nothing() -> None:
+    joint = conv_relu()
+    solution = remat.solve(joint, 200, "checkmate_milp", time_limit_s=20)
+    assert solution.status == "FEASIBLE"
+    assert (solution.cost, solution.bound) == (26, 22)
+    assert solution.stats["default_bound"] == 26
+    assert simulate(joint, solution.plan).cost == 26
+    tight = remat.solve(joint, 100, "checkmate_milp", time_limit_s=20)
+    assert tight.status == "NO_PLAN"
+    assert "with default implementations" in tight.message
+    everything = remat.solve(joint, 200, "checkpoint_all")
+    assert everything.cost == 26
+
+
+def test_portfolio_chooses() -> None:
+    joint = conv_relu()
+    solution = remat.solve(joint, 200, "portfolio", time_limit_s=5)
+    assert (solution.status, solution.cost) == ("OPTIMAL", 22)
+    tight = remat.solve(joint, 86, "portfolio", time_limit_s=5)
+    assert tight.cost == cheapest(joint, 86) == 23
