@@ -22,13 +22,15 @@ from remat.graph import Graph
 from remat.implementation import Implementation
 from remat.incumbent import Found, Incumbent
 from remat.joint.choose import Chosen, choose, with_fastest_that_fit
+from remat.joint.exhaustive import exhaustive_joint
 from remat.joint.relax import relaxed
-from remat.plan import Plan
+from remat.plan import Plan, Scope
 from remat.registry import Strategy
 from remat.search import Annealer, Best, is_warm
 from remat.search.anneal import COLD, WARM
 from remat.simulator import simulate
 from remat.solve import Candidate, Outcome, Problem, solve_one
+from remat.strategies._monet_model import estimate_columns
 
 MOVES_PER_OPERATION = 60  # of the annealing that judges a choice
 MOST_MOVES = 60_000
@@ -37,7 +39,8 @@ OUTER_ROUNDS = 2  # of search and solving; the second begins from what the first
 SETTLED = 4  # times as many switches tried in vain as there are: the search has settled
 LONGEST_RUN = 12  # operations whose implementations are switched together, at most
 REPEATS_PER_S = 40  # choices judged per second in runs that repeat exactly
-BOUND_COLUMNS = 60_000  # of the LP, beyond which the bound is not begun
+EXHAUSTIVE_OPERATIONS, EXHAUSTIVE_STATES = 12, 60_000
+MONET_COLUMNS, MONET_SHARE, LEAST_MONET_S = 8_000, 0.4, 2.0  # size up to which MONeT's program takes part, and its time
 
 
 def solve_chosen(problem: Problem, strategy: Strategy, options: Mapping[str, Any]) -> Outcome:
@@ -47,6 +50,10 @@ def solve_chosen(problem: Problem, strategy: Strategy, options: Mapping[str, Any
     """
     if problem.best is None:
         problem = problem.collecting()
+    if strategy.name == "portfolio" and len(problem.graph) <= EXHAUSTIVE_OPERATIONS:
+        outcome = _exhaust(problem)
+        if outcome is not None:
+            return outcome
     search = _Search(problem)
     began, seconds = time.monotonic(), problem.remaining_s()
     prover = _Prover(problem) if strategy.name == "portfolio" else None
@@ -61,6 +68,8 @@ def solve_chosen(problem: Problem, strategy: Strategy, options: Mapping[str, Any
         stats |= _solve_choice(problem, search, strategy, options, began + last * seconds)
         if problem.is_solved() or problem.deterministic or problem.work_limit is not None:
             break
+        if turn == 0 and strategy.name == "portfolio" and estimate_columns(problem.graph) <= MONET_COLUMNS:
+            stats |= _member(problem, MONET_SHARE * problem.remaining_s())
     if prover is not None:
         prover.finish()
     best = problem.best
@@ -228,6 +237,27 @@ class _Search:
             problem.best.take(plan, trace.cost, trace.peak_bytes, "search over implementations")
         over = max(0, trace.peak_bytes - problem.budget_bytes)
         return _Trial(chosen, order, tuple(plan.order.tolist()), (over, trace.cost, trace.peak_bytes))
+
+
+def _exhaust(problem: Problem) -> Outcome | None:
+    """The optimum of a very small graph; None if it was not decided, or asked in another scope."""
+    if problem.scope is not Scope.STAGED or any(w.is_lossy for op in problem.graph.operations for w in op.ways):
+        return None
+    deadline = time.monotonic() + 0.3 * problem.remaining_s()
+    plan, bound, impossible = exhaustive_joint(problem.graph, problem.budget_bytes, EXHAUSTIVE_STATES, deadline)
+    if impossible:
+        return Outcome(infeasible=True)
+    return None if plan is None else Outcome((Candidate(plan, {"from": "exhaustive"}),), bound=bound)
+
+
+def _member(problem: Problem, seconds: float) -> dict[str, Any]:
+    """MONeT's integer program in a process of its own: it may run one operation now in one way, now in another."""
+    if seconds < LEAST_MONET_S:
+        return {}
+    from remat.worker import solve_isolated  # imports the strategies
+
+    solution = solve_isolated(replace(problem, deadline=time.monotonic() + seconds), "monet", {})
+    return {"monet_status": str(solution.status)}
 
 
 def _ways(joint: Graph, plan: Plan) -> dict[int, Implementation]:

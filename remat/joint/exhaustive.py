@@ -1,0 +1,86 @@
+"""Very small graphs with implementations, solved by Dijkstra's algorithm over what is resident."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+
+from remat.graph import Graph
+from remat.plan import Plan
+
+State = tuple[int, int, int]  # next first computation, last repeat in this stage, resident values as bits
+Step = tuple[int, str]
+
+
+def exhaustive_joint(
+    joint: Graph, budget_bytes: int, max_states: int, deadline: float
+) -> tuple[Plan | None, int | None, bool]:
+    """(cheapest staged plan, its cost as a bound, whether there is none at all); (None, None, False) if undecided.
+
+    Values are dropped one at a time at no cost, in ascending order between two computations.
+    """
+    n, keep = len(joint), sum(1 << v for v, value in enumerate(joint.values) if value.keep)
+    size = [value.bytes for value in joint.values]
+    ways = [
+        [
+            (way.name, way.cost, _bits(way.inputs), _bits(way.outputs), len(way.outputs) == 1, way.workspace_bytes,
+             way.overwrites, sum(size[v] for v in way.outputs))
+            for way in op.ways if not way.is_lossy
+        ]
+        for op in joint.operations
+    ]  # fmt: skip
+    start: State = (0, -1, 0)
+    counter = itertools.count()
+    queue: list[tuple[int, int, State, int]] = [(0, next(counter), start, joint.fixed_bytes)]
+    came: dict[State, tuple[State, Step | None]] = {}
+    least: dict[State, int] = {start: 0}
+    done: set[State] = set()
+    while queue:
+        cost, _, state, held = heapq.heappop(queue)
+        if state in done:
+            continue
+        done.add(state)
+        following, last, resident = state
+        if following == n:
+            return _plan(joint, came, state, budget_bytes), cost, False
+        if len(done) > max_states or (len(done) % 1000 == 0 and time.monotonic() > deadline):
+            return None, None, False
+
+        def go(new: State, price: int, bytes_held: int, step: Step | None, state: State = state) -> None:
+            if price < least.get(new, 1 << 62):
+                least[new] = price
+                came[new] = state, step
+                heapq.heappush(queue, (price, next(counter), new, bytes_held))
+
+        for k in [*range(last + 1, following), following]:
+            if k < following and joint.operations[k].run_once:
+                continue
+            for name, price, inputs, outputs, single, workspace, over, born in ways[k]:
+                if inputs & ~resident or (single and outputs & resident):
+                    continue
+                during = held + born - (0 if over is None else size[over])
+                if during + workspace > budget_bytes:
+                    continue
+                doubled = sum(size[v] for v in range(len(size)) if outputs & resident & (1 << v))
+                after = (resident | outputs) & ~(0 if over is None else 1 << over)
+                new = (following + 1, -1, after) if k == following else (following, k, after)
+                go(new, cost + price, during - doubled, (k, name))
+        for v in range(len(size)):
+            if resident & ~keep & (1 << v):
+                go((following, last, resident & ~(1 << v)), cost, held - size[v], None)
+    return None, None, True
+
+
+def _bits(values: tuple[int, ...]) -> int:
+    return sum(1 << v for v in values)
+
+
+def _plan(joint: Graph, came: dict[State, tuple[State, Step | None]], state: State, budget_bytes: int) -> Plan:
+    calls: list[Step] = []
+    while state in came:
+        state, step = came[state]
+        if step is not None:
+            calls.append(step)
+    calls.reverse()
+    return Plan.from_order(joint, [k for k, _ in calls], budget_bytes, [name for _, name in calls])

@@ -1,0 +1,367 @@
+"""MONeT's integer program as one sparse system: which implementation, what to store, what to rebuild.
+
+A. Shah, C.-Y. Wu, J. Mohan, V. Chidambaram, P. Krähenbühl: "Memory Optimization for Deep Networks", ICLR 2021.
+Stage 0 is the forward pass, stage t = 1 .. m is the t-th backward operation, before which forward
+operations may be computed again, each at most once and in order. Variables, all binary:
+
+    W[t, i, w]   forward operation i is computed in stage t in way w; R[t, i] is their sum
+    S[t, v]      forward value v is stored across stages t - 1 and t
+    M[t, p]      backward operation t runs in way p
+    SM[t, p, v]  M[t, p] and S[t + 1, v], for the forward values v that way p reads
+
+Memory in stage t, with G the gradients that live there and D the forward values that the backward operation reads:
+
+    (first)   S                          stored values while i's place is passed
+    (second)  (S u D u L_i) + x_i + workspace   while i is computed
+    (third)   (S u D) + y_t + workspace         while the backward operation runs
+
+where S is ``S[t + 1, v]`` of values made before i (what else was stored is released as i's place is passed) and
+``S[t, v]`` of the others, and L_i is what i reads and what a branch holds while i runs. The products of
+binaries in S u D are linearised as in the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import scipy.sparse as sp
+
+from remat.errors import Skip
+from remat.graph import Graph
+from remat.implementation import DEFAULT, Implementation
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows ``coefficients @ x <= limit`` collected one after another."""
+
+    rows: list[int] = field(default_factory=list)
+    columns: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    limits: list[float] = field(default_factory=list)
+
+    def add(self, terms: Iterable[tuple[int, float]], limit: float) -> None:
+        row = len(self.limits)
+        for column, value in terms:
+            self.rows.append(row)
+            self.columns.append(column)
+            self.values.append(value)
+        self.limits.append(limit)
+
+    def system(self, n_columns: int) -> tuple[sp.csr_array, np.ndarray]:
+        shape = (len(self.limits), n_columns)
+        matrix = sp.csr_array((np.array(self.values), (self.rows, self.columns)), shape=shape)
+        return matrix, np.array(self.limits)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MonetModel:
+    """``min cost @ x + cost_constant`` subject to ``matrix @ x <= limits``, x binary.
+
+    Attributes:
+        memory_rows: [rows] bool, which rows are of memory; in units of `unit_bytes`.
+        works: [(t, i, way, column)] of W; `runs` of M; a column of -1 is fixed to one.
+    """
+
+    graph: Graph
+    matrix: sp.csr_array
+    limits: np.ndarray
+    cost: np.ndarray
+    cost_constant: float
+    cost_unit: int
+    memory_rows: np.ndarray
+    n_forward: int
+    works: tuple[tuple[int, int, str, int], ...]
+    runs: tuple[tuple[int, int, str, int], ...]
+
+    def calls(self, x: np.ndarray) -> list[tuple[int, str]]:
+        """(operation, way) of every computation of a solution, in order."""
+        chosen = [entry for entry in (*self.works, *self.runs) if entry[3] < 0 or x[entry[3]] > 0.5]
+        return [(k, "" if way == DEFAULT else way) for _, k, way, _ in sorted(chosen, key=lambda e: (e[0], e[1]))]
+
+
+def estimate_columns(graph: Graph) -> int:
+    """About how many variables the model has."""
+    forward = [op for op in graph.operations if not op.is_backward]
+    stages = len(graph) - len(forward)
+    ways = sum(len(op.ways) for op in forward)
+    return stages * (ways + len(forward)) // 2 + ways
+
+
+def build_model(graph: Graph, budget_bytes: int) -> MonetModel:
+    """The program of a graph whose forward operations come before all backward ones.
+
+    Raises:
+        Skip: there is no backward pass, or it is mixed with the forward one.
+    """
+    return _Builder(graph, budget_bytes).build()
+
+
+class _Builder:
+    def __init__(self, graph: Graph, budget_bytes: int) -> None:
+        flags = [op.is_backward for op in graph.operations]
+        self.n = flags.index(True) if True in flags else 0
+        if not self.n or not all(flags[self.n :]):
+            raise Skip("MONeT plans a forward pass followed by a backward pass; this graph is not of that form")
+        self.graph = graph
+        self.m = len(graph) - self.n  # backward operations; stages 1 .. m
+        self.unit = math.gcd(*(v.bytes for v in graph.values),
+                             *(way.workspace_bytes for op in graph.operations for way in op.ways)) or 1  # fmt: skip
+        self.size = [value.bytes // self.unit for value in graph.values]
+        self.budget = (budget_bytes - graph.fixed_bytes) // self.unit
+        self.ways = [self._usable(k) for k in range(len(graph))]
+        self.forward = [v for v, p in enumerate(graph.producer) if p < self.n]
+        self.last = self._last_stages()
+        self.n_columns = 0
+        self.W: dict[tuple[int, int], dict[str, int]] = {}
+        self.S: dict[tuple[int, int], int] = {}
+        self.M: dict[int, dict[str, int]] = {}
+        self.rows, self.memory = Rows(), Rows()
+
+    def _usable(self, k: int) -> tuple[Implementation, ...]:
+        """The ways of operation `k` that are exact and, for a backward one, write over nothing read later."""
+        graph = self.graph
+        usable = []
+        for way in graph.operations[k].ways:
+            x = way.overwrites
+            later = x is not None and any(
+                x in other.inputs for j in range(k + 1, len(graph)) for other in graph.operations[j].ways
+            )
+            is_gradient = x is not None and graph.producer[x] >= self.n
+            if way.is_lossy or (k >= self.n and x is not None and (later or not is_gradient)):
+                continue
+            usable.append(way)
+        return tuple(usable)
+
+    def _last_stages(self) -> list[int]:
+        """[n] last stage in which each forward operation can be of use."""
+        last = [0] * self.n
+        for k in range(len(self.graph) - 1, -1, -1):
+            for way in self.ways[k]:
+                for v in way.inputs:
+                    p = self.graph.producer[v]
+                    if p < self.n:
+                        last[p] = max(last[p], k - self.n + 1 if k >= self.n else last[k])
+        for v in self.forward:
+            if self.graph.values[v].keep:
+                last[self.graph.producer[v]] = self.m + 1
+        return last
+
+    def _new(self) -> int:
+        self.n_columns += 1
+        return self.n_columns - 1
+
+    def build(self) -> MonetModel:
+        graph, n = self.graph, self.n
+        works, runs = [], []
+        for t in range(self.m + 1):
+            for i in range(n):
+                repeats = t <= min(self.last[i], self.m) and not graph.operations[i].run_once
+                if t == 0 or repeats:
+                    fixed = t == 0 and len(self.ways[i]) == 1
+                    self.W[t, i] = {way.name: -1 if fixed else self._new() for way in self.ways[i]}
+                    works += [(t, i, name, column) for name, column in self.W[t, i].items()]
+            if t:
+                ways = self.ways[n + t - 1]
+                self.M[t] = {way.name: -1 if len(ways) == 1 else self._new() for way in ways}
+                runs += [(t, n + t - 1, name, column) for name, column in self.M[t].items()]
+        for v in self.forward:
+            for t in range(1, self.m + 2):
+                if t <= self.last[graph.producer[v]] + 1:  # what is read in a stage is stored across its end
+                    self.S[t, v] = self._new()
+        self._choices()
+        self._stores()
+        self._dependencies()
+        self._memory()
+        cost_unit = math.gcd(*(way.cost for ways in self.ways for way in ways)) or 1
+        cost, constant = np.zeros(self.n_columns), 0.0
+        for _, k, name, column in (*works, *runs):
+            price = graph.way(k, name).cost // cost_unit
+            if column < 0:
+                constant += price
+            else:
+                cost[column] = price
+        matrix, limits = self.rows.system(self.n_columns)
+        memory, most = self.memory.system(self.n_columns)
+        return MonetModel(
+            graph, sp.csr_array(sp.vstack([matrix, memory])), np.concatenate([limits, most]), cost, constant, cost_unit,
+            np.arange(len(limits) + len(most)) >= len(limits), n, tuple(works), tuple(runs),
+        )  # fmt: skip
+
+    # A term of column -1 is the constant one: it moves to the other side.
+    def _add(self, rows: Rows, terms: Iterable[tuple[int, float]], limit: float) -> None:
+        merged: dict[int, float] = {}
+        for column, value in terms:
+            if column < 0:
+                limit -= value
+            else:
+                merged[column] = merged.get(column, 0.0) + value
+        if merged or limit < 0:
+            rows.add(merged.items(), limit)
+
+    def _made(self, t: int, v: int) -> list[tuple[int, float]]:
+        """Terms that are one if `v` is made in stage `t`."""
+        p = self.graph.producer[v]
+        columns = self.W.get((t, p), {})
+        return [(columns[way.name], 1.0) for way in self.ways[p] if way.name in columns and v in way.outputs]
+
+    def _overwritten(self, t: int, v: int, before: int) -> list[tuple[int, float]]:
+        """Terms that are one if an operation before `before` writes over `v` in stage `t`."""
+        return [
+            (self.W[t, i][way.name], 1.0)
+            for i in self.graph_users(v) if i < before and (t, i) in self.W
+            for way in self.ways[i] if way.overwrites == v
+        ]  # fmt: skip
+
+    def graph_users(self, v: int) -> list[int]:
+        """Forward operations that read `v` in some way."""
+        p = self.graph.producer[v]
+        return [i for i in range(p + 1, self.n) if any(v in way.inputs for way in self.ways[i])]
+
+    def _stored(self, t: int, v: int) -> list[tuple[int, float]]:
+        return [(self.S[t, v], 1.0)] if (t, v) in self.S else []
+
+    def _choices(self) -> None:
+        """One way for each computation: all operations in stage 0, each at most once later."""
+        for (t, _), columns in self.W.items():
+            free = [(c, 1.0) for c in columns.values() if c >= 0]
+            if free:
+                self._add(self.rows, free, 1)
+                if t == 0:
+                    self._add(self.rows, [(c, -1.0) for c, _ in free], -1)
+        for columns in self.M.values():
+            free = [(c, 1.0) for c in columns.values() if c >= 0]
+            if free:
+                self._add(self.rows, free, 1)
+                self._add(self.rows, [(c, -1.0) for c, _ in free], -1)
+
+    def _stores(self) -> None:
+        """What is stored was stored or made in the stage before, and not written over there."""
+        for (t, v), column in self.S.items():
+            before = [*self._made(t - 1, v), *self._stored(t - 1, v)]
+            self._add(self.rows, [(column, 1.0), *_minus(before)], 0)
+            over = self._overwritten(t - 1, v, self.n)
+            if over:
+                self._add(self.rows, [(column, 1.0), *over], 1)
+        for v in self.forward:
+            if self.graph.values[v].keep:
+                self._add(self.rows, [(self.S[self.m + 1, v], -1.0)], -1)
+
+    def _dependencies(self) -> None:
+        for (t, i), columns in self.W.items():
+            for way in self.ways[i]:
+                for v in way.inputs:
+                    there = [*self._made(t, v), *self._stored(t, v), *_minus(self._overwritten(t, v, i))]
+                    self._add(self.rows, [(columns[way.name], 1.0), *_minus(there)], 0)
+        for t, columns in self.M.items():
+            for way in self.ways[self.n + t - 1]:
+                for v in self._forward_inputs(way):
+                    over = self._overwritten(t, v, self.n)
+                    there = [*self._made(t, v), *self._stored(t + 1, v), *_minus(over)]
+                    self._add(self.rows, [(columns[way.name], 1.0), *_minus(there)], 0)
+
+    def _forward_inputs(self, way: Implementation) -> list[int]:
+        return [v for v in way.inputs if self.graph.producer[v] < self.n]
+
+    def _memory(self) -> None:
+        live = self._gradients()
+        local = self._locals()
+        for t in range(self.m + 1):
+            shared = self._products(t)
+            for i in range(self.n):
+                if (t, i) not in self.W and t > max(self.last):
+                    continue
+                self._forward_memory(t, i, local[i], live[t], shared)
+            if t:
+                self._backward_memory(t, live[t], shared)
+
+    def _products(self, t: int) -> dict[tuple[str, int], int]:
+        """(way, v) -> the column that is one if the backward operation runs in that way and v is stored after it."""
+        products = {}
+        for way in self.ways[self.n + t - 1] if t else ():
+            column = self.M[t][way.name]
+            for v in self._forward_inputs(way):
+                if (t + 1, v) not in self.S:
+                    continue
+                stored = self.S[t + 1, v]
+                if column < 0:
+                    products[way.name, v] = stored
+                    continue
+                both = products[way.name, v] = self._new()
+                self._add(self.rows, [(both, 1.0), (column, -1.0)], 0)
+                self._add(self.rows, [(both, 1.0), (stored, -1.0)], 0)
+                self._add(self.rows, [(column, 1.0), (stored, 1.0), (both, -1.0)], 1)
+        return products
+
+    def _read_back(self, t: int, i: int, without: set[int], shared: dict[tuple[str, int], int]) -> list:
+        """Bytes of what the backward operation reads, made before `i`, beyond what is stored; not of `without`."""
+        terms = []
+        for way in self.ways[self.n + t - 1] if t else ():
+            for v in self._forward_inputs(way):
+                if self.graph.producer[v] < i and v not in without:
+                    terms.append((self.M[t][way.name], self.size[v]))
+                    if (way.name, v) in shared:
+                        terms.append((shared[way.name, v], -self.size[v]))
+        return terms
+
+    def _forward_memory(self, t: int, i: int, local: set[int], live: int, shared: dict[tuple[str, int], int]) -> None:
+        producer, size = self.graph.producer, self.size
+
+        def held(without: set[int]) -> list[tuple[int, float]]:
+            terms = self._read_back(t, i, without, shared)
+            for v in self.forward:
+                column = self.S.get((t + 1 if producer[v] < i else t, v))
+                if column is not None and v not in without and size[v]:
+                    terms.append((column, size[v]))
+            return terms
+
+        self._add(self.memory, held(set()), self.budget - live)
+        if (t, i) not in self.W:
+            return
+        terms = held(local)
+        needed = sum(size[v] for v in local)
+        for way in self.ways[i]:
+            new = needed + sum(size[v] for v in way.outputs) + way.workspace_bytes // self.unit
+            new -= 0 if way.overwrites is None else size[way.overwrites]
+            terms.append((self.W[t, i][way.name], new))
+        self._add(self.memory, terms, self.budget - live)
+
+    def _backward_memory(self, t: int, live: int, shared: dict[tuple[str, int], int]) -> None:
+        k, size = self.n + t - 1, self.size
+        terms = self._read_back(t, self.n, set(), shared)
+        terms += [(self.S[t + 1, v], size[v]) for v in self.forward if (t + 1, v) in self.S and size[v]]
+        for way in self.ways[k]:
+            new = sum(size[v] for v in way.outputs) + way.workspace_bytes // self.unit
+            new -= 0 if way.overwrites is None else size[way.overwrites]
+            terms.append((self.M[t][way.name], new))
+        self._add(self.memory, terms, self.budget - live)
+
+    def _gradients(self) -> list[int]:
+        """[m + 1] size of the backward values held in each stage before its backward operation makes new ones."""
+        graph = self.graph
+        live = [0] * (self.m + 1)
+        for v, p in enumerate(graph.producer):
+            if p < self.n:
+                continue
+            readers = [k for k in range(p + 1, len(graph)) if any(v in way.inputs for way in self.ways[k])]
+            end = self.m if graph.values[v].keep else max(readers, default=p) - self.n + 1
+            for t in range(p - self.n + 2, end + 1):
+                live[t] += self.size[v]
+        return live
+
+    def _locals(self) -> list[set[int]]:
+        """[n] what each forward operation reads by default, and what a later one still has to read of a branch."""
+        graph = self.graph
+        local = [set(op.inputs) for op in graph.operations[: self.n]]
+        for v in self.forward:
+            users = [k for k in graph.users[v] if k < self.n]
+            for i in range(graph.producer[v] + 1, max(users, default=0)):
+                local[i].add(v)
+        return local
+
+
+def _minus(terms: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
+    return [(column, -value) for column, value in terms]
