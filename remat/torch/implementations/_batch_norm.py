@@ -1,0 +1,116 @@
+"""Batch norm in training from its output, alone or followed by an invertible activation.
+
+In-Place Activated BatchNorm (Rota Bulo, Porzi, Kontschieder, CVPR 2018), written from the paper's equations.
+Departures: the weight is not replaced by |weight| + eps, so the model is the same, and weights too small to divide by
+are refused (`remat.torch.implementations._affine`). ReLU is not invertible and has no such form. Gradients agree with
+the default's to 1e-5 of the largest in float32 and 1e-10 in float64; half precision is refused. Shapes are those
+of `aten.native_batch_norm_backward`: grad and output [N, C, ...], weight, bias and rstd [C].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from remat.torch.implementations._affine import NotInvertible, require_invertible
+from remat.torch.implementations._fake import is_fake
+
+aten = torch.ops.aten
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of input, weight and bias; None unless asked for
+ELU_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+
+
+def batch_norm_checked(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, training: bool,
+    momentum: float, eps: float,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """`aten._native_batch_norm_legit_functional`, whose output may stand for its input. Same bits.
+
+    Raises:
+        NotInvertible: before anything is computed, so that the caller can take the default.
+    """
+    require_invertible(weight, bias, x.dtype)
+    return aten._native_batch_norm_legit_functional.default(x, weight, bias, mean, variance, training, momentum, eps)
+
+
+def batch_norm_backward_from_output(
+    grad: Tensor, output: Tensor, weight: Tensor | None, bias: Tensor | None, save_rstd: Tensor,
+    output_mask: Sequence[bool],
+) -> Gradients:  # fmt: skip
+    """Gradients of batch norm in training from its output. Workspace: the default's (on a CPU, a tensor like it).
+
+    ATen's kernel takes (x - mean) * rstd for the normalised input; with the output for x, the bias for the mean and
+    1 / weight for rstd it is the same, and what it multiplies the result with, rstd * weight, is put right
+    by a weight of weight^2 * rstd.
+    """
+    bias = torch.zeros_like(save_rstd) if bias is None else bias
+    inverse = torch.ones_like(save_rstd) if weight is None else weight.reciprocal()
+    factor = save_rstd if weight is None else weight.square().mul_(save_rstd)
+    return aten.native_batch_norm_backward.default(
+        grad, output, factor, None, None, bias, inverse, True, 0.0, list(output_mask)
+    )
+
+
+def batch_norm_leaky_relu(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, training: bool,
+    momentum: float, eps: float, negative_slope: float = 0.01,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Batch norm with leaky ReLU written over its output. Same bits as one after the other; no workspace.
+
+    Returns:
+        (activated output, mean, rstd, new running mean, new running variance).
+
+    Raises:
+        NotInvertible: the slope is too near zero, or as `batch_norm_checked`.
+    """
+    if not negative_slope >= 1e-3:
+        raise NotInvertible(f"leaky ReLU of slope {negative_slope:g} cannot be inverted: keep the layer's input")
+    y, *rest = batch_norm_checked(x, weight, bias, mean, variance, training, momentum, eps)
+    return aten.leaky_relu_.default(y, negative_slope), *rest
+
+
+def batch_norm_leaky_relu_backward(
+    grad: Tensor, output: Tensor, weight: Tensor | None, bias: Tensor | None, save_rstd: Tensor, negative_slope: float,
+    output_mask: Sequence[bool],
+) -> Gradients:  # fmt: skip
+    """Gradients of both from the activated output. Workspace: two tensors like it beside batch norm's own."""
+    inner = aten.leaky_relu_backward.default(grad, output, negative_slope, True)
+    y = aten.leaky_relu.default(output, 1 / negative_slope)
+    return batch_norm_backward_from_output(inner, y, weight, bias, save_rstd, output_mask)
+
+
+def batch_norm_elu(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, training: bool,
+    momentum: float, eps: float, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Batch norm with ELU (CELU, SELU) written over its output. Same bits as one after the other; no workspace.
+
+    ELU flattens out below zero, so its inverse loses digits: an error of eps * exp(-z) at z < 0. Gradients agree to
+    1e-4 in float32 and 1e-9 in float64, for z above about -6.7 and -15.3.
+
+    Returns:
+        (activated output, mean, rstd, new running mean, new running variance).
+
+    Raises:
+        NotInvertible: an element lies below that, or as `batch_norm_checked`.
+    """
+    y, *rest = batch_norm_checked(x, weight, bias, mean, variance, training, momentum, eps)
+    lowest = math.log(torch.finfo(x.dtype).eps / ELU_TOLERANCE[x.dtype]) / input_scale
+    if y.numel() and not is_fake(y) and not y.amin().item() >= lowest:
+        raise NotInvertible(f"ELU of values below {lowest:.1f} cannot be inverted in {x.dtype}: keep the layer's input")
+    return aten.elu_.default(y, alpha, scale, input_scale), *rest
+
+
+def batch_norm_elu_backward(
+    grad: Tensor, output: Tensor, weight: Tensor | None, bias: Tensor | None, save_rstd: Tensor, alpha: float,
+    scale: float, input_scale: float, output_mask: Sequence[bool],
+) -> Gradients:  # fmt: skip
+    """Gradients of both from the activated output. Workspace: three tensors like it, one byte per element."""
+    inner = aten.elu_backward.default(grad, alpha, scale, input_scale, True, output)
+    below = (output / (alpha * scale)).log1p_().div_(input_scale)
+    y = torch.where(output > 0, output / scale, below)
+    del below
+    return batch_norm_backward_from_output(inner, y, weight, bias, save_rstd, output_mask)

@@ -1,0 +1,100 @@
+"""Dropout that keeps one bit per element, or nothing but the random state that its mask was drawn from.
+
+ATen's keeps a mask of one byte per element. Gradients have the same bits. `aten.native_dropout` is what a captured
+graph holds; where its rounding is not that of eager mode on a CPU, the capture writes noise instead: ``x * (b / keep)``
+with zeros and ones b (`remat.bernoulli_like`), kept in the type of x. Both draw random numbers: one run of the
+forward function for one run of the call it stands for, in the same order, or later draws shift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from remat.frontends._torch_random import bernoulli_like
+from remat.torch._aot import random_state, with_random_state
+from remat.torch.implementations._bits import flags_like, pack, unpack
+from remat.torch.implementations._fake import is_fake
+
+aten = torch.ops.aten
+
+
+def dropout_packed(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """(`native_dropout(x)`'s output, bits [ceil(n / 8)] uint8: what passes). Workspace: 2 bytes per element."""
+    y, mask = aten.native_dropout.default(x, p, train)
+    return y, _packed(mask)
+
+
+def dropout_packed_backward(grad: Tensor, packed: Tensor, scale: float, strides: Sequence[int]) -> Tensor:
+    """`native_dropout_backward` by the packed mask, whose dense strides are given. Workspace: 1 byte per element."""
+    return aten.native_dropout_backward.default(grad, unpack(packed, grad.shape, strides), scale)
+
+
+def dropout_replayed(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """(`native_dropout(x)`'s output, the generator's state before it: 5056 bytes on a CPU, 16 on CUDA)."""
+    state = random_state(x.device)
+    return aten.native_dropout.default(x, p, train)[0], state
+
+
+def dropout_replayed_backward(grad: Tensor, state: Tensor, p: float, scale: float, strides: Sequence[int]) -> Tensor:
+    """`native_dropout_backward` by the mask drawn again from `state`; the generator is left as it was.
+
+    Workspace: the mask, 1 byte per element, and what drawing takes (on a CPU 4 bytes more; on CUDA, where the fused
+    kernel must run again, two tensors like `grad`). Written for CUDA but not tested there.
+
+    Args:
+        strides: those of the mask, `dense_strides` of dropout's input.
+    """
+    mask = _again(state, _drawn_mask, torch.empty_strided(grad.shape, strides, dtype=torch.bool, device=grad.device), p,
+                  grad.dtype)  # fmt: skip
+    return aten.native_dropout_backward.default(grad, mask, scale)
+
+
+def noise_dropout_packed(x: Tensor, keep: float) -> tuple[Tensor, Tensor]:
+    """(``x * (bernoulli_like(x, keep) / keep)``, bits [ceil(n / 8)] uint8: what passes)."""
+    drawn = bernoulli_like(x, keep)
+    memory, passes = flags_like(drawn)
+    torch.ne(drawn, 0, out=passes)
+    return x * drawn.div_(keep), pack(memory)
+
+
+def noise_dropout_packed_backward(grad: Tensor, packed: Tensor, keep: float, strides: Sequence[int]) -> Tensor:
+    """``grad * noise`` with the noise made again from bits. Workspace: the noise and 1 byte per element."""
+    return grad * unpack(packed, grad.shape, strides).to(grad.dtype).div_(keep)
+
+
+def noise_dropout_replayed(x: Tensor, keep: float) -> tuple[Tensor, Tensor]:
+    """(``x * (bernoulli_like(x, keep) / keep)``, the generator's state before it)."""
+    state = random_state(x.device)
+    return x * bernoulli_like(x, keep).div_(keep), state
+
+
+def noise_dropout_replayed_backward(grad: Tensor, state: Tensor, keep: float, strides: Sequence[int]) -> Tensor:
+    """``grad * noise`` with the noise drawn again. Workspace: the noise."""
+    like = torch.empty_strided(grad.shape, strides, dtype=grad.dtype, device=grad.device)
+    return grad * _again(state, _drawn_noise, like, keep)
+
+
+def _packed(mask: Tensor) -> Tensor:
+    memory, passes = flags_like(mask)
+    passes.copy_(mask)
+    return pack(memory)
+
+
+def _again(state: Tensor, target: object, like: Tensor, *args: object) -> Tensor:
+    """What `target` draws in place of `like` from `state`."""
+    if is_fake(state):
+        return like
+    return with_random_state(state, target, like, *args)  # pyright: ignore[reportArgumentType]
+
+
+def _drawn_mask(mask: Tensor, p: float, dtype: torch.dtype) -> Tensor:
+    if mask.device.type == "cpu":
+        return mask.bernoulli_(1 - p)  # as `native_dropout` does
+    return aten.native_dropout.default(torch.empty_like(mask, dtype=dtype), p, True)[1]
+
+
+def _drawn_noise(noise: Tensor, keep: float) -> Tensor:
+    return noise.bernoulli_(keep).div_(keep)

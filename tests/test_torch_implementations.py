@@ -1,0 +1,695 @@
+"""Other implementations of ATen's operators against PyTorch's own: results, gradients, and bytes that are kept."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, fx, nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torch.utils._pytree import tree_map  # noqa: E402
+
+from remat.cost._runners_torch import peak_of  # noqa: E402
+from remat.frontends._torch_capture import capture_module  # noqa: E402
+from remat.frontends._torch_work import kind_of  # noqa: E402
+from remat.torch.implementations import (  # noqa: E402
+    IMPLEMENTATIONS,
+    Calls,
+    Family,
+    NotInvertible,
+    TorchImplementation,
+    _activations,
+    _batch_norm,
+    _bits,
+    _convolution,
+    _dropout,
+    _im2col,
+    _masks,
+    _max_pool,
+    _norms,
+    all_arguments,
+    dense_strides,
+    value_of,
+    why_not_invertible,
+)
+
+DTYPES = [torch.float32, torch.float64]
+LAYOUTS = [torch.contiguous_format, torch.channels_last]
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def _without_autograd() -> Iterator[None]:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_integers(a), _integers(b))
+
+
+def _integers(x: Tensor) -> Tensor:
+    kinds = {torch.float32: torch.int32, torch.float64: torch.int64}
+    return x.contiguous().view(kinds[x.dtype]) if x.dtype in kinds else x
+
+
+def relative_error(a: Tensor, b: Tensor) -> float:
+    return ((a - b).abs().max() / b.abs().max().clamp_min(1e-300)).item() if a.numel() else 0.0
+
+
+def layout(x: Tensor) -> list[tuple[int, int]]:
+    """Sizes and strides of the dimensions of which there is more than one element."""
+    return [(n, s) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1]
+
+
+def awkward(shape: tuple[int, ...], dtype: torch.dtype, *bounds: float) -> Tensor:
+    """Random numbers, zeros of both signs, infinities, denormals, the given bounds and their neighbours."""
+    x = torch.randn(shape, dtype=dtype)
+    special = [0.0, -0.0, math.inf, -math.inf, 1e-310, -1e-310, 1e-40, -1e-40]
+    for b in bounds:
+        at = torch.tensor(b, dtype=dtype)
+        special += [b, *(torch.nextafter(at, torch.tensor(far, dtype=dtype)).item() for far in (9.0, -9.0))]
+    flat = x.view(-1)
+    flat[:: max(1, len(flat) // 40)] = torch.tensor(special, dtype=dtype).repeat(50)[
+        : len(flat[:: max(1, len(flat) // 40)])
+    ]
+    return flat[torch.randperm(len(flat))].view(shape)
+
+
+def default_gradient(call: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> Tensor:
+    with torch.enable_grad():
+        leaf = x.detach().clone().requires_grad_()
+        return torch.autograd.grad(call(leaf), leaf, grad)[0]
+
+
+# Every implementation in the place of the calls of a captured graph that it says it stands for.
+
+
+class Net(nn.Module):
+    """One layer between two multiplications, so that its input, its output and its gradients are a graph's own."""
+
+    def __init__(self, layer: Callable[..., Any]):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * 1.5) * 0.5
+
+
+def _normalisation(layer: nn.Module) -> nn.Module:
+    for p in layer.parameters():
+        p.data.copy_(torch.randn_like(p).abs() + 0.5)
+    return layer
+
+
+def _cases() -> dict[str, tuple[Callable[[], Any], tuple[int, ...]]]:
+    image = (3, 4, 9, 9)
+    pooling = lambda: nn.MaxPool2d(3, 2, 1)  # noqa: E731
+    convolution = lambda: nn.Conv2d(4, 6, 3, stride=2, padding=1)  # noqa: E731
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "relu": F.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "hardtanh": F.relu6, "leaky_relu": F.leaky_relu,
+        "elu": F.elu, "celu": F.celu, "silu": F.silu, "_softmax": lambda x: F.softmax(x, 1),
+        "_log_softmax": lambda x: F.log_softmax(x, 1), "add": lambda x: x + x.sin(),
+        "dropout": lambda x: F.dropout(x, 0.3), "noise_dropout": lambda x: F.dropout(x, 0.15),
+    }  # fmt: skip
+    cases: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {}
+    for name in IMPLEMENTATIONS:
+        for layer in sorted(functions, key=len):
+            if name.startswith(f"{layer}_"):
+                cases[name] = (lambda layer=layer: functions[layer]), image
+        if name.startswith("max_pool2d"):
+            cases[name] = pooling, image
+        if name.startswith("convolution"):
+            cases[name] = convolution, image
+    cases["batch_norm_from_output"] = (lambda: _normalisation(nn.BatchNorm2d(4))), image
+    for name, activation in (("leaky_relu", nn.LeakyReLU()), ("elu", nn.ELU())):
+        cases[f"batch_norm_{name}"] = (
+            lambda activation=activation: nn.Sequential(_normalisation(nn.BatchNorm2d(4)), activation)
+        ), image  # fmt: skip
+    cases["layer_norm_from_output"] = (lambda: _normalisation(nn.LayerNorm((4, 9, 9)))), image
+    cases["group_norm_from_output"] = (lambda: _normalisation(nn.GroupNorm(2, 4))), image
+    return cases
+
+
+CASES = _cases()
+
+
+def test_every_implementation_has_a_case() -> None:
+    assert set(CASES) == set(IMPLEMENTATIONS)
+
+
+def _chain(graph: fx.Graph, kinds: tuple[str, ...], tag: str, near: list[fx.Node]) -> list[fx.Node]:
+    """Calls of a pass that are of these kinds, each read by the next; of several such, what reads results of `near`."""
+    found = []
+    for end in graph.nodes:
+        chain = [end]
+        for kind in reversed(kinds[:-1]):
+            chain = [*[n for n in _read_by(chain[0]) if kind_of(n) == kind][:1], *chain]
+        if _pass(end) == tag and tuple(kind_of(n) for n in chain) == kinds:
+            found.append(chain)
+    return found[0] if len(found) == 1 else next(c for c in found if set(_read_by(c[-1])).intersection(near))
+
+
+def _read_by(node: fx.Node) -> list[fx.Node]:
+    return [n.all_input_nodes[0] if n.target is operator.getitem else n for n in node.all_input_nodes]
+
+
+def _pass(node: fx.Node) -> str:
+    return node.meta.get("partitioner_tag", "is_forward").replace("must_be_in", "is")
+
+
+def _results(node: fx.Node) -> list[fx.Node]:
+    parts = {int(str(u.args[1])): u for u in node.users if u.target is operator.getitem}
+    return [parts.get(i, node) for i in range(max(parts) + 1)] if parts else [node]
+
+
+@pytest.mark.parametrize("name", [name for name, made in IMPLEMENTATIONS.items() if "cpu" in made.devices])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("memory_format", LAYOUTS, ids=str)
+def test_in_the_place_of_captured_calls(name: str, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
+    made = IMPLEMENTATIONS[name]
+    layer, shape = CASES[name]
+    if name.startswith("noise_dropout") and dtype is torch.float64:
+        pytest.skip("the capture writes noise where rounding differs, which is not here")
+    net = Net(layer()).to(dtype)
+    x = torch.randn(shape, dtype=dtype).to(memory_format=memory_format)
+    with torch.enable_grad():
+        joint = capture_module(net, (x.requires_grad_(),), {})
+    graph = joint.module.graph
+    forward = _chain(graph, made.forward_kinds, "is_forward", [])
+    backward = _chain(graph, made.backward_kinds, "is_backward", forward) if made.backward_kinds else []
+    values, states = _run(joint, x.detach())
+
+    def of(argument: Any) -> Any:
+        return fx.map_arg(argument, lambda n: values[n])
+
+    def arguments(nodes: list[fx.Node]) -> tuple[tuple[Any, ...], ...]:
+        return tuple(all_arguments(n.target, n.args, n.kwargs) for n in nodes)
+
+    calls = Calls(arguments(forward), arguments(backward))
+    if name.startswith("convolution_im2col") and memory_format is torch.channels_last:
+        assert "layout" in made.why_not(calls)
+        return
+    assert made.why_not(calls) == ""  # by the nodes' fake tensors
+    assert made.why_not(_map(calls, of)) == ""  # by tensors
+    expected = [_part(values[forward[call]], i) for call, i in made.results]
+    results, kept = expected, []
+    if made.forward is not None:
+        given = [_copy(a) for a in of(made.forward_arguments(calls))]
+        if made.random:
+            torch.set_rng_state(states[forward[0]])
+        returned = made.forward(*given)
+        returned = list(returned) if isinstance(returned, tuple) else [returned]
+        results, kept = returned[: len(expected)], returned[len(expected) :]
+        assert len(kept) == len(made.kept)
+        _check_results(made, results, expected)
+        if made.overwrites is not None:
+            assert results[0].data_ptr() == given[made.overwrites].data_ptr()
+        _check_fake(made.forward, given, returned)
+    if made.backward is None:
+        return
+    assert made.backward_arguments is not None
+    nodes = [_results(forward[call])[i] if i < len(_results(forward[call])) else None for call, i in made.results]
+    found = made.backward_arguments(Calls(calls.forward, calls.backward, tuple(nodes), tuple(kept)))
+    tensors = dict(zip([n for n in nodes if n is not None], results, strict=False))
+    found = fx.map_arg(found, lambda n: tensors.get(n, values[n]))
+    found = [_copy(a) for a in found]
+    before = torch.get_rng_state()
+    gradients = made.backward(*found)
+    assert torch.equal(before, torch.get_rng_state())
+    wanted = values[backward[-1]]
+    _check_gradients(made, gradients, wanted, dtype)
+    _check_fake(made.backward, found, gradients)
+
+
+def _run(joint: Any, x: Tensor) -> tuple[dict[fx.Node, Any], dict[fx.Node, Tensor]]:
+    """Value of every node of the joint graph, and the random state before each call."""
+    states: dict[fx.Node, Tensor] = {}
+
+    class Run(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            states[n] = torch.get_rng_state()
+            return super().run_node(n)
+
+    primals = [p.detach() if isinstance(p, Tensor) else p for p in joint.primals]
+    tangents = []
+    for n in joint.tangents:
+        val = n.meta["val"]
+        tangents.append(torch.empty_strided(val.shape, val.stride(), dtype=val.dtype).normal_())
+    run = Run(joint.module, garbage_collect_values=False)
+    run.run(*primals, *tangents)
+    return run.env, states
+
+
+def _map(calls: Calls, of: Callable[[Any], Any]) -> Calls:
+    return Calls(tuple(map(of, calls.forward)), tuple(map(of, calls.backward)))
+
+
+def _copy(x: Any) -> Any:
+    if not isinstance(x, Tensor) or x.numel() == 0:
+        return x
+    if any(s == 0 for s in x.stride()):
+        return x
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x)
+
+
+def _part(value: Any, i: int) -> Tensor:
+    return value[i] if isinstance(value, (tuple, list)) else value
+
+
+def _check_results(made: TorchImplementation, results: list[Tensor], expected: list[Tensor]) -> None:
+    for a, b in zip(results, expected, strict=True):
+        assert layout(a) == layout(b)
+        if made.family is Family.ALGORITHM:
+            assert relative_error(a, b) <= made.tolerance[str(a.dtype).removeprefix("torch.")]
+        else:
+            assert same_bits(a, b)
+
+
+def _check_gradients(made: TorchImplementation, found: Any, wanted: Any, dtype: torch.dtype) -> None:
+    if isinstance(wanted, (tuple, list)):
+        for a, b in zip(found, wanted, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                _check_gradients(made, a, b, dtype)
+        return
+    assert layout(found) == layout(wanted)
+    if made.exact:
+        assert same_bits(found, wanted)
+    else:
+        assert relative_error(found, wanted) <= made.tolerance[str(dtype).removeprefix("torch.")]
+
+
+def _check_fake(call: Callable[..., Any], args: Any, returned: Any) -> None:
+    """A rule pass that runs the function on fake tensors learns the shapes and layouts of the real results."""
+    with FakeTensorMode() as mode:
+        made = call(*tree_map(lambda a: mode.from_tensor(a) if isinstance(a, Tensor) else a, tuple(args)))
+    made = made if isinstance(made, (tuple, list)) else [made]
+    real = returned if isinstance(returned, (tuple, list)) else [returned]
+    for a, b in zip(made, real, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert (a.dtype, layout(a)) == (b.dtype, layout(b))
+
+
+# Bits.
+
+
+@given(st.lists(st.integers(0, 7), min_size=0, max_size=4), st.randoms())
+@settings(max_examples=60, deadline=None)
+def test_bits_come_back_in_any_layout(shape: list[int], random: Any) -> None:
+    order = list(range(len(shape)))
+    random.shuffle(order)
+    mask = (torch.rand([shape[i] for i in order]) < 0.5).permute([order.index(i) for i in range(len(shape))])
+    memory, flags = _bits.flags_like(mask)
+    flags.copy_(mask)
+    packed = _bits.pack(memory)
+    assert packed.nbytes == _bits.packed_bytes(mask.numel()) == -(-mask.numel() // 8)
+    again = _bits.unpack(packed, mask.shape, dense_strides(mask))
+    assert torch.equal(again, mask)
+    assert layout(again) == layout(mask)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("memory_format", LAYOUTS, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 5, 7), (3, 8, 16, 33)])
+class TestActivations:
+    def _given(self, shape: Any, dtype: Any, memory_format: Any, *bounds: float) -> tuple[Tensor, Tensor]:
+        x = awkward(shape, dtype, *bounds).to(memory_format=memory_format)
+        return x, torch.randn(shape, dtype=dtype).to(memory_format=memory_format)
+
+    def test_hardtanh(self, shape: Any, dtype: Any, memory_format: Any) -> None:
+        for low, high in ((-1.0, 1.0), (0.0, 6.0), (-0.1, 0.3)):
+            x, grad = self._given(shape, dtype, memory_format, low, high)
+            wanted = default_gradient(lambda t, low=low, high=high: F.hardtanh(t, low, high), x, grad)
+            y, packed = _masks.hardtanh_packed(x, low, high)
+            assert same_bits(y, F.hardtanh(x, low, high))
+            assert same_bits(_activations.hardtanh_backward_from_output(grad, y, low, high), wanted)
+            found = _masks.packed_backward(grad, packed, dense_strides(y))
+            assert same_bits(found, wanted)
+            assert layout(found) == layout(wanted)
+
+    def test_hardtanh_of_nan_from_output(self, shape: Any, dtype: Any, memory_format: Any) -> None:
+        x, grad = self._given(shape, dtype, memory_format)
+        x[..., 0] = math.nan
+        wanted = default_gradient(F.hardtanh, x, grad)
+        assert same_bits(_activations.hardtanh_backward_from_output(grad, F.hardtanh(x), -1, 1), wanted)
+
+    def test_relu(self, shape: Any, dtype: Any, memory_format: Any) -> None:
+        x, grad = self._given(shape, dtype, memory_format, 0.0)
+        x[..., 0] = math.nan
+        grad[..., -1] = math.inf
+        wanted = default_gradient(F.relu, x, grad)
+        y, packed = _masks.relu_packed(x)
+        assert packed.nbytes == -(-x.numel() // 8)
+        found = _masks.packed_backward(grad, packed, dense_strides(x))
+        assert same_bits(found, wanted)
+        assert layout(found) == layout(wanted)
+        assert same_bits(_activations.relu_backward_from_output(grad, y), wanted)
+
+    def test_leaky_relu(self, shape: Any, dtype: Any, memory_format: Any) -> None:
+        for slope in (0.0, 1e-30, 0.01, 1.0, 3.0):
+            x, grad = self._given(shape, dtype, memory_format, 0.0)
+            x[..., 0] = math.nan
+            wanted = default_gradient(lambda t, slope=slope: F.leaky_relu(t, slope), x, grad)
+            y = F.leaky_relu(x, slope)
+            assert same_bits(_activations.leaky_relu_backward_from_output(grad, y, slope), wanted)
+
+    def test_elu(self, shape: Any, dtype: Any, memory_format: Any) -> None:
+        for alpha, scale, inner in (
+            (1.0, 1.0, 1.0),
+            (1.6732632423543772, 1.0507009873554805, 1.0),
+            (0.3, 1.0, 1 / 0.3),
+        ):
+            x, grad = self._given(shape, dtype, memory_format, 0.0)
+            wanted = aten.elu_backward(grad, alpha, scale, inner, False, x)
+            found = _activations.elu_backward_from_output(grad, aten.elu(x, alpha, scale, inner), alpha, scale, inner)
+            assert relative_error(found, wanted) <= IMPLEMENTATIONS["elu_from_output"].tolerance[str(dtype)[6:]]
+
+    def test_expanded_and_other_layout_of_the_gradient(self, shape: Any, dtype: Any, memory_format: Any) -> None:
+        x, grad = self._given(shape, dtype, memory_format, 0.0)
+        y, packed = _masks.relu_packed(x)
+        other = torch.channels_last if memory_format is torch.contiguous_format else torch.contiguous_format
+        for g in (torch.ones((), dtype=dtype).expand(shape), grad.to(memory_format=other)):
+            wanted, found = aten.threshold_backward(g, y, 0), _masks.packed_backward(g, packed, dense_strides(y))
+            assert same_bits(found, wanted)
+            assert layout(found) == layout(wanted)
+
+
+def test_hardtanh_packed_blocks_nan() -> None:
+    x, grad = torch.full((64,), math.nan), torch.ones(64)  # a multiple of the vector's length: no scalar tail
+    _, packed = _masks.hardtanh_packed(x)
+    assert same_bits(_masks.packed_backward(grad, packed, (1,)), aten.hardtanh_backward(grad, x, -1, 1))
+
+
+@st.composite
+def pools(draw: Any) -> tuple[Any, ...]:
+    """(shape, kernel, stride, padding, dilation, ceil_mode) that ATen accepts."""
+    kernel = draw(st.tuples(st.integers(1, 5), st.integers(1, 5)))
+    stride = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    padding = tuple(draw(st.integers(0, k // 2)) for k in kernel)
+    dilation = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    sides = [d * (k - 1) + 1 + draw(st.integers(0, 9)) for k, d in zip(kernel, dilation, strict=True)]
+    batch = draw(st.sampled_from([(), (1,), (3,)]))
+    return (*batch, draw(st.integers(1, 4)), *sides), kernel, stride, padding, dilation, draw(st.booleans())
+
+
+@given(pools(), st.sampled_from(DTYPES), st.sampled_from(LAYOUTS), st.booleans(), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_max_pool(case: Any, dtype: Any, memory_format: Any, ties: bool, nan: bool) -> None:
+    shape, *window = case
+    x = torch.randint(0, 3, shape).to(dtype) if ties else torch.randn(shape, dtype=dtype)
+    if nan:
+        x[torch.rand(shape) < 0.1] = math.nan
+        x[torch.rand(shape) < 0.2] = -math.inf
+    if len(shape) == 4:
+        x = x.to(memory_format=memory_format)
+    y, indices = aten.max_pool2d_with_indices(x, *window)
+    grad = torch.randn_like(y)
+    wanted = aten.max_pool2d_with_indices_backward(grad, x, *window, indices)
+    assert same_bits(wanted, default_gradient(lambda t: F.max_pool2d(t, *window[:4], ceil_mode=window[4]), x, grad))
+    values, offsets = _max_pool.max_pool2d_offsets(x, *window)
+    assert same_bits(values, y)
+    assert same_bits(_max_pool.max_pool2d_values(x, *window), y)
+    assert offsets.nbytes * 8 == indices.nbytes
+    size, strides = x.shape, x.stride()
+    for found in (
+        _max_pool.max_pool2d_backward_recomputed(grad, x, *window),
+        _max_pool.max_pool2d_backward_from_indices(grad, size, strides, *window, indices),
+        _max_pool.max_pool2d_backward_from_offsets(grad, size, strides, *window, offsets),
+    ):
+        assert same_bits(found, wanted)
+        assert layout(found) == layout(wanted)
+
+
+def test_max_pool_of_the_largest_window() -> None:
+    x = torch.randn(1, 2, 40, 40)
+    y, offsets = _max_pool.max_pool2d_offsets(x, [16, 16], [3, 3])
+    assert offsets.max() > 200
+    window = ([16, 16], [3, 3], [0, 0], [1, 1], False)
+    _, indices = aten.max_pool2d_with_indices(x, *window)
+    wanted = aten.max_pool2d_with_indices_backward(torch.ones_like(y), x, *window, indices)
+    assert same_bits(
+        _max_pool.max_pool2d_backward_from_offsets(torch.ones_like(y), x.shape, x.stride(), *window, offsets), wanted
+    )
+    too_large = Calls(((x, [17, 16], [3, 3], [0, 0], [1, 1], False),))
+    assert "more than a byte" in IMPLEMENTATIONS["max_pool2d_offsets"].why_not(too_large)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.25, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("memory_format", LAYOUTS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dropout(p: float, memory_format: Any, dtype: Any) -> None:
+    x = torch.randn((2, 3, 5, 7), dtype=dtype).to(memory_format=memory_format)
+    grad, scale = torch.randn_like(x), 0.0 if p == 1 else 1 / (1 - p)
+    state = torch.get_rng_state()
+    y, mask = aten.native_dropout(x, p, True)
+    wanted, after = aten.native_dropout_backward(grad, mask, scale), torch.get_rng_state()
+    torch.set_rng_state(state)
+    found, packed = _dropout.dropout_packed(x, p, True)
+    assert same_bits(found, y)
+    assert torch.equal(torch.get_rng_state(), after)
+    assert packed.nbytes == -(-mask.nbytes // 8)
+    assert same_bits(_dropout.dropout_packed_backward(grad, packed, scale, mask.stride()), wanted)
+    torch.set_rng_state(state)
+    found, kept = _dropout.dropout_replayed(x, p, True)
+    assert same_bits(found, y)
+    assert kept.nbytes == state.nbytes
+    torch.rand(3)
+    now = torch.get_rng_state()
+    assert same_bits(_dropout.dropout_replayed_backward(grad, kept, p, scale, mask.stride()), wanted)
+    assert torch.equal(torch.get_rng_state(), now)
+
+
+# Normalisation.
+
+
+def _affine(n: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    sign = torch.randint(0, 2, n).to(dtype) * 2 - 1
+    return sign * (torch.rand(n, dtype=dtype) + 0.2), torch.randn(n, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("memory_format", LAYOUTS, ids=str)
+@pytest.mark.parametrize("activation", ["none", "leaky_relu", "elu"])
+@pytest.mark.parametrize("shape", [(8, 3, 5, 7), (16, 12, 16, 16)])
+def test_batch_norm(dtype: Any, memory_format: Any, activation: str, shape: Any) -> None:
+    x = (torch.randn(shape, dtype=dtype) * 2 + 1).to(memory_format=memory_format)
+    weight, bias = _affine(shape[1:2], dtype)
+    mean, variance = torch.zeros_like(bias), torch.ones_like(bias)
+    grad = torch.randn_like(x)
+    options, act = {"none": ((), lambda t: t), "leaky_relu": ((0.1,), lambda t: F.leaky_relu(t, 0.1)),
+                    "elu": ((1.0, 1.0, 1.0), F.elu)}[activation]  # fmt: skip
+    with torch.enable_grad():
+        leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
+        y = act(F.batch_norm(leaves[0], None, None, *leaves[1:], True))
+        wanted = torch.autograd.grad(y, leaves, grad)
+    name = "batch_norm_from_output" if activation == "none" else f"batch_norm_{activation}"
+    made = IMPLEMENTATIONS[name]
+    assert made.forward is not None
+    assert made.backward is not None
+    out, _, rstd, *running = made.forward(x, weight, bias, mean, variance, True, 0.1, 1e-5, *options)
+    assert same_bits(out, y.detach())
+    assert len(running) == 2
+    found = made.backward(grad, out, weight, bias, rstd, *options, [True, True, True])
+    for a, b in zip(found, wanted, strict=True):
+        assert relative_error(a, b) <= made.tolerance[str(dtype)[6:]]
+    assert layout(found[0]) == layout(wanted[0])
+
+
+def test_batch_norm_without_affine() -> None:
+    x, grad = torch.randn(2, 16, 3, 5, dtype=torch.float64)
+    running = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    y, _, rstd, *_ = _batch_norm.batch_norm_checked(x, None, None, *running, True, 0.1, 1e-5)
+    found = _batch_norm.batch_norm_backward_from_output(grad, y, None, None, rstd, [True, False, False])[0]
+    wanted = default_gradient(lambda t: F.batch_norm(t, None, None, None, None, True), x, grad)
+    assert found is not None
+    assert relative_error(found, wanted) <= 1e-10
+
+
+def test_batch_norm_up_to_the_limit_of_the_rule() -> None:
+    """The promise holds for biases as large, against their weights, as are let through."""
+    for dtype, ratio in ((torch.float32, 60.0), (torch.float64, 3e5)):
+        x, grad = torch.randn(2, 16, 4, 9, 9, dtype=dtype)
+        weight = torch.full((4,), 0.01, dtype=dtype)
+        bias, running = ratio * weight, (torch.zeros(4, dtype=dtype), torch.ones(4, dtype=dtype))
+        assert why_not_invertible(weight, bias, dtype) == ""
+        y, _, rstd, *_ = _batch_norm.batch_norm_checked(x, weight, bias, *running, True, 0.1, 1e-5)
+        found = _batch_norm.batch_norm_backward_from_output(grad, y, weight, bias, rstd, [True, True, True])[0]
+        wanted = default_gradient(lambda t, w=weight, b=bias: F.batch_norm(t, None, None, w, b, True), x, grad)
+        assert found is not None
+        assert relative_error(found, wanted) <= IMPLEMENTATIONS["batch_norm_from_output"].tolerance[str(dtype)[6:]]
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "dtype"),
+    [
+        (0.0, 0.0, torch.float32), (1e-13, 0.0, torch.float32), (math.nan, 0.0, torch.float32),
+        (0.01, 1.0, torch.float32), (1e-7, 1.0, torch.float64), (1.0, math.nan, torch.float64),
+        (1.0, 0.0, torch.float16), (1.0, 0.0, torch.bfloat16),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_inverted_is_refused_in_the_forward_pass(weight: float, bias: float, dtype: Any) -> None:
+    w, b = torch.tensor([1.0, weight], dtype=dtype), torch.tensor([0.0, bias], dtype=dtype)
+    assert why_not_invertible(w, b, dtype)
+    x, running = torch.randn(4, 2, 3).to(dtype), (torch.zeros(2, dtype=dtype), torch.ones(2, dtype=dtype))
+    with pytest.raises(NotInvertible, match="keep the layer's input"):
+        _batch_norm.batch_norm_checked(x, w, b, *running, True, 0.1, 1e-5)
+    with pytest.raises(NotInvertible):
+        _norms.group_norm_checked(x, w, b, 4, 2, 3, 1, 1e-5)
+    with pytest.raises(NotInvertible):
+        _norms.layer_norm_checked(x.mT.contiguous(), [2], w, b, 1e-5)
+
+
+def test_activations_that_cannot_be_inverted_are_refused() -> None:
+    x, one, zero = torch.randn(64, 1, 3), torch.ones(1), torch.zeros(1)
+    with pytest.raises(NotInvertible, match="slope"):
+        _batch_norm.batch_norm_leaky_relu(x, one, zero, zero, one, True, 0.1, 1e-5, 0.0)
+    x[0] = -1e3
+    with pytest.raises(NotInvertible, match="ELU"):
+        _batch_norm.batch_norm_elu(x, one, zero, zero, one, True, 0.1, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(4, 6), (2, 3, 4, 5)])
+def test_layer_norm(dtype: Any, affine: bool, shape: Any) -> None:
+    x, grad = torch.randn(2, *shape, dtype=dtype)
+    inner = shape[1:]
+    weight, bias = _affine(inner, dtype) if affine else (None, None)
+    y, mean, rstd = _norms.layer_norm_checked(x, inner, weight, bias, 1e-5)
+    mask = [True, affine, affine]
+    wanted = aten.native_layer_norm_backward(grad, x, inner, mean, rstd, weight, bias, mask)
+    found = _norms.layer_norm_backward_from_output(grad, y, inner, rstd, weight, bias, mask)
+    assert relative_error(wanted[0], default_gradient(lambda t: F.layer_norm(t, inner, weight, bias), x, grad)) <= 1e-6
+    for a, b in zip(found, wanted, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or relative_error(a, b) <= IMPLEMENTATIONS["layer_norm_from_output"].tolerance[str(dtype)[6:]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("memory_format", LAYOUTS, ids=str)
+def test_group_norm(dtype: Any, memory_format: Any) -> None:
+    x, grad = torch.randn(2, 3, 8, 5, 4, dtype=dtype)
+    x, grad = x.to(memory_format=memory_format), grad.to(memory_format=memory_format)
+    weight, bias = _affine((8,), dtype)
+    y, mean, rstd = _norms.group_norm_checked(x, weight, bias, 3, 8, 20, 4, 1e-5)
+    wanted = aten.native_group_norm_backward(grad, x, mean, rstd, weight, 3, 8, 20, 4, [True] * 3)
+    found = _norms.group_norm_backward_from_output(grad, y, rstd, weight, bias, 3, 8, 20, 4, [True] * 3)
+    for a, b in zip(found, wanted, strict=True):
+        assert a is not None
+        assert relative_error(a, b) <= IMPLEMENTATIONS["group_norm_from_output"].tolerance[str(dtype)[6:]]
+
+
+# Convolution.
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("memory_format", LAYOUTS, ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation"),
+    [((1, 1), (1, 1), (0, 0), (1, 1)), ((3, 3), (1, 1), (1, 1), (1, 1)), ((3, 2), (2, 1), (0, 1), (1, 1)),
+     ((3, 3), (2, 2), (2, 2), (2, 2)), ((1, 1), (2, 2), (0, 0), (1, 1)), ((5, 1), (1, 3), (2, 0), (1, 1))],
+)  # fmt: skip
+def test_convolution(
+    dtype: Any, memory_format: Any, bias: bool, kernel: Any, stride: Any, padding: Any, dilation: Any
+) -> None:
+    x = torch.randn(3, 4, 11, 12, dtype=dtype).to(memory_format=memory_format)
+    weight, shift = torch.randn(5, 4, *kernel, dtype=dtype), torch.randn(5, dtype=dtype) if bias else None
+    options = (stride, padding, dilation, False, (0, 0), 1)
+    y = aten.convolution(x, weight, shift, *options)
+    grad = torch.randn_like(y)
+    with torch.enable_grad():
+        leaves = [t.clone().requires_grad_() for t in (x, weight)]
+        wanted = torch.autograd.grad(F.conv2d(*leaves, shift, stride, padding, dilation), leaves, grad)
+    tolerance = IMPLEMENTATIONS["convolution_native"].tolerance[str(dtype)[6:]]
+    for name in ("im2col", "im2col_per_sample", "native", "channels_last"):
+        made = IMPLEMENTATIONS[f"convolution_{name}"]
+        assert made.forward is not None
+        assert made.backward is not None
+        assert relative_error(made.forward(x, weight, shift, *options), y) <= tolerance
+        found = made.backward(grad, x, weight, [5], *options, [True, True, bias])
+        for a, b in zip(found[:2], wanted, strict=True):
+            assert relative_error(a, b) <= tolerance
+        assert (found[2] is not None and relative_error(found[2], grad.sum((0, 2, 3))) <= tolerance) == bias
+        assert made.backward(grad, x, weight, None, *options, [False, True, False])[::2] == (None, None)
+
+
+def test_switches_are_put_back() -> None:
+    def switches() -> tuple[bool, ...]:
+        now = torch.backends.cudnn
+        return (torch.backends.mkldnn.enabled, torch._C._get_nnpack_enabled(), now.enabled, now.benchmark,
+                now.deterministic)  # fmt: skip
+
+    before, x = switches(), torch.randn(1, 1, 3, 3)
+    options = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    for name in ("native", "cudnn_benchmark", "cudnn_deterministic"):
+        made = IMPLEMENTATIONS[f"convolution_{name}"]
+        assert made.forward is not None
+        made.forward(x, x, *options)
+        with pytest.raises(RuntimeError):
+            made.forward(x, x, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 7)
+        assert switches() == before
+    with _convolution._native():
+        assert switches()[:3] == (False, False, False)
+    assert switches() == before
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_columns_are_the_workspace_of_im2col(per_sample: bool) -> None:
+    x, weight = torch.randn(4, 3, 16, 16), torch.randn(8, 3, 3, 3)
+    name = "convolution_im2col_per_sample" if per_sample else "convolution_im2col"
+    options = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    columns = (1 if per_sample else 4) * 3 * 9 * 256 * 4
+    forward, backward = (getattr(_im2col, name + end) for end in ("", "_backward"))
+    y, peak = peak_of(lambda: forward(x, weight, None, *options), "cpu")
+    assert columns <= peak - y.nbytes <= 1.1 * columns
+    _, peak = peak_of(lambda: backward(y, x, weight, None, *options, [True, True, False]), "cpu")
+    assert columns <= peak - x.nbytes - weight.nbytes <= 1.1 * columns
+
+
+# Memory.
+
+
+def test_workspaces_are_as_documented() -> None:
+    x = torch.randn(8, 16, 32, 32)
+    n, slack = x.numel(), 4096
+    packed = _masks.relu_packed(x)[1]
+    assert peak_of(lambda: _masks.relu_packed(x), "cpu")[1] - x.nbytes <= n + n // 8 + slack
+    assert peak_of(lambda: _masks.packed_backward(x, packed, x.stride()), "cpu")[1] - x.nbytes <= n + slack
+    window = ([2, 2], [2, 2], [0, 0], [1, 1], False)
+    y, indices = aten.max_pool2d_with_indices(x, *window)
+    grads = (y, x.shape, x.stride(), *window)
+    _, peak = peak_of(lambda: _max_pool.max_pool2d_backward_from_indices(*grads, indices), "cpu")
+    assert peak - x.nbytes <= slack  # the input is not made in memory
+    weight, bias = _affine((16,), torch.float32)
+    rstd, all_three = torch.ones(16), [True, True, True]
+    default = (x, x, weight, None, None, bias, rstd, True, 0.0, all_three)
+    _, usual = peak_of(lambda: aten.native_batch_norm_backward(*default), "cpu")
+    _, peak = peak_of(lambda: _batch_norm.batch_norm_backward_from_output(x, x, weight, bias, rstd, all_three), "cpu")
+    assert peak <= usual + slack
+    leaky = (x, x, weight, bias, rstd, 0.01, all_three)
+    assert peak_of(lambda: _batch_norm.batch_norm_leaky_relu_backward(*leaky), "cpu")[1] <= usual + 2 * x.nbytes + slack
+    bent = (x, x, weight, bias, rstd, 1.0, 1.0, 1.0, all_three)
+    assert peak_of(lambda: _batch_norm.batch_norm_elu_backward(*bent), "cpu")[1] <= 4 * x.nbytes + n + slack
+    running = (torch.zeros(16), torch.ones(16), True, 0.1, 1e-5)
+    forward = lambda: _batch_norm.batch_norm_leaky_relu(x, weight, bias, *running)  # noqa: E731
+    assert peak_of(forward, "cpu")[1] <= x.nbytes + slack
+
+
+def test_arguments_by_position() -> None:
+    call = torch.ops.aten.add.Tensor
+    assert all_arguments(call, (1, 2), {}) == (1, 2, 1)
+    assert all_arguments(call, (1, 2), {"alpha": 3}) == (1, 2, 3)
+    assert value_of(4) == 4
