@@ -19,6 +19,7 @@ from torch.nn import functional as F  # noqa: E402
 from torch.utils._pytree import tree_map  # noqa: E402
 
 from remat.cost._runners_torch import peak_of  # noqa: E402
+from remat.errors import InvalidInput  # noqa: E402
 from remat.frontends._torch_capture import capture_module  # noqa: E402
 from remat.frontends._torch_work import kind_of  # noqa: E402
 from remat.torch.implementations import (  # noqa: E402
@@ -384,6 +385,18 @@ class TestActivations:
             wanted, found = aten.threshold_backward(g, y, 0), _masks.packed_backward(g, packed, dense_strides(y))
             assert same_bits(found, wanted)
             assert layout(found) == layout(wanted)
+
+
+def test_layouts_that_differ_from_the_trace() -> None:
+    x, grad = torch.randn(2, 2, 3, 5, 7)
+    strides = x.to(memory_format=torch.channels_last).stride()
+    y, packed = _masks.relu_packed(x, strides)
+    assert same_bits(_masks.packed_backward(grad, packed, strides), aten.threshold_backward(grad, y, 0))
+    y, packed = _dropout.dropout_packed(torch.ones_like(x), 0.5, True, strides)
+    passes = _bits.unpack(packed, x.shape, strides)
+    assert torch.equal(passes, y != 0)
+    with pytest.raises(InvalidInput, match="drawn again"):
+        _dropout.dropout_replayed(x, 0.5, True, strides)
 
 
 def test_hardtanh_packed_blocks_nan() -> None:

@@ -26,12 +26,16 @@ def dense_strides(x: Tensor) -> tuple[int, ...]:
     return x.stride() if aten.is_non_overlapping_and_dense.default(x) else torch.empty_like(x, device="meta").stride()
 
 
-def flags_like(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(memory for one truth value per element of `x`, the same memory in the shape and dense strides of `x`)."""
+def flags_like(x: Tensor, strides: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    """(memory for one truth value per element of `x`, the same memory in the shape of `x`).
+
+    Args:
+        strides: dense ones of the second; by default those of `x`. Whoever unpacks needs the same.
+    """
     n = x.numel()
     memory = torch.empty(8 * packed_bytes(n), dtype=torch.bool, device=x.device)
     memory[n:].zero_()
-    return memory, memory.as_strided(x.shape, dense_strides(x))
+    return memory, memory.as_strided(x.shape, dense_strides(x) if strides is None else strides)
 
 
 def pack(memory: Tensor) -> Tensor:

@@ -13,27 +13,46 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from remat.errors import InvalidInput
 from remat.frontends._torch_random import bernoulli_like
 from remat.torch._aot import random_state, with_random_state
-from remat.torch.implementations._bits import flags_like, pack, unpack
+from remat.torch.implementations._bits import dense_strides, flags_like, pack, unpack
 from remat.torch.implementations._fake import is_fake
 
 aten = torch.ops.aten
 
 
-def dropout_packed(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """(`native_dropout(x)`'s output, bits [ceil(n / 8)] uint8: what passes). Workspace: 2 bytes per element."""
+def dropout_packed(
+    x: Tensor, p: float, train: bool | None, strides: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """(`native_dropout(x)`'s output, bits [ceil(n / 8)] uint8: what passes). Workspace: 2 bytes per element.
+
+    Args:
+        strides: dense ones, in whose order bits are packed, whatever the layout turns out to be; by default x's own.
+    """
     y, mask = aten.native_dropout.default(x, p, train)
-    return y, _packed(mask)
+    memory, passes = flags_like(x, strides)
+    passes.copy_(mask)
+    return y, pack(memory)
 
 
 def dropout_packed_backward(grad: Tensor, packed: Tensor, scale: float, strides: Sequence[int]) -> Tensor:
-    """`native_dropout_backward` by the packed mask, whose dense strides are given. Workspace: 1 byte per element."""
+    """`native_dropout_backward` by the mask, packed by these strides. Workspace: 1 byte per element."""
     return aten.native_dropout_backward.default(grad, unpack(packed, grad.shape, strides), scale)
 
 
-def dropout_replayed(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """(`native_dropout(x)`'s output, the generator's state before it: 5056 bytes on a CPU, 16 on CUDA)."""
+def dropout_replayed(
+    x: Tensor, p: float, train: bool | None, strides: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """(`native_dropout(x)`'s output, the generator's state before it: 5056 bytes on a CPU, 16 on CUDA).
+
+    Args:
+        strides: that the backward pass will draw the mask with; the order of draws is that of the memory.
+
+    Raises:
+        InvalidInput: the mask has other strides.
+    """
+    _check_strides(x, strides)
     state = random_state(x.device)
     return aten.native_dropout.default(x, p, train)[0], state
 
@@ -52,10 +71,10 @@ def dropout_replayed_backward(grad: Tensor, state: Tensor, p: float, scale: floa
     return aten.native_dropout_backward.default(grad, mask, scale)
 
 
-def noise_dropout_packed(x: Tensor, keep: float) -> tuple[Tensor, Tensor]:
-    """(``x * (bernoulli_like(x, keep) / keep)``, bits [ceil(n / 8)] uint8: what passes)."""
+def noise_dropout_packed(x: Tensor, keep: float, strides: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    """(``x * (bernoulli_like(x, keep) / keep)``, bits [ceil(n / 8)] uint8: what passes), `strides` as above."""
     drawn = bernoulli_like(x, keep)
-    memory, passes = flags_like(drawn)
+    memory, passes = flags_like(x, strides)
     torch.ne(drawn, 0, out=passes)
     return x * drawn.div_(keep), pack(memory)
 
@@ -65,8 +84,9 @@ def noise_dropout_packed_backward(grad: Tensor, packed: Tensor, keep: float, str
     return grad * unpack(packed, grad.shape, strides).to(grad.dtype).div_(keep)
 
 
-def noise_dropout_replayed(x: Tensor, keep: float) -> tuple[Tensor, Tensor]:
-    """(``x * (bernoulli_like(x, keep) / keep)``, the generator's state before it)."""
+def noise_dropout_replayed(x: Tensor, keep: float, strides: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    """(``x * (bernoulli_like(x, keep) / keep)``, the generator's state before it), `strides` as above."""
+    _check_strides(x, strides)
     state = random_state(x.device)
     return x * bernoulli_like(x, keep).div_(keep), state
 
@@ -77,10 +97,10 @@ def noise_dropout_replayed_backward(grad: Tensor, state: Tensor, keep: float, st
     return grad * _again(state, _drawn_noise, like, keep)
 
 
-def _packed(mask: Tensor) -> Tensor:
-    memory, passes = flags_like(mask)
-    passes.copy_(mask)
-    return pack(memory)
+def _check_strides(x: Tensor, strides: Sequence[int] | None) -> None:
+    own = zip(x.shape, dense_strides(x), strides or dense_strides(x), strict=True)
+    if any(n > 1 and has != wanted for n, has, wanted in own):
+        raise InvalidInput(f"dropout's mask has strides {dense_strides(x)}, but is to be drawn again with {strides}")
 
 
 def _again(state: Tensor, target: object, like: Tensor, *args: object) -> Tensor:

@@ -17,21 +17,28 @@ from remat.torch.implementations._bits import flags_like, pack, unpack, zeroed
 aten = torch.ops.aten
 
 
-def relu_packed(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(`relu(x)`, bits [ceil(n / 8)] uint8: where the gradient stops). The output has the same bits."""
+def relu_packed(x: Tensor, strides: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    """(`relu(x)`, bits [ceil(n / 8)] uint8: where the gradient stops). The output has the same bits.
+
+    Args:
+        strides: dense ones, in whose order bits are packed, whatever the layout turns out to be; by default x's own.
+    """
     y = aten.relu.default(x)
-    memory, stops = flags_like(y)
+    memory, stops = flags_like(x, strides)
     torch.le(y, 0, out=stops)
     return y, pack(memory)
 
 
-def hardtanh_packed(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> tuple[Tensor, Tensor]:
+def hardtanh_packed(
+    x: Tensor, min_val: float = -1.0, max_val: float = 1.0, strides: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
     """(`hardtanh(x)`, bits [ceil(n / 8)] uint8: where the gradient stops). ReLU6 has bounds 0 and 6.
 
     The gradient of NaN is zero. ATen's is so in the vectorised part of its loop, and passes in the scalar tail.
+    `strides` as for `relu_packed`.
     """
     y = aten.hardtanh.default(x, min_val, max_val)
-    memory, stops = flags_like(y)
+    memory, stops = flags_like(x, strides)
     torch.gt(y, min_val, out=stops)
     stops.logical_and_(y < max_val).logical_not_()
     return y, pack(memory)
@@ -41,6 +48,6 @@ def packed_backward(grad: Tensor, packed: Tensor, strides: Sequence[int]) -> Ten
     """`grad` where the packed bits let it pass, else zero: the bits of `aten.threshold_backward`, NaN included.
 
     Args:
-        strides: those of the activation's output without gaps, `dense_strides` of it.
+        strides: those that the forward function packed by.
     """
     return zeroed(grad, unpack(packed, grad.shape, strides))

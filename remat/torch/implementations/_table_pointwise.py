@@ -59,16 +59,23 @@ ACTIVATIONS = (
 )  # fmt: skip
 
 
+def _with_strides(c: Calls) -> tuple[Any, ...]:
+    """The forward call's arguments and the strides that backward expects, should the run's differ from the trace's."""
+    return *c.forward[0], _strides_of_input(c)
+
+
 def _by_bits(c: Calls) -> tuple[Any, ...]:
     return c.backward[0][0], c.kept[0], _strides_of_input(c)
 
 
 MASKS = (
     TorchImplementation("relu_packed", INTERMEDIATE, ("aten.relu",), ("aten.threshold_backward",), ("bits",),
-                        kept=("bits",), forward=_masks.relu_packed, backward=_masks.packed_backward,
+                        kept=("bits",), forward_arguments=_with_strides,
+                        forward=_masks.relu_packed, backward=_masks.packed_backward,
                         backward_arguments=_by_bits),
     TorchImplementation("hardtanh_packed", INTERMEDIATE, ("aten.hardtanh",), ("aten.hardtanh_backward",), ("bits",),
-                        kept=("bits",), forward=_masks.hardtanh_packed, backward=_masks.packed_backward,
+                        kept=("bits",), forward_arguments=_with_strides,
+                        forward=_masks.hardtanh_packed, backward=_masks.packed_backward,
                         backward_arguments=_by_bits),
 )  # fmt: skip
 
@@ -81,27 +88,31 @@ def _dropout_why_not(c: Calls) -> str:
 
 
 def _noise_why_not(c: Calls) -> str:
-    (_, keep), (_, divisor), _ = c.forward
-    return "" if keep == divisor else "this is not the noise of dropout"
+    (x, keep), (_, divisor), factors = c.forward
+    return "" if keep == divisor and any(x is f for f in factors) else "this is not the noise of dropout"
 
 
 DROPOUT = (
     TorchImplementation(
         "dropout_packed", INTERMEDIATE, *_DROPOUT, ("bits",), kept=("bits",), random=True,
+        forward_arguments=_with_strides,
         forward=_dropout.dropout_packed, backward=_dropout.dropout_packed_backward, why_not=_dropout_why_not,
         backward_arguments=lambda c: (c.backward[0][0], c.kept[0], c.backward[0][2], _strides_of_input(c))),
     TorchImplementation(
         "dropout_replayed", INTERMEDIATE, *_DROPOUT, ("random state",), kept=("random state",), random=True,
+        forward_arguments=_with_strides,
         forward=_dropout.dropout_replayed, backward=_dropout.dropout_replayed_backward, why_not=_dropout_why_not,
         backward_arguments=lambda c: (
             c.backward[0][0], c.kept[0], c.forward[0][1], c.backward[0][2], _strides_of_input(c))),
     TorchImplementation(
         "noise_dropout_packed", INTERMEDIATE, *_NOISE, ("bits",), ((2, 0),), ("bits",), random=True,
+        forward_arguments=_with_strides,
         forward=_dropout.noise_dropout_packed, backward=_dropout.noise_dropout_packed_backward, why_not=_noise_why_not,
         devices=("cpu",),
         backward_arguments=lambda c: (c.backward[0][0], c.kept[0], c.forward[0][1], _strides_of_input(c))),
     TorchImplementation(
         "noise_dropout_replayed", INTERMEDIATE, *_NOISE, ("random state",), ((2, 0),), ("random state",), random=True,
+        forward_arguments=_with_strides,
         forward=_dropout.noise_dropout_replayed, backward=_dropout.noise_dropout_replayed_backward,
         why_not=_noise_why_not, devices=("cpu",),
         backward_arguments=lambda c: (c.backward[0][0], c.kept[0], c.forward[0][1], _strides_of_input(c))),
