@@ -22,17 +22,41 @@ import numpy as np
 from scipy.stats import rankdata
 
 from experiments.documents import DOCS, markdown_table, write_between_marks
-from experiments.p100_networks import NETWORKS, Node
 from remat.cost import apply_cost
 from remat.cost.gpu import EFFICIENCY, Gpu, load_gpu, operation_class
 from remat.cost.roofline import efficiency_keys, operation_ns
 from remat.errors import InvalidInput, RematError
+from remat.frontends.monet import monet_graph
 from remat.frontends.spec import ModelSpec, extract
+from remat.graph import Work
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = DOCS / "roofline.md"
 COMMAND = "python -m experiments.roofline_check --write"
 PUBLISHED_MULTIPLE_BYTES = 1024  # the profiles' sizes are rounded up to this
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation of a rebuilt network: kind and bytes as the profiles name them, and its work."""
+
+    kind: str
+    bytes: int
+    work: Work
+    is_backward: bool = False
+
+
+def rebuilt(name: str) -> list[Node]:
+    """The training graph of a network with its published batch, without alternatives."""
+    graph = monet_graph(name, implementations="none")
+    nodes = []
+    for op, value in zip(graph.operations, graph.values, strict=True):
+        assert op.work is not None
+        nodes.append(Node(op.kind.split("::")[-1], value.bytes, op.work, op.is_backward))
+    return nodes
+
+
+NETWORKS = {"vgg16_b176": rebuilt("vgg16"), "resnet50_b184": rebuilt("resnet50"), "unet_b11": rebuilt("unet")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,289 @@
+"""Implementations for training graphs whose operations have the kinds of MONeT's traces.
+
+`add_ways` says which there are and what each is called. Their costs are modelled, never measured: the cost of the
+default one times the ratio of the two roofline times.
+
+Scratch memory is that beyond the default's own, of which the published graphs say nothing: a max pooling's int64
+indices, say, exist for a moment in each of its ways. Kernels that pack masks and read them need none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from remat.cost.gpu import Gpu, operation_class
+from remat.cost.roofline import operation_ns
+from remat.errors import InvalidInput
+from remat.graph import Graph, Operation, Value, Work
+from remat.implementation import Implementation
+from remat.networks.monet import FLOAT_BYTES, INDEX_BYTES, Layer
+
+LEVELS = ("none", "in_place", "conv", "output", "intermediate")  # MONeT's ablation; each has what those before it have
+
+ACTIVATIONS = ("aten::relu_", "aten::relu", "aten::hardtanh_", "aten::leaky_relu_")
+_IN_PLACE = (*ACTIVATIONS, "aten::add_", "aten::dropout")
+_INVERTIBLE = ("aten::leaky_relu_",)
+
+# Work knows one roofline, whose time is that of the slower of arithmetic and traffic. Where a kernel that moves data
+# runs before or after one that computes, times add: what it moves is entered as arithmetic, at this many FLOP per byte,
+# which is the P100's balance by its achieved rates (0.76 * 9.3e12 / (0.70 * 732e9)).
+BALANCE_FLOPS_PER_BYTE = 14
+
+_TILE, _TAPS = 4, 3  # F(4x4, 3x3): tiles of 6 x 6, 36 products where the direct form has 144
+_POINTS = (_TILE + _TAPS - 1) ** 2
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A forward operation and its backward ones; `param_grad` is None where one operation does both."""
+
+    forward: int
+    param_grad: int | None
+    ip_grad: int
+
+
+def pairs(graph: Graph) -> list[Pair]:
+    """Each forward operation with its gradients, which come in reverse order.
+
+    Raises:
+        InvalidInput: the graph is not of that form.
+    """
+    if graph.loss is None:
+        raise InvalidInput(f"graph '{graph.name}' has no loss; it is no training graph with the kinds of MONeT")
+    found, at, operations = [], graph.loss + 1, graph.operations
+    for k in range(graph.loss - 1, -1, -1):
+        kinds = [op.kind for op in operations[at : at + 2]]
+        own = operations[k].kind
+        param = at if kinds[:1] == [f"{own}_param_grad"] else None
+        at += param is not None
+        if at >= len(graph) or operations[at].kind != f"{own}_ip_grad":
+            raise InvalidInput(
+                f"graph '{graph.name}': operation {min(at, len(graph) - 1)} should be the gradient of operation {k} "
+                f"({own}), as in MONeT's training graphs"
+            )
+        found.append(Pair(k, param, at))
+        at += 1
+    return found[::-1]
+
+
+def elements(graph: Graph, v: int) -> int:
+    return graph.values[v].bytes // FLOAT_BYTES
+
+
+class WaysBuilder:
+    """Collects implementations and extra values for a graph of single-output operations; `done` returns the graph."""
+
+    def __init__(self, graph: Graph, gpu: Gpu):
+        self.graph, self.gpu = graph, gpu
+        self.values = list(graph.values)
+        self.found = [list(op.implementations) for op in graph.operations]
+
+    def done(self) -> Graph:
+        operations = tuple(
+            replace(op, implementations=tuple(ways)) if ways else op
+            for op, ways in zip(self.graph.operations, self.found, strict=True)
+        )
+        return replace(self.graph, operations=operations, values=tuple(self.values))
+
+    def named(self, k: int, name: str) -> Implementation | None:
+        return next((way for way in self.found[k] if way.name == name), None)
+
+    def extra(self, k: int, name: str, size: int) -> int:
+        """The extra value that way `name` of operation `k` produces, new if there is no such way yet."""
+        way = self.named(k, name)
+        if way is not None:
+            return way.outputs[-1]
+        self.values.append(Value(f"{self.graph.operations[k].name}:{name}", size))
+        return len(self.values) - 1
+
+    def add(
+        self, k: int, name: str, *, reads: Sequence[int] | None = None, makes: Sequence[int] = (),
+        overwrites: int | None = None, workspace_bytes: int = 0, moved: int = 0, work: Work | None = None,
+        is_lossy: bool = False,
+    ) -> None:  # fmt: skip
+        """A way of operation `k`, unless it has one of that name.
+
+        Args:
+            reads: by default what the operation reads.
+            makes: extra values.
+            moved: bytes that it moves more than the default way (less, if negative), or `work`: all it does.
+        """
+        if self.named(k, name) is not None:
+            return
+        op = self.graph.operations[k]
+        inputs = op.inputs if reads is None else tuple(sorted(set(reads)))
+        work = work or moving(op, moved)
+        cost = self._cost(op, work)
+        self.found[k].append(
+            Implementation(name, inputs, (*op.outputs, *makes), cost, workspace_bytes, overwrites, is_lossy, work)
+        )
+
+    def add_twice(self, k: int, name: str, makes: int, moved: int) -> None:
+        """A way that also makes an extra value, and where the operation may run in place, one that does both."""
+        self.add(k, name, makes=[makes], moved=moved)
+        x = overwritable(self.graph, k)
+        if x is not None:
+            self.add(k, f"in_place_{name}", makes=[makes], overwrites=x, moved=moved)
+
+    def _cost(self, op: Operation, work: Work | None) -> int:
+        if work is None or op.work is None:
+            return op.cost
+        new, own = (operation_ns(op.kind, each, self.gpu, op.is_backward) for each in (work, op.work))
+        return round(op.cost * new / own) if own else new
+
+
+def moving(op: Operation, more: int) -> Work | None:
+    """The work of `op` and of a kernel before or after it that moves `more` bytes."""
+    if op.work is None or not more:
+        return op.work
+    if operation_class(op.kind) in ("convolution", "matmul"):
+        return replace(op.work, flops=(op.work.flops or 0) + BALANCE_FLOPS_PER_BYTE * more)
+    return replace(op.work, bytes_moved=max(0, op.work.bytes_moved + more))
+
+
+def overwritable(graph: Graph, k: int) -> int | None:
+    """The input in whose storage operation `k` may write: made right before, read by no later forward operation."""
+    op = graph.operations[k]
+    if op.kind not in _IN_PLACE:
+        return None
+    for x in op.inputs:
+        alone = all(user == k for user in forward_users(graph, x))
+        if alone and graph.producer[x] == k - 1 and graph.values[x].bytes == graph.values[op.outputs[0]].bytes:
+            return x
+    return None
+
+
+def gradients_read(graph: Graph, k: int) -> tuple[int, ...]:
+    """What a backward operation reads that the loss or the backward pass has made."""
+    assert graph.loss is not None
+    return tuple(v for v in graph.operations[k].inputs if graph.producer[v] >= graph.loss)
+
+
+def add_ways(graph: Graph, layers: Sequence[Layer], level: str, gpu: Gpu) -> Graph:
+    """The implementations of MONeT's ablation up to `level` (one of `LEVELS`), for a graph of those layers.
+
+    Names, by the level that brings them in (f: forward, b: backward):
+
+    - ``in_place`` (f; in_place): activations, ``add_``, ``dropout`` written over what the operation right before made.
+    - ``winograd`` (f, b; conv): non-fused F(4x4, 3x3) for dense 3x3 convolutions of stride 1, all three passes.
+      Scratch: the transformed input, output and filters, whole. The default stands for implicit GEMM, without scratch.
+      **Modelled: no measurement of any algorithm exists here.** Time is a quarter of the arithmetic, more where the
+      tiles overhang, plus the traffic of the transforms, both at the rates that the default achieves. That flatters
+      Winograd, and so every plan of this level and later ones: a real one gains less, and PyTorch with
+      ``cudnn.benchmark`` has it already where it fits. Levels without it are on the published costs' own footing.
+      (FFT is left out: it serves 5x5 and larger windows of stride 1, which none of the five networks has.)
+    - ``output`` (b; output): the gradient from the operation's own output: ReLU, leaky ReLU; batch normalization
+      too, from its own output, which then must outlive a ReLU that may not overwrite it. ``hardtanh_`` does so by
+      default, as published; its other way is ``input``.
+    - ``activated`` (b; output): batch normalization from the output of a leaky ReLU after it, which is invertible
+      (in-place activated batch normalization); ReLU is not.
+    - ``mask``, ``in_place_mask`` (f), ``mask`` (b; intermediate): ReLU, hardtanh and leaky ReLU keep one bit per
+      element, dropout does.
+    - ``indices`` (f, b; intermediate): max pooling keeps its place in the window, one byte per output (MONeT packs two
+      in a byte), and its backward does not read the input. By default that pools the input again, as MONeT's does.
+    - ``indices_int64`` (f, b; intermediate): the same with eight bytes: what PyTorch does.
+    """
+    builder = WaysBuilder(graph, gpu)
+    steps = LEVELS.index(level)
+    for pair in pairs(graph):
+        if steps >= 1:
+            in_place(builder, pair)
+        if steps >= 2:
+            _winograd(builder, pair, layers[pair.forward + 1], layers)
+        if steps >= 3:
+            output_activated(builder, pair)
+        if steps >= 4:
+            keep_mask(builder, pair)
+            keep_indices(builder, pair)
+            _keep_int64(builder, pair)
+    return builder.done()
+
+
+def in_place(builder: WaysBuilder, pair: Pair) -> None:
+    x = overwritable(builder.graph, pair.forward)
+    if x is not None:
+        builder.add(pair.forward, "in_place", overwrites=x)
+
+
+def _winograd(builder: WaysBuilder, pair: Pair, layer: Layer, layers: Sequence[Layer]) -> None:
+    """The three passes have one shape of tile: for the weights' gradient, F(3x3, 4x4) has 36 points as well."""
+    if layer.kind != "aten::_convolution" or (layer.kernel, layer.stride, layer.groups) != (_TAPS, 1, 1):
+        return
+    n, c, h, w = layers[layer.inputs[0]].shape
+    k = layer.shape[1]
+    tiles = n * -(-h // _TILE) * -(-w // _TILE)
+    of_input, of_output, of_filters = (FLOAT_BYTES * _POINTS * size for size in (tiles * c, tiles * k, c * k))
+    scratch = of_input + of_output + of_filters
+    flops = 2 * _POINTS * tiles * c * k + BALANCE_FLOPS_PER_BYTE * 2 * scratch  # each written, then read
+    for at in (pair.forward, pair.param_grad, pair.ip_grad):
+        own = None if at is None else builder.graph.operations[at].work
+        if at is not None and own is not None and not own.is_free:
+            builder.add(at, "winograd", workspace_bytes=scratch, work=replace(own, flops=flops))
+
+
+def output_activated(builder: WaysBuilder, pair: Pair) -> None:
+    graph = builder.graph
+    op, back = graph.operations[pair.forward], pair.ip_grad
+    y, gradients = op.outputs[0], gradients_read(graph, back)
+    if op.kind in ("aten::hardtanh_", "aten::hardtanh"):
+        builder.add(back, "input", reads=(*gradients, *op.inputs))
+    elif op.kind in ACTIVATIONS:
+        builder.add(back, "output", reads=(*gradients, y))
+    elif op.kind == "aten::batch_norm":
+        more = elements(graph, y)  # the input's normalized form is y, shifted and scaled back
+        own = graph.operations[back].work
+        work = None if own is None else replace(own, flops=(own.flops or 0) + more)
+        builder.add(back, "output", reads=(*gradients, y), work=work)
+        forward = list(forward_users(graph, y))
+        if len(forward) == 1 and graph.operations[forward[0]].kind in _INVERTIBLE:
+            activated = graph.operations[forward[0]].outputs[0]
+            builder.add(back, "activated", reads=(*gradients, activated), work=work)
+
+
+def keep_mask(builder: WaysBuilder, pair: Pair) -> None:
+    """One bit per element."""
+    graph, k = builder.graph, pair.forward
+    op = graph.operations[k]
+    if op.kind in (*ACTIVATIONS, "aten::dropout"):
+        y = op.outputs[0]
+        n = elements(graph, y)
+        size = -(-n // 8)
+        mask = builder.extra(k, "mask", size)
+        written, replaced = size, FLOAT_BYTES * n
+        if op.kind == "aten::dropout":  # the default ways write and read a mask, of a byte per element
+            written, replaced = size - n, n
+        builder.add_twice(k, "mask", mask, written)
+        builder.add(pair.ip_grad, "mask", reads=(*gradients_read(graph, pair.ip_grad), mask), moved=size - replaced)
+
+
+def keep_indices(builder: WaysBuilder, pair: Pair) -> None:
+    """One byte per output, packed from ATen's int64 indices and unpacked into such again."""
+    graph, k = builder.graph, pair.forward
+    op = graph.operations[k]
+    if op.kind == "aten::max_pool2d":
+        n = elements(graph, op.outputs[0])
+        indices = builder.extra(k, "indices", n)
+        builder.add(k, "indices", makes=[indices], moved=(INDEX_BYTES + 1) * n)
+        unpacked = (1 + INDEX_BYTES) * n - graph.values[op.inputs[0]].bytes
+        builder.add(pair.ip_grad, "indices", reads=(*gradients_read(graph, pair.ip_grad), indices), moved=unpacked)
+
+
+def _keep_int64(builder: WaysBuilder, pair: Pair) -> None:
+    graph, k = builder.graph, pair.forward
+    op = graph.operations[k]
+    if op.kind == "aten::max_pool2d":
+        indices = builder.extra(k, "indices_int64", INDEX_BYTES * elements(graph, op.outputs[0]))
+        builder.add(k, "indices_int64", makes=[indices])
+        builder.add(
+            pair.ip_grad, "indices_int64", reads=(*gradients_read(graph, pair.ip_grad), indices),
+            moved=-graph.values[op.inputs[0]].bytes,
+        )  # fmt: skip
+
+
+def forward_users(graph: Graph, v: int) -> Iterator[int]:
+    return (user for user in graph.users[v] if not graph.operations[user].is_backward)
+
+
+def backward_users(graph: Graph, v: int) -> Iterator[int]:
+    return (user for user in graph.users[v] if graph.operations[user].is_backward)
