@@ -341,12 +341,23 @@ class Graph:
 
         return replace(self, operations=tuple(map(weighed, self.operations)), cost_unit=cost_unit)
 
+    def with_workspaces(self, sizes: Sequence[int]) -> Graph:
+        """The same graph with other scratch memory, in bytes, one size for each of `all_ways`."""
+        each = iter(sizes)
+
+        def sized(op: Operation) -> Operation:
+            own = int(next(each))
+            others = tuple(replace(way, workspace_bytes=int(next(each))) for way in op.implementations)
+            return replace(op, workspace_bytes=own, implementations=others)
+
+        return replace(self, operations=tuple(map(sized, self.operations)))
+
     def all_ways(self) -> Graph:
         """A graph of every way to run every operation, in order, without values: what a cost model looks at."""
         if not self.has_implementations:
             return self
         ways = [
-            replace(op, inputs=(), outputs=(), work=way.work, implementations=())
+            replace(op, inputs=(), outputs=(), work=way.work, implementations=(), workspace_bytes=way.workspace_bytes)
             for op in self.operations
             for way in op.ways
         ]

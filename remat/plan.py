@@ -225,7 +225,8 @@ class Plan:
                 raise InvalidPlan(f"{where}: the implementation must be a name, not {name!r:.60}", i)
             kind = _STEP_NAMES.index(step[0])
             _check_id(graph, kind, step[1], i)
-            pairs.append((kind, step[1], name))
+            # A graph that has nothing to choose from reads plans of one that has: it runs its only implementation.
+            pairs.append((kind, step[1], name if graph.has_implementations else ""))
         if not isinstance(document.get("graph"), str):
             raise InvalidPlan(f"{where}: 'graph' must be a graph's name")
         scope = document.get("scope")

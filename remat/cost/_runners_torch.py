@@ -78,6 +78,8 @@ def _tensors(structure: Any) -> list[torch.Tensor]:
 
 def _call(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], list[torch.Tensor]]:
     """The call with its arguments, and the tensors among these."""
+    if description["op"].startswith("implementation."):
+        return _implementation(description, device)
     name, _, overload = description["op"].removeprefix("aten.").rpartition(".")
     namespace = torch.ops.aten if description["op"].startswith("aten.") else torch.ops
     if name.startswith("remat."):
@@ -104,6 +106,19 @@ def _call(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], 
         for indices in pending:
             indices.copy_(torch.randint(max(1, limit), indices.shape, device=device))
     return (lambda: call(*args, **kwargs)), _tensors((args, kwargs))
+
+
+def _implementation(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], list[torch.Tensor]]:
+    """A call of one of `remat.torch.implementations`; packed masks and small indices are zeros, which are valid."""
+    from remat.torch.implementations import IMPLEMENTATIONS
+
+    name, _, side = description["op"].removeprefix("implementation.").rpartition(".")
+    call = getattr(IMPLEMENTATIONS[name], side)
+    args = _rebuild(description["args"], device, [])
+    if name == "max_pool2d_offsets" and side == "backward":  # the middle of the window, which lies in the image
+        height, width = (args[3][0], args[3][-1])
+        args[-1].fill_(height // 2 * width + width // 2)
+    return (lambda: call(*args)), _tensors(args)
 
 
 def _cuda_ns(run: Callable[[], object], n: int) -> float:

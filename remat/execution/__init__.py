@@ -9,7 +9,7 @@ from remat.execution.planning import (
     is_fraction,
     parse_budget,
 )
-from remat.execution.step_plan import Fingerprint, Planned, StepPlan, fingerprint_of
+from remat.execution.step_plan import Fingerprint, Planned, StepPlan, fingerprint_of, operators_of
 
 __all__ = [
     "Fingerprint",
@@ -22,5 +22,6 @@ __all__ = [
     "find_plan",
     "fingerprint_of",
     "is_fraction",
+    "operators_of",
     "parse_budget",
 ]

@@ -104,13 +104,14 @@ def find_plan(
 ) -> Solution:
     """A plan within the budget, at least as cheap as every one of `known` that fits.
 
-    If everything fits without a recomputation in the graph's order, that is the plan, and nothing is solved.
+    If everything fits without a recomputation in the graph's order, that is the plan, and nothing is solved, unless
+    operations have other implementations, which may be faster.
 
     Raises:
         InvalidInput: no plan was found; the message says what is known of the smallest budget.
     """
     once = Plan.from_order(graph, range(len(graph)), budget_bytes)
-    if cheapest_fitting(graph, [once], budget_bytes) is not None:
+    if not graph.has_implementations and cheapest_fitting(graph, [once], budget_bytes) is not None:
         return solve(graph, budget_bytes, "checkpoint_all")
     solution = solve(
         graph, budget_bytes, strategy, scope=scope, time_limit_s=time_limit_s, seed=seed, threads=threads,

@@ -69,6 +69,7 @@ class StepPlan:
         plain_peak_bytes: what the framework's own step needs, or None if that is not known.
         fixed: parts of ``graph.fixed_bytes`` in bytes, by name, e.g. ``parameters``.
         costs: how operations were costed: ``profile``, ``roofline`` or ``flops``.
+        operators: which implementations its graph has: ``default``, ``exact`` or ``joint``.
         sharing: [N] per operation the (input, output) values that may share a storage (see `simulate`); () for none.
     """
 
@@ -81,6 +82,7 @@ class StepPlan:
     fixed: Mapping[str, int]
     costs: str
     sharing: Sharing = ()
+    operators: str = "default"
 
     @functools.cached_property
     def trace(self) -> Trace:
@@ -132,6 +134,10 @@ class StepPlan:
         total = collections.Counter(op.kind for op in graph.operations)
         named = [f"{kind.removeprefix('aten.')} {n} of {total[kind]}" for kind, n in again.most_common(8)]
         more = len(again) - len(named)
+        chosen = {(k, name) for k, name in zip(self.order.tolist(), self.plan.chosen, strict=False) if name}
+        if chosen:
+            ways = collections.Counter(name for _, name in chosen)
+            lines.append(f"  other ways      {', '.join(f'{name} {n}' for name, n in ways.most_common())}")
         lines.append(
             f"  computed again  {', '.join(named) or 'nothing'}{f' and {more} other kinds' if more > 0 else ''}"
         )
@@ -148,6 +154,12 @@ class StepPlan:
             "operation_costs": [op.cost for op in self.graph.operations],
             "workspace_bytes": [op.workspace_bytes for op in self.graph.operations],
         }
+        if self.graph.has_implementations:
+            section["operators"] = self.operators
+            section["implementations"] = [
+                [[way.name, way.cost, way.workspace_bytes] for way in op.implementations]
+                for op in self.graph.operations
+            ]
         if self.sharing:
             section["sharing"] = [list(map(list, pairs)) for pairs in self.sharing]
         document = replace(self.plan, budget_bytes=self.budget_bytes).document() | {SECTION: section}
@@ -179,13 +191,16 @@ class StepPlan:
             for op, cost, size in zip(graph.operations, costs, workspace, strict=True)
         )
         graph = replace(graph, operations=operations, cost_unit=str(section.get("cost_unit", "")))
+        operators = str(section.get("operators", "default"))
+        if operators != "default":
+            graph = _with_weights(graph, section, where)
         plain = section.get("plain_peak_bytes")
         plan = Plan.from_document(document, graph, where)
         simulate(graph, plan)  # a file may hold anything
         return cls(
             plan, graph, fingerprint, str(section.get("strategy", "")), plan.budget_bytes,
             plain if type(plain) is int else None, fixed, str(section.get("costs", "")),
-            _sharing(section, graph, where),
+            _sharing(section, graph, where), operators,
         )  # fmt: skip
 
     def promising(self, budget_bytes: int | None) -> StepPlan:
@@ -211,7 +226,7 @@ class StepPlan:
         """
         _check_made_for(self.fingerprint, fingerprint, "this plan")
         graph = replace(self.graph, fixed_bytes=graph.fixed_bytes)
-        plan = Plan.from_order(graph, self.order.tolist(), self.budget_bytes)
+        plan = Plan.from_order(graph, self.order.tolist(), self.budget_bytes, self.plan.chosen)
         return replace(self, plan=plan, graph=graph, fixed=fixed)
 
 
@@ -263,6 +278,36 @@ def _counts(section: Mapping[str, Any], key: str, n: int, where: str) -> list[in
     if not isinstance(numbers, list) or len(numbers) != n or not all(type(x) is int and x >= 0 for x in numbers):
         raise InvalidPlan(f"{where}: '{SECTION}.{key}' must be {n} non-negative integers")
     return numbers
+
+
+def operators_of(path: str | os.PathLike[str]) -> str:
+    """Which implementations the graph of a saved plan has, see `StepPlan.operators`.
+
+    Raises:
+        InvalidPlan: the file cannot be read.
+    """
+    section = read_document(path).get(SECTION)
+    return str(section.get("operators", "default")) if isinstance(section, dict) else "default"
+
+
+def _with_weights(graph: Graph, section: Mapping[str, Any], where: str) -> Graph:
+    """The graph with the file's costs and workspaces of implementations, which must be those that there are here."""
+    rows: Any = section.get("implementations")
+    if not isinstance(rows, list) or len(rows) != len(graph):
+        raise InvalidPlan(f"{where}: '{SECTION}.implementations' must have an entry for each operation")
+    operations = []
+    for op, ways in zip(graph.operations, rows, strict=True):
+        here = [way.name for way in op.implementations]
+        if not isinstance(ways, list) or [way[0] if isinstance(way, list) and way else None for way in ways] != here:
+            raise InvalidPlan(f"{where}: was made where '{op.name}' had other implementations than {here}; plan again")
+        if not all(len(way) == 3 and all(type(x) is int and x >= 0 for x in way[1:]) for way in ways):
+            raise InvalidPlan(f"{where}: '{SECTION}.implementations' of '{op.name}' must be names, costs and bytes")
+        weighed = tuple(
+            replace(one, cost=cost, workspace_bytes=size)
+            for one, (_, cost, size) in zip(op.implementations, ways, strict=True)
+        )
+        operations.append(replace(op, implementations=weighed))
+    return replace(graph, operations=tuple(operations))
 
 
 def _sharing(section: Mapping[str, Any], graph: Graph, where: str) -> Sharing:

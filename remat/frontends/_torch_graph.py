@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,12 +37,14 @@ class CapturedStep:
             writes all of them back.
         storage: for every node its value id, None if it lives in fixed memory; a structure of these
             for a call with several outputs. A view has its base's.
+        recipes: how (operation, implementation) is computed, where that is not the default one.
     """
 
     graph: Graph
     joint: Joint
     nodes: tuple[tuple[fx.Node, ...], ...]
     storage: dict[fx.Node, Any]
+    recipes: Mapping[tuple[int, str], Any] = field(default_factory=dict)
 
 
 def graph_of(joint: Joint, name: str, fixed_tensors: tuple[torch.Tensor, ...] = ()) -> CapturedStep:

@@ -18,17 +18,21 @@ from torch import fx
 from remat.errors import InvalidPlan
 from remat.frontends._torch_graph import END_KIND, CapturedStep, is_random
 from remat.torch import _aot
+from remat.torch._ways import Kept, Recipe, arguments_in
 
 
-def emit(step: CapturedStep, order: Sequence[int]) -> tuple[fx.GraphModule, fx.GraphModule]:
+def emit(step: CapturedStep, order: Sequence[int], ways: Sequence[str] = ()) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Forward and backward of a valid order of computations of ``step.graph``, repeats included.
+
+    Args:
+        ways: [C] name of the implementation of each computation, '' for the default one; () for defaults only.
 
     Returns:
         The forward half takes the primals; it returns the joint graph's forward outputs, then what backward needs.
         The backward half takes what forward saved, then the gradients of outputs; it returns a gradient or None for
         each primal.
     """
-    return _Emitter(step, order).emit()
+    return _Emitter(step, order, ways).emit()
 
 
 @dataclass(slots=True)
@@ -41,7 +45,7 @@ class _Half:
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
-    made: dict[fx.Node | _State, fx.Node] = field(default_factory=dict)
+    made: dict[fx.Node | _State | Kept, fx.Node] = field(default_factory=dict)
     views: dict[fx.Node, tuple[fx.Node, fx.Node]] = field(default_factory=dict)
 
 
@@ -53,12 +57,13 @@ class _State:
 
 
 class _Emitter:
-    def __init__(self, step: CapturedStep, order: Sequence[int]):
+    def __init__(self, step: CapturedStep, order: Sequence[int], ways: Sequence[str]):
         self.step, self.order = step, [int(k) for k in order]
+        self.ways = list(ways) or [""] * len(self.order)
         self.joint = step.joint
         self.forward, self.backward = _Half(), _Half()
         self.half = self.forward
-        self.saved: dict[fx.Node | _State, fx.Node] = {}  # -> its placeholder in the backward half
+        self.saved: dict[fx.Node | _State | Kept, fx.Node] = {}  # -> its placeholder in the backward half
         self.calls = {node for nodes in step.nodes for node in nodes}
         self.times = collections.Counter(self.order)
         self.done: set[int] = set()
@@ -70,12 +75,14 @@ class _Emitter:
             if node not in joint.tangents:
                 self._place(self.forward, node, node.name, node.meta)
         outputs: list[fx.Node | None] = []
-        for k in self.order:
+        for k, name in zip(self.order, self.ways, strict=True):
             if self.step.graph.operations[k].kind == END_KIND:
                 for node in self.step.nodes[k]:
                     self._call(node)
                 outputs = [None if n is None else self._fetch(n) for n in joint.outputs[:n_forward]]
                 self.half = self.backward
+            elif name and not (k in self.done and self.step.recipes[k, name].checks):
+                self._compute_as(k, self.step.recipes[k, name])
             else:
                 self._compute(k)
             self.done.add(k)
@@ -117,6 +124,21 @@ class _Emitter:
             target, args, kwargs, n_parts = _aot.repetition(node)
             self._holds(node, self._add(target, *self._arguments(args, kwargs), node.meta["val"]), n_parts)
 
+    def _compute_as(self, k: int, recipe: Recipe) -> None:
+        """Call another implementation, and take out what the call's results and the kept tensors are."""
+        (node,) = self.step.nodes[k]
+        made = self._add(recipe.target, arguments_in(recipe.args, self._fetch, self._hold), {}, recipe.vals)
+        if recipe.results is None:
+            self._holds(node, made)
+            return
+        single = not isinstance(recipe.vals, (tuple, list))
+        parts = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        whole = not isinstance(node.meta["val"], (tuple, list))
+        targets = [node if whole else parts.get(i) for i in recipe.results]
+        for at, what in enumerate([*targets, *recipe.kept]):
+            if what is not None:
+                self.half.made[what] = made if single else self._add(operator.getitem, (made, at), {}, recipe.vals[at])
+
     def _call(self, node: fx.Node) -> None:
         self._holds(node, self._add(node.target, *self._arguments(node.args, node.kwargs), node.meta["val"]))
 
@@ -147,7 +169,7 @@ class _Emitter:
             known = self.half.views[node] = source, made
         return known[1]
 
-    def _hold(self, what: fx.Node | _State) -> fx.Node:
+    def _hold(self, what: fx.Node | _State | Kept) -> fx.Node:
         """The node here of a storage, a constant or a random state; backward gets what it lacks from forward."""
         half = self.half
         if what in half.made:
@@ -163,11 +185,11 @@ class _Emitter:
         if half is self.forward or what not in self.forward.made:
             raise InvalidPlan(f"'{what}' is read before it is computed")
         # A name of its own: where the name of a placeholder is taken already, `fx` generates wrong code.
-        name = f"saved_{what.name}" if isinstance(what, fx.Node) else f"saved_{what.node.name}_state"
+        name = f"saved_{what.node.name}_state" if isinstance(what, _State) else f"saved_{what.name}".replace(".", "_")
         self.saved[what] = self._place(half, what, name, self.forward.made[what].meta)
         return self.saved[what]
 
-    def _place(self, half: _Half, what: fx.Node | _State, name: str, meta: dict[str, Any]) -> fx.Node:
+    def _place(self, half: _Half, what: fx.Node | _State | Kept, name: str, meta: dict[str, Any]) -> fx.Node:
         half.made[what] = half.graph.placeholder(name)
         half.made[what].meta.update({key: meta[key] for key in ("val", "tensor_meta", "desc") if key in meta})
         return half.made[what]

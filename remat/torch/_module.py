@@ -19,6 +19,7 @@ from remat.frontends._torch_recurrent import replace_recurrent
 from remat.torch import _aot, _optimizer
 from remat.torch._emit import emit
 from remat.torch._planner import Planner, describe_inputs
+from remat.torch._ways import with_ways
 from remat.units import format_size
 
 _numbers = itertools.count()
@@ -129,8 +130,10 @@ class _CompiledStep:
             replace_recurrent(graph)
 
             def partition(joint: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
-                step = step_of(_torch_capture.read_joint(joint, n_forward, primals), planner.name, model, backend)
-                return emit(step, planner.plan(step, self.called.inputs).order.tolist())
+                captured = _torch_capture.read_joint(joint, n_forward, primals)
+                step = step_of(captured, planner.name, model, backend, planner.operators)
+                plan = planner.plan(step, self.called.inputs)
+                return emit(step, plan.order.tolist(), plan.plan.chosen)
 
             return compiler(graph, example_inputs, partition)
 
@@ -155,7 +158,10 @@ def call_of(model: nn.Module) -> Callable[..., Any]:
     return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
 
 
-def step_of(joint: _torch_capture.Joint, name: str, model: nn.Module, backend: str) -> _torch_graph.CapturedStep:
-    """The step behind a joint graph, with everything of the model resident."""
+def step_of(
+    joint: _torch_capture.Joint, name: str, model: nn.Module, backend: str, operators: str = "default"
+) -> _torch_graph.CapturedStep:
+    """The step behind a joint graph, with everything of the model resident, and with other implementations."""
     resident = (*model.parameters(), *model.buffers())
-    return _torch_graph.split_graph_of(joint, name, resident, replays_random=backend == "eager")
+    step = _torch_graph.split_graph_of(joint, name, resident, replays_random=backend == "eager")
+    return with_ways(step, operators)

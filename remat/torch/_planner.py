@@ -43,6 +43,7 @@ class Planner:
         plain: peak of the plain step on the sample arguments.
         beside: what is resident beside parameters, buffers and arguments of a step, in bytes by name.
         state_bytes: of the optimizer, of which a part is counted in `beside`.
+        operators: which implementations steps may be planned with, see `remat.torch._ways`.
         plans: by the sha256 of the step's fingerprint.
     """
 
@@ -60,13 +61,14 @@ class Planner:
     plain: Peaks
     beside: Callable[[Joint], Mapping[str, int]]
     state_bytes: Callable[[], int]
+    operators: str = "default"
     plans: dict[str, StepPlan] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.RLock)
 
     def plan(self, step: CapturedStep, inputs: str) -> StepPlan:
         """The plan of a step: one made before, the order of one made for other shapes if it fits, or a new one."""
         graph, fixed = self.with_everything_resident(step)
-        fingerprint = fingerprint_of(graph, "torch", VERSION, inputs)
+        fingerprint = fingerprint_of(graph.default(), "torch", VERSION, inputs)
         with self.lock:
             if fingerprint.sha256 not in self.plans:
                 self.plans[fingerprint.sha256] = self._new(graph, fixed, fingerprint)
@@ -85,7 +87,7 @@ class Planner:
             InvalidPlan: it was made for something else.
         """
         graph, fixed = self.with_everything_resident(step)
-        fingerprint = fingerprint_of(graph, "torch", VERSION, inputs)
+        fingerprint = fingerprint_of(graph.default(), "torch", VERSION, inputs)
         taken = StepPlan.load(path, graph, fingerprint, fixed) if not isinstance(path, StepPlan) else (
             path.moved(graph, fingerprint, fixed))  # fmt: skip
         taken = taken.promising(budget_bytes)
@@ -107,17 +109,20 @@ class Planner:
 
     def weigh(self, graph: Graph) -> Graph:
         """The graph with costs and measured workspaces."""
-        sizes, unmeasured = profile_workspaces(graph, self.cache_folder, self.device)
+        sizes, unmeasured = profile_workspaces(graph.all_ways(), self.cache_folder, self.device)
         if unmeasured:
             named = ", ".join(f"{kind} ({why})" for kind, why in sorted(unmeasured.items()))
             warnings.warn(f"workspace not measured, taken as 0: {named}", CostWarning, stacklevel=2)
-        operations = tuple(replace(op, workspace_bytes=size) for op, size in zip(graph.operations, sizes, strict=True))
-        weighed = replace(graph, operations=operations)
-        return apply_cost(weighed, self.cost, self.gpu, cache_folder=self.cache_folder, device=self.device)
+        return apply_cost(
+            graph.with_workspaces(sizes), self.cost, self.gpu, cache_folder=self.cache_folder, device=self.device
+        )
 
     def _new(self, graph: Graph, fixed: Mapping[str, int], fingerprint: Fingerprint) -> StepPlan:
         graph = self.weigh(graph)
-        moved = [Plan.from_order(graph, p.order.tolist()) for p in self.plans.values() if _same_calls(p.graph, graph)]
+        moved = [
+            Plan.from_order(graph, p.order.tolist(), ways=p.plan.chosen)
+            for p in self.plans.values() if _same_calls(p.graph, graph)
+        ]  # fmt: skip
         plan, who = cheapest_fitting(graph, moved, self.budget_bytes), "from another shape"
         if plan is None:
             solution = find_plan(
@@ -127,7 +132,9 @@ class Planner:
             plan, who = solution.plan, solution.strategy
             assert plan is not None
         plain = self.plain.plain_bytes if not self.plans else None  # of the sample arguments only
-        return StepPlan(plan, graph, fingerprint, who, self.budget_bytes, plain, fixed, self.cost)
+        return StepPlan(
+            plan, graph, fingerprint, who, self.budget_bytes, plain, fixed, self.cost, operators=self.operators
+        )
 
 
 def there_before(plan: StepPlan) -> int:
@@ -147,7 +154,10 @@ def _same_calls(one: Graph, other: Graph) -> bool:
     """Whether two graphs differ in sizes only, so that an order of one is an order of the other."""
 
     def shape(graph: Graph) -> list[Any]:
-        return [(op.kind, op.inputs, op.outputs, op.run_once) for op in graph.operations]
+        return [
+            (op.kind, op.inputs, op.outputs, op.run_once, [way.name for way in op.implementations])
+            for op in graph.operations
+        ]
 
     return shape(one) == shape(other)
 

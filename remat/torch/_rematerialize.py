@@ -14,7 +14,7 @@ from torch import nn
 from remat.cost import load_gpu
 from remat.cost.profile import profile_workspaces
 from remat.errors import InvalidInput, unknown_name
-from remat.execution import Peaks, StepPlan, check_options, default_cache, is_fraction, parse_budget
+from remat.execution import Peaks, StepPlan, check_options, default_cache, is_fraction, operators_of, parse_budget
 from remat.frontends import _torch_capture
 from remat.frontends._torch_capture import Joint
 from remat.frontends._torch_graph import END_KIND, CapturedStep
@@ -26,6 +26,7 @@ from remat.torch._measure import peak_of_step
 from remat.torch._module import Rematerialized, call_of, step_of
 from remat.torch._plain import plain_step
 from remat.torch._planner import Planner, default_gpu, describe_inputs, device_of, there_before
+from remat.torch._ways import OPERATORS
 from remat.units import format_size
 
 MOST_PLANS = 4
@@ -48,6 +49,7 @@ def rematerialize(
     seed: int = 0,
     threads: int = 2,
     gpu: str | None = None,
+    operators: str = "default",
     verify: bool = False,
     cache_folder: str | os.PathLike[str] | None = None,
 ) -> Rematerialized:
@@ -80,6 +82,11 @@ def rematerialize(
         scope: of plans: ``free`` may reorder operations, ``fixed_order`` and ``staged`` keep the order of first runs.
         time_limit_s, seed, threads: of the solver.
         gpu: of ``cost="roofline"``; by default the device at hand.
+        operators: ``joint`` chooses, together with what to recompute, how each call runs (MONeT): backward passes from
+            the output, packed masks, small pooling indices, in place, other convolution algorithms
+            (`remat.torch.implementations`). Gradients are then the plain model's to rounding; ``exact`` chooses only
+            among implementations that give its bits. A plan that writes over what forward saved cannot
+            be run backward twice (``retain_graph``): PyTorch refuses.
         verify: run steps on the sample arguments and measure the peak, `measured_peak_bytes`; while it exceeds the
             budget (Inductor), plan again with as much less. Gradients, buffers and random numbers stay as they are.
         cache_folder: of measurements of operations; by default ``$REMAT_CACHE`` or ``~/.cache/remat``.
@@ -89,6 +96,7 @@ def rematerialize(
             option is wrong; a plan was made for something else.
     """
     _check(model, sample_args, backend)
+    operators = _operators(operators, backend, plan)
     check_options(budget, plan, strategy, scope, cost, time_limit_s)
     if gpu is not None and cost != "roofline":
         raise InvalidInput(f"gpu={gpu!r} is of cost='roofline'; cost={cost!r} does not look at it")
@@ -97,7 +105,8 @@ def rematerialize(
     device = device_of(model, (sample_args, kwargs))
     with torch.enable_grad():
         joint = _torch_capture.capture_module(call_of(model), sample_args, kwargs, _aot.backend_of(backend))
-    step, inputs = step_of(joint, type(model).__name__, model, backend), describe_inputs((sample_args, kwargs))
+    step = step_of(joint, type(model).__name__, model, backend, operators)
+    inputs = describe_inputs((sample_args, kwargs))
 
     def state_bytes() -> int:  # what is trained may change from step to step
         return _optimizer.state_bytes(optimizer, model.parameters())
@@ -110,7 +119,7 @@ def rematerialize(
         name=type(model).__name__, budget_bytes=0, strategy=strategy, scope=scope, cost=cost,
         gpu=load_gpu(gpu) if gpu else default_gpu(device), device=device, time_limit_s=time_limit_s, seed=seed,
         threads=threads, cache_folder=Path(cache_folder) if cache_folder else default_cache() / "profile",
-        plain=Peaks(None, "a plan was given"), beside=beside, state_bytes=state_bytes,
+        plain=Peaks(None, "a plan was given"), beside=beside, state_bytes=state_bytes, operators=operators,
     )  # fmt: skip
     if plan is None or is_fraction(budget):
         planner.plain = _plain_peak(model, sample_args, kwargs, planner, step, may_run=is_fraction(budget))
@@ -160,6 +169,17 @@ def _check(model: Any, sample_args: Any, backend: str) -> None:
         raise unknown_name("backend", backend, _aot.BACKENDS)
 
 
+def _operators(operators: str, backend: str, plan: Any) -> str:
+    """Which implementations there are to choose from: those asked for, or those that a given plan chooses from."""
+    if operators not in OPERATORS:
+        raise unknown_name("operators", str(operators), OPERATORS)
+    if operators != "default" and backend != "eager":
+        raise InvalidInput(f"operators={operators!r} needs backend='eager': {backend} chooses its own kernels")
+    if isinstance(plan, StepPlan):
+        return plan.operators
+    return operators if plan is None else operators_of(plan)
+
+
 def _gradient_bytes(joint: Joint) -> int:
     gradients = [n for n in joint.outputs[joint.n_forward_outputs :] if n is not None]
     return sum(n.meta["val"].untyped_storage().nbytes() for n in gradients)
@@ -188,7 +208,7 @@ def _plain_peak(
         return Peaks(None, f"the model does not run on tensors without contents ({type(error).__name__}: {text})")
     calls = plain.graph(planner.name)
     # What planning will ask for is measured along: a process that measures takes seconds to start.
-    other = tuple(replace(op, inputs=(), outputs=()) for op in step.graph.operations)
+    other = tuple(replace(op, inputs=(), outputs=()) for op in step.graph.all_ways().operations)
     both = Graph(planner.name, (*calls.operations, *other), ())
     sizes = profile_workspaces(both, planner.cache_folder, planner.device)[0][: len(calls)]
     workspaces = {op.work.signature: size for op, size in zip(calls.operations, sizes, strict=True) if op.work}

@@ -1,0 +1,274 @@
+"""Other implementations of the calls of a captured step: a graph to choose from, and how each choice is executed.
+
+What exists is in `remat.torch.implementations`; here the forward and backward calls of a step that each of them
+stands for are found, and what it reads and makes is written down as values. Implementations that stand for chains of
+forward calls, or that draw random numbers, are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_iter, tree_map
+
+from remat.frontends._torch_graph import CapturedStep
+from remat.frontends._torch_work import _plain, storage_bytes, tensor_bytes, tensors_of
+from remat.graph import Value, Work
+from remat.implementation import Implementation
+from remat.torch.implementations import IMPLEMENTATIONS, Calls, Family, TorchImplementation, all_arguments
+
+OPERATORS = ("default", "exact", "joint")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A tensor that only an implementation makes: the `index`-th of what it keeps of a call, for its backward call."""
+
+    call: fx.Node
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How an operation is computed in one of its ways.
+
+    Attributes:
+        target: function to call with `args`: nodes of the captured graph, `Kept`, and plain values.
+        results: of a forward function, for each leading result the index of the call's result that it is; None if
+            the function returns just what the call does.
+        kept: what follows these.
+        vals: tensors without contents that the function returns; one tensor if it returns no tuple.
+        checks: the function only checks what it is given, so that a repetition is the call's own.
+    """
+
+    target: Any
+    args: tuple[Any, ...]
+    results: tuple[int, ...] | None
+    kept: tuple[Kept, ...]
+    vals: Any
+    checks: bool = False
+
+
+def with_ways(step: CapturedStep, operators: str) -> CapturedStep:
+    """The step with every implementation that applies; for ``exact``, that gives the default's bits."""
+    return step if operators == "default" else _Finder(step, operators == "exact").find()
+
+
+class _Finder:
+    def __init__(self, step: CapturedStep, exact: bool):
+        self.step, self.exact = step, exact
+        self.place = {node: k for k, nodes in enumerate(step.nodes) if len(nodes) == 1 for node in nodes}
+        self.values = list(step.graph.values)
+        self.ways: dict[int, list[Implementation]] = {}
+        self.recipes: dict[tuple[int, str], Recipe] = {}
+        self.extra: dict[Kept, int] = {}
+        self.kept_vals: dict[Kept, torch.Tensor] = {}
+        self.primals = {place: step.joint.primals[i] for i, place in step.joint.places.items()}
+
+    def find(self) -> CapturedStep:
+        for implementation in IMPLEMENTATIONS.values():
+            left_out = implementation.is_default or implementation.lossy or implementation.random
+            if left_out or len(implementation.forward_kinds) > 1 or (self.exact and not implementation.exact):
+                continue
+            for node, k in self.place.items():
+                if self.step.graph.operations[k].kind == implementation.forward_kinds[0]:
+                    self._attach(implementation, node)
+        graph = self.step.graph
+        operations = tuple(
+            replace(op, implementations=tuple(self.ways.get(k, ()))) for k, op in enumerate(graph.operations)
+        )
+        graph = replace(graph, operations=operations, values=tuple(self.values))
+        return replace(self.step, graph=graph, recipes=self.recipes)
+
+    def _attach(self, made: TorchImplementation, node: fx.Node) -> None:
+        val = node.meta["val"]
+        devices = {t.device.type for t in tensors_of(val)}
+        if not devices <= set(made.devices):
+            return
+        forward = all_arguments(node.target, node.args, node.kwargs)
+        whole = not isinstance(val, torch.Tensor)
+        results = tuple(_Part(node, i) if whole else node for _, i in made.results)
+        kept = tuple(Kept(node, i, f"{node.name}.{name}") for i, name in enumerate(made.kept))
+        backward = self._backward_of(made, node) if made.backward_kinds else None
+        if made.backward_kinds and backward is None:
+            return
+        calls = Calls(
+            (forward,), () if backward is None else (self._arguments(backward),), results, kept
+        )  # fmt: skip
+        if made.why_not(self._known(calls)):
+            return
+        vals = self._forward_vals(made, calls) if made.forward is not None else ()
+        args = made.backward_arguments(calls) if made.backward_arguments is not None else ()
+        if vals is None or any(isinstance(x, _Part) and _getitem(x) is None for x in tree_iter(args)):
+            return
+        # What only the check in the forward function allows is tied to it by a value of no bytes.
+        checks = made.forward is not None and made.backward is not None and made.family is Family.OUTPUT
+        if made.forward is not None:
+            self._add_forward(made, node, calls, vals, checks)
+        if made.backward is not None and backward is not None:
+            reads = self._read(args) | ({self._token(node, made.name)} if checks else set())
+            outputs = self.step.graph.operations[self.place[backward]].outputs
+            self._add(backward, made.name, args, reads, outputs, None, (), made.backward, backward.meta["val"])
+
+    def _add_forward(self, made: TorchImplementation, node: fx.Node, calls: Calls, vals: Any, checks: bool) -> None:
+        storage, args = self.step.storage[node], made.forward_arguments(calls)
+        indices = tuple(i for _, i in made.results)
+        own = {v for v in tree_iter(storage) if isinstance(v, int)}
+        outputs = [v for v in ([storage] if isinstance(storage, int) else [storage[i] for i in indices])
+                   if isinstance(v, int)]  # fmt: skip
+        operation = self.step.graph.operations[self.place[node]]
+        outputs += [v for v in operation.outputs if v not in own]  # what keeps its place in the order
+        for kept, val in zip(calls.kept, vals[len(indices) :] if calls.kept else (), strict=True):
+            self.kept_vals[kept] = val
+            outputs.append(self._extra(kept, storage_bytes(val)))
+        if checks:
+            outputs.append(self._token(node, made.name))
+        overwrites = None
+        if made.overwrites is not None:
+            overwrites = self.step.storage[args[made.overwrites]]
+            x = args[made.overwrites].meta["val"]
+            first = tensors_of(node.meta["val"])[0]
+            same = isinstance(overwrites, int) and self.values[overwrites].bytes == self.values[outputs[0]].bytes
+            if not same or x.stride() != first.stride() or x.dtype != first.dtype:
+                return
+        self._add(node, made.name, args, self._read(args), tuple(dict.fromkeys(outputs)), indices, calls.kept,
+                  made.forward, vals, overwrites, checks)  # fmt: skip
+
+    def _add(
+        self, node: fx.Node, name: str, args: tuple[Any, ...], reads: set[int], outputs: tuple[int, ...],
+        results: tuple[int, ...] | None, kept: tuple[Kept, ...], target: Any, vals: Any,
+        overwrites: int | None = None, checks: bool = False,
+    ) -> None:  # fmt: skip
+        k = self.place[node]
+        operation = self.step.graph.operations[k]
+        if operation.run_once or (k, name) in self.recipes:
+            return
+        known = {v for x in node.all_input_nodes for v in tree_iter(self.step.storage[x]) if isinstance(v, int)}
+        reads = reads | (set(operation.inputs) - known)  # what keeps its place in the order
+        side = "backward" if operation.is_backward else "forward"
+        way = Implementation(name, tuple(sorted(reads)), outputs, overwrites=overwrites,
+                             work=_work(f"{name}.{side}", args, vals, self._val))  # fmt: skip
+        self.ways.setdefault(k, []).append(way)
+        self.recipes[k, name] = Recipe(target, args, results, kept, vals, checks)
+
+    def _backward_of(self, made: TorchImplementation, node: fx.Node) -> fx.Node | None:
+        """The backward call of a forward call: the one that reads its results, or else its input and weight."""
+        results = {node, *(user for user in node.users if user.target is operator.getitem)}
+        candidates = [
+            other for other, k in self.place.items()
+            if self.step.graph.operations[k].is_backward
+            and self.step.graph.operations[k].kind == made.backward_kinds[0]
+        ]  # fmt: skip
+        inputs = [x for x in node.args[:2] if isinstance(x, fx.Node)]
+        for wanted in (results, inputs, inputs[:1]):
+            found = [
+                other for other in candidates
+                if (any if wanted is results else all)(x in other.args[1:] for x in wanted)
+            ]  # fmt: skip
+            if found:
+                return found[0] if len(found) == 1 else None
+        return None
+
+    @staticmethod
+    def _arguments(node: fx.Node) -> tuple[Any, ...]:
+        return all_arguments(node.target, node.args, node.kwargs)
+
+    def _known(self, calls: Calls) -> Calls:
+        """The calls with contents of parameters where there are any: whether a weight is too small to divide by."""
+
+        def known(x: Any) -> Any:
+            primal = self.primals.get(x) if isinstance(x, fx.Node) else None
+            return x if primal is None or isinstance(primal, FakeTensor) else primal
+
+        forward, backward = tree_map(known, calls.forward), tree_map(known, calls.backward)
+        return Calls(forward, backward, calls.results, calls.kept)
+
+    def _forward_vals(self, made: TorchImplementation, calls: Calls) -> Any:
+        """What the forward function returns, without contents; None if it cannot be called so."""
+        args = tree_map(self._val, made.forward_arguments(calls), is_leaf=lambda x: isinstance(x, (fx.Node, _Part)))
+        if made.overwrites is not None:
+            return calls.forward[0][0].meta["val"] if len(made.results) == 1 else None
+        mode = next((t.fake_mode for t in tensors_of(args) if isinstance(t, FakeTensor)), None)
+        if mode is None:
+            return None
+        assert made.forward is not None
+        with mode, torch.no_grad():
+            return made.forward(*args)
+
+    def _val(self, x: Any) -> Any:
+        if isinstance(x, _Part):
+            return x.node.meta["val"][x.index]
+        if isinstance(x, Kept):
+            return self.kept_vals[x]
+        return x.meta["val"] if isinstance(x, fx.Node) else x
+
+    def _read(self, args: tuple[Any, ...]) -> set[int]:
+        return set(self._values(args))
+
+    def _values(self, args: Any) -> Iterator[int]:
+        for x in tree_iter(args):
+            if isinstance(x, Kept):
+                yield self.extra[x]
+            elif isinstance(x, _Part):
+                part = self.step.storage[x.node][x.index]
+                if isinstance(part, int):
+                    yield part
+            elif isinstance(x, fx.Node):
+                yield from (v for v in tree_iter(self.step.storage[x]) if isinstance(v, int))
+
+    def _extra(self, kept: Kept, size: int) -> int:
+        if kept not in self.extra:
+            self.extra[kept] = len(self.values)
+            self.values.append(Value(kept.name, size))
+        return self.extra[kept]
+
+    def _token(self, node: fx.Node, name: str) -> int:
+        return self._extra(Kept(node, -1, f"{node.name}.{name} checked"), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A result of a call with several."""
+
+    node: fx.Node
+    index: int
+
+
+def _work(function: str, args: tuple[Any, ...], vals: Any, val: Any) -> Work:
+    """What a function moves, and how it is called, for measurements; its arithmetic is not counted."""
+    concrete = tree_map(val, args, is_leaf=lambda x: isinstance(x, (fx.Node, _Part, Kept)))
+    read, made = tensors_of(concrete), tensors_of(vals)
+    floats = [t.dtype for t in (*made, *read) if t.dtype.is_floating_point]
+    plain = {"fw": "torch", "op": f"implementation.{function}", "args": _plain(list(concrete)), "kwargs": {}}
+    return Work(
+        bytes_moved=sum(map(tensor_bytes, read)) + sum(map(tensor_bytes, made)),
+        dtype=str((floats or [torch.float32])[0]).removeprefix("torch."),
+        signature=json.dumps(plain, sort_keys=True, separators=(",", ":")),
+    )
+
+
+def arguments_in(
+    args: tuple[Any, ...], fetch: Callable[[fx.Node], fx.Node], hold: Callable[[Kept], fx.Node]
+) -> tuple[Any, ...]:
+    """Arguments of a recipe with what nodes and kept tensors are in a graph that is being written."""
+
+    def of(x: Any) -> Any:
+        if isinstance(x, Kept):
+            return hold(x)
+        node = _getitem(x) if isinstance(x, _Part) else x
+        return fetch(node) if isinstance(node, fx.Node) else node
+
+    return tree_map(of, args, is_leaf=lambda x: isinstance(x, (fx.Node, _Part, Kept)))
+
+
+def _getitem(part: _Part) -> fx.Node | None:
+    """The node of the captured graph that takes the part out."""
+    return next((x for x in part.node.users if x.target is operator.getitem and x.args[1] == part.index), None)
