@@ -221,6 +221,9 @@ def test_winograd_is_slower_where_the_transforms_weigh_more() -> None:
     convolutions = [k for k, op in enumerate(graph.operations) if op.kind == "aten::_convolution"]
     gains = [graph.operations[k].cost / graph.way(k, "winograd").cost for k in convolutions]
     assert gains[0] < 1 < gains[1] < max(gains) < 4  # 3 channels in; 64; 512
+    without = monet_graph("vgg16", winograd=False)
+    names = [{way.name for op in g.operations for way in op.implementations} for g in (graph, without)]
+    assert names[0] - names[1] == {"winograd"}
 
 
 def test_gist_by_hand() -> None:

@@ -160,7 +160,7 @@ def gradients_read(graph: Graph, k: int) -> tuple[int, ...]:
     return tuple(v for v in graph.operations[k].inputs if graph.producer[v] >= graph.loss)
 
 
-def add_ways(graph: Graph, layers: Sequence[Layer], level: str, gpu: Gpu) -> Graph:
+def add_ways(graph: Graph, layers: Sequence[Layer], level: str, gpu: Gpu, *, winograd: bool = True) -> Graph:
     """The implementations of MONeT's ablation up to `level` (one of `LEVELS`), for a graph of those layers.
 
     Names, by the level that brings them in (f: forward, b: backward):
@@ -189,7 +189,7 @@ def add_ways(graph: Graph, layers: Sequence[Layer], level: str, gpu: Gpu) -> Gra
     for pair in pairs(graph):
         if steps >= 1:
             in_place(builder, pair)
-        if steps >= 2:
+        if steps >= 2 and winograd:
             _winograd(builder, pair, layers[pair.forward + 1], layers)
         if steps >= 3:
             output_activated(builder, pair)

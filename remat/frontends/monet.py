@@ -48,6 +48,7 @@ def monet_graph(
     implementations: str = "joint",
     profile: Graph | None = None,
     gpu: str | Gpu = "p100",
+    winograd: bool = True,
     gist: bool = False,
     sparsity: float = ASSUMED_SPARSITY,
 ) -> Graph:
@@ -61,6 +62,7 @@ def monet_graph(
             implementations then have its measured costs. Each alternative has that of its default times the ratio of
             their roofline times on `gpu`: modelled.
         gpu: a device of ``conf/gpu``, whose roofline gives costs where there is no profile.
+        winograd: whether the level ``conv`` and later ones have it: its costs are the least certain by far.
         gist: add what the strategy ``gist`` needs (`with_gist`), at that `sparsity`.
 
     Raises:
@@ -73,14 +75,15 @@ def monet_graph(
         raise InvalidInput(f"batch must be a positive integer, not {batch!r}")
     device = load_gpu(gpu) if isinstance(gpu, str) else gpu
     graph = training_graph(
-        NETWORKS[name](batch), f"{name}_b{batch}", implementations=implementations, profile=profile, gpu=device
-    )
+        NETWORKS[name](batch), f"{name}_b{batch}", implementations=implementations, profile=profile, gpu=device,
+        winograd=winograd,
+    )  # fmt: skip
     return with_gist(graph, sparsity, gpu=device) if gist else graph
 
 
 def training_graph(
     network: Network, name: str, *, implementations: str = "joint", profile: Graph | None = None,
-    gpu: str | Gpu = "p100",
+    gpu: str | Gpu = "p100", winograd: bool = True,
 ) -> Graph:  # fmt: skip
     """The training graph of any `Network`; see `monet_graph`."""
     level = LEVELS[-1] if implementations == "joint" else implementations
@@ -91,7 +94,7 @@ def training_graph(
     if profile is not None:
         _check_same(graph, profile)
         graph = graph.with_costs([op.cost for op in profile.operations], profile.cost_unit)
-    return add_ways(graph, network.layers, level, device)
+    return add_ways(graph, network.layers, level, device, winograd=winograd)
 
 
 def plain_pytorch(graph: Graph) -> Plan:
