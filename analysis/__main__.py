@@ -23,6 +23,10 @@ def redraw(folder: Path) -> list[Path]:
         from analysis.paper import draw_paper
 
         return draw_paper(folder)
+    if (folder / "monet.json").is_file():
+        from analysis.monet import draw_monet
+
+        return draw_monet(folder)
     experiment = read_json(folder / "run.json").get("experiment")
     if experiment in OF_THEIR_OWN:
         return getattr(importlib.import_module(f"analysis.{experiment}"), OF_THEIR_OWN[experiment])(folder)

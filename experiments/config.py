@@ -90,6 +90,7 @@ class Config:
     options: dict[str, Any] = field(default_factory=dict)
     parts: list[str] | None = None
     networks: list[str] | None = None
+    levels: list[str] | None = None
 
 
 def register() -> None:

@@ -23,6 +23,7 @@ from experiments.row import Row
 from experiments.settings import RUNS_FOLDER, Settings
 from experiments.solving import Bench, contradictions
 from experiments.store import Store, write_json
+from remat.errors import InvalidInput
 from remat.units import format_cost, format_size
 
 STORE_FOLDER = RUNS_FOLDER / "store"
@@ -33,8 +34,10 @@ RUNNERS = {
     "max_batch_size": "experiments.max_batch_size:run_max_batch_size",
     "throughput": "experiments.throughput:run_throughput",
     "largest_model": "experiments.largest_model:run_largest_model",
+    "paper/monet": "experiments.monet:run_monet",
 }
-PAPER = "experiments.paper:run_paper"  # of "paper" and of every "paper/..."
+PAPER = "experiments.paper:run_paper"  # of "paper" and of every other "paper/..."
+SEVERAL_BUDGETS = ("paper/monet",)
 
 
 def run(cfg: DictConfig, settings: Settings, experiment: str) -> int:
@@ -51,7 +54,9 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
         from experiments.wandb_logger import import_wandb
 
         import_wandb()  # before anything is solved
-    runner = PAPER if experiment.partition("/")[0] == "paper" else RUNNERS.get(experiment)
+    if settings.budgets_bytes and experiment not in SEVERAL_BUDGETS:
+        raise InvalidInput(f"budget: a list is for experiment={' or '.join(SEVERAL_BUDGETS)}; write one size, or sweep")
+    runner = RUNNERS.get(experiment) or (PAPER if experiment.partition("/")[0] == "paper" else None)
     if runner is not None:
         module, _, function = runner.partition(":")
         return getattr(importlib.import_module(module), function)(cfg, settings, console, folder)

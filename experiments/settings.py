@@ -37,6 +37,7 @@ class Settings:
         graph_file: a remat-graph file, or None with a `spec`.
         cost: ``flops``, ``roofline``, ``profile``; ``file`` with a graph file.
         budget_bytes: a single budget; None for a sweep of `points` budgets.
+        budgets_bytes: where a list of budgets was given; only some experiments take one.
         strategies: names, each once.
         options: [strategy] keyword options of that strategy.
         target_gap: a solve may end once its gap is at or below it.
@@ -68,6 +69,7 @@ class Settings:
     target_gap: float = GAP_TOLERANCE
     engine: str = "local"
     address: str | None = None
+    budgets_bytes: tuple[int, ...] = ()
 
 
 def read_settings(cfg: DictConfig) -> Settings:
@@ -81,7 +83,10 @@ def read_settings(cfg: DictConfig) -> Settings:
     parse_scope(cfg.scope)
     budget = cfg.budget
     is_sweep = isinstance(budget, str) and budget.strip().lower() == "sweep"
-    budget_bytes = None if is_sweep else _budget(budget)
+    several = tuple(map(_budget, budget)) if OmegaConf.is_list(budget) else ()
+    if OmegaConf.is_list(budget) and not several:
+        raise InvalidInput("budget is an empty list; write sizes, or budget=sweep")
+    budget_bytes = None if is_sweep or several else _budget(budget)
     _at_least("points", cfg.points, 2)
     _at_least("seed", cfg.seed, 0)
     _at_least("threads", cfg.threads, 1)
@@ -120,6 +125,7 @@ def read_settings(cfg: DictConfig) -> Settings:
         target_gap=cfg.target_gap,
         engine=_one_of("engine", cfg.engine.name, ENGINES),
         address=cfg.engine.address,
+        budgets_bytes=several,
     )
 
 

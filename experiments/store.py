@@ -115,7 +115,13 @@ class Store:
                 "overhead": member.cost / total - 1 if total else 0.0,
                 "peak_bytes": member.peak_bytes,
                 "accounting": accounting,
-                "plan": json.dumps({"kinds": member.plan.kinds.tolist(), "ids": member.plan.ids.tolist()}),
+                "plan": json.dumps(
+                    {
+                        "kinds": member.plan.kinds.tolist(),
+                        "ids": member.plan.ids.tolist(),
+                        **({"ways": member.plan.ways} if member.plan.ways else {}),
+                    }
+                ),
             }
             for member in family.members
         ]
@@ -134,7 +140,8 @@ class Store:
         try:
             for row in table.to_pylist():
                 steps = json.loads(row["plan"])
-                plan = Plan.from_steps(graph, zip(steps["kinds"], steps["ids"], strict=True))
+                ways = steps.get("ways") or [""] * len(steps["ids"])
+                plan = Plan.from_steps(graph, zip(steps["kinds"], steps["ids"], ways, strict=True))
                 members.append(Member(plan, row["cost"], row["peak_bytes"], json.loads(row["parameters"])))
         except (InvalidPlan, ValueError, KeyError, TypeError) as error:
             warnings.warn(f"{path}: cannot be read ({error}); computing it again", stacklevel=2)

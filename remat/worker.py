@@ -154,7 +154,7 @@ def run_family_isolated(problem: Problem, strategy: str, options: Mapping[str, A
     members = []
     try:
         for member in row["members"]:
-            plan = Plan.from_steps(problem.graph, zip(member["kinds"], member["ids"], strict=True))
+            plan = plan_from_row(problem.graph, member, None)
             trace = simulate(problem.graph, plan)
             members.append(Member(plan, trace.cost, trace.peak_bytes, member["parameters"]))
     except InvalidPlan as error:

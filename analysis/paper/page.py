@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -21,24 +22,42 @@ MARKS = ("Marks: [2nd] quoted by a third party, the paper itself was not at hand
 PX_PER_INCH = 84  # one size of letters in all figures
 
 
-def write_page(head: Mapping[str, Any], parts: Sequence[tuple[str, Part]], folder: Path) -> Path:
-    """Write ``page.html``, atomically."""
+@dataclass(frozen=True, slots=True)
+class Front:
+    """What stands above the parts: title, a subtitle, paragraphs and smaller notes."""
+
+    title: str
+    subtitle: str
+    paragraphs: Sequence[str]
+    notes: Sequence[str]
+
+
+def write_page(
+    head: Mapping[str, Any], parts: Sequence[tuple[str, Part]], folder: Path, front: Front | None = None
+) -> Path:
+    """Write ``page.html``, atomically; without a `front`, as the page of Checkmate's paper."""
     path = folder / "page.html"
     with replacing(path) as scratch:
-        scratch.write_text(_page(head, parts, folder), encoding="utf-8")
+        scratch.write_text(_page(head, parts, folder, front or _front(head)), encoding="utf-8")
     return path
 
 
-def _page(head: Mapping[str, Any], parts: Sequence[tuple[str, Part]], folder: Path) -> str:
-    css = (resources.files("analysis") / "page.css").read_text(encoding="utf-8")
-    links = " · ".join(f'<a href="#{name}">{escape(part.title)}</a>' for name, part in parts)
+def _front(head: Mapping[str, Any]) -> Front:
     scale, config = head["scale"], head["config"]
     lead = (f"scale={config['scale']}: {scale['points']} budgets of a sweep, {scale['time_limit_s']:g} s for each "
             f"solve, {scale['samples']} random roundings; costs of the GPU {config['gpu'].get('name')}; "
             f"{head['cores']} cores here.")  # fmt: skip
-    body = [f"<h1>{TITLE}</h1>", '<p class="lead">Jain et al., MLSys 2020: what was published, what this project gets, '
-            "and why they differ.</p>", f"<p>{escape(lead)}</p>", f'<p class="note">{escape(MARKS)}</p>',
-            f'<p class="note">{links}</p>']  # fmt: skip
+    subtitle = "Jain et al., MLSys 2020: what was published, what this project gets, and why they differ."
+    return Front(TITLE, subtitle, (lead,), (MARKS,))
+
+
+def _page(head: Mapping[str, Any], parts: Sequence[tuple[str, Part]], folder: Path, front: Front) -> str:
+    css = (resources.files("analysis") / "page.css").read_text(encoding="utf-8")
+    links = " · ".join(f'<a href="#{name}">{escape(part.title)}</a>' for name, part in parts)
+    body = [f"<h1>{escape(front.title)}</h1>", f'<p class="lead">{escape(front.subtitle)}</p>']
+    body += [f"<p>{escape(text)}</p>" for text in front.paragraphs]
+    body += [f'<p class="note">{escape(text)}</p>' for text in front.notes]
+    body.append(f'<p class="note">{links}</p>')
     body += [_section(name, part, folder) for name, part in parts]
     body.append(_provenance(head))
     return (
@@ -46,7 +65,8 @@ def _page(head: Mapping[str, Any], parts: Sequence[tuple[str, Part]], folder: Pa
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         'img-src data:">'
-        f'<link rel="icon" href="data:,"><title>{TITLE}</title><style>{css}\nfigure {{ margin: 14px 0; }} '
+        f'<link rel="icon" href="data:,"><title>{escape(front.title)}</title>'
+        f"<style>{css}\nfigure {{ margin: 14px 0; }} "
         "figure img {{ max-width: 100%; }}</style></head>".replace("{{", "{").replace("}}", "}")
         + "<body><main>" + "\n".join(body) + "</main></body></html>\n"
     )  # fmt: skip

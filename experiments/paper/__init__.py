@@ -70,7 +70,7 @@ def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
             started, before = time.monotonic(), progress.n_finished
             document = importlib.import_module(f"experiments.paper.{part}").run(lab)
             refuted += document.get("contradicted", [])
-            made = _made(folder / f"{part}.json", time.monotonic() - started, progress.n_finished - before)
+            made = made_now(folder / f"{part}.json", time.monotonic() - started, progress.n_finished - before)
             write_json(folder / f"{part}.json", document | {"made": made})
     refuted += [line for bench in lab.benches for line in contradictions(list(bench.kept.values()))]
     lab.say(f"{progress.n_finished} solved now, in {duration(time.monotonic() - began)}")
@@ -86,7 +86,7 @@ def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
     return 1 if refuted else 0
 
 
-def _made(path: Path, seconds: float, solved: int) -> dict[str, Any]:
+def made_now(path: Path, seconds: float, solved: int) -> dict[str, Any]:
     """When a part was made, by which code and in what time: what stood there if nothing had to be solved now."""
     if not solved and path.is_file():
         with contextlib.suppress(ValueError, KeyError):

@@ -1,0 +1,120 @@
+"""Which implementations the plans use, and why some are never chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from analysis.monet.points import JOINT, LEVELS, NO_WINOGRAD, gib, read_facts
+from analysis.paper.part import Part, Table
+
+
+def report(document: Mapping[str, Any], folder: Path) -> Part:
+    """Counts by budget, and the reasons."""
+    facts, _ = read_facts(folder)
+    label = {net["name"]: net["label"] for net in facts}
+    used, never = document["used"], document["never"]
+    everywhere = _never_anywhere(document)
+    said = ", ".join(f"{kind} {way}" for kind, way in everywhere) or "none"
+    groups = {}
+    for entry in never:
+        groups.setdefault(entry["reason"].partition(":")[0], []).append(entry)
+    counts = "; ".join(f"{words}: {len(entries)}" for words, entries in groups.items()) or "none"
+    figures = []
+    if used:
+        figures = [
+            (f"implementations_{level}", f"Operations that run in each way in the portfolio's plan, {LEVELS[level]}; "
+             "shade: the share of those that have it; empty: no plan", _figure(document, facts, level))
+            for level in (NO_WINOGRAD, JOINT)
+        ]  # fmt: skip
+    return Part(
+        "Implementations used",
+        "MONeT's schedules mix implementations of one operator within a network, by budget; no counts are at hand.",
+        f"Never chosen in any network, budget or method: {said}. Reasons of those a network never uses, "
+        f"each computed from the graph or by putting the implementation into every plan: {counts}.",
+        "A count is of operations that run in that way at least once, of those that have it; what is not counted "
+        "runs in its default. A reason is of the portfolio's plans: `missed by the search` means that "
+        "such a plan would have been no worse, and more time would find it.",
+        figures,
+        [_used_table(used, document["available"], label), _never_table(never, label)],
+    )
+
+
+def _never_anywhere(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    chosen = {(e["kind"], e["way"]) for e in document["used"]}
+    return sorted({(short(e["kind"]), e["way"]) for e in document["available"] if (e["kind"], e["way"]) not in chosen})
+
+
+def short(kind: str) -> str:
+    """``relu_ backward`` for ``aten::relu__ip_grad``."""
+    name = kind.rpartition("::")[2]
+    for ending, words in (("_ip_grad", " backward"), ("_param_grad", " weight grad")):
+        if name.endswith(ending):
+            return name.removesuffix(ending) + words
+    return name
+
+
+def _used_table(
+    used: Sequence[Mapping[str, Any]], available: Sequence[Mapping[str, Any]], label: Mapping[str, str]
+) -> Table:
+    most = {(e["network"], e["kind"], e["way"]): e["operations"] for e in available}
+    rows = [
+        [label[e["network"]], LEVELS[e["level"]], e["strategy"], gib(e["budget_bytes"]), short(e["kind"]), e["way"],
+         str(e["operations"]), str(most[e["network"], e["kind"], e["way"]])]
+        for e in used
+    ]  # fmt: skip
+    return Table("monet_used", "Operations that run in another way than the default one", [
+        "network", "implementations", "strategy", "GiB", "operation", "way", "operations", "that have it",
+    ], rows)  # fmt: skip
+
+
+def _never_table(never: Sequence[Mapping[str, Any]], label: Mapping[str, str]) -> Table:
+    rows = [[label[e["network"]], LEVELS[e["level"]], short(e["kind"]), e["way"], str(e["operations"]), e["reason"]]
+            for e in never]  # fmt: skip
+    return Table("monet_never", "Implementations that no plan of a network uses, and why", [
+        "network", "implementations", "operation", "way", "that have it", "reason",
+    ], rows)  # fmt: skip
+
+
+def _figure(document: Mapping[str, Any], facts: Sequence[Mapping[str, Any]], level: str) -> Figure:
+    most = {(e["network"], e["kind"], e["way"]): e["operations"] for e in document["available"]}
+    offered = {(e["kind"], e["way"]) for e in document["available"] if level == JOINT or e["way"] != "winograd"}
+    ways = sorted(offered, key=lambda w: (_is_backward(w[0]), *w))
+    counts = {
+        (e["network"], e["budget_bytes"], e["kind"], e["way"]): e["operations"]
+        for e in document["used"] if e["level"] == level and e["strategy"] == "portfolio"
+    }  # fmt: skip
+    columns = [(net, budget) for net in facts for budget in sorted(net["budgets_bytes"], reverse=True)]
+    solved = {(network, budget) for network, budget, _, _ in counts}
+    shares = np.full((len(ways), len(columns)), np.nan)
+    figure = Figure(figsize=(0.42 * len(columns) + 3.4, 0.21 * len(ways) + 1.3), layout="constrained")
+    axes = figure.subplots()
+    for j, (net, budget) in enumerate(columns):
+        for i, (kind, way) in enumerate(ways):
+            if (net["name"], kind, way) in most and (net["name"], budget) in solved:
+                n = counts.get((net["name"], budget, kind, way), 0)
+                shares[i, j] = n / most[net["name"], kind, way]
+                axes.annotate(str(n), (j, i), ha="center", va="center", fontsize=6,
+                              color="white" if shares[i, j] > 0.6 else "#333333")  # fmt: skip
+    axes.imshow(shares, cmap="Purples", vmin=0, vmax=1, aspect="auto")
+    axes.set_yticks(range(len(ways)), [f"{short(kind)}: {way}" for kind, way in ways], fontsize=6.5)
+    axes.set_xticks(range(len(columns)), [gib(budget) for _, budget in columns], fontsize=7)
+    axes.grid(visible=False)
+    start = 0
+    for net in facts:
+        n = len(net["budgets_bytes"])
+        axes.annotate(net["label"], (start + (n - 1) / 2, -0.8), ha="center", va="bottom", fontsize=8,
+                      annotation_clip=False)  # fmt: skip
+        start += n
+        if start < len(columns):
+            axes.axvline(start - 0.5, color="#777777", lw=0.8)
+    axes.set_xlabel("Memory budget (GiB)")
+    return figure
+
+
+def _is_backward(kind: str) -> bool:
+    return kind.endswith(("_ip_grad", "_param_grad"))

@@ -1,0 +1,102 @@
+"""The solves of a run of ``experiment=paper/monet``, read from the store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.results import WITH_PLAN, read_json, read_rows
+
+GIB = 2**30
+NONE, NO_WINOGRAD, JOINT, GIST = "none", "no_winograd", "joint", "gist"
+LEVELS = {
+    NONE: "default", "in_place": "+ in place", "conv": "+ Winograd", "output": "+ from outputs",
+    "intermediate": "+ masks, indices", JOINT: "all", NO_WINOGRAD: "all but Winograd", GIST: "Gist's",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One solve.
+
+    Attributes:
+        overhead: against one pass of default implementations; None without a plan.
+        trajectory: [(seconds, cost)] of its improvements.
+        cost_cap: where only a plan that costs no more was asked for.
+    """
+
+    network: str
+    level: str
+    strategy: str
+    budget_bytes: int
+    cost_cap: int | None
+    status: str
+    cost: int | None
+    bound: int | None
+    overhead: float | None
+    peak_bytes: int | None
+    wall_s: float
+    limit_s: float
+    message: str
+    trajectory: tuple[tuple[float, int], ...]
+    stats: Mapping[str, Any]
+
+
+def read_points(folder: Path, store: str, entries: Iterable[Mapping[str, Any]]) -> list[Point]:
+    """A point for each entry of a document whose row the store has."""
+    entries = list(entries)
+    rows = {row.key: row for row in read_rows(folder / store, [e["key"] for e in entries]).itertuples()}
+    return [_point(entry, rows[entry["key"]]) for entry in entries if entry["key"] in rows]
+
+
+def _point(entry: Mapping[str, Any], row: Any) -> Point:
+    has_plan = row.status in WITH_PLAN
+    stats = json.loads(row.stats or "{}")
+    return Point(
+        entry["network"], entry["level"], entry["strategy"], int(entry["budget_bytes"]), entry["cost_cap"], row.status,
+        int(row.cost) if has_plan else None, _integer(row.bound),
+        float(row.overhead) if has_plan else None, int(row.peak_bytes) if has_plan else None,
+        float(row.wall_s), float(row.time_limit_s), row.message or "",
+        tuple((float(s), int(cost)) for s, cost, _ in stats.get("trajectory", [])), stats,
+    )  # fmt: skip
+
+
+def _integer(value: Any) -> int | None:
+    return None if pd.isna(value) else int(value)
+
+
+def read_facts(folder: Path) -> tuple[list[dict[str, Any]], list[Point]]:
+    """(what is known of each network, the points) of the part ``overhead``."""
+    document = read_json(folder / "overhead.json")
+    return document["networks"], read_points(folder, document["store"], document["rows"])
+
+
+def of(
+    points: Iterable[Point], network: str, levels: str | Sequence[str], strategies: str | Sequence[str]
+) -> list[Point]:
+    """Those of a network, levels and strategies, by budget."""
+    levels = [levels] if isinstance(levels, str) else levels
+    strategies = [strategies] if isinstance(strategies, str) else strategies
+    found = [p for p in points if p.network == network and p.level in levels and p.strategy in strategies]
+    return sorted(found, key=lambda p: p.budget_bytes)
+
+
+def cheapest(points: Iterable[Point], budget_bytes: int) -> Point | None:
+    """The cheapest plan among these whose peak is within the budget, whatever budget it was made for."""
+    fitting = [p for p in points if p.cost is not None and (p.peak_bytes or 0) <= budget_bytes]
+    return min(fitting, key=lambda p: p.cost or 0, default=None)
+
+
+def gib(size_bytes: float) -> str:
+    """``9.31``, or ``10``."""
+    return f"{size_bytes / GIB:.2f}".removesuffix(".00")
+
+
+def signed(share: float | None) -> str:
+    """``-1.23 %``; '' for None."""
+    return "" if share is None else f"{100 * share:.2f} %"

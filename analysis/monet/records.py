@@ -1,0 +1,133 @@
+"""Checkpointing only, on the published graphs: recorded results beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from analysis.monet.points import GIB, Point, gib, of, read_facts, read_points
+from analysis.monet.solver_time import NEAR, reached
+from analysis.paper.part import Part, Table
+from analysis.results import read_json
+from analysis.style import BLACK, BLUE, FOREST, WINE
+
+OURS = (("portfolio", "Portfolio", WINE, "*"), ("checkmate_milp", "Checkmate MILP (HiGHS)", BLUE, "s"),
+        ("monet", "MONeT's program (HiGHS)", FOREST, "p"))  # fmt: skip
+TOP = 20.0
+
+
+def report(document: Mapping[str, Any], folder: Path) -> Part:
+    """A row for each record."""
+    published = (
+        "Checkmate's MILP with Gurobi 9.0.3 on 12 threads (VGG-16: 48), up to 24 h for each solve; cost, bound, "
+        "status and time are stored with MONeT's schedules, and every stored schedule was replayed [data]."
+    )
+    records = document["records"]
+    if not records:
+        words = f"Skipped: {document['absent']}."
+        return Part("Checkpointing only, against recorded results", published, words, "Nothing was compared.")
+    facts, _ = read_facts(folder)
+    label = {net["name"]: net["label"] for net in facts}
+    total = {net["name"]: net["total_cost"] for net in facts}
+    points = read_points(folder, read_json(folder / "overhead.json")["store"], document["rows"])
+    return Part(
+        "Checkpointing only, against recorded results", published, _ours(records, points),
+        "The same graphs, costs and budgets; seconds here, hours on twelve threads there. Plans may repeat backward "
+        "operations here and in Checkmate's MILP, not in MONeT's program, whose own bound proves nothing of others' "
+        "plans. Recorded bounds are Gurobi's; ours are proven by corrected duals.",
+        [("records", "Cost above the recorded one at the recorded budgets; beyond the frame: at its top with the value",
+          _figure(records, points, label))],
+        [_table(records, points, label, total)],
+    )  # fmt: skip
+
+
+def _at(points: Sequence[Point], record: Mapping[str, Any], strategy: str) -> Point | None:
+    own = [p for p in of(points, record["network"], "none", strategy) if p.budget_bytes == record["budget_bytes"]]
+    return own[0] if own else None
+
+
+def _ours(records: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> str:
+    pairs = [(r, p) for r in records if (p := _at(points, r, "portfolio")) is not None]
+    known = [(r["cost_ns"], p.cost) for r, p in pairs if r["cost_ns"] is not None and p.cost is not None]
+    agree = sum(r["cost_ns"] is None and p.status == "INFEASIBLE" for r, p in pairs)
+    impossible = sum(r["cost_ns"] is None for r, _ in pairs)
+    if not known:
+        return "The portfolio has no plan where one is recorded."
+    ratios = [ours / theirs - 1 for theirs, ours in known]
+    cheaper = sum(ratio < -1e-4 for ratio in ratios)
+    equal = sum(abs(ratio) <= 1e-4 for ratio in ratios)
+    return (
+        f"The portfolio's plan is cheaper than the recorded one in {cheaper} of {len(known)} cases, equal (to 1e-4) in "
+        f"{equal}, dearer in {len(known) - cheaper - equal}; at worst {100 * max(ratios):.2f} % dearer, at best "
+        f"{-100 * min(ratios):.2f} % cheaper. Of {impossible} budgets recorded as infeasible {agree} were proven so."
+    )
+
+
+def _table(
+    records: Sequence[Mapping[str, Any]], points: Sequence[Point], label: Mapping[str, str], total: Mapping[str, int]
+) -> Table:
+    rows = []
+    for record in records:
+        cost, bound = record["cost_ns"], record["bound_ns"]
+        cells = [
+            label[record["network"]], gib(record["budget_bytes"]), record["status"], _ms(cost), _ms(bound),
+            f"{record['solve_s']:.0f}", "" if record["t_within_5pct_s"] is None else f"{record['t_within_5pct_s']:.0f}",
+        ]  # fmt: skip
+        best = min([c for c in [cost, *(p.cost for p in points if _is_of(p, record))] if c is not None], default=None)
+        for strategy, *_ in OURS:
+            p = _at(points, record, strategy)
+            if p is None:
+                cells += ["", "", ""]
+                continue
+            change = "" if p.cost is None or cost is None else f" ({100 * (p.cost / cost - 1):+.2f} %)"
+            near = None if best is None else reached(p, NEAR * best)
+            words = p.status if p.cost is None else _ms(p.cost) + change
+            has_bound = p.bound is not None and p.bound > total[record["network"]] and p.status != "INFEASIBLE"
+            cells += [words, _ms(p.bound) if has_bound else "", "" if near is None else f"{near:.1f}"]
+        rows.append(cells)
+    heads = ["network", "GiB", "recorded status", "recorded ms", "recorded bound", "recorded s", "recorded s to 5 %"]
+    for _, name, _, _ in OURS:
+        heads += [f"{name} ms", "bound", "s to 5 %"]
+    return Table(
+        "monet_records", "Recorded results and ours (change against the recorded cost); empty: none", heads, rows
+    )
+
+
+def _is_of(point: Point, record: Mapping[str, Any]) -> bool:
+    return (point.network, point.budget_bytes) == (record["network"], record["budget_bytes"])
+
+
+def _ms(cost: float | None) -> str:
+    return "" if cost is None else f"{cost / 1e6:.2f}"
+
+
+def _figure(records: Sequence[Mapping[str, Any]], points: Sequence[Point], label: Mapping[str, str]) -> Figure:
+    names = [name for name in label if any(r["network"] == name for r in records)]
+    figure = Figure(figsize=(3.1 * len(names) + 0.4, 3.2), layout="constrained")
+    all_axes = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
+    for axes, name in zip(all_axes, names, strict=True):
+        own = [r for r in records if r["network"] == name and r["cost_ns"] is not None]
+        axes.axhline(0, color=BLACK, lw=0.9)
+        bounds = [(r["budget_bytes"] / GIB, 100 * (r["bound_ns"] / r["cost_ns"] - 1)) for r in own if r["bound_ns"]]
+        axes.plot([x for x, _ in bounds], [y for _, y in bounds], color=BLACK, ls="", marker="_", ms=9,
+                  label="Recorded bound")  # fmt: skip
+        for i, (strategy, words, colour, marker) in enumerate(OURS):
+            found = [(r, _at(points, r, strategy)) for r in own]
+            shown = [(r["budget_bytes"] / GIB + 0.1 * (i - 1), 100 * (p.cost / r["cost_ns"] - 1)) for r, p in found
+                     if p is not None and p.cost is not None]  # fmt: skip
+            axes.plot([x for x, _ in shown], [min(y, TOP) for _, y in shown], color=colour, ls="", marker=marker,
+                      ms=9 if marker == "*" else 5, label=words)  # fmt: skip
+            for x, y in shown:
+                if y > TOP:
+                    axes.annotate(f"{y:.0f}", (x, TOP), (0, 4), textcoords="offset points", ha="center", fontsize=6.5,
+                                  color=colour, annotation_clip=False)  # fmt: skip
+        axes.set_title(label[name], loc="left", pad=12)
+        axes.set_xlabel("Memory budget (GiB)")
+        axes.margins(x=0.12)
+        axes.set_ylim(-10, TOP)
+    all_axes[0].set_ylabel("Cost above the recorded (%)")
+    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure

@@ -1,0 +1,120 @@
+"""Seconds until a plan within 5 % of the best known: MONeT's program and the portfolio."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from analysis.monet.points import JOINT, LEVELS, NO_WINOGRAD, Point, gib, read_facts, read_points
+from analysis.paper.part import Part, Table
+from analysis.results import read_json
+from analysis.style import FOREST, OLIVE, ORANGE, WINE
+
+NEAR = 1.05
+FORMS = {
+    ("portfolio", NO_WINOGRAD): (WINE, "*"), ("portfolio", JOINT): (ORANGE, "D"),
+    ("monet", NO_WINOGRAD): (FOREST, "p"), ("monet", JOINT): (OLIVE, "h"),
+}  # fmt: skip
+NAMES = {"portfolio": "Portfolio", "monet": "MONeT's program"}
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A solve; `near_s` is None if it never came within 5 % of the best known plan of its problem."""
+
+    point: Point
+    first_s: float | None
+    near_s: float | None
+    best: int | None
+
+
+def report(document: Mapping[str, Any], folder: Path) -> Part:
+    """A row for each solve."""
+    facts, _ = read_facts(folder)
+    label = {net["name"]: net["label"] for net in facts}
+    points = read_points(folder, read_json(folder / "overhead.json")["store"], document["rows"])
+    solves = timed(points)
+    said = "; ".join(
+        f"{NAMES[strategy]}, {LEVELS[level]}: {sum(t.near_s is not None for t in own)} of {len(own)}"
+        for strategy, level in FORMS
+        if (own := [t for t in solves if (t.point.strategy, t.point.level) == (strategy, level)])
+    )
+    rows = [
+        [label[t.point.network], gib(t.point.budget_bytes), LEVELS[t.point.level], NAMES[t.point.strategy],
+         t.point.status, _seconds(t.first_s), _seconds(t.near_s),
+         "" if t.point.cost is None or t.best is None else f"{100 * (t.point.cost / t.best - 1):.2f} %",
+         f"{t.point.wall_s:.1f}", str(t.point.stats.get("columns", ""))]
+        for t in sorted(solves, key=lambda t: (list(label).index(t.point.network), -t.point.budget_bytes))
+    ]  # fmt: skip
+    return Part(
+        "Solver time to within 5 % of the best known plan",
+        "Times of MONeT's own program are not at hand. Checkmate's MILP with Gurobi on 12 threads took 3 to 21.5 h on "
+        "ResNet-50 to within 5 % of the best known, by the stored results (next part) [data].",
+        f"Solves that came within 5 % of the best plan known for their problem: {said}. Limit "
+        f"{max((t.point.limit_s for t in solves), default=0):g} s.",
+        "HiGHS instead of Gurobi, one thread, a limit of seconds or minutes instead of a day. Interfaces to the "
+        "program's solver report no incumbents on the way, so its time is that of its end. `Best known` is what "
+        "either of the two found for that network, budget and set of implementations in this run.",
+        [("solver_time", "Seconds to within 5 % of the best known, a mark for each budget; hollow, at the right edge: "
+          "not reached", _figure(solves, label))],
+        [Table("monet_solver_time", "Seconds; empty: not reached", [
+            "network", "GiB", "implementations", "strategy", "status", "first plan", "within 5 %", "above best known",
+            "seconds", "columns",
+        ], rows)],
+    )  # fmt: skip
+
+
+def timed(points: Sequence[Point]) -> list[Timed]:
+    """When each solve had its first plan and one near the best known of its problem."""
+    best: dict[tuple[str, str, int], int] = {}
+    for p in points:
+        if p.cost is not None:
+            place = p.network, p.level, p.budget_bytes
+            best[place] = min(p.cost, best.get(place, p.cost))
+    found = []
+    for p in points:
+        least = best.get((p.network, p.level, p.budget_bytes))
+        found.append(Timed(p, reached(p, None), None if least is None else reached(p, NEAR * least), least))
+    return found
+
+
+def reached(point: Point, at_most: float | None) -> float | None:
+    """Seconds until a plan of that cost (any, if None); a plan that came with the answer alone counts at its end."""
+    if point.cost is None or (at_most is not None and point.cost > at_most):
+        return None
+    return min((s for s, cost in point.trajectory if at_most is None or cost <= at_most), default=point.wall_s)
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.2f}"
+
+
+def _figure(solves: Sequence[Timed], label: Mapping[str, str]) -> Figure:
+    figure = Figure(figsize=(7.4, 0.6 * len(label) + 1.5), layout="constrained")
+    axes = figure.subplots()
+    limit = max((t.point.limit_s for t in solves), default=1.0)
+    names = list(label)
+    for number, ((strategy, level), (colour, marker)) in enumerate(FORMS.items()):
+        own = [t for t in solves if (t.point.strategy, t.point.level) == (strategy, level)]
+        offset = 0.18 * (number - 1.5)
+        hit = [(max(t.near_s, 0.05), names.index(t.point.network) + offset) for t in own if t.near_s is not None]
+        missed = [names.index(t.point.network) + offset for t in own if t.near_s is None]
+        size = 8 if marker == "*" else 5
+        axes.plot([x for x, _ in hit], [y for _, y in hit], ls="", marker=marker, color=colour, ms=size, alpha=0.85,
+                  label=f"{NAMES[strategy]}, {LEVELS[level]}")  # fmt: skip
+        axes.plot([1.6 * limit] * len(missed), missed, ls="", marker=marker, mfc="none", mec=colour, ms=size)
+    axes.axvline(1.3 * limit, color="#BBBBBB", lw=0.8)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(0.04, 2.0 * limit)
+    axes.set_yticks(range(len(names)), [label[name] for name in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlabel("Seconds")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure

@@ -1,0 +1,203 @@
+"""Which implementations the stored plans use, and why some are never chosen; solves nothing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import remat
+from experiments.monet.desk import JOINT, NO_WINOGRAD, Desk
+from experiments.monet.published import Network
+from remat.graph import Graph
+from remat.implementation import DEFAULT, Implementation
+from remat.joint import choose
+from remat.plan import Plan
+from remat.units import format_size
+
+Way = tuple[str, str]  # kind of operation, name of the implementation
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """What a plan becomes where every operation of a kind that can runs in a way that it was not given.
+
+    Attributes:
+        cost_share: of the plan's cost, that is added.
+        peak_bytes: added to the plan's peak.
+        fits: whether the result fits the budget.
+        budget_bytes: of the plan.
+    """
+
+    cost_share: float
+    peak_bytes: int
+    fits: bool
+    budget_bytes: int
+
+
+def run(desk: Desk) -> dict[str, Any]:
+    """Counts for each plan, and the reason for each implementation that no plan of a level uses."""
+    used, never = [], []
+    for network in desk.networks:
+        for level in (NO_WINOGRAD, JOINT):
+            graph = desk.graph(network, level)
+            plans = _plans(desk, network, level)
+            chosen: set[Way] = set()
+            for (strategy, budget), plan in plans.items():
+                counts = count(graph, plan)
+                chosen |= set(counts)
+                used += [
+                    {"network": network.name, "level": level, "strategy": strategy, "budget_bytes": budget,
+                     "kind": kind, "way": name, "operations": n}
+                    for (kind, name), n in sorted(counts.items())
+                ]  # fmt: skip
+            if not plans:
+                continue
+            for (kind, name), n in available(graph).items():
+                if (kind, name) not in chosen:
+                    own = {budget: plan for (strategy, budget), plan in plans.items() if strategy == "portfolio"}
+                    never.append({"network": network.name, "level": level, "kind": kind, "way": name, "operations": n,
+                                  "reason": reason(graph, own, kind, name)})  # fmt: skip
+    offered = [
+        {"network": network.name, "kind": kind, "way": name, "operations": n}
+        for network in desk.networks
+        for (kind, name), n in available(desk.graph(network, JOINT)).items()
+    ]
+    return {"used": used, "never": never, "available": offered}
+
+
+def _plans(desk: Desk, network: Network, level: str) -> dict[tuple[str, int], Plan]:
+    """(strategy, budget) -> its plan."""
+    bench, found = desk.bench(network, level), {}
+    for case, row in desk.rows.items():
+        if (case.network, case.level, case.cost_cap) == (network.name, level, None):
+            plan = bench.plan_of(row)
+            if plan is not None:
+                found[case.strategy, case.budget_bytes] = plan
+    return found
+
+
+def available(graph: Graph) -> dict[Way, int]:
+    """How many operations have each implementation."""
+    counts: dict[Way, int] = defaultdict(int)
+    for op in graph.operations:
+        for way in op.implementations:
+            counts[op.kind, way.name] += 1
+    return dict(sorted(counts.items()))
+
+
+def count(graph: Graph, plan: Plan) -> dict[Way, int]:
+    """How many operations the plan runs in each way that is not the default one, at least once."""
+    which: dict[Way, set[int]] = defaultdict(set)
+    for k, name in zip(plan.order.tolist(), plan.chosen, strict=False):
+        if name:
+            which[graph.operations[k].kind, name].add(k)
+    return {way: len(operations) for way, operations in which.items()}
+
+
+def reason(graph: Graph, plans: Mapping[int, Plan], kind: str, name: str) -> str:
+    """Why no plan of `plans` (by budget) uses that way of that kind of operation.
+
+    First from the way alone: another one that is never dearer and holds no more. Else every plan is tried with
+    it: each operation of the kind that can, and what must go with it, and the simulator says what it costs.
+    """
+    own = [k for k, op in enumerate(graph.operations) if op.kind == kind and any(w.name == name for w in op.ways)]
+    better = _dominating(graph, own, name)
+    if better:
+        return f"dominated: {better} is never dearer and reads and holds no more"
+    swaps = [swap for budget, plan in plans.items() for swap in (_swap(graph, plan, budget, own, name),) if swap]
+    if not swaps:
+        return "cannot be put into any plan found: what it needs is written over or not made there"
+    return _words(swaps)
+
+
+def _dominating(graph: Graph, operations: Sequence[int], name: str) -> str:
+    """Another way, of every one of these operations, that is no dearer and no larger; '' without one."""
+    common: set[str] | None = None
+    for k in operations:
+        way = graph.way(k, name)
+        names = {w.name for w in graph.operations[k].ways if w.name != name and _is_no_worse(w, way)}
+        common = names if common is None else common & names
+    return min(common or {""}, key=lambda n: (n == DEFAULT, n))
+
+
+def _is_no_worse(a: Implementation, b: Implementation) -> bool:
+    return (
+        a.cost <= b.cost
+        and a.workspace_bytes <= b.workspace_bytes
+        and set(a.inputs) <= set(b.inputs)
+        and set(a.outputs) == set(b.outputs)
+        and a.overwrites == b.overwrites  # else one is smaller, and the other may stand where that may not
+        and not a.is_lossy
+    )
+
+
+def _swap(graph: Graph, plan: Plan, budget: int, operations: Sequence[int], name: str) -> Swap | None:
+    """The plan with one way for each operation, before and after; None if the way cannot be put in."""
+    wanted = [0] * len(graph)
+    for k, way in zip(plan.order.tolist(), plan.chosen or ("",) * plan.n_computations, strict=True):
+        wanted[k] = [w.name for w in graph.operations[k].ways].index(way or DEFAULT)
+    before = _simulated(graph, plan, wanted)
+    for k in operations:
+        wanted[k] = [w.name for w in graph.operations[k].ways].index(name)
+    for k in operations:
+        _adapt_readers(graph, k, graph.way(k, name), wanted)
+    after = _simulated(graph, plan, wanted)
+    if before is None or after is None:
+        return None
+    chosen = after[2]
+    if not any(graph.operations[k].ways[chosen[k]].name == name for k in operations):
+        return None
+    return Swap(after[0] / before[0] - 1, after[1] - before[1], after[1] <= max(budget, before[1]), budget)
+
+
+def _adapt_readers(graph: Graph, k: int, way: Implementation, wanted: list[int]) -> None:
+    """Switch what reads operation `k`'s values to ways that `way` serves, its extra values first."""
+    made = set(way.outputs)
+    missing = {v for w in graph.operations[k].ways for v in w.outputs} - made
+    extra = made - set(graph.operations[k].outputs)
+    lost = missing | (set() if way.overwrites is None else {way.overwrites})
+    for r in range(k + 1, len(graph)):
+        ways = graph.operations[r].ways if graph.operations[r].implementations else ()
+        served = [i for i, w in enumerate(ways) if not lost & set(w.inputs) and not w.is_lossy]
+        best = [i for i in served if extra & set(ways[i].inputs)]
+        if best and not extra & set(ways[wanted[r]].inputs):
+            wanted[r] = best[0]
+        elif served and lost & set(ways[wanted[r]].inputs):
+            wanted[r] = served[-1]
+
+
+def _simulated(graph: Graph, plan: Plan, wanted: Sequence[int]) -> tuple[int, int, tuple[int, ...]] | None:
+    """(cost, peak, choice) of the plan's computations with that choice, or the nearest that serves."""
+    chosen = choose(graph, wanted)
+    if chosen is None:
+        return None
+    try:
+        lifted = chosen.lift(Plan.from_order(chosen.graph, chosen.order_of(plan.order.tolist()).tolist()))
+        trace = remat.simulate(graph, lifted)
+    except remat.InvalidPlan:
+        return None
+    return trace.cost, trace.peak_bytes, chosen.choice
+
+
+def _words(swaps: Sequence[Swap]) -> str:
+    """The kindest case for the way, in words."""
+
+    def said(swap: Swap) -> str:
+        time = f"{100 * swap.cost_share:+.2f} % time"
+        sign = "+" if swap.peak_bytes >= 0 else "-"
+        memory = "the same peak" if not swap.peak_bytes else f"{sign}{format_size(abs(swap.peak_bytes))} at the peak"
+        return f"put into the plan for {format_size(swap.budget_bytes)}: {time}, {memory}"
+
+    cheaper = [swap for swap in swaps if swap.cost_share < 0]
+    missed = [swap for swap in cheaper if swap.fits]
+    if missed:
+        return f"missed by the search: {said(min(missed, key=lambda s: s.cost_share))}"
+    smaller = [swap for swap in swaps if swap.peak_bytes < 0]
+    if cheaper:
+        return f"cheaper but beyond the budget: {said(min(cheaper, key=lambda s: s.peak_bytes))}"
+    if smaller:
+        return f"smaller but dearer, and the budget is met without: {said(min(smaller, key=lambda s: s.cost_share))}"
+    best = min(swaps, key=lambda s: (s.cost_share, s.peak_bytes))
+    return f"never cheaper and its saving is not at the peak: {said(best)}"

@@ -1,0 +1,53 @@
+"""Overhead against memory: Checkmate's problem, Gist, MONeT's program and the portfolio, beside plain training."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import remat
+from experiments.monet.desk import GIST, JOINT, NO_WINOGRAD, NONE, Case, Desk
+from experiments.monet.published import Network
+from remat.frontends.monet import plain_pytorch
+from remat.strategies._monet_model import estimate_columns
+
+
+def run(desk: Desk) -> dict[str, Any]:
+    """A row for each network, budget and method; the tightest budgets first."""
+    cases, rows = [], []
+    for network in desk.networks:
+        budgets = desk.budgets(network)
+        for budget in sorted(budgets):
+            cases += [Case(network.name, NONE, name, budget) for name in ("checkmate_milp", "portfolio")]
+            for level in (NO_WINOGRAD, JOINT):
+                cases.append(Case(network.name, level, "portfolio", budget))
+                small = estimate_columns(desk.graph(network, level)) <= desk.scale.monet_columns
+                if small or budget == budgets[0]:
+                    cases.append(Case(network.name, level, "monet", budget))
+    for network in desk.networks:
+        rows += desk.gist(network)
+    rows += desk.solve(cases)
+    return {"networks": [facts(desk, network) for network in desk.networks], "rows": rows,
+            "store": desk.relative_store()}  # fmt: skip
+
+
+def facts(desk: Desk, network: Network) -> dict[str, Any]:
+    """What is published of a network, and what plain training needs by the simulator."""
+    graph = desk.graph(network, JOINT)
+    plan = plain_pytorch(graph)
+    trace = remat.simulate(graph, plan)
+    bench = desk.bench(network, NONE)
+    return {
+        **asdict(network),
+        "costs": bench.subject.cost_model,
+        "operations": len(graph),
+        "implementations": sum(len(op.implementations) for op in graph.operations),
+        "columns": {level: estimate_columns(desk.graph(network, level)) for level in (NONE, NO_WINOGRAD, JOINT)},
+        "fixed_bytes": graph.fixed_bytes,
+        "total_cost": graph.total_cost,
+        "default_peak_bytes": bench.store_all_peak_bytes,
+        "pytorch_peak_bytes": trace.peak_bytes,
+        "pytorch_cost": trace.cost,
+        "budgets_bytes": list(desk.budgets(network)),
+        "graphs": {level: desk.graph(network, level).sha256() for level in (NONE, NO_WINOGRAD, JOINT, GIST)},
+    }

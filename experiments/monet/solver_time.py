@@ -1,0 +1,17 @@
+"""Solver time: what `overhead` has solved, looked at by when good plans were found; solves nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.monet.desk import JOINT, NO_WINOGRAD, Desk, entry
+
+
+def run(desk: Desk) -> dict[str, Any]:
+    """The rows of MONeT's program and the portfolio on graphs with implementations, at the run's budgets."""
+    rows = [
+        entry(case, row)
+        for case, row in desk.rows.items()
+        if case.level in (NO_WINOGRAD, JOINT) and case.strategy in ("monet", "portfolio") and case.cost_cap is None
+    ]
+    return {"rows": rows}

@@ -1,0 +1,63 @@
+"""Memory at 10 % overhead: for each set of implementations the smallest budget with such a plan in hand.
+
+Between the largest budget at which no plan at most 10 % dearer was found (or the largest working set) and the smallest
+peak of one that was, the middle is tried, over and over. What lies below was not found in time, which proves nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import remat
+from experiments.monet.desk import JOINT, NO_WINOGRAD, NONE, Case, Desk
+from experiments.monet.published import Network
+from remat.frontends.monet import plain_pytorch
+
+OVERHEAD = 0.10
+NEAR = 1.01  # the ends of an interval whose ratio is below it are one
+
+
+def run(desk: Desk) -> dict[str, Any]:
+    """For each network and level the bracket at its end, and every row behind it."""
+    brackets = {(n.name, level): _begin(desk, n, level) for n in desk.networks for level in (NONE, NO_WINOGRAD, JOINT)}
+    by_name = {network.name: network for network in desk.networks}
+    rows: list[dict[str, Any]] = []
+    for _ in range(desk.scale.halvings):
+        cases = []
+        for (name, level), (low, high) in brackets.items():
+            if high > NEAR * low:
+                cap = _cap(desk, by_name[name])
+                cases.append(Case(name, level, "portfolio", round((low * high) ** 0.5), cost_cap=cap))
+        rows += desk.solve(cases)
+        for case in cases:
+            row = desk.rows.get(case)
+            if row is None:
+                continue
+            low, high = brackets[case.network, case.level]
+            if _is_enough(desk, by_name[case.network], row):
+                high = min(high, row.peak_bytes or high)
+            else:
+                low = case.budget_bytes
+            brackets[case.network, case.level] = low, max(low, high)
+    found = [{"network": name, "level": level, "not_found_bytes": low, "found_bytes": high}
+             for (name, level), (low, high) in brackets.items()]  # fmt: skip
+    return {"overhead": OVERHEAD, "found": found, "rows": rows}
+
+
+def _begin(desk: Desk, network: Network, level: str) -> tuple[int, int]:
+    graph = desk.graph(network, level)
+    plain = remat.Plan.from_order(graph, range(len(graph))) if level == NONE else None
+    plain = plain_pytorch(graph) if plain is None else plain
+    known = [(case, row) for case, row in desk.rows.items() if (case.network, case.level) == (network.name, level)]
+    peaks = [row.peak_bytes for _, row in known if _is_enough(desk, network, row) and row.peak_bytes is not None]
+    high = min([remat.simulate(graph, plain).peak_bytes, *peaks])
+    tried = {case.budget_bytes for case, _ in known if case.strategy == "portfolio" and case.budget_bytes < high}
+    return max([graph.largest_working_set()[0], *tried]), high
+
+
+def _is_enough(desk: Desk, network: Network, row: Any) -> bool:
+    return row.cost is not None and row.cost <= _cap(desk, network)
+
+
+def _cap(desk: Desk, network: Network) -> int:
+    return int((1 + OVERHEAD) * desk.graph(network, NONE).total_cost)
