@@ -286,8 +286,10 @@ class Graph:
 
     def way(self, k: int, name: str) -> Implementation:
         """The implementation of operation `k` of that name; raises `KeyError`."""
-        for way in self.operations[k].ways:
-            if way.name == (name or DEFAULT):
+        if name in ("", DEFAULT):
+            return self.operations[k].ways[0]
+        for way in self.operations[k].implementations:
+            if way.name == name:
                 return way
         raise KeyError(name)
 

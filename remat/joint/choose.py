@@ -8,13 +8,13 @@ serves one choice at a time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from remat.graph import Graph, Operation, Value
 from remat.implementation import DEFAULT, Implementation
-from remat.plan import Plan
+from remat.plan import COMPUTE, Plan
 from remat.simulator import simulate
 
 Call = tuple[int, str]  # operation of the joint graph, name of its implementation ('' for the default one)
@@ -50,133 +50,177 @@ class Chosen:
 
 
 def choose(joint: Graph, wanted: Sequence[int]) -> Chosen | None:
-    """The graph in which operation k runs as `wanted[k]` of its `ways` says, or in the nearest way that serves.
+    """The graph in which operation k runs as `wanted[k]` of its `ways` says; see `Choices.choose`."""
+    return Choices(joint).choose(wanted)
 
-    What reads a value decides which outputs are made: an operation is given a way that makes all that is
-    read, nothing more where it can be helped, and that writes over its input only if nobody reads that later.
 
-    Returns:
-        None if no way of some operation makes all that is read.
+class Choices:
+    """Everything that there is to choose in a graph.
+
+    Attributes:
+        joint: the graph.
+        ways: [N] the ways of each operation.
     """
-    choice = _consistent(joint, wanted)
-    if choice is None:
-        return None
-    ways = [op.ways[i] if op.implementations else None for op, i in zip(joint.operations, choice, strict=True)]
-    groups: list[list[int]] = []
-    for k, way in enumerate(ways):
-        if way is not None and way.overwrites is not None:
-            groups[-1].append(k)  # its producer is the operation before, see `_serves`
-        else:
-            groups.append([k])
-    made: set[int] = set()
-    gone: set[int] = set()
-    for k, way in enumerate(ways):
-        made.update((joint.operations[k] if way is None else way).outputs)
-        if way is not None and way.overwrites is not None:
-            gone.add(way.overwrites)
-    number = {v: i for i, v in enumerate(v for v in range(len(joint.values)) if v in made and v not in gone)}
-    operations, calls, place = [], [], [0] * len(joint)
-    for group in groups:
-        for k in group:
-            place[k] = len(operations)
-        operations.append(_merged(joint, group, ways, number, gone))
-        calls.append(tuple((k, "" if way is None or way.name == DEFAULT else way.name)
-                           for k, way in ((k, ways[k]) for k in group)))  # fmt: skip
-    values = tuple(joint.values[v] for v in number)
-    graph = Graph(
-        joint.name, tuple(operations), tuple(Value(v.name, v.bytes, v.keep) for v in values), joint.fixed_bytes,
-        joint.cost_unit, None if joint.loss is None else place[joint.loss], joint.source,
-    )  # fmt: skip
-    return Chosen(joint, graph, tuple(choice), tuple(calls), tuple(place))
 
+    def __init__(self, joint: Graph) -> None:
+        self.joint = joint
+        self.ways = [op.ways for op in joint.operations]
+        self._size = [value.bytes for value in joint.values]
+        self._keep = [value.keep for value in joint.values]
+        # What no way but the operation's own produces, and nothing writes over, is always there.
+        self._settled = [not op.implementations for op in joint.operations]
 
-def _consistent(joint: Graph, wanted: Sequence[int]) -> list[int] | None:
-    choice = list(wanted)
-    read = [value.keep for value in joint.values]  # by what comes later
-    for k in range(len(joint) - 1, -1, -1):
-        op = joint.operations[k]
-        if not op.implementations:
-            needs: Sequence[int] = op.inputs
-        else:
-            ways = op.ways
-            needed = {v for way in ways for v in way.outputs if read[v]}
-            serving = [
-                i for i, way in enumerate(ways)
-                if _serves(joint, k, way, needed, read) and (i == choice[k] or not way.is_lossy)
-            ]  # fmt: skip
-            if not serving:
-                return None
-            like = ways[choice[k]]
+    def choose(self, wanted: Sequence[int]) -> Chosen | None:
+        """The graph in which operation k runs as `wanted[k]` of its `ways` says, or in the nearest way that serves.
 
-            def rank(i: int, ways: Sequence[Implementation] = ways, like: Implementation = like) -> tuple[int, ...]:
-                way = ways[i]
-                unread = sum(joint.values[v].bytes for v in way.outputs if not read[v])
-                return (unread, way.inputs != like.inputs, way.overwrites != like.overwrites, way is not like, way.cost)
+        What reads a value decides which outputs are made: an operation is given a way that makes all that is
+        read, nothing more where it can be helped, and that writes over its input only if nobody reads that later.
 
-            choice[k] = min(serving, key=rank)
-            needs = ways[choice[k]].inputs
-        for v in needs:
-            read[v] = True
-    return choice
+        Returns:
+            None if no way of some operation makes all that is read.
+        """
+        choice = self._consistent(wanted)
+        if choice is None:
+            return None
+        joint, operations = self.joint, self.joint.operations
+        calls = [ways[i] for ways, i in zip(self.ways, choice, strict=True)]
+        groups: list[list[int]] = []
+        made, gone = [False] * len(joint.values), set[int]()
+        for k, call in enumerate(calls):
+            if call.overwrites is None:
+                groups.append([k])
+            else:
+                groups[-1].append(k)  # its producer is the operation before, see `_serves`
+                gone.add(call.overwrites)
+            for v in call.outputs:
+                made[v] = True
+        number = [-1] * len(joint.values)
+        values: list[Value] = []
+        for v, is_made in enumerate(made):
+            if is_made and v not in gone:
+                number[v] = len(values)
+                values.append(joint.values[v])
+        place = [0] * len(joint)
+        merged: list[Operation] = []
+        for at, group in enumerate(groups):
+            for k in group:
+                place[k] = at
+            if len(group) > 1:
+                merged.append(self._merged(group, calls, number, gone))
+                continue
+            (k,) = group
+            op, call = operations[k], calls[k]
+            merged.append(
+                Operation(
+                    op.name, op.kind, tuple([number[v] for v in call.inputs]), tuple([number[v] for v in call.outputs]),
+                    call.cost, call.workspace_bytes, op.is_backward, op.run_once,
+                )
+            )  # fmt: skip
+        graph = Graph(
+            joint.name, tuple(merged), tuple(values), joint.fixed_bytes, joint.cost_unit,
+            None if joint.loss is None else place[joint.loss], joint.source,
+        )  # fmt: skip
+        named = tuple(
+            tuple([(k, "" if calls[k].name == DEFAULT else calls[k].name) for k in group]) for group in groups
+        )
+        return Chosen(joint, graph, tuple(choice), named, tuple(place))
 
+    def _consistent(self, wanted: Sequence[int]) -> list[int] | None:
+        joint, size = self.joint, self._size
+        choice = list(wanted)
+        read = list(self._keep)  # by what comes later
+        for k in range(len(joint) - 1, -1, -1):
+            ways = self.ways[k]
+            if not self._settled[k]:
+                needed = {v for way in ways for v in way.outputs if read[v]}
+                like = ways[choice[k]]
 
-def _serves(joint: Graph, k: int, way: Implementation, needed: set[int], read: Sequence[bool]) -> bool:
-    if not needed.issubset(way.outputs):
-        return False
-    x = way.overwrites
-    return x is None or (joint.producer[x] == k - 1 and not read[x])
+                def rank(i: int, ways: Sequence[Implementation] = ways, like: Implementation = like) -> tuple[int, ...]:
+                    way = ways[i]
+                    unread = sum([size[v] for v in way.outputs if not read[v]])
+                    other = way.inputs != like.inputs, way.overwrites != like.overwrites
+                    return unread, *other, way is not like, way.cost
 
+                serving = [
+                    i for i, way in enumerate(ways)
+                    if self._serves(k, way, needed, read) and (i == choice[k] or not way.is_lossy)
+                ]  # fmt: skip
+                if not serving:
+                    return None
+                choice[k] = min(serving, key=rank)
+            for v in ways[choice[k]].inputs:
+                read[v] = True
+        return choice
 
-def _merged(
-    joint: Graph, group: Sequence[int], ways: Sequence[Implementation | None], number: dict[int, int], gone: set[int]
-) -> Operation:
-    """One operation for those of `group`, each of which but the first writes over an output of the one before."""
-    last = joint.operations[group[-1]]
-    calls = [way or joint.operations[k].ways[0] for k, way in ((k, ways[k]) for k in group)]
-    inside = {v for call in calls for v in call.outputs}
-    inputs = {v for call in calls for v in call.inputs} - inside
-    outputs = inside - gone
-    size = joint.values
-    held, most = sum(size[v].bytes for v in inputs), 0
-    counted = held + sum(size[v].bytes for v in outputs)
-    for call in calls:
-        if call.overwrites is not None:
-            held -= size[call.overwrites].bytes
-        held += sum(size[v].bytes for v in call.outputs)
-        most = max(most, held + call.workspace_bytes)
-    return Operation(
-        name=last.name,
-        kind=last.kind,
-        inputs=tuple(sorted(number[v] for v in inputs)),
-        outputs=tuple(number[v] for v in sorted(outputs)),
-        cost=sum(call.cost for call in calls),
-        workspace_bytes=max(0, most - counted),
-        is_backward=last.is_backward,
-        run_once=any(joint.operations[k].run_once for k in group),
-    )
+    def _serves(self, k: int, way: Implementation, needed: set[int], read: Sequence[bool]) -> bool:
+        if not needed.issubset(way.outputs):
+            return False
+        x = way.overwrites
+        return x is None or (self.joint.producer[x] == k - 1 and not read[x])
 
+    def _merged(
+        self, group: Sequence[int], calls: Sequence[Implementation], number: Sequence[int], gone: set[int]
+    ) -> Operation:
+        """One operation for those of `group`, each of which but the first writes over an output of the one before."""
+        operations, size = self.joint.operations, self._size
+        last, own = operations[group[-1]], [calls[k] for k in group]
+        inside = {v for call in own for v in call.outputs}
+        inputs = {v for call in own for v in call.inputs} - inside
+        outputs = inside - gone
+        held, most = sum(size[v] for v in inputs), 0
+        counted = held + sum(size[v] for v in outputs)
+        for call in own:
+            if call.overwrites is not None:
+                held -= size[call.overwrites]
+            held += sum(size[v] for v in call.outputs)
+            most = max(most, held + call.workspace_bytes)
+        return Operation(
+            name=last.name,
+            kind=last.kind,
+            inputs=tuple(sorted(number[v] for v in inputs)),
+            outputs=tuple(number[v] for v in sorted(outputs)),
+            cost=sum(call.cost for call in own),
+            workspace_bytes=max(0, most - counted),
+            is_backward=last.is_backward,
+            run_once=any(operations[k].run_once for k in group),
+        )
 
-def with_fastest_that_fit(joint: Graph, plan: Plan, budget_bytes: int) -> Plan:
-    """The plan with each computation in the cheapest way that reads and makes the same and fits as it stands.
+    def with_fastest_that_fit(self, plan: Plan, budget_bytes: int) -> tuple[Plan, int, int]:
+        """(plan, cost, peak) with each computation in the cheapest way that reads and makes the same and fits.
 
-    Such ways (convolution algorithms) differ in cost and workspace only, so each computation is its own question.
-    """
-    trace = simulate(joint, plan)
-    if trace.peak_bytes > budget_bytes:
-        return plan
-    order, chosen = plan.order.tolist(), list(plan.chosen) or [""] * plan.n_computations
-    before = list(chosen)
-    for at, (k, name, running) in enumerate(zip(order, before, trace.running_bytes.tolist(), strict=True)):
-        op = joint.operations[k]
-        if not op.implementations:
-            continue
-        way = joint.way(k, name)
-        room = budget_bytes - running + way.workspace_bytes
-        alike = [
-            w for w in op.ways
-            if (w.inputs, set(w.outputs), w.overwrites, w.is_lossy)
-            == (way.inputs, set(way.outputs), way.overwrites, way.is_lossy) and w.workspace_bytes <= room
+        Such ways (convolution algorithms) differ in cost and workspace only, so each computation is its own question.
+        """
+        joint = self.joint
+        trace = simulate(joint, plan)
+        if trace.peak_bytes > budget_bytes:
+            return plan, trace.cost, trace.peak_bytes
+        order = plan.order.tolist()
+        chosen, before = list(plan.chosen) or [""] * len(order), tuple(plan.chosen) or ("",) * len(order)
+        running, cost = trace.running_bytes.tolist(), trace.cost
+        for at, k in enumerate(order):
+            if self._settled[k]:
+                continue
+            way = next(w for w in self.ways[k] if w.name == (chosen[at] or DEFAULT))
+            room = budget_bytes - running[at] + way.workspace_bytes
+            best = way
+            for other in self._alike(k, way):
+                if other.workspace_bytes <= room and other.cost < best.cost:
+                    best = other
+            if best is not way:
+                chosen[at] = "" if best.name == DEFAULT else best.name
+                running[at] += best.workspace_bytes - way.workspace_bytes
+                cost += best.cost - way.cost
+        if tuple(chosen) == before:
+            return plan, cost, trace.peak_bytes
+        named = iter(chosen)
+        ways = tuple(next(named) if kind == COMPUTE else "" for kind in plan.kinds.tolist())
+        return replace(plan, ways=ways if any(ways) else ()), cost, max(running)
+
+    def _alike(self, k: int, way: Implementation) -> list[Implementation]:
+        """Ways of operation `k` that read, make and write over the same as `way`."""
+        outputs = set(way.outputs)
+        return [
+            w for w in self.ways[k]
+            if w.inputs == way.inputs and w.overwrites == way.overwrites and w.is_lossy == way.is_lossy
+            and set(w.outputs) == outputs
         ]  # fmt: skip
-        best = min(alike, key=lambda w: w.cost, default=way)
-        chosen[at] = "" if best.name == DEFAULT else best.name
-    return plan if chosen == before else Plan.from_order(joint, order, plan.budget_bytes, chosen)

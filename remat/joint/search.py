@@ -7,9 +7,11 @@ is worth. Then the strategy that was asked for solves the graph of the best choi
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -17,18 +19,19 @@ from typing import Any
 import numpy as np
 
 from remat.bounds.lp import lower_bound
+from remat.errors import InvalidGraph
 from remat.eviction import greedy_eviction
 from remat.graph import Graph
-from remat.implementation import Implementation
+from remat.implementation import DEFAULT, Implementation
 from remat.incumbent import Found, Incumbent
-from remat.joint.choose import Chosen, choose, with_fastest_that_fit
+from remat.joint.choose import Choices, Chosen
 from remat.joint.exhaustive import exhaustive_joint
 from remat.joint.relax import relaxed
+from remat.ordering.relabel import plan_in_original, reordered
 from remat.plan import Plan, Scope
 from remat.registry import Strategy
 from remat.search import Annealer, Best, is_warm
 from remat.search.anneal import COLD, WARM
-from remat.simulator import simulate
 from remat.solve import Candidate, Outcome, Problem, solve_one
 from remat.strategies._monet_model import estimate_columns
 
@@ -36,6 +39,7 @@ MOVES_PER_OPERATION = 60  # of the annealing that judges a choice
 MOST_MOVES = 60_000
 OUTER_SHARE = 0.5  # of the time, for the search over implementations
 OUTER_ROUNDS = 2  # of search and solving; the second begins from what the first has solved
+FREE_SHARES = ((0.25, 0.55), (0.8, 1.0))  # of the time, in scope free: until when an order is sought, then choices
 SETTLED = 4  # times as many switches tried in vain as there are: the search has settled
 LONGEST_RUN = 12  # operations whose implementations are switched together, at most
 REPEATS_PER_S = 40  # choices judged per second in runs that repeat exactly
@@ -50,6 +54,8 @@ def solve_chosen(problem: Problem, strategy: Strategy, options: Mapping[str, Any
     """
     if problem.best is None:
         problem = problem.collecting()
+    if problem.scope is Scope.FREE:
+        return _solve_free(problem, strategy, options)
     if strategy.name == "portfolio" and len(problem.graph) <= EXHAUSTIVE_OPERATIONS:
         outcome = _exhaust(problem)
         if outcome is not None:
@@ -59,6 +65,7 @@ def solve_chosen(problem: Problem, strategy: Strategy, options: Mapping[str, Any
     prover = _Prover(problem) if strategy.name == "portfolio" else None
     if prover is not None and problem.threads > 1:
         prover.start()
+        search.busy = 1
     stats: dict[str, Any] = {}
     for turn in range(OUTER_ROUNDS):
         first, last = turn / OUTER_ROUNDS, (turn + 1) / OUTER_ROUNDS
@@ -80,6 +87,74 @@ def solve_chosen(problem: Problem, strategy: Strategy, options: Mapping[str, Any
     return Outcome((Candidate(best.plan, {"from": best.who}),), bound=best.bound, stats=stats)
 
 
+def _solve_free(problem: Problem, strategy: Strategy, options: Mapping[str, Any]) -> Outcome:
+    """In turns: an order of the operations for one choice, then choices and plans in that order.
+
+    The first order is that of the best plan with default implementations, which is so never beaten by chance alone.
+    """
+    joint, best = problem.graph, problem.best
+    assert best is not None
+    began, seconds = time.monotonic(), problem.remaining_s()
+    if problem.warm_start is not None:
+        problem.offer(problem.warm_start, "warm start")
+    stats: dict[str, Any] = {"choices": 0}
+    for turn, (order_until, choice_until) in enumerate(FREE_SHARES):
+        plan = best.plan
+        wanted = [0] * len(joint) if turn == 0 or plan is None else _choice_of(joint, plan)
+        search = _Search(problem)
+        chosen = search.choices.choose(wanted)
+        if chosen is not None:
+            start = chosen.order_of(range(len(joint)))
+            search.best = search.offer(chosen, start)
+            _solve_choice(problem, search, strategy, options, began + order_until * seconds)
+        if problem.is_solved():
+            break
+        order = list(range(len(joint))) if best.plan is None else list(dict.fromkeys(best.plan.order.tolist()))
+        try:
+            moved = reordered(joint, order)
+        except InvalidGraph:  # another way of an operation reads what this order makes later
+            order, moved = list(range(len(joint))), joint
+        stats["choices"] += _choose_in_order(problem, moved, order, began + choice_until * seconds)
+        if problem.is_solved():
+            break
+    stats["implementations"] = _Search(problem).used()
+    if best.plan is None:
+        return Outcome(message="no plan found with any choice of implementations", timed_out=True, stats=stats)
+    return Outcome((Candidate(best.plan, {"from": best.who}),), bound=best.bound, stats=stats)
+
+
+def _choose_in_order(problem: Problem, moved: Graph, order: Sequence[int], until: float) -> int:
+    """Search choices and staged plans in one order of the operations; returns how many choices were judged."""
+    joint, best = problem.graph, problem.best
+    assert best is not None
+
+    def handed(found: Found) -> None:
+        if found.plan is not None:
+            problem.offer(plan_in_original(joint, order, found.plan), "search over implementations")
+
+    start = None
+    if best.plan is not None:
+        place = {k: i for i, k in enumerate(order)}
+        calls = best.plan.order.tolist()
+        start = Plan.from_order(moved, [place[k] for k in calls], problem.budget_bytes, best.plan.chosen)
+        start = start if start.scope is Scope.STAGED else None
+    inner = replace(
+        problem, graph=moved, scope=Scope.STAGED, deadline=until, report=None, warm_start=start,
+        best=Incumbent(moved, problem.budget_bytes, Scope.STAGED, record=handed),
+    )  # fmt: skip
+    search = _Search(inner)
+    search.run(until)
+    return search.tried
+
+
+def _choice_of(joint: Graph, plan: Plan) -> list[int]:
+    """[N] index of the way in which each operation of a plan runs first."""
+    wanted = [0] * len(joint)
+    for k, way in _ways(joint, plan).items():
+        wanted[k] = [other.name for other in joint.operations[k].ways].index(way.name)
+    return wanted
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Trial:
     """A choice with the best plan known for it: `score` orders choices, smaller is better."""
@@ -87,6 +162,7 @@ class _Trial:
     chosen: Chosen
     order: np.ndarray  # computations of chosen.graph
     joint_order: tuple[int, ...]
+    ways: tuple[int, ...]  # [N] of the plan, of several of one operation that with the least workspace
     score: tuple[int, int, int]  # bytes above the budget, cost, peak
 
 
@@ -100,19 +176,24 @@ class _Search:
 
     def __init__(self, problem: Problem):
         self.problem, self.joint = problem, problem.graph
+        self.choices = Choices(problem.graph)
         self.best: _Trial | None = None
         self.tried = 0
-        self.random = Random(problem.seed)
+        self.vain = 0  # switches tried since the last that helped
+        self.busy = 0  # threads that do something else
+        self.lock = threading.Lock()
         self.seen: dict[tuple[int, ...], int] = {}
         self.switches: list[tuple[int, int]] = []  # operation, index of a way that is not its default
         self.kinds: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        first_extra = len(self.joint.values) - self.joint.n_extra
         for k, op in enumerate(self.joint.operations):
             for i, way in enumerate(op.implementations, start=1):
-                if not way.is_lossy:
+                # A way with an extra output is taken where that is read; nobody needs to ask for it.
+                if not way.is_lossy and max(way.outputs, default=0) < first_extra:
                     self.switches.append((k, i))
                     self.kinds.setdefault((op.kind, way.name), []).append((k, i))
         self.moves = min(MOST_MOVES, MOVES_PER_OPERATION * len(self.joint))
-        self.settled = False
+        self.stopped = threading.Event()
 
     def used(self) -> dict[str, int]:
         """How many operations of each kind run in each way of the best plan, e.g. ``{"relu:mask": 3}``."""
@@ -130,61 +211,80 @@ class _Search:
         repeats = self.problem.deterministic or self.problem.work_limit is not None
         limit = _fixed_choices(self.problem, self.moves) if repeats else 1 << 60
         until = self.problem.deadline if repeats else until
-        done = lambda: self.tried >= limit or time.monotonic() >= until or self.problem.is_solved()  # noqa: E731
+
+        def done() -> bool:
+            ended = self.tried >= limit or time.monotonic() >= until
+            return ended or self.stopped.is_set() or self.problem.is_solved()
+
         if self.best is None:
             self._begin(done)
-        vain = 0
-        while not done() and vain < SETTLED * max(8, len(self.switches)):
-            vain = 0 if self._try(self._neighbour(), done) else vain + 1
+        if self.best is None or done():
+            return
+        self.vain = 0
+        crew = 1 if repeats else max(1, self.problem.threads - self.busy)
+        randoms = [Random(f"{self.problem.seed} {self.tried} {i}") for i in range(crew)]
+        with ThreadPoolExecutor(crew) as pool:
+            try:
+                for future in [pool.submit(self._climb, random, done) for random in randoms]:
+                    future.result()
+            except BaseException:  # Ctrl-C: the others end too
+                self.stopped.set()
+                raise
+
+    def _climb(self, random: Random, done: Callable[[], bool]) -> None:
+        while not done() and self.vain < SETTLED * max(8, len(self.switches)):
+            self.vain = 0 if self._try(self._neighbour(random), done) else self.vain + 1
 
     def _begin(self, done: Callable[[], bool]) -> None:
-        """The default choice, then all switches of each kind: those that save most first, alone and together."""
+        """The default choice, the leanest and everything at once; then each kind of switch, all on and all off."""
         n = len(self.joint)
         given = self.problem.warm_start
         if given is not None and not any(way.is_lossy for way in _ways(self.joint, given).values()):
             self.problem.offer(given, "warm start")
-            wanted = [0] * n
-            for k, way in _ways(self.joint, given).items():
-                wanted[k] = [other.name for other in self.joint.operations[k].ways].index(way.name)
-            self._try(wanted, done, given.order.tolist())
-        self._try([0] * n, done)
+            self._try(_choice_of(self.joint, given), done, given.order.tolist())
         by_saving = sorted(self.kinds.values(), key=lambda group: -sum(map(self._saving, group)))
-        everything = [0] * n
-        for group in reversed(by_saving):
+        everything, lean = [0] * n, [0] * n
+        for k, i in itertools.chain.from_iterable(reversed(by_saving)):
+            everything[k] = i
+        for k, ways in enumerate(self.choices.ways):
+            lean[k] = min((i for i, way in enumerate(ways) if not way.is_lossy), key=lambda i: self._need(k, i))
+        for wanted in ([0] * n, everything, lean):
+            self._try(wanted, done)
+        for group in by_saving:
+            if done() or self.best is None:
+                return
+            choice = self.best.chosen.choice
+            on, off = list(choice), list(choice)
             for k, i in group:
-                everything[k] = i
-        self._try(everything, done)
-        for _ in range(2):
-            for group in by_saving:
-                if done() or self.best is None:
-                    return
-                wanted = list(self.best.chosen.choice)
-                for k, i in group:
-                    wanted[k] = i
-                self._try(wanted, done)
-                back = list(self.best.chosen.choice)
-                for k, i in group:
-                    back[k] = 0 if back[k] == i else back[k]
-                self._try(back, done)
+                on[k], off[k] = i, 0 if choice[k] == i else choice[k]
+            self._try(on, done)
+            if off != list(choice) and self.best.chosen.choice == choice:
+                self._try(off, done)
+
+    def _need(self, k: int, i: int) -> tuple[int, int]:
+        """Bytes that operation `k` holds at once in way `i`, and its cost."""
+        way, size = self.choices.ways[k][i], self.joint.values
+        shared = 0 if way.overwrites is None else size[way.overwrites].bytes
+        return sum(size[v].bytes for v in (*way.inputs, *way.outputs)) + way.workspace_bytes - shared, way.cost
 
     def _saving(self, switch: tuple[int, int]) -> int:
         """Bytes that the way reads less than the default one, or does not hold beside its input."""
-        op, way = self.joint.operations[switch[0]], self.joint.operations[switch[0]].ways[switch[1]]
+        op, way = self.joint.operations[switch[0]], self.choices.ways[switch[0]][switch[1]]
         size = self.joint.values
         shared = 0 if way.overwrites is None else size[way.overwrites].bytes
         return shared + sum(size[v].bytes for v in op.inputs) - sum(size[v].bytes for v in way.inputs)
 
-    def _neighbour(self) -> list[int]:
+    def _neighbour(self, random: Random) -> list[int]:
         assert self.best is not None
         wanted = list(self.best.chosen.choice)
-        k, i = self.random.choice(self.switches)
-        if self.random.random() < 0.5:
+        k, i = random.choice(self.switches)
+        if random.random() < 0.5:
             group = [(k, i)]
         else:  # the same switch in operations nearby
-            way = self.joint.operations[k].ways[i].name
+            way = self.choices.ways[k][i].name
             alike = self.kinds[self.joint.operations[k].kind, way]
             at = alike.index((k, i))
-            group = alike[at : at + self.random.randint(2, LONGEST_RUN)]
+            group = alike[at : at + random.randint(2, LONGEST_RUN)]
         off = wanted[k] == i
         for k, i in group:
             if off:
@@ -195,7 +295,7 @@ class _Search:
 
     def _try(self, wanted: Sequence[int], done: Callable[[], bool], order: Sequence[int] | None = None) -> bool:
         """Judge a choice, from `order` or the best plan so far; whether it is now the best."""
-        chosen = choose(self.joint, wanted)
+        chosen = self.choices.choose(wanted)
         if chosen is None:
             return False
         looks = self.seen.get(chosen.choice, 0)
@@ -203,11 +303,27 @@ class _Search:
             return False
         self.seen[chosen.choice] = looks + 1
         trial = self._judge(chosen, done, order)
-        self.tried += 1
-        if trial is None or (self.best is not None and trial.score >= self.best.score):
-            return False
-        self.best = trial
-        return True
+        with self.lock:
+            self.tried += 1
+            if trial is None or (self.best is not None and trial.score >= self.best.score):
+                return False
+            self.best = trial
+            self._adopt_algorithms()
+            return True
+
+    def _adopt_algorithms(self) -> None:
+        """Make the algorithms that the best plan runs with those of its choice, where it does not get worse by that.
+
+        The solver of the choice then sees their costs. Of an operation that runs in several ways, the one with the
+        least workspace.
+        """
+        assert self.best is not None
+        chosen = self.choices.choose(self.best.ways)
+        if chosen is None or chosen.choice == self.best.chosen.choice:
+            return
+        trial = self.offer(chosen, chosen.order_of(self.best.joint_order))
+        if trial.score <= self.best.score:
+            self.best = trial
 
     def _judge(self, chosen: Chosen, done: Callable[[], bool], order: Sequence[int] | None) -> _Trial | None:
         graph, budget = chosen.graph, self.problem.budget_bytes
@@ -231,12 +347,23 @@ class _Search:
         """Lift a plan of the chosen graph, hand it over, and say what it is worth."""
         problem = self.problem
         plan = chosen.lift(Plan.from_order(chosen.graph, order.tolist()), problem.budget_bytes)
-        plan = with_fastest_that_fit(self.joint, plan, problem.budget_bytes)
-        trace = simulate(self.joint, plan)
-        if problem.best is not None and problem.scope.contains(plan.scope):
-            problem.best.take(plan, trace.cost, trace.peak_bytes, "search over implementations")
-        over = max(0, trace.peak_bytes - problem.budget_bytes)
-        return _Trial(chosen, order, tuple(plan.order.tolist()), (over, trace.cost, trace.peak_bytes))
+        plan, cost, peak_bytes = self.choices.with_fastest_that_fit(plan, problem.budget_bytes)
+        known = None if problem.best is None else problem.best.cost
+        if peak_bytes <= problem.budget_bytes and (known is None or cost < known):
+            problem.offer(plan, "search over implementations")
+        over = max(0, peak_bytes - problem.budget_bytes)
+        calls = tuple(plan.order.tolist())
+        return _Trial(chosen, order, calls, self._leanest(plan), (over, cost, peak_bytes))
+
+    def _leanest(self, plan: Plan) -> tuple[int, ...]:
+        leanest = [-1] * len(self.joint)
+        for k, name in dict.fromkeys(zip(plan.order.tolist(), plan.chosen or itertools.repeat(""), strict=False)):
+            ways = self.choices.ways[k]
+            for i, way in enumerate(ways):
+                is_run = way.name == (name or DEFAULT)
+                if is_run and (leanest[k] < 0 or way.workspace_bytes < ways[leanest[k]].workspace_bytes):
+                    leanest[k] = i
+        return tuple(max(i, 0) for i in leanest)
 
 
 def _exhaust(problem: Problem) -> Outcome | None:
