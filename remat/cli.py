@@ -1,0 +1,69 @@
+"""The command ``remat``; also ``python -m remat``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from remat.errors import RematError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a subcommand; the exit code."""
+    parser = argparse.ArgumentParser(prog="remat", description="tools beside the library; experiments: python run.py")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    monet = commands.add_parser("import-monet", help="graph files from a clone of monet-schedules")
+    monet.add_argument("path", type=Path, help="the clone, or a solution_*.pkl or cost_*.pkl of it")
+    monet.add_argument("--out", type=Path, default=Path("monet-graphs"), help="folder for them (default: %(default)s)")
+    monet.set_defaults(run=_import_monet)
+    zoo = commands.add_parser("zoo", help="the solved plans that come with remat")
+    zoo.set_defaults(run=_zoo)
+    given = parser.parse_args(arguments)
+    try:
+        return given.run(given)
+    except (RematError, OSError) as error:
+        print(f"remat {given.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _import_monet(given: argparse.Namespace) -> int:
+    """Graph files in a folder; 1 if a file was refused or there was no graph at all."""
+    from remat.frontends.json import save_graph
+    from remat.frontends.monet_schedules import import_clone
+
+    written = refused = 0
+    for each in import_clone(given.path):
+        if each.graph is None:
+            print(f"{'refused' if each.is_error else 'skipped'}: {each.note}", file=sys.stderr)
+            refused += each.is_error
+            continue
+        graph = each.graph
+        target = given.out / f"{_file_name(graph.name)}.json"
+        save_graph(graph, target)
+        written += 1
+        others = sum(len(op.implementations) for op in graph.operations)
+        print(f"{target}: {len(graph)} operations, {others} other implementations, from {each.path.name}", flush=True)
+    if not written:
+        print(f"no graph in {given.path}", file=sys.stderr)
+    return 1 if refused or not written else 0
+
+
+def _file_name(name: str) -> str:
+    """The name comes out of a file that anybody may have written."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name).lstrip(".")[:120] or "graph"
+
+
+def _zoo(given: argparse.Namespace) -> int:
+    from remat import zoo
+
+    del given
+    print("\n".join(zoo.table()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""From the records of MONeT's ``SolverInfo`` to a graph; what the fields mean is said in `monet_schedules`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from remat.errors import InvalidInput
+from remat.frontends import _monet_pickle as stored
+from remat.frontends._monet_pickle import Record
+from remat.graph import Graph, Operation, Value
+from remat.implementation import Implementation
+
+KIB, MIB = 1024, 1024 * 1024
+TICK_NS = 10_000  # a hundredth of a millisecond: the solvers' unit of time
+MAX_NODES = 100_000
+MAX_READS = 1_000_000
+MODELS = {"un": "unet"}  # MONeT cuts two letters off every name, which are brackets in the other cases
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the solver.
+
+    Attributes:
+        reads: by way of running it, the nodes read.
+        ms, mib: time and workspace by way or algorithm; `in_place_ms` and `in_place_mib` if run in place.
+        forward: of a backward node, the node whose gradient it computes; -1 otherwise.
+        parent, way: of an intermediate, the node and which of its ways produces it; -1 otherwise.
+    """
+
+    kind: str
+    reads: list[list[int]]
+    bytes: int
+    ms: list[float]
+    mib: list[float]
+    in_place_ms: list[float]
+    in_place_mib: list[float]
+    forward: int = -1
+    parent: int = -1
+    way: int = -1
+
+
+class SolverGraph:
+    """What a SolverInfo says, as a graph.
+
+    Attributes:
+        made_by: intermediates by (node, way) that produces them.
+        required: intermediates of the first way where every way reads some: ordinary outputs.
+        value: id of each node's value, in order of ids; extra ones are last.
+        n_ordinary: number of values that are not extra.
+    """
+
+    def __init__(self, info: Record):
+        self.info = info
+        records = _field(info, "nodes", dict)
+        if not 0 < len(records) <= MAX_NODES or any(i not in records for i in range(len(records))):
+            raise InvalidInput(f"its nodes are not numbered from 0 on, or more than {MAX_NODES}")
+        self.nodes = [_node(records[i], i, len(records)) for i in range(len(records))]
+        if sum(len(way) for node in self.nodes for way in node.reads) > MAX_READS:
+            raise InvalidInput(f"its nodes read more than {MAX_READS} times")
+        self.loss = _field(info, "loss", int)
+        if not 0 <= self.loss < len(records) or self.nodes[self.loss].parent >= 0:
+            raise InvalidInput(f"its loss is node {self.loss}, which is none of its operations")
+        self.fixed_bytes = _kib(number(records[len(records) - 1].fields.get("fixed_mem"), "the last node's fixed_mem"))
+        self.algorithms = _field(info, "conv_list", dict) if info.fields.get("select_conv_algo") else {}
+        self.overwrites = _field(info, "inplace_list", dict) if info.fields.get("do_inplace") else {}
+        self.made_by: dict[tuple[int, int], list[int]] = {}
+        for i, node in enumerate(self.nodes):
+            if node.parent >= 0:
+                self.made_by.setdefault((node.parent, node.way), []).append(i)
+        reads = [[[u for u in way if self.nodes[u].parent >= 0] for way in node.reads] for node in self.nodes]
+        self.required = {u for ways in reads if all(ways) for u in ways[0]}
+        is_extra = [node.parent >= 0 and i not in self.required for i, node in enumerate(self.nodes)]
+        self.value = {i: v for v, i in enumerate(sorted(range(len(self.nodes)), key=lambda i: (is_extra[i], i)))}
+        self.n_ordinary = is_extra.count(False)
+
+    def graph(self, source: str) -> Graph:
+        model, batch, mode = _field(self.info, "model_name", str), _field(self.info, "bs", int), _mode(self.info)
+        name = f"{MODELS.get(model, model)}_b{batch}" + f"_{mode}" * (mode != "normal")
+        at = [i for i, node in enumerate(self.nodes) if node.parent < 0]
+        values = tuple(Value(str(i), self.nodes[i].bytes) for i in self.value)
+        operations = tuple(map(self._operation, at))
+        return Graph(name, operations, values, self.fixed_bytes, "ns", at.index(self.loss), source)
+
+    def _operation(self, i: int) -> Operation:
+        node = self.nodes[i]
+        if i in self.algorithms:
+            ways = [*self._algorithms(i)]
+        else:
+            ways = [*(self._backward(i) if node.forward >= 0 else self._forward(i))]
+        # The default one touches no extra value; there is such a way, because required ones are not extra.
+        own = next(w for w in ways if all(v < self.n_ordinary for v in (*w.inputs, *w.outputs)))
+        others = tuple(w for w in ways if w is not own)
+        return Operation(
+            str(i), node.kind, own.inputs, own.outputs, own.cost, own.workspace_bytes, node.forward >= 0,
+            implementations=others,
+        )  # fmt: skip
+
+    def _algorithms(self, i: int) -> Iterator[Implementation]:
+        node, inputs, works = self.nodes[i], self._inputs(i, 0), False
+        for c, ms in enumerate(node.ms):
+            if ms >= 0:
+                works = True
+                yield self._way(f"algorithm_{c}", i, inputs, self._outputs(i), node.ms, node.mib, c)
+        if not works:
+            raise InvalidInput(f"node {i} is a convolution of which every algorithm failed")
+
+    def _forward(self, i: int) -> Iterator[Implementation]:
+        """Plain, and with each kind of intermediate; the same in place."""
+        node, inputs = self.nodes[i], self._inputs(i, 0)
+        kinds: list[tuple[str, int, tuple[int, ...]]] = [("", 0, ())]
+        for (parent, p), made in self.made_by.items():
+            extra = tuple(self.value[j] for j in made if j not in self.required)
+            if parent == i and extra:
+                kinds.append((self.nodes[made[0]].kind.removeprefix("int::"), p, extra))
+        for label, p, extra in kinds:
+            yield self._way(label or "plain", i, inputs, self._outputs(i) + extra, node.ms, node.mib, p)
+        x = self.overwrites.get(i)
+        if type(x) is int and x in node.reads[0] and self.nodes[x].bytes == node.bytes:
+            for label, p, extra in kinds:
+                name, outputs = "in_place" + f"_{label}" * bool(label), self._outputs(i) + extra
+                yield self._way(name, i, inputs, outputs, node.in_place_ms, node.in_place_mib, p, self.value[x])
+
+    def _backward(self, i: int) -> Iterator[Implementation]:
+        node, used = self.nodes[i], set()
+        for p, reads in enumerate(node.reads):
+            extra = [self.nodes[u].kind.removeprefix("int::") for u in reads if self.nodes[u].parent >= 0]
+            of_forward = (
+                "output" if node.forward in reads else "input" if any(u < self.loss for u in reads) else "plain"
+            )
+            label = extra[0] if extra else of_forward
+            name = f"{label}_{p}" if label in used else label
+            used.add(label)
+            yield self._way(name, i, self._inputs(i, p), self._outputs(i), node.ms, node.mib, p)
+
+    def _inputs(self, i: int, p: int) -> tuple[int, ...]:
+        return tuple(sorted({self.value[u] for u in self.nodes[i].reads[p]}))
+
+    def _outputs(self, i: int) -> tuple[int, ...]:
+        required = (j for (parent, _), made in self.made_by.items() if parent == i for j in made if j in self.required)
+        return (self.value[i], *(self.value[j] for j in required))
+
+    def _way(
+        self, name: str, i: int, inputs: tuple[int, ...], outputs: tuple[int, ...], ms: list[float], mib: list[float],
+        p: int, overwrites: int | None = None,
+    ) -> Implementation:  # fmt: skip
+        if p >= min(len(ms), len(mib)):
+            raise InvalidInput(f"node {i} ({self.nodes[i].kind}) has no measurement of its way {p}")
+        cost = ticks(ms[p], f"the time of node {i}")
+        shared = 0 if overwrites is None else self.nodes[i].bytes
+        return Implementation(name, inputs, outputs, cost, scratch(mib[p], shared), overwrites)
+
+
+def ticks(ms: float, what: str) -> int:
+    """Nanoseconds, whole hundredths of a millisecond."""
+    if ms < 0:
+        raise InvalidInput(f"{what} is {ms:g} ms")
+    return round(ms * 100) * TICK_NS
+
+
+def scratch(mib: float, shared_bytes: int = 0) -> int:
+    """Bytes beside inputs and outputs, whole KiB; 0 where an output took the place of an input, which is not said."""
+    return max(0, _kib(mib * MIB + shared_bytes))
+
+
+def _kib(size: float) -> int:
+    return round(size / KIB) * KIB
+
+
+def _mode(info: Record) -> str:
+    """As in the names of files: MONeT takes ``inplace_`` out of the attribute."""
+    return "inplace_" * bool(info.fields.get("do_inplace")) + _field(info, "mode", str).replace("inplace_", "")
+
+
+def _node(record: Any, i: int, n: int) -> Node:
+    """One record, its numbers and ids checked."""
+    if not isinstance(record, (stored.FwdNode, stored.BwdNode, stored.IntNode)):
+        raise InvalidInput(f"node {i} is a {type(record).__name__:.40}, not one of its nodes")
+    where = f"node {i}"
+    reads = _field(record, "args", list, where)
+    if not reads or not all(isinstance(way, list) and all(_is_id(u, n) for u in way) for way in reads):
+        raise InvalidInput(f"{where}: 'args' must be lists of nodes")
+    ms, mib, in_place_ms, in_place_mib = (_numbers(record, key, where) for key in (
+        "workspace_compute", "workspace_mem", "inplace_workspace_compute", "inplace_workspace_mem"))  # fmt: skip
+    of_op = record if "op" in record.fields else _field(record, "gnode", Record, where)
+    kind = of_op.fields.get("op", of_op.fields.get("_op"))
+    if not isinstance(kind, str):
+        raise InvalidInput(f"{where} has no kind")
+    size = _kib(number(_field(record, "mem", (int, float), where), f"{where}'s mem"))
+    forward = parent = way = -1
+    if isinstance(record, stored.BwdNode):
+        forward = _field(record, "fwd_id", int, where)
+    elif isinstance(record, stored.IntNode):
+        parent, way = _field(record, "solver_parent_id", int, where), _field(record, "op_idx", int, where)
+        if not 0 <= parent < i or way < 0:
+            raise InvalidInput(f"{where} is an intermediate of node {parent}")
+    return Node(kind, reads, size, ms, mib, in_place_ms, in_place_mib, forward, parent, way)
+
+
+def _is_id(u: Any, n: int) -> bool:
+    return type(u) is int and 0 <= u < n
+
+
+def _field(record: Record, key: str, kinds: Any, where: str = "SolverInfo") -> Any:
+    value = record.fields.get(key)
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        raise InvalidInput(f"{where} lacks '{key}', or it is no {getattr(kinds, '__name__', 'number')}")
+    return value
+
+
+def number(x: Any, what: str) -> float:
+    if isinstance(x, bool) or not isinstance(x, (int, float)) or not math.isfinite(x) or abs(x) > 1e15:
+        raise InvalidInput(f"{what} is no number")
+    return x
+
+
+def _numbers(record: Record, key: str, where: str) -> list[float]:
+    return [number(x, f"{where}: '{key}'") for x in _field(record, key, list, where)]
