@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx
 
 from remat.errors import InvalidPlan
@@ -127,7 +128,12 @@ class _Emitter:
     def _compute_as(self, k: int, recipe: Recipe) -> None:
         """Call another implementation, and take out what the call's results and the kept tensors are."""
         (node,) = self.step.nodes[k]
-        made = self._add(recipe.target, arguments_in(recipe.args, self._fetch, self._hold), {}, recipe.vals)
+        args = list(arguments_in(recipe.args, self._fetch, self._hold))
+        if recipe.overwrites is not None and args[recipe.overwrites] in self.saved.values():
+            # Backward may run twice, so what forward saved for it stays as it is.
+            x = args[recipe.overwrites]
+            args[recipe.overwrites] = self._add(torch.clone, (x,), {}, x.meta["val"])
+        made = self._add(recipe.target, tuple(args), {}, recipe.vals)
         if recipe.results is None:
             self._holds(node, made)
             return

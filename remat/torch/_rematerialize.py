@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from remat import zoo
 from remat.cost import load_gpu
 from remat.cost.profile import profile_workspaces
-from remat.errors import InvalidInput, unknown_name
+from remat.errors import InvalidInput, InvalidPlan, unknown_name
 from remat.execution import Peaks, StepPlan, check_options, default_cache, is_fraction, operators_of, parse_budget
 from remat.frontends import _torch_capture
 from remat.frontends._torch_capture import Joint
@@ -73,8 +74,9 @@ def rematerialize(
         backend: ``eager`` runs PyTorch's own kernels one by one; ``inductor`` compiles them, which changes memory and,
             in the last bits, results: the peak is then a prediction, not a promise.
         cost: of operations: ``profile`` (measured here), ``roofline`` or ``flops``.
-        plan: a file that ``plan.save`` wrote, or the plan of another module, instead of solving; with a budget
-            that is promised instead of the plan's own.
+        plan: a file that ``plan.save`` wrote, the plan of another module, or one that comes with remat
+            (``zoo:resnet50_b16_0.8``, see `remat.zoo`), instead of solving; with a budget that is promised instead of
+            the plan's own.
         optimizer: whose state counts from the first step on: a `torch.optim.Optimizer`, a name (``adam``), or a size;
             None counts none, which is right for plain SGD only.
         accumulate: gradients of earlier steps exist while a step runs (gradient accumulation, or
@@ -85,8 +87,7 @@ def rematerialize(
         operators: ``joint`` chooses, together with what to recompute, how each call runs (MONeT): backward passes from
             the output, packed masks, small pooling indices, in place, other convolution algorithms
             (`remat.torch.implementations`). Gradients are then the plain model's to rounding; ``exact`` chooses only
-            among implementations that give its bits. A plan that writes over what forward saved cannot
-            be run backward twice (``retain_graph``): PyTorch refuses.
+            among implementations that give its bits.
         verify: run steps on the sample arguments and measure the peak, `measured_peak_bytes`; while it exceeds the
             budget (Inductor), plan again with as much less. Gradients, buffers and random numbers stay as they are.
         cache_folder: of measurements of operations; by default ``$REMAT_CACHE`` or ``~/.cache/remat``.
@@ -96,6 +97,7 @@ def rematerialize(
             option is wrong; a plan was made for something else.
     """
     _check(model, sample_args, backend)
+    given_plan, plan = plan, zoo.resolved(plan)
     operators = _operators(operators, backend, plan)
     check_options(budget, plan, strategy, scope, cost, time_limit_s)
     if gpu is not None and cost != "roofline":
@@ -125,7 +127,10 @@ def rematerialize(
         planner.plain = _plain_peak(model, sample_args, kwargs, planner, step, may_run=is_fraction(budget))
     promised = None if budget is None else parse_budget(budget, planner.plain)
     if plan is not None:
-        made = planner.take(plan, step, inputs, promised)
+        try:
+            made = planner.take(plan, step, inputs, promised)
+        except InvalidPlan as error:
+            raise zoo.named(error, given_plan) from None
     else:
         assert promised is not None
         planner.budget_bytes = promised

@@ -18,7 +18,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_iter, tree_map
 
-from remat.frontends._torch_graph import CapturedStep
+from remat.frontends._torch_graph import END_KIND, CapturedStep
 from remat.frontends._torch_work import _plain, storage_bytes, tensor_bytes, tensors_of
 from remat.graph import Value, Work
 from remat.implementation import Implementation
@@ -46,6 +46,7 @@ class Recipe:
             the function returns just what the call does.
         kept: what follows these.
         vals: tensors without contents that the function returns; one tensor if it returns no tuple.
+        overwrites: argument that is written over, or None.
         checks: the function only checks what it is given, so that a repetition is the call's own.
     """
 
@@ -54,6 +55,7 @@ class Recipe:
     results: tuple[int, ...] | None
     kept: tuple[Kept, ...]
     vals: Any
+    overwrites: int | None = None
     checks: bool = False
 
 
@@ -79,7 +81,7 @@ class _Finder:
             if left_out or len(implementation.forward_kinds) > 1 or (self.exact and not implementation.exact):
                 continue
             for node, k in self.place.items():
-                if self.step.graph.operations[k].kind == implementation.forward_kinds[0]:
+                if (self.step.graph.operations[k].kind,) == implementation.forward_kinds:
                     self._attach(implementation, node)
         graph = self.step.graph
         operations = tuple(
@@ -137,15 +139,18 @@ class _Finder:
             x = args[made.overwrites].meta["val"]
             first = tensors_of(node.meta["val"])[0]
             same = isinstance(overwrites, int) and self.values[overwrites].bytes == self.values[outputs[0]].bytes
-            if not same or x.stride() != first.stride() or x.dtype != first.dtype:
+            # What the caller, or another backward pass over the same forward pass, may still read stays as it is.
+            source = self.step.graph.operations[self.step.graph.producer[overwrites]] if same else operation
+            foreign = source.kind == END_KIND or source.is_backward != operation.is_backward
+            if not same or foreign or x.stride() != first.stride() or x.dtype != first.dtype:
                 return
         self._add(node, made.name, args, self._read(args), tuple(dict.fromkeys(outputs)), indices, calls.kept,
-                  made.forward, vals, overwrites, checks)  # fmt: skip
+                  made.forward, vals, overwrites, made.overwrites, checks)  # fmt: skip
 
     def _add(
         self, node: fx.Node, name: str, args: tuple[Any, ...], reads: set[int], outputs: tuple[int, ...],
         results: tuple[int, ...] | None, kept: tuple[Kept, ...], target: Any, vals: Any,
-        overwrites: int | None = None, checks: bool = False,
+        overwrites: int | None = None, argument: int | None = None, checks: bool = False,
     ) -> None:  # fmt: skip
         k = self.place[node]
         operation = self.step.graph.operations[k]
@@ -153,29 +158,36 @@ class _Finder:
             return
         known = {v for x in node.all_input_nodes for v in tree_iter(self.step.storage[x]) if isinstance(v, int)}
         reads = reads | (set(operation.inputs) - known)  # what keeps its place in the order
-        side = "backward" if operation.is_backward else "forward"
+        side = "backward" if results is None else "forward"
+        flops = operation.work.flops if operation.work else None  # the other way does the same arithmetic, or less
         way = Implementation(name, tuple(sorted(reads)), outputs, overwrites=overwrites,
-                             work=_work(f"{name}.{side}", args, vals, self._val))  # fmt: skip
+                             work=_work(f"{name}.{side}", args, vals, self._val, flops))  # fmt: skip
         self.ways.setdefault(k, []).append(way)
-        self.recipes[k, name] = Recipe(target, args, results, kept, vals, checks)
+        self.recipes[k, name] = Recipe(target, args, results, kept, vals, argument, checks)
 
     def _backward_of(self, made: TorchImplementation, node: fx.Node) -> fx.Node | None:
         """The backward call of a forward call: the one that reads its results, or else its input and weight."""
-        results = {node, *(user for user in node.users if user.target is operator.getitem)}
+        results = [self._identity(x) for x in (node, *node.users) if x is node or x.target is operator.getitem]
         candidates = [
             other for other, k in self.place.items()
             if self.step.graph.operations[k].is_backward
             and self.step.graph.operations[k].kind == made.backward_kinds[0]
         ]  # fmt: skip
-        inputs = [x for x in node.args[:2] if isinstance(x, fx.Node)]
+        inputs = [self._identity(x) for x in node.args[:2] if isinstance(x, fx.Node)]
         for wanted in (results, inputs, inputs[:1]):
-            found = [
-                other for other in candidates
-                if (any if wanted is results else all)(x in other.args[1:] for x in wanted)
-            ]  # fmt: skip
+            found = []
+            for other in candidates:
+                read = {self._identity(x) for x in other.args[1:] if isinstance(x, fx.Node)}
+                if (any if wanted is results else all)(x in read for x in wanted):
+                    found.append(other)
             if found:
                 return found[0] if len(found) == 1 else None
         return None
+
+    def _identity(self, node: fx.Node) -> Any:
+        """The same for a tensor and its aliases, which backward calls read in its place."""
+        value = self.step.storage[node]
+        return (value, tuple(node.meta["val"].shape)) if isinstance(value, int) else node
 
     @staticmethod
     def _arguments(node: fx.Node) -> tuple[Any, ...]:
@@ -242,13 +254,14 @@ class _Part:
     index: int
 
 
-def _work(function: str, args: tuple[Any, ...], vals: Any, val: Any) -> Work:
-    """What a function moves, and how it is called, for measurements; its arithmetic is not counted."""
+def _work(function: str, args: tuple[Any, ...], vals: Any, val: Callable[[Any], Any], flops: int | None) -> Work:
+    """What a function moves, and how it is called, for measurements."""
     concrete = tree_map(val, args, is_leaf=lambda x: isinstance(x, (fx.Node, _Part, Kept)))
     read, made = tensors_of(concrete), tensors_of(vals)
     floats = [t.dtype for t in (*made, *read) if t.dtype.is_floating_point]
     plain = {"fw": "torch", "op": f"implementation.{function}", "args": _plain(list(concrete)), "kwargs": {}}
     return Work(
+        flops=flops,
         bytes_moved=sum(map(tensor_bytes, read)) + sum(map(tensor_bytes, made)),
         dtype=str((floats or [torch.float32])[0]).removeprefix("torch."),
         signature=json.dumps(plain, sort_keys=True, separators=(",", ":")),

@@ -1,0 +1,192 @@
+"""`rematerialize(operators=...)`: other implementations chosen by a plan and executed by PyTorch."""
+
+import copy
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+import remat  # noqa: E402
+import remat.torch as rt  # noqa: E402
+from remat.execution import StepPlan  # noqa: E402
+from remat.torch._emit import emit  # noqa: E402
+from remat.torch._module import step_of  # noqa: E402
+
+
+class Net(nn.Module):
+    """Convolutions with the activations that have other implementations, a pooling layer and a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU6())
+        self.second = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        self.third = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.LeakyReLU(0.1))
+        self.elu, self.norm = nn.ELU(), nn.LayerNorm(8)
+        self.last = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.pool(self.second(self.first(x)))
+        x = self.elu(self.third(x) + x)
+        return self.last(self.norm(x.mean((2, 3))))
+
+
+X, Y = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 3])
+BUDGET = 0.82
+
+
+def fresh() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def step(module: nn.Module) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+    module.zero_grad()
+    loss = nn.functional.cross_entropy(module(X), Y)
+    loss.backward()
+    gradients = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+    return loss.detach(), gradients, [b.clone() for b in module.buffers()]
+
+
+def planned(operators: str, tmp_path, budget: float | str = BUDGET, **options) -> rt.Rematerialized:
+    return rt.rematerialize(
+        fresh(), (X,), budget, operators=operators, cost="roofline", gpu="cpu", time_limit_s=6,
+        cache_folder=tmp_path / "cache", **options,
+    )  # fmt: skip
+
+
+def captured(operators: str):
+    from remat.frontends import _torch_capture
+    from remat.torch import _aot
+    from remat.torch._module import call_of
+
+    model = fresh()
+    with torch.enable_grad():
+        joint = _torch_capture.capture_module(call_of(model), (X,), {}, _aot.backend_of("eager"))
+    return step_of(joint, "Net", model, "eager", operators)
+
+
+def test_every_kind_of_implementation_is_attached() -> None:
+    step = captured("joint")
+    names = {way.name for op in step.graph.operations for way in op.implementations}
+    assert {
+        "relu_packed", "relu_in_place", "hardtanh_from_output", "hardtanh_packed", "leaky_relu_from_output",
+        "elu_from_output", "max_pool2d_offsets", "max_pool2d_recomputed", "batch_norm_from_output",
+        "layer_norm_from_output", "convolution_im2col", "convolution_im2col_per_sample", "convolution_channels_last",
+    } <= names  # fmt: skip
+    exact = {way.name for op in captured("exact").graph.operations for way in op.implementations}
+    assert "relu_packed" in exact
+    assert not exact & {"batch_norm_from_output", "elu_from_output", "convolution_im2col"}
+    assert captured("default").graph == step.graph.default()
+    # a packed mask of relu: one bit per element
+    relu = next(op for op in step.graph.operations if op.kind == "aten.relu")
+    packed = next(way for way in relu.implementations if way.name == "relu_packed")
+    bits = next(v for v in packed.outputs if v not in relu.outputs)
+    assert 32 * step.graph.values[bits].bytes == step.graph.values[relu.outputs[0]].bytes
+
+
+def test_exact_plans_give_the_bits_of_the_plain_model(tmp_path) -> None:
+    module = planned("exact", tmp_path, verify=True)
+    assert module.measured_peak_bytes is not None
+    assert module.measured_peak_bytes <= 1.001 * module.predicted_peak_bytes
+    plain = step(fresh())
+    ours = step(module)
+    assert torch.equal(plain[0], ours[0])
+    for mine, theirs in zip([*ours[1], *ours[2]], [*plain[1], *plain[2]], strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_joint_plans_keep_their_promise_and_gradients_to_rounding(tmp_path) -> None:
+    module = planned("joint", tmp_path, verify=True)
+    assert any(module.plan.plan.chosen)
+    assert "other ways" in str(module.plan)
+    assert module.measured_peak_bytes is not None
+    assert module.measured_peak_bytes <= module.budget_bytes
+    assert abs(module.measured_peak_bytes / module.predicted_peak_bytes - 1) < 0.03
+    plain, ours = step(fresh()), step(module)
+    scale = max(float(g.abs().max()) for g in plain[1])
+    for mine, theirs in zip(ours[1], plain[1], strict=True):
+        assert float((mine - theirs).abs().max()) < 1e-4 * scale
+    for mine, theirs in zip(ours[2], plain[2], strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_choice_gives_the_gradients(seed: int) -> None:
+    """Plans drawn at random, so that every implementation is executed, whatever a solver would choose."""
+    import random
+
+    from remat import Plan, simulate
+    from remat.joint.choose import Choices
+
+    r = random.Random(seed)
+    step_ = captured("joint")
+    choices = Choices(step_.graph)
+    chosen = None
+    while chosen is None:
+        chosen = choices.choose([r.randrange(len(ways)) for ways in choices.ways])
+    plan = chosen.lift(Plan.from_order(chosen.graph, range(len(chosen.graph))))
+    simulate(step_.graph, plan)
+    forward, backward = emit(step_, plan.order.tolist(), plan.chosen)
+    used = {name for name in plan.chosen if name}
+    assert used
+    model = fresh()
+    primals = step_.joint.primals
+    arguments = [p.detach().clone() if isinstance(p, torch.Tensor) else p for p in primals]
+    outputs = forward(*arguments)
+    n = step_.joint.n_forward_outputs
+    logits = outputs[step_.joint.n_mutations].detach().requires_grad_()
+    nn.functional.cross_entropy(logits, Y).backward()
+    gradients = [g for g in backward(*outputs[n:], logits.grad) if g is not None]
+    plain = step(model)[1]
+    assert len(gradients) == len(plain)
+    scale = max(float(g.abs().max()) for g in plain)
+    shapes = sorted(tuple(g.shape) for g in plain)
+    assert sorted(tuple(g.shape) for g in gradients) == shapes
+    for theirs in plain:
+        alike = [g for g in gradients if g.shape == theirs.shape]
+        assert min(float((g - theirs).abs().max()) for g in alike) < 1e-4 * scale
+
+
+def test_a_saved_plan_runs_without_a_solver(tmp_path) -> None:
+    module = planned("joint", tmp_path)
+    module.plan.save(tmp_path / "plan.json")
+    document = json.loads((tmp_path / "plan.json").read_text())
+    assert any(len(one) == 3 for one in document["steps"])
+    again = rt.rematerialize(fresh(), (X,), plan=tmp_path / "plan.json")
+    assert again.plan.plan.steps == module.plan.plan.steps
+    assert again.plan.operators == "joint"
+    assert (again.predicted_peak_bytes, again.overhead) == (module.predicted_peak_bytes, module.overhead)
+    for mine, theirs in zip(step(again)[1], step(module)[1], strict=True):
+        assert torch.equal(mine, theirs)
+    moved = rt.rematerialize(copy.deepcopy(fresh()), (X,), plan=module.plan)
+    assert isinstance(moved.plan, StepPlan)
+    assert moved.plan.plan.chosen == module.plan.plan.chosen
+    document["execution"]["implementations"][3] = [["nothing", 1, 1]]
+    (tmp_path / "other.json").write_text(json.dumps(document))
+    with pytest.raises(remat.InvalidPlan, match="other implementations"):
+        rt.rematerialize(fresh(), (X,), plan=tmp_path / "other.json")
+
+
+def test_bad_operators_are_refused_in_one_line() -> None:
+    with pytest.raises(remat.InvalidInput, match="joint"):
+        rt.rematerialize(fresh(), (X,), 0.8, operators="joimt")
+    with pytest.raises(remat.InvalidInput, match="backend='eager'"):
+        rt.rematerialize(fresh(), (X,), 0.8, operators="joint", backend="inductor")
+
+
+def test_weights_too_small_to_invert_keep_the_default() -> None:
+    model = fresh()
+    nn.init.zeros_(model.second[1].weight)
+    from remat.frontends import _torch_capture
+    from remat.torch import _aot
+    from remat.torch._module import call_of
+
+    with torch.enable_grad():
+        joint = _torch_capture.capture_module(call_of(model), (X,), {}, _aot.backend_of("eager"))
+    graph = step_of(joint, "Net", model, "eager", "joint").graph
+    offered = [any(way.name == "batch_norm_from_output" for way in op.implementations)
+               for op in graph.operations if "batch_norm_legit" in op.kind]  # fmt: skip
+    assert offered == [True, False, True]
