@@ -39,7 +39,8 @@ def test_an_experiment_composes_as_it_is(name: str) -> None:
         assert settings.accounting == spec.accounting == written["accounting"]
 
 
-# Those that a chain cannot serve have tests of their own: test_device_results, test_max_batch_size, test_paper, test_monet_paper.
+# Those that a chain cannot serve have tests of their own: test_device_results, test_max_batch_size, test_paper and
+# test_monet_paper.
 ELSEWHERE = ("execution", "throughput", "largest_model", "paper")
 
 

@@ -17,6 +17,7 @@ from analysis.monet.points import (
     Point,
     cheapest,
     gib,
+    no_plan,
     of,
     read_facts,
     read_points,
@@ -49,7 +50,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
         "measurement backs. `all but Winograd` has every other implementation. The portfolio solves each level on "
         "its own in the same time, so a level may come out worse than one that it contains; `as contained` carries "
         "the better plan on.",
-        [("ablation", "Overhead at the smallest budget, by level of implementations; x: no plan found",
+        [("ablation", "Overhead at the smallest budget, by level of implementations; x: no plan",
           _figure(facts, points, levels))],
         [_table(cases, points, levels)],
     )  # fmt: skip
@@ -72,8 +73,11 @@ def _ours(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str]) 
     said = []
     for net in dict.fromkeys(net["label"] for net, _ in cases):
         own, budget = min(((n, b) for n, b in cases if n["label"] == net), key=lambda case: case[1])
-        values = [(level, _contained(points, own["name"], level, budget)) for level in levels if level != NO_WINOGRAD]
-        steps = [f"{LEVELS[level]} {signed(value) or 'no plan'}" for level, value in values]
+        steps = []
+        for level in levels:
+            value = _contained(points, own["name"], level, budget)
+            words = signed(value) or no_plan(of(points, own["name"], level, "portfolio"), budget)
+            steps.append(f"{LEVELS[level]} {words}")
         said.append(f"{net} at {gib(budget)} GiB: {', '.join(steps)}")
     return ". ".join(said) + "." if said else "Nothing was solved."
 
@@ -82,11 +86,13 @@ def _table(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str])
     rows = []
     for net, budget in cases:
         for level in levels:
+            own = of(points, net["name"], level, "portfolio")
             monet = cheapest(of(points, net["name"], level, "monet"), budget)
-            rows.append([net["label"], gib(budget), LEVELS[level], signed(_value(points, net["name"], level, budget)),
+            value = _value(points, net["name"], level, budget)
+            rows.append([net["label"], gib(budget), LEVELS[level], signed(value) or no_plan(own, budget),
                          signed(_contained(points, net["name"], level, budget)),
                          "" if monet is None else signed(monet.overhead)])  # fmt: skip
-    return Table("monet_ablation", "Overhead by level of implementations; empty: no plan found, or not tried", [
+    return Table("monet_ablation", "Overhead by level of implementations; empty: not tried, or no plan", [
         "network", "GiB", "implementations", "portfolio", "as contained", "MONeT's program",
     ], rows)  # fmt: skip
 

@@ -19,6 +19,7 @@ from analysis.monet.points import (
     Point,
     cheapest,
     gib,
+    no_plan,
     of,
     read_facts,
     signed,
@@ -50,7 +51,8 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
         "Published overheads are of executed steps, against PyTorch with its own choice of algorithms; ours are of "
         "plans, against one pass of the default implementations. Winograd's modelled costs, where they may "
         "be chosen, gain far more than any algorithm measured for MONeT, so the line without them is the one "
-        "to compare. Gist is a lossless plan with an assumed sparsity of one half. "
+        "to compare. A plan without Winograd is one of `all` too: where `all` is worse or has none, the search "
+        "has lost its way among more choices. Gist is a lossless plan with an assumed sparsity of one half. "
         + _program_words(points),
         [("overhead", CAPTION, _figure(facts, points))],
         [_main_table(facts, points), _plain_table(facts, points), _all_solves(facts, points)],
@@ -63,7 +65,8 @@ def _ours(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> str:
         budget = min(net["budgets_bytes"])
         ours, checkmate = (cheapest(of(points, net["name"], level, ALL), budget) for level in (NO_WINOGRAD, NONE))
         words = "no plan found" if ours is None else signed(ours.overhead)
-        other = "none" if checkmate is None else signed(checkmate.overhead)
+        tried = of(points, net["name"], NONE, ALL)
+        other = no_plan(tried, budget) or "not tried" if checkmate is None else signed(checkmate.overhead)
         said.append(f"{net['label']} at {gib(budget)} GiB {words} (default implementations: {other})")
     peaks = ", ".join(
         f"{net['label']} {gib(net['pytorch_peak_bytes'])} (published {net['pytorch_gib']:g})" for net in facts
@@ -93,17 +96,21 @@ def _main_table(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> 
     for net in facts:
         published = dict(zip(map(round, (g * GIB for g in net["budgets_gib"])), net["overheads_percent"], strict=True))
         for budget in sorted(net["budgets_bytes"], reverse=True):
-            cells = [cheapest(of(points, net["name"], level, who), budget) for level, who in (
+            cells = [_cell(of(points, net["name"], level, who), budget) for level, who in (
                 (NONE, ALL), (NO_WINOGRAD, "portfolio"), (NO_WINOGRAD, "monet"), (JOINT, "portfolio"), (JOINT, "monet"),
             )]  # fmt: skip
             known = published.get(budget)
-            rows.append([net["label"], gib(budget), "" if known is None else f"{known:.2f} %",
-                         *("" if p is None else signed(p.overhead) for p in cells)])  # fmt: skip
+            rows.append([net["label"], gib(budget), "" if known is None else f"{known:.2f} %", *cells])
     return Table(
-        "monet_overhead", "Overhead of the cheapest plan within a budget; empty: none found, or not published",
+        "monet_overhead", "Overhead of the cheapest plan within a budget; empty: not tried, or not published",
         ["network", "GiB", "MONeT published", "Checkmate's optimum, as found", "portfolio, all but Winograd",
          "MONeT's program, all but Winograd", "portfolio, all", "MONeT's program, all"], rows,
     )  # fmt: skip
+
+
+def _cell(points: Sequence[Point], budget: int) -> str:
+    found = cheapest(points, budget)
+    return no_plan(points, budget) if found is None else signed(found.overhead)
 
 
 def _plain_table(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> Table:
@@ -172,7 +179,8 @@ def _panel(axes: Axes, net: Mapping[str, Any], points: Sequence[Point]) -> None:
                       lw=1.5, ms=7 if marker == "*" else 4.5, label=label, zorder=3)  # fmt: skip
         for x, y in shown:
             if y > TOP:
-                axes.annotate(f"{y:.0f}", (x, TOP), (0, 3), textcoords="offset points", ha="center", fontsize=6,
+                side = -1 if strategy == "checkmate_milp" else 1 if level == JOINT else 0
+                axes.annotate(f"{y:.0f}", (x, TOP), (7 * side, 3), textcoords="offset points", ha="center", fontsize=6,
                               color=colour, annotation_clip=False)  # fmt: skip
     gist = next((p for p in own if p.strategy == "gist" and p.overhead is not None and p.peak_bytes), None)
     if gist is not None:

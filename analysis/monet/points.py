@@ -92,6 +92,14 @@ def cheapest(points: Iterable[Point], budget_bytes: int) -> Point | None:
     return min(fitting, key=lambda p: p.cost or 0, default=None)
 
 
+def no_plan(points: Iterable[Point], budget_bytes: int) -> str:
+    """Why none of these has a plan at that budget: ``infeasible`` (proven), ``none found``, '' if none was asked."""
+    own = [p for p in points if p.budget_bytes == budget_bytes]
+    if any(p.status == "INFEASIBLE" for p in own):
+        return "infeasible"
+    return "none found" if own else ""
+
+
 def gib(size_bytes: float) -> str:
     """``9.31``, or ``10``."""
     return f"{size_bytes / GIB:.2f}".removesuffix(".00")

@@ -31,8 +31,10 @@ from remat.frontends.monet import LEVELS
 
 PARTS = ("overhead", "ablation", "ten_percent", "solver_time", "records", "implementations")
 NEEDS = {"ten_percent": "overhead", "solver_time": "overhead", "implementations": "overhead"}
-QUICK = Scale(time_limit_s=5.0, all_budgets=False, ablation_budgets=1, monet_columns=10_000, halvings=2)
-FULL = Scale(time_limit_s=300.0, all_budgets=True, ablation_budgets=6, monet_columns=1_000_000, halvings=6)
+QUICK = Scale(time_limit_s=5.0, joint_factor=1.6, all_budgets=False, ablation_budgets=1, monet_columns=10_000,
+              halvings=3)  # fmt: skip
+FULL = Scale(time_limit_s=300.0, joint_factor=1.0, all_budgets=True, ablation_budgets=6, monet_columns=1_000_000,
+             halvings=6)  # fmt: skip
 
 
 def run_monet(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:

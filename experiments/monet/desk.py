@@ -33,6 +33,7 @@ class Scale:
 
     Attributes:
         time_limit_s: of each solve.
+        joint_factor: by which the portfolio's is longer on graphs with implementations.
         all_budgets: every published budget, or the largest, a middle one and the smallest.
         ablation_budgets: at how many of them each level is solved, the smallest first.
         monet_columns: up to this size MONeT's program is solved at every budget, beyond at the largest alone.
@@ -40,6 +41,7 @@ class Scale:
     """
 
     time_limit_s: float
+    joint_factor: float
     all_budgets: bool
     ablation_budgets: int
     monet_columns: int
@@ -83,7 +85,7 @@ class Desk:
     console: Console
     folder: Path
     rows: dict[Case, Row] = field(default_factory=dict)
-    benches: dict[tuple[str, str, int | None], Bench] = field(default_factory=dict)
+    benches: dict[tuple[str, str, int | None, bool], Bench] = field(default_factory=dict)
 
     @property
     def asked_bytes(self) -> tuple[int, ...]:
@@ -109,16 +111,26 @@ class Desk:
         """The network's training graph with the implementations of that level."""
         return self.bench(network, level).subject.graph
 
-    def bench(self, network: Network, level: str, cost_cap: int | None = None) -> Bench:
-        """Where the graph of that level is solved."""
+    def bench(self, network: Network, level: str, cost_cap: int | None = None, *, longer: bool = False) -> Bench:
+        """Where the graph of that level is solved; `longer`: by `Scale.joint_factor`."""
         level = JOINT if level == LEVELS[-1] else level
-        key = network.name, level, cost_cap
+        key = network.name, level, cost_cap, longer
         if key not in self.benches:
-            if cost_cap is not None:
-                self.benches[key] = replace(self.bench(network, level), cost_cap=cost_cap, kept={}, live={})
+            if cost_cap is not None or longer:
+                same = self.bench(network, level)
+                limit = self.scale.time_limit_s * (self.scale.joint_factor if longer else 1)
+                settings = replace(same.settings, time_limit_s=limit)
+                self.benches[key] = replace(same, settings=settings, cost_cap=cost_cap, kept={}, live={})
             else:
                 self.benches[key] = self._bench(network, level)
         return self.benches[key]
+
+    def bench_of(self, case: Case) -> Bench:
+        """Where a case is solved."""
+        network = next(network for network in self.networks if network.name == case.network)
+        return self.bench(
+            network, case.level, case.cost_cap, longer=case.strategy == "portfolio" and case.level != NONE
+        )
 
     def _bench(self, network: Network, level: str) -> Bench:
         profile = self.published_graph(network)
@@ -146,9 +158,7 @@ class Desk:
         """
         wanted = [case for case in dict.fromkeys(cases) if case.strategy in self.settings.strategies]
         new = [case for case in wanted if case not in self.rows]
-        by_name = {network.name: network for network in self.networks}
-        benches = [self.bench(by_name[case.network], case.level, case.cost_cap) for case in new]
-        asked = [(bench, case.strategy, case.budget_bytes) for bench, case in zip(benches, new, strict=True)]
+        asked = [(self.bench_of(case), case.strategy, case.budget_bytes) for case in new]
         for case, row in zip(new, solve_each(asked), strict=True):
             self.rows[case] = row
         return [entry(case, self.rows[case]) for case in wanted]

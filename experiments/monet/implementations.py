@@ -16,6 +16,7 @@ from remat.joint import choose
 from remat.plan import Plan
 from remat.units import format_size
 
+SLIGHT = 1e-4  # of the cost, or of the budget: what is within it is as good
 Way = tuple[str, str]  # kind of operation, name of the implementation
 
 
@@ -69,10 +70,10 @@ def run(desk: Desk) -> dict[str, Any]:
 
 def _plans(desk: Desk, network: Network, level: str) -> dict[tuple[str, int], Plan]:
     """(strategy, budget) -> its plan."""
-    bench, found = desk.bench(network, level), {}
+    found = {}
     for case, row in desk.rows.items():
         if (case.network, case.level, case.cost_cap) == (network.name, level, None):
-            plan = bench.plan_of(row)
+            plan = desk.bench_of(case).plan_of(row)
             if plan is not None:
                 found[case.strategy, case.budget_bytes] = plan
     return found
@@ -182,7 +183,7 @@ def _simulated(graph: Graph, plan: Plan, wanted: Sequence[int]) -> tuple[int, in
 
 
 def _words(swaps: Sequence[Swap]) -> str:
-    """The kindest case for the way, in words."""
+    """The kindest case for the way, in words; what changes next to nothing is no gain."""
 
     def said(swap: Swap) -> str:
         time = f"{100 * swap.cost_share:+.2f} % time"
@@ -190,14 +191,18 @@ def _words(swaps: Sequence[Swap]) -> str:
         memory = "the same peak" if not swap.peak_bytes else f"{sign}{format_size(abs(swap.peak_bytes))} at the peak"
         return f"put into the plan for {format_size(swap.budget_bytes)}: {time}, {memory}"
 
-    cheaper = [swap for swap in swaps if swap.cost_share < 0]
+    cheaper = [swap for swap in swaps if swap.cost_share < -SLIGHT]
     missed = [swap for swap in cheaper if swap.fits]
     if missed:
         return f"missed by the search: {said(min(missed, key=lambda s: s.cost_share))}"
-    smaller = [swap for swap in swaps if swap.peak_bytes < 0]
+    smaller = [swap for swap in swaps if swap.peak_bytes < -SLIGHT * swap.budget_bytes]
     if cheaper:
         return f"cheaper but beyond the budget: {said(min(cheaper, key=lambda s: s.peak_bytes))}"
     if smaller:
         return f"smaller but dearer, and the budget is met without: {said(min(smaller, key=lambda s: s.cost_share))}"
     best = min(swaps, key=lambda s: (s.cost_share, s.peak_bytes))
-    return f"never cheaper and its saving is not at the peak: {said(best)}"
+    if best.peak_bytes > SLIGHT * best.budget_bytes:
+        return f"never cheaper nor smaller: {said(best)}"
+    if abs(best.cost_share) <= SLIGHT:
+        return f"makes no difference: {said(best)}"
+    return f"dearer and its saving is not at the peak: {said(best)}"
