@@ -110,11 +110,16 @@ def _call(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], 
 
 def _implementation(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], list[torch.Tensor]]:
     """A call of one of `remat.torch.implementations`; packed masks and small indices are zeros, which are valid."""
-    from remat.torch.implementations import IMPLEMENTATIONS
+    from remat.torch import implementations
 
     name, _, side = description["op"].removeprefix("implementation.").rpartition(".")
-    call = getattr(IMPLEMENTATIONS[name], side)
+    if name == "batch_norm_from_leaky_relu":
+        call: Any = implementations.batch_norm_backward_from_leaky_relu
+    else:
+        call = getattr(implementations.IMPLEMENTATIONS[name], side)
     args = _rebuild(description["args"], device, [])
+    if (name, side) == ("dropout_replayed", "backward"):
+        args[1] = torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
     if name == "max_pool2d_offsets" and side == "backward":  # the middle of the window, which lies in the image
         height, width = (args[3][0], args[3][-1])
         args[-1].fill_(height // 2 * width + width // 2)

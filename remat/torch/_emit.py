@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import operator
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,9 +114,7 @@ class _Emitter:
             self._call(node)
         elif k not in self.done:
             if is_random(node):
-                self.half.made[_State(node)] = self._add(
-                    _aot.random_state, (_aot.device_of(node),), {}, _aot.fake_state(node)
-                )
+                self._keep_state(node)
             self._call(node)
         elif is_random(node):
             args, kwargs = self._arguments(node.args, node.kwargs)
@@ -125,6 +124,10 @@ class _Emitter:
             target, args, kwargs, n_parts = _aot.repetition(node)
             self._holds(node, self._add(target, *self._arguments(args, kwargs), node.meta["val"]), n_parts)
 
+    def _keep_state(self, node: fx.Node) -> None:
+        state = self._add(_aot.random_state, (_aot.device_of(node),), {}, _aot.fake_state(node))
+        self.half.made[_State(node)] = state
+
     def _compute_as(self, k: int, recipe: Recipe) -> None:
         """Call another implementation, and take out what the call's results and the kept tensors are."""
         (node,) = self.step.nodes[k]
@@ -133,7 +136,13 @@ class _Emitter:
             # Backward may run twice, so what forward saved for it stays as it is.
             x = args[recipe.overwrites]
             args[recipe.overwrites] = self._add(torch.clone, (x,), {}, x.meta["val"])
-        made = self._add(recipe.target, tuple(args), {}, recipe.vals)
+        target = recipe.target
+        if is_random(node) and self.times[k] > 1:
+            if k in self.done:
+                target, args = _aot.with_random_state, [self._hold(_State(node)), recipe.target, *args]
+            else:
+                self._keep_state(node)
+        made = self._add(target, tuple(args), {}, recipe.vals)
         if recipe.results is None:
             self._holds(node, made)
             return
@@ -191,7 +200,8 @@ class _Emitter:
         if half is self.forward or what not in self.forward.made:
             raise InvalidPlan(f"'{what}' is read before it is computed")
         # A name of its own: where the name of a placeholder is taken already, `fx` generates wrong code.
-        name = f"saved_{what.node.name}_state" if isinstance(what, _State) else f"saved_{what.name}".replace(".", "_")
+        name = f"{what.node.name}_state" if isinstance(what, _State) else what.name
+        name = "saved_" + re.sub(r"\W", "_", name)
         self.saved[what] = self._place(half, what, name, self.forward.made[what].meta)
         return self.saved[what]
 

@@ -1,8 +1,8 @@
 """Other implementations of the calls of a captured step: a graph to choose from, and how each choice is executed.
 
 What exists is in `remat.torch.implementations`; here the forward and backward calls of a step that each of them
-stands for are found, and what it reads and makes is written down as values. Implementations that stand for chains of
-forward calls, or that draw random numbers, are left out.
+stands for are found, and what it reads and makes is written down as values. Of implementations that stand for a chain
+of forward calls there is one, batch norm whose leaky ReLU is written over it: its parts are ways of single calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from remat.frontends._torch_graph import END_KIND, CapturedStep
 from remat.frontends._torch_work import _plain, storage_bytes, tensor_bytes, tensors_of
 from remat.graph import Value, Work
 from remat.implementation import Implementation
-from remat.torch.implementations import IMPLEMENTATIONS, Calls, Family, TorchImplementation, all_arguments
+from remat.torch.implementations import (
+    IMPLEMENTATIONS,
+    Calls,
+    Family,
+    TorchImplementation,
+    all_arguments,
+    batch_norm_backward_from_leaky_relu,
+)
 
 OPERATORS = ("default", "exact", "joint")
 
@@ -77,12 +84,14 @@ class _Finder:
 
     def find(self) -> CapturedStep:
         for implementation in IMPLEMENTATIONS.values():
-            left_out = implementation.is_default or implementation.lossy or implementation.random
-            if left_out or len(implementation.forward_kinds) > 1 or (self.exact and not implementation.exact):
+            left_out = implementation.is_default or implementation.lossy or len(implementation.forward_kinds) > 1
+            if left_out or (self.exact and not implementation.exact):
                 continue
             for node, k in self.place.items():
                 if (self.step.graph.operations[k].kind,) == implementation.forward_kinds:
                     self._attach(implementation, node)
+        if not self.exact:
+            self._attach_activated()
         graph = self.step.graph
         operations = tuple(
             replace(op, implementations=tuple(self.ways.get(k, ()))) for k, op in enumerate(graph.operations)
@@ -119,6 +128,29 @@ class _Finder:
             reads = self._read(args) | ({self._token(node, made.name)} if checks else set())
             outputs = self.step.graph.operations[self.place[backward]].outputs
             self._add(backward, made.name, args, reads, outputs, None, (), made.backward, backward.meta["val"])
+
+    def _attach_activated(self) -> None:
+        """Batch norm's backward call from the output of the leaky ReLU behind it (`batch_norm_leaky_relu`)."""
+        fused, alone = IMPLEMENTATIONS["batch_norm_leaky_relu"], IMPLEMENTATIONS["batch_norm_from_output"]
+        for node, k in self.place.items():
+            if self.step.graph.operations[k].kind != fused.forward_kinds[-1] or not isinstance(node.args[0], fx.Node):
+                continue
+            norm = node.args[0].args[0] if node.args[0].target is operator.getitem else None
+            at = self.place.get(norm) if isinstance(norm, fx.Node) else None
+            if not isinstance(norm, fx.Node) or at is None or (at, alone.name) not in self.recipes:
+                continue
+            backward = self._backward_of(alone, norm)
+            assert backward is not None  # its own way was attached
+            activation = all_arguments(node.target, node.args, node.kwargs)
+            own = all_arguments(norm.target, norm.args, norm.kwargs)
+            if fused.why_not(self._known(Calls((own, activation), (self._arguments(backward),)))):
+                continue
+            asked = self._arguments(backward)[-1]
+            args = (backward.args[0], node, *own[1:3], _Part(norm, 2), activation[1], asked)
+            reads = self._read(args) | {self._token(norm, alone.name)}
+            outputs = self.step.graph.operations[self.place[backward]].outputs
+            self._add(backward, "batch_norm_from_leaky_relu", args, reads, outputs, None, (),
+                      batch_norm_backward_from_leaky_relu, backward.meta["val"])  # fmt: skip
 
     def _add_forward(self, made: TorchImplementation, node: fx.Node, calls: Calls, vals: Any, checks: bool) -> None:
         storage, args = self.step.storage[node], made.forward_arguments(calls)

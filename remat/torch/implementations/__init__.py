@@ -5,6 +5,7 @@ table `IMPLEMENTATIONS` that says of each what it stands for. After MONeT (Shah 
 """
 
 from remat.torch.implementations._affine import NotInvertible, why_not_invertible
+from remat.torch.implementations._batch_norm import batch_norm_backward_from_leaky_relu
 from remat.torch.implementations._bits import dense_strides
 from remat.torch.implementations._table import IMPLEMENTATIONS
 from remat.torch.implementations._types import Calls, Family, TorchImplementation, all_arguments, value_of
@@ -16,6 +17,7 @@ __all__ = [
     "NotInvertible",
     "TorchImplementation",
     "all_arguments",
+    "batch_norm_backward_from_leaky_relu",
     "dense_strides",
     "value_of",
     "why_not_invertible",

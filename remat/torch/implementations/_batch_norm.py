@@ -82,6 +82,18 @@ def batch_norm_leaky_relu_backward(
     return batch_norm_backward_from_output(inner, y, weight, bias, save_rstd, output_mask)
 
 
+def batch_norm_backward_from_leaky_relu(
+    grad: Tensor, activated: Tensor, weight: Tensor | None, bias: Tensor | None, save_rstd: Tensor,
+    negative_slope: float, output_mask: Sequence[bool],
+) -> Gradients:  # fmt: skip
+    """`batch_norm_backward_from_output` where a leaky ReLU was written over that output, which is inverted first.
+
+    grad is that of batch norm's output. Workspace: a tensor like it beside batch norm's own.
+    """
+    y = aten.leaky_relu.default(activated, 1 / negative_slope)
+    return batch_norm_backward_from_output(grad, y, weight, bias, save_rstd, output_mask)
+
+
 def batch_norm_elu(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, training: bool,
     momentum: float, eps: float, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0,
