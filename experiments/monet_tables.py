@@ -41,7 +41,7 @@ def text_of(folder: Path) -> str:
         f"{', '.join(sorted({one['at'][:10] for one in made}))}; {sum(one['solved'] for one in made)} solves in "
         f"{sum(one['seconds'] for one in made) / 60:.1f} minutes, drawing not counted."
     )
-    return "\n\n".join([lead, *first.notes, *(_section(part, folder) for _, part in parts)])
+    return "\n\n".join([lead, *first.notes[:1], *(_section(part, folder) for _, part in parts)])
 
 
 def _section(part: Part, folder: Path) -> str:

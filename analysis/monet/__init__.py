@@ -44,6 +44,7 @@ def front(folder: Path) -> Front:
         "Costs of default implementations are those published for a P100 where the page says so, else a roofline's. "
         "Costs of all other implementations are modelled: the default's times a ratio of rooflines. Above all, "
         "those of Winograd convolutions were never measured and flatter them; results without them are beside.",
+        "Marks: [code] read in the authors' code or tables; [data] computed again from a published file.",
     )
     return Front("MONeT reproduced", "Shah et al., ICLR 2021: what was published, what this project gets, and why "
                  "they differ.", (lead,), notes)  # fmt: skip

@@ -83,7 +83,7 @@ def _program_words(points: Sequence[Point]) -> str:
     with_plan = sum(p.cost is not None for p in own)
     ended = sum(bool(p.stats.get("monet_optimal")) for p in own)
     return (
-        f"MONeT's program, with HiGHS instead of Gurobi for {own[0].limit_s:g} s instead of 24 h, found a plan "
+        f"MONeT's program, with HiGHS instead of Gurobi and {own[0].limit_s:g} s for each solve, found a plan "
         f"in {with_plan} of {len(own)} solves and was solved to its end in {ended}."
     )
 
@@ -180,7 +180,7 @@ def _panel(axes: Axes, net: Mapping[str, Any], points: Sequence[Point]) -> None:
         for x, y in shown:
             if y > TOP:
                 side = -1 if strategy == "checkmate_milp" else 1 if level == JOINT else 0
-                axes.annotate(f"{y:.0f}", (x, TOP), (7 * side, 3), textcoords="offset points", ha="center", fontsize=6,
+                axes.annotate(f"{y:.0f}", (x, TOP), (11 * side, 3), textcoords="offset points", ha="center", fontsize=6,
                               color=colour, annotation_clip=False)  # fmt: skip
     gist = next((p for p in own if p.strategy == "gist" and p.overhead is not None and p.peak_bytes), None)
     if gist is not None:
