@@ -20,7 +20,7 @@ from experiments.config import as_dict, run_name
 from experiments.engine import make_engine
 from experiments.progress import SolveProgress, make_console
 from experiments.row import Row
-from experiments.settings import RUNS_FOLDER, Settings
+from experiments.settings import RUNS_FOLDER, Settings, for_implementations
 from experiments.solving import Bench, contradictions
 from experiments.store import Store, write_json
 from remat.errors import InvalidInput
@@ -63,6 +63,8 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
     engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
     with console.status(f"building {_what(settings)} ..."):
         subject, remarks = build_quietly(settings)
+    if subject.graph.has_implementations:
+        settings = for_implementations(cfg, settings)
     for remark in remarks:
         console.print(f"warning: {remark}", markup=False)
     store = Store(STORE_FOLDER)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,11 @@ def _strategies(given: Any) -> tuple[str, ...]:
     if OmegaConf.is_list(given):
         wanted = [str(name) for name in given]
     elif isinstance(given, str):
-        wanted = strategies() if given in ("all", "default") else [given]
+        wanted = [given]
+        if given == "default":  # on graphs with implementations these run too, see `for_implementations`
+            wanted = [name for name in strategies() if get_strategy(name).implementations != "own"]
+        elif given == "all":
+            wanted = strategies()
     else:
         raise InvalidInput(
             f"strategies must be 'default', 'all', a name or a list like 'strategies=[a,b]', not {given!r}"
@@ -171,6 +175,14 @@ def _strategies(given: Any) -> tuple[str, ...]:
         if name not in strategies():
             raise unknown_name("strategy", name, [*strategies(), "default", "all"])
     return tuple(dict.fromkeys(wanted))
+
+
+def for_implementations(cfg: DictConfig, settings: Settings) -> Settings:
+    """Settings for a graph whose operations have several implementations: ``default`` is then every strategy."""
+    if cfg.strategies != "default":
+        return settings
+    names = tuple(strategies())
+    return replace(settings, strategies=names, options=_options(cfg, names))
 
 
 def _options(cfg: DictConfig, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:

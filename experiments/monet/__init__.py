@@ -23,7 +23,7 @@ from experiments.paper import made_now
 from experiments.paper.lab import instances_folder
 from experiments.progress import SolveProgress, duration
 from experiments.provenance import provenance
-from experiments.settings import RUNS_FOLDER, Settings
+from experiments.settings import RUNS_FOLDER, Settings, for_implementations
 from experiments.solving import contradictions
 from experiments.store import Store, write_json
 from remat.errors import InvalidInput, unknown_name
@@ -42,6 +42,7 @@ def run_monet(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
     began = time.monotonic()
     parts, networks, levels = _parts(cfg), _networks(cfg), _levels(cfg)
     _refuse_what_is_not_read(cfg, settings)
+    settings = for_implementations(cfg, settings)
     scale = QUICK if cfg.scale == "quick" else FULL
     limit = min(cfg.time_limit, QUICK.time_limit_s) if cfg.scale == "quick" else cfg.time_limit
     scale = replace(scale, time_limit_s=limit)
