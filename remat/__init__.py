@@ -9,6 +9,7 @@ Frameworks are imported only by the frontends and executors that need them.
 """
 
 import remat.strategies  # noqa: F401 - the package first: the function of the same name below is the public one
+from remat import zoo
 from remat.bounds.certificate import BoundCertificate, verify_bound
 from remat.bounds.min_budget import MinBudget, min_budget
 from remat.errors import InvalidGraph, InvalidInput, InvalidPlan, MissingPackage, RematError, Skip, UnknownName
@@ -57,4 +58,5 @@ __all__ = [
     "strategies",
     "strategy",
     "verify_bound",
+    "zoo",
 ]

@@ -1,0 +1,232 @@
+"""``python -m experiments.zoo``: solve the plans that come with remat, and write them under ``remat/zoo/plans``.
+
+Finished plans are kept: a stopped run goes on, a finished one changes nothing. A plan is solved again if it was made
+with other settings, of another graph or with another version of PyTorch, or if ``--again`` names it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gzip
+import hashlib
+import json
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import remat
+from experiments.execution import ON_A_CPU, for_a_cpu, torch_model
+from experiments.provenance import provenance
+from experiments.store import write_json
+from remat import zoo
+from remat.cost import CostWarning
+from remat.errors import InvalidInput
+from remat.files import replacing
+from remat.frontends.json import graph_to_dict
+from remat.frontends.monet import BATCHES, monet_graph
+from remat.frontends.spec import ModelSpec, load_target
+from remat.graph import Graph
+from remat.units import format_size
+
+GIB = 1024**3
+PUBLISHED_GIB = (10, 9, 8, 7, 6, 5)
+OTHERS_GIB = {"vgg16": (10, 9, 8, 7, 6, 5.51)}  # its smallest published
+FRACTIONS = (0.8, 0.6)
+PUBLISHED_OPERATORS = "exact"  # those whose gradients are the plain model's, bit for bit
+SETTINGS = {"strategy": "portfolio", "time_limit_s": 30.0, "threads": 2, "seed": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A plan to be.
+
+    Attributes:
+        made_from: what determines it, as the index has it.
+        make: writes the plan to a file and returns what the index says of it.
+    """
+
+    kind: zoo.Kind
+    name: str
+    made_from: dict[str, Any]
+    make: Callable[[Path], dict[str, Any]]
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}.json" if self.kind == "graph" else f"{self.kind}/{self.name}.json"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.zoo", description="the plans that come with remat")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only names, or kinds, that contain this")
+    parser.add_argument("--again", nargs="*", default=[], metavar="NAME", help="solve these again")
+    parser.add_argument("--list", action="store_true", help="only say what would be made")
+    parser.add_argument("--time-limit", type=float, default=SETTINGS["time_limit_s"], help="seconds per plan")
+    parser.add_argument("--out", type=Path, default=zoo.FOLDER, help="folder (default: the package's)")
+    given = parser.parse_args(arguments)
+    warnings.simplefilter("ignore", CostWarning)
+    settings = SETTINGS | {"time_limit_s": given.time_limit}
+    cache = Path(tempfile.gettempdir()) / "remat-zoo-measurements"  # a stopped run goes on with them
+    wanted = [*graph_entries(settings), *torch_entries(settings, cache)]
+    index = _Index(given.out, wanted)
+    for entry in wanted:
+        if given.only not in f"{entry.kind}/{entry.name}" or (entry.name not in given.again and index.has(entry)):
+            continue
+        print(f"{entry.kind} {entry.name} ...", flush=True)
+        if not given.list:
+            print(f"  {index.make(entry)}", flush=True)
+    index.write({})
+
+
+class _Index:
+    """The index file, in the order of `wanted`; what is no longer wanted is dropped. Several processes may write it."""
+
+    def __init__(self, folder: Path, wanted: list[Entry]):
+        self.folder, self.wanted = folder, wanted
+
+    def has(self, entry: Entry) -> bool:
+        found = self._known().get((entry.kind, entry.name))
+        if found is None or found["made_from"] != entry.made_from:
+            return False
+        file = self.folder / found["file"] if "file" in found else None
+        return file is None or (file.exists() and _sha256(file.read_bytes()) == found["sha256"])
+
+    def make(self, entry: Entry) -> str:
+        """Make one plan and write the index; a line about it."""
+        came = provenance()
+        head = {
+            "made_from": entry.made_from, "date": datetime.date.today().isoformat(), "commit": came.git_commit,
+            "dirty": came.git_dirty, "versions": json.loads(came.versions), "cpu": came.cpu,
+        }  # fmt: skip
+        path = self.folder / entry.file
+        try:
+            said = entry.make(path)
+        except InvalidInput as error:
+            path.unlink(missing_ok=True)
+            note = str(error).splitlines()[0]
+            self.write({(entry.kind, entry.name): {"note": note} | head})
+            return f"no plan: {note}"
+        file = {"file": entry.file, "sha256": _sha256(path.read_bytes())}
+        self.write({(entry.kind, entry.name): file | said | head})
+        return f"{format_size(said['peak_bytes'])}, overhead {said['overhead']:.2%}, {path.stat().st_size / 1e3:.0f} kB"
+
+    def write(self, made: dict[tuple[str, str], Any]) -> None:
+        """Enter what was made."""
+        entries = self._known() | made
+        kinds: dict[str, dict[str, Any]] = {kind: {} for kind in zoo.KINDS}
+        for entry in self.wanted:
+            if (entry.kind, entry.name) in entries:
+                kinds[entry.kind][entry.name] = entries[entry.kind, entry.name]
+        write_json(self.folder / zoo.INDEX, {"format": zoo.FORMAT, **kinds})
+
+    def _known(self) -> dict[tuple[str, str], Any]:
+        path = self.folder / zoo.INDEX
+        known = json.loads(path.read_text()) if path.exists() else {}
+        return {(kind, name): entry for kind in zoo.KINDS for name, entry in known.get(kind, {}).items()}
+
+
+def graph_entries(settings: dict[str, Any]) -> Iterator[Entry]:
+    """Plans of MONeT's graphs at the published budgets, with every implementation."""
+    for network, batch in BATCHES.items():
+        graph = _without_work(monet_graph(network, implementations="joint"))
+        for gib in OTHERS_GIB.get(network, PUBLISHED_GIB):
+            made_from = settings | {"scope": "staged", "graph_sha256": graph.sha256(), "budget_bytes": int(gib * GIB)}
+
+            def make(path: Path, graph: Graph = graph, made_from: dict[str, Any] = made_from) -> dict[str, Any]:
+                return _solved(graph, made_from, path)
+
+            yield Entry("graph", f"{network}_b{batch}_{gib:g}GB", made_from, make)
+
+
+def _solved(graph: Graph, made_from: dict[str, Any], path: Path) -> dict[str, Any]:
+    options = {key: value for key, value in made_from.items() if key not in ("graph_sha256", "budget_bytes")}
+    solution = remat.solve(graph, made_from["budget_bytes"], **options)
+    if solution.plan is None:
+        raise InvalidInput(f"{solution.status}: {solution.message}")
+    stored = f"graphs/{graph.name}.json.gz"
+    with replacing(path.parent / stored) as scratch:
+        text = json.dumps(graph_to_dict(graph), separators=(",", ":"))
+        scratch.write_bytes(gzip.compress(text.encode(), mtime=0))
+    solution.plan.save(path)
+    trace = remat.simulate(graph, solution.plan)
+    return {
+        "graph": stored, "budget_bytes": made_from["budget_bytes"], "peak_bytes": trace.peak_bytes, "cost": trace.cost,
+        "cost_unit": graph.cost_unit, "overhead": trace.cost / graph.total_cost - 1, "bound": solution.bound,
+        "gap": solution.gap, "status": str(solution.status), "costs": "roofline of a P100",
+    }  # fmt: skip
+
+
+def _without_work(graph: Graph) -> Graph:
+    """What a plan depends on, without what costs were derived from."""
+    operations = tuple(
+        replace(op, work=None, implementations=tuple(replace(way, work=None) for way in op.implementations))
+        for op in graph.operations
+    )
+    return replace(graph, operations=operations)
+
+
+def torch_entries(settings: dict[str, Any], cache: Path) -> Iterator[Entry]:
+    """Plans of PyTorch models: at sizes for a CPU, by fractions, in PyTorch's own ways; as published, with MONeT's."""
+    version = metadata.version("torch").split("+")[0]
+
+    def entry(name: str, spec: ModelSpec, budget: float | int, **options: Any) -> Entry:
+        more = {"torch": version, "device": "cpu", "scope": "free", "budget": budget, "spec": _plain(spec)}
+        made_from = settings | more | options
+        return Entry("torch", name, made_from, lambda path: _planned(spec, made_from, cache, path))
+
+    for model in ON_A_CPU:
+        spec = for_a_cpu(torch_model(model))
+        for share in FRACTIONS:
+            name = f"{model}_b{spec.batch_size}_{share:g}"
+            yield entry(name, spec, share, cost="profile", operators="default")
+    for model, batch in BATCHES.items():
+        if model == "googlenet":
+            continue  # there is no PyTorch model of it here
+        spec = replace(torch_model(model), batch_size=batch)
+        for gib in OTHERS_GIB.get(model, PUBLISHED_GIB):
+            name = f"{model}_b{batch}_{gib:g}GB"
+            yield entry(name, spec, int(gib * GIB), cost="roofline", operators=PUBLISHED_OPERATORS)
+
+
+def _plain(spec: ModelSpec) -> dict[str, Any]:
+    """As it is read back from JSON."""
+    return json.loads(json.dumps(asdict(spec)))
+
+
+def _planned(spec: ModelSpec, made_from: dict[str, Any], cache: Path, path: Path) -> dict[str, Any]:
+    """The model's step planned as a user would; only for a fraction of an LSTM a step is run."""
+    import torch
+
+    import remat.torch as rt
+    from remat.frontends import _torch_build
+    from remat.torch._planner import describe_inputs
+
+    torch.set_num_threads(made_from["threads"])
+    torch.manual_seed(made_from["seed"])
+    # Models of publication size without memory for parameters; others with contents, because an LSTM is run.
+    place = "meta" if made_from["cost"] == "roofline" else "cpu"
+    model, arguments, _ = _torch_build.build(spec, load_target(spec.target), place)
+    options = {key: made_from[key] for key in (*SETTINGS, "scope", "budget", "cost", "operators")}
+    plan = rt.rematerialize(model.train(), arguments, cache_folder=cache, **options).plan
+    plan.save(path)
+    options_text = "".join(f", {key}={value!r}" for key, value in spec.options.items() if key != "loss")
+    return {
+        "model": {"target": spec.target + (f" ({options_text[2:]})" if options_text else ""),
+                  "inputs": describe_inputs((arguments, {}))},
+        "budget_bytes": plan.budget_bytes, "peak_bytes": plan.peak_bytes, "plain_peak_bytes": plan.plain_peak_bytes,
+        "cost": plan.trace.cost, "cost_unit": plan.graph.cost_unit, "overhead": plan.overhead,
+        "bound": plan.graph.least_cost, "gap": 1 - plan.graph.least_cost / plan.trace.cost, "status": "FEASIBLE",
+        "costs": f"{plan.costs} on a CPU",
+    }  # fmt: skip
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+if __name__ == "__main__":
+    main()

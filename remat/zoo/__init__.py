@@ -1,0 +1,108 @@
+"""Solved plans that come with remat, by name: no solver, no network, no framework.
+
+    plan = remat.zoo.load("resnet50_b184_6GB")      # of the training graph remat.zoo.graph("resnet50_b184_6GB")
+    remat.torch.rematerialize(model, sample_args, plan="zoo:resnet50_b184_6GB")
+
+There are two kinds, which may share a name: ``graph`` plans are of MONeT's training graphs (`remat.frontends.monet`),
+``torch`` plans of a PyTorch model's step as `remat.torch.rematerialize` captures it. GB in names is 2^30 bytes, as in
+MONeT's; a fraction is of what the plain step needs. ``python -m experiments.zoo`` makes them.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from remat.errors import InvalidInput, InvalidPlan, unknown_name
+from remat.frontends.json import graph_from_dict
+from remat.graph import Graph
+from remat.plan import Plan
+from remat.units import format_size
+
+FOLDER = Path(__file__).parent / "plans"
+INDEX = "index.json"
+FORMAT = "remat-zoo/1"
+PREFIX = "zoo:"
+Kind = Literal["graph", "torch"]
+KINDS: tuple[Kind, ...] = ("graph", "torch")
+
+
+def names(kind: Kind | None = None) -> tuple[str, ...]:
+    """Of all plans of a kind; of either, for None."""
+    kinds = KINDS if kind is None else (kind,)
+    return tuple(dict.fromkeys(name for k in kinds for name, entry in _index()[k].items() if "file" in entry))
+
+
+def load(name: str) -> Plan:
+    """The ``graph`` plan of that name, with or without ``zoo:`` before it.
+
+    Raises:
+        UnknownName: with the nearest names.
+        InvalidInput: there is only a ``torch`` plan of that name.
+    """
+    entry = describe(name, "graph")
+    graph = _graph(entry["graph"])
+    return Plan.load(FOLDER / entry["file"], graph)
+
+
+def graph(name: str) -> Graph:
+    """The graph of the ``graph`` plan of that name; raises as `load` does."""
+    return _graph(describe(name, "graph")["graph"])
+
+
+def describe(name: str, kind: Kind = "graph") -> dict[str, Any]:
+    """What the index says of a plan: file, budget, peak, cost, bound, how and when it was made; raises as `load`."""
+    bare = str(name).removeprefix(PREFIX)
+    entry = _index()[kind].get(bare, {})
+    if "file" in entry:
+        return dict(entry)
+    if entry:
+        raise InvalidInput(f"{PREFIX}{bare}: there is no such plan: {entry['note']}")
+    if bare not in names():
+        raise unknown_name(f"{kind} plan in the zoo", bare, names(kind))
+    if kind == "torch":
+        raise InvalidInput(f"{PREFIX}{bare}: is a plan of MONeT's graph, not of a PyTorch step; see remat.zoo.load")
+    raise InvalidInput(f"{PREFIX}{bare}: is a plan of a PyTorch step: remat.torch.rematerialize(plan='{PREFIX}{bare}')")
+
+
+def resolved(plan: Any) -> Any:
+    """The file of a ``torch`` plan for ``zoo:NAME``; anything else as it is. Raises as `load` does."""
+    if not isinstance(plan, str) or not plan.startswith(PREFIX):
+        return plan
+    return FOLDER / describe(plan, "torch")["file"]
+
+
+def named(error: InvalidPlan, plan: Any) -> InvalidPlan:
+    """An error about the file of ``zoo:NAME`` in one line that has this name; about anything else as it is."""
+    if not isinstance(plan, str) or not plan.startswith(PREFIX):
+        return error
+    what = str(error).splitlines()[0].removeprefix(f"{resolved(plan)}: ")
+    made_for = describe(plan, "torch")["model"]
+    return InvalidPlan(f"{plan}: {what}; it is of {made_for['target']} with {made_for['inputs']}", error.step)
+
+
+def table() -> list[str]:
+    """A line for every plan."""
+    lines = [f"{'kind':<6} {'name':<26} {'budget':>24} {'peak':>24} overhead"]
+    for kind in KINDS:
+        for name in names(kind):
+            entry = describe(name, kind)
+            budget, peak = (format_size(entry[key]) for key in ("budget_bytes", "peak_bytes"))
+            lines.append(f"{kind:<6} {name:<26} {budget:>24} {peak:>24} {entry['overhead']:>8.2%}")
+    return lines
+
+
+@functools.cache
+def _index() -> dict[str, dict[str, Any]]:
+    document = json.loads((FOLDER / INDEX).read_text(encoding="utf-8"))
+    if document.get("format") != FORMAT:
+        raise InvalidInput(f"{FOLDER / INDEX}: 'format' must be '{FORMAT}'")
+    return document
+
+
+@functools.cache
+def _graph(file: str) -> Graph:
+    return graph_from_dict(json.loads(gzip.decompress((FOLDER / file).read_bytes())))

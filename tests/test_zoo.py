@@ -1,0 +1,223 @@
+"""The plans that come with remat: each is loaded, judged and refused where it does not belong."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import remat
+from experiments import zoo as maker
+from remat import InvalidInput, InvalidPlan, UnknownName, zoo
+from remat.cli import main
+from remat.frontends.monet import monet_graph
+
+ROOT = Path(__file__).parents[1]
+SMALL = "vgg16_b32_0.8"  # the PyTorch model with the fewest operations
+STEP = "mobilenet_v2_b16_0.6"  # one with recomputation, normalization and dropout
+
+
+@pytest.mark.parametrize("name", zoo.names("graph"))
+def test_graph_plans_keep_what_the_index_says(name: str) -> None:
+    entry, graph, plan = zoo.describe(name), zoo.graph(name), zoo.load(name)
+    trace = remat.simulate(graph, plan)
+    assert plan.graph_sha256 == graph.sha256()
+    assert (trace.peak_bytes, trace.cost) == (entry["peak_bytes"], entry["cost"])
+    assert trace.peak_bytes <= entry["budget_bytes"]
+    assert entry["bound"] <= entry["cost"]
+    assert name == f"{graph.name}_{entry['budget_bytes'] / 2**30:.3g}GB"
+    assert {"strategy", "time_limit_s", "threads", "seed", "scope"} <= set(entry["made_from"])
+    assert {"remat", "python"} <= set(entry["versions"])
+    assert entry["date"]
+
+
+@pytest.mark.parametrize("network", ["resnet50", "googlenet", "unet", "mobilenet_v2", "vgg16"])
+def test_every_network_of_monet_is_there_and_its_graph_is_todays(network: str) -> None:
+    """If this fails, the graphs have changed since: run ``python -m experiments.zoo``."""
+    mine = [name for name in zoo.names("graph") if name.startswith(f"{network}_b")]
+    assert len(mine) >= 5
+    assert {zoo.load(name).graph_sha256 for name in mine} == {monet_graph(network).sha256()}
+
+
+def test_files_are_small_known_and_shipped() -> None:
+    package_data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    files = [path for path in zoo.FOLDER.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 3_000_000
+    index = json.loads((zoo.FOLDER / zoo.INDEX).read_text())
+    entries = [entry for kind in zoo.KINDS for entry in index[kind].values()]
+    known = {entry[key] for entry in entries for key in ("file", "graph") if key in entry}
+    for path in files:
+        relative = path.relative_to(zoo.FOLDER)
+        assert path.name == zoo.INDEX or str(relative) in known
+        assert any(fnmatch.fnmatch(f"plans/{relative}", pattern) for pattern in package_data["remat.zoo"])
+    assert (ROOT / "zoo" / zoo.INDEX).samefile(zoo.FOLDER / zoo.INDEX)
+
+
+def test_loading_is_fast_offline_and_needs_no_framework() -> None:
+    code = """
+import socket, sys, time
+socket.socket = None
+began = time.perf_counter()
+import remat.zoo
+plan = remat.zoo.load(remat.zoo.names("graph")[0])
+assert time.perf_counter() - began < 1.0 + 2.0, "slow"  # a busy machine
+print([m for m in ("torch", "tensorflow", "cvxpy", "ortools", "highspy", "scipy") if m in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_unknown_names_offer_the_nearest() -> None:
+    name = zoo.names("graph")[0]
+    with pytest.raises(UnknownName, match=rf"'{name}x'; did you mean .*{name}") as caught:
+        zoo.load(f"{name}x")
+    assert "\n" not in str(caught.value)
+    for wrong in ("", "zoo:", "../index", "index.json", "graphs/vgg16_b176"):
+        with pytest.raises(UnknownName):
+            zoo.load(wrong)
+    assert zoo.load(f"zoo:{name}").graph_sha256 == zoo.load(name).graph_sha256
+
+
+def test_each_kind_says_where_the_other_is_used() -> None:
+    only_torch = next(iter(set(zoo.names("torch")) - set(zoo.names("graph"))))
+    with pytest.raises(InvalidInput, match="is a plan of a PyTorch step"):
+        zoo.load(only_torch)
+    only_graph = next(iter(set(zoo.names("graph")) - set(zoo.names("torch"))))
+    with pytest.raises(InvalidInput, match="is a plan of MONeT's graph"):
+        zoo.resolved(f"zoo:{only_graph}")
+    assert zoo.resolved("plan.json") == "plan.json"
+
+
+def test_a_name_that_was_tried_without_success_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = {"graph": {"a_1GB": {"note": "INFEASIBLE: too small"}}, "torch": {}}
+    monkeypatch.setattr(zoo, "_index", lambda: index)
+    with pytest.raises(InvalidInput, match="zoo:a_1GB: there is no such plan: INFEASIBLE: too small"):
+        zoo.load("a_1GB")
+    assert zoo.names() == ()
+
+
+def test_the_table_has_a_line_for_every_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["zoo"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + sum(len(zoo.names(kind)) for kind in zoo.KINDS)
+
+
+def model_and_arguments(name: str) -> tuple[Any, tuple[Any, ...]]:
+    from remat.frontends import _torch_build
+    from remat.frontends.spec import ModelSpec, load_target
+
+    spec = ModelSpec(**zoo.describe(name, "torch")["made_from"]["spec"])
+    model, arguments, _ = _torch_build.build(spec, load_target(spec.target), "cpu")
+    return model.train(), arguments
+
+
+def test_a_step_follows_the_plan_of_the_zoo() -> None:
+    import torch
+
+    import remat.torch as rt
+
+    torch.manual_seed(0)
+    model, (x,) = model_and_arguments(STEP)
+    x = torch.randn(x.shape)
+    entry = zoo.describe(STEP, "torch")
+    module = rt.rematerialize(model, (x,), plan=f"zoo:{STEP}", verify=True)
+    assert any(module.plan.recomputed)
+    assert module.predicted_peak_bytes == entry["peak_bytes"] <= entry["budget_bytes"]
+    assert module.measured_peak_bytes is not None
+    assert module.measured_peak_bytes <= entry["budget_bytes"]
+    torch.manual_seed(1)
+    model(x).square().mean().backward()
+    plain = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    torch.manual_seed(1)
+    module(x).square().mean().backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(plain, model.parameters(), strict=True) if p.grad is not None)
+
+
+def test_what_does_not_match_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from torch import nn
+
+    import remat.torch as rt
+    from remat.torch import _planner
+
+    def message(model: nn.Module, arguments: tuple[Any, ...]) -> str:
+        with pytest.raises(InvalidPlan) as caught:
+            rt.rematerialize(model, arguments, plan=f"zoo:{SMALL}")
+        assert "\n" not in str(caught.value)
+        assert str(caught.value).startswith(f"zoo:{SMALL}: was made for ")
+        return str(caught.value)
+
+    model, (x,) = model_and_arguments(SMALL)
+    small = torch.zeros(2, *x.shape[1:])
+    assert f"inputs float32{list(x.shape)}, not for float32{list(small.shape)}" in message(model, (small,))
+    other = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10))
+    with torch.no_grad():
+        other(x)
+    assert "was made for another model" in message(other, (x,))
+    monkeypatch.setattr(_planner, "VERSION", "9.9.9")
+    assert f"torch {torch.__version__.split('+')[0]}, this is 9.9.9; plan again" in message(other, (x,))
+
+
+def test_an_unknown_plan_is_refused_before_the_model_is_looked_at() -> None:
+    from torch import nn
+
+    import remat.torch as rt
+
+    class Never(nn.Module):
+        def forward(self, x: Any) -> Any:
+            raise AssertionError("captured")
+
+    with pytest.raises(UnknownName, match=rf"'{SMALL}0'; did you mean"):
+        rt.rematerialize(Never(), (1,), plan=f"zoo:{SMALL}0")
+
+
+def tiny(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The maker makes two plans of a chain and one that cannot be; returns the names in the order solved."""
+    solved: list[str] = []
+    graph = remat.Graph.from_nodes("chain", [[], [0], [1], [0, 2]], [8, 8, 8, 8], [1, 1, 1, 1])
+
+    def entries(settings: dict[str, Any]) -> Any:
+        for budget in (32, 24, 8):
+            made_from = settings | {"scope": "staged", "graph_sha256": graph.sha256(), "budget_bytes": budget}
+
+            def make(path: Path, made_from: dict[str, Any] = made_from, name: str = f"chain_{budget}") -> Any:
+                solved.append(name)
+                return maker._solved(graph, made_from | {"strategy": "checkmate_milp"}, path)
+
+            yield maker.Entry("graph", f"chain_{budget}", made_from, make)
+
+    monkeypatch.setattr(maker, "graph_entries", entries)
+    monkeypatch.setattr(maker, "torch_entries", lambda settings, cache: iter(()))
+    return solved
+
+
+def test_making_is_idempotent_and_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    solved = tiny(monkeypatch)
+    out = ["--out", str(tmp_path), "--time-limit", "5"]
+    maker.main([*out, "--only", "chain_24"])
+    assert solved == ["chain_24"]
+    maker.main(out)
+    assert solved == ["chain_24", "chain_32", "chain_8"]
+    index = (tmp_path / zoo.INDEX).read_bytes()
+    entries = json.loads(index)["graph"]
+    assert [*entries] == ["chain_32", "chain_24", "chain_8"]
+    assert "note" in entries["chain_8"]
+    assert "file" not in entries["chain_8"]
+    maker.main(out)
+    assert (tmp_path / zoo.INDEX).read_bytes() == index
+    assert len(solved) == 3
+    (tmp_path / "chain_24.json").write_text("{}")  # cut off, or edited
+    maker.main(out)
+    maker.main([*out, "--again", "chain_32"])
+    maker.main(["--out", str(tmp_path), "--time-limit", "4", "--only", "chain_8"])
+    assert solved[3:] == ["chain_24", "chain_32", "chain_8"]
+    assert (
+        entries["chain_24"]["sha256"] == json.loads((tmp_path / zoo.INDEX).read_text())["graph"]["chain_24"]["sha256"]
+    )
