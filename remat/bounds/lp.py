@@ -47,6 +47,7 @@ class BoundResult:
     stats: dict[str, Any] = field(default_factory=dict)
 
 
+COLUMNS_IN_1S, POWER = 9_000, 1.6  # the interior point's time, roughly; decides whether it is begun
 SMALL_COLUMNS = 12_000  # a model of so many columns is likely to be solved to the end, in seconds
 
 
@@ -55,6 +56,11 @@ def model_columns(graph: Graph) -> int:
     last_run, last_held = last_stages(graph, [not op.run_once for op in graph.operations])
     runs = sum(last - k for k, last in enumerate(last_run))
     return runs + sum(last - p for last, p in zip(last_held, graph.producer, strict=True))
+
+
+def expected_seconds(columns: int) -> float:
+    """What the LP bound of a model of so many columns takes, roughly."""
+    return (columns / COLUMNS_IN_1S) ** POWER
 
 
 def lower_bound(

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from remat.bounds.lp import lower_bound
+from remat.bounds.lp import expected_seconds, lower_bound, model_columns
 from remat.errors import InvalidGraph
 from remat.eviction import greedy_eviction
 from remat.graph import Graph
@@ -37,6 +37,7 @@ from remat.strategies._monet_model import estimate_columns
 
 MOVES_PER_OPERATION = 60  # of the annealing that judges a choice
 MOST_MOVES = 60_000
+LONGER = 8  # times as many, to judge a start again
 OUTER_SHARE = 0.5  # of the time, for the search over implementations
 OUTER_ROUNDS = 2  # of search and solving; the second begins from what the first has solved
 FREE_SHARES = ((0.25, 0.55), (0.8, 1.0))  # of the time, in scope free: until when an order is sought, then choices
@@ -233,7 +234,9 @@ class _Search:
 
     def _climb(self, random: Random, done: Callable[[], bool]) -> None:
         while not done() and self.vain < SETTLED * max(8, len(self.switches)):
-            self.vain = 0 if self._try(self._neighbour(random), done) else self.vain + 1
+            before = self.best
+            self._try(self._neighbour(random), done)
+            self.vain = self.vain + 1 if self.best is before else 0
 
     def _begin(self, done: Callable[[], bool]) -> None:
         """The default choice, the leanest and everything at once; then each kind of switch, all on and all off."""
@@ -248,8 +251,10 @@ class _Search:
             everything[k] = i
         for k, ways in enumerate(self.choices.ways):
             lean[k] = min((i for i, way in enumerate(ways) if not way.is_lossy), key=lambda i: self._need(k, i))
+        starts = []
         for wanted in ([0] * n, everything, lean):
-            self._try(wanted, done)
+            trial = self._try(wanted, done)
+            starts += [] if trial is None else [trial]
         for group in by_saving:
             if done() or self.best is None:
                 return
@@ -260,6 +265,10 @@ class _Search:
             self._try(on, done)
             if off != list(choice) and self.best.chosen.choice == choice:
                 self._try(off, done)
+        # A short annealing may judge a start by bad luck: those that differ get a longer one, each from its own plan.
+        for trial in starts:
+            if not done() and self.best is not None and trial.chosen.choice != self.best.chosen.choice:
+                self._take(self._judge(trial.chosen, done, trial.joint_order, LONGER * self.moves))
 
     def _need(self, k: int, i: int) -> tuple[int, int]:
         """Bytes that operation `k` holds at once in way `i`, and its cost."""
@@ -293,23 +302,28 @@ class _Search:
                 wanted[k] = i
         return wanted
 
-    def _try(self, wanted: Sequence[int], done: Callable[[], bool], order: Sequence[int] | None = None) -> bool:
-        """Judge a choice, from `order` or the best plan so far; whether it is now the best."""
+    def _try(
+        self, wanted: Sequence[int], done: Callable[[], bool], order: Sequence[int] | None = None
+    ) -> _Trial | None:
+        """Judge a choice, from `order` or the best plan so far; None if there is no such choice, or it is known."""
         chosen = self.choices.choose(wanted)
         if chosen is None:
-            return False
+            return None
         looks = self.seen.get(chosen.choice, 0)
         if looks and (self.best is None or chosen.choice != self.best.chosen.choice or looks > 3):
-            return False
+            return None
         self.seen[chosen.choice] = looks + 1
-        trial = self._judge(chosen, done, order)
+        trial = self._judge(chosen, done, order, self.moves)
+        self._take(trial)
+        return trial
+
+    def _take(self, trial: _Trial | None) -> None:
+        """Make it the best if it is."""
         with self.lock:
             self.tried += 1
-            if trial is None or (self.best is not None and trial.score >= self.best.score):
-                return False
-            self.best = trial
-            self._adopt_algorithms()
-            return True
+            if trial is not None and (self.best is None or trial.score < self.best.score):
+                self.best = trial
+                self._adopt_algorithms()
 
     def _adopt_algorithms(self) -> None:
         """Make the algorithms that the best plan runs with those of its choice, where it does not get worse by that.
@@ -325,7 +339,9 @@ class _Search:
         if trial.score <= self.best.score:
             self.best = trial
 
-    def _judge(self, chosen: Chosen, done: Callable[[], bool], order: Sequence[int] | None) -> _Trial | None:
+    def _judge(
+        self, chosen: Chosen, done: Callable[[], bool], order: Sequence[int] | None, moves: int
+    ) -> _Trial | None:
         graph, budget = chosen.graph, self.problem.budget_bytes
         if order is None:
             order = range(len(self.joint)) if self.best is None else self.best.joint_order
@@ -336,7 +352,7 @@ class _Search:
                 return None
             found = Best()
             fixed = self.problem.deterministic or self.problem.work_limit is not None
-            annealer.round(self.moves, WARM, COLD, found, done, lambda: None, fixed=fixed)
+            annealer.round(moves, WARM, COLD, found, done, lambda: None, fixed=fixed)
             reached = found.order if found.order is not None else start
         else:
             plan = greedy_eviction(graph, budget, deadline=time.monotonic() + 0.1 * self.problem.remaining_s())
@@ -443,7 +459,7 @@ class _Prover:
             self._run()
         else:
             self.stopped.set()
-            self.thread.join()
+            self.thread.join(GRACE_S)
         if self.error is not None:
             raise self.error
 
@@ -451,6 +467,8 @@ class _Prover:
         try:
             problem = self.problem
             relaxed_problem = replace(problem, graph=relaxed(problem.graph), threads=1, best=None, warm_start=None)
+            if expected_seconds(model_columns(relaxed_problem.graph)) > problem.remaining_s():
+                return
             result = lower_bound(
                 relaxed_problem, on_bound=lambda proof: self._tell(proof.bound),
                 should_stop=lambda: self.stopped.is_set() or problem.is_solved(),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from remat.bounds.certificate import BoundCertificate
-from remat.bounds.lp import SMALL_COLUMNS, lower_bound, model_columns
+from remat.bounds.lp import SMALL_COLUMNS, expected_seconds, lower_bound, model_columns
 from remat.eviction import greedy_eviction
 from remat.exhaustive import exhaustive
 from remat.incumbent import GAP_TOLERANCE
@@ -25,7 +25,6 @@ from remat.strategies.search import COLD_START_S, DEADLINE_MARGIN_S, fixed_moves
 
 EXHAUSTIVE_OPERATIONS = 24  # beyond it A* rarely ends
 EXHAUSTIVE_STATES = 50_000
-LP_COLUMNS_IN_1S, LP_POWER = 9_000, 1.6  # the interior point's time, roughly; decides whether it is begun
 SMALL_SHARE = 0.8  # of the time
 # Of the time, for the search before the proof where one thread does both: it goes on from step to step while each
 # takes so much off the cost, since what comes next should begin from a plan that is worth it.
@@ -175,7 +174,7 @@ class _Run:
 
     def _expected_s(self) -> float:
         """Seconds of the LP bound, roughly."""
-        return (self.columns / LP_COLUMNS_IN_1S) ** LP_POWER
+        return expected_seconds(self.columns)
 
     def _small_milp(self, problem: Problem) -> None:
         """In this process, which saves the start of another one; it knows when to stop."""
