@@ -220,6 +220,7 @@ def test_plans_against_brute_force(seed: int) -> None:
             if best is None:
                 assert solution.plan is None
                 continue
+            assert "ended" not in solution.stats, solution.message  # a crash would keep what was found
             if strategy == "portfolio":
                 assert (solution.status, solution.cost) == ("OPTIMAL", best)
             if solution.cost is None:
@@ -336,6 +337,7 @@ def test_portfolio_is_at_least_as_good_as_monet() -> None:
         assert of_monet.cost is not None
         assert of_portfolio.cost is not None
         assert of_portfolio.cost <= of_monet.cost
+        assert "ended" not in of_portfolio.stats, of_portfolio.message
         assert of_portfolio.bound is not None
         assert of_portfolio.bound <= of_portfolio.cost
         plain = remat.solve(joint.default(), budget, "portfolio", time_limit_s=5)

@@ -37,6 +37,7 @@ from remat.strategies._monet_model import estimate_columns
 
 MOVES_PER_OPERATION = 60  # of the annealing that judges a choice
 MOST_MOVES = 60_000
+GRACE_S = 0.3  # for the end of the LP, which does not listen at every moment; it then ends by itself
 LONGER = 8  # times as many, to judge a start again
 OUTER_SHARE = 0.5  # of the time, for the search over implementations
 OUTER_ROUNDS = 2  # of search and solving; the second begins from what the first has solved
