@@ -20,7 +20,7 @@ from remat.frontends.monet import monet_graph
 
 ROOT = Path(__file__).parents[1]
 SMALL = "vgg16_b32_0.8"  # the PyTorch model with the fewest operations
-STEP = "mobilenet_v2_b16_0.6"  # one with recomputation, normalization and dropout
+STEP = "vit_b16_0.6"  # one that computes again
 
 
 @pytest.mark.parametrize("name", zoo.names("graph"))
