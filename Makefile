@@ -6,7 +6,7 @@ endif
 VENV_PYTHON := .venv/bin/python
 ARGS ?=
 
-.PHONY: help setup sweep test test-slow lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf device clean
+.PHONY: help setup sweep test test-slow lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint device clean
 
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
@@ -20,6 +20,7 @@ help:
 	@echo "make paper      every figure and table of Checkmate beside the published numbers (ARGS=scale=quick: under 20 minutes)"
 	@echo "make bench-simulator  the simulator's speed"
 	@echo "make execution  plans that run: the tables of models and budgets (execution-torch, execution-tf: one of them)"
+	@echo "make execution-joint  plans that choose implementations against those that only recompute"
 	@echo "make device     everything shown of a GPU: peers, largest batches, measured costs (ARGS='--help' for more)"
 	@echo "make setup      only the environment (PIP_ARGS='...' is passed to pip)"
 
@@ -70,6 +71,9 @@ execution-torch: setup
 
 execution-tf: setup
 	$(VENV_PYTHON) -m experiments.execution_tf $(ARGS)
+
+execution-joint: setup
+	$(VENV_PYTHON) -m experiments.execution_joint $(ARGS)
 
 device: setup
 	$(VENV_PYTHON) -m experiments.device_results $(ARGS)

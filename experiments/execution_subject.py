@@ -7,7 +7,7 @@ import functools
 import hashlib
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,13 @@ class Method:
 
 
 class Subject:
-    """A model with its loss, its arguments and its captured, costed step."""
+    """A model with its loss, its arguments and its captured, costed step.
 
-    def __init__(self, job: dict[str, Any]):
+    Args:
+        operators: which implementations its plans choose from, as in `remat.torch.rematerialize`.
+    """
+
+    def __init__(self, job: dict[str, Any], operators: str = "default"):
         self.job = job
         spec = ModelSpec(**job["spec"])
         torch.set_num_threads(job["threads"])
@@ -63,17 +67,17 @@ class Subject:
         self.buffers = copy.deepcopy(dict(self.module.named_buffers()))
         self.args = tuple(_filled(x, job["device"], _classes(model)) for x in args)
         captured = _torch_capture.capture_module(call_of(self.module), self.args, {})
-        self.step = step_of(captured, spec.name, self.module, "eager")
+        self.step = step_of(captured, spec.name, self.module, "eager", operators)
         self.planner = Planner(
             name=spec.name, budget_bytes=0, strategy="portfolio", scope="free", cost=job["cost"],
             gpu=default_gpu(job["device"]), device=job["device"], time_limit_s=job["time_limit_s"], seed=job["seed"],
             threads=job["threads"], cache_folder=Path(job["cache"]), plain=Peaks(None), beside=lambda _joint: {},
-            state_bytes=lambda: 0,
+            state_bytes=lambda: 0, operators=operators,
         )  # fmt: skip
         graph, self.fixed = self.planner.with_everything_resident(self.step)
         self.graph = self.planner.weigh(graph)
         frontend.remember(self.step, self.graph)  # for torch_mincut
-        self.fingerprint = fingerprint_of(graph, "torch", VERSION, describe_inputs(self.args))
+        self.fingerprint = fingerprint_of(graph.default(), "torch", VERSION, describe_inputs(self.args))
         self.there_bytes = self.step.graph.fixed_bytes
 
     @functools.cached_property
@@ -115,9 +119,14 @@ class Subject:
         self.module.zero_grad()
         return took
 
-    def planned(self, name: str, parameter: str, order: list[int], budget_bytes: int | None) -> Method:
-        plan = remat.Plan.from_order(self.graph, order)
-        made = StepPlan(plan, self.graph, self.fingerprint, name, budget_bytes, None, self.fixed, self.job["cost"])
+    def planned(
+        self, name: str, parameter: str, order: list[int], budget_bytes: int | None, ways: Sequence[str] = ()
+    ) -> Method:
+        plan = remat.Plan.from_order(self.graph, order, ways=ways)
+        made = StepPlan(
+            plan, self.graph, self.fingerprint, name, budget_bytes, None, self.fixed, self.job["cost"],
+            operators=self.planner.operators,
+        )  # fmt: skip
         planner = replace(self.planner, plans={self.fingerprint.sha256: made})  # what `rematerialize(plan=made)` makes
         module = Rematerialized(self.module, planner, made, "eager")
         return Method(name, parameter, module, made.peak_bytes, made.trace.cost, len(made.recomputed), plan)
@@ -134,7 +143,7 @@ class Subject:
             seed=job["seed"], threads=job["threads"], known=known,
         ).plan  # fmt: skip
         assert plan is not None
-        return self.planned("portfolio", parameter, plan.order.tolist(), budget_bytes)
+        return self.planned("portfolio", parameter, plan.order.tolist(), budget_bytes, plan.chosen)
 
     def followed(self, name: str, parameter: str, module: nn.Module, without_random: nn.Module) -> Method:
         """A method that is eager PyTorch code: its calls are followed on tensors without contents."""
