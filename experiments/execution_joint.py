@@ -22,7 +22,7 @@ from rich.console import Console
 
 from experiments.documents import DOCS, write_between_marks
 from experiments.execution import COST_CACHE, ON_A_CPU, ROUNDS, for_a_cpu, run_child, torch_model
-from experiments.execution_joint_tables import document, line_of
+from experiments.execution_joint_tables import document, line_of, shown
 from experiments.provenance import cpu_name, versions
 from experiments.settings import RUNS_FOLDER
 from experiments.store import code_version, write_json
@@ -54,9 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
                 console.print(f"{name}: {error}", markup=False, soft_wrap=True)
                 failed = True
                 continue
-            for row in measured["rows"]:
-                if row["method"] != "offered":
-                    print(line_of(measured, row), file=sys.stderr, flush=True)
+            for row in shown(measured):
+                print(line_of(measured, row), file=sys.stderr, flush=True)
             if given.out:
                 write_json(given.out, run)
     _finish(run, given.write)

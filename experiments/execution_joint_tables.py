@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import statistics
 from collections.abc import Iterable
 from typing import Any
@@ -26,7 +27,7 @@ def document(run: dict[str, Any]) -> str:
     if not run["models"]:
         return "\n\n".join([*parts, "Not measured yet."])
     models = sorted(run["models"].values(), key=lambda measured: measured["device"] != "cpu")
-    lines = [line_of(measured, row) for measured in models for row in measured["rows"] if row["method"] != "offered"]
+    lines = [line_of(measured, row) for measured in models for row in shown(measured)]
     never = never_chosen(models)
     parts += [
         _how(run, models), "\n".join([*main_heads(), *lines]), "\n".join(f"- {line}" for line in summary(models)),
@@ -37,6 +38,12 @@ def document(run: dict[str, Any]) -> str:
 
 def main_heads() -> list[str]:
     return markdown_table(MAIN, ()).splitlines()
+
+
+def shown(measured: Measured) -> list[Row]:
+    """The plain step's row, then those of plans, the largest budget first."""
+    rows = [row for row in measured["rows"] if row["method"] != "offered"]
+    return sorted(rows, key=lambda row: (-row.get("budget_bytes", math.inf), row["method"]))
 
 
 def line_of(measured: Measured, row: Row) -> str:
@@ -180,8 +187,8 @@ def _how(run: dict[str, Any], models: list[Measured]) -> str:
         f"{run['versions'].get('torch', '')}, eager backend, {run['time_limit_s']:g} s per plan, times as medians over "
         f"{run['rounds']} rounds of a plain and a planned step each: the plain row says how far a plain step is from "
         f"itself.{gpu} Gradient errors are the largest, relative to the largest gradient; that of the plain row is "
-        "what the plain step's gradients change by if every parameter is another in its last bit. A forward and a backward "
-        "operation are two computations, and so is each repetition."
+        "what the plain step's gradients change by if every parameter is another in its last bit. A forward and a "
+        "backward operation are two computations, and so is each repetition."
     )
 
 
