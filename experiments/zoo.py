@@ -108,6 +108,8 @@ class _Index:
         except InvalidInput as error:
             path.unlink(missing_ok=True)
             note = str(error).splitlines()[0]
+            if str(remat.Status.FAILED) in note:
+                return f"crashed, not entered: {note}"
             self.write({(entry.kind, entry.name): {"note": note} | head})
             return f"no plan: {note}"
         file = {"file": entry.file, "sha256": _sha256(path.read_bytes())}
