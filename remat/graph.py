@@ -195,8 +195,12 @@ class Graph:
                 if self.values[v].keep and v not in op.outputs:
                     raise InvalidGraph(f"{where} produces the extra value {v}, which cannot be kept")
             if way.overwrites is not None:
-                same = way.outputs and self.values[way.overwrites].bytes == self.values[way.outputs[0]].bytes
-                if way.overwrites not in way.inputs or not same:
+                is_input = way.overwrites in way.inputs
+                same = (
+                    is_input and way.outputs
+                    and self.values[way.overwrites].bytes == self.values[way.outputs[0]].bytes
+                )  # fmt: skip
+                if not same:
                     raise InvalidGraph(f"{where} can overwrite only an input, by a first output of the same size")
         return extra
 
@@ -416,7 +420,8 @@ def _check_integers(graph: Graph) -> None:
             check(way.workspace_bytes, f"workspace_bytes of implementation '{way.name}' of operation {k} ({op.name})")
     for i, value in enumerate(graph.values):
         check(value.bytes, f"bytes of value {i} ({value.name})")
-    if sum(v.bytes for v in graph.values) > MAX_BYTES or graph.total_cost > MAX_BYTES:
+    dearest = sum(max(way.cost for way in op.ways) if op.implementations else op.cost for op in graph.operations)
+    if sum(v.bytes for v in graph.values) > MAX_BYTES or dearest > MAX_BYTES:
         raise InvalidGraph(f"the graph's total bytes or cost exceed {MAX_BYTES}")
     if graph.loss is not None and not 0 <= graph.loss < len(graph.operations):
         raise InvalidGraph(f"loss is {graph.loss}, but there are {len(graph.operations)} operations")

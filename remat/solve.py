@@ -328,9 +328,12 @@ def solve_sweep(
         from remat.joint import solve_default  # imports this module
 
         asked = replace(problem, warm_start=_without_choices(warm_start, graph))
-        return solve_default(graph, lambda plain: _solve_all(
+        found = solve_default(graph, lambda plain: _solve_all(
             chosen, [replace(asked, graph=plain, budget_bytes=one.budget_bytes) for one in problems], options,
             time_limit_s, isolate, asked.warm_start))  # fmt: skip
+        if warm_start is None or chosen.is_baseline or chosen.ignores_budget:
+            return found
+        return [_at_least(one, chosen, asked, warm_start) for one, asked in zip(found, problems, strict=True)]
     return _solve_all(chosen, problems, options, time_limit_s, isolate, warm_start)
 
 

@@ -111,6 +111,8 @@ def test_files_keep_implementations(tmp_path) -> None:
         (Implementation("w", (4,), (2,), 1), "before it is produced"),
         (Implementation("w", (1,), (0,), 1), "two producers"),
         (Implementation("w", (1,), (2,), 1, overwrites=0), "overwrite only an input"),
+        (Implementation("w", (1,), (2,), 1, overwrites=99), "overwrite only an input"),
+        (Implementation("w", (1,), (2,), 1 << 62), "beyond the limit|exceed"),
     ],
 )
 def test_bad_implementations_are_refused(change: Implementation, message: str) -> None:
@@ -187,7 +189,9 @@ def cheapest(joint: Graph, budget: int) -> int | None:
         done.add(state)
         following, last, resident = state
         if following == n:
-            return cost
+            if all(v in resident for v, value in enumerate(joint.values) if value.keep):
+                return cost
+            continue
         for k in [*range(last + 1, following), following]:
             for way in joint.operations[k].ways:
                 if not set(way.inputs) <= resident or (len(way.outputs) == 1 and way.outputs[0] in resident):
@@ -200,8 +204,7 @@ def cheapest(joint: Graph, budget: int) -> int | None:
                 state_next = (following + 1, -1) if k == following else (following, k)
                 heapq.heappush(queue, (cost + way.cost, next(counter), (*state_next, frozenset(after))))
         for v in resident:
-            if not joint.values[v].keep:
-                heapq.heappush(queue, (cost, next(counter), (following, last, resident - {v})))
+            heapq.heappush(queue, (cost, next(counter), (following, last, resident - {v})))
     return None
 
 
@@ -232,6 +235,52 @@ def test_plans_against_brute_force(seed: int) -> None:
             trace = simulate(joint, solution.plan)
             assert (trace.cost, trace.peak_bytes) == (solution.cost, solution.peak_bytes)
             assert trace.peak_bytes <= budget
+
+
+def kept(*operations: Operation, sizes: dict[str, int], keep: set[str]) -> Graph:
+    return Graph("kept", operations, tuple(Value(name, size, name in keep) for name, size in sizes.items()))
+
+
+KEPT = {
+    "dropped and made again": kept(
+        Operation("a", "", (), (0,), 1), Operation("g", "", (0,), (1,), 1),
+        Operation("b", "", (0,), (2,), 1, implementations=(Implementation("other", (0,), (2,), 5),)),
+        Operation("c", "", (2,), (3,), 1, 8), Operation("d", "", (3,), (4,), 1),
+        sizes={"a": 2, "g": 8, "b": 2, "c": 2, "d": 1}, keep={"g"},
+    ),
+    "written over": kept(
+        Operation("a", "", (), (0,), 1),
+        Operation("b", "", (0,), (1,), 5, implementations=(Implementation("in_place", (0,), (1,), 1, overwrites=0),)),
+        sizes={"a": 4, "b": 4}, keep={"a"},
+    ),
+    "not made": kept(
+        Operation("a", "", (), (0, 1), 5, implementations=(Implementation("part", (), (0,), 1),)),
+        Operation("b", "", (0,), (2,), 5), sizes={"a": 4, "a1": 4, "b": 4}, keep={"a1"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_kept_values_against_brute_force(name: str) -> None:
+    joint = KEPT[name]
+    for budget in range(6, 24):
+        best = cheapest(joint, budget)
+        solution = remat.solve(joint, budget, "portfolio", time_limit_s=2, threads=1)
+        assert (solution.status, solution.cost) == (("INFEASIBLE", None) if best is None else ("OPTIMAL", best))
+
+
+def test_monet_makes_what_later_gradients_read() -> None:
+    joint = Graph(
+        "several",
+        (
+            Operation("x", "", (), (0,), 1),
+            Operation("b1", "", (0,), (1, 2), 4, 0, True, implementations=(Implementation("part", (0,), (1,), 1),)),
+            Operation("b2", "", (1, 2), (3,), 2, 0, True),
+        ),
+        tuple(Value(f"v{i}", 2, i == 3) for i in range(4)), loss=0,
+    )  # fmt: skip
+    solution = remat.solve(joint, 20, "monet", time_limit_s=20)
+    assert solution.cost == cheapest(joint, 20) == 7
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -278,11 +327,14 @@ def test_portfolio_chooses() -> None:
 
 def test_monet_chooses_where_there_is_room() -> None:
     joint = conv_relu()
-    for budget, cost in ((200, 22), (118, 22), (90, 23)):
+    for budget, cost in ((200, 22), (117, 22), (90, 23), (86, 23)):
         solution = remat.solve(joint, budget, "monet", time_limit_s=20)
         assert solution.cost == cost
         assert solution.stats["objective"] == cost
         assert solution.stats["monet_bound"] <= cost
+    # a plan that is given is not lost, whatever the strategy knows of implementations
+    given = Plan.from_order(joint, range(6), ways=["", "", "mask", "", "mask", ""])
+    assert remat.solve(joint, 86, "checkmate_milp", time_limit_s=20, warm_start=given).cost == 27
     backward_first = replace(joint, operations=tuple(replace(op, is_backward=True) for op in joint.operations))
     assert remat.solve(backward_first, 200, "monet").status == "SKIPPED"
 

@@ -42,7 +42,7 @@ def exhaustive_joint(
             continue
         done.add(state)
         following, last, resident = state
-        if following == n:
+        if following == n and not keep & ~resident:
             return _plan(joint, came, state, budget_bytes), cost, False
         if len(done) > max_states or (len(done) % 1000 == 0 and time.monotonic() > deadline):
             return None, None, False
@@ -53,7 +53,7 @@ def exhaustive_joint(
                 came[new] = state, step
                 heapq.heappush(queue, (price, next(counter), new, bytes_held))
 
-        for k in [*range(last + 1, following), following]:
+        for k in range(last + 1, min(following + 1, n)) if following < n else ():
             if k < following and joint.operations[k].run_once:
                 continue
             for name, price, inputs, outputs, single, workspace, over, born in ways[k]:
@@ -67,7 +67,7 @@ def exhaustive_joint(
                 new = (following + 1, -1, after) if k == following else (following, k, after)
                 go(new, cost + price, during - doubled, (k, name))
         for v in range(len(size)):
-            if resident & ~keep & (1 << v):
+            if resident & (1 << v):  # one that is kept may be made again
                 go((following, last, resident & ~(1 << v)), cost, held - size[v], None)
     return None, None, True
 

@@ -256,8 +256,16 @@ class _Builder:
                 for v in way.inputs:
                     there = [*self._made(t, v), *self._stored(t, v), *_minus(self._overwritten(t, v, i))]
                     self._add(self.rows, [(columns[way.name], 1.0), *_minus(there)], 0)
+                    over = self._overwritten(t, v, i)
+                    if over:  # where it was stored and made again, both copies are one
+                        self._add(self.rows, [(columns[way.name], 1.0), *over], 1)
         for t, columns in self.M.items():
             for way in self.ways[self.n + t - 1]:
+                for v in way.inputs:
+                    p = self.graph.producer[v]
+                    if p >= self.n:
+                        made = [(self.M[p - self.n + 1][w.name], -1.0) for w in self.ways[p] if v in w.outputs]
+                        self._add(self.rows, [(columns[way.name], 1.0), *made], 0)
                 for v in self._forward_inputs(way):
                     over = self._overwritten(t, v, self.n)
                     there = [*self._made(t, v), *self._stored(t + 1, v), *_minus(over)]
@@ -324,7 +332,9 @@ class _Builder:
         terms = held(local)
         needed = sum(size[v] for v in local)
         for way in self.ways[i]:
-            new = needed + sum(size[v] for v in way.outputs) + way.workspace_bytes // self.unit
+            # What this way alone reads counts beside its being stored: more than it is, never less.
+            read = sum(size[v] for v in way.inputs if v not in local)
+            new = needed + read + sum(size[v] for v in way.outputs) + way.workspace_bytes // self.unit
             new -= 0 if way.overwrites is None else size[way.overwrites]
             terms.append((self.W[t, i][way.name], new))
         self._add(self.memory, terms, self.budget - live)

@@ -36,8 +36,8 @@ def monet(problem: Problem, *, solver: str = "highs", mip_gap: float = 9e-5) -> 
     in `remat.strategies._monet_model`. On a graph without implementations it is the paper's
     "checkpointing only". Deviations: values and operations are apart (an operation may make several values, and an
     extra value of an implementation is made with it); the union of what is stored and what is read counts no value
-    twice; variables that can be of no use are not made; the budget gets a millionth less, and the
-    plan, with values freed at their last use, is judged by the simulator. Needless repeats are dropped.
+    twice; variables that can be of no use are not made; the budget gets half a unit of room, which is
+    exact, or on large ones a millionth less; the plan, with values freed at their last use, is judged by the simulator. Needless repeats are dropped.
 
     Its optimum is that of its own problem: only forward operations are repeated, each at most once before
     a backward operation, and memory is counted as above. It proves nothing of all plans: its bound is in
@@ -56,7 +56,7 @@ def monet(problem: Problem, *, solver: str = "highs", mip_gap: float = 9e-5) -> 
     import cvxpy as cp
 
     x: Any = cp.Variable(len(model.cost), boolean=True)
-    matrix, limits = _scaled(model, problem.budget_bytes - graph.fixed_bytes)
+    matrix, limits = _scaled(model)
     constraints: Any = [matrix @ x <= limits]
     program = cp.Problem(cp.Minimize(model.cost @ x + model.cost_constant), constraints)
     began = time.monotonic()
@@ -81,12 +81,12 @@ def monet(problem: Problem, *, solver: str = "highs", mip_gap: float = 9e-5) -> 
     return Outcome((Candidate(plan),), stats=stats)
 
 
-def _scaled(model: MonetModel, variable_bytes: int) -> tuple[Any, np.ndarray]:
-    """Memory rows in thousandths of the budget, with a millionth less of it."""
+def _scaled(model: MonetModel) -> tuple[Any, np.ndarray]:
+    """Memory rows in thousandths of the budget: with half a unit of room, which is exact, or a millionth less of it."""
     largest = max(1.0, float(model.limits[model.memory_rows].max(initial=1.0)))
     factor = np.where(model.memory_rows, SCALED_BUDGET / largest, 1.0)
-    limits = model.limits * factor
-    limits[model.memory_rows] -= TOLERANCE * SCALED_BUDGET
+    room = 0.5 if 0.5 > TOLERANCE * largest else -TOLERANCE * largest
+    limits = (model.limits + np.where(model.memory_rows, room, 0.0)) * factor
     import scipy.sparse as sp
 
     return sp.diags_array(factor) @ model.matrix, limits

@@ -8,6 +8,7 @@ gradient or None per primal. Graphs called with one list ("boxed") can drop thei
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -177,6 +178,17 @@ def with_random_state(state: torch.Tensor, target: Callable[..., Any], *args: An
         return target(*args, **kwargs)
     finally:
         set_state(now)
+
+
+@functools.cache
+def drawing_again(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`with_random_state` for one function; as an argument, generated code could not name it."""
+
+    def again(state: torch.Tensor, *args: Any) -> Any:
+        return with_random_state(state, function, *args)
+
+    again.__name__ = again.__qualname__ = f"{function.__name__}_again"
+    return again
 
 
 def fake_state(node: fx.Node) -> torch.Tensor:

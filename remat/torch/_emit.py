@@ -139,7 +139,7 @@ class _Emitter:
         target = recipe.target
         if is_random(node) and self.times[k] > 1:
             if k in self.done:
-                target, args = _aot.with_random_state, [self._hold(_State(node)), recipe.target, *args]
+                target, args = _aot.drawing_again(recipe.target), [self._hold(_State(node)), *args]
             else:
                 self._keep_state(node)
         made = self._add(target, tuple(args), {}, recipe.vals)
