@@ -173,9 +173,9 @@ def test_a_saved_plan_runs_without_a_solver(tmp_path) -> None:
     moved = rt.rematerialize(copy.deepcopy(fresh()), (X,), plan=module.plan)
     assert isinstance(moved.plan, StepPlan)
     assert moved.plan.plan.chosen == module.plan.plan.chosen
-    document["execution"]["implementations"][3] = [["nothing", 1, 1]]
+    document["execution"]["implementations"][3] = [["nothing", 1, -1]]
     (tmp_path / "other.json").write_text(json.dumps(document))
-    with pytest.raises(remat.InvalidPlan, match="other implementations"):
+    with pytest.raises(remat.InvalidPlan, match="names, costs and bytes"):
         rt.rematerialize(fresh(), (X,), plan=tmp_path / "other.json")
 
 
@@ -199,3 +199,42 @@ def test_weights_too_small_to_invert_keep_the_default() -> None:
     offered = [any(way.name == "batch_norm_from_output" for way in op.implementations)
                for op in graph.operations if "batch_norm_legit" in op.kind]  # fmt: skip
     assert offered == [True, False, True]
+
+
+def inverting(tmp_path) -> rt.Rematerialized:
+    """A module whose plan inverts every batch norm."""
+    from dataclasses import replace
+
+    from remat import Plan
+    from remat.joint.choose import Choices
+
+    made = planned("joint", tmp_path, 1.0).plan
+    choices = Choices(made.graph)
+    names = [[way.name for way in ways] for ways in choices.ways]
+    wanted = [ways.index("batch_norm_from_output") if "batch_norm_from_output" in ways else 0 for ways in names]
+    chosen = choices.choose(wanted)
+    assert chosen is not None
+    plan = chosen.lift(Plan.from_order(chosen.graph, range(len(chosen.graph))))
+    assert "batch_norm_from_output" in plan.chosen
+    return rt.rematerialize(fresh(), (X,), plan=replace(made, plan=plan, budget_bytes=None), cost="roofline", gpu="cpu")
+
+
+def test_training_goes_on_when_a_weight_comes_near_zero(tmp_path) -> None:
+    module, plain = inverting(tmp_path), fresh()
+    step(module)
+    step(plain)
+    for model in (module.model, plain):
+        with torch.no_grad():
+            for norm in (model.first[1], model.second[1], model.third[1]):
+                norm.weight[0] = 1e-14
+    with pytest.warns(UserWarning, match="operators='exact'"):
+        ours = step(module)
+    theirs = step(plain)
+    assert torch.equal(ours[0], theirs[0])
+    for mine, other in zip([*ours[1], *ours[2]], [*theirs[1], *theirs[2]], strict=True):
+        assert torch.equal(mine, other)
+    # such a plan does not fit these weights any more, and says so
+    module.plan.save(tmp_path / "plan.json")
+    for given in (module.plan, tmp_path / "plan.json"):
+        with pytest.raises(remat.InvalidPlan, match="inverted"):
+            rt.rematerialize(plain, (X,), plan=given)

@@ -60,14 +60,14 @@ def min_budget(graph: Graph, scope: str = "staged", *, time_limit_s: float = flo
     Lower side: `remat.bounds.peak`, and on small graphs exhausted budgets. Upper side: greedy eviction with
     the budget bisected, the exact search on small graphs, annealed retention intervals and, in the free
     scope, reordering. A time limit ends it early; what is returned then is still right, only less
-    tight. Without one the work is limited (seconds to a minute), and two calls give the same. Of a graph with
-    several implementations it is the minimum with the default ones.
+    tight. Without one the work is limited (seconds to a minute), and two calls give the same. Of a graph whose
+    operations have several implementations the plan has the default ones, and the bound holds for all.
 
     Raises:
         InvalidInput: unknown scope, no graph, or one without operations.
     """
     check_graph(graph)
-    graph = graph.default()
+    joint, graph = graph, graph.default()
     wanted = parse_scope(scope)
     check_time_limit(time_limit_s, may_be_zero=True)
     if not len(graph):
@@ -84,6 +84,11 @@ def min_budget(graph: Graph, scope: str = "staged", *, time_limit_s: float = flo
             sides.reorder(began + 0.8 * time_limit_s)
         sides.anneal()
     plan = replace(sides.plan, budget_bytes=sides.bytes)
+    if joint is not graph:
+        need, operation = joint.largest_working_set()
+        reason = "each operation holds at least that at once, in whatever way it runs"
+        plan = replace(plan, graph_sha256=joint.sha256())
+        return MinBudget(sides.bytes, max(need, joint.final_bytes), operation, plan, wanted, reason)
     return MinBudget(sides.bytes, sides.lower.bytes, sides.lower.operation, plan, wanted, sides.lower.reason)
 
 

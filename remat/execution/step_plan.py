@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -195,7 +195,7 @@ class StepPlan:
         if operators != "default":
             graph = _with_weights(graph, section, where)
         plain = section.get("plain_peak_bytes")
-        plan = Plan.from_document(document, graph, where)
+        plan = _plan_of(document, graph, where)
         simulate(graph, plan)  # a file may hold anything
         return cls(
             plan, graph, fingerprint, str(section.get("strategy", "")), plan.budget_bytes,
@@ -225,6 +225,7 @@ class StepPlan:
             InvalidPlan: it is another step (both fingerprints are shown).
         """
         _check_made_for(self.fingerprint, fingerprint, "this plan")
+        _check_ways(self.order.tolist(), self.plan.chosen, graph, "this plan")
         graph = replace(self.graph, fixed_bytes=graph.fixed_bytes)
         plan = Plan.from_order(graph, self.order.tolist(), self.budget_bytes, self.plan.chosen)
         return replace(self, plan=plan, graph=graph, fixed=fixed)
@@ -290,23 +291,56 @@ def operators_of(path: str | os.PathLike[str]) -> str:
     return str(section.get("operators", "default")) if isinstance(section, dict) else "default"
 
 
+def _plan_of(document: Mapping[str, Any], graph: Graph, where: str) -> Plan:
+    """The plan of the file; where it chooses implementations, with frees at last use.
+
+    Ids of extra values depend on which implementations there are, which may be others here.
+    """
+    steps: Any = document.get("steps")
+    if not graph.has_implementations or not isinstance(steps, list):
+        return Plan.from_document(document, graph, where)
+    computed = [step for step in steps if isinstance(step, list) and step[:1] == ["compute"]]
+    frees = [step for step in steps if isinstance(step, list) and step[:1] == ["free"]]
+    plan = Plan.from_document({**document, "steps": [step[:2] for step in computed]}, graph.default(), where)
+    if len(computed) + len(frees) != len(steps):
+        raise InvalidPlan(f"{where}: 'steps' must be ['compute', operation] or ['free', value] pairs")
+    names = [str(step[2] or "") if len(step) > 2 else "" for step in computed]
+    _check_ways(plan.order.tolist(), names, graph, where)
+    return Plan.from_order(graph, plan.order.tolist(), plan.budget_bytes, names)
+
+
+def _check_ways(order: Sequence[int], chosen: Sequence[str], graph: Graph, where: str) -> None:
+    """Raise `InvalidPlan` if the plan runs an operation in a way that there is not in this step."""
+    for k, name in dict.fromkeys(zip(order, chosen, strict=False)):
+        if name and all(way.name != name for way in graph.operations[k].implementations):
+            raise InvalidPlan(
+                f"{where}: runs '{graph.operations[k].name}' as '{name}', which cannot be done here (parameters may "
+                "have changed so that a layer cannot be inverted); plan again"
+            )
+
+
 def _with_weights(graph: Graph, section: Mapping[str, Any], where: str) -> Graph:
-    """The graph with the file's costs and workspaces of implementations, which must be those that there are here."""
+    """The graph with those of the file's implementations that there are here, and their costs and workspaces."""
     rows: Any = section.get("implementations")
     if not isinstance(rows, list) or len(rows) != len(graph):
         raise InvalidPlan(f"{where}: '{SECTION}.implementations' must have an entry for each operation")
     operations = []
     for op, ways in zip(graph.operations, rows, strict=True):
-        here = [way.name for way in op.implementations]
-        if not isinstance(ways, list) or [way[0] if isinstance(way, list) and way else None for way in ways] != here:
-            raise InvalidPlan(f"{where}: was made where '{op.name}' had other implementations than {here}; plan again")
-        if not all(len(way) == 3 and all(type(x) is int and x >= 0 for x in way[1:]) for way in ways):
-            raise InvalidPlan(f"{where}: '{SECTION}.implementations' of '{op.name}' must be names, costs and bytes")
+        known: dict[str, list[int]] = {}
+        rows_of_op: list[Any] = ways if isinstance(ways, list) else [None]
+        for way in rows_of_op:
+            sizes = way[1:] if isinstance(way, list) and len(way) == 3 and isinstance(way[0], str) else []
+            if len(sizes) != 2 or not all(type(x) is int and x >= 0 for x in sizes):
+                raise InvalidPlan(f"{where}: '{SECTION}.implementations' of '{op.name}' must be names, costs and bytes")
+            known[way[0]] = sizes
         weighed = tuple(
-            replace(one, cost=cost, workspace_bytes=size)
-            for one, (_, cost, size) in zip(op.implementations, ways, strict=True)
-        )
+            replace(way, cost=known[way.name][0], workspace_bytes=known[way.name][1])
+            for way in op.implementations if way.name in known
+        )  # fmt: skip
         operations.append(replace(op, implementations=weighed))
+    made = {v for op in operations for way in op.ways for v in way.outputs}
+    if len(made) < len(graph.values):  # values of ways that are not in the file
+        raise InvalidPlan(f"{where}: was made where operations had fewer implementations; plan again")
     return replace(graph, operations=tuple(operations))
 
 

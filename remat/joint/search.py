@@ -64,23 +64,30 @@ def solve_chosen(problem: Problem, strategy: Strategy, options: Mapping[str, Any
             return outcome
     search = _Search(problem)
     began, seconds = time.monotonic(), problem.remaining_s()
+    repeats = problem.deterministic or problem.work_limit is not None
     prover = _Prover(problem) if strategy.name == "portfolio" else None
-    if prover is not None and problem.threads > 1:
+    if prover is not None and problem.threads > 1 and not repeats:  # when a bound arrives depends on the clock
         prover.start()
         search.busy = 1
     stats: dict[str, Any] = {}
-    for turn in range(OUTER_ROUNDS):
-        first, last = turn / OUTER_ROUNDS, (turn + 1) / OUTER_ROUNDS
-        search.run(began + (first + OUTER_SHARE * (last - first)) * seconds)
-        if problem.is_solved() or search.best is None:
-            break
-        stats |= _solve_choice(problem, search, strategy, options, began + last * seconds)
-        if problem.is_solved() or problem.deterministic or problem.work_limit is not None:
-            break
-        if turn == 0 and strategy.name == "portfolio" and estimate_columns(problem.graph) <= MONET_COLUMNS:
-            stats |= _member(problem, MONET_SHARE * problem.remaining_s())
-    if prover is not None:
-        prover.finish()
+    try:
+        for turn in range(1 if repeats else OUTER_ROUNDS):
+            first, last = (0.0, 1.0) if repeats else (turn / OUTER_ROUNDS, (turn + 1) / OUTER_ROUNDS)
+            search.run(began + (first + OUTER_SHARE * (last - first)) * seconds)
+            if problem.is_solved() or search.best is None:
+                break
+            stats |= _solve_choice(problem, search, strategy, options, began + last * seconds)
+            if problem.is_solved() or repeats:
+                break
+            if turn == 0 and strategy.name == "portfolio" and estimate_columns(problem.graph) <= MONET_COLUMNS:
+                stats |= _member(problem, MONET_SHARE * problem.remaining_s())
+        if prover is not None:
+            prover.finish()
+    finally:
+        if prover is not None:
+            prover.stopped.set()
+    if repeats:
+        stats["cut_by_clock"] = bool(stats.get("cut_by_clock")) or (not problem.is_solved() and search.cut)
     best = problem.best
     assert best is not None
     stats |= {"choices": search.tried, "implementations": search.used()}
@@ -196,6 +203,7 @@ class _Search:
                     self.kinds.setdefault((op.kind, way.name), []).append((k, i))
         self.moves = min(MOST_MOVES, MOVES_PER_OPERATION * len(self.joint))
         self.stopped = threading.Event()
+        self.cut = False  # a run that repeats exactly was ended by the clock
 
     def used(self) -> dict[str, int]:
         """How many operations of each kind run in each way of the best plan, e.g. ``{"relu:mask": 3}``."""
@@ -212,11 +220,12 @@ class _Search:
         """Search until the time `until`, or until nothing has helped for long."""
         repeats = self.problem.deterministic or self.problem.work_limit is not None
         limit = _fixed_choices(self.problem, self.moves) if repeats else 1 << 60
-        until = self.problem.deadline if repeats else until
+        until = self.problem.deadline - OUTER_SHARE * self.problem.remaining_s() if repeats else until
 
         def done() -> bool:
-            ended = self.tried >= limit or time.monotonic() >= until
-            return ended or self.stopped.is_set() or self.problem.is_solved()
+            late = time.monotonic() >= until
+            self.cut = self.cut or (repeats and late)
+            return late or self.tried >= limit or self.stopped.is_set() or self.problem.is_solved()
 
         if self.best is None:
             self._begin(done)
@@ -438,7 +447,8 @@ def _solve_choice(
     solution = solve_one(inner, strategy, options)
     if solution.plan is not None:
         search.best = min(search.best, search.offer(chosen, solution.plan.order), key=lambda trial: trial.score)
-    return {"choice_status": str(solution.status), "choice_bound": solution.bound}
+    stats = {"choice_status": str(solution.status), "choice_bound": solution.bound}
+    return stats | {key: solution.stats[key] for key in ("cut_by_clock",) if key in solution.stats}
 
 
 class _Prover:

@@ -36,8 +36,9 @@ def monet(problem: Problem, *, solver: str = "highs", mip_gap: float = 9e-5) -> 
     in `remat.strategies._monet_model`. On a graph without implementations it is the paper's
     "checkpointing only". Deviations: values and operations are apart (an operation may make several values, and an
     extra value of an implementation is made with it); the union of what is stored and what is read counts no value
-    twice; variables that can be of no use are not made; the budget gets half a unit of room, which is
-    exact, or on large ones a millionth less; the plan, with values freed at their last use, is judged by the simulator. Needless repeats are dropped.
+    twice; variables that can be of no use are not made; the budget gets half a unit of room, which is exact, or on
+    large ones a millionth less; the plan, with values freed at their last use, is judged by the simulator. Needless
+    repeats are dropped.
 
     Its optimum is that of its own problem: only forward operations are repeated, each at most once before
     a backward operation, and memory is counted as above. It proves nothing of all plans: its bound is in
@@ -85,7 +86,7 @@ def _scaled(model: MonetModel) -> tuple[Any, np.ndarray]:
     """Memory rows in thousandths of the budget: with half a unit of room, which is exact, or a millionth less of it."""
     largest = max(1.0, float(model.limits[model.memory_rows].max(initial=1.0)))
     factor = np.where(model.memory_rows, SCALED_BUDGET / largest, 1.0)
-    room = 0.5 if 0.5 > TOLERANCE * largest else -TOLERANCE * largest
+    room = 0.5 if TOLERANCE * largest < 0.5 else -TOLERANCE * largest
     limits = (model.limits + np.where(model.memory_rows, room, 0.0)) * factor
     import scipy.sparse as sp
 

@@ -167,6 +167,18 @@ def random_state(device: torch.device) -> torch.Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
+def random_states() -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Of the CPU's default generator and of every GPU's, where there are any in use."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+
+def set_random_states(states: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
+    """Put back what `random_states` returned."""
+    torch.set_rng_state(states[0])
+    if states[1]:
+        torch.cuda.set_rng_state_all(states[1])
+
+
 def with_random_state(state: torch.Tensor, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A call that draws again what it drew from `state`; the generator is left as it was."""
     asked = torch.device(kwargs.get("device") or "cpu")  # of a call without a tensor

@@ -20,6 +20,7 @@ from remat.torch import _aot, _optimizer
 from remat.torch._emit import emit
 from remat.torch._planner import Planner, describe_inputs
 from remat.torch._ways import with_ways
+from remat.torch.implementations import NotInvertible
 from remat.units import format_size
 
 _numbers = itertools.count()
@@ -55,7 +56,26 @@ class Rematerialized(Planned, nn.Module):
             return self.model(*args, **kwargs)
         if not self._accumulates:
             self._tell_of_held_gradients()
-        return self._step(args, kwargs)
+        if self._planner.operators != "joint":
+            return self._step(args, kwargs)
+        random = _aot.random_states()
+        try:
+            return self._step(args, kwargs)
+        except NotInvertible as error:
+            _aot.set_random_states(random)
+            self._keep_what_cannot_be_inverted(str(error))
+            return self._step(args, kwargs)
+
+    def _keep_what_cannot_be_inverted(self, why: str) -> None:
+        """Plan this and later steps with implementations that invert nothing: in training a weight came near zero.
+
+        The forward pass ended before it changed a buffer, so it can be run again.
+        """
+        warnings.warn(f"{why}; from here on steps are planned with operators='exact'", stacklevel=4)
+        planner = self._planner
+        planner.operators = "exact"
+        planner.plans.clear()
+        self.__dict__["_step"] = _CompiledStep(self.model, planner, self._backend)
 
     def _tell_of_held_gradients(self) -> None:
         """Warn, once, if a step begins while gradients of an earlier one are held, which the budget does not count."""

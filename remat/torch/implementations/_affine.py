@@ -46,7 +46,7 @@ def require_invertible(weight: Tensor | None, bias: Tensor | None, dtype: torch.
     """Raise `NotInvertible` with what `why_not_invertible` says."""
     reason = why_not_invertible(weight, bias, dtype)
     if reason:
-        raise NotInvertible(f"{reason}; plan again with operators='exact', which keeps the layer's input")
+        raise NotInvertible(f"{reason}: keep the layer's input")
 
 
 def normalised(output: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
