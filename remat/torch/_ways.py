@@ -116,7 +116,7 @@ class _Finder:
         )  # fmt: skip
         if made.why_not(self._known(calls)):
             return
-        vals = self._forward_vals(made, calls) if made.forward is not None else ()
+        vals = self._forward_vals(made, calls, val) if made.forward is not None else ()
         args = made.backward_arguments(calls) if made.backward_arguments is not None else ()
         if vals is None or any(isinstance(x, _Part) and _getitem(x) is None for x in tree_iter(args)):
             return
@@ -235,11 +235,13 @@ class _Finder:
         forward, backward = tree_map(known, calls.forward), tree_map(known, calls.backward)
         return Calls(forward, backward, calls.results, calls.kept)
 
-    def _forward_vals(self, made: TorchImplementation, calls: Calls) -> Any:
-        """What the forward function returns, without contents; None if it cannot be called so."""
+    def _forward_vals(self, made: TorchImplementation, calls: Calls, val: Any) -> Any:
+        """What the forward function returns, without contents; None if it cannot be called so. The call makes `val`."""
         args = tree_map(self._val, made.forward_arguments(calls), is_leaf=lambda x: isinstance(x, (fx.Node, _Part)))
         if made.overwrites is not None:
             return calls.forward[0][0].meta["val"] if len(made.results) == 1 else None
+        if made.family is Family.ALGORITHM:  # what the call makes; some of them go through a batch one by one
+            return val
         mode = next((t.fake_mode for t in tensors_of(args) if isinstance(t, FakeTensor)), None)
         if mode is None:
             return None
