@@ -98,8 +98,8 @@ def rematerialize(
     """
     _check(model, sample_args, backend)
     given_plan, plan = plan, zoo.resolved(plan)
-    operators = _operators(operators, backend, plan)
     check_options(budget, plan, strategy, scope, cost, time_limit_s)
+    operators = _operators(operators, backend, plan)
     if gpu is not None and cost != "roofline":
         raise InvalidInput(f"gpu={gpu!r} is of cost='roofline'; cost={cost!r} does not look at it")
     kwargs = dict(sample_kwargs or {})
@@ -178,11 +178,13 @@ def _operators(operators: str, backend: str, plan: Any) -> str:
     """Which implementations there are to choose from: those asked for, or those that a given plan chooses from."""
     if operators not in OPERATORS:
         raise unknown_name("operators", str(operators), OPERATORS)
+    if isinstance(plan, StepPlan):
+        operators = plan.operators
+    elif plan is not None:
+        operators = operators_of(plan)
     if operators != "default" and backend != "eager":
         raise InvalidInput(f"operators={operators!r} needs backend='eager': {backend} chooses its own kernels")
-    if isinstance(plan, StepPlan):
-        return plan.operators
-    return operators if plan is None else operators_of(plan)
+    return operators
 
 
 def _gradient_bytes(joint: Joint) -> int:
