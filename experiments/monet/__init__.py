@@ -6,7 +6,6 @@ written to ``<part>.json`` in the run's folder as soon as the part has finished.
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 from dataclasses import asdict, replace
@@ -19,8 +18,8 @@ from experiments.config import as_dict
 from experiments.engine import make_engine
 from experiments.monet.desk import Desk, Scale
 from experiments.monet.published import NETWORKS, Network, network
-from experiments.paper import made_now
 from experiments.paper.lab import instances_folder
+from experiments.parts import asked_parts, draw_and_say, run_parts
 from experiments.progress import SolveProgress, duration
 from experiments.provenance import provenance
 from experiments.settings import RUNS_FOLDER, Settings, for_implementations
@@ -30,7 +29,7 @@ from remat.errors import InvalidInput, unknown_name
 from remat.frontends.monet import LEVELS
 
 PARTS = ("overhead", "ablation", "ten_percent", "solver_time", "records", "implementations")
-NEEDS = {"ten_percent": "overhead", "solver_time": "overhead", "implementations": "overhead"}
+NEEDS: dict[str, tuple[str, ...]] = dict.fromkeys(("ten_percent", "solver_time", "implementations"), ("overhead",))
 QUICK = Scale(time_limit_s=5.0, joint_factor=1.6, all_budgets=False, ablation_budgets=1, monet_columns=10_000,
               halvings=3)  # fmt: skip
 FULL = Scale(time_limit_s=300.0, joint_factor=1.0, all_budgets=True, ablation_budgets=6, monet_columns=1_000_000,
@@ -40,7 +39,7 @@ FULL = Scale(time_limit_s=300.0, joint_factor=1.0, all_budgets=True, ablation_bu
 def run_monet(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
     """Run the parts asked for, draw everything that the folder holds; the exit code: 1 if a claim was refuted."""
     began = time.monotonic()
-    parts, networks, levels = _parts(cfg), _networks(cfg), _levels(cfg)
+    parts, networks, levels = asked_parts(cfg.parts, PARTS, NEEDS), _networks(cfg), _levels(cfg)
     _refuse_what_is_not_read(cfg, settings)
     settings = for_implementations(cfg, settings)
     scale = QUICK if cfg.scale == "quick" else FULL
@@ -58,25 +57,13 @@ def run_monet(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
             Store(RUNS_FOLDER / "store"), engine, progress, console, folder,
         )  # fmt: skip
         _introduce(desk)
-        for part in parts:
-            desk.say(f"--- {part}")
-            started, before = time.monotonic(), progress.n_finished
-            document = importlib.import_module(f"experiments.monet.{part}").run(desk)
-            made = made_now(folder / f"{part}.json", time.monotonic() - started, progress.n_finished - before)
-            write_json(folder / f"{part}.json", document | {"made": made})
+        run_parts("experiments.monet", parts, desk)
     benches = [bench for bench in desk.benches.values() if bench.cost_cap is None]
     refuted = [line for bench in benches for line in contradictions(list(bench.kept.values()))]
     desk.say(f"{progress.n_finished} solved now, in {duration(time.monotonic() - began)}")
     from analysis.monet import draw_monet
 
-    with console.status("drawing ..."):
-        drawn = draw_monet(folder)
-    for what, ending in (("tables", ".csv"), ("figures", ".pdf"), ("page", ".html")):
-        for path in sorted({path if ending == ".html" else path.parent for path in drawn if path.suffix == ending}):
-            desk.say(f"{what:<8} {path}")
-    for line in dict.fromkeys(refuted):
-        desk.say(f"error: contradicted: {line}")
-    return 1 if refuted else 0
+    return draw_and_say(draw_monet, desk, refuted)
 
 
 def _introduce(desk: Desk) -> None:
@@ -102,16 +89,6 @@ def _levels(cfg: DictConfig) -> tuple[str, ...]:
     if not asked:
         raise InvalidInput("levels= is empty; leave it away for all of them")
     return tuple(level for level in LEVELS if level in asked)
-
-
-def _parts(cfg: DictConfig) -> list[str]:
-    """The parts asked for, each after what it needs."""
-    asked = list(PARTS) if cfg.parts is None else list(map(str, cfg.parts))
-    for part in asked:
-        if part not in PARTS:
-            raise unknown_name("part", part, PARTS)
-    wanted = {NEEDS[part] for part in asked if part in NEEDS} | set(asked)
-    return [part for part in PARTS if part in wanted]
 
 
 def _refuse_what_is_not_read(cfg: DictConfig, settings: Settings) -> None:

@@ -6,15 +6,10 @@ written to ``<part>.json`` in the run's folder as soon as the part has finished.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import json
 import os
 import time
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -23,12 +18,13 @@ from experiments.config import as_dict
 from experiments.engine import make_engine
 from experiments.paper.lab import Lab, Scale, instances_folder
 from experiments.paper.networks import NETWORKS, Network, network
+from experiments.parts import asked_parts, draw_and_say, run_parts
 from experiments.progress import SolveProgress, duration
 from experiments.provenance import provenance
 from experiments.settings import RUNS_FOLDER, Settings, configured_model
 from experiments.solving import contradictions
 from experiments.store import Store, write_json
-from remat.errors import InvalidInput, unknown_name
+from remat.errors import InvalidInput
 
 PARTS = ("fig5", "fig6", "throughput", "table2", "stages", "rounding", "solver_time", "memory", "cost_models", "claims")
 NEEDS = {"table2": ("fig5",), "claims": ("fig5", "fig6")}
@@ -46,7 +42,7 @@ FULL = Scale(
 def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
     """Run the parts asked for, draw everything that the folder holds; the exit code: 1 if a claim was refuted."""
     began = time.monotonic()
-    parts = _parts(cfg)
+    parts = asked_parts(cfg.parts, PARTS, NEEDS)
     if cfg.scale == "quick":
         scale = replace(
             QUICK, points=min(cfg.points, QUICK.points), time_limit_s=min(cfg.time_limit, QUICK.time_limit_s)
@@ -64,36 +60,13 @@ def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
                   console, folder)  # fmt: skip
         if {*parts} - {"stages"}:
             lab.extract_all(per_sample=not PER_SAMPLE.isdisjoint(parts))
-        refuted = []
-        for part in parts:
-            lab.say(f"--- {part}")
-            started, before = time.monotonic(), progress.n_finished
-            document = importlib.import_module(f"experiments.paper.{part}").run(lab)
-            refuted += document.get("contradicted", [])
-            made = made_now(folder / f"{part}.json", time.monotonic() - started, progress.n_finished - before)
-            write_json(folder / f"{part}.json", document | {"made": made})
+        documents = run_parts("experiments.paper", parts, lab)
+    refuted = [line for document in documents for line in document.get("contradicted", [])]
     refuted += [line for bench in lab.benches for line in contradictions(list(bench.kept.values()))]
     lab.say(f"{progress.n_finished} solved now, in {duration(time.monotonic() - began)}")
     from analysis.paper import draw_paper
 
-    with console.status("drawing ..."):
-        drawn = draw_paper(folder)
-    for what, ending in (("tables", ".csv"), ("figures", ".pdf"), ("page", ".html")):
-        for path in sorted({path if ending == ".html" else path.parent for path in drawn if path.suffix == ending}):
-            lab.say(f"{what:<8} {path}")
-    for line in dict.fromkeys(refuted):
-        lab.say(f"error: contradicted: {line}")
-    return 1 if refuted else 0
-
-
-def made_now(path: Path, seconds: float, solved: int) -> dict[str, Any]:
-    """When a part was made, by which code and in what time: what stood there if nothing had to be solved now."""
-    if not solved and path.is_file():
-        with contextlib.suppress(ValueError, KeyError):
-            return json.loads(path.read_text())["made"]
-    source = provenance()
-    return {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": seconds, "solved": solved,
-            "git_commit": source.git_commit, "git_dirty": source.git_dirty}  # fmt: skip
+    return draw_and_say(draw_paper, lab, refuted)
 
 
 def _networks(cfg: DictConfig) -> tuple[Network, ...]:
@@ -111,16 +84,6 @@ def _networks(cfg: DictConfig) -> tuple[Network, ...]:
         if spec.framework != "synthetic" and (spec.framework, spec.granularity) != ("keras", "layer"):
             raise InvalidInput(f"networks: '{name}' is not built by Keras layers; the paper's parts need that")
     return tuple(map(network, names))
-
-
-def _parts(cfg: DictConfig) -> list[str]:
-    """The parts asked for, each after what it needs."""
-    asked = list(PARTS) if cfg.parts is None else [str(part) for part in cfg.parts]
-    for part in asked:
-        if part not in PARTS:
-            raise unknown_name("part", part, PARTS)
-    wanted = {need for part in asked for need in NEEDS.get(part, ())} | set(asked)
-    return [part for part in PARTS if part in wanted]
 
 
 def _write_head(cfg: DictConfig, scale: Scale, folder: Path) -> None:
