@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -12,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from experiments import roofline_check
-from remat.cost import COST_MODELS, CostWarning, Gpu, apply_cost, gpus, load_gpu
+from remat.cost import COST_MODELS, CostWarning, Gpu, _profile_worker, _timing, apply_cost, gpus, load_gpu
 from remat.cost import profile as profile_module
 from remat.cost._profile_worker import write_atomically
+from remat.cost._timing import Timing
 from remat.cost.gpu import EFFICIENCY, GPU_FOLDER, matrix_dtype, operation_class
 from remat.errors import InvalidInput, UnknownName
 from remat.graph import Graph, Work
@@ -325,7 +327,62 @@ def test_profile_survives_a_crash_of_its_process(tmp_path: Path, monkeypatch: py
     with pytest.warns(CostWarning, match=r"crash \(its process ended with code -11\)$"):
         costed = apply_cost(graph, "profile", None, cache_folder=tmp_path, device="cpu")
     assert [costed.operations[0].cost, costed.operations[2].cost] == [42, 42]
-    assert [len(keys) for keys in jobs] == [3, 1]
+    assert [len(keys) for keys in jobs] == [3, 2]  # of which the worker leaves out what is done
+
+
+class _Clock:
+    """A runner that takes the times it is given, one a call, and may stop."""
+
+    def __init__(self, medians: dict[str, list[float]]):
+        self.medians = medians
+        self.asked: list[str] = []
+
+    def time(self, description: dict, device: str) -> Timing:
+        self.asked.append(description["op"])
+        median = self.medians[description["op"]].pop(0)
+        if median < 0:
+            raise KeyboardInterrupt
+        return Timing(median, median - 1)
+
+
+def test_times_of_a_cpu_are_taken_in_passes_that_go_on_where_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = _Clock({"a": [70, 50, 60], "b": [9, -1, 7, 8], "slow": [2e9]})
+    monkeypatch.setattr(_profile_worker, "RUNNERS", {"torch": "tests.clock"})
+    monkeypatch.setattr(_profile_worker, "_set_threads", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "tests.clock", clock)
+    job = {
+        "quantity": "time", "suffix": ".json", "device": "cpu", "folder": str(tmp_path), "frameworks": ["torch"],
+        "threads": 2, "provenance": {}, "signatures": {key: signature(key) for key in ("a", "b", "slow")},
+    }  # fmt: skip
+    path = tmp_path / "job"
+    path.write_text(json.dumps(job))
+    with pytest.raises(KeyboardInterrupt):  # in the second pass, at b
+        _profile_worker.main(str(path))
+    assert clock.asked == ["a", "b", "slow", "a", "b"]
+    read = {key: profile_module._read(tmp_path / f"{key}.json", ("ns", "best_ns")) for key in job["signatures"]}
+    assert read == {"a": None, "b": None, "slow": (2_000_000_000, 1_999_999_999)}  # for a slow one once is enough
+    clock.asked.clear()
+    _profile_worker.main(str(path))
+    assert clock.asked == ["b", "a", "b"]
+    read = {key: profile_module._read(tmp_path / f"{key}.json", ("ns", "best_ns")) for key in "ab"}
+    assert read == {"a": (60, 49), "b": (8, 6)}  # the median of the passes, and the shortest
+    _profile_worker.main(str(path))
+    assert clock.asked == ["b", "a", "b"]
+
+
+def test_cold_samples_write_over_more_than_the_caches_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(_timing, "LAST_LEVEL_CACHE", tmp_path / "size")
+    (tmp_path / "size").write_text("1024K\n")
+    _timing._ballast.cache_clear()
+    try:
+        seen: list[float] = []
+        _timing.measure_cold(lambda: seen.append(float(_timing._ballast()[-1])))
+        assert _timing._ballast().nbytes == 2 * 2**20
+        assert seen == [0, 0, 1, 2, 3]  # two calls to warm up; then everything is written over before each
+    finally:
+        _timing._ballast.cache_clear()
 
 
 def test_cache_files_are_whole_or_absent(tmp_path: Path) -> None:

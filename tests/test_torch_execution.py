@@ -26,6 +26,7 @@ import remat.torch as rt  # noqa: E402
 from remat.execution import Fingerprint  # noqa: E402
 from remat.networks.torch_transformer import gpt2  # noqa: E402
 from remat.plan import Plan  # noqa: E402
+from remat.torch._plain import plain_step  # noqa: E402
 from remat.torch._planner import there_before  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("warm_search")
@@ -113,6 +114,15 @@ def test_a_network_with_batch_norm_dropout_and_in_place_operations() -> None:
     assert ours.predicted_peak_bytes <= ours.budget_bytes < ours.plan.plain_peak_bytes
     assert ours.overhead > 0
     assert "aten._native_batch_norm_legit_functional" in again  # statistics would move twice
+
+
+def test_calls_of_the_plain_step_that_only_give_a_view_are_not_measured() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3), nn.ReLU(inplace=True))
+    plain = plain_step(model, (torch.randn(2, 3, 4),), {}, 0)
+    kinds = {op.kind for op in plain.graph("step").operations}
+    assert {"aten.addmm", "aten.relu_", "aten.mm"} <= kinds
+    assert kinds.isdisjoint({"aten.view", "aten._unsafe_view", "aten.t", "aten.detach", "prim.device"})
+    assert len(plain.signatures) == len(plain.held_bytes) > sum(map(bool, plain.signatures))
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from remat.cost._timing import Timing, measure
+from remat.cost._timing import Timing, measure, measure_cold
 
 # Integer tensors are indices. What they index, from the rebuilt arguments; others get zeros, which are valid anywhere.
 _INDEX_LIMITS: dict[str, Callable[[list[Any]], int]] = {
@@ -30,10 +30,10 @@ _INDEX_LIMITS: dict[str, Callable[[list[Any]], int]] = {
 
 
 def time(description: dict[str, Any], device: str) -> Timing:
-    """Time the call with random inputs of the same shapes, strides and dtypes on `device`."""
+    """Time the call, with random inputs of the same shapes, strides and dtypes; on a CPU with cold caches."""
     call, _ = _call(description, device)
     with torch.no_grad():
-        return measure(call, _cuda_ns if device == "cuda" else None)
+        return measure(call, _cuda_ns) if device == "cuda" else measure_cold(call)
 
 
 def workspace(description: dict[str, Any], device: str) -> int:

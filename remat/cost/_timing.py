@@ -1,16 +1,23 @@
-"""Timing one callable: warm-up, then the median of repeated runs."""
+"""Timing one callable: warm-up, then the median of repeated runs, with warm or with cold caches."""
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 SAMPLE_NS = 1_000_000  # a sample of a fast operation is a loop of about this long
 TOTAL_NS = 50_000_000  # samples are taken until they add up to this
 MIN_SAMPLES, MAX_SAMPLES = 5, 50
 SLOW_NS = 1_000_000_000  # from here on one sample after the warm-up is enough
+COLD_SAMPLES = 3  # in each pass over the operations
+LAST_LEVEL_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+DEFAULT_CACHE_BYTES = 32 * 2**20  # where that is not there
 MIN_NS = 1000.0  # for what is too short to stand out from the function call around it
 
 
@@ -47,6 +54,37 @@ def measure(
     n_samples = max(MIN_SAMPLES, min(MAX_SAMPLES, round(TOTAL_NS / (n * once))))
     samples = [elapsed_ns(run, n) / n for _ in range(n_samples)]
     return Timing(statistics.median(samples), min(samples))
+
+
+def measure_cold(run: Callable[[], object]) -> Timing:
+    """Time `run`, after two warm-up calls, each time with its operands out of the caches.
+
+    In a training step an operation finds in the caches what the one before it left there, and nothing of what was made
+    long ago. Repeated calls would find all of it, and make operations that only move data several times too short.
+    """
+    run()  # the first call allocates, selects kernels
+    slow = wall_ns(run, 1)
+    if slow > SLOW_NS:
+        return Timing(slow, slow)
+    samples = []
+    for _ in range(COLD_SAMPLES):
+        _empty_caches()
+        samples.append(wall_ns(run, 1))
+    return Timing(statistics.median(samples), min(samples))
+
+
+def _empty_caches() -> None:
+    """Write over twice as much memory as the caches hold."""
+    np.add(_ballast(), 1.0, out=_ballast())
+
+
+@functools.cache
+def _ballast() -> np.ndarray:
+    try:
+        size = int(LAST_LEVEL_CACHE.read_text().strip().removesuffix("K")) * 1024
+    except (OSError, ValueError):  # not Linux, or a virtual machine that does not say
+        size = DEFAULT_CACHE_BYTES
+    return np.zeros(2 * size // 8)
 
 
 def wall_ns(run: Callable[[], object], n: int) -> float:

@@ -30,7 +30,7 @@ class PlainStep:
     """Calls of the plain step in their order.
 
     Attributes:
-        signatures: [C] of each call, '' where it cannot be written down.
+        signatures: [C] of each call, '' where it cannot be written down or only gives a view or a property of a tensor.
         held_bytes: [C] of storages made in the step when the call ends, what it made included.
     """
 
@@ -103,18 +103,23 @@ class _Follower(TorchDispatchMode):
         kwargs = kwargs or {}
         signature = call_signature(func, args, kwargs)  # before the call, which may change shapes in place
         made = func(*args, **kwargs)
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor):
-                self._follow(tensor)
-        self.signatures.append(signature)
+        tensors = [x for x in tree_leaves(made) if isinstance(x, Tensor)]
+        computes = func._schema.is_mutable or not all(map(self._is_followed, tensors))
+        for tensor in tensors:
+            self._follow(tensor)
+        self.signatures.append(signature if computes else "")
         self.held.append(self.total_bytes + self.extra_bytes)
         return made
 
+    def _is_followed(self, tensor: Tensor) -> bool:
+        key = tensor.untyped_storage()._cdata
+        return key in self.known or key in self.alive
+
     def _follow(self, tensor: Tensor) -> None:
+        if self._is_followed(tensor):
+            return
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self.known or key in self.alive:
-            return
         self.alive[key] = storage_bytes(tensor)
         self.total_bytes += self.alive[key]
         weakref.finalize(storage, self._drop, key)

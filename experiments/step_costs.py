@@ -1,0 +1,116 @@
+"""``python -m experiments.step_costs``: what operations take within a step and alone, with warm and with cold caches.
+
+A PyTorch model's captured step runs on the CPU in its own order, each of its calls timed by PyTorch's profiler; beside
+it every call is measured alone, as `remat.cost.profile` does. Rounds take turns, since the speed of a machine drifts.
+Prints Markdown; ``--write`` puts it into docs/execution.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from experiments.documents import DOCS, markdown_table, write_between_marks
+from experiments.execution import for_a_cpu, torch_model
+from experiments.execution_subject import Subject
+from experiments.provenance import cpu_name, versions
+from remat.cost._runners_torch import _call
+from remat.cost._timing import measure, measure_cold
+from remat.errors import RematError
+from remat.graph import Graph
+
+COMMAND = "python -m experiments.step_costs --write"
+DOCUMENT = DOCS / "execution.md"
+MODELS = ("mobilenet_v2", "resnet50", "gpt2")
+N_KINDS = 8  # of a model, those that take longest
+HOW = ("in the step", "alone, cold", "alone, warm")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.step_costs", description="operations in a step")
+    parser.add_argument("--models", default=",".join(MODELS), help="comma-separated")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--write", action="store_true", help=f"into docs/{DOCUMENT.name}")
+    given = parser.parse_args(arguments)
+    text = "\n\n".join([
+        f"Milliseconds of a step, medians of {given.rounds} rounds; {cpu_name()}, {given.threads} threads, "
+        f"torch {versions()['torch']}, {datetime.date.today().isoformat()}.",
+        *(_section(name, given.rounds, given.threads) for name in given.models.split(",")),
+    ])  # fmt: skip
+    if given.write:
+        write_between_marks(DOCUMENT, COMMAND, text)
+    print(text)
+    return 0
+
+
+def _section(name: str, rounds: int, threads: int) -> str:
+    spec = for_a_cpu(torch_model(name))
+    with tempfile.TemporaryDirectory(prefix="remat-costs-") as cache:
+        job = {"spec": asdict(spec), "device": "cpu", "cost": "flops", "time_limit_s": 1.0, "seed": 0,
+               "threads": threads, "cache": cache}  # fmt: skip
+        subject = Subject(job)
+    module = subject.planned("plain order", "", list(range(len(subject.graph))), None).module
+    subject.seconds(module)
+    found: dict[str, dict[str, list[float]]] = {how: collections.defaultdict(list) for how in HOW}
+    for _ in range(rounds):
+        for how, of in zip(HOW, (lambda: _in_step(subject, module), *_alone(subject.graph)), strict=True):
+            for kind, ms in of().items():
+                found[how][kind].append(ms)
+    ms = {how: {kind: statistics.median(values) for kind, values in by.items()} for how, by in found.items()}
+    kinds = sorted(ms[HOW[1]], key=lambda kind: -ms[HOW[1]][kind])
+    n = collections.Counter(op.kind for op in subject.graph.operations)
+    rows = [_row(kind, n[kind], [ms[how].get(kind, 0.0) for how in HOW]) for kind in kinds[:N_KINDS]]
+    rows.append(_row("all", sum(n[kind] for kind in kinds), [sum(ms[how].get(k, 0.0) for k in kinds) for how in HOW]))
+    return f"{name}, batch {spec.batch_size}:\n\n" + markdown_table(("operation", "calls", *HOW), rows)
+
+
+def _row(kind: str, n: int, ms: Iterable[float]) -> list[str]:
+    return [kind, str(n), *(f"{x:.1f}" for x in ms)]
+
+
+def _in_step(subject: Subject, module: torch.nn.Module) -> dict[str, float]:
+    """Milliseconds of a step by kind, calls within calls not counted."""
+    with torch.autograd.profiler.profile() as profiler:
+        subject.seconds(module)
+    ms: dict[str, float] = collections.defaultdict(float)
+    events: Any = profiler.function_events
+    for event in events:
+        if event.cpu_parent is None or not event.cpu_parent.name.startswith("aten::"):
+            ms[event.name.replace("::", ".")] += event.time_range.elapsed_us() / 1000
+    return ms
+
+
+def _alone(graph: Graph) -> tuple[Callable[[], dict[str, float]], Callable[[], dict[str, float]]]:
+    """Milliseconds of a step by kind, every call measured alone: with cold and with warm caches."""
+    calls = collections.Counter(
+        (op.kind, op.work.signature) for op in graph.operations if op.work and op.work.signature and not op.work.is_free
+    )
+
+    def by_kind(timed: Callable[[Callable[[], Any]], Any]) -> dict[str, float]:
+        ms: dict[str, float] = collections.defaultdict(float)
+        with torch.no_grad():
+            for (kind, signature), n in calls.items():
+                call, _ = _call(json.loads(signature), "cpu")
+                ms[kind] += n * timed(call).median_ns / 1e6
+        return ms
+
+    return lambda: by_kind(measure_cold), lambda: by_kind(measure)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except RematError as error:
+        sys.exit(str(error))
