@@ -18,6 +18,10 @@ MAIN = (
     "model, batch (operations)", "budget", "operators", "predicted MB", "measured MB", "measured / predicted",
     "predicted overhead", "measured overhead", "gradient error", "computations by other implementations",
 )  # fmt: skip
+FUSED = (
+    "In plans `batch_norm_from_leaky_relu` is the backward half of `batch_norm_leaky_relu`: batch norm's backward pass "
+    "from the output of the leaky ReLU, which `leaky_relu_in_place` writes over the batch norm's."
+)
 PROMISE = 1.03  # measured over predicted, at most
 
 
@@ -176,7 +180,8 @@ def implementations() -> str:
         note = "what PyTorch does anyway" if made.is_default else made.family.value
         rows.append((f"`{name}`", f"{calls}{devices}", note, ", ".join(made.reads), gradients))
     table = markdown_table(("implementation", "of", "what is other", "backward reads", "gradients"), rows)
-    return table.replace("| --- | --: | --: | --: | --: |", "| --- | --- | --- | --- | --- |")
+    table = table.replace("| --- | --: | --: | --: | --: |", "| --- | --- | --- | --- | --- |")
+    return f"{table}\n\n{FUSED}"
 
 
 def _how(run: dict[str, Any], models: list[Measured]) -> str:

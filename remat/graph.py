@@ -338,25 +338,21 @@ class Graph:
         ways = sum(len(op.ways) for op in self.operations)
         if len(costs) != ways:
             raise InvalidGraph(f"{len(costs)} costs given for {ways} operations")
-        each = iter(costs)
-
-        def weighed(op: Operation) -> Operation:
-            own = int(next(each))
-            others = tuple(replace(way, cost=int(next(each))) for way in op.implementations)
-            return replace(op, cost=own, implementations=others)
-
-        return replace(self, operations=tuple(map(weighed, self.operations)), cost_unit=cost_unit)
+        return replace(self._with_each("cost", costs), cost_unit=cost_unit)
 
     def with_workspaces(self, sizes: Sequence[int]) -> Graph:
         """The same graph with other scratch memory, in bytes, one size for each of `all_ways`."""
-        each = iter(sizes)
+        return self._with_each("workspace_bytes", sizes)
 
-        def sized(op: Operation) -> Operation:
-            own = int(next(each))
-            others = tuple(replace(way, workspace_bytes=int(next(each))) for way in op.implementations)
-            return replace(op, workspace_bytes=own, implementations=others)
+    def _with_each(self, field: str, numbers: Sequence[int]) -> Graph:
+        each = iter(numbers)
 
-        return replace(self, operations=tuple(map(sized, self.operations)))
+        def changed(op: Operation) -> Operation:
+            own = {field: int(next(each))}
+            others = tuple(replace(way, **{field: int(next(each))}) for way in op.implementations)
+            return replace(op, **own, implementations=others)
+
+        return replace(self, operations=tuple(map(changed, self.operations)))
 
     def all_ways(self) -> Graph:
         """A graph of every way to run every operation, in order, without values: what a cost model looks at."""

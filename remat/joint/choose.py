@@ -67,7 +67,7 @@ class Choices:
         self.ways = [op.ways for op in joint.operations]
         self._size = [value.bytes for value in joint.values]
         self._keep = [value.keep for value in joint.values]
-        # What no way but the operation's own produces, and nothing writes over, is always there.
+        # Operations with nothing to choose.
         self._settled = [not op.implementations for op in joint.operations]
 
     def choose(self, wanted: Sequence[int]) -> Chosen | None:

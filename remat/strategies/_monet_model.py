@@ -114,6 +114,7 @@ class _Builder:
         self.budget = (budget_bytes - graph.fixed_bytes) // self.unit
         self.ways = [self._usable(k) for k in range(len(graph))]
         self.forward = [v for v, p in enumerate(graph.producer) if p < self.n]
+        self.overwriters = self._overwriters()
         self.last = self._last_stages()
         self.n_columns = 0
         self.W: dict[tuple[int, int], dict[str, int]] = {}
@@ -212,14 +213,17 @@ class _Builder:
         """Terms that are one if an operation before `before` writes over `v` in stage `t`."""
         return [
             (self.W[t, i][way.name], 1.0)
-            for i in self.graph_users(v) if i < before and (t, i) in self.W
-            for way in self.ways[i] if way.overwrites == v
+            for i, way in self.overwriters.get(v, ()) if i < before and (t, i) in self.W
         ]  # fmt: skip
 
-    def graph_users(self, v: int) -> list[int]:
-        """Forward operations that read `v` in some way."""
-        p = self.graph.producer[v]
-        return [i for i in range(p + 1, self.n) if any(v in way.inputs for way in self.ways[i])]
+    def _overwriters(self) -> dict[int, list[tuple[int, Implementation]]]:
+        """{value: (forward operation, way of it) that writes over it}, in order."""
+        found: dict[int, list[tuple[int, Implementation]]] = {}
+        for i in range(self.n):
+            for way in self.ways[i]:
+                if way.overwrites is not None:
+                    found.setdefault(way.overwrites, []).append((i, way))
+        return found
 
     def _stored(self, t: int, v: int) -> list[tuple[int, float]]:
         return [(self.S[t, v], 1.0)] if (t, v) in self.S else []
