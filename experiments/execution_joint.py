@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from experiments.documents import DOCS, write_between_marks
-from experiments.execution import COST_CACHE, ON_A_CPU, ROUNDS, for_a_cpu, run_child, torch_model
+from experiments.execution import COST_CACHE, ON_A_CPU, for_a_cpu, run_child, torch_model
 from experiments.execution_joint_tables import document, line_of, shown
 from experiments.provenance import cpu_name, versions
 from experiments.settings import RUNS_FOLDER
@@ -31,6 +31,7 @@ from remat.errors import RematError
 COMMAND = "python -m experiments.execution_joint --write"
 DOCUMENT = DOCS / "implementations.md"
 FRACTIONS, OPERATORS = (0.8, 0.6, 0.45), ("default", "exact", "joint")
+ROUNDS = 21
 MODELS = tuple(name for name in ON_A_CPU if name != "lstm")  # whose step is one kernel, without implementations
 
 

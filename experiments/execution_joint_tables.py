@@ -72,7 +72,7 @@ def line_of(measured: Measured, row: Row) -> str:
         cells += [
             f"{peak / 1e6:.1f}" if peak else "", f"{row['measured_peak_bytes'] / 1e6:.1f}",
             f"{row['measured_peak_bytes'] / peak:.4f}" if peak else "",
-            "" if overhead is None else f"{overhead:+.1%}", f"{row['measured_ratio'] - 1:+.1%}",
+            "" if overhead is None else f"{overhead:+.1%}", _measured_overhead(row),
             bits, _counted(row.get("chosen", {})),
         ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
@@ -190,15 +190,20 @@ def _how(run: dict[str, Any], models: list[Measured]) -> str:
     return (
         f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, {run['cpu']}, {run['threads']} threads, PyTorch "
         f"{run['versions'].get('torch', '')}, eager backend, {run['time_limit_s']:g} s per plan, times as medians over "
-        f"{run['rounds']} rounds of a plain and a planned step each: the plain row says how far a plain step is from "
-        f"itself.{gpu} Gradient errors are the largest, relative to the largest gradient; that of the plain row is "
-        "what the plain step's gradients change by if every parameter is another in its last bit. A forward and a "
-        "backward operation are two computations, and so is each repetition."
+        f"{run['rounds']} rounds of a plain and a planned step each (quartiles in brackets): the plain row says how "
+        f"far a plain step is from itself.{gpu} Gradient errors are the largest, relative to the largest gradient; that "
+        "of the plain row is what the plain step's gradients change by if every parameter is another in its last bit. "
+        "A forward and a backward operation are two computations, and so is each repetition."
     )
 
 
 def _late(row: Row) -> float:
     return row["measured_ratio"] / (1 + row["predicted_overhead"])
+
+
+def _measured_overhead(row: Row) -> str:
+    low, high = (100 * (quartile - 1) for quartile in row["ratio_quartiles"])
+    return f"{row['measured_ratio'] - 1:+.1%} ({low:+.0f} to {high:+.0f})"
 
 
 def _spread(ratios: Iterable[float]) -> str:

@@ -189,15 +189,17 @@ def measure(subject: Subject, method: Method, rounds: int) -> dict[str, Any]:
     same = None if subject.left_by_plain is None else subject.left_by_plain == _left_by(ours, subject)
     peak = subject.measured_peak(ours)
     times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
-        for module, into in ((plain, times[0]), (ours, times[1])):
+    for i in range(rounds):
+        turns = ((plain, times[0]), (ours, times[1]))
+        for module, into in turns if i % 2 == 0 else reversed(turns):  # what the first one leaves is the second's
             into.append(subject.seconds(module))
-    ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
+    ratios = [b / a for a, b in zip(*times, strict=True)]
+    low, ratio, high = statistics.quantiles(ratios, n=4, method="inclusive") if rounds > 1 else ratios * 3
     return {
         "method": method.name, "parameter": method.parameter, "predicted_peak_bytes": method.peak_bytes,
         "predicted_ns": method.ns, "measured_peak_bytes": peak, "plain_s": statistics.median(times[0]),
-        "measured_s": statistics.median(times[1]), "measured_ratio": ratio, "same": same,
-        "recomputed": method.recomputed,
+        "measured_s": statistics.median(times[1]), "measured_ratio": ratio, "ratio_quartiles": [low, high],
+        "same": same, "recomputed": method.recomputed,
     }  # fmt: skip
 
 

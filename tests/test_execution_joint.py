@@ -89,13 +89,14 @@ def test_joint_plans_are_compared_with_default_ones() -> None:
         return {
             "method": method, "parameter": budget, "budget_bytes": 110, "predicted_peak_bytes": 100, "chosen": {},
             "measured_peak_bytes": peak, "predicted_overhead": overhead, "measured_ratio": ratio, "same": True,
-            "gradient_error": 0.0,
+            "ratio_quartiles": [ratio - 0.05, ratio + 0.1], "gradient_error": 0.0,
         }  # fmt: skip
 
     none = {"method": "default", "parameter": "0.5", "budget_bytes": 50, "note": "no plan of 'g' within 50 B (UNKNOWN)"}
     plain = {"method": "plain", "parameter": "", "operations": 3}
     rows = [plain, row("default", "0.8", 100, 0.1, 1.2), none, row("joint", "0.8", 104, 0.045, 1.08)]
     measured = {"model": "g", "device": "cpu", "batch": 1, "rows": [*rows, row("joint", "0.5", 90, 0.5, 1.5)]}
+    assert " | +20.0% (+15 to +30) | " in execution_joint_tables.line_of(measured, rows[1])
     default, joint, both, only = execution_joint_tables.summary([measured])
     assert "at most 1.0000 (g at 0.8);" in default
     assert "at most 1.0400 (g at 0.8): MORE THAN 3% ABOVE" in joint
