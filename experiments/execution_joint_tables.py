@@ -192,8 +192,8 @@ def _how(run: dict[str, Any], models: list[Measured]) -> str:
         f"{run['versions'].get('torch', '')}, eager backend, {run['time_limit_s']:g} s per plan, times as medians over "
         f"{run['rounds']} rounds of a plain and a planned step each (quartiles in brackets): the plain row says how "
         f"far a plain step is from itself.{gpu} Gradient errors are the largest, relative to the largest gradient; "
-        "that of the plain row is what the plain step's gradients change by if every parameter is another in its last bit. "
-        "A forward and a backward operation are two computations, and so is each repetition."
+        "that of the plain row is what the plain step's gradients change by if every parameter is another in its last "
+        "bit. A forward and a backward operation are two computations, and so is each repetition."
     )
 
 
