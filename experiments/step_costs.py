@@ -1,4 +1,4 @@
-"""``python -m experiments.step_costs``: what operations take within a step and alone, with warm and with cold caches.
+"""``python -m experiments.step_costs``: what operations take within a step and alone, by the state of the caches.
 
 A PyTorch model's captured step runs on the CPU in its own order, each of its calls timed by PyTorch's profiler; beside
 it every call is measured alone, as `remat.cost.profile` does. Rounds take turns, since the speed of a machine drifts.
@@ -24,8 +24,8 @@ from experiments.documents import DOCS, markdown_table, write_between_marks
 from experiments.execution import for_a_cpu, torch_model
 from experiments.execution_subject import Subject
 from experiments.provenance import cpu_name, versions
-from remat.cost._runners_torch import _call
-from remat.cost._timing import measure, measure_cold
+from remat.cost._runners_torch import _call, _touch_first
+from remat.cost._timing import Timing, measure, measure_as_in_step
 from remat.errors import RematError
 from remat.graph import Graph
 
@@ -33,7 +33,7 @@ COMMAND = "python -m experiments.step_costs --write"
 DOCUMENT = DOCS / "execution.md"
 MODELS = ("mobilenet_v2", "resnet50", "gpt2")
 N_KINDS = 8  # of a model, those that take longest
-HOW = ("in the step", "alone, cold", "alone, warm")
+HOW = ("in the step", "alone, as profiled", "alone, cold", "alone, warm")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -84,29 +84,39 @@ def _in_step(subject: Subject, module: torch.nn.Module) -> dict[str, float]:
     """Milliseconds of a step by kind, calls within calls not counted."""
     with torch.autograd.profiler.profile() as profiler:
         subject.seconds(module)
+    return _outer_calls(profiler)
+
+
+def _outer_calls(profiler: Any) -> dict[str, float]:
     ms: dict[str, float] = collections.defaultdict(float)
-    events: Any = profiler.function_events
-    for event in events:
+    for event in profiler.function_events:
         if event.cpu_parent is None or not event.cpu_parent.name.startswith("aten::"):
             ms[event.name.replace("::", ".")] += event.time_range.elapsed_us() / 1000
     return ms
 
 
-def _alone(graph: Graph) -> tuple[Callable[[], dict[str, float]], Callable[[], dict[str, float]]]:
-    """Milliseconds of a step by kind, every call measured alone: with cold and with warm caches."""
+Timed = Callable[[Callable[[], Any], list[torch.Tensor]], Timing]
+
+
+def _alone(graph: Graph) -> list[Callable[[], dict[str, float]]]:
+    """Milliseconds of a step by kind, every call measured alone: as in a profile, with cold and with warm caches."""
     calls = collections.Counter(
         (op.kind, op.work.signature) for op in graph.operations if op.work and op.work.signature and not op.work.is_free
     )
 
-    def by_kind(timed: Callable[[Callable[[], Any]], Any]) -> dict[str, float]:
+    def by_kind(timed: Timed) -> dict[str, float]:
         ms: dict[str, float] = collections.defaultdict(float)
         with torch.no_grad():
             for (kind, signature), n in calls.items():
-                call, _ = _call(json.loads(signature), "cpu")
-                ms[kind] += n * timed(call).median_ns / 1e6
+                call, given = _call(json.loads(signature), "cpu")
+                ms[kind] += n * timed(call, given).median_ns / 1e6
         return ms
 
-    return lambda: by_kind(measure_cold), lambda: by_kind(measure)
+    return [
+        lambda: by_kind(lambda call, given: measure_as_in_step(call, lambda: _touch_first(given))),
+        lambda: by_kind(lambda call, _: measure_as_in_step(call, lambda: None)),
+        lambda: by_kind(lambda call, _: measure(call)),
+    ]
 
 
 if __name__ == "__main__":

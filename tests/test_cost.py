@@ -372,15 +372,21 @@ def test_times_of_a_cpu_are_taken_in_passes_that_go_on_where_they_were(
     assert clock.asked == ["b", "a", "b"]
 
 
-def test_cold_samples_write_over_more_than_the_caches_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_samples_as_in_a_step_begin_with_all_but_one_operand_out_of_the_caches(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(_timing, "LAST_LEVEL_CACHE", tmp_path / "size")
     (tmp_path / "size").write_text("1024K\n")
     _timing._ballast.cache_clear()
     try:
         seen: list[float] = []
-        _timing.measure_cold(lambda: seen.append(float(_timing._ballast()[-1])))
+        touched: list[int] = []
+        _timing.measure_as_in_step(
+            lambda: seen.append(float(_timing._ballast()[-1])), lambda: touched.append(len(seen))
+        )
         assert _timing._ballast().nbytes == 2 * 2**20
         assert seen == [0, 0, 1, 2, 3]  # two calls to warm up; then everything is written over before each
+        assert touched == [2, 3, 4]
     finally:
         _timing._ballast.cache_clear()
 

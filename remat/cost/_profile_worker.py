@@ -56,8 +56,8 @@ def main(job_path: str) -> None:
 
 def passes_of(job: dict[str, Any]) -> int:
     """How often the operations of a job are gone through."""
-    cold = job["quantity"] == "time" and job["device"] == "cpu" and job["frameworks"] == ["torch"]
-    return PASSES if cold else 1
+    as_in_step = job["quantity"] == "time" and job["device"] == "cpu" and job["frameworks"] == ["torch"]
+    return PASSES if as_in_step else 1
 
 
 def _known(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Timing one callable: warm-up, then the median of repeated runs, with warm or with cold caches."""
+"""Timing one callable: warm-up, then the median of repeated runs, with warm caches or with those of a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAMPLE_NS = 1_000_000  # a sample of a fast operation is a loop of about this lo
 TOTAL_NS = 50_000_000  # samples are taken until they add up to this
 MIN_SAMPLES, MAX_SAMPLES = 5, 50
 SLOW_NS = 1_000_000_000  # from here on one sample after the warm-up is enough
-COLD_SAMPLES = 3  # in each pass over the operations
+STEP_SAMPLES = 3  # in each pass over the operations
 LAST_LEVEL_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 DEFAULT_CACHE_BYTES = 32 * 2**20  # where that is not there
 MIN_NS = 1000.0  # for what is too short to stand out from the function call around it
@@ -56,19 +56,20 @@ def measure(
     return Timing(statistics.median(samples), min(samples))
 
 
-def measure_cold(run: Callable[[], object]) -> Timing:
-    """Time `run`, after two warm-up calls, each time with its operands out of the caches.
+def measure_as_in_step(run: Callable[[], object], touch: Callable[[], object]) -> Timing:
+    """Time `run`, after two warm-up calls, each time with its operands out of the caches but what `touch` reads.
 
-    In a training step an operation finds in the caches what the one before it left there, and nothing of what was made
-    long ago. Repeated calls would find all of it, and make operations that only move data several times too short.
+    In a training step an operation finds in the caches what the one before it made, and nothing of what was made long
+    ago. Repeated calls would find all of it, and make operations that only move data several times too short.
     """
     run()  # the first call allocates, selects kernels
     slow = wall_ns(run, 1)
     if slow > SLOW_NS:
         return Timing(slow, slow)
     samples = []
-    for _ in range(COLD_SAMPLES):
+    for _ in range(STEP_SAMPLES):
         _empty_caches()
+        touch()
         samples.append(wall_ns(run, 1))
     return Timing(statistics.median(samples), min(samples))
 

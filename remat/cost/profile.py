@@ -1,7 +1,7 @@
 """Cost = measured time: each distinct operation once, on the device at hand.
 
 Operations are rebuilt from `Work.signature` with random inputs in a process of its own, warmed up, and timed
-(median of repeated runs; those of PyTorch on a CPU with cold caches, as in a step). Every measurement is a file of its
+(median of repeated runs; those of PyTorch on a CPU with caches as in a step). Every measurement is a file of its
 own in the cache, written as soon as it is there and keyed by signature, device and versions, so that nothing finished
 is measured again.
 """
@@ -114,7 +114,7 @@ def _measured(
     device, label, free_bytes = _device(device, frameworks)
     provenance = {"device": label, "versions": _versions(frameworks)}
     if quantity == "time" and device == "cpu" and frameworks == ["torch"]:
-        provenance |= {"caches": "cold"}  # times taken otherwise are others
+        provenance |= {"caches": "as in a step"}  # times taken otherwise are others
     keys = {signature: cache_key(signature, provenance) for signature in needed}
     suffix = ".json" if quantity == "time" else f".{quantity}.json"
     with tempfile.TemporaryDirectory(prefix="remat-profile-") as scratch:
