@@ -20,7 +20,7 @@ from analysis.execution import draw_execution
 from experiments.execution import COST_CACHE, ON_A_CPU, execute, job_of, resized, run_child, torch_model
 from experiments.settings import RUNS_FOLDER
 from experiments.store import write_json
-from remat.cost.profile import label_of
+from remat.cost.profile import provenance_of
 from remat.cost.stored import RESULTS_FOLDER, store
 from remat.errors import InvalidInput
 from remat.units import parse_size
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
         for path in draw_execution(folder):
             if path.suffix == ".png":
                 shutil.copy(path, out / f"{date}_{name}.png")
-    console.print(f"costs    {store(COST_CACHE, gpu, *label_of(given.device), given.out)}", markup=False)
+    console.print(f"costs    {store(COST_CACHE, gpu, provenance_of(given.device), given.out)}", markup=False)
 
 
 def _name_of(device: str) -> str:

@@ -19,8 +19,8 @@ MAIN = (
     "predicted overhead", "measured overhead", "gradient error", "computations by other implementations",
 )  # fmt: skip
 FUSED = (
-    "In plans `batch_norm_from_leaky_relu` is the backward half of `batch_norm_leaky_relu`: batch norm's backward pass "
-    "from the output of the leaky ReLU, which `leaky_relu_in_place` writes over the batch norm's."
+    "In plans `batch_norm_from_leaky_relu` is batch norm's part of the backward pass of `batch_norm_leaky_relu`: from "
+    "the output of the leaky ReLU, which `leaky_relu_in_place` writes over the batch norm's."
 )
 PROMISE = 1.03  # measured over predicted, at most
 
@@ -202,8 +202,8 @@ def _late(row: Row) -> float:
 
 
 def _measured_overhead(row: Row) -> str:
-    low, high = (100 * (quartile - 1) for quartile in row["ratio_quartiles"])
-    return f"{row['measured_ratio'] - 1:+.1%} ({low:+.0f} to {high:+.0f})"
+    spread = [f"{100 * (quartile - 1):+.0f}" for quartile in row.get("ratio_quartiles", ())]  # older rows have none
+    return f"{row['measured_ratio'] - 1:+.1%}" + (f" ({' to '.join(spread)})" if spread else "")
 
 
 def _spread(ratios: Iterable[float]) -> str:

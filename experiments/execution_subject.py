@@ -184,14 +184,14 @@ def _filled(x: Any, device: str, n_classes: int) -> Any:
 
 
 def measure(subject: Subject, method: Method, rounds: int) -> dict[str, Any]:
-    """Peak, median step time beside the plain step's in the same rounds, and whether what it leaves is the same."""
+    """Peak, step time over the plain step's in the same rounds (median, quartiles), and whether it leaves the same."""
     plain, ours = subject.module, method.module
     same = None if subject.left_by_plain is None else subject.left_by_plain == _left_by(ours, subject)
     peak = subject.measured_peak(ours)
     times: tuple[list[float], list[float]] = ([], [])
     for i in range(rounds):
         turns = ((plain, times[0]), (ours, times[1]))
-        for module, into in turns if i % 2 == 0 else reversed(turns):  # what the first one leaves is the second's
+        for module, into in turns if i % 2 == 0 else reversed(turns):  # memory and caches are the first one's
             into.append(subject.seconds(module))
     ratios = [b / a for a, b in zip(*times, strict=True)]
     low, ratio, high = statistics.quantiles(ratios, n=4, method="inclusive") if rounds > 1 else ratios * 3

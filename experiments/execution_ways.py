@@ -30,7 +30,7 @@ from remat.files import replacing
 from remat.graph import Graph
 from remat.implementation import DEFAULT, Implementation
 
-# So that all ways of an operation are timed one after the other: on a machine that does something else too, times of
+# So that all ways of an operation are timed in the same passes: on a machine that does something else too, times of
 # different minutes do not compare.
 WIDEST_FIRST = ("joint", "exact", "default")
 

@@ -24,7 +24,7 @@ from experiments.documents import DOCS, markdown_table, write_between_marks
 from experiments.execution import for_a_cpu, torch_model
 from experiments.execution_subject import Subject
 from experiments.provenance import cpu_name, versions
-from remat.cost._runners_torch import _call, _touch_first
+from remat.cost import _runners_torch
 from remat.cost._timing import Timing, measure, measure_as_in_step
 from remat.errors import RematError
 from remat.graph import Graph
@@ -88,14 +88,17 @@ def _in_step(subject: Subject, module: torch.nn.Module) -> dict[str, float]:
 
 
 def _outer_calls(profiler: Any) -> dict[str, float]:
+    """Milliseconds by kind of ATen's calls that are not within another."""
+
+    def is_inner(event: Any) -> bool:
+        outer = event.cpu_parent
+        return outer is not None and (outer.name.startswith("aten::") or is_inner(outer))
+
     ms: dict[str, float] = collections.defaultdict(float)
     for event in profiler.function_events:
-        if event.cpu_parent is None or not event.cpu_parent.name.startswith("aten::"):
+        if not is_inner(event):
             ms[event.name.replace("::", ".")] += event.time_range.elapsed_us() / 1000
     return ms
-
-
-Timed = Callable[[Callable[[], Any], list[torch.Tensor]], Timing]
 
 
 def _alone(graph: Graph) -> list[Callable[[], dict[str, float]]]:
@@ -104,18 +107,20 @@ def _alone(graph: Graph) -> list[Callable[[], dict[str, float]]]:
         (op.kind, op.work.signature) for op in graph.operations if op.work and op.work.signature and not op.work.is_free
     )
 
-    def by_kind(timed: Timed) -> dict[str, float]:
+    def by_kind(timed: Callable[[dict[str, Any]], Timing]) -> dict[str, float]:
         ms: dict[str, float] = collections.defaultdict(float)
         with torch.no_grad():
             for (kind, signature), n in calls.items():
-                call, given = _call(json.loads(signature), "cpu")
-                ms[kind] += n * timed(call, given).median_ns / 1e6
+                ms[kind] += n * timed(json.loads(signature)).median_ns / 1e6
         return ms
 
+    def call_of(description: dict[str, Any]) -> Callable[[], Any]:
+        return _runners_torch._call(description, "cpu")[0]
+
     return [
-        lambda: by_kind(lambda call, given: measure_as_in_step(call, lambda: _touch_first(given))),
-        lambda: by_kind(lambda call, _: measure_as_in_step(call, lambda: None)),
-        lambda: by_kind(lambda call, _: measure(call)),
+        lambda: by_kind(lambda description: _runners_torch.time(description, "cpu")),
+        lambda: by_kind(lambda description: measure_as_in_step(call_of(description), lambda: None)),
+        lambda: by_kind(lambda description: measure(call_of(description))),
     ]
 
 

@@ -335,16 +335,16 @@ class Graph:
 
     def with_costs(self, costs: Sequence[int], cost_unit: str) -> Graph:
         """The same graph with other costs (what a cost model returns), one for each of `all_ways`."""
-        ways = sum(len(op.ways) for op in self.operations)
-        if len(costs) != ways:
-            raise InvalidGraph(f"{len(costs)} costs given for {ways} operations")
-        return replace(self._with_each("cost", costs), cost_unit=cost_unit)
+        return self._with_each("cost", costs, cost_unit)
 
     def with_workspaces(self, sizes: Sequence[int]) -> Graph:
         """The same graph with other scratch memory, in bytes, one size for each of `all_ways`."""
-        return self._with_each("workspace_bytes", sizes)
+        return self._with_each("workspace_bytes", sizes, self.cost_unit)
 
-    def _with_each(self, field: str, numbers: Sequence[int]) -> Graph:
+    def _with_each(self, field: str, numbers: Sequence[int], cost_unit: str) -> Graph:
+        n = sum(len(op.ways) for op in self.operations)
+        if len(numbers) != n:
+            raise InvalidGraph(f"{len(numbers)} numbers of {field} given for {n} operations")
         each = iter(numbers)
 
         def changed(op: Operation) -> Operation:
@@ -352,7 +352,7 @@ class Graph:
             others = tuple(replace(way, **{field: int(next(each))}) for way in op.implementations)
             return replace(op, **own, implementations=others)
 
-        return replace(self, operations=tuple(map(changed, self.operations)))
+        return replace(self, operations=tuple(map(changed, self.operations)), cost_unit=cost_unit)
 
     def all_ways(self) -> Graph:
         """A graph of every way to run every operation, in order, without values: what a cost model looks at."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from experiments import roofline_check
 from remat.cost import COST_MODELS, CostWarning, Gpu, _profile_worker, _timing, apply_cost, gpus, load_gpu
 from remat.cost import profile as profile_module
-from remat.cost._profile_worker import write_atomically
+from remat.cost._records import read_fields, read_samples, write_record
 from remat.cost._timing import Timing
 from remat.cost.gpu import EFFICIENCY, GPU_FOLDER, matrix_dtype, operation_class
 from remat.errors import InvalidInput, UnknownName
@@ -319,7 +320,7 @@ def test_profile_survives_a_crash_of_its_process(tmp_path: Path, monkeypatch: py
             printed.append(f"start {key}")
             if "crash" in text:
                 return subprocess.CompletedProcess(command, -11, "\n".join(printed), "")
-            write_atomically(Path(job["folder"], f"{key}.json"), {"ns": 42, "best_ns": 40})
+            write_record(Path(job["folder"], f"{key}.json"), {"ns": 42, "best_ns": 40})
         return subprocess.CompletedProcess(command, 0, "\n".join(printed), "")
 
     monkeypatch.setattr(profile_module.subprocess, "run", child)
@@ -327,54 +328,132 @@ def test_profile_survives_a_crash_of_its_process(tmp_path: Path, monkeypatch: py
     with pytest.warns(CostWarning, match=r"crash \(its process ended with code -11\)$"):
         costed = apply_cost(graph, "profile", None, cache_folder=tmp_path, device="cpu")
     assert [costed.operations[0].cost, costed.operations[2].cost] == [42, 42]
-    assert [len(keys) for keys in jobs] == [3, 2]  # of which the worker leaves out what is done
+    assert [len(keys) for keys in jobs] == [3, 1]
 
 
 class _Clock:
-    """A runner that takes the times it is given, one a call, and may stop."""
+    """A runner that takes the times it is given, one a call, and does what is asked for meanwhile."""
 
-    def __init__(self, medians: dict[str, list[float]]):
-        self.medians = medians
+    def __init__(self, medians: dict[str, list[float]], meanwhile: Callable[[str], None] = lambda _: None):
+        self.medians, self.meanwhile = medians, meanwhile
         self.asked: list[str] = []
 
     def time(self, description: dict, device: str) -> Timing:
         self.asked.append(description["op"])
         median = self.medians[description["op"]].pop(0)
+        self.meanwhile(description["op"])
         if median < 0:
             raise KeyboardInterrupt
         return Timing(median, median - 1)
 
 
-def test_times_of_a_cpu_are_taken_in_passes_that_go_on_where_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = _Clock({"a": [70, 50, 60], "b": [9, -1, 7, 8], "slow": [2e9]})
+def worker_job(folder: Path, clock: _Clock, monkeypatch: pytest.MonkeyPatch, *keys: str, passes: int = 3) -> str:
+    """The path of a job of operations of these names, which take the times that `clock` says."""
     monkeypatch.setattr(_profile_worker, "RUNNERS", {"torch": "tests.clock"})
     monkeypatch.setattr(_profile_worker, "_set_threads", lambda *_: None)
     monkeypatch.setitem(sys.modules, "tests.clock", clock)
     job = {
-        "quantity": "time", "suffix": ".json", "device": "cpu", "folder": str(tmp_path), "frameworks": ["torch"],
-        "threads": 2, "provenance": {}, "signatures": {key: signature(key) for key in ("a", "b", "slow")},
+        "quantity": "time", "fields": ["ns", "best_ns"], "passes": passes, "suffix": ".json", "device": "cpu",
+        "folder": str(folder), "frameworks": ["torch"], "threads": 2, "provenance": {},
+        "signatures": {key: signature(key) for key in keys},
     }  # fmt: skip
-    path = tmp_path / "job"
+    path = folder / "job"
     path.write_text(json.dumps(job))
+    return str(path)
+
+
+def test_times_are_taken_in_passes_that_go_on_where_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = _Clock({"a": [70, 50, 60], "b": [9, -1, 7, 8], "slow": [2e9]})
+    job = worker_job(tmp_path, clock, monkeypatch, "a", "b", "slow")
     with pytest.raises(KeyboardInterrupt):  # in the second pass, at b
-        _profile_worker.main(str(path))
+        _profile_worker.main(job)
     assert clock.asked == ["a", "b", "slow", "a", "b"]
-    read = {key: profile_module._read(tmp_path / f"{key}.json", ("ns", "best_ns")) for key in job["signatures"]}
+    read = {key: read_fields(tmp_path / f"{key}.json", ("ns", "best_ns")) for key in ("a", "b", "slow")}
     assert read == {"a": None, "b": None, "slow": (2_000_000_000, 1_999_999_999)}  # for a slow one once is enough
+    assert read_samples(tmp_path / "a.json") == [(70, 69), (50, 49)]
     clock.asked.clear()
-    _profile_worker.main(str(path))
+    _profile_worker.main(job)
     assert clock.asked == ["b", "a", "b"]
-    read = {key: profile_module._read(tmp_path / f"{key}.json", ("ns", "best_ns")) for key in "ab"}
+    read = {key: read_fields(tmp_path / f"{key}.json", ("ns", "best_ns")) for key in "ab"}
     assert read == {"a": (60, 49), "b": (8, 6)}  # the median of the passes, and the shortest
-    _profile_worker.main(str(path))
+    _profile_worker.main(job)
     assert clock.asked == ["b", "a", "b"]
 
 
-def test_samples_as_in_a_step_begin_with_all_but_one_operand_out_of_the_caches(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_slower_process_leaves_what_another_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def finished_elsewhere(key: str) -> None:
+        write_record(tmp_path / f"{key}.json", {"ns": 42, "best_ns": 40})
+
+    clock = _Clock({"a": [7, 7, 7]}, finished_elsewhere)
+    _profile_worker.main(worker_job(tmp_path, clock, monkeypatch, "a"))
+    assert read_fields(tmp_path / "a.json", ("ns", "best_ns")) == (42, 40)
+    assert clock.asked == ["a"]
+
+    def a_sample_elsewhere(key: str) -> None:
+        write_record(tmp_path / f"{key}.json", {"samples": [*read_samples(tmp_path / f"{key}.json"), (9, 8)]})
+
+    clock = _Clock({"b": [7, 7, 7]}, a_sample_elsewhere)
+    _profile_worker.main(worker_job(tmp_path, clock, monkeypatch, "b"))
+    assert read_fields(tmp_path / "b.json", ("ns", "best_ns")) == (8, 6)  # of two samples of each
+    assert clock.asked == ["b", "b"]  # after the first pass there were those of two
+
+
+DAMAGED = ("", "{", "[]", "5", '{"ns": "5", "best_ns": 4}', '{"ns": -5, "best_ns": 4}', '{"ns": 5}',
+           '{"samples": [3]}', '{"samples": 3}', '{"samples": [[3, -1], [2, "1"], [1]]}')  # fmt: skip
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_what_is_damaged_is_measured_again(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.json").write_text(text)
+    assert read_fields(tmp_path / "a.json", ("ns", "best_ns")) is None
+    _profile_worker.main(worker_job(tmp_path, _Clock({"a": [7, 8, 9]}), monkeypatch, "a"))
+    assert read_fields(tmp_path / "a.json", ("ns", "best_ns")) == (8, 6)
+
+
+def test_samples_of_more_passes_than_are_asked_for_are_enough_with_one_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    write_record(tmp_path / "a.json", {"samples": [(7, 6), (8, 5), (9, 8), (10, 9)]})
+    clock = _Clock({"a": [9]})
+    _profile_worker.main(worker_job(tmp_path, clock, monkeypatch, "a", passes=2))
+    assert read_fields(tmp_path / "a.json", ("ns", "best_ns")) == (9, 5)
+
+
+def test_times_on_a_cpu_are_those_of_a_step_and_kept_apart_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    from remat.cost import _runners_torch
+
+    touched: list[float] = []
+
+    def measured(run: Callable[[], object], touch: Callable[[], list]) -> Timing:
+        run()
+        touched.extend(float(x) for x in touch())
+        return Timing(5.0, 4.0)
+
+    monkeypatch.setattr(_runners_torch, "measure_as_in_step", measured)
+    args = [tensor(2), tensor(50, 60), tensor(60, 2)]  # of numbers between 0.1 and 1
+    description = json.loads(signature("aten.addmm.default", *args))
+    assert _runners_torch.time(description, "cpu") == (5.0, 4.0)
+    assert 300 < touched[0] < 3000  # the input, and not the bias
+    _runners_torch.time(json.loads(signature("aten.mm.default", *args[1:])), "cpu")
+    assert 300 < touched[1] < 3000
+    assert len(touched) == 2
+
+    asked: list[dict] = []
+    monkeypatch.setattr(profile_module, "_measure", lambda missing, job, *_: asked.append(job) or {})
+    graph = graph_of({"mm": signature("aten.mm.default", *args[1:])})
+    with pytest.warns(CostWarning):
+        apply_cost(graph, "profile", None, cache_folder=tmp_path, device="cpu")
+    profile_module.profile_workspaces(graph, tmp_path, "cpu")
+    times, workspaces = asked
+    assert times["provenance"] == profile_module.provenance_of("cpu")
+    assert times["provenance"].keys() - workspaces["provenance"].keys() == {"caches"}
+    assert (times["passes"], workspaces["passes"]) == (3, 1)
+
+
+def test_caches_are_written_over_before_each_sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(_timing, "LAST_LEVEL_CACHE", tmp_path / "size")
     (tmp_path / "size").write_text("1024K\n")
     _timing._ballast.cache_clear()
@@ -391,17 +470,31 @@ def test_samples_as_in_a_step_begin_with_all_but_one_operand_out_of_the_caches(
         _timing._ballast.cache_clear()
 
 
+def test_a_process_that_crashes_when_all_is_measured_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def child(command: list[str], **_: object) -> subprocess.CompletedProcess:
+        job = json.loads(Path(command[-1]).read_text())
+        for key in job["signatures"]:
+            write_record(Path(job["folder"], f"{key}.json"), {"ns": 42, "best_ns": 40})
+        return subprocess.CompletedProcess(command, -11, "\n".join(f"start {key}" for key in job["signatures"]), "")
+
+    monkeypatch.setattr(profile_module.subprocess, "run", child)
+    graph = graph_of({name: signature(f"aten.{name}.default") for name in ("one", "two")})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        costed = apply_cost(graph, "profile", None, cache_folder=tmp_path, device="cpu")
+    assert costed.costs.tolist() == [42, 42]
+
+
 def test_cache_files_are_whole_or_absent(tmp_path: Path) -> None:
     path = tmp_path / "key.json"
-    write_atomically(path, {"ns": 5, "best_ns": 4})
-    assert profile_module._read(path, ("ns", "best_ns")) == (5, 4)
+    write_record(path, {"ns": 5, "best_ns": 4})
+    assert read_fields(path, ("ns", "best_ns")) == (5, 4)
     with pytest.raises(TypeError):
-        write_atomically(path, {"ns": object()})
-    assert profile_module._read(path, ("ns", "best_ns")) == (5, 4)
+        write_record(path, {"ns": object()})
+    assert read_fields(path, ("ns", "best_ns")) == (5, 4)
     assert [p.name for p in tmp_path.iterdir()] == ["key.json"]
-    for broken in ("", "{", "[]", '{"ns": "5", "best_ns": 4}', '{"ns": -5, "best_ns": 4}', '{"ns": 5}'):
-        path.write_text(broken)
-        assert profile_module._read(path, ("ns", "best_ns")) is None
 
 
 def test_profile_refuses_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:

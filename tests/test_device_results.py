@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 
 from experiments import cli, device_results, execution
 from remat.cost import CostWarning, apply_cost, load_gpu, stored
+from remat.cost._records import cache_key, write_record
 from remat.errors import InvalidInput
 from remat.frontends import torch as frontend
 
@@ -72,4 +73,15 @@ def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="is no table of measured costs"):
         stored.load_stored("h200", tmp_path)
     with pytest.raises(InvalidInput, match="nothing was measured"):
-        stored.store(tmp_path, "h200", "NVIDIA H200", {"torch": "2.13.0"}, tmp_path)
+        stored.store(tmp_path, "h200", {"device": "NVIDIA H200", "versions": {"torch": "2.13.0"}}, tmp_path)
+
+    # records of the same device whose times were taken otherwise, or of another, are left out
+    now = {"device": "cpu", "versions": {"torch": "2.13.0"}, "caches": "as in a step"}
+    before = {key: now[key] for key in ("device", "versions")}
+    for ns, provenance in ((7, now), (3, before), (2, now | {"device": "other"})):
+        record = {"ns": ns, "best_ns": ns, "signature": "mm"} | provenance
+        write_record(tmp_path / "cache" / f"{cache_key('mm', provenance)}.json", record)
+    stored.store(tmp_path / "cache", "cpu", now, tmp_path)
+    found = stored.load_stored("cpu", tmp_path)
+    assert found is not None
+    assert found.ns == {"mm": 7}

@@ -1,8 +1,7 @@
 """``python -m remat.cost._profile_worker JOB``: measures signatures, one cache file each, as soon as it is done.
 
-Times of PyTorch's operations on a CPU are taken in several passes over all of them: the speed of a machine drifts, and
-operations are compared with each other. The file of an operation that is not through yet holds its samples, with which
-a later process goes on.
+A job may ask for several passes over all operations: the speed of a machine drifts, and operations are compared with
+each other. Until the last pass the file of an operation holds its samples only, with which a later process goes on.
 
 Prints ``start KEY`` before each and ``failed KEY REASON`` where an operation cannot be rebuilt, so that the
 parent knows which one ended this process.
@@ -18,10 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from remat.cost._records import read_fields, read_samples, write_record
 from remat.cost._timing import SLOW_NS
-from remat.files import replacing
 
-PASSES = 3
 RUNNERS = {
     "torch": "remat.cost._runners_torch",
     "tensorflow": "remat.cost._runners_tensorflow",
@@ -34,16 +32,17 @@ def main(job_path: str) -> None:
     job = json.loads(Path(job_path).read_text())
     _set_threads(job["frameworks"], job["threads"])
     failed = set()
-    for n_passes in range(1, passes_of(job) + 1):
+    for n_pass in range(1, job["passes"] + 1):
         for key, signature in job["signatures"].items():
             path = Path(job["folder"], f"{key}{job['suffix']}")
-            if key in failed or _is_through(path, job["quantity"], n_passes):
+            is_through = n_pass < job["passes"] and len(read_samples(path)) >= n_pass
+            if key in failed or is_through or read_fields(path, job["fields"]):
                 continue
             print("start", key, flush=True)
             description = json.loads(signature)
             try:
                 runner = importlib.import_module(RUNNERS[description["fw"]])
-                measured = MEASURES[job["quantity"]](runner, description, job, path)
+                measured = MEASURES[job["quantity"]](runner, description, job["device"])
             except Exception as error:  # operators raise whatever they like; the parent names the kind in a warning
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
                 print("failed", key, reason, flush=True)
@@ -51,41 +50,29 @@ def main(job_path: str) -> None:
                 continue
             if description["fw"] == "keras":
                 gc.collect()  # traced functions hold their layer's variables in cycles
-            write_atomically(path, measured | {"signature": signature} | job["provenance"])
+            if read_fields(path, job["fields"]):
+                continue  # another process has finished it meanwhile
+            if job["quantity"] == "time":
+                measured = _with_samples(measured, read_samples(path), n_pass == job["passes"])
+            write_record(path, measured | {"signature": signature} | job["provenance"])
 
 
-def passes_of(job: dict[str, Any]) -> int:
-    """How often the operations of a job are gone through."""
-    as_in_step = job["quantity"] == "time" and job["device"] == "cpu" and job["frameworks"] == ["torch"]
-    return PASSES if as_in_step else 1
-
-
-def _known(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
-        return {}
-
-
-def _is_through(path: Path, quantity: str, n_passes: int) -> bool:
-    """Whether a file holds what is asked for, or the samples of as many passes."""
-    known = _known(path)
-    done = "ns" in known if quantity == "time" else "workspace_bytes" in known
-    return done or len(known.get("samples", ())) >= n_passes
-
-
-def _time(runner: Any, description: dict[str, Any], job: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The samples so far, (median, shortest) of each pass; with the last pass also what comes of them."""
-    timing = runner.time(description, job["device"])
-    samples = [*_known(path).get("samples", ()), [round(timing.median_ns), round(timing.best_ns)]]
-    if len(samples) < passes_of(job) and timing.median_ns <= SLOW_NS:
+def _with_samples(measured: dict[str, Any], before: list[tuple[int, int]], is_last: bool) -> dict[str, Any]:
+    """The samples so far; after the last pass, or once for a slow operation, what comes of them."""
+    samples = [*before, (measured["ns"], measured["best_ns"])]
+    if not is_last and measured["ns"] <= SLOW_NS:
         return {"samples": samples}
     medians, best = zip(*samples, strict=True)
     return {"ns": round(statistics.median(medians)), "best_ns": min(best)}
 
 
-def _workspace(runner: Any, description: dict[str, Any], job: dict[str, Any], path: Path) -> dict[str, Any]:
-    return {"workspace_bytes": runner.workspace(description, job["device"])}
+def _time(runner: Any, description: dict[str, Any], device: str) -> dict[str, int]:
+    timing = runner.time(description, device)
+    return {"ns": round(timing.median_ns), "best_ns": round(timing.best_ns)}
+
+
+def _workspace(runner: Any, description: dict[str, Any], device: str) -> dict[str, int]:
+    return {"workspace_bytes": runner.workspace(description, device)}
 
 
 MEASURES = {"time": _time, "workspace": _workspace}
@@ -101,12 +88,6 @@ def _set_threads(frameworks: list[str], threads: int) -> None:
 
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.random.set_seed(0)
-
-
-def write_atomically(path: Path, record: dict[str, Any]) -> None:
-    """Write `record` as JSON so that a reader finds all of it or nothing."""
-    with replacing(path) as scratch:
-        scratch.write_text(json.dumps(record))
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def measure_as_in_step(run: Callable[[], object], touch: Callable[[], object]) -
 
 
 def _empty_caches() -> None:
-    """Write over twice as much memory as the caches hold."""
+    """Write over twice as much memory as the last cache holds, on this core: others keep their own smaller caches."""
     np.add(_ballast(), 1.0, out=_ballast())
 
 

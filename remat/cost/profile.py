@@ -9,7 +9,6 @@ is measured again.
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -19,10 +18,11 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from remat.cost._records import cache_key, read_fields
 from remat.cost._warning import CostWarning
 from remat.cost.gpu import DEFAULT_GPU, Gpu, load_gpu
 from remat.cost.roofline import operation_ns
@@ -36,6 +36,8 @@ _PACKAGES = {"torch": ("torch",), "tensorflow": ("tensorflow",), "keras": ("kera
 _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu")}
 # An operation's tensors once, and as much again for what libraries allocate beside them (padding, im2col, gradients).
 MEMORY_FACTOR = 2
+# How often PyTorch's operations on a CPU are gone through, and what says that their times are not those of warm caches.
+PASSES, AS_IN_STEP = 3, {"caches": "as in a step"}
 DISTURBED = 1.5  # medians that exceed the shortest times by this factor in total are reported
 
 
@@ -112,22 +114,23 @@ def _measured(
     needed = _signatures(graph)
     frameworks = sorted({json.loads(signature)["fw"] for signature in needed})
     device, label, free_bytes = _device(device, frameworks)
-    provenance = {"device": label, "versions": _versions(frameworks)}
+    provenance, passes = {"device": label, "versions": _versions(frameworks)}, 1
     if quantity == "time" and device == "cpu" and frameworks == ["torch"]:
-        provenance |= {"caches": "as in a step"}  # times taken otherwise are others
+        provenance, passes = provenance | AS_IN_STEP, PASSES
     keys = {signature: cache_key(signature, provenance) for signature in needed}
     suffix = ".json" if quantity == "time" else f".{quantity}.json"
     with tempfile.TemporaryDirectory(prefix="remat-profile-") as scratch:
         folder = Path(cache_folder or scratch)
 
         def read(some: Iterable[str]) -> dict[str, tuple[int, ...]]:
-            return {key: found for key in some if (found := _read(folder / f"{key}{suffix}", fields)) is not None}
+            return {key: found for key in some if (found := read_fields(folder / f"{key}{suffix}", fields)) is not None}
 
         measured = read(keys.values())
         missing = {keys[s]: s for s in needed if keys[s] not in measured}
         _check_memory({s: needed[s] for s in missing.values()}, free_bytes, label)
-        job = {"quantity": quantity, "suffix": suffix, "device": device, "folder": str(folder.resolve())}
-        failures = _measure(missing, job, provenance, Path(scratch))
+        job = {"quantity": quantity, "fields": fields, "passes": passes, "suffix": suffix, "device": device,
+               "folder": str(folder.resolve()), "provenance": provenance}  # fmt: skip
+        failures = _measure(missing, job, Path(scratch), read)
         fresh = read(missing)
     return device, keys, measured | fresh, list(fresh.values()), failures
 
@@ -139,20 +142,6 @@ def _signatures(graph: Graph) -> dict[str, Operation]:
         if op.work is not None and op.work.signature and not op.work.is_free:
             found.setdefault(op.work.signature, op)
     return found
-
-
-def cache_key(signature: str, provenance: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps([signature, provenance], sort_keys=True).encode()).hexdigest()[:40]
-
-
-def _read(path: Path, fields: tuple[str, ...]) -> tuple[int, ...] | None:
-    """Fields of a cache file; None, which means to measure again, without a file of ours there."""
-    try:
-        record = json.loads(path.read_text())
-        found = tuple(record[field] for field in fields)
-    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError):
-        return None
-    return found if all(type(number) is int and number >= 0 for number in found) else None
 
 
 def _check_quiet(times: Iterable[tuple[int, ...]], folder: Path | None) -> None:
@@ -189,9 +178,10 @@ def machine(frameworks: list[str]) -> tuple[str, dict[str, str]]:
     return f"{_cpu_name()}, {_threads(frameworks)} threads", _versions(frameworks)
 
 
-def label_of(device: str) -> tuple[str, dict[str, str]]:
-    """(name of the device, PyTorch's version) as measurements of PyTorch operations on it are kept."""
-    return _device(device, ["torch"])[1], _versions(["torch"])
+def provenance_of(device: str) -> dict[str, Any]:
+    """What times of PyTorch operations on ``cpu`` or ``cuda`` are kept under: device, versions, how they are taken."""
+    known = {"device": _device(device, ["torch"])[1], "versions": _versions(["torch"])}
+    return known | AS_IN_STEP if device == "cpu" else known
 
 
 def _device(device: str | None, frameworks: list[str]) -> tuple[str, str, int]:
@@ -263,8 +253,9 @@ def _check_memory(needed: Mapping[str, Operation], free_bytes: int, label: str) 
 
 
 def _measure(
-    missing: Mapping[str, str], job: Mapping[str, Any], provenance: Mapping[str, Any], scratch: Path
-) -> dict[str, str]:
+    missing: Mapping[str, str], job: Mapping[str, Any], scratch: Path,
+    read: Callable[[Iterable[str]], Mapping[str, Any]],
+) -> dict[str, str]:  # fmt: skip
     """Measure in child processes; a crash costs the operation that was running. Returns {key: failure}."""
     rest, failures = dict(missing), {}
     job_path = scratch / "job.json"
@@ -274,7 +265,6 @@ def _measure(
             "signatures": rest,
             "threads": _threads(frameworks),
             "frameworks": frameworks,
-            "provenance": dict(provenance),
         }
         job_path.write_text(json.dumps({**job, **this}))
         child = subprocess.run(
@@ -291,5 +281,6 @@ def _measure(
             complaint = (child.stderr.strip().splitlines() or ["it printed nothing"])[-1]
             raise RematError(f"the profiling process ended with code {child.returncode}: {complaint[:300]}")
         failures[started[-1]] = f"its process ended with code {child.returncode}"
-        rest = {key: signature for key, signature in rest.items() if key not in failures}  # and what is done is kept
+        done = read(rest).keys() | failures.keys()
+        rest = {key: signature for key, signature in rest.items() if key not in done}
     return failures

@@ -10,10 +10,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from remat.cost._records import cache_key
 from remat.errors import InvalidInput
 from remat.files import replacing
 
@@ -59,28 +61,31 @@ def load_stored(gpu: str, folder: Path | None = None) -> StoredProfile | None:
                            "python -m experiments.device_results") from None  # fmt: skip
 
 
-def store(cache: Path, gpu: str, device: str, versions: Mapping[str, str], folder: Path | None = None) -> Path:
+def store(cache: Path, gpu: str, provenance: Mapping[str, Any], folder: Path | None = None) -> Path:
     """Write the times that `profile_costs` measured on a device into its cache as the table of that device.
 
     Args:
         gpu: name in ``conf/gpu``.
-        device: as the records name it.
-        versions: of the framework; records of others are left out.
+        provenance: device, versions and how the times were taken, as the records say (`profile.provenance_of`);
+            others are left out.
 
     Raises:
         InvalidInput: there are none.
     """
-    made_by = {"device": device, "versions": dict(versions)}
-    records = [json.loads(path.read_text()) for path in sorted(cache.glob("*.json"))]
-    records = [record for record in records if "ns" in record and record.items() >= made_by.items()]
+    found = [(path, json.loads(path.read_text())) for path in sorted(cache.glob("*.json"))]
+    records = [
+        record for path, record in found
+        if "ns" in record and path.stem == cache_key(record["signature"], provenance)
+    ]  # fmt: skip
     if not records:
-        raise InvalidInput(f"nothing was measured on {device} into {cache}")
+        raise InvalidInput(f"nothing was measured on {provenance['device']} into {cache}")
     table = pa.table({
         "signature": [record["signature"] for record in records],
         "ns": pa.array([record["ns"] for record in records], pa.int64()),
         "best_ns": pa.array([record["best_ns"] for record in records], pa.int64()),
     })  # fmt: skip
-    said = {"device": device, "versions": json.dumps(dict(versions)), "date": datetime.date.today().isoformat()}
+    said = {"device": provenance["device"], "versions": json.dumps(dict(provenance["versions"])),
+            "date": datetime.date.today().isoformat()}  # fmt: skip
     path = (folder or RESULTS_FOLDER) / gpu / FILE
     with replacing(path) as scratch:
         pq.write_table(table.replace_schema_metadata(said), scratch, compression="zstd")

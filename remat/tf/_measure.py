@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from remat.cost._profile_worker import write_atomically
+from remat.cost._records import write_record
 from remat.cost._runners_tensorflow import random_tensor
 from remat.frontends._tensorflow_nodes import run_signature
 from remat.tf._portable import load_step
@@ -113,7 +113,7 @@ def _operations(job: dict[str, Any], heap: Heap) -> None:
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
                 print(json.dumps({"failed": key, "reason": reason}), flush=True)
                 continue
-            write_atomically(Path(job["folder"], f"{key}.json"), record | {"signature": text} | job["provenance"])
+            write_record(Path(job["folder"], f"{key}.json"), record | {"signature": text} | job["provenance"])
 
 
 def _transient(heap: Heap, function: Any, arguments: Sequence[Any]) -> int:

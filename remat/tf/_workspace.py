@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from remat.cost import CostWarning
-from remat.cost.profile import cache_key, machine
+from remat.cost._records import cache_key
+from remat.cost.profile import machine
 from remat.errors import RematError
 from remat.execution import default_cache
 from remat.graph import Graph

@@ -1,0 +1,52 @@
+"""The cache of measurements: a file for each operation and quantity, whole or absent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from remat.files import replacing
+
+
+def cache_key(signature: str, provenance: Mapping[str, Any]) -> str:
+    """Name of the file of an operation, measured on the device and in the way that `provenance` says."""
+    return hashlib.sha256(json.dumps([signature, provenance], sort_keys=True).encode()).hexdigest()[:40]
+
+
+def read_fields(path: Path, fields: Sequence[str]) -> tuple[int, ...] | None:
+    """Fields of a file; None, which means to measure, where there is no finished file of ours."""
+    record = _read(path)
+    found = tuple(record.get(field) for field in fields)
+    return found if all(map(_is_measurement, found)) else None  # pyright: ignore[reportReturnType]
+
+
+def read_samples(path: Path) -> list[tuple[int, int]]:
+    """(median, shortest) ns of each pass over an operation that is not finished; what is damaged is left out."""
+    samples = _read(path).get("samples", ())
+    if not isinstance(samples, list):
+        return []
+    return [
+        (sample[0], sample[1]) for sample in samples
+        if isinstance(sample, list) and len(sample) == 2 and all(map(_is_measurement, sample))
+    ]  # fmt: skip
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write `record` as JSON so that a reader finds all of it or nothing."""
+    with replacing(path) as scratch:
+        scratch.write_text(json.dumps(record))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text())
+    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _is_measurement(x: Any) -> bool:
+    return type(x) is int and x >= 0
