@@ -90,12 +90,13 @@ def summary(models: Iterable[Measured]) -> list[str]:
             worst, m, row = max(mine, key=lambda x: x[0])
             kept = "" if worst <= PROMISE else f": MORE THAN {PROMISE - 1:.0%} ABOVE"
             bits = [row["same"] for _, _, row in mine]
+            late = [_late(row) for _, _, row in mine]
             lines.append(
                 f"`{operators}`: measured over predicted peak is at most {worst:.4f} ({m['model']} at "
                 f"{row['parameter']}){kept}; {bits.count(True)} of {len(mine)} plans leave the plain step's bits, the "
                 f"largest gradient error is {max(row['gradient_error'] for _, _, row in mine):.1e}; step times are "
-                f"{_spread(_late(row) for _, _, row in mine)} of those predicted over plain, in "
-                f"{sum(_late(row) <= PROMISE for _, _, row in mine)} of {len(mine)} plans at most {PROMISE - 1:.0%} above"
+                f"{_spread(late)} of those predicted over plain, in {sum(ratio <= PROMISE for ratio in late)} of "
+                f"{len(mine)} plans at most {PROMISE - 1:.0%} above"
             )
     of = {(m["device"], m["model"], row["method"], row["parameter"]): row for m, row in plans}
     pairs = [(row, of.get((m["device"], m["model"], "default", row["parameter"]))) for m, row in plans

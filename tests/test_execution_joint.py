@@ -100,6 +100,8 @@ def test_joint_plans_are_compared_with_default_ones() -> None:
     default, joint, both, only = execution_joint_tables.summary([measured])
     assert "at most 1.0000 (g at 0.8);" in default
     assert "at most 1.0400 (g at 0.8): MORE THAN 3% ABOVE" in joint
+    assert "in 0 of 1 plans at most 3% above" in default  # 1.2 / 1.1
+    assert "in 1 of 2 plans at most 3% above" in joint  # 1.08 / 1.045, and 1.5 / 1.5
     assert "0.95 to 0.95 (median 0.95) of the time of the default one by prediction, 0.90 to 0.90" in both
     assert only == "At 1 budgets only the joint plan exists, at 0 only the default one"
     assert "| 50 B (UNKNOWN) |" in execution_joint_tables.line_of(measured, none)
