@@ -64,8 +64,9 @@ def _section(name: str, rounds: int, threads: int) -> str:
     module = subject.planned("plain order", "", list(range(len(subject.graph))), None).module
     subject.seconds(module)
     found: dict[str, dict[str, list[float]]] = {how: collections.defaultdict(list) for how in HOW}
+    ways = dict(zip(HOW, (lambda: _in_step(subject, module), *_alone(subject.graph)), strict=True))
     for _ in range(rounds):
-        for how, of in zip(HOW, (lambda: _in_step(subject, module), *_alone(subject.graph)), strict=True):
+        for how, of in ways.items():
             for kind, ms in of().items():
                 found[how][kind].append(ms)
     ms = {how: {kind: statistics.median(values) for kind, values in by.items()} for how, by in found.items()}

@@ -16,21 +16,30 @@ def cache_key(signature: str, provenance: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps([signature, provenance], sort_keys=True).encode()).hexdigest()[:40]
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """What a file holds; nothing where there is none of ours."""
+    try:
+        record = json.loads(path.read_text())
+    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
 def read_fields(path: Path, fields: Sequence[str]) -> tuple[int, ...] | None:
     """Fields of a file; None, which means to measure, where there is no finished file of ours."""
-    record = _read(path)
+    record = read_record(path)
     found = tuple(record.get(field) for field in fields)
-    return found if all(map(_is_measurement, found)) else None  # pyright: ignore[reportReturnType]
+    return found if all(map(is_measurement, found)) else None  # pyright: ignore[reportReturnType]
 
 
 def read_samples(path: Path) -> list[tuple[int, int]]:
     """(median, shortest) ns of each pass over an operation that is not finished; what is damaged is left out."""
-    samples = _read(path).get("samples", ())
+    samples = read_record(path).get("samples", ())
     if not isinstance(samples, list):
         return []
     return [
         (sample[0], sample[1]) for sample in samples
-        if isinstance(sample, list) and len(sample) == 2 and all(map(_is_measurement, sample))
+        if isinstance(sample, list) and len(sample) == 2 and all(map(is_measurement, sample))
     ]  # fmt: skip
 
 
@@ -40,13 +49,6 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
         scratch.write_text(json.dumps(record))
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        record = json.loads(path.read_text())
-    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
-def _is_measurement(x: Any) -> bool:
+def is_measurement(x: Any) -> bool:
+    """Whether a field can be nanoseconds or bytes."""
     return type(x) is int and x >= 0

@@ -115,7 +115,7 @@ def _measured(
     frameworks = sorted({json.loads(signature)["fw"] for signature in needed})
     device, label, free_bytes = _device(device, frameworks)
     provenance, passes = {"device": label, "versions": _versions(frameworks)}, 1
-    if quantity == "time" and device == "cpu" and frameworks == ["torch"]:
+    if quantity == "time" and _is_as_in_step(device, frameworks):
         provenance, passes = provenance | AS_IN_STEP, PASSES
     keys = {signature: cache_key(signature, provenance) for signature in needed}
     suffix = ".json" if quantity == "time" else f".{quantity}.json"
@@ -181,7 +181,11 @@ def machine(frameworks: list[str]) -> tuple[str, dict[str, str]]:
 def provenance_of(device: str) -> dict[str, Any]:
     """What times of PyTorch operations on ``cpu`` or ``cuda`` are kept under: device, versions, how they are taken."""
     known = {"device": _device(device, ["torch"])[1], "versions": _versions(["torch"])}
-    return known | AS_IN_STEP if device == "cpu" else known
+    return known | AS_IN_STEP if _is_as_in_step(device, ["torch"]) else known
+
+
+def _is_as_in_step(device: str, frameworks: list[str]) -> bool:
+    return device == "cpu" and frameworks == ["torch"]
 
 
 def _device(device: str | None, frameworks: list[str]) -> tuple[str, str, int]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from remat.cost import CostWarning
-from remat.cost._records import cache_key
+from remat.cost._records import cache_key, is_measurement, read_record
 from remat.cost.profile import machine
 from remat.errors import RematError
 from remat.execution import default_cache
@@ -95,16 +95,9 @@ def measure_footprint(step: CapturedStep) -> Footprint:
         sharing.append(_pairs(step, k, record.get("shares", []) or _loop_pairs(step, k)))
         scratch.append(_scratch(step, k, record.get("scratch", []), workspaces[k]))
     return Footprint(
-        _with_workspaces(step.graph, workspaces), _with_workspaces(step.planned, workspaces), tuple(sharing),
-        tuple(scratch),
+        step.graph.with_workspaces(workspaces), step.planned.with_workspaces(workspaces[: len(step.planned)]),
+        tuple(sharing), tuple(scratch),
     )  # fmt: skip
-
-
-def _with_workspaces(graph: Graph, workspaces: list[int]) -> Graph:
-    operations = tuple(
-        replace(op, workspace_bytes=size) for op, size in zip(graph.operations, workspaces, strict=False)
-    )
-    return replace(graph, operations=operations)
 
 
 def _pairs(step: CapturedStep, k: int, shares: list[list[int]]) -> tuple[tuple[int, int], ...]:
@@ -181,12 +174,8 @@ def _representatives(signatures: Mapping[str, None]) -> dict[str, str]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     """A cache file of ours, or None, which means to measure again."""
-    try:
-        record = json.loads(path.read_text())
-    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
-        return None
-    size = record.get("workspace_bytes") if isinstance(record, dict) else None
-    return record if type(size) is int and size >= 0 else None
+    record = read_record(path)
+    return record if is_measurement(record.get("workspace_bytes")) else None
 
 
 def _kernels() -> dict[str, Any]:

@@ -103,26 +103,21 @@ class _Follower(TorchDispatchMode):
         kwargs = kwargs or {}
         signature = call_signature(func, args, kwargs)  # before the call, which may change shapes in place
         made = func(*args, **kwargs)
-        tensors = [x for x in tree_leaves(made) if isinstance(x, Tensor)]
-        computes = func._schema.is_mutable or not all(map(self._is_followed, tensors))
-        for tensor in tensors:
-            self._follow(tensor)
-        self.signatures.append(signature if computes else "")
+        new = [self._follow(x) for x in tree_leaves(made) if isinstance(x, Tensor)]
+        self.signatures.append(signature if any(new) or func._schema.is_mutable else "")
         self.held.append(self.total_bytes + self.extra_bytes)
         return made
 
-    def _is_followed(self, tensor: Tensor) -> bool:
-        key = tensor.untyped_storage()._cdata
-        return key in self.known or key in self.alive
-
-    def _follow(self, tensor: Tensor) -> None:
-        if self._is_followed(tensor):
-            return
+    def _follow(self, tensor: Tensor) -> bool:
+        """Count the tensor's storage, if it is new: whether it is."""
         storage = tensor.untyped_storage()
         key = storage._cdata
+        if key in self.known or key in self.alive:
+            return False
         self.alive[key] = storage_bytes(tensor)
         self.total_bytes += self.alive[key]
         weakref.finalize(storage, self._drop, key)
+        return True
 
     def _drop(self, key: int) -> None:
         self.total_bytes -= self.alive.pop(key)
