@@ -6,12 +6,13 @@ endif
 VENV_PYTHON := .venv/bin/python
 ARGS ?=
 
-.PHONY: help setup sweep test test-slow lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint device clean
+.PHONY: help setup sweep test test-slow fuzz lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint device clean
 
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
 	@echo "make test       set up, then run the tests"
 	@echo "make test-slow  the long tests (about 7 minutes)"
+	@echo "make fuzz       random modules, graphs and certificates against plain steps and brute force (ARGS='--help' for more)"
 	@echo "make check      lint and type checks"
 	@echo "make models     every configured model: nodes, edges, bytes, seconds"
 	@echo "make published  published numbers of the papers beside ours"
@@ -36,6 +37,9 @@ test: setup
 
 test-slow: setup
 	$(VENV_PYTHON) -m pytest -m slow $(ARGS)
+
+fuzz: setup
+	$(VENV_PYTHON) tests/fuzz.py $(ARGS)
 
 lint: setup
 	$(VENV_PYTHON) -m ruff check .
