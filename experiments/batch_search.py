@@ -65,7 +65,8 @@ class Bisection:
     Attributes:
         rules: in the order in which they are closed.
         found_bytes: smallest peak of a plan within the cap.
-        proven_bytes: no staged plan within the cap has a smaller peak.
+        proven_bytes: no staged plan within the cap has a smaller peak; proven by this strategy.
+        excluded_bytes: the same, whoever proved it.
         undecided: budgets that were tried in vain.
         proves: whether it has ever proven anything.
         rows: of all solves, in order.
@@ -80,6 +81,7 @@ class Bisection:
     proves: bool = False
     rows: list[Row] = field(default_factory=list)
     stopped: str = ""
+    excluded_bytes: int = 0
 
     @property
     def spent_s(self) -> float:
@@ -98,7 +100,7 @@ class Bisection:
 
     def _next_batch(self, rule: Rule) -> int | None:
         found = rule.batch(self.found_bytes, self.network, self.memory_bytes)
-        most = rule.batch(self.proven_bytes, self.network, self.memory_bytes)
+        most = rule.batch(max(self.proven_bytes, self.excluded_bytes), self.network, self.memory_bytes)
         tried = [rule.batch(max(budget, 1), self.network, self.memory_bytes) for budget in self.undecided]
         tried = [batch for batch in tried if found < batch <= most]
         if found >= most:

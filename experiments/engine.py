@@ -17,7 +17,7 @@ from remat.errors import InvalidPlan, RematError, unknown_name
 from remat.plan import Plan
 from remat.registry import get_strategy
 from remat.solve import Family, Problem, Solution, Status
-from remat.worker import GRACE_S, interrupt_workers, run_family_isolated, solve_isolated, stop_workers
+from remat.worker import GRACE_S, Known, interrupt_workers, run_family_isolated, solve_isolated, stop_workers
 
 ENGINES = ("local", "ray", "slurm")
 WAKE_S = 0.25  # how often a waiting engine lets Ctrl-C and the progress display through
@@ -31,6 +31,7 @@ class Job:
         label: for people, e.g. ``checkmate_milp at 8.00 GB``.
         options: of the strategy.
         warm_start: asked for a plan to begin from when the job starts; None for none.
+        known: asked, while it runs, for what other strategies have proven of its problem; None for nothing.
     """
 
     key: str
@@ -40,6 +41,7 @@ class Job:
     time_limit_s: float
     options: Mapping[str, Any] = field(default_factory=dict)
     warm_start: Callable[[], Plan | None] | None = None
+    known: Callable[[], Known | None] | None = None
 
     def run(self) -> Family | Solution:
         """Solve in a worker process; a family if the strategy ignores the budget. Never raises `RematError`."""
@@ -49,7 +51,9 @@ class Job:
         try:
             if get_strategy(self.strategy).ignores_budget:
                 return run_family_isolated(problem, self.strategy, self.options)
-            return solve_isolated(problem, self.strategy, self.options)
+            if self.known is None:
+                return solve_isolated(problem, self.strategy, self.options)
+            return solve_isolated(problem, self.strategy, self.options, known=self.known)
         except RematError as error:
             return failed(self, str(error), contradicted=isinstance(error, InvalidPlan))
 

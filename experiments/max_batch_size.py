@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +131,31 @@ class _Search:
     bench: Bench
     known: Bisection
     limit_s: float
+    others: list[_Search] = field(default_factory=list)
+
+    @property
+    def members(self) -> list[_Search]:
+        """Searches of the members of its strategy."""
+        names = get_strategy(self.strategy).members if self.kind == "solver" else ()
+        return [other for other in self.others if other.strategy in names]
+
+    def hear(self) -> None:
+        """Take over what members have found, and what anybody has proven, by now."""
+        known = self.known
+        known.found_bytes = min([known.found_bytes, *(member.known.found_bytes for member in self.members)])
+        known.excluded_bytes = max([0, *(other.known.proven_bytes for other in self.others)])
+
+    def nearest_plan(self, budget: int) -> Plan | None:
+        """A plan to begin from: its own or a member's, at the nearest budget."""
+        rows = [self.known.nearest_plan(budget), *(member.known.nearest_plan(budget) for member in self.members)]
+        nearest = min(
+            (row for row in rows if row is not None), key=lambda row: abs(row.budget_bytes - budget), default=None
+        )
+        return self.bench.plan_of(nearest)
 
     def next_budget(self) -> int | None:
         """Of the next solve; None if all is known or the time is over."""
+        self.hear()
         return None if self.known.spent_s >= self.limit_s else self.known.next_budget()
 
 
@@ -193,6 +215,8 @@ class _Trial:
         bench, limit_s = self.benches["exact"], SOLVES * self.settings.time_limit_s
         names = [name for name in self.settings.strategies if not get_strategy(name).ignores_budget]
         new = [_Search(name, "solver", bench, self._bisection(), limit_s) for name in names]
+        for search in new:
+            search.others = [other for other in new if other is not search]
         self.found += new
         return new
 
@@ -255,6 +279,7 @@ class _Trial:
         }  # fmt: skip
 
     def _search_record(self, search: _Search) -> dict[str, Any]:
+        search.hear()
         known = search.known
         found = None if known.stopped else known.found_bytes
         peaks = dict.fromkeys((rule.name for rule in RULES), found)
@@ -321,7 +346,7 @@ def _job(search: _Search, name: str, budget: int) -> Job:
     """The next solve, from the plan of the nearest budget tried."""
     if isinstance(search, _Direct):
         return search.bench.job(name, budget, lambda: search.start)
-    return search.bench.job(name, budget, lambda: search.bench.plan_of(search.known.nearest_plan(budget)))
+    return search.bench.job(name, budget, lambda: search.nearest_plan(budget))
 
 
 def _learn(search: _Search, row: Row) -> None:

@@ -140,8 +140,12 @@ class RayEngine:
         while self._waiting and room > 0:
             job = self._waiting.popleft()
             start = job.warm_start() if job.warm_start is not None else None
+            known = job.known() if job.known is not None else None
             problem = replace(job.problem, warm_start=start, report=None)  # functions stay here
-            task = self._run.remote(replace(job, problem=problem, warm_start=None), code_version(), versions())
+            sent = replace(
+                job, problem=problem, warm_start=None, known=None if known is None else lambda known=known: known
+            )
+            task = self._run.remote(sent, code_version(), versions())
             self._sent[task] = job
             room -= 1
 

@@ -21,11 +21,12 @@ from experiments.row import Row
 from experiments.settings import Settings
 from experiments.store import Store, code_version, row_key
 from remat.errors import InvalidPlan
-from remat.incumbent import Progress, relative_gap
+from remat.incumbent import GAP_TOLERANCE, Progress, relative_gap
 from remat.plan import Plan
 from remat.registry import get_strategy
 from remat.solve import Family, Problem, Solution, Status, parse_scope, solve_family
 from remat.units import format_size
+from remat.worker import Known
 
 ANY_BUDGET = 2**60
 # A result that another attempt with the same key would not change; a missing solver may be installed later.
@@ -126,14 +127,15 @@ class Bench:
     def run_budgets(self, names: Sequence[str], budgets: Sequence[int]) -> dict[str, list[Row]]:
         """[strategy] a row per budget, in the order of `budgets`, for strategies that depend on it.
 
-        A solve begins from the cheapest plan that its strategy has for a smaller budget by then (not with
-        `deterministic`, where a row must not depend on what ran first, and not for a baseline). Ctrl-C
-        stores what the running solves have found, in rows that are solved again the next time.
+        A solve begins from the cheapest plan that its strategy, or a member of it, has for a smaller budget by then,
+        and ends when another strategy's proof decides it (neither with `deterministic`, where a row must not depend
+        on what ran first, nor for a baseline). A strategy with members gets their plans where they are cheaper.
+        Ctrl-C stores what the running solves have found, in rows that are solved again the next time.
         """
         found: dict[str, Row] = {}
         jobs = []
         for budget in budgets:  # the tightest are the hardest: first, so that no long one is left to the end
-            for name in names:
+            for name in sorted(names, key=lambda name: not get_strategy(name).members):  # they prove: others end sooner
                 key = self.key(name, budget)
                 row = self.store.read_row(key)
                 if row is not None and is_final(row):
@@ -142,7 +144,8 @@ class Bench:
                 else:
                     if row is not None and row.cost is not None:
                         found[key] = row  # of an interrupted run: its plan is a start
-                    jobs.append(self.job(name, budget, partial(self._cheapest_below, found, name, budget)))
+                    start = partial(self._cheapest_below, found, name, budget)
+                    jobs.append(self.job(name, budget, start, partial(self._known, found, name, budget)))
         try:
             for job, solution in self._run(jobs):
                 assert isinstance(solution, Solution)
@@ -152,19 +155,47 @@ class Bench:
         except KeyboardInterrupt:
             keep_interrupted(self.engine, lambda key: self)
             raise
-        return {name: [found[self.key(name, budget)] for budget in budgets] for name in names}
+        rows = {name: [found[self.key(name, budget)] for budget in budgets] for name in names}
+        return {name: self._with_members(name, rows) for name in names}
 
-    def job(self, name: str, budget: int, start: Callable[[], Plan | None]) -> Job:
-        """One solve; `start` is asked when it begins for a plan to begin from, if that may be."""
+    def _with_members(self, name: str, rows: Mapping[str, list[Row]]) -> list[Row]:
+        """A strategy's rows, each with the cheapest plan that the strategy or a member of it has; new ones stored."""
+        members = [rows[member] for member in get_strategy(name).members if member in rows]
+        improved = []
+        for row, *others in zip(rows[name], *members, strict=True):
+            best = min(others, key=_cost_or_last, default=row)
+            if _may_take(row, best) and _cost_or_last(best) < _cost_or_last(row):
+                row = _derived(row, plan=best)
+                self.store.write_row(row)
+            improved.append(row)
+        return improved
+
+    def _known(self, found: Mapping[str, Row], name: str, budget: int) -> Known | None:
+        """The best that other strategies have proven by now of this budget: a larger one's proof holds here."""
+        proofs = [
+            row for row in list(found.values())
+            if row.strategy != name and row.budget_bytes >= budget and row.status not in (Status.FAILED, Status.SKIPPED)
+        ]  # fmt: skip
+        infeasible = next((row for row in proofs if row.status == Status.INFEASIBLE), None)
+        if infeasible is not None:
+            return Known(infeasible.strategy, None, infeasible.message)
+        best = max(proofs, key=lambda row: row.bound or 0, default=None)
+        return None if best is None or not best.bound else Known(best.strategy, best.bound)
+
+    def job(
+        self, name: str, budget: int, start: Callable[[], Plan | None], known: Callable[[], Known | None] | None = None
+    ) -> Job:
+        """One solve; where that may be, `start` is asked for a plan to begin from, and `known` while it runs."""
         key = self.key(name, budget)
         shares = not self.settings.deterministic and not get_strategy(name).is_baseline
         problem = replace(self.problem(budget), report=lambda progress: self.live.__setitem__(key, progress))
         return Job(key, f"{name} at {format_size(budget, digits=3)}", problem, name, self.settings.time_limit_s,
-                   self.settings.options[name], start if shares else None)  # fmt: skip
+                   self.settings.options[name], start if shares else None, known if shares else None)  # fmt: skip
 
     def _cheapest_below(self, found: Mapping[str, Row], name: str, budget: int) -> Plan | None:
-        """One strategy's cheapest plan for this budget or a smaller one."""
-        rows = [row for row in list(found.values()) if row.strategy == name and row.budget_bytes <= budget]
+        """The cheapest plan of one strategy, or of its members, for this budget or a smaller one."""
+        names = (name, *get_strategy(name).members)
+        rows = [row for row in list(found.values()) if row.strategy in names and row.budget_bytes <= budget]
         return self.plan_of(min(rows, key=_cost_or_last, default=None))
 
     def plan_of(self, row: Row | None) -> Plan | None:
@@ -341,33 +372,46 @@ def reuse_plans(rows: Sequence[Row], tolerance: float) -> list[Row]:
     improved: list[Row] = []
     best: Row | None = None
     for i, row in enumerate(rows):
-        new = row
-        if row.status in (Status.FAILED, Status.SKIPPED):
-            improved.append(row)  # a contradicted claim must stay to be seen
+        if row.status in (Status.FAILED, Status.SKIPPED) or (best is not None and not _may_take(row, best)):
+            improved.append(row)  # a contradicted claim must stay to be seen; `contradictions` names it
             continue
-        if best is not None and (row.status == Status.INFEASIBLE or (row.bound or 0) > (best.cost or 0)):
-            improved.append(row)  # contradictory: `contradictions` names it
-            continue
-        if best is not None and (row.cost is None or best.cost < row.cost):  # type: ignore[operator]
-            origin = best.plan_from if best.plan_from is not None else best.budget_bytes
-            new = replace(new, cost=best.cost, overhead=best.overhead, peak_bytes=best.peak_bytes,
-                          plan_file=best.plan_file, plan_from=origin,
-                          message=f"plan found at {format_size(origin)}; here: {row_line(row)}")  # fmt: skip
-        higher = max((r for r in rows[i + 1 :] if r.bound is not None), key=lambda r: r.bound or 0, default=None)
-        if higher is not None and new.cost is not None and (higher.bound or 0) > (new.bound or new.total_cost):
-            note = f"bound proven at {format_size(higher.budget_bytes)}"
-            new = replace(new, bound=higher.bound, message=f"{new.message}; {note}" if new.message else note)
-        if new is not row:
-            assert new.cost is not None
-            bound = new.bound if new.bound is not None else new.total_cost
-            gap = relative_gap(new.cost, bound)
-            status = Status.OPTIMAL if gap <= tolerance else Status.FEASIBLE
-            used = [row.key, best.key if new.plan_from is not None and best else "", bound]
-            new = replace(new, bound=bound, gap=gap, status=str(status), key=row_key({"reused": used}))
-        if new.cost is not None and (best is None or new.cost < best.cost):  # type: ignore[operator]
+        plan = best if best is not None and _cost_or_last(best) < _cost_or_last(row) else None
+        bound = None
+        if plan is not None or row.cost is not None:
+            bound = max((r for r in rows[i + 1 :] if r.bound is not None), key=lambda r: r.bound or 0, default=None)
+            if bound is not None and (bound.bound or 0) <= (row.bound or row.total_cost):
+                bound = None
+        new = row if plan is bound is None else _derived(row, plan=plan, bound=bound, tolerance=tolerance)
+        if new.cost is not None and (best is None or new.cost < _cost_or_last(best)):
             best = new
         improved.append(new)
     return improved
+
+
+def _may_take(row: Row, plan: Row) -> bool:
+    """Whether a row can have another one's plan: nothing that it claims speaks against it."""
+    claims = row.status in (Status.FAILED, Status.SKIPPED, Status.INFEASIBLE)
+    return not claims and (row.bound or 0) <= _cost_or_last(plan)
+
+
+def _derived(row: Row, *, plan: Row | None = None, bound: Row | None = None, tolerance: float = GAP_TOLERANCE) -> Row:
+    """A row with the plan of another, the bound of another, or both; it has a key of its own."""
+    new = row
+    if plan is not None:
+        origin = plan.budget_bytes if plan.plan_from is None else plan.plan_from
+        whose = f" by {plan.strategy}" if plan.strategy != row.strategy else ""
+        new = replace(new, cost=plan.cost, overhead=plan.overhead, peak_bytes=plan.peak_bytes,
+                      plan_file=plan.plan_file, plan_from=origin,
+                      message=f"plan found{whose} at {format_size(origin)}; here: {row_line(row)}")  # fmt: skip
+    if bound is not None:
+        note = f"bound proven at {format_size(bound.budget_bytes)}"
+        new = replace(new, bound=bound.bound, message=f"{new.message}; {note}" if new.message else note)
+    assert new.cost is not None
+    proven = new.bound if new.bound is not None else new.total_cost
+    gap = relative_gap(new.cost, proven)
+    status = Status.OPTIMAL if gap <= tolerance else Status.FEASIBLE
+    used = [row.key, "" if plan is None else plan.key, proven]
+    return replace(new, bound=proven, gap=gap, status=str(status), key=row_key({"reused": used}))
 
 
 def solve_each(asked: Sequence[tuple[Bench, str, int]]) -> list[Row]:

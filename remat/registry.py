@@ -38,6 +38,7 @@ class Strategy:
         must_isolate: whether this process cannot run it now, whatever the caller asked for.
         implementations: what it does with a graph whose operations have several: ``default`` sees the graph with
             the default ones, ``search`` is run on graphs with one of each that a search chooses, ``own`` sees all.
+        members: strategies that it combines: in a run, it takes a plan of theirs that is cheaper than its own.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Strategy:
     check: Callable[[dict[str, Any]], None] | None = None
     must_isolate: Callable[[], bool] | None = None
     implementations: str = "default"
+    members: tuple[str, ...] = ()
 
     def in_own_process(self, asked: bool | None) -> bool:
         """Whether to run in a process of its own, given what the caller asked for (None: nothing)."""
@@ -85,6 +87,7 @@ def strategy(
     check: Callable[[dict[str, Any]], None] | None = None,
     must_isolate: Callable[[], bool] | None = None,
     implementations: str = "default",
+    members: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function under `name`; its keyword-only parameters are its options."""
 
@@ -99,7 +102,7 @@ def strategy(
         options = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
         summary = (inspect.getdoc(run) or "").partition("\n")[0]
         _REGISTRY[name] = Strategy(
-            name, run, summary, options, ignores_budget, isolated, check, must_isolate, implementations
+            name, run, summary, options, ignores_budget, isolated, check, must_isolate, implementations, members
         )  # fmt: skip
         return run
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from remat.bounds.certificate import BoundCertificate
 from remat.errors import InvalidInput, InvalidPlan
 from remat.frontends.json import graph_to_dict
 from remat.graph import Graph
+from remat.incumbent import relative_gap
 from remat.plan import Plan, Scope
 from remat.registry import get_strategy
 from remat.simulator import simulate
@@ -44,13 +45,49 @@ def hard_limit_s(time_limit_s: float) -> float:
     return time_limit_s * 1.03 + 1.5
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What another strategy proved of the same problem, or of one with a larger budget.
+
+    Attributes:
+        who: the strategy.
+        bound: lower bound on the cost of every plan; None for a proof that there is no plan.
+        message: what the strategy said, one line.
+    """
+
+    who: str
+    bound: int | None
+    message: str = ""
+
+    def decides(self, problem: Problem) -> bool:
+        """Whether a solve of `problem` can end: its plan meets the bound, or there can be none."""
+        assert problem.best is not None
+        cost = problem.best.cost
+        if self.bound is None or cost is None:
+            return self.bound is None and cost is None
+        return problem.best.bound < self.bound <= cost and relative_gap(cost, self.bound) <= problem.target_gap
+
+    def solution(self, problem: Problem, strategy: str) -> Solution:
+        """The solution of a solve that ends by it."""
+        assert problem.best is not None
+        if self.bound is not None:
+            problem.best.offer_bound(self.bound, self.who)
+        chosen, proof = get_strategy(strategy), f"proven by {self.who}"
+        ended = conclude_early(chosen, problem, "decided", proof, without_plan=Status.INFEASIBLE)
+        stats = {**ended.stats, "proof_from": self.who}
+        if self.bound is None:
+            return replace(ended, bound=None, message=f"{proof}: {self.message}", stats=stats)
+        return replace(ended, message=f"its plan meets the bound {proof}", stats=stats)
+
+
 def solve_isolated(
-    problem: Problem, strategy: str, options: Mapping[str, Any], should_stop: Callable[[], bool] = lambda: False
-) -> Solution:
+    problem: Problem, strategy: str, options: Mapping[str, Any], should_stop: Callable[[], bool] = lambda: False,
+    known: Callable[[], Known | None] = lambda: None,
+) -> Solution:  # fmt: skip
     """Run one strategy on one problem in a subprocess; never raises because of what happens there.
 
-    What the worker hands over reaches ``problem.best`` at once. Ctrl-C and `should_stop` end the worker;
-    what it has found is returned.
+    What the worker hands over reaches ``problem.best`` at once. Ctrl-C, `should_stop` and a proof of `known`
+    that decides the solve end the worker; what it has found is returned.
 
     Raises:
         KeyboardInterrupt: interrupted before any plan was found.
@@ -61,7 +98,7 @@ def solve_isolated(
     # A problem derived from the one asked (another budget) collects for itself; what fits is handed on.
     own = replace(problem, report=None).collecting()
     assert own.best is not None
-    events = _Events(own, problem, should_stop)
+    events = _Events(own, problem, should_stop, known)
     chosen = get_strategy(strategy)
     rows, status, message = _ask(own, strategy, options, family=False, events=events)
     interrupted = events.ended == "interrupted"
@@ -80,7 +117,9 @@ def solve_isolated(
                 for best in (own.best, problem.best):
                     if best is not None:
                         best.take(solution.plan, solution.cost, solution.peak_bytes, who)
-    if solution is None or own.best.contradiction:
+    if events.decided is not None and not own.best.contradiction:
+        solution = events.decided.solution(own, strategy)
+    elif solution is None or own.best.contradiction:
         if not message:
             message = own.best.contradiction
         solution = conclude_early(chosen, own, events.ended or "crashed", message, without_plan=status)
@@ -99,16 +138,30 @@ class _Events:
 
     Attributes:
         ended: ``killed`` or ``interrupted`` if the worker did not end by itself, else ''.
+        decided: what ended the worker, if that was a proof of another strategy.
         raised: it was this thread that Ctrl-C interrupted.
         should_stop: asked several times a second whether to end the worker.
+        known: asked as often for what others have proven.
         peak_memory_bytes: largest resident set that the worker told of.
     """
 
-    def __init__(self, own: Problem, outer: Problem, should_stop: Callable[[], bool]):
-        self.own, self.outer, self.should_stop = own, outer, should_stop
+    def __init__(
+        self, own: Problem, outer: Problem, should_stop: Callable[[], bool], known: Callable[[], Known | None]
+    ):
+        self.own, self.outer, self.should_stop, self.known = own, outer, should_stop, known
         self.ended, self.raised, self.peak_memory_bytes = "", False, 0
+        self.decided: Known | None = None
         self.path: Path | None = None
         self._at = 0
+
+    def is_over(self) -> bool:
+        """Whether the worker should end now, because it was asked to or because others have decided its problem."""
+        known = self.known()
+        if known is not None and known.decides(self.own):
+            self.decided = known
+        elif self.should_stop():
+            self.ended = "interrupted"
+        return self.decided is not None or bool(self.ended)
 
     def read(self) -> None:
         """Hand over every complete line that is new."""
@@ -231,7 +284,7 @@ def _exchange(
             events.read()
         if result.exists():
             return json.loads(result.read_text()), Status.FAILED, ""
-    if events is not None and events.ended == "interrupted":
+    if events is not None and (events.ended == "interrupted" or events.decided is not None):
         return None, Status.TIMEOUT, "interrupted"
     if code is None:
         if events is not None:
@@ -284,9 +337,11 @@ def _wait(process: subprocess.Popen[bytes], ends_at: float, events: _Events | No
             pass
         if events is not None:
             events.read()
-        if process in _interrupted or (events is not None and events.should_stop()):
+        if process in _interrupted:
             if events is not None:
                 events.ended = "interrupted"
+            return _end_gently(process)
+        if events is not None and events.is_over():
             return _end_gently(process)
     return None
 

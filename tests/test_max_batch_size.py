@@ -22,7 +22,7 @@ from experiments.batch_search import RULES, Bisection
 from experiments.config import register
 from experiments.engine import Job, make_engine
 from experiments.largest_model import SizeSearch
-from experiments.max_batch_size import DIRECT, max_batches
+from experiments.max_batch_size import DIRECT, _Search, max_batches
 from experiments.per_sample import PerSample, of_batch, pair, per_sample
 from experiments.progress import SolveProgress
 from experiments.store import Store
@@ -429,3 +429,26 @@ def test_what_cannot_be_asked_is_refused(
     Path("g.json").write_text("{}")
     assert cli.main(["experiment=max_batch_size", "model=chain", override]) == 1
     assert said in capsys.readouterr().err
+
+
+def test_the_portfolio_has_what_its_members_find_and_nobody_asks_what_is_ruled_out(vgg19: PerSample) -> None:
+    """ResNet50: `search` found a batch of 904 where the portfolio, whose member it is, stopped at 874."""
+    least = vgg19.graph.largest_working_set()[0]
+    plain = plain_peak(vgg19.graph)
+
+    def search(name: str) -> _Search:
+        bisection = Bisection(vgg19, GPU_BYTES, RULES[:1], plain, least)
+        return _Search(name, "solver", bench=None, known=bisection, limit_s=100.0)  # type: ignore[arg-type]
+
+    all_of_them = [search("portfolio"), search("search"), search("interval_cp")]
+    for one in all_of_them:
+        one.others = [other for other in all_of_them if other is not one]
+    portfolio, member, stranger = all_of_them
+    member.known.found_bytes = (least + plain) // 2
+    stranger.known.found_bytes, stranger.known.proven_bytes = least + 2, least + 1
+    first = portfolio.next_budget()
+    assert first is not None
+    assert first >= least + 1  # what the stranger has ruled out is not asked
+    assert portfolio.known.found_bytes == member.known.found_bytes
+    assert member.known.found_bytes == (least + plain) // 2  # of others, it has the proofs alone
+    assert (portfolio.known.proven_bytes, portfolio.known.excluded_bytes) == (least, least + 1)

@@ -22,6 +22,7 @@ from experiments.store import Store
 from remat import Outcome, Plan, Problem, Solution, Status, registry, simulate
 from remat.sharing import share
 from remat.solve import Candidate, solve_here, solve_sweep
+from remat.worker import Known
 
 CHAIN = training_chain(4)
 LEAST = remat.min_budget(CHAIN).bytes
@@ -254,3 +255,66 @@ def test_scopes_are_never_one_line_or_column(tmp_path) -> None:
     drawn = _bound(run)
     assert drawn is not None
     assert drawn[1].max() == pytest.approx(total // 10 / total)  # of the free rows: it holds for the staged ones too
+
+
+def sweep_of(folder: Path, *names: str, engine: LocalEngine, graph=GRAPH, budget: int = 3) -> dict[str, Row]:
+    """[strategy] its row of `Bench.run_budgets` at one budget."""
+    subject = Subject(graph, None, None, None, None, "file", "file")
+    chosen = settings(strategies=names, options={name: {} for name in names}, time_limit_s=60.0, threads=1)
+    with SolveProgress(make_console(), 1) as progress, engine:
+        bench = Bench(subject, chosen, "test", Store(folder), engine, progress, 5)
+        return {name: rows[0] for name, rows in bench.run_budgets(names, [budget]).items()}
+
+
+def test_a_strategy_has_the_cheaper_plan_of_its_member_and_says_so(scripted, tmp_path) -> None:
+    scripted(only_tight)
+    registry.strategy("whole", members=("scripted",))(lambda problem: Outcome(bound=problem.graph.total_cost))
+    rows = sweep_of(tmp_path, "scripted", "whole", engine=Here())
+    member, whole = rows["scripted"], rows["whole"]
+    assert member.cost == whole.cost == optimum(GRAPH, 3, "staged")
+    assert (whole.plan_file, whole.plan_from) == (member.plan_file, 3)
+    assert whole.status == "FEASIBLE"
+    assert "plan found by scripted" in whole.message
+    assert Store(tmp_path).read_row(whole.key) == whole
+
+
+def test_a_member_does_not_get_the_plan_of_the_whole(scripted, tmp_path) -> None:
+    registry.strategy("whole", members=("scripted",))(only_tight)
+    scripted(lambda problem: Outcome())
+    rows = sweep_of(tmp_path, "scripted", "whole", engine=Here())
+    assert rows["whole"].cost == optimum(GRAPH, 3, "staged")
+    assert rows["scripted"].cost is None
+
+
+@pytest.mark.usefixtures("warm_search")
+def test_a_proven_optimum_ends_a_search_that_has_it(tmp_path) -> None:
+    rows = sweep_of(tmp_path, "search", "portfolio", engine=LocalEngine(1))
+    search, portfolio = rows["search"], rows["portfolio"]
+    assert portfolio.status == search.status == "OPTIMAL"
+    assert search.bound == portfolio.bound == optimum(GRAPH, 3, "staged")
+    assert search.message == "its plan meets the bound proven by portfolio"
+    assert json.loads(search.stats)["proof_from"] == "portfolio"
+    assert search.wall_s < 30  # of the 60 that it would search
+    assert is_final(search)
+
+
+@pytest.mark.usefixtures("warm_search")
+def test_a_budget_that_is_proven_infeasible_is_not_searched(tmp_path) -> None:
+    deps = [[], [0], [1], [1], [0, 2]]
+    graph = remat.Graph.from_nodes("infeasible staged", deps, [2, 2, 3, 2, 1], [1] * 5)
+    assert graph.largest_working_set()[0] == 6, "a smaller budget is refused before any strategy runs"
+    rows = sweep_of(tmp_path, "search", "checkmate_milp", "portfolio", engine=LocalEngine(1), graph=graph, budget=6)
+    for name in ("search", "checkmate_milp"):
+        row = rows[name]
+        assert row.status == "INFEASIBLE"
+        assert row.message.startswith("proven by portfolio: ")
+        assert row.bound is None
+        assert row.wall_s < 30
+
+
+def test_a_bound_above_a_plan_is_a_contradiction_and_ends_nothing() -> None:
+    problem = Problem(GRAPH, 5).collecting()
+    assert problem.best is not None
+    problem.offer(Plan.from_order(GRAPH, range(len(GRAPH))), "test")
+    assert Known("liar", problem.best.cost + 1).decides(problem) is False
+    assert Known("liar", None).decides(problem) is False

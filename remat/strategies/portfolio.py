@@ -39,7 +39,7 @@ MILP_GAP = 9e-5  # lands below OPTIMAL's tolerance
 FAMILY_SHARE = 0.2  # of the time, for the baselines where the search is not compiled
 
 
-@strategy("portfolio", implementations="search")
+@strategy("portfolio", implementations="search", members=("search", "checkmate_milp"))
 def portfolio(problem: Problem) -> Outcome:
     """Best plan and best bound in the time given: search, LP bound with a certificate, MILP.
 
