@@ -126,9 +126,20 @@ def count_rows(rows: Frame, families: Sequence[str] = ()) -> Counted:
     solved = solved.sort_values(["finished_at", "bound"], na_position="first", kind="stable")
     moments = keys.loc[solved.index].join(solved[["finished_at", "wall_s"]])
     once = solved[~moments.duplicated(keep="last")]
-    latest = once[~keys.loc[once.index].duplicated(keep="last")]
+    latest = without_proofs_of_others(once[~keys.loc[once.index].duplicated(keep="last")])
     carried = int((rows["plan_from"].notna() & ~cut_short).sum())
     return Counted(latest, len(once) - len(latest), int(capped.sum()), carried, int(cut_short.sum()))
+
+
+def without_proofs_of_others(rows: Frame) -> Frame:
+    """The rows with what their own strategies proved: a solve that another strategy's proof ended proved nothing."""
+    borrowed = ["proof_from" in json.loads(text or "{}") for text in rows["stats"]]
+    own_status = np.where(rows["cost"].notna(), "FEASIBLE", "NO_PLAN")
+    return rows.assign(
+        status=rows["status"].mask(borrowed, own_status),
+        gap=rows["gap"].mask(borrowed),
+        bound=rows["bound"].mask(borrowed),
+    )
 
 
 def boards(rows: Frame, families: Sequence[str] = ()) -> list[Board]:

@@ -303,6 +303,18 @@ def test_a_scope_without_problems_is_one_line(
     assert capsys.readouterr().err == "error: runs/store holds no problem of free scope and exact accounting\n"
 
 
+def test_a_proof_counts_for_the_strategy_that_made_it(tmp_path: Path) -> None:
+    """A solve that another strategy's proof ended is stored as OPTIMAL; it proved nothing itself."""
+    borrowed = {"stats": '{"proof_from": "a"}'}
+    rows = [
+        row("a", 10, 100, status="OPTIMAL", bound=100, gap=0.0),
+        row("b", 10, 100, status="OPTIMAL", bound=100, gap=0.0, **borrowed),
+    ]
+    (board,) = shown(tmp_path, rows).boards
+    proven = {s.entrant: (s.proven, s.gap) for s in board.standings}
+    assert (proven["a"], proven["b"]) == ((1, 0.0), (0, None))
+
+
 def test_what_a_cost_cap_ended_is_no_problem_for_others(tmp_path: Path) -> None:
     register()
     store = Store(tmp_path)
