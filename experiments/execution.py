@@ -24,6 +24,7 @@ from experiments.provenance import provenance
 from experiments.settings import RUNS_FOLDER, Settings, configured_model
 from experiments.store import code_version, write_json
 from remat.errors import InvalidInput, RematError
+from remat.files import read_lines, write_lines
 from remat.frontends.spec import ModelSpec
 
 COST_CACHE = RUNS_FOLDER / "cache" / "costs"
@@ -84,11 +85,12 @@ def execute(job: dict[str, Any], folder: Path, console: Console) -> dict[str, An
     rows_path.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "job.json", job | {"rows": str(rows_path.resolve()), "cache": str(COST_CACHE.resolve())})
+    write_lines(rows_path, read_lines(rows_path))  # without damaged lines, of which the child could not warn
     spec = job["spec"]
     sizes = ", ".join(f"{k} {v}" for k, v in (("batch", spec["batch_size"]), *spec["options"].items()) if v)
     console.print(f"{spec['name']} on {job['device']} ({sizes}); costs: {job['cost']}", markup=False)
     run_child("experiments.execution_torch", folder, console)
-    rows = [json.loads(line) for line in rows_path.read_text().splitlines()]
+    rows = read_lines(rows_path)
     run = {"experiment": "execution", "job": job, "provenance": source, "rows": rows}
     write_json(folder / "run.json", run)
     _print_table(console, rows)
