@@ -68,6 +68,6 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> UnknownName:
     return UnknownName(f"unknown {what} '{name}'; {hint}")
 
 
-def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """Up to `most` of the known names that `name` may be a slip of."""
-    return difflib.get_close_matches(str(name).lower(), list(known), n=most, cutoff=0.5)
+def nearest(name: str, known: Iterable[str], most: int = 3, alike: float = 0.5) -> list[str]:
+    """Up to `most` of the known names that `name` may be a slip of; `alike` is how near they must be, up to 1."""
+    return difflib.get_close_matches(str(name).lower(), list(known), n=most, cutoff=alike)

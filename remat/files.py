@@ -117,7 +117,7 @@ class UnknownKeys:
         """Note the keys of `record` that are not `known`; `what` it is, e.g. ``node``."""
         for key in record.keys() - set(known):
             self._found[what, key] = self._found.get((what, key), 0) + 1
-            self._meant.setdefault((what, key), nearest(key, set(known) - record.keys(), 1))
+            self._meant.setdefault((what, key), nearest(key, set(known) - record.keys(), 1, alike=0.7))
 
     def line(self) -> str:
         """What to say of them; '' for none."""

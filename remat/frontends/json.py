@@ -265,7 +265,7 @@ class _Reader:
             return _EMPTY[wanted[0]]
         if key not in record:
             if default is ...:
-                slip = nearest(key, record.keys() - _KNOWN, 1)
+                slip = nearest(key, record.keys() - _KNOWN, 1, alike=0.7)
                 hint = f"; did you mean '{key}' by '{slip[0]:.60}'?" if slip else ""
                 self.problems.append(f"{at} lacks '{key}'{hint}")
                 return _EMPTY[wanted[0]]
