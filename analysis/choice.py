@@ -85,5 +85,5 @@ def page_plans(run: Run) -> list[Shown]:
 
 
 def _shown(run: Run, row: Any) -> Shown | None:
-    plan = run.load_plan(row)
-    return None if plan is None or run.graph is None else Shown(row, plan, simulate(run.graph, plan))
+    found = run.load_plan(row)
+    return None if found is None else Shown(row, *found)

@@ -17,6 +17,7 @@ from analysis.panel import panel_of
 from analysis.results import Run, load_run
 from analysis.style import RC
 from analysis.table import write_csv
+from remat.files import replacing
 
 FIGURES = ("overhead", "memory", "matrices", "network")
 
@@ -68,7 +69,9 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     """Write PNG and PDF without dates, so that equal results give equal files."""
     FigureCanvasAgg(figure)
     png, pdf = stem.with_suffix(".png"), stem.with_suffix(".pdf")
-    figure.savefig(png, metadata={"Software": None})
+    with replacing(png) as scratch:
+        figure.savefig(scratch, format="png", metadata={"Software": None})
     figure.set_layout_engine("none")  # the layout just computed serves the PDF as well
-    figure.savefig(pdf, metadata={"CreationDate": None, "Producer": None, "Creator": None})
+    with replacing(pdf) as scratch:
+        figure.savefig(scratch, format="pdf", metadata={"CreationDate": None, "Producer": None, "Creator": None})
     return [png, pdf]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.drawing import save, style_context
+from analysis.results import read_json
 from analysis.style import BLACK, ORANGE, SKY, Style, style_of
 from remat.files import replacing
 
@@ -25,7 +25,7 @@ _BY_HAND = {
 
 def draw_execution(folder: Path) -> list[Path]:
     """Draw the figure and write the table of a run; the paths written."""
-    run = json.loads((folder / "run.json").read_text())
+    run = read_json(folder / "run.json")
     table = folder / "table.csv"
     with replacing(table) as scratch:
         pd.DataFrame(run["rows"]).to_csv(scratch, index=False)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from matplotlib.ticker import NullLocator
 from analysis.command import command
 from analysis.drawing import save, style_context
 from analysis.leaderboard_page import page, read_leaderboard
-from analysis.results import Frame
+from analysis.results import Frame, read_json
 from analysis.standings import Board, Standing, as_records, profile
 from analysis.style import GREY, Style, style_of
 from remat.errors import InvalidInput
@@ -39,8 +38,8 @@ def draw_leaderboard(folder: Path) -> list[Path]:
         InvalidInput: the folder is no leaderboard's, or its store holds no rows.
     """
     try:
-        store = (folder / json.loads((folder / FILE).read_text())["store"]).resolve()
-    except (OSError, ValueError, KeyError, TypeError):
+        store = (folder / read_json(folder / FILE)["store"]).resolve()
+    except (InvalidInput, KeyError, TypeError):
         raise InvalidInput(f"{folder} is not a leaderboard's folder: it has no readable {FILE}") from None
     shown = read_leaderboard(store)
     written = [_write_csv(pd.DataFrame(list(as_records(shown.boards))), folder / "table.csv")]

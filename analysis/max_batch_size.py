@@ -6,7 +6,6 @@ the folder of the first. Each way of counting has a panel of its own: they are n
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from rich.table import Table
 
 from analysis.command import command
 from analysis.drawing import save, style_context
+from analysis.results import read_json
 from analysis.style import BLACK, GREY, TEAL, Style, order_of, style_of
 from remat.errors import InvalidInput
 from remat.files import replacing
@@ -59,11 +59,8 @@ def draw_runs(folders: Sequence[Path], target: Path) -> list[Path]:
 def load(folder: Path) -> list[dict[str, Any]]:
     """The documents of a run (`experiments.max_batch_size` says what is in them)."""
     path = Path(folder) / "run.json"
-    try:
-        run = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path}: not a readable run ({error})") from None
-    if not isinstance(run, dict) or run.get("experiment") != "max_batch_size":
+    run = read_json(path)
+    if run.get("experiment") != "max_batch_size":
         raise InvalidInput(f"{path}: not a run of experiment=max_batch_size")
     if not isinstance(run.get("networks"), list):
         raise InvalidInput(f"{path}: has no list 'networks'; run the experiment again")

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pandas as pd
-import pyarrow.parquet as pq
 
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, InvalidPlan
+from remat.files import read_json as read_plain_json
+from remat.files import read_table
 from remat.frontends.json import load_graph
 from remat.graph import Graph
 from remat.plan import Plan
+from remat.simulator import Trace, load_and_simulate
 
 # A pandas DataFrame. Its inline types make each cell and each row of itertuples() unusable to a type checker.
 Frame: TypeAlias = Any
@@ -103,16 +105,19 @@ class Run:
 
         return sorted(self.shown["strategy"].unique().tolist(), key=order_of)
 
-    def load_plan(self, row: Any) -> Plan | None:
-        """The stored plan of a row, or None if it has none.
+    def load_plan(self, row: Any) -> tuple[Plan, Trace] | None:
+        """The stored plan of a row with its trace, or None if it has none.
 
         Raises:
-            InvalidPlan: the file is malformed or made for another graph.
+            InvalidPlan: naming the file: it is malformed, made for another graph, or not the plan of that row.
         """
         file = row.plan_file
         if self.graph is None or not isinstance(file, str) or row.graph_sha256 != self.graph.sha256():
             return None
-        return Plan.load(self.store / file, self.graph)
+        plan, trace = load_and_simulate(self.store / file, self.graph)
+        if (trace.cost, trace.peak_bytes) != (int(row.cost), int(row.peak_bytes)):
+            raise InvalidPlan(f"{self.store / file}: is not the plan of its row; run the same command again to mend it")
+        return plan, trace
 
 
 def load_run(folder: Path) -> Run:
@@ -158,12 +163,9 @@ def name_scopes(rows: Frame) -> Frame:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object of a run folder."""
-    try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InvalidInput(f"{path.parent} is not a run folder: it has no {path.name}") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InvalidInput(f"{path}: cannot be read as JSON: {error}") from None
+    if not path.exists():
+        raise InvalidInput(f"{path.parent} is not a run folder: it has no {path.name}")
+    info = read_plain_json(path)
     if not isinstance(info, dict):
         raise InvalidInput(f"{path}: must hold a JSON object")
     return info
@@ -200,10 +202,7 @@ def _read_tables(folder: Path, keys: list[str], columns: tuple[str, ...]) -> tup
 
 
 def _read_records(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
-    try:
-        records = pq.ParquetFile(path).read().to_pylist()
-    except (OSError, ValueError) as error:  # pyarrow's errors derive from these
-        raise InvalidInput(f"{path}: cannot be read as parquet: {error}") from None
+    records = read_table(path).to_pylist()
     absent = [column for column in columns if records and column not in records[0]]
     if absent:
         raise InvalidInput(f"{path}: lacks the columns {', '.join(absent)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from matplotlib.ticker import NullLocator
 
 from analysis.command import command
 from analysis.drawing import save, style_context
+from analysis.results import read_json
 from analysis.style import GREY, style_of
 from remat.errors import InvalidInput
 from remat.files import replacing
@@ -28,10 +28,10 @@ def draw_run(folder: Path) -> list[Path]:
     """
     folder = Path(folder)
     try:
-        document = json.loads((folder / "run.json").read_text())
+        document = read_json(folder / "run.json")
         points = document["points"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInput(f"{folder / 'run.json'}: not a readable run of experiment=throughput ({error})") from None
+    except KeyError:
+        raise InvalidInput(f"{folder / 'run.json'}: not a run of experiment=throughput") from None
     with replacing(folder / "table.csv") as scratch:
         pd.DataFrame(points).to_csv(scratch, index=False)
     (folder / "figures").mkdir(exist_ok=True)

@@ -26,6 +26,7 @@ from experiments.provenance import provenance
 from experiments.store import code_version
 from remat import Graph, Plan, Solution, load_graph, simulate, solve_sweep
 from remat.errors import RematError
+from remat.files import read_json
 from remat.frontends import synthetic
 from remat.incumbent import GAP_TOLERANCE
 
@@ -135,7 +136,7 @@ def cases(folder: Path | None) -> Iterator[Case]:
                 yield Case(f"generated/{graph.name}", graph, _share(graph, share), f"{share:.0%}")
         return
     file = folder / "records.json"
-    records = json.loads(file.read_text()) if file.exists() else []
+    records = read_json(file) if file.exists() else []
     for path in sorted(folder.glob("*/*.json")):
         graph, kind = load_graph(path), path.parent.name
         name = f"{kind}/{path.stem}"

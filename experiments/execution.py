@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,7 +22,10 @@ from experiments.config import CONF_FOLDER
 from experiments.provenance import provenance
 from experiments.settings import RUNS_FOLDER, Settings, configured_model
 from experiments.store import code_version, write_json
+from remat.child import command as child_command
+from remat.child import environment
 from remat.errors import InvalidInput, RematError
+from remat.files import read_lines, write_lines
 from remat.frontends.spec import ModelSpec
 
 COST_CACHE = RUNS_FOLDER / "cache" / "costs"
@@ -84,11 +86,12 @@ def execute(job: dict[str, Any], folder: Path, console: Console) -> dict[str, An
     rows_path.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "job.json", job | {"rows": str(rows_path.resolve()), "cache": str(COST_CACHE.resolve())})
+    write_lines(rows_path, read_lines(rows_path))  # without damaged lines, of which the child could not warn
     spec = job["spec"]
     sizes = ", ".join(f"{k} {v}" for k, v in (("batch", spec["batch_size"]), *spec["options"].items()) if v)
     console.print(f"{spec['name']} on {job['device']} ({sizes}); costs: {job['cost']}", markup=False)
     run_child("experiments.execution_torch", folder, console)
-    rows = [json.loads(line) for line in rows_path.read_text().splitlines()]
+    rows = read_lines(rows_path)
     run = {"experiment": "execution", "job": job, "provenance": source, "rows": rows}
     write_json(folder / "run.json", run)
     _print_table(console, rows)
@@ -134,10 +137,10 @@ def resized(spec: ModelSpec, sizes: Mapping[str, Mapping[str, Any]]) -> ModelSpe
 
 def run_child(module: str, folder: Path, console: Console) -> list[dict[str, Any]]:
     """Run a measuring module on the folder's ``job.json`` in a process of its own; the rows it made."""
-    command = [sys.executable, "-m", module, str(folder / "job.json")]
+    command = child_command(module, str(folder / "job.json"))
     rows: list[dict[str, Any]] = []
     with (folder / "execution.log").open("w") as log, console.status("capturing and planning ...") as status:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment({}, here=True))
         try:
             assert child.stdout is not None
             for line in child.stdout:

@@ -27,6 +27,7 @@ from experiments.provenance import cpu_name, versions
 from experiments.settings import RUNS_FOLDER
 from experiments.store import code_version, write_json
 from remat.errors import RematError
+from remat.files import read_json, read_lines, write_lines
 
 COMMAND = "python -m experiments.execution_joint --write"
 DOCUMENT = DOCS / "implementations.md"
@@ -39,12 +40,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure what is not stored yet and print it; 1 if the process of a model failed."""
     given = _parser().parse_args(arguments)
     if given.show:
-        run = json.loads(given.show.read_text())
+        run = read_json(given.show)
         _finish(run, given.write)
         return 0
     run = _head(given)
     if given.out and given.out.exists():
-        known = json.loads(given.out.read_text())["models"]
+        known = read_json(given.out)["models"]
         run["models"] = {key: measured for key, measured in known.items() if key not in _keys(given)}
     console, failed = Console(stderr=True), False
     for device in given.devices.split(","):
@@ -115,8 +116,9 @@ def _measured(name: str, device: str, given: argparse.Namespace, console: Consol
     folder = RUNS_FOLDER / f"joint_{device}_{name}"
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "job.json", job | {"rows": str(rows_path.resolve()), "cache": str(COST_CACHE.resolve())})
+    write_lines(rows_path, read_lines(rows_path))  # without damaged lines, of which the child could not warn
     run_child("experiments.execution_ways", folder, console)
-    rows = [json.loads(line) for line in rows_path.read_text().splitlines()]
+    rows = read_lines(rows_path)
     return {
         "model": name, "device": device, "batch": spec.batch_size, "date": datetime.date.today().isoformat(),
         "rows": rows,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import sys
 import tempfile
 import warnings
@@ -23,6 +22,7 @@ from experiments.provenance import cpu_name, versions
 from experiments.store import rows_of_other_models, write_json
 from remat.cost import CostWarning
 from remat.errors import InvalidInput
+from remat.files import read_json
 
 FRACTIONS = (0.8, 0.6, 0.45)
 HEADER = """\
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--show", type=Path, help="only print the table of rows that --out wrote")
     given = parser.parse_args(arguments)
     if given.show:
-        print("\n".join([HEADER, *map(_line, json.loads(given.show.read_text())["rows"])]))
+        print("\n".join([HEADER, *map(_line, read_json(given.show)["rows"])]))
         return
     warnings.simplefilter("ignore", CostWarning)
     head = {"date": datetime.date.today().isoformat(), "cpu": cpu_name(), "versions": versions(),

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
-import json
 import math
 import sys
 import time
@@ -28,6 +27,7 @@ from typing import Any
 from experiments.provenance import cpu_name, versions
 from experiments.store import rows_of_other_models, write_json
 from experiments.tf_models import MODELS, Sample, build
+from remat.files import read_json
 
 FRACTIONS = (0.8, 0.6, 0.45)
 ROUNDS = 7
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--show", type=Path, help="only print the table of rows that --out wrote")
     given = parser.parse_args(arguments)
     if given.show:
-        written = json.loads(given.show.read_text())["rows"]
+        written = read_json(given.show)["rows"]
         print("\n".join([HEADER, *(line(Row(**row)) for row in written)]))
         return
     rows = rows_of_other_models(given.out, given.models.split(","))

@@ -13,13 +13,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import remat
 from experiments.execution_peers import blocks, checkpointed
 from experiments.execution_subject import Method, Subject, measure
 from remat.cost import CostWarning
-from remat.files import replacing
+from remat.files import read_lines, write_lines
 
 SHARES = (0.6, 0.8, 0.45, 0.9, 0.7, 0.5)  # a quick run takes the first of them
 
@@ -75,8 +74,7 @@ class Rows:
 
     def __init__(self, path: Path):
         self.path = path
-        lines = path.read_text().splitlines() if path.exists() else []
-        self.known: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        self.known = read_lines(path)
 
     def __call__(self, subject: Subject, candidate: Candidate) -> None:
         """Measure what is not there yet; that there is no plan within a budget is a row too."""
@@ -88,8 +86,7 @@ class Rows:
         except remat.InvalidInput as error:
             row = what | {"note": str(error)}
         self.known.append(row)
-        with replacing(self.path) as scratch:
-            scratch.write_text("".join(json.dumps(row) + "\n" for row in self.known))
+        write_lines(self.path, self.known)
         print("row", json.dumps(row), flush=True)
 
 

@@ -26,7 +26,7 @@ from torch import nn
 import remat
 from experiments.execution_subject import Subject, measure
 from remat.cost import CostWarning
-from remat.files import replacing
+from remat.files import read_lines, write_lines
 from remat.graph import Graph
 from remat.implementation import DEFAULT, Implementation
 
@@ -61,8 +61,7 @@ class Rows:
 
     def __init__(self, path: Path):
         self.path = path
-        lines = path.read_text().splitlines() if path.exists() else []
-        self.known: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        self.known = read_lines(path)
 
     def of(self, key: tuple[str, str]) -> dict[str, Any] | None:
         """The row of a method and its parameter."""
@@ -70,8 +69,7 @@ class Rows:
 
     def add(self, row: dict[str, Any]) -> dict[str, Any]:
         self.known.append(row)
-        with replacing(self.path) as scratch:
-            scratch.write_text("".join(json.dumps(row) + "\n" for row in self.known))
+        write_lines(self.path, self.known)
         print("row", json.dumps(row), flush=True)
         return row
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,6 @@ from experiments.solving import Bench
 from experiments.store import Store, write_json
 from remat.cost.gpu import Gpu, gpus, load_gpu
 from remat.errors import InvalidInput
-from remat.frontends.json import load_graph
 from remat.registry import get_strategy
 
 
@@ -73,7 +73,7 @@ def run_missing(store: Store, settings: Settings, console: Console) -> None:
             soft_wrap=True,
         )
         for row, budgets in problems:
-            graph = load_graph(store.folder / "graphs" / f"{row.graph_sha256}.json")
+            graph = store.read_graph(row.graph_sha256)
             subject = Subject(graph, row.model, row.framework, row.granularity, row.batch_size, row.cost_model,
                               row.cost_source)  # fmt: skip
             mine = replace(settings, gpu=_gpu(row, settings.gpu))
@@ -95,12 +95,16 @@ def stored_problems(store: Store, settings: Settings) -> list[tuple[Row, list[in
             continue
         if "cost_cap" in json.loads(row.stats):
             continue  # its solve ended once a cap was decided: no problem that others are ranked on
-        if not (store.folder / "graphs" / f"{row.graph_sha256}.json").is_file():
-            continue
         sha = row.graph_sha256
         budgets.setdefault(sha, set()).add(row.budget_bytes)
         if sha not in latest or (row.finished_at, row.key) > (latest[sha].finished_at, latest[sha].key):
             latest[sha] = row
+    for sha in list(latest):
+        try:
+            store.read_graph(sha)
+        except InvalidInput as error:
+            warnings.warn(f"{error}; its problems are left out until a run of that graph writes it again", stacklevel=2)
+            del latest[sha]
     ordered = sorted(latest.values(), key=lambda row: (row.graph_name, row.graph_sha256))
     return [(row, sorted(budgets[row.graph_sha256])) for row in ordered]
 

@@ -312,7 +312,7 @@ def _drive(searches: Sequence[_Search], engine: Engine, progress: SolveProgress)
         while (budget := search.next_budget()) is not None:
             bench, name = search.bench, "checkmate_milp" if search.kind == "direct" else search.strategy
             key = bench.key(name, budget)
-            row = bench.store.read_row(key)
+            row = bench.store.read_row(key, bench.subject.graph)
             if row is None or not is_final(row):
                 waiting[key] = search
                 progress.expect([bench.settings.time_limit_s])

@@ -9,7 +9,6 @@ tables and the figure into docs/; ``--draw-only`` takes the documents from there
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from experiments.running import STORE_FOLDER
 from experiments.settings import RUNS_FOLDER
 from experiments.store import Store, write_json
 from remat.errors import RematError
+from remat.files import read_json
 
 COMMAND = "python -m experiments.max_batch_table --write"
 NETWORKS = ("unet", "fcn8", "segnet", "vgg19", "resnet50", "mobilenet")
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str]) -> int:
     flags = [a for a in arguments if a.startswith("--")]
     try:
         if "--draw-only" in flags:
-            documents = json.loads(RESULTS.read_text())["networks"]
+            documents = read_json(RESULTS)["networks"]
         else:
             documents = solve([a for a in arguments if not a.startswith("--")])
         write_run(FOLDER, documents)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -16,7 +15,8 @@ from rich.console import Console
 from experiments.progress import SolveProgress
 from experiments.provenance import provenance
 from experiments.store import write_json
-from remat.errors import unknown_name
+from remat.errors import InvalidInput, unknown_name
+from remat.files import read_json
 
 
 class Context(Protocol):
@@ -62,8 +62,8 @@ def run_parts(package: str, parts: Iterable[str], context: Context) -> list[dict
 def _made_now(path: Path, seconds: float, solved: int) -> dict[str, Any]:
     """When a part was made, by which code and in what time: what stood there if nothing had to be solved now."""
     if not solved and path.is_file():
-        with contextlib.suppress(ValueError, KeyError):
-            return json.loads(path.read_text())["made"]
+        with contextlib.suppress(InvalidInput, KeyError, TypeError):  # damaged: it is written anew
+            return read_json(path)["made"]
     source = provenance()
     return {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": seconds, "solved": solved,
             "git_commit": source.git_commit, "git_dirty": source.git_dirty}  # fmt: skip

@@ -6,7 +6,6 @@ checkpoint-all's peak) between the README's marks and copies the run's overhead 
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import sys
@@ -17,6 +16,7 @@ import pandas as pd
 
 from experiments.documents import DOCS, markdown_table, write_between_marks
 from remat.errors import InvalidInput, RematError
+from remat.files import read_json
 
 COMMAND = "python -m experiments.readme_table RUN_FOLDER"
 README = DOCS.parent / "README.md"
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
             raise InvalidInput(
                 f"{folder}: has no table.csv and figures/overhead.png; give the folder of a finished run"
             )
-        gpu = json.loads((folder / "run.json").read_text())["gpu"]
+        gpu = read_json(folder / "run.json")["gpu"]
         text = table(pd.read_csv(source), gpu["memory_bytes"])
         print(text)
         write_between_marks(README, COMMAND, text)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -26,6 +25,7 @@ from remat.cost import apply_cost
 from remat.cost.gpu import EFFICIENCY, Gpu, load_gpu, operation_class
 from remat.cost.roofline import efficiency_keys, operation_ns
 from remat.errors import InvalidInput, RematError
+from remat.files import read_json
 from remat.frontends.monet import monet_graph
 from remat.frontends.spec import ModelSpec, extract
 from remat.graph import Work
@@ -127,7 +127,7 @@ def tables(folder: Path) -> str:
     gpu = load_gpu("p100")
     found, shares = {}, []
     for name, nodes in NETWORKS.items():
-        published = json.loads((folder / "p100" / f"{name}.json").read_text())["nodes"]
+        published = read_json(folder / "p100" / f"{name}.json")["nodes"]
         pairs = align(nodes, published)
         found[name] = comparable(pairs)
         cost = sum(p["cost"] for p in published)
@@ -184,7 +184,7 @@ def frontend_table(folder: Path) -> str:
         fields: dict[str, Any] = {str(key): value for key, value in content.items() if key != "description"}
         fields |= {"batch_size": int(batch), "input_size": tuple(fields["input_size"])}
         graph = apply_cost(extract(ModelSpec(**fields)), "roofline", gpu)
-        published = json.loads((folder / "p100" / f"{name}.json").read_text())["nodes"]
+        published = read_json(folder / "p100" / f"{name}.json")["nodes"]
         row = [name, str(len(graph))]
         for directions in ((False,), (True,), (False, True)):
             ours = sum(op.cost for op in graph.operations if op.is_backward in directions)

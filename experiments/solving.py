@@ -119,9 +119,12 @@ class Bench:
         rows = []
         for solution in solve_family(family, [self.problem(budget) for budget in budgets]):
             key = self.key(name, solution.budget_bytes)
-            row = self.store.read_row(key) if family.status is not Status.FAILED else None
-            rows.append(row if row is not None else self.keep(key, solution))
-            self.kept[key] = rows[-1]
+            row = self.store.read_row(key, self.subject.graph)
+            said = (str(solution.status), solution.cost, solution.peak_bytes)
+            if row is None or (row.status, row.cost, row.peak_bytes) != said:  # e.g. FAILED, of a killed worker
+                row = self.keep(key, solution)
+            rows.append(row)
+            self.kept[key] = row
         return rows
 
     def run_budgets(self, names: Sequence[str], budgets: Sequence[int]) -> dict[str, list[Row]]:
@@ -137,7 +140,7 @@ class Bench:
         for budget in budgets:  # the tightest are the hardest: first, so that no long one is left to the end
             for name in sorted(names, key=lambda name: not get_strategy(name).members):  # they prove: others end sooner
                 key = self.key(name, budget)
-                row = self.store.read_row(key)
+                row = self.store.read_row(key, self.subject.graph)
                 if row is not None and is_final(row):
                     self.kept[key] = found[key] = row
                     self.reused += 1
@@ -424,7 +427,7 @@ def solve_each(asked: Sequence[tuple[Bench, str, int]]) -> list[Row]:
     owner = {key: bench for key, (bench, *_) in zip(keys, asked, strict=True)}
     jobs = []
     for key, (bench, strategy, budget) in zip(keys, asked, strict=True):
-        row = bench.store.read_row(key)
+        row = bench.store.read_row(key, bench.subject.graph)
         if row is not None and is_final(row):
             rows[key] = bench.kept[key] = row
             bench.reused += 1

@@ -8,7 +8,6 @@ that solve the same, each writes rows with its own plans.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import typing
@@ -20,22 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from experiments.row import Row
-from remat.errors import InvalidPlan, RematError
-from remat.files import replacing
-from remat.frontends.json import save_graph
+from remat.errors import InvalidInput, InvalidPlan
+from remat.files import read_json, read_table, sealed, unsealed, write_table, write_text
+from remat.frontends.json import load_graph, save_graph
 from remat.graph import Graph
 from remat.plan import Plan
+from remat.simulator import load_and_simulate
 from remat.solve import Family, Member, Status
 
 _ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class StoreFull(RematError):
-    """The disk has no room for a result; what was written before is kept."""
 
 
 def _schema() -> pa.Schema:
@@ -68,40 +62,99 @@ class Store:
     def __init__(self, folder: Path):
         self.folder = folder
 
-    def read_row(self, key: str) -> Row | None:
-        """The row of that key; None if there is none, or none that can be read (with a warning)."""
+    def read_row(self, key: str, graph: Graph | None = None) -> Row | None:
+        """The row of that key; None if there is none, or if it or its plan is damaged (with a warning).
+
+        Args:
+            graph: of the row; with it the plan is judged again, without it only looked for.
+        """
         path = self.folder / "rows" / f"{key}.parquet"
         table = _read_table(path, ROW_SCHEMA)
         if table is None:
             return None
         row = Row(**table.to_pylist()[0])
-        if row.plan_file is not None and not (self.folder / row.plan_file).is_file():
-            warnings.warn(f"{path}: its plan {row.plan_file} is gone; solving it again", stacklevel=2)
+        if row.plan_file is None:
+            return row
+        plan_path = self.folder / row.plan_file
+        try:
+            if graph is not None:
+                self.read_plan(row, graph)
+            elif not plan_path.is_file():
+                raise InvalidPlan(f"{plan_path}: no such file")
+        except InvalidPlan as error:
+            _warn_damaged(error)
             return None
         return row
 
     def write_row(self, row: Row) -> None:
-        """Write `row`; raises `StoreFull`."""
+        """Write `row`; raises `DiskFull`."""
         table = pa.Table.from_pylist([asdict(row)], schema=ROW_SCHEMA)
-        _write(self.folder / "rows" / f"{row.key}.parquet", lambda path: pq.write_table(table, path))
+        write_table(self.folder / "rows" / f"{row.key}.parquet", table)
 
     def write_plan(self, key: str, plan: Plan) -> str:
         """Write `plan`; its path relative to the store."""
-        digest = hashlib.sha256(plan.kinds.tobytes() + plan.ids.tobytes()).hexdigest()[:12]
-        name = f"plans/{key}-{digest}.json"
-        _write(self.folder / name, plan.save)
+        digest = hashlib.sha256(plan.kinds.tobytes() + plan.ids.tobytes())
+        if plan.ways:
+            digest.update(json.dumps(plan.ways).encode())
+        name = f"plans/{key}-{digest.hexdigest()[:12]}.json"
+        plan.save(self.folder / name)
         return name
 
     def read_plan(self, row: Row, graph: Graph) -> Plan:
-        """The plan of a row that has one."""
+        """The plan of a row that has one.
+
+        Raises:
+            InvalidPlan: naming the file: it cannot be read or executed, or does not do what the row says.
+        """
         assert row.plan_file is not None
-        return Plan.load(self.folder / row.plan_file, graph)
+        path = self.folder / row.plan_file
+        plan, trace = load_and_simulate(path, graph)
+        if (trace.cost, trace.peak_bytes) != (row.cost, row.peak_bytes):
+            raise InvalidPlan(f"{path}: costs {trace.cost} and peaks at {trace.peak_bytes}, its row says "
+                              f"{row.cost} and {row.peak_bytes}")  # fmt: skip
+        return plan
 
     def write_graph(self, graph: Graph) -> None:
-        """Write `graph` unless it is there."""
-        path = self.folder / "graphs" / f"{graph.sha256()}.json"
-        if not path.is_file():
-            _write(path, lambda scratch: save_graph(graph, scratch))
+        """Write `graph` unless it is there, whole."""
+        path = self._graph_path(graph.sha256())
+        if path.exists():
+            try:
+                self.read_graph(graph.sha256())
+                return
+            except InvalidInput as error:
+                _warn_damaged(error)
+        save_graph(graph, path)
+
+    def read_graph(self, sha256: str) -> Graph:
+        """The graph of that hash.
+
+        Raises:
+            InvalidInput: naming the file: it is not there, cannot be read, or was altered.
+        """
+        path = self._graph_path(sha256)
+        graph = load_graph(path)
+        if graph.sha256() != sha256:
+            raise InvalidInput(f"{path}: was altered after it was written")
+        return graph
+
+    def _graph_path(self, sha256: str) -> Path:
+        return self.folder / "graphs" / f"{sha256}.json"
+
+    def remember(self, kind: str, determines: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
+        """What `compute` returns (JSON-ready), from the store if it was computed before; None is not kept."""
+        path = self.folder / kind / f"{row_key(determines)}.json"
+        if path.exists():
+            try:
+                content = unsealed(read_json(path), path)
+                if "found" in content:
+                    return content["found"]
+                _warn_damaged(f"{path}: holds no result")
+            except InvalidInput as error:
+                _warn_damaged(error)
+        found = compute()
+        if found is not None:
+            write_json(path, sealed({"found": found}))
+        return found
 
     def write_family(self, key: str, family: Family, graph: Graph, accounting: str) -> None:
         """Write every member of a family; one without members keeps its status and reason."""
@@ -128,7 +181,7 @@ class Store:
         table = pa.Table.from_pylist(rows, schema=FAMILY_SCHEMA)
         said = {"status": family.status or "", "message": family.message, "rejected": family.rejected}
         table = table.replace_schema_metadata(said | {"wall_s": repr(family.wall_s)})
-        _write(self.folder / "families" / f"{key}.parquet", lambda path: pq.write_table(table, path))
+        write_table(self.folder / "families" / f"{key}.parquet", table)
 
     def read_family(self, key: str, strategy: str, graph: Graph) -> Family | None:
         """The family of that key, or None; costs and peaks as judged when it was written."""
@@ -144,7 +197,7 @@ class Store:
                 plan = Plan.from_steps(graph, zip(steps["kinds"], steps["ids"], ways, strict=True))
                 members.append(Member(plan, row["cost"], row["peak_bytes"], json.loads(row["parameters"])))
         except (InvalidPlan, ValueError, KeyError, TypeError) as error:
-            warnings.warn(f"{path}: cannot be read ({error}); computing it again", stacklevel=2)
+            _warn_damaged(f"{path}: {error}")
             return None
         said = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
         return Family(
@@ -184,37 +237,28 @@ def code_version(*, whole: bool = False) -> str:
 
 def rows_of_other_models(path: Path | None, models: Sequence[str]) -> list[dict[str, Any]]:
     """Rows that are not of `models` in a table's JSON file, so that a run of some models keeps the others'."""
-    rows = json.loads(path.read_text())["rows"] if path is not None and path.exists() else []
+    rows = read_json(path)["rows"] if path is not None and path.exists() else []
     return [row for row in rows if row["model"] not in models]
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write JSON atomically; raises `StoreFull`."""
-    _write(path, lambda scratch: scratch.write_text(json.dumps(document, indent=1)))
-
-
-def _write(path: Path, write: Callable[[Path], Any]) -> None:
-    try:
-        with replacing(path) as scratch:
-            write(scratch)
-    except OSError as error:
-        if error.errno in _FULL or "No space left" in str(error):
-            raise StoreFull(
-                f"no space left on the disk to write {path}; what was finished before is kept: "
-                "make room and give the same command again"
-            ) from None
-        raise
+    """Write JSON for people too, atomically; raises `DiskFull`."""
+    write_text(path, json.dumps(document, indent=1))
 
 
 def _read_table(path: Path, schema: pa.Schema, *, empty: bool = False) -> pa.Table | None:
-    if not path.is_file():
+    if not path.exists():
         return None
     try:
-        table = pq.ParquetFile(path).read()
-    except (pa.ArrowException, OSError) as error:
-        warnings.warn(f"{path}: cannot be read ({str(error).splitlines()[0]}); computing it again", stacklevel=3)
+        table = read_table(path)
+    except InvalidInput as error:
+        _warn_damaged(error)
         return None
     if not table.schema.equals(schema) or (table.num_rows != 1 and not empty):
-        warnings.warn(f"{path}: has other columns than this version writes; computing it again", stacklevel=3)
+        _warn_damaged(f"{path}: has other columns than this version writes")
         return None
     return table
+
+
+def _warn_damaged(what: object) -> None:
+    warnings.warn(f"{what}; computing it again", stacklevel=3)

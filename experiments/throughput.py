@@ -13,7 +13,6 @@ bound of a step falls for each further GiB).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from experiments.row import Row
 from experiments.running import STORE_FOLDER
 from experiments.settings import Settings
 from experiments.solving import Bench, solve_each
-from experiments.store import Store, code_version, row_key, write_json
+from experiments.store import Store, code_version, write_json
 from remat.bounds.price import shadow_price
 from remat.cost import apply_cost
 from remat.errors import InvalidInput, RematError
@@ -158,17 +157,16 @@ def _price(
 ) -> dict[str, Any]:
     """What a further GiB saves at this batch, kept in the store; None in it if its LP is not solved in time."""
     asked = {"price": graph.sha256(), "budget": memory_bytes, "scope": settings.scope, "code": code_version()}
-    path = store.folder / "prices" / f"{row_key(asked)}.json"
-    if path.is_file():
-        return json.loads(path.read_text())
-    try:
-        price = shadow_price(graph, memory_bytes, scope=settings.scope, time_limit_s=limit_s,
-                             threads=settings.threads)  # fmt: skip
-    except RematError:
-        return {"batch": batch, "ms_per_gib": None, "bound_ns": None}
-    found = {"batch": batch, "ms_per_gib": price.per_gib / 1e6, "bound_ns": price.bound}
-    write_json(path, found)
-    return found
+
+    def compute() -> dict[str, Any] | None:
+        try:
+            price = shadow_price(graph, memory_bytes, scope=settings.scope, time_limit_s=limit_s,
+                                 threads=settings.threads)  # fmt: skip
+        except RematError:
+            return None
+        return {"batch": batch, "ms_per_gib": price.per_gib / 1e6, "bound_ns": price.bound}
+
+    return store.remember("prices", asked, compute) or {"batch": batch, "ms_per_gib": None, "bound_ns": None}
 
 
 def _table(document: dict[str, Any]) -> Table:

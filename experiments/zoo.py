@@ -26,7 +26,7 @@ from experiments.store import write_json
 from remat import zoo
 from remat.cost import CostWarning
 from remat.errors import InvalidInput
-from remat.files import replacing
+from remat.files import read_json, replacing
 from remat.frontends.json import graph_to_dict
 from remat.frontends.monet import BATCHES, monet_graph
 from remat.frontends.spec import ModelSpec, load_target
@@ -127,7 +127,7 @@ class _Index:
 
     def _known(self) -> dict[tuple[str, str], Any]:
         path = self.folder / zoo.INDEX
-        known = json.loads(path.read_text()) if path.exists() else {}
+        known = read_json(path) if path.exists() else {}
         return {(kind, name): entry for kind in zoo.KINDS for name, entry in known.get(kind, {}).items()}
 
 

@@ -1,4 +1,4 @@
-"""``python -m remat._worker JOB RESULT EVENTS``: the other side of `remat.worker`."""
+"""``remat._worker JOB RESULT EVENTS``: the other side of `remat.worker`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from remat.files import replacing
+from remat.files import write_text
 from remat.frontends.json import graph_from_dict
 from remat.incumbent import Found, Incumbent
 from remat.plan import Plan
@@ -56,8 +56,7 @@ def main(job_path: str, result_path: str, events_path: str) -> None:
         held = peak_memory_bytes() + solution.stats.get("member_peak_memory_bytes", 0)
         stats = {**solution.stats, "solver_began": began, "solver_peak_memory_bytes": held}
         rows = [solution_to_row(replace(solution, stats=stats))]
-    with replacing(result_path) as scratch:
-        scratch.write_text(json.dumps(rows, default=float))
+    write_text(result_path, json.dumps(rows, default=float))
 
 
 class Events:
@@ -81,21 +80,16 @@ class Events:
         self.tell(event)
 
     def watch(self) -> None:
-        """Tell now and then how much memory was needed, and end this process when its parent is gone.
-
-        A killed run so leaves no solver behind, and a solver that ran out of memory its last peak.
-        """
-        parent = os.getppid()
+        """Tell now and then how much memory was needed: a solver that runs out of it leaves its last peak behind."""
 
         def run() -> None:
             told = 0
-            while os.getppid() == parent:
+            while True:
                 peak = peak_memory_bytes()
                 if peak > told:
                     self.tell({"peak_memory_bytes": peak})
                     told = peak
                 time.sleep(WATCH_S)
-            os._exit(1)
 
         threading.Thread(target=run, daemon=True).start()
 

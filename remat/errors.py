@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class RematError(Exception):
@@ -15,7 +15,15 @@ class InvalidInput(RematError, ValueError):
 
 
 class InvalidGraph(InvalidInput):
-    """A graph is malformed: cyclic, dangling, negative, out of order."""
+    """A graph is malformed: cyclic, dangling, negative, out of order.
+
+    Attributes:
+        problems: everything found wrong, a line each; the message is the first of them.
+    """
+
+    def __init__(self, message: str, problems: Sequence[str] = ()):
+        super().__init__(message)
+        self.problems = tuple(problems) or (message,)
 
 
 class InvalidPlan(InvalidInput):
@@ -29,6 +37,12 @@ class InvalidPlan(InvalidInput):
         super().__init__(message if step is None else f"step {step}: {message}")
         self.step = step
 
+    def of_file(self, path: object, more: str = "") -> InvalidPlan:
+        """This error with the file before the step, and `more` at the end."""
+        named = InvalidPlan(f"{path}: {self}{more}")
+        named.step = self.step
+        return named
+
 
 class UnknownName(InvalidInput):
     """A model, strategy, GPU or option of that name does not exist."""
@@ -38,6 +52,10 @@ class MissingPackage(RematError, ImportError):
     """An optional package is not installed; the message holds the command that installs it."""
 
 
+class DiskFull(RematError):
+    """The disk has no room for a file; what was written before is kept."""
+
+
 class Skip(Exception):
     """Raised by a strategy that does not apply to a problem; the reason is the message."""
 
@@ -45,6 +63,11 @@ class Skip(Exception):
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UnknownName:
     """An `UnknownName` that offers the nearest of the known names."""
     known = sorted(known)
-    near = difflib.get_close_matches(str(name).lower(), known, n=3, cutoff=0.5)
+    near = nearest(name, known)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
     return UnknownName(f"unknown {what} '{name}'; {hint}")
+
+
+def nearest(name: str, known: Iterable[str], most: int = 3, alike: float = 0.5) -> list[str]:
+    """Up to `most` of the known names that `name` may be a slip of; `alike` is how near they must be, up to 1."""
+    return difflib.get_close_matches(str(name).lower(), list(known), n=most, cutoff=alike)

@@ -1,12 +1,133 @@
-"""Writing files so that a reader finds all of one or nothing, whatever interrupts the writer."""
+"""Reading and writing files: what is read is whole and plain JSON; what is written is there in one step, or not at all.
+
+Everything that remat reads as JSON comes through `read_json`, and everything that it writes goes through `replacing`,
+so that each defect of a file, and each full disk, is told in one place and with the path.
+"""
 
 from __future__ import annotations
 
+import errno
+import gzip
+import hashlib
+import json
 import os
 import secrets
-from collections.abc import Iterator
+import tempfile
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remat.errors import DiskFull, InvalidInput, nearest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_FILE_BYTES = 512 * 1024**2
+SEAL = "content_sha256"
+_GZIP = b"\x1f\x8b"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def read_json(path: str | os.PathLike[str], refused: type[InvalidInput] = InvalidInput) -> Any:
+    """The JSON value in a file, UTF-8, compressed with gzip or not.
+
+    Args:
+        refused: the class of the error.
+
+    Raises:
+        InvalidInput: one line, with the path and, where there is one, the place. Beside what no JSON parser takes,
+            an object with the same key twice, NaN and files above `MAX_FILE_BYTES` are refused.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise refused(f"the path of a file is wanted, not {path!r:.60}")
+    try:
+        return _parsed(_read_bytes(Path(path)))
+    except _Unreadable as error:
+        raise refused(f"{os.fspath(path)}: {error}") from None
+
+
+class _Unreadable(Exception):
+    """Why a file cannot be read, without its path."""
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        if path.is_dir():
+            raise _Unreadable("cannot be read: it is a folder; name a file in it")
+        if path.exists() and not path.is_file():
+            raise _Unreadable("not a regular file")  # a device or a pipe may never end
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if content.startswith(_GZIP):
+            with gzip.open(path) as file:
+                content = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise _Unreadable("no such file") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise _Unreadable("is compressed with gzip, but damaged or cut short") from None
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        raise _Unreadable(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise _Unreadable(f"is larger than {MAX_FILE_BYTES} bytes")
+    return content
+
+
+def _parsed(content: bytes) -> Any:
+    if not content.strip():
+        raise _Unreadable("is empty; JSON is wanted")
+    try:
+        text = content.decode("utf-8-sig")
+        return json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise _Unreadable(f"is not UTF-8 text (byte {error.start}); JSON is wanted") from None
+    except json.JSONDecodeError as error:
+        at = f"line {error.lineno}, column {error.colno}"
+        ends = " and the file ends there; is it cut short?" if error.pos >= len(error.doc.rstrip()) else ""
+        raise _Unreadable(f"is not JSON: {error.msg} at {at}{ends}") from None
+    except RecursionError:
+        raise _Unreadable("is nested too deeply") from None
+    except ValueError:  # the one left: Python refuses integers of thousands of digits
+        raise _Unreadable("holds an integer of thousands of digits") from None
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise _Unreadable(f"has the key {twice!r:.60} twice in one object")
+    return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise _Unreadable(f"holds {name}, which is no number in JSON")
+
+
+class UnknownKeys:
+    """Keys of a document that nobody reads: one warning for a file, however many there are."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], int] = {}
+        self._meant: dict[tuple[str, str], list[str]] = {}
+
+    def look(self, record: Mapping[str, Any], known: tuple[str, ...], what: str) -> None:
+        """Note the keys of `record` that are not `known`; `what` it is, e.g. ``node``."""
+        for key in record.keys() - set(known):
+            self._found[what, key] = self._found.get((what, key), 0) + 1
+            self._meant.setdefault((what, key), nearest(key, set(known) - record.keys(), 1, alike=0.7))
+
+    def line(self) -> str:
+        """What to say of them; '' for none."""
+        parts = []
+        for (what, key), n in sorted(self._found.items())[:5]:
+            near = self._meant[what, key]
+            hint = f", did you mean '{near[0]}'?" if near else ""
+            parts.append(f"'{key:.60}' in {n} {what}s{hint}" if n > 1 else f"'{key:.60}' in the {what}{hint}")
+        more = f"; and {len(self._found) - 5} others" if len(self._found) > 5 else ""
+        return f"unknown keys are not read: {'; '.join(parts)}{more}" if parts else ""
 
 
 @contextmanager
@@ -15,12 +136,119 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     The folder is made if it is not there; a block that raises leaves nothing behind. Several writers of one path,
     on several machines of a shared file system too, do not meet: the last one's file stays.
+
+    Raises:
+        DiskFull: there is no room for it.
+        OSError: with the path, for any other reason of the system.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
-        yield scratch
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield scratch
+            os.replace(scratch, path)
+        finally:
+            scratch.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno in _FULL or "No space left" in str(error):  # pyarrow says it in words only
+            raise DiskFull(_no_room(path)) from None
+        if error.filename is None and error.errno is not None:
+            raise type(error)(error.errno, error.strerror, str(path)) from None
+        raise
+
+
+def _no_room(path: Path) -> str:
+    if Path(tempfile.gettempdir()) in path.parents:
+        return f"no space left on the disk to write {path}: make room, or let TMPDIR name a folder that has some"
+    return (
+        f"no space left on the disk to write {path}; what was finished before is kept: make room and give the same "
+        "command again"
+    )
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write UTF-8 text in one step; raises as `replacing`."""
+    with replacing(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+
+
+def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with a hash of its content, by which `unsealed` knows that nothing in it was altered."""
+    return {**document, SEAL: digest_of(document)}
+
+
+def unsealed(document: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The document without its seal; one without a seal as it is.
+
+    Raises:
+        InvalidInput: it is no JSON object, or its content is not what was sealed.
+    """
+    if not isinstance(document, dict):
+        raise InvalidInput(f"{os.fspath(path)}: must hold a JSON object")
+    content = {key: value for key, value in document.items() if key != SEAL}
+    if SEAL in document and document[SEAL] != digest_of(content):
+        raise InvalidInput(f"{os.fspath(path)}: was altered after it was written")
+    return content
+
+
+def digest_of(content: Any) -> str:
+    """Hash of JSON-ready content, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines that `write_lines` made; [] where there is none. Warns of damaged lines."""
+    if not path.exists():
+        return []
+    rows = []
+    try:
+        lines = _read_bytes(path).splitlines()
+    except _Unreadable as error:
+        raise InvalidInput(f"{path}: {error}") from None
+    for n, line in enumerate(lines, 1):
+        try:
+            rows.append(unsealed(_parsed(line), path))
+        except (_Unreadable, InvalidInput):
+            warnings.warn(f"{path}: line {n} is damaged; it is made again", stacklevel=2)
+    return rows
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write each row as a line of JSON, sealed; all in one step."""
+    write_text(path, "".join(json.dumps(sealed(row)) + "\n" for row in rows))
+
+
+def read_table(path: str | os.PathLike[str]) -> pa.Table:
+    """The table in a parquet file.
+
+    Raises:
+        InvalidInput: naming the file: it cannot be read, or its content is not what `write_table` sealed.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(path).read()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InvalidInput(f"{os.fspath(path)}: cannot be read as parquet: {reason}") from None
+    seal = (table.schema.metadata or {}).get(SEAL.encode())
+    if seal is not None and seal.decode() != _table_digest(table):
+        raise InvalidInput(f"{os.fspath(path)}: was altered after it was written")
+    return table
+
+
+def write_table(path: str | os.PathLike[str], table: pa.Table) -> None:
+    """Write a parquet file in one step, sealed; raises as `replacing`."""
+    import pyarrow.parquet as pq
+
+    metadata = {**(table.schema.metadata or {}), SEAL.encode(): _table_digest(table).encode()}
+    with replacing(path) as scratch:
+        pq.write_table(table.replace_schema_metadata(metadata), scratch)
+
+
+def _table_digest(table: pa.Table) -> str:
+    said = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+    said = {key: value for key, value in said.items() if key not in (SEAL, "ARROW:schema", "pandas")}
+    return digest_of([table.to_pylist(), said])

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -46,7 +47,7 @@ class Operation:
     """One unit of computation.
 
     Attributes:
-        name: unique within the graph by convention, for people.
+        name: a label for people; several operations may have the same. Plans refer to operations by id.
         kind: operator or layer type, e.g. ``Conv2D`` or ``aten.relu``.
         inputs: ids of the values read, each once, ascending.
         outputs: ids of the values produced.
@@ -132,7 +133,9 @@ class Graph:
 
     def __post_init__(self) -> None:
         _make_plain(self, "fixed_bytes", "loss")
-        _check_integers(self)
+        problems = [*_wrong_texts(self), *_wrong_integers(self)]
+        if problems:
+            raise InvalidGraph(problems[0], problems)
         n_values = len(self.values)
         producer = [-1] * n_values
         users: list[list[int]] = [[] for _ in range(n_values)]
@@ -398,29 +401,64 @@ def _make_plain(owner: object, *names: str) -> None:
             object.__setattr__(owner, name, tuple(int(x) if isinstance(x, np.integer) else x for x in given))
 
 
-def _check_integers(graph: Graph) -> None:
-    def check(number: object, what: str) -> None:
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise InvalidGraph(f"{what} must be an integer, not {number!r}")
-        if number < 0:
-            raise InvalidGraph(f"{what} must not be negative, but is {number}")
-        if number > MAX_BYTES:
-            raise InvalidGraph(f"{what} is {number}, beyond the limit of {MAX_BYTES}")
+# Characters that end lines, move the cursor, or turn the direction of what follows: no name needs them.
+_CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\u202a-\\u202e\\u2066-\\u2069]")
 
-    check(graph.fixed_bytes, "fixed_bytes")
+
+def holds_control_character(text: str) -> bool:
+    """Whether `text` is unfit to be shown in a line."""
+    return not text.isprintable() and _CONTROL.search(text) is not None
+
+
+def _wrong_texts(graph: Graph) -> Iterator[str]:
+    """A line for each text that holds a control character."""
+
+    def wrong(text: str, what: str) -> Iterator[str]:
+        if holds_control_character(text):
+            yield f"{what} holds a control character: {text!r:.80}"
+
+    for what in ("name", "cost_unit", "source"):
+        yield from wrong(getattr(graph, what), f"the graph's {what}")
     for k, op in enumerate(graph.operations):
-        check(op.cost, f"cost of operation {k} ({op.name})")
-        check(op.workspace_bytes, f"workspace_bytes of operation {k} ({op.name})")
+        yield from wrong(op.name, f"the name of operation {k}")
+        yield from wrong(op.kind, f"the kind of operation {k}")
         for way in op.implementations:
-            check(way.cost, f"cost of implementation '{way.name}' of operation {k} ({op.name})")
-            check(way.workspace_bytes, f"workspace_bytes of implementation '{way.name}' of operation {k} ({op.name})")
+            yield from wrong(way.name, f"the name of an implementation of operation {k}")
     for i, value in enumerate(graph.values):
-        check(value.bytes, f"bytes of value {i} ({value.name})")
+        if i >= len(graph.operations) or value.name != graph.operations[i].name:  # said once
+            yield from wrong(value.name, f"the name of value {i}")
+
+
+def _wrong_integers(graph: Graph) -> Iterator[str]:
+    """A line for each number that is none, or out of its range."""
+
+    def wrong(number: object, what: str) -> str:
+        if isinstance(number, bool) or not isinstance(number, int):
+            return f"{what} must be an integer, not {number!r}"
+        if number < 0:
+            return f"{what} must not be negative, but is {number}"
+        return f"{what} is {number}, beyond the limit of {MAX_BYTES}"
+
+    def is_count(number: object) -> bool:
+        return isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= MAX_BYTES
+
+    found = [] if is_count(graph.fixed_bytes) else [wrong(graph.fixed_bytes, "fixed_bytes")]
+    for k, op in enumerate(graph.operations):
+        for way, whose in ((op, ""), *((way, f"implementation '{way.name}' of ") for way in op.implementations)):
+            for what, number in (("cost", way.cost), ("workspace_bytes", way.workspace_bytes)):
+                if not is_count(number):
+                    found.append(wrong(number, f"{what} of {whose}operation {k} ({op.name})"))
+    for i, value in enumerate(graph.values):
+        if not is_count(value.bytes):
+            found.append(wrong(value.bytes, f"bytes of value {i} ({value.name})"))
+    yield from found
+    if found:
+        return
     dearest = sum(max(way.cost for way in op.ways) if op.implementations else op.cost for op in graph.operations)
     if sum(v.bytes for v in graph.values) > MAX_BYTES or dearest > MAX_BYTES:
-        raise InvalidGraph(f"the graph's total bytes or cost exceed {MAX_BYTES}")
+        yield f"the graph's total bytes or cost exceed {MAX_BYTES}"
     if graph.loss is not None and not 0 <= graph.loss < len(graph.operations):
-        raise InvalidGraph(f"loss is {graph.loss}, but there are {len(graph.operations)} operations")
+        yield f"loss is {graph.loss}, but there are {len(graph.operations)} operations"
 
 
 def check_graph(graph: object) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from remat.errors import InvalidPlan, unknown_name
-from remat.files import replacing
+from remat.files import UnknownKeys, read_json, write_text
 from remat.graph import Graph, Operation
 from remat.implementation import DEFAULT, Implementation
 
@@ -179,8 +179,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as remat-plan/1 JSON, atomically."""
-        with replacing(path) as scratch:
-            scratch.write_text(json.dumps(self.document(), separators=(",", ":")))
+        write_text(path, json.dumps(self.document(), separators=(",", ":")))
 
     def document(self) -> dict[str, Any]:
         """The plan as remat-plan/1, what `save` writes."""
@@ -195,16 +194,19 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], graph: Graph) -> Plan:
-        """Read a remat-plan/1 file made for `graph`.
+        """Read a remat-plan/1 file made for `graph`; warns if the file does not say for which graph it was made.
 
         Raises:
             InvalidPlan: naming the file and the place, also when it was made for another graph.
         """
-        where, document = str(path), read_document(path)
+        where, document = os.fspath(path), read_document(path)
         sha = document.get("graph_sha256")
         if sha is not None and sha != graph.sha256():
-            raise InvalidPlan(f"{where}: was made for graph '{document.get('graph')}', not for this '{graph.name}'")
-        return cls.from_document(document, graph, where)
+            raise InvalidPlan(f"{where}: was made for graph {document.get('graph')!r:.80}, not for this '{graph.name}'")
+        plan = cls.from_document(document, graph, where)
+        if sha is None:
+            warnings.warn(f"{where}: {WITHOUT_HASH}", stacklevel=2)
+        return plan
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], graph: Graph, where: str) -> Plan:
@@ -213,49 +215,76 @@ class Plan:
         Raises:
             InvalidPlan: naming `where` and the place.
         """
-        steps = document.get("steps")
-        if not isinstance(steps, list):
-            raise InvalidPlan(f"{where}: 'steps' must be a list")
-        pairs = []
-        for i, step in enumerate(steps):
-            if not isinstance(step, list) or len(step) < 2 or step[0] not in _STEP_NAMES or type(step[1]) is not int:
-                raise InvalidPlan(f"{where}: not a ['compute', operation] or ['free', value] pair: {step!r}", i)
-            name = step[2] if len(step) > 2 and step[2] is not None else ""
-            if not isinstance(name, str):
-                raise InvalidPlan(f"{where}: the implementation must be a name, not {name!r:.60}", i)
-            kind = _STEP_NAMES.index(step[0])
-            _check_id(graph, kind, step[1], i)
-            # A graph that has nothing to choose from reads plans of one that has: it runs its only implementation.
-            pairs.append((kind, step[1], name if graph.has_implementations else ""))
-        if not isinstance(document.get("graph"), str):
-            raise InvalidPlan(f"{where}: 'graph' must be a graph's name")
-        scope = document.get("scope")
-        if scope is not None and scope not in [str(s) for s in Scope]:
-            raise InvalidPlan(f"{where}: 'scope' must be {', '.join(Scope)} or left out, not {scope!r:.60}")
-        budget = document.get("budget_bytes")
-        if budget is not None and (type(budget) is not int or budget < 0):
-            raise InvalidPlan(f"{where}: 'budget_bytes' must be a non-negative integer or null")
-        return cls.from_steps(graph, pairs, budget)
+        problems = plan_problems(document, graph)
+        if problems:
+            more = f" (and {len(problems) - 1} more; see remat check)" if len(problems) > 1 else ""
+            raise problems[0].of_file(where, more)
+        # A graph that has nothing to choose from reads plans of one that has: it runs its only implementation.
+        named = graph.has_implementations
+        steps = [(_STEP_NAMES.index(kind), i, (name[0] or "") if named and name else "")
+                 for kind, i, *name in document["steps"]]  # fmt: skip
+        return cls.from_steps(graph, steps, document.get("budget_bytes"))
+
+
+_DOCUMENT_KEYS = ("format", "graph", "graph_sha256", "budget_bytes", "scope", "steps", "execution")
+WITHOUT_HASH = "has no 'graph_sha256': nothing says that it was made for this graph; a plan that remat saves has one"
 
 
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The JSON object in a remat-plan/1 file; its steps are not looked at.
+    """The JSON object in a remat-plan/1 file; its steps are not looked at. Warns once of keys that it does not know.
 
     Raises:
         InvalidPlan: it cannot be read, or is no remat-plan/1.
     """
-    where = str(path)
-    try:
-        if Path(path).exists() and not Path(path).is_file() and not Path(path).is_dir():
-            raise InvalidPlan(f"{where}: not a regular file")  # a device or a pipe may never end
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except InvalidPlan:
-        raise
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, absurd integers
-        raise InvalidPlan(f"{where}: cannot be read as JSON: {error}") from None
+    document = read_json(path, InvalidPlan)
     if not isinstance(document, dict) or document.get("format") != PLAN_FORMAT:
-        raise InvalidPlan(f"{where}: 'format' must be '{PLAN_FORMAT}'")
+        raise InvalidPlan(f"{os.fspath(path)}: 'format' must be '{PLAN_FORMAT}'")
+    unknown = UnknownKeys()
+    unknown.look(document, _DOCUMENT_KEYS, "plan")
+    if unknown.line():
+        warnings.warn(f"{os.fspath(path)}: {unknown.line()}", stacklevel=3)
     return document
+
+
+def plan_problems(document: Mapping[str, Any], graph: Graph | None = None) -> list[InvalidPlan]:
+    """Everything wrong with the form of a remat-plan/1 document; with `graph` also ids that it does not have."""
+    found = []
+    if not isinstance(document.get("graph"), str):
+        found.append(InvalidPlan("'graph' must be a graph's name"))
+    sha = document.get("graph_sha256")
+    if sha is not None and not isinstance(sha, str):
+        found.append(InvalidPlan(f"'graph_sha256' must be text or left out, not {sha!r:.60}"))
+    scope = document.get("scope")
+    if scope is not None and scope not in [str(s) for s in Scope]:
+        found.append(InvalidPlan(f"'scope' must be {', '.join(Scope)} or left out, not {scope!r:.60}"))
+    budget = document.get("budget_bytes")
+    if budget is not None and (type(budget) is not int or budget < 0):
+        found.append(InvalidPlan("'budget_bytes' must be a non-negative integer or null"))
+    steps = document.get("steps")
+    if not isinstance(steps, list):
+        return [*found, InvalidPlan("'steps' must be a list")]
+    for i, step in enumerate(steps):
+        try:
+            _check_step(step, i, graph)
+        except InvalidPlan as error:
+            found.append(error)
+    return found
+
+
+def _check_step(step: Any, i: int, graph: Graph | None) -> None:
+    if not isinstance(step, list) or not 2 <= len(step) <= 3 or step[0] not in _STEP_NAMES or type(step[1]) is not int:
+        raise InvalidPlan(f"not a ['compute', operation] or ['free', value] pair: {step!r:.80}", i)
+    name = step[2] if len(step) == 3 and step[2] is not None else ""
+    if not isinstance(name, str):
+        raise InvalidPlan(f"the implementation must be a name, not {name!r:.60}", i)
+    if name and step[0] == _STEP_NAMES[FREE]:
+        raise InvalidPlan(f"a free has no implementation, but {name!r:.60} is given", i)
+    if graph is None:
+        return
+    kind = _STEP_NAMES.index(step[0])
+    _check_id(graph, kind, step[1], i)
+    if name and graph.has_implementations:
+        way_of(graph, step[1], name, i)
 
 
 def _check_id(graph: Graph, kind: int, i: int, step: int) -> None:

@@ -5,6 +5,7 @@ It knows nothing of any solver. Time is linear in the number of steps and the in
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -147,6 +148,19 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
         computations=np.array(count, dtype=np.int64),
         final_bytes=held,
     )
+
+
+def load_and_simulate(path: str | os.PathLike[str], graph: Graph) -> tuple[Plan, Trace]:
+    """The plan in a file and what it costs and holds on `graph`.
+
+    Raises:
+        InvalidPlan: naming the file and the step: it cannot be read, is for another graph, or cannot be executed.
+    """
+    plan = Plan.load(path, graph)
+    try:
+        return plan, simulate(graph, plan)
+    except InvalidPlan as error:
+        raise error.of_file(os.fspath(path)) from None
 
 
 def _calls(graph: Graph, plan: Plan) -> tuple[list[int], list[Implementation]] | None:

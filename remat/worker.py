@@ -1,6 +1,6 @@
 """Solves in a process of their own, with a hard limit: a solver that crashes costs one row.
 
-The parent starts ``python -m remat._worker JOB RESULT EVENTS`` (a plain subprocess: spawned pools need an
+The parent starts ``remat._worker JOB RESULT EVENTS`` (`remat.child`, a plain subprocess: spawned pools need an
 importable main module, which standard input and notebooks do not have) and reads what it writes: EVENTS, a
 line of JSON for each plan and bound handed over while it runs, which outlive a worker that is killed,
 and RESULT at the end. Plans that come back are judged again here.
@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +20,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from remat import child
 from remat.bounds.certificate import BoundCertificate
-from remat.errors import InvalidInput, InvalidPlan
+from remat.errors import DiskFull, InvalidInput, InvalidPlan
+from remat.files import write_text
 from remat.frontends.json import graph_to_dict
 from remat.graph import Graph
 from remat.incumbent import relative_gap
@@ -234,7 +235,7 @@ def _ask(
     """(what the worker wrote, or None with the status and message that say why)."""
     try:
         return _exchange(problem, strategy, options, family, events)
-    except OSError as error:  # a full disk, no memory for a process
+    except (OSError, DiskFull) as error:  # or no memory for a process
         return None, Status.FAILED, f"could not run the solver process: {error}"
 
 
@@ -252,30 +253,26 @@ def _exchange(
         if problem.warm_start is not None:
             warm_start = str(Path(folder, "warm_start.json"))
             problem.warm_start.save(warm_start)
-        job.write_text(
-            json.dumps(
-                {
-                    "graph": graph_to_dict(problem.graph),
-                    "budget": int(problem.budget_bytes),
-                    "strategy": strategy,
-                    "scope": str(problem.scope),
-                    "ends_at": time.time() + limit_s,
-                    "seed": int(problem.seed),
-                    "threads": problem.threads,
-                    "accounting": problem.accounting,
-                    "work_limit": problem.work_limit,
-                    "deterministic": problem.deterministic,
-                    "time_limit_s": problem.time_limit_s,
-                    "warm_start": warm_start,
-                    "target_gap": problem.target_gap,
-                    "cost_cap": problem.cost_cap,
-                    "options": dict(options),
-                    "family": family,
-                }
-            )
-        )
-        # -P: a file of the current folder must not shadow a module of the worker.
-        command = [sys.executable, "-P", "-m", "remat._worker", str(job), str(result), str(told)]
+        asked = {
+            "graph": graph_to_dict(problem.graph),
+            "budget": int(problem.budget_bytes),
+            "strategy": strategy,
+            "scope": str(problem.scope),
+            "ends_at": time.time() + limit_s,
+            "seed": int(problem.seed),
+            "threads": problem.threads,
+            "accounting": problem.accounting,
+            "work_limit": problem.work_limit,
+            "deterministic": problem.deterministic,
+            "time_limit_s": problem.time_limit_s,
+            "warm_start": warm_start,
+            "target_gap": problem.target_gap,
+            "cost_cap": problem.cost_cap,
+            "options": dict(options),
+            "family": family,
+        }
+        write_text(job, json.dumps(asked))
+        command = child.command("remat._worker", str(job), str(result), str(told))
         if events is None:
             code, complaint = _run(command, limit_s, problem.threads)
         else:
@@ -298,8 +295,6 @@ def _exchange(
 
 def _run(command: Sequence[str], limit_s: float, threads: int, events: _Events | None = None) -> tuple[int | None, str]:
     """(exit code or None if killed at the limit, last line of standard error)."""
-    environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(threads))
-    environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)  # as in this process
     ends_at = time.monotonic() + hard_limit_s(limit_s)
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
@@ -307,7 +302,7 @@ def _run(command: Sequence[str], limit_s: float, threads: int, events: _Events |
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            env=environment,
+            env=child.environment(dict.fromkeys(THREAD_VARIABLES, str(threads))),
             start_new_session=True,  # Ctrl-C reaches the parent, which decides
         )
         _running.add(process)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 
@@ -72,26 +73,32 @@ def two(**changes):
         (lacking("edges"), "lacks 'edges'"),
         (nodes(nodes=[]), "no nodes"),
         (nodes(nodes=[3], edges=[]), "node 0 must be an object"),
-        (node(bytes=-1), "bytes of value 2"),
-        (node(bytes=1.5), "node 2: 'bytes' must be int"),
+        (node(bytes=-1), "node 2: 'bytes' must not be negative, but is -1"),
+        (node(bytes=1.5), "node 2: 'bytes' must be an integer, not 1.5"),
         (node(bytes="1"), "node 2: 'bytes'"),
         (node(bytes=True), "node 2: 'bytes'"),
-        (node(cost=2**70), "cost of operation 2"),
+        (node(cost=2**70), "node 2: 'cost' must be at most"),
         (node(cost=None), "node 2: 'cost'"),
         (node(backward="no"), "node 2: 'backward'"),
-        (node(workspace_bytes=-4), "workspace_bytes of operation 2"),
+        (node(workspace_bytes=-4), "node 2: 'workspace_bytes' must not be negative"),
         (nodes(edges=[[0, 3]]), r"edge 0 is \[0, 3\], but there are 3 nodes"),
         (nodes(edges=[[0, 1], [2, 1]]), "edge 1 goes from node 2 to node 1"),
         (nodes(edges=[[1, 1]]), "no cycles"),
         (nodes(edges=[[-1, 1]]), "edge 0"),
+        (nodes(edges=[[0, 1], [1, 2], [0, 1]]), r"edge 2 is \[0, 1\] a second time"),
         (nodes(edges=[[0]]), "edge 0 must be a pair"),
         (nodes(edges=[[0, True]]), "edge 0 must be a pair"),
-        (nodes(edges={"0": 1}), "'edges' must be list"),
+        (nodes(edges={"0": 1}), "'edges' must be a list"),
         (nodes(fixed_bytes=-1), "fixed_bytes"),
         (nodes(loss=3), "loss is 3"),
         (nodes(loss=True), "'loss'"),
         (nodes(name=7), "'name'"),
         (nodes(name="\ud800"), "half a character"),
+        (nodes(name="a\x1b[31m"), r"'name' holds a control character: 'a\\x1b"),
+        (nodes(source="a\nb"), "'source' holds a control character"),
+        (node(name="a\u202eb"), "node 2: 'name' holds a control character"),
+        (node(op="a\x00"), "node 2: 'op' holds a control character"),
+        (lacking("name") | {"nmae": "g"}, "the graph lacks 'name'; did you mean 'name' by 'nmae'"),
         (two(inputs=[0]), "before it is produced"),
         (two(outputs=[1]), "value 1, which does not exist"),
         (two(outputs=[]), "no producer"),
@@ -127,6 +134,7 @@ def test_absent_files_and_folders_are_refused(tmp_path):
         load_graph(tmp_path)
 
 
+@pytest.mark.filterwarnings("error")
 def test_published_instances_load(instances):
     paths = sorted(instances.glob("*/*.json"))
     assert len(paths) >= 8
@@ -149,8 +157,81 @@ def test_what_never_ends_is_not_read(tmp_path):
             load_graph(path)
 
 
-def test_an_error_about_a_name_with_line_ends_is_one_line(tmp_path):
+def test_every_problem_is_known_at_once(tmp_path):
     path = tmp_path / "broken.json"
-    path.write_text(json.dumps(node(name="two\nlines", cost=-1)))
-    with pytest.raises(InvalidGraph, match="two lines"):
+    path.write_text(json.dumps(node(name="two\nlines", cost=-1) | {"edges": [[0, 9], [2, 2]], "loss": "1"}))
+    with pytest.raises(InvalidGraph) as caught:
         load_graph(path)
+    assert [problem.removeprefix(f"{path}: ") for problem in caught.value.problems] == [
+        "the graph: 'loss' must be an integer or null, not '1'",
+        "edge 0 is [0, 9], but there are 3 nodes",
+        "edge 1 goes from node 2 to node 2: nodes must be in execution order, no cycles",
+        "node 2: 'cost' must not be negative, but is -1",
+        "node 2: 'name' holds a control character: 'two\\nlines'",
+    ]
+    assert str(caught.value) == f"{caught.value.problems[0]} (and 4 more; see remat check)"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"name": "a", "name": "b"}', "has the key 'name' twice in one object"),
+        ('{"a": {"b": 1, "b": 1}}', "has the key 'b' twice"),
+        ('{"a": NaN}', "holds NaN"),
+        ('{"a": -Infinity}', "holds -Infinity"),
+        ('{"a": 1', r"at line 1, column 8 and the file ends there; is it cut short\?"),
+        ('{\n"a" 1}', r"is not JSON: Expecting ':' delimiter at line 2, column 5$"),
+        ("  \n", "is empty"),
+        ('{"a": ' + "9" * 5000 + "}", "integer of thousands of digits"),
+        ('{"a": ' + "[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_what_is_no_plain_json_is_named_in_a_line_without_codec_words(tmp_path, text, words):
+    path = tmp_path / "g.json"
+    path.write_text(text)
+    with pytest.raises(InvalidGraph, match=words) as caught:
+        load_graph(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_text_that_is_not_utf8_is_named_without_codec_words(tmp_path):
+    path = tmp_path / "g.json"
+    path.write_bytes(b'{"name": "\xff"}')
+    with pytest.raises(InvalidGraph, match=r"g\.json: is not UTF-8 text \(byte 10\); JSON is wanted$"):
+        load_graph(path)
+
+
+def test_compressed_files_are_read_and_cut_ones_named(tmp_path):
+    path = tmp_path / "g.json.gz"
+    whole = gzip.compress(json.dumps(nodes()).encode())
+    path.write_bytes(whole)
+    assert load_graph(path) == graph_from_dict(nodes())
+    for damaged in (whole[:-9], whole[:15] + b"\0\0\0" + whole[18:]):
+        path.write_bytes(damaged)
+        with pytest.raises(InvalidGraph, match=r"g\.json\.gz: is compressed with gzip, but damaged or cut short"):
+            load_graph(path)
+
+
+def test_unknown_keys_are_warned_of_once_with_the_nearest_name(tmp_path):
+    path = tmp_path / "g.json"
+    document = nodes(colour="red")
+    for row in document["nodes"]:
+        row["workspace_byte"] = 7
+    path.write_text(json.dumps(document))
+    with pytest.warns(UserWarning, match="unknown keys") as caught:
+        load_graph(path)
+    (warning,) = caught
+    assert str(warning.message) == (
+        f"{path}: unknown keys are not read: 'colour' in the graph; "
+        "'workspace_byte' in 3 nodes, did you mean 'workspace_bytes'?"
+    )
+    assert warning.filename == __file__
+
+
+def test_a_graph_that_exists_can_be_saved_and_loaded():
+    """What a file must not hold, a graph does not hold either."""
+    for wrong in ({"names": ["a\tb"]}, {"kinds": ["\x7f"]}, {"source": "x\u2028"}):
+        with pytest.raises(InvalidGraph, match="control character"):
+            Graph.from_nodes("g", [[]], [1], [3], **wrong)
+    assert Graph.from_nodes("naïve 図 👩‍🔬 <b> $x$", [[]], [1], [3]).name

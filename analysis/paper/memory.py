@@ -17,7 +17,6 @@ from analysis.matrices import COLOURS, MOST_CELLS, NOTHING, RESIDENT, cells
 from analysis.paper.part import Part, Table
 from analysis.results import Run, load_run
 from analysis.style import AGAIN, BLUE, FIRST, HELD, ORANGE, order_of, style_of
-from remat.simulator import simulate
 
 COLUMNS = 4
 
@@ -85,9 +84,9 @@ def _matrices(run: Run) -> Figure | None:
         return None
     plans: list[Shown] = []
     for row in run.planned.itertuples():
-        plan = run.load_plan(row)
-        if plan is not None:
-            plans.append(Shown(row, plan, simulate(graph, plan)))
+        found = run.load_plan(row)
+        if found is not None:
+            plans.append(Shown(row, *found))
     if not plans:
         return None
     plans.sort(key=lambda shown: order_of(shown.strategy))

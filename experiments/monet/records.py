@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from experiments.monet.desk import NONE, Case, Desk
 from experiments.monet.published import RECORDS
 from remat.errors import InvalidInput
+from remat.files import read_json
 
 STRATEGIES = ("portfolio", "checkmate_milp", "monet")
 FIELDS = ("instance", "budget_bytes", "cost_ns", "bound_ns", "status", "solve_s", "t_within_5pct_s", "peer")
@@ -47,7 +47,7 @@ def _records(desk: Desk) -> list[dict[str, Any]]:
     if file is None or not file.is_file():
         return []
     try:
-        found = json.loads(file.read_text())
+        found = read_json(file)
         return [{field: record[field] for field in FIELDS} for record in found]
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidInput(f"{file}: not a list of recorded results ({error!r})") from None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +21,7 @@ from experiments.progress import SolveProgress
 from experiments.row import Row
 from experiments.settings import Settings, configured_model
 from experiments.solving import Bench
-from experiments.store import Store, code_version, row_key, write_json
+from experiments.store import Store, code_version, write_json
 from remat.errors import InvalidInput
 from remat.frontends.subprocess import extract_in_child
 from remat.units import format_size
@@ -152,15 +150,7 @@ class Lab:
 
         None is what a limit of time ended: it is not kept.
         """
-        key = row_key({**determines, "code": code_version(whole=True)})
-        path = self.store.folder / "paper" / f"{key}.json"
-        if path.is_file():
-            with contextlib.suppress(ValueError):  # damaged: compute it again
-                return json.loads(path.read_text())
-        found = compute()
-        if found is not None:
-            write_json(path, found)
-        return found
+        return self.store.remember("paper", {**determines, "code": code_version(whole=True)}, compute)
 
     def say(self, line: str) -> None:
         """A line to the user."""

@@ -12,6 +12,8 @@ from typing import Any
 
 from experiments.paper.lab import Lab
 from experiments.paper.unpartitioned import solve_published
+from remat.child import command as child_command
+from remat.child import environment
 from remat.errors import RematError
 from remat.exhaustive import exhaustive
 from remat.frontends import synthetic
@@ -61,8 +63,8 @@ def run(lab: Lab) -> dict[str, Any]:
 
 def _in_child(children: list[subprocess.Popen[str]], *case: object) -> dict[str, Any]:
     """`answer_of` in a process that can be killed."""
-    command = [sys.executable, "-m", "experiments.paper.stages", *map(str, case)]
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    command = child_command("experiments.paper.stages", *map(str, case))
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=environment({}))
     children.append(child)
     said, _ = child.communicate()
     if child.returncode:

@@ -27,12 +27,11 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from remat.bounds.cuts import MOST, is_valid
 from remat.errors import InvalidInput
-from remat.files import replacing
+from remat.files import read_json, write_text
 from remat.graph import Graph, check_graph
 from remat.plan import Scope, parse_scope
 
@@ -98,8 +97,7 @@ class BoundCertificate:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON, in one step."""
-        with replacing(path) as scratch:
-            scratch.write_text(json.dumps(self.to_dict(), separators=(",", ":")))
+        write_text(path, json.dumps(self.to_dict(), separators=(",", ":")))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> BoundCertificate:
@@ -108,12 +106,7 @@ class BoundCertificate:
         Raises:
             InvalidInput: naming the file and the place.
         """
-        name = os.fspath(path)
-        try:
-            content = json.loads(Path(path).read_text())
-        except (OSError, ValueError, RecursionError) as error:
-            raise InvalidInput(f"{name}: not a readable bound certificate ({error})") from None
-        return cls.from_dict(content, name)
+        return cls.from_dict(read_json(path), os.fspath(path))
 
 
 def _checked_multipliers(multipliers: Any, where: str) -> dict[str, list[list[int]]]:

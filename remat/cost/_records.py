@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from remat.files import replacing
+from remat.errors import InvalidInput
+from remat.files import read_json, sealed, unsealed, write_text
 
 
 def cache_key(signature: str, provenance: Mapping[str, Any]) -> str:
@@ -17,12 +19,14 @@ def cache_key(signature: str, provenance: Mapping[str, Any]) -> str:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """What a file holds; nothing where there is none of ours."""
-    try:
-        record = json.loads(path.read_text())
-    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
+    """What a file holds; nothing where there is none of ours, with a warning if it is damaged."""
+    if not path.exists():
         return {}
-    return record if isinstance(record, dict) else {}
+    try:
+        return unsealed(read_json(path), path)
+    except InvalidInput as error:
+        warnings.warn(f"{error}; measuring again", stacklevel=2)
+        return {}
 
 
 def read_fields(path: Path, fields: Sequence[str]) -> tuple[int, ...] | None:
@@ -45,8 +49,7 @@ def read_samples(path: Path) -> list[tuple[int, int]]:
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
     """Write `record` as JSON so that a reader finds all of it or nothing."""
-    with replacing(path) as scratch:
-        scratch.write_text(json.dumps(record))
+    write_text(path, json.dumps(sealed(record)))
 
 
 def is_measurement(x: Any) -> bool:

@@ -22,12 +22,15 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from remat.child import command as child_command
+from remat.child import environment
 from remat.cost._records import cache_key, read_fields
 from remat.cost._warning import CostWarning
 from remat.cost.gpu import DEFAULT_GPU, Gpu, load_gpu
 from remat.cost.roofline import operation_ns
 from remat.cost.stored import load_stored
 from remat.errors import InvalidInput, MissingPackage, RematError, unknown_name
+from remat.files import write_text
 from remat.graph import Graph, Operation, Work
 from remat.units import format_size
 
@@ -270,11 +273,11 @@ def _measure(
             "threads": _threads(frameworks),
             "frameworks": frameworks,
         }
-        job_path.write_text(json.dumps({**job, **this}))
+        write_text(job_path, json.dumps({**job, **this}))
         child = subprocess.run(
-            [sys.executable, "-m", "remat.cost._profile_worker", str(job_path)],
+            child_command("remat.cost._profile_worker", str(job_path)),
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
-            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"},
+            env=environment({"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}),
         )  # fmt: skip
         lines = [line.split(" ", 2) for line in child.stdout.splitlines()]
         failures |= {words[1]: words[2] for words in lines if words[0] == "failed"}

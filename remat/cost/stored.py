@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from remat.cost._records import cache_key
+from remat.cost._records import cache_key, read_record
 from remat.errors import InvalidInput
 from remat.files import replacing
 
@@ -72,7 +72,7 @@ def store(cache: Path, gpu: str, provenance: Mapping[str, Any], folder: Path | N
     Raises:
         InvalidInput: there are none.
     """
-    found = [(path, json.loads(path.read_text())) for path in sorted(cache.glob("*.json"))]
+    found = [(path, read_record(path)) for path in sorted(cache.glob("*.json"))]
     records = [
         record for path, record in found
         if "ns" in record and path.stem == cache_key(record["signature"], provenance)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from remat.errors import InvalidInput, InvalidPlan
-from remat.files import replacing
+from remat.files import write_text
 from remat.graph import Graph
 from remat.plan import Plan, read_document
 from remat.simulator import Sharing, Trace, simulate
@@ -163,8 +163,7 @@ class StepPlan:
         if self.sharing:
             section["sharing"] = [list(map(list, pairs)) for pairs in self.sharing]
         document = replace(self.plan, budget_bytes=self.budget_bytes).document() | {SECTION: section}
-        with replacing(path) as scratch:
-            scratch.write_text(json.dumps(document, separators=(",", ":")))
+        write_text(path, json.dumps(document, separators=(",", ":")))
 
     @classmethod
     def load(
@@ -179,7 +178,7 @@ class StepPlan:
         Raises:
             InvalidPlan: the file is malformed, or was made for something else (both fingerprints are shown).
         """
-        where, document = str(path), read_document(path)
+        where, document = os.fspath(path), read_document(path)
         section = document.get(SECTION)
         if not isinstance(section, dict):
             raise InvalidPlan(f"{where}: has no '{SECTION}' section; save the plan of a rematerialized module")
@@ -196,7 +195,10 @@ class StepPlan:
             graph = _with_weights(graph, section, where)
         plain = section.get("plain_peak_bytes")
         plan = _plan_of(document, graph, where)
-        simulate(graph, plan)  # a file may hold anything
+        try:
+            simulate(graph, plan)  # a file may hold anything
+        except InvalidPlan as error:
+            raise error.of_file(where) from None
         return cls(
             plan, graph, fingerprint, str(section.get("strategy", "")), plan.budget_bytes,
             plain if type(plain) is int else None, fixed, str(section.get("costs", "")),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from remat.errors import RematError
+from remat.files import write_text
 from remat.frontends.json import save_graph
 from remat.frontends.spec import ModelSpec, extract, first_line, place_in_target
 
@@ -30,7 +31,7 @@ def main(spec_file: str, out: str) -> int:
 
 
 def _tell(out: str, kind: str, message: str) -> int:
-    Path(f"{out}.error").write_text(json.dumps({"kind": kind, "message": message}))
+    write_text(f"{out}.error", json.dumps({"kind": kind, "message": message}))
     return 1
 
 

@@ -9,64 +9,65 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
-from pathlib import Path
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
-from remat.errors import InvalidGraph
-from remat.files import replacing
-from remat.graph import Graph, Operation, Value, Work
+from remat.errors import InvalidGraph, nearest
+from remat.files import UnknownKeys, read_json, write_text
+from remat.graph import Graph, Operation, Value, Work, holds_control_character
 from remat.implementation import Implementation
+from remat.units import MAX_BYTES
 
 GRAPH_FORMAT_NODES = "remat-graph/1"
 GRAPH_FORMAT_VALUES = "remat-graph/2"
-MAX_FILE_BYTES = 512 * 1024**2
 MAX_OPERATIONS = 1_000_000
 
 
 def load_graph(path: str | os.PathLike[str]) -> Graph:
-    """Read a graph file.
+    """Read a graph file, compressed with gzip or not; warns once of keys that it does not know.
 
     Raises:
         InvalidGraph: naming the file and the place: unreadable, schema, order, dangling edge, sizes.
     """
-    if not isinstance(path, (str, os.PathLike)):
-        raise InvalidGraph(f"the path of a graph file is wanted, not {path!r:.60}")
-    path = Path(path)
+    document = read_json(path, InvalidGraph)
+    unknown = UnknownKeys()
     try:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise InvalidGraph(f"{path}: not a regular file")  # a device or a pipe may never end
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise InvalidGraph(f"{path}: larger than {MAX_FILE_BYTES} bytes")
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except InvalidGraph:
-        raise
-    except FileNotFoundError:
-        raise InvalidGraph(f"{path}: no such file") from None
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, absurd integers
-        raise InvalidGraph(f"{path}: cannot be read as JSON: {error}") from None
-    try:
-        return graph_from_dict(document)
+        graph = graph_from_dict(document, unknown)
     except InvalidGraph as error:
-        raise InvalidGraph(f"{path}: {' '.join(str(error).split())}") from None  # a name may hold line ends
+        problems = [f"{path}: {problem}" for problem in error.problems]
+        more = f" (and {len(problems) - 1} more; see remat check)" if len(problems) > 1 else ""
+        raise InvalidGraph(problems[0] + more, problems) from None
+    if unknown.line():
+        warnings.warn(f"{path}: {unknown.line()}", stacklevel=2)
+    return graph
 
 
-def graph_from_dict(document: Any) -> Graph:
-    """A graph from a parsed remat-graph document; raises `InvalidGraph` naming the place."""
+def graph_from_dict(document: Any, unknown: UnknownKeys | None = None) -> Graph:
+    """A graph from a parsed remat-graph document.
+
+    Args:
+        unknown: gets the keys that are not of the format.
+
+    Raises:
+        InvalidGraph: naming the place of the first problem, and all of them in `problems`.
+    """
     if not isinstance(document, dict):
         raise InvalidGraph("must be a JSON object")
     kind = document.get("format")
-    if kind == GRAPH_FORMAT_NODES:
-        return _from_nodes(document)
-    if kind == GRAPH_FORMAT_VALUES:
-        return _from_values(document)
-    raise InvalidGraph(f"'format' must be '{GRAPH_FORMAT_NODES}' or '{GRAPH_FORMAT_VALUES}', not {kind!r}")
+    if kind not in (GRAPH_FORMAT_NODES, GRAPH_FORMAT_VALUES):
+        raise InvalidGraph(f"'format' must be '{GRAPH_FORMAT_NODES}' or '{GRAPH_FORMAT_VALUES}', not {kind!r:.60}")
+    reader = _Reader(UnknownKeys() if unknown is None else unknown)
+    parts = reader.nodes(document) if kind == GRAPH_FORMAT_NODES else reader.operations_and_values(document)
+    if reader.problems:
+        raise InvalidGraph(reader.problems[0], reader.problems)
+    return Graph.from_nodes(**parts) if kind == GRAPH_FORMAT_NODES else Graph(**parts)
 
 
 def save_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
     """Write `graph` as JSON, atomically."""
-    with replacing(path) as scratch:
-        scratch.write_text(json.dumps(graph_to_dict(graph), separators=(",", ":")), encoding="utf-8")
+    write_text(path, json.dumps(graph_to_dict(graph), separators=(",", ":")))
 
 
 def graph_to_dict(graph: Graph) -> dict[str, Any]:
@@ -107,125 +108,194 @@ def graph_to_dict(graph: Graph) -> dict[str, Any]:
     return {"format": GRAPH_FORMAT_VALUES, **head, "operations": operations, "values": values}
 
 
-def _field(record: Any, key: str, types: type | tuple[type, ...], where: str, default: Any = ...) -> Any:
-    if not isinstance(record, dict):
-        raise InvalidGraph(f"{where} must be an object")
-    if key not in record:
-        if default is ...:
-            raise InvalidGraph(f"{where} lacks '{key}'")
-        return default
-    value = record[key]
-    wanted = types if isinstance(types, tuple) else (types,)
-    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-        raise InvalidGraph(f"{where}: '{key}' must be {'/'.join(t.__name__ for t in wanted)}, not {value!r:.60}")
-    if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
-        raise InvalidGraph(f"{where}: '{key}' holds half a character (a lone surrogate): {value!r:.60}")
-    return value
+_HEAD = ("format", "name", "source", "cost_unit", "fixed_bytes", "loss")
+_NODE = ("name", "op", "bytes", "cost", "backward", "workspace_bytes")
+_OPERATION = ("name", "op", "inputs", "outputs", "cost", "workspace_bytes", "backward", "run_once", "work",
+              "implementations")  # fmt: skip
+_IMPLEMENTATION = tuple(field.name for field in fields(Implementation))
+_WORK = tuple(field.name for field in fields(Work))
+_VALUE = ("name", "bytes", "keep")
+_KNOWN = {*_HEAD, *_NODE, *_OPERATION, *_IMPLEMENTATION, *_WORK, *_VALUE, "nodes", "edges", "operations", "values"}
+_EMPTY: dict[type, Any] = {int: 0, str: "", list: (), bool: False, dict: {}}  # what stands for a field that is wrong
 
 
-def _head(document: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "name": _field(document, "name", str, "the graph"),
-        "fixed_bytes": _field(document, "fixed_bytes", int, "the graph", 0),
-        "cost_unit": _field(document, "cost_unit", str, "the graph"),
-        "loss": _field(document, "loss", (int, type(None)), "the graph", None),
-        "source": _field(document, "source", str, "the graph", ""),
-    }
+class _Reader:
+    """Reads documents and notes every problem with its place; what is wrong is read as zero or nothing."""
 
+    def __init__(self, unknown: UnknownKeys):
+        self.problems: list[str] = []
+        self.unknown = unknown
 
-def _from_nodes(document: dict[str, Any]) -> Graph:
-    nodes = _field(document, "nodes", list, "the graph")
-    edges = _field(document, "edges", list, "the graph")
-    if not nodes:
-        raise InvalidGraph("the graph has no nodes")
-    if len(nodes) > MAX_OPERATIONS:
-        raise InvalidGraph(f"more than {MAX_OPERATIONS} nodes")
-    deps: list[set[int]] = [set() for _ in nodes]
-    for e, edge in enumerate(edges):
-        if not (isinstance(edge, list) and len(edge) == 2 and all(type(u) is int for u in edge)):
-            raise InvalidGraph(f"edge {e} must be a pair of node indices, not {edge!r:.60}")
-        u, v = edge
-        if not (0 <= u < len(nodes) and 0 <= v < len(nodes)):
-            raise InvalidGraph(f"edge {e} is [{u}, {v}], but there are {len(nodes)} nodes")
-        if u >= v:
-            raise InvalidGraph(f"edge {e} goes from node {u} to node {v}: nodes must be in execution order, no cycles")
-        deps[v].add(u)
-    where = [f"node {i}" for i in range(len(nodes))]
-    return Graph.from_nodes(
-        deps=deps,
-        bytes=[_field(r, "bytes", int, w) for r, w in zip(nodes, where, strict=True)],
-        costs=[_field(r, "cost", int, w) for r, w in zip(nodes, where, strict=True)],
-        names=[_field(r, "name", str, w) for r, w in zip(nodes, where, strict=True)],
-        kinds=[_field(r, "op", str, w, "") for r, w in zip(nodes, where, strict=True)],
-        backward=[_field(r, "backward", bool, w, False) for r, w in zip(nodes, where, strict=True)],
-        workspace_bytes=[_field(r, "workspace_bytes", int, w, 0) for r, w in zip(nodes, where, strict=True)],
-        **_head(document),
-    )
+    def nodes(self, document: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of `Graph.from_nodes`, of a remat-graph/1 document."""
+        head = self._head(document, "nodes", "edges")
+        rows = self._rows(document, "nodes", "node", _NODE)
+        return head | {
+            "deps": self._deps(self._list(document, "edges"), len(rows)),
+            "bytes": [self._count(row, "bytes", at) for row, at in rows],
+            "costs": [self._count(row, "cost", at) for row, at in rows],
+            "names": [self._field(row, "name", str, at) for row, at in rows],
+            "kinds": [self._field(row, "op", str, at, "") for row, at in rows],
+            "backward": [self._field(row, "backward", bool, at, False) for row, at in rows],
+            "workspace_bytes": [self._count(row, "workspace_bytes", at, 0) for row, at in rows],
+        }
 
+    def operations_and_values(self, document: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of `Graph`, of a remat-graph/2 document."""
+        head = self._head(document, "operations", "values")
+        rows = self._rows(document, "operations", "operation", _OPERATION)
+        values = self._rows(document, "values", "value", _VALUE, may_be_empty=True)
+        return head | {
+            "operations": tuple(self._operation(row, at) for row, at in rows),
+            "values": tuple(
+                Value(self._field(row, "name", str, at), self._count(row, "bytes", at),
+                      self._field(row, "keep", bool, at, False))
+                for row, at in values
+            ),
+        }  # fmt: skip
 
-def _ids(record: Any, key: str, where: str) -> tuple[int, ...]:
-    ids = _field(record, key, list, where)
-    if not all(type(i) is int for i in ids):
-        raise InvalidGraph(f"{where}: '{key}' must be a list of value indices")
-    return tuple(ids)
+    def _head(self, document: dict[str, Any], *lists: str) -> dict[str, Any]:
+        self.unknown.look(document, (*_HEAD, *lists), "graph")
+        return {
+            "name": self._field(document, "name", str, "the graph"),
+            "fixed_bytes": self._count(document, "fixed_bytes", "the graph", 0),
+            "cost_unit": self._field(document, "cost_unit", str, "the graph"),
+            "loss": self._field(document, "loss", (int, type(None)), "the graph", None),
+            "source": self._field(document, "source", str, "the graph", ""),
+        }
 
+    def _rows(
+        self, document: dict[str, Any], key: str, what: str, known: tuple[str, ...], *, may_be_empty: bool = False
+    ) -> list[tuple[Any, str]]:
+        """(record, its place) of every record of a list."""
+        rows = self._list(document, key)
+        if not rows and not may_be_empty and isinstance(document.get(key), list):
+            self.problems.append(f"the graph has no {key}")
+        if len(rows) > MAX_OPERATIONS:
+            self.problems.append(f"the graph has more than {MAX_OPERATIONS} {key}")
+            return []
+        return [(self._record(row, f"{what} {i}", what, known), f"{what} {i}") for i, row in enumerate(rows)]
 
-def _work(record: Any, where: str) -> Work | None:
-    work = _field(record, "work", (dict, type(None)), where, None)
-    if work is None:
-        return None
-    where = f"{where}.work"
-    return Work(
-        flops=_field(work, "flops", (int, type(None)), where, None),
-        bytes_moved=_field(work, "bytes_moved", int, where, 0),
-        dtype=_field(work, "dtype", str, where, "float32"),
-        signature=_field(work, "signature", str, where, ""),
-        published_flops=_field(work, "published_flops", (int, type(None)), where, None),
-        is_free=_field(work, "is_free", bool, where, False),
-    )
+    def _record(self, record: Any, where: str, what: str, known: tuple[str, ...]) -> dict[str, Any] | None:
+        """The record, its unknown keys noted; None, told of here, if it is no object."""
+        if not isinstance(record, dict):
+            self.problems.append(f"{where} must be an object, not {record!r:.60}")
+            return None
+        self.unknown.look(record, known, what)
+        return record
 
+    def _deps(self, edges: Sequence[Any], n_nodes: int) -> list[set[int]]:
+        """[N] the nodes that each node reads."""
+        deps: list[set[int]] = [set() for _ in range(n_nodes)]
+        for e, edge in enumerate(edges):
+            problem = _what_is_wrong_with(edge, deps)
+            if problem:
+                self.problems.append(f"edge {e} {problem}")
+            else:
+                deps[edge[1]].add(edge[0])
+        return deps
 
-def _implementations(record: Any, where: str) -> tuple[Implementation, ...]:
-    rows = _field(record, "implementations", list, where, [])
-    return tuple(
-        Implementation(
-            name=_field(row, "name", str, at),
-            inputs=_ids(row, "inputs", at),
-            outputs=_ids(row, "outputs", at),
-            cost=_field(row, "cost", int, at),
-            workspace_bytes=_field(row, "workspace_bytes", int, at, 0),
-            overwrites=_field(row, "overwrites", (int, type(None)), at, None),
-            is_lossy=_field(row, "is_lossy", bool, at, False),
-            work=_work(row, at),
+    def _operation(self, row: Any, at: str) -> Operation:
+        return Operation(
+            name=self._field(row, "name", str, at),
+            kind=self._field(row, "op", str, at, ""),
+            inputs=self._ids(row, "inputs", at),
+            outputs=self._ids(row, "outputs", at),
+            cost=self._count(row, "cost", at),
+            workspace_bytes=self._count(row, "workspace_bytes", at, 0),
+            is_backward=self._field(row, "backward", bool, at, False),
+            run_once=self._field(row, "run_once", bool, at, False),
+            work=self._work(row, at),
+            implementations=tuple(
+                self._implementation(way, f"{at}, implementation {i}")
+                for i, way in enumerate(self._field(row, "implementations", list, at, ()))
+            ),
         )
-        for row, at in ((row, f"{where}, implementation {i}") for i, row in enumerate(rows))
-    )
 
-
-def _from_values(document: dict[str, Any]) -> Graph:
-    rows = _field(document, "operations", list, "the graph")
-    values = _field(document, "values", list, "the graph")
-    if not rows:
-        raise InvalidGraph("the graph has no operations")
-    if len(rows) > MAX_OPERATIONS:
-        raise InvalidGraph(f"more than {MAX_OPERATIONS} operations")
-    operations = tuple(
-        Operation(
-            name=_field(row, "name", str, where),
-            kind=_field(row, "op", str, where, ""),
-            inputs=_ids(row, "inputs", where),
-            outputs=_ids(row, "outputs", where),
-            cost=_field(row, "cost", int, where),
-            workspace_bytes=_field(row, "workspace_bytes", int, where, 0),
-            is_backward=_field(row, "backward", bool, where, False),
-            run_once=_field(row, "run_once", bool, where, False),
-            work=_work(row, where),
-            implementations=_implementations(row, where),
+    def _implementation(self, given: Any, at: str) -> Implementation:
+        row = self._record(given, at, "implementation", _IMPLEMENTATION)
+        return Implementation(
+            name=self._field(row, "name", str, at),
+            inputs=self._ids(row, "inputs", at),
+            outputs=self._ids(row, "outputs", at),
+            cost=self._count(row, "cost", at),
+            workspace_bytes=self._count(row, "workspace_bytes", at, 0),
+            overwrites=self._field(row, "overwrites", (int, type(None)), at, None),
+            is_lossy=self._field(row, "is_lossy", bool, at, False),
+            work=self._work(row, at),
         )
-        for row, where in ((row, f"operation {i}") for i, row in enumerate(rows))
-    )
-    made = tuple(
-        Value(_field(v, "name", str, w), _field(v, "bytes", int, w), _field(v, "keep", bool, w, False))
-        for v, w in ((v, f"value {i}") for i, v in enumerate(values))
-    )
-    return Graph(operations=operations, values=made, **_head(document))
+
+    def _work(self, row: Any, at: str) -> Work | None:
+        work = self._field(row, "work", (dict, type(None)), at, None)
+        if work is None:
+            return None
+        self.unknown.look(work, _WORK, "work")
+        at = f"{at}.work"
+        return Work(
+            flops=self._field(work, "flops", (int, type(None)), at, None),
+            bytes_moved=self._count(work, "bytes_moved", at, 0),
+            dtype=self._field(work, "dtype", str, at, "float32"),
+            signature=self._field(work, "signature", str, at, ""),
+            published_flops=self._field(work, "published_flops", (int, type(None)), at, None),
+            is_free=self._field(work, "is_free", bool, at, False),
+        )
+
+    def _ids(self, row: Any, key: str, at: str) -> tuple[int, ...]:
+        ids = self._field(row, key, list, at)
+        if all(type(i) is int for i in ids):
+            return tuple(ids)
+        self.problems.append(f"{at}: '{key}' must be a list of value indices")
+        return ()
+
+    def _list(self, document: dict[str, Any], key: str) -> Sequence[Any]:
+        return self._field(document, key, list, "the graph")
+
+    def _count(self, record: Any, key: str, at: str, default: Any = ...) -> int:
+        """A non-negative integer."""
+        number = self._field(record, key, int, at, default)
+        if 0 <= number <= MAX_BYTES:
+            return number
+        what = "must not be negative, but is" if number < 0 else f"must be at most {MAX_BYTES}, but is"
+        self.problems.append(f"{at}: '{key}' {what} {number if abs(number) < 10**30 else 'far beyond'}")
+        return 0
+
+    def _field(self, record: Any, key: str, types: type | tuple[type, ...], at: str, default: Any = ...) -> Any:
+        wanted = types if isinstance(types, tuple) else (types,)
+        if not isinstance(record, dict):  # told of already
+            return _EMPTY[wanted[0]]
+        if key not in record:
+            if default is ...:
+                slip = nearest(key, record.keys() - _KNOWN, 1, alike=0.7)
+                hint = f"; did you mean '{key}' by '{slip[0]:.60}'?" if slip else ""
+                self.problems.append(f"{at} lacks '{key}'{hint}")
+                return _EMPTY[wanted[0]]
+            return default
+        value = record[key]
+        if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+            names = " or ".join(_NAMES[kind] for kind in wanted)
+            self.problems.append(f"{at}: '{key}' must be {names}, not {value!r:.60}")
+            return _EMPTY[wanted[0]]
+        if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+            self.problems.append(f"{at}: '{key}' holds half a character (a lone surrogate): {value!r:.60}")
+            return ""
+        if isinstance(value, str) and holds_control_character(value):
+            self.problems.append(f"{at}: '{key}' holds a control character: {value!r:.60}")
+            return ""
+        return value
+
+
+_NAMES: dict[type, str] = {
+    int: "an integer", str: "text", list: "a list", bool: "true or false", dict: "an object", type(None): "null",
+}  # fmt: skip
+
+
+def _what_is_wrong_with(edge: Any, deps: Sequence[set[int]]) -> str:
+    """Why a pair is no edge between nodes whose edges so far are `deps`; '' if it is one."""
+    if not (isinstance(edge, list) and len(edge) == 2 and all(type(u) is int for u in edge)):
+        return f"must be a pair of node indices, not {edge!r:.60}"
+    u, v = edge
+    if not (0 <= u < len(deps) and 0 <= v < len(deps)):
+        return f"is [{u}, {v}], but there are {len(deps)} nodes"
+    if u >= v:
+        return f"goes from node {u} to node {v}: nodes must be in execution order, no cycles"
+    return f"is [{u}, {v}] a second time" if u in deps[v] else ""

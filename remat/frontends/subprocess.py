@@ -1,6 +1,6 @@
 """Extraction in a child process: frameworks print, change global state and take seconds to import.
 
-The child is ``python -m remat.frontends._extract SPEC OUT``; its output is captured. Results are cached
+The child is ``remat.frontends._extract SPEC OUT``; its output is captured. Results are cached
 by the spec, the installed versions and the source of the frontends.
 """
 
@@ -10,14 +10,16 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 import tempfile
+import warnings
 from importlib import metadata
 from pathlib import Path
 
 import remat.errors
-from remat.errors import RematError
-from remat.frontends.json import load_graph, save_graph
+from remat import child
+from remat.errors import InvalidInput, RematError
+from remat.files import read_json, sealed, unsealed, write_text
+from remat.frontends.json import graph_from_dict, graph_to_dict, load_graph
 from remat.frontends.spec import ModelSpec
 from remat.graph import Graph
 
@@ -37,13 +39,13 @@ def extract_in_child(spec: ModelSpec, cache_folder: str | os.PathLike[str] | Non
     if cache_folder is None or not spec.target.startswith(_KNOWN_TARGETS):
         return _extract(spec)
     cached = Path(cache_folder, f"{spec.name}_{cache_key(spec)}.json")
-    if cached.is_file():
+    if cached.exists():
         try:
-            return load_graph(cached)
-        except RematError:
-            cached.unlink()  # written by something that was killed half-way, or by hand: make it again
+            return graph_from_dict(unsealed(read_json(cached), cached))
+        except InvalidInput as error:
+            warnings.warn(f"{error}; extracting the graph again", stacklevel=2)
     graph = _extract(spec)
-    save_graph(graph, cached)
+    write_text(cached, json.dumps(sealed(graph_to_dict(graph))))
     return graph
 
 
@@ -64,13 +66,13 @@ def cache_key(spec: ModelSpec) -> str:
 def _extract(spec: ModelSpec) -> Graph:
     with tempfile.TemporaryDirectory(prefix="remat-extract-") as folder:
         spec_file, out = Path(folder, "spec.json"), Path(folder, "graph.json")
-        spec_file.write_text(spec.to_json())
-        code, complaint = _run([sys.executable, "-m", "remat.frontends._extract", str(spec_file), str(out)])
+        write_text(spec_file, spec.to_json())
+        code, complaint = _run(child.command("remat.frontends._extract", str(spec_file), str(out)))
         if code == 0 and out.is_file():
             return load_graph(out)
         said = Path(f"{out}.error")
         if said.is_file():
-            error = json.loads(said.read_text())
+            error = read_json(said)
             raise getattr(remat.errors, error["kind"], RematError)(error["message"])
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     raise RematError(f"extracting {spec.name} ({spec.framework}) {how}: {complaint or 'it printed nothing'}")
@@ -78,7 +80,7 @@ def _extract(spec: ModelSpec) -> Graph:
 
 def _run(command: list[str]) -> tuple[int, str]:
     """(exit code, last line of standard error) of a command whose process ends when this call does."""
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    environment = child.environment({"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}, here=True)
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=environment,

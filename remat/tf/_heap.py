@@ -17,9 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from remat import child
 from remat.errors import MissingPackage, RematError
 from remat.execution import default_cache
-from remat.files import replacing
+from remat.files import replacing, write_text
 
 _SOURCE = Path(__file__).with_name("_heap.c")
 
@@ -68,16 +69,15 @@ def run_child(
         "REMAT_HEAP": str(heap_library()),
         "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
     } if counted else {}  # fmt: skip
-    environment = os.environ | counting | {
+    environment = child.environment(counting | {
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "-1",
         "KERAS_BACKEND": "tensorflow",
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(_SOURCE.parents[2]), os.environ.get("PYTHONPATH")))),
-    }  # fmt: skip
+    })  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="remat-measure-") as folder:
         path = Path(folder, "job.json")
-        path.write_text(json.dumps(job))
+        write_text(path, json.dumps(job))
         return subprocess.run(
-            [sys.executable, "-m", "remat.tf._measure", str(path)], stdin=subprocess.DEVNULL, capture_output=True,
+            child.command("remat.tf._measure", str(path)), stdin=subprocess.DEVNULL, capture_output=True,
             text=True, errors="replace", check=False, env=environment, timeout=timeout_s,
         )  # fmt: skip

@@ -11,13 +11,12 @@ MONeT's; a fraction is of what the plain step needs. ``python -m experiments.zoo
 from __future__ import annotations
 
 import functools
-import gzip
-import json
 from pathlib import Path
 from typing import Any, Literal
 
 from remat.errors import InvalidInput, InvalidPlan, unknown_name
-from remat.frontends.json import graph_from_dict
+from remat.files import read_json
+from remat.frontends.json import load_graph
 from remat.graph import Graph
 from remat.plan import Plan
 from remat.units import format_size
@@ -97,7 +96,7 @@ def table() -> list[str]:
 
 @functools.cache
 def _index() -> dict[str, dict[str, Any]]:
-    document = json.loads((FOLDER / INDEX).read_text(encoding="utf-8"))
+    document = read_json(FOLDER / INDEX)
     if document.get("format") != FORMAT:
         raise InvalidInput(f"{FOLDER / INDEX}: 'format' must be '{FORMAT}'")
     return document
@@ -105,4 +104,4 @@ def _index() -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def _graph(file: str) -> Graph:
-    return graph_from_dict(json.loads(gzip.decompress((FOLDER / file).read_bytes())))
+    return load_graph(FOLDER / file)
