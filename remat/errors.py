@@ -1,9 +1,15 @@
-"""Errors meant for users: one line that says what is wrong and what to do."""
+"""Errors and warnings meant for users: one line that says what is wrong and what to do."""
 
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
+from types import FrameType
+
+# Between a user's line and ours there may be frames of a framework (a module's call, its compiler) or of Python.
+_NOT_THE_USER = {"remat", "torch", "tensorflow", "keras"} | sys.stdlib_module_names
 
 
 class RematError(Exception):
@@ -48,3 +54,19 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> UnknownName:
     near = difflib.get_close_matches(str(name).lower(), known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
     return UnknownName(f"unknown {what} '{name}'; {hint}")
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the user's line: the innermost one that is neither remat's nor a framework's nor Python's own."""
+    frame = _users_frame()
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    module = frame.f_globals.get("__name__", "")
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
+
+
+def _users_frame() -> FrameType:
+    """The caller's frame furthest in that is the user's; the outermost one where there is none (a thread of ours)."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USER and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
