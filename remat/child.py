@@ -53,6 +53,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def _kernel_kills_us_too() -> bool:
+    # The kernel means the thread that started us, not its process. Each of our threads waits for what it started.
     try:
         return ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) == 0
     except (OSError, AttributeError):  # a C library without it

@@ -1,9 +1,15 @@
-"""Errors meant for users: one line that says what is wrong and what to do."""
+"""Errors and warnings meant for users: one line that says what is wrong and what to do."""
 
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
+from types import FrameType
+
+# Between a user's line and ours there may be frames of a framework (a module's call, its compiler) or of Python.
+_NOT_THE_USER = {"remat", "torch", "tensorflow", "keras"} | sys.stdlib_module_names
 
 
 class RematError(Exception):
@@ -71,3 +77,19 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> UnknownName:
 def nearest(name: str, known: Iterable[str], most: int = 3, alike: float = 0.5) -> list[str]:
     """Up to `most` of the known names that `name` may be a slip of; `alike` is how near they must be, up to 1."""
     return difflib.get_close_matches(str(name).lower(), list(known), n=most, cutoff=alike)
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the user's line: the innermost one that is neither remat's nor a framework's nor Python's own."""
+    frame = _users_frame()
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    module = frame.f_globals.get("__name__", "")
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
+
+
+def _users_frame() -> FrameType:
+    """The caller's frame furthest in that is the user's; the outermost one where there is none (a thread of ours)."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USER and frame.f_back is not None:
+        frame = frame.f_back
+    return frame

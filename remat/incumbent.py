@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from remat.errors import warn
 from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.simulator import simulate
@@ -158,4 +158,4 @@ class Incumbent:
             self._report(found.progress)
         except Exception as error:  # a callback that breaks must not take the solve with it; it is told
             self._report = None
-            warnings.warn(f"the progress callback failed and is not called again: {error!r}", stacklevel=2)
+            warn(f"the progress callback failed and is not called again: {error!r}")

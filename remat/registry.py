@@ -10,14 +10,13 @@ import importlib
 import inspect
 import pkgutil
 import threading
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
-from remat.errors import InvalidInput, unknown_name
+from remat.errors import InvalidInput, unknown_name, warn
 
 GROUP = "remat.strategies"
 
@@ -141,8 +140,5 @@ def _import(name: str) -> ModuleType | None:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        warnings.warn(
-            f"the strategies of '{name}' are missing, because it cannot be imported: {type(error).__name__}: {error}",
-            stacklevel=2,
-        )
+        warn(f"the strategies of '{name}' are missing, because it cannot be imported: {type(error).__name__}: {error}")
         return None
