@@ -250,7 +250,7 @@ class StepReader:
         loss_tensor = self.base(self.function.outputs[0] if loss is None else loss)
         kept = {self.base(t).name for t in self.function.outputs}
         loss_at, after_loss = None, False
-        fixed = self.variable_bytes + sum(nodes.bytes_of(t) for t in self._batch())
+        fixed = self.variable_bytes + sum(nodes.bytes_of(t) for t in (*self._batch(), *self._captured()))
         large: dict[str, int] = {}
         for op in order:
             if self.is_free(op):
@@ -366,6 +366,11 @@ class StepReader:
     def _batch(self) -> list[Any]:
         captured = {id(t) for t in self.trace.internal_captures}
         return [t for t in self.trace.inputs if id(t) not in captured]
+
+    def _captured(self) -> list[Any]:
+        """Tensors from outside that the step reads, variables aside; small ones are constants of the trace."""
+        live = set(self.order)
+        return [t for t in self.trace.internal_captures if t.op.type == "Placeholder" and t.op in live]
 
     def _work(self, op: Any) -> Work:
         loop = self.loops.get(op.name)

@@ -268,5 +268,6 @@ def variable_bytes(function: Any, holders: Mapping[str, Any]) -> dict[str, int]:
             inner = variable.value if isinstance(variable, keras.Variable) else variable
             if id(inner.handle) not in seen:
                 seen.add(id(inner.handle))
-                sizes[name] += inner.shape.num_elements() * inner.dtype.size
+                shape = inner.shape if inner.shape.is_fully_defined() else inner.read_value().shape
+                sizes[name] += shape.num_elements() * inner.dtype.size
     return {name: size for name, size in sizes.items() if size}

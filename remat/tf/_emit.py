@@ -92,8 +92,14 @@ def emit(step: CapturedStep, order: Iterable[int]) -> EmittedStep:
 
 
 def _inputs(function: Any) -> tuple[tuple[tuple[str, Any], ...], tuple[tuple[str, Any], ...]]:
-    captures = tuple((inner.op.name, outer) for outer, inner in function.graph.captures)
-    captured = {name for name, _ in captures}
+    """Placeholders of the arguments with their specs, and of the captured tensors with the tensors.
+
+    TensorFlow captures a small eager tensor as a constant of the trace. Such a constant is no placeholder.
+    """
+    captured = {inner.op.name for _, inner in function.graph.captures}
+    captures = tuple(
+        (inner.op.name, outer) for outer, inner in function.graph.captures if inner.op.type == "Placeholder"
+    )
     arguments = tuple(
         (t.op.name, tf.TensorSpec(t.shape, t.dtype)) for t in function.graph.inputs if t.op.name not in captured
     )

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -54,6 +55,20 @@ def heap_library() -> Path:
         if done.returncode:
             raise RematError(f"{command[0]} could not compile the heap counter: {done.stderr.strip()[:300]}")
     return library
+
+
+def why_it_failed(done: subprocess.CompletedProcess[str]) -> str:
+    """How a child ended, and the last line that it wrote to stderr."""
+    how = f"killed by {_signal_name(-done.returncode)}" if done.returncode < 0 else f"code {done.returncode}"
+    lines = done.stderr.strip().splitlines()
+    return f"{how}: {lines[-1][:300]}" if lines else f"{how}, without a message"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def run_child(

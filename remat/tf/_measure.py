@@ -14,6 +14,7 @@ import os
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -165,4 +166,8 @@ def _bytes(tensor: Any) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    try:
+        main(sys.argv[1])
+    except Exception as error:  # messages of TensorFlow have many lines, and the parent shows the last one
+        traceback.print_exc()
+        sys.exit(" ".join(f"{type(error).__name__}: {error}".split()))

@@ -18,7 +18,7 @@ import tensorflow as tf
 from remat.errors import InvalidInput, RematError
 from remat.frontends._tensorflow_nodes import variable_shape
 from remat.tf._emit import EmittedStep
-from remat.tf._heap import run_child
+from remat.tf._heap import run_child, why_it_failed
 from remat.tf._tensorflow import register_functions
 
 
@@ -94,11 +94,13 @@ def time_steps(steps: Sequence[tuple[EmittedStep, bool]], rounds: int = 9) -> li
 
 
 def _record(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """What the child printed last; its complaint if it failed."""
+    """What the child printed last.
+
+    Raises:
+        RematError: the child failed; the message says why.
+    """
     if done.returncode:
-        complaint = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        how = f"signal {-done.returncode}" if done.returncode < 0 else f"code {done.returncode}"
-        raise RematError(f"measuring the step failed ({how}): {complaint[:300]}")
+        raise RematError(f"measuring the step failed: {why_it_failed(done)}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -110,11 +112,14 @@ def save_step(step: EmittedStep, folder: Path) -> None:
         if tensor.dtype.name == "resource":
             shape, dtype = variable_shape(tensor)
             if shape.num_elements() is None:
-                raise InvalidInput(f"the step reads '{name}', which is no variable of static shape")
+                raise InvalidInput(
+                    f"the step reads a state that is no variable of static shape ('{name}', e.g. a table), so it "
+                    "cannot be measured in another process: give the budget as a size, and verify=False"
+                )
             captures.append({"name": name, "shape": shape.as_list(), "dtype": dtype})
         else:
-            np.save(folder / f"tensor_{i}.npy", tensor.numpy())
-            captures.append({"name": name, "file": f"tensor_{i}.npy", "dtype": tensor.dtype.name})
+            tf.io.write_file(str(folder / f"tensor_{i}"), tf.io.serialize_tensor(tensor))
+            captures.append({"name": name, "file": f"tensor_{i}", "dtype": tensor.dtype.name})
     arguments = [{"name": name, "shape": s.shape.as_list(), "dtype": s.dtype.name} for name, s in step.arguments]
     document = {
         "arguments": arguments, "captures": captures, "results": list(step.results), "is_plan": step.is_plan,
@@ -130,7 +135,8 @@ def load_step(folder: Path) -> tuple[Callable[..., Any], list[Any]]:
     variables, captures = [], []
     for entry in document["captures"]:
         if "file" in entry:
-            captures.append((entry["name"], tf.constant(np.load(folder / entry["file"]), entry["dtype"])))
+            content = tf.io.read_file(str(folder / entry["file"]))
+            captures.append((entry["name"], tf.io.parse_tensor(content, entry["dtype"])))
         else:
             variables.append(tf.Variable(_filler(entry, 0.05), trainable=False))
             captures.append((entry["name"], variables[-1].handle))

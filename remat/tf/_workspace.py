@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from remat.execution import default_cache
 from remat.graph import Graph
 from remat.simulator import Sharing
 from remat.tf._capture import CapturedStep
-from remat.tf._heap import run_child
+from remat.tf._heap import run_child, why_it_failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +197,7 @@ def _measure(
             return failures
         started = [line["start"] for line in lines if "start" in line]
         if not started:
-            raise RematError(f"measuring kernels failed: {_last_line(done)}")
-        failures[started[-1]] = f"its process ended with code {done.returncode}"
+            raise RematError(f"measuring kernels failed: {why_it_failed(done)}")
+        failures[started[-1]] = f"its process failed, {why_it_failed(done)}"
         rest = {key: s for key, s in rest.items() if key not in started}
     return failures
-
-
-def _last_line(done: subprocess.CompletedProcess[str]) -> str:
-    return (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1][:300]

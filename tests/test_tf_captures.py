@@ -1,0 +1,145 @@
+"""Tensors that a training step captures from outside: constants, tables, variables of unknown shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from orders import random_order
+from test_tf_execution import (
+    LOSS,
+    _eagerly,
+    _kernels_not_measured,  # noqa: F401  (a fixture)
+    _own_cache,  # noqa: F401  (a fixture)
+    _planned,
+    keras,
+    layers,
+    needs_compiler,
+    rtf,
+    tf,
+)
+
+from remat.errors import InvalidInput, RematError
+from remat.tf._capture import capture_step, trace
+from remat.tf._emit import emit, emit_plain
+from remat.tf._heap import run_child, why_it_failed
+from remat.tf._portable import load_step, measure_step, save_step
+
+N = 300  # TensorFlow captures up to 128 elements as a constant of the trace, larger tensors as a placeholder
+
+
+def _step_of(size: int):
+    """A step that captures tensors of `size` elements of every kind, some of them twice, one in a loop."""
+    rng = np.random.default_rng(0)
+    real = tf.constant(rng.normal(size=size), "float32")
+    half = tf.cast(tf.constant(rng.normal(size=size)), "bfloat16")
+    places = tf.constant(rng.permutation(size))
+    flags = tf.constant(np.arange(size) % 2 == 0)
+    words = tf.constant(["w" * (i % 7) for i in range(size)])
+    pair = tf.complex(real, real)
+    array = rng.normal(size=size).astype("float32")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.tanh(x * real) * array + tf.cast(half, "float32") * real
+            y = tf.where(flags, y, tf.gather(y, places))
+            y = y + tf.cast(tf.strings.length(words), "float32") * tf.math.real(pair)
+            _, y = tf.while_loop(
+                lambda i, _: i < 3, lambda i, z: (i + 1, tf.sin(z * real)), (0, y), maximum_iterations=3
+            )
+            loss = tf.reduce_sum(tf.square(y))
+        return loss, tape.gradient(loss, x)
+
+    return step, tf.constant(rng.normal(size=size), "float32")
+
+
+@pytest.mark.parametrize("size", [3, N])
+def test_captured_tensors_of_every_kind(size, tmp_path):
+    """The bits of eager mode under a plan that repeats operations, here and from the files that a child reads."""
+    step, x = _step_of(size)
+    function = trace(step, (tf.TensorSpec((size,)),))
+    kinds = {inner.op.type for _, inner in function.graph.captures}
+    assert kinds == ({"Const"} if size < N else {"Placeholder"})
+    captured = capture_step(function, "s", {})
+    expected = [t.numpy().tobytes() for t in _eagerly(step, x)]
+    order = random_order(captured.planned, np.random.default_rng(0), 0.3)
+    assert len(order) > len(captured.planned)
+    assert [t.numpy().tobytes() for t in _planned(captured, order)(x)] == expected
+    for emitted in (emit(captured, order), emit_plain(function)):
+        save_step(emitted, tmp_path)
+        call, _ = load_step(tmp_path)
+        np.testing.assert_allclose(call(x)[1].numpy(), np.frombuffer(expected[1], "float32"), rtol=1e-5, atol=1e-6)
+
+
+def test_captured_tensors_are_always_there():
+    """The batch, and each captured tensor once; a small one is a constant of the trace, which nobody counts."""
+    large, small = tf.ones((N,)), tf.ones((3,))
+
+    def step(x):
+        return tf.reduce_sum(tf.tanh(x * large) + large) + tf.reduce_sum(small), []
+
+    captured = capture_step(trace(step, (tf.TensorSpec((N,)),)), "s", {})
+    assert captured.graph.fixed_bytes == captured.fixed["batch and constants"] == 4 * N + 4 * N
+
+
+@needs_compiler
+def test_a_child_process_measures_a_step_with_captured_tensors(tmp_path):
+    """In fractions, in verification, and with the plan of a file."""
+    step, _ = _step_of(N)
+    planned = rtf.rematerialize(step, (tf.TensorSpec((N,)),), 1.0, cost="flops", time_limit_s=2)
+    assert planned.plan.plain_peak_bytes is not None
+    planned.plan.save(tmp_path / "plan.json")
+    loaded = rtf.rematerialize(step, (tf.TensorSpec((N,)),), plan=tmp_path / "plan.json")
+    assert loaded.measure(2).peak_bytes <= loaded.budget_bytes
+
+
+@needs_compiler
+def test_a_network_with_normalization_trains():
+    """Its mean and variance are captured constants; issue 16, item 6."""
+    results = []
+    for planned in (True, False):
+        keras.utils.set_random_seed(0)
+        x = np.random.default_rng(0).normal(3, 2, (16, 6)).astype("float32")
+        normalization = layers.Normalization()
+        normalization.adapt(x)
+        model = keras.Sequential([normalization, layers.Dense(8, activation="tanh"), layers.Dense(5, "softmax")])
+        model.compile("sgd", LOSS, run_eagerly=not planned)
+        if planned:
+            rtf.fit_within(model, 0.9999, cost="flops", time_limit_s=2)
+        history = model.fit(x, np.arange(16) % 5, batch_size=8, verbose=0).history
+        results.append((history, [w.tobytes() for w in model.get_weights()]))
+    assert results[0] == results[1]
+
+
+def test_what_a_child_cannot_be_given_is_refused_with_a_way_out(tmp_path):
+    """A table that only a result reads does not stand in the way of the plan, but of measuring it."""
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(tf.constant([1, 2]), tf.constant([3.0, 4.0])), -1.0
+    )
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(tf.tanh(x))
+        return loss, tape.gradient(loss, x), table.lookup(tf.constant([1]))
+
+    captured = capture_step(trace(step, (tf.TensorSpec((4,)),)), "s", {}, gradients=[])
+    with pytest.raises(InvalidInput, match=r"reads a state that is no variable.*verify=False"):
+        save_step(emit(captured, range(len(captured.graph))), tmp_path)
+
+
+@needs_compiler
+def test_a_failed_child_says_why(tmp_path):
+    """Its exception in one line, whatever TensorFlow's message looks like."""
+    done = run_child({"kind": "step", "folder": str(tmp_path), "as_written": True, "runs": 1})
+    assert "code 1: FileNotFoundError: " in why_it_failed(done)
+
+    def step(x):
+        return tf.reduce_sum(tf.gather(tf.range(3.0), tf.cast(x, "int32") + 7)), []
+
+    emitted = emit_plain(trace(step, (tf.TensorSpec((4,)),)))
+    with pytest.raises(
+        RematError, match=r"measuring the step failed: code 1: InvalidArgumentError: .*indices"
+    ) as error:
+        measure_step(emitted, as_written=False)
+    assert "\n" not in str(error.value)
