@@ -21,9 +21,10 @@ from experiments.engine import make_engine
 from experiments.progress import SolveProgress, make_console
 from experiments.row import Row
 from experiments.settings import RUNS_FOLDER, Settings, for_implementations
-from experiments.solving import Bench, contradictions
+from experiments.solving import Bench, contradictions, is_final
 from experiments.store import Store, write_json
 from remat.errors import InvalidInput
+from remat.solve import Status
 from remat.units import format_cost, format_size
 
 STORE_FOLDER = RUNS_FOLDER / "store"
@@ -91,6 +92,7 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
     _write_run(folder, head, [row.key for row in rows], families)
     drawn = _draw(console, folder)
     _explain_failures(console, rows)
+    _say_unfinished(console, rows)
     console.print(f"{bench.solved} solved now, {bench.reused} taken from the store", markup=False)
     _say_where(console, drawn)
     if settings.logger == "wandb":
@@ -164,6 +166,20 @@ def _explain_failures(console: Console, rows: Sequence[Row]) -> None:
         own = [row for row in rows if row.strategy == name]
         if all(row.cost is None for row in own):
             console.print(f"{name}: {own[-1].status} at every budget: {own[-1].message}", markup=False, soft_wrap=True)
+
+
+def _say_unfinished(console: Console, rows: Sequence[Row]) -> None:
+    """One line about the solves that ended without a result of their own: killed, crashed, cut short."""
+    unfinished = [row for row in rows if row.status != Status.SKIPPED and row.plan_from is None and not is_final(row)]
+    if not unfinished:
+        return
+    first = unfinished[0]
+    why = f": {first.message}" if first.message else ""
+    console.print(
+        f"warning: {len(unfinished)} of {len(rows)} solves ended before their time, the first of them {first.strategy} "
+        f"at {format_size(first.budget_bytes)}{why}; the same command tries them again",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
 
 
 def _say_where(console: Console, drawn: Sequence[Path]) -> None:

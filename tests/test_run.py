@@ -267,7 +267,7 @@ def test_what_is_finished_outlives_an_interrupted_run(
     assert not list((here / "runs").rglob("*.part"))
     for path in kept:
         pq.read_table(path)
-    time.sleep(2.5)  # a worker looks for its parent every second
+    time.sleep(0.5)  # the kernel ends a worker with its parent
     assert not _workers_of(run.pid, here)
     assert cli.main([a.replace(",checkmate_milp", "") for a in hard]) == 0
     assert "0 solved now" in capsys.readouterr().out

@@ -1,0 +1,394 @@
+"""Whatever is damaged or killed, the run mends it and says so: each kind of file, each kind of damage, each worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from test_sweep import GRAPH, sweep
+
+import remat
+from experiments import cli
+from experiments.row import Row
+from experiments.store import Store
+from remat import child
+from remat.cost._records import read_fields, write_record
+from remat.errors import RematError
+from remat.files import read_lines, write_lines
+from remat.frontends.spec import ModelSpec
+from remat.frontends.subprocess import extract_in_child
+from remat.implementation import Implementation
+from remat.solve import run_family, solve_here
+
+# One strategy that ignores the budget and one that does not.
+CHEAP = {"strategies": ("checkpoint_all", "search"), "options": {"checkpoint_all": {}, "search": {}}, "work_limit": 50}
+
+
+def outcome(rows: list[Row]) -> list[tuple[object, ...]]:
+    return [(row.key, row.status, row.cost, row.bound, row.peak_bytes, row.budget_bytes) for row in rows]
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solves without worker processes, whose start takes seconds."""
+    monkeypatch.setattr("experiments.engine.run_family_isolated", run_family)
+    monkeypatch.setattr("experiments.engine.solve_isolated", solve_here)
+
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row]]:
+    """A store with the rows of a finished sweep, its graph and a remembered result."""
+    folder = tmp_path_factory.mktemp("solved")
+    rows, _, _ = sweep(folder, **CHEAP)
+    store = Store(folder)
+    store.write_graph(GRAPH)
+    store.remember("paper", {"question": 1}, lambda: {"answer": 42})
+    return folder, rows
+
+
+def _copy(folder: Path, to: Path) -> Path:
+    for path in folder.rglob("*.*"):
+        target = to / path.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    return to
+
+
+def altered(path: Path) -> None:
+    """Change one field so that the file is still of its format."""
+    if path.suffix == ".parquet":
+        table = pq.ParquetFile(path).read()
+        rows = table.to_pylist()
+        rows[0]["cost"] = (rows[0]["cost"] or 0) + 1
+        changed = table.from_pylist(rows, schema=table.schema)
+        pq.write_table(changed.replace_schema_metadata(table.schema.metadata), path)
+        return
+    document = json.loads(path.read_text())
+    if "steps" in document:
+        document["steps"][1][1] += 1
+    elif "nodes" in document:
+        document["nodes"][0]["bytes"] += 1
+    elif "ns" in document:
+        document["ns"] += 1
+    else:
+        document["found"]["answer"] += 1
+    path.write_text(json.dumps(document))
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "empty": lambda path: path.write_bytes(b""),
+    "garbage": lambda path: path.write_bytes(b"\x00\xff\x1f\x8b\x80garbage" * 20),
+    "another_document": lambda path: path.write_text("[1, 2]"),
+    "altered": altered,
+    "deleted": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("kind", ["rows", "plans", "families", "graphs", "paper"])
+def test_a_damaged_file_of_the_store_is_made_again_and_named(
+    tmp_path: Path, solved: tuple[Path, list[Row]], kind: str, damage: str
+) -> None:
+    folder, rows = _copy(solved[0], tmp_path), solved[1]
+    mine = next(row for row in rows if row.strategy == "search" and row.plan_file and row.plan_from is None)
+    path = {
+        "rows": folder / "rows" / f"{mine.key}.parquet",
+        "plans": folder / str(mine.plan_file),
+    }.get(kind) or next((folder / kind).iterdir())
+    DAMAGE[damage](path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        again, _, bench = sweep(folder, **CHEAP)
+        store = Store(folder)
+        store.write_graph(GRAPH)
+        assert store.remember("paper", {"question": 1}, lambda: {"answer": 42}) == {"answer": 42}
+    told = [str(warning.message) for warning in caught]
+    assert outcome(again) == outcome(rows)
+    assert bench.solved == (1 if kind in ("rows", "plans", "families") else 0)
+    # What is not there is no damage; but a row whose plan is gone is.
+    assert [line for line in told if str(path) in line and "\n" not in line] == told
+    assert len(told) == (0 if damage == "deleted" and kind != "plans" else 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        once_more, _, bench = sweep(folder, **CHEAP)
+        Store(folder).write_graph(GRAPH)
+        assert Store(folder).remember("paper", {"question": 1}, lambda: None) == {"answer": 42}
+    assert (outcome(once_more), bench.solved) == (outcome(rows), 0)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_plan_of_another_row_is_not_taken_for_this_one(tmp_path: Path, solved: tuple[Path, list[Row]]) -> None:
+    """A valid plan in the wrong place: the judge tells it from the row's."""
+    folder, rows = _copy(solved[0], tmp_path), solved[1]
+    tight, *_, wide = sorted(
+        (row for row in rows if row.strategy == "search" and row.plan_file and row.plan_from is None),
+        key=lambda row: row.budget_bytes,
+    )
+    (folder / str(wide.plan_file)).write_bytes((folder / str(tight.plan_file)).read_bytes())
+    with pytest.warns(UserWarning, match=rf"{wide.plan_file}: costs .* its row says .*computing it again"):
+        again, _, bench = sweep(folder, **CHEAP)
+    assert (outcome(again), bench.solved) == (outcome(rows), 1)
+
+
+def test_a_changed_step_is_an_error_that_names_the_file_and_the_step(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    plan = remat.Plan.from_order(GRAPH, range(len(GRAPH)))
+    plan.save(path)
+    document = json.loads(path.read_text())
+    for step, words in (
+        (["compute", 99], "step 0: operation 99 does not exist"),
+        (["run", 0], "step 0: not a"),
+        (["compute", 3], "step 0: computes operation 3"),
+    ):
+        path.write_text(json.dumps(document | {"steps": [step, *document["steps"][1:]]}))
+        with pytest.raises(remat.InvalidPlan, match=words) as caught:
+            from remat.simulator import load_and_simulate
+
+            load_and_simulate(path, GRAPH)
+        assert str(caught.value).startswith(f"{path}: step 0: ")
+        assert caught.value.step == 0
+
+
+def test_plans_that_differ_in_implementations_have_files_of_their_own(tmp_path: Path) -> None:
+    op = replace(GRAPH.operations[0], implementations=(Implementation("fast", (), (0,), 1),))
+    graph = replace(GRAPH, operations=(op, *GRAPH.operations[1:]))
+    order, store = range(len(graph)), Store(tmp_path)
+    plain = remat.Plan.from_order(graph, order)
+    other = remat.Plan.from_order(graph, order, ways=["fast", *[""] * (len(graph) - 1)])
+    assert store.write_plan("k", plain) != store.write_plan("k", other)
+    assert store.write_plan("k", plain) == store.write_plan("k", plain)
+
+
+def test_lines_of_measurements_heal_one_by_one(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"method": name, "ns": i} for i, name in enumerate("abcd")]
+    write_lines(path, rows)
+    assert read_lines(path) == rows
+    lines = path.read_text().splitlines()
+    lines[0], lines[2] = lines[0].replace('"ns": 0', '"ns": 9'), lines[2][:9]
+    lines.append(json.dumps({"method": "of an older version"}))
+    path.write_text("\n".join(lines))
+    with pytest.warns(UserWarning, match=r"rows\.jsonl: line \d is damaged") as caught:
+        assert read_lines(path) == [rows[1], rows[3], {"method": "of an older version"}]
+    assert len(caught) == 2
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_measurement_is_none(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "op.json"
+    write_record(path, {"ns": 42, "best_ns": 40})
+    assert read_fields(path, ("ns", "best_ns")) == (42, 40)
+    DAMAGE[damage](path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert read_fields(path, ("ns", "best_ns")) is None
+    assert [str(path) in str(w.message) and "measuring again" in str(w.message) for w in caught] == (
+        [] if damage == "deleted" else [True]
+    )
+    path.write_text('{"ns": 42, "best_ns": 40}')  # of a version without seals
+    assert read_fields(path, ("ns", "best_ns")) == (42, 40)
+
+
+CHAIN = ModelSpec("chain", "synthetic", "remat.frontends.synthetic:chain", 2, options={"n": 3})
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_graph_in_the_cache_is_extracted_again(
+    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, extracted = remat.Graph.from_nodes("g", [[], [0]], [1, 2], [3, 4]), []
+    monkeypatch.setattr("remat.frontends.subprocess._extract", lambda spec: extracted.append(spec) or graph)
+    assert extract_in_child(CHAIN, tmp_path) == graph
+    (cached,) = tmp_path.iterdir()
+    DAMAGE[damage](cached)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert extract_in_child(CHAIN, tmp_path) == extract_in_child(CHAIN, tmp_path) == graph
+    assert len(extracted) == 2
+    assert [str(cached) in str(w.message) and "extracting the graph again" in str(w.message) for w in caught] == (
+        [] if damage == "deleted" else [True]
+    )
+
+
+# ---- what is drawn
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """A run of one cheap strategy in a folder of its own, as from the command line; its exit code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    remat.save_graph(GRAPH, tmp_path / "mirror.json")
+    return lambda: cli.main(["graph=mirror.json", "budget=5", "strategies=checkpoint_all"])
+
+
+def test_everything_that_a_run_draws_is_drawn_again(tmp_path: Path, run: Callable[[], int]) -> None:
+    assert run() == 0
+    (folder,) = (path.parent for path in tmp_path.glob("runs/*/run.json"))
+    written = {path: path.read_bytes() for path in folder.rglob("*.*")}
+    assert {path.suffix for path in written} >= {".json", ".csv", ".png", ".pdf", ".html"}
+    for damage, path in zip(["truncated", "empty", "garbage", "deleted"] * len(written), written, strict=False):
+        DAMAGE[damage](path)
+    assert run() == 0
+    assert {path: path.read_bytes() for path in folder.rglob("*.*")} == written
+
+
+def test_a_full_disk_while_drawing_names_the_file_and_what_to_do(
+    tmp_path: Path, run: Callable[[], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A limit on the size of files stands for the disk: the page, which holds a script of megabytes, is above it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, before[1]))
+    try:
+        assert run() == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert re.fullmatch(
+        r"error: no space left on the disk to write runs/\S+/page\.html; what was finished before is kept: make room "
+        r"and give the same command again\n", capsys.readouterr().err,
+    )  # fmt: skip
+    assert not list(tmp_path.rglob("*.part"))
+    assert run() == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert "0 solved now" in said.out
+
+
+# ---- workers
+
+
+@pytest.fixture
+def killing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """``kill -9`` every process of a module in this list as soon as it has started."""
+    modules: list[str] = []
+
+    class Killed(subprocess.Popen):
+        def __init__(self, command, **how):
+            super().__init__(command, **how)
+            if set(modules) & set(command):
+                time.sleep(0.2)
+                os.kill(self.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(subprocess, "Popen", Killed)
+    yield modules
+
+
+@pytest.mark.parametrize("strategy", ["checkpoint_all", "search"], ids=["family worker", "solve worker"])
+def test_what_a_killed_worker_left_is_solved_by_the_next_run(
+    tmp_path: Path, strategy: str, solved: tuple[Path, list[Row]], killing: list[str]
+) -> None:
+    only = CHEAP | {"strategies": (strategy,), "options": {strategy: {}}}
+    killing.append("remat._worker")
+    lost, _, bench = sweep(tmp_path, **only)
+    assert {row.status for row in lost} == {"FAILED"}
+    assert all("SIGKILL" in row.message for row in lost)
+    killing.clear()
+    again, _, bench = sweep(tmp_path, **only)
+    wanted = [row for row in solved[1] if row.strategy == strategy]
+    assert {row.status for row in again} == {row.status for row in wanted}
+    assert {row.cost for row in again} >= {row.cost for row in wanted}
+    assert bench.solved > 0
+    _, _, bench = sweep(tmp_path, **only)
+    assert bench.solved == 0
+
+
+def test_a_family_that_was_lost_once_is_not_lost_for_ever(tmp_path: Path, killing: list[str]) -> None:
+    """Its rows were FAILED; the family was computed since, by a run at other budgets: the rows follow it."""
+    only = CHEAP | {"strategies": ("checkpoint_all",), "options": {"checkpoint_all": {}}}
+    killing.append("remat._worker")
+    lost, _, _ = sweep(tmp_path, **only)
+    killing.clear()
+    mended, _, _ = sweep(tmp_path, **only)
+    assert [row.key for row in lost] == [row.key for row in mended]
+    assert [row.status for row in mended] != [row.status for row in lost]
+    stored = [Store(tmp_path).read_row(row.key, GRAPH) for row in lost]
+    assert stored == mended
+
+
+def test_a_killed_frontend_is_one_line_and_the_next_run_extracts(tmp_path: Path, killing: list[str]) -> None:
+    killing.append("remat.frontends._extract")
+    with pytest.raises(RematError, match="extracting chain .* was killed by signal 9") as caught:
+        extract_in_child(CHAIN, tmp_path)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+    killing.clear()
+    assert len(extract_in_child(CHAIN, tmp_path)) == 7
+
+
+# A child that never returns to Python: `PyDLL` holds the interpreter's lock while it sleeps.
+HOLDS_THE_LOCK = "import ctypes, pathlib; pathlib.Path('alive').touch(); ctypes.PyDLL(None).sleep(60)"
+PARENT = """
+import subprocess, sys, time
+from remat import child
+process = subprocess.Popen(child.command("held"), env=child.environment({}, here=True), start_new_session=True)
+print(process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process that does not return to Python")
+@pytest.mark.parametrize("moment", ["at once", "at work"])
+def test_a_child_ends_at_once_when_its_parent_is_killed(tmp_path: Path, moment: str) -> None:
+    (tmp_path / "held.py").write_text(HOLDS_THE_LOCK)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(child.__file__).parents[1])},
+    )  # fmt: skip
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    if moment == "at work":
+        _wait_for((tmp_path / "alive").exists)
+    parent.kill()
+    parent.wait()
+    assert _wait_for(lambda: not _is_alive(pid)) < (1.0 if moment == "at work" else 5.0)
+
+
+def test_a_child_watches_where_the_kernel_does_not_tell_it(tmp_path: Path) -> None:
+    (tmp_path / "held.py").write_text("import pathlib, time; pathlib.Path('alive').touch(); time.sleep(60)")
+    watched = re.sub(
+        r"child\.command\(\"held\"\)",
+        "[sys.executable, '-c', 'import remat.child as c, runpy, sys, os; c._kernel_kills_us_too = lambda: False; '"
+        " 'c.end_with_parent(os.getppid()); runpy.run_module(\"held\")']",
+        PARENT,
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", watched], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(child.__file__).parents[1])},
+    )  # fmt: skip
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    _wait_for((tmp_path / "alive").exists)
+    parent.kill()
+    parent.wait()
+    assert _wait_for(lambda: not _is_alive(pid)) < 3.0
+
+
+def _wait_for(condition: Callable[[], bool]) -> float:
+    """Seconds until it holds; fails after twenty."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < 20
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
