@@ -18,7 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from remat.bounds.certificate import BoundCertificate
 from remat.bounds.lp import expected_seconds, lower_bound, model_columns
+from remat.bounds.relax import relaxed
 from remat.errors import InvalidGraph
 from remat.eviction import greedy_eviction
 from remat.graph import Graph
@@ -26,7 +28,6 @@ from remat.implementation import DEFAULT, Implementation
 from remat.incumbent import Found, Incumbent
 from remat.joint.choose import Choices, Chosen
 from remat.joint.exhaustive import exhaustive_joint
-from remat.joint.relax import relaxed
 from remat.ordering.relabel import plan_in_original, reordered
 from remat.plan import Plan, Scope
 from remat.registry import Strategy
@@ -93,7 +94,10 @@ def solve_chosen(problem: Problem, strategy: Strategy, options: Mapping[str, Any
     stats |= {"choices": search.tried, "implementations": search.used()}
     if best.plan is None:
         return Outcome(message="no plan found with any choice of implementations", timed_out=True, stats=stats)
-    return Outcome((Candidate(best.plan, {"from": best.who}),), bound=best.bound, stats=stats)
+    certificate = None if prover is None else prover.certificate
+    return Outcome(
+        (Candidate(best.plan, {"from": best.who}),), bound=best.bound, stats=stats, certificate=certificate
+    )  # fmt: skip
 
 
 def _solve_free(problem: Problem, strategy: Strategy, options: Mapping[str, Any]) -> Outcome:
@@ -457,6 +461,7 @@ class _Prover:
     def __init__(self, problem: Problem):
         self.problem = problem
         self.error: BaseException | None = None
+        self.certificate: BoundCertificate | None = None
         self.stopped = threading.Event()
         self.thread: threading.Thread | None = None
 
@@ -477,16 +482,15 @@ class _Prover:
     def _run(self) -> None:
         try:
             problem = self.problem
-            relaxed_problem = replace(problem, graph=relaxed(problem.graph), threads=1, best=None, warm_start=None)
-            if expected_seconds(model_columns(relaxed_problem.graph)) > problem.remaining_s():
+            if expected_seconds(model_columns(relaxed(problem.graph))) > problem.remaining_s():
                 return
-            result = lower_bound(
-                relaxed_problem, on_bound=lambda proof: self._tell(proof.bound),
+            lower_bound(
+                replace(problem, threads=1), on_bound=self._take,
                 should_stop=lambda: self.stopped.is_set() or problem.is_solved(),
             )  # fmt: skip
-            self._tell(result.bound)
         except BaseException as error:
             self.error = error
 
-    def _tell(self, bound: int) -> None:
-        self.problem.offer_bound(bound, "LP of the relaxed graph")
+    def _take(self, proof: BoundCertificate) -> None:
+        self.certificate = proof  # first: the offer may end the solve
+        self.problem.offer_bound(proof.bound, "LP of the relaxed graph")
