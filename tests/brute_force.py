@@ -218,6 +218,18 @@ def random_budget(rng: np.random.Generator, graph: Graph, scope: str) -> int:
     return max(0, budget + int(rng.choice([-1, 0, 0, 0, 1, 1, 2, 4])))
 
 
+def random_problem(rng: np.random.Generator, scopes: Sequence[str]) -> tuple[Graph, int, str, int | None]:
+    """(graph, budget, scope, optimum or None); more than half have implementations, most need repeats or choices."""
+    for attempt in range(8):
+        joint = bool(rng.random() < 0.6)
+        graph, scope = random_case(rng, joint, 7 if joint else 9), str(rng.choice(scopes))
+        budget = random_budget(rng, graph, scope)
+        best = optimum(graph, budget, scope)
+        if attempt == 7 or (best is not None and best > graph.least_cost) or rng.random() < 0.1:
+            return graph, budget, scope, best
+    raise AssertionError
+
+
 def with_implementations(graph: Graph, rng: np.random.Generator, share: float = 0.6) -> Graph:
     """The graph with up to three implementations of some operations, of every kind.
 

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from brute_force import optimum, random_budget, random_case
+from brute_force import optimum, random_problem
 
 from remat import BoundCertificate, Graph, InvalidInput, Scope, verify_bound
 from remat.bounds.certificate import KINDS
@@ -25,10 +25,8 @@ CLIMB = 300  # steps towards a bound that is too high
 def check(seed: int) -> str:
     """The outcome of one random case, see `fuzz`."""
     rng = np.random.default_rng(seed)
-    joint = bool(rng.random() < 0.5)
-    graph = random_case(rng, joint, 7 if joint else 9)
-    scope = Scope(str(rng.choice(["staged", "staged", "fixed_order", "fixed_order", "free"])))
-    budget = random_budget(rng, graph, str(scope))
+    graph, budget, name, _ = random_problem(rng, ["staged", "staged", "fixed_order", "fixed_order", "free"])
+    scope = Scope(name)
     best = cache(lambda budget, scope: optimum(graph, budget, scope))
     genuine = lower_bound(Problem(graph, budget, scope)).certificate
     if genuine is None:  # nothing beyond the cost of running everything once is known

@@ -12,6 +12,7 @@ from remat import Graph, InvalidGraph, InvalidPlan, Operation, Plan, Value, simu
 from remat.bounds.relax import relaxed
 from remat.implementation import Implementation
 from remat.joint import choose
+from remat.joint import search as joint_search
 from remat.plan import COMPUTE, FREE
 
 
@@ -232,6 +233,44 @@ def test_kept_values_against_brute_force(name: str) -> None:
         best = optimum(joint, budget, "staged")
         solution = remat.solve(joint, budget, "portfolio", time_limit_s=2, threads=1)
         assert (solution.status, solution.cost) == (("INFEASIBLE", None) if best is None else ("OPTIMAL", best))
+
+
+def with_extra(cost: int, *more: Implementation) -> Graph:
+    """Operation a costs 5; its other implementation costs `cost` and makes the extra value 2, which nobody reads."""
+    extra = Implementation("extra", (), (0, 2), cost)
+    a = Operation("a", "", (), (0,), 5, implementations=(extra, *more))
+    return Graph("extra", (a, Operation("b", "", (0,), (1,), 5)), (Value("x", 2), Value("y", 2, True), Value("e", 1)))
+
+
+NO_SWITCH = {
+    "an extra output each": with_extra(6),
+    "an extra output, cheaper": with_extra(1),
+    "lossy": with_extra(6, Implementation("lossy", (), (0,), 5, is_lossy=True)),
+    "fewer outputs": Graph(
+        "fewer",
+        (Operation("a", "", (), (0, 1), 5, implementations=(Implementation("part", (), (0,), 1),)),
+         Operation("b", "", (0, 1), (2,), 5)),
+        (Value("x", 2), Value("y", 2), Value("z", 2, True)),
+    ),
+    "free of charge": Graph(
+        "free",
+        (Operation("a", "", (), (0,), 0, implementations=(Implementation("extra", (), (0, 1), 0),)),),
+        (Value("x", 2), Value("e", 0)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scope", ["staged", "fixed_order", "free"])
+@pytest.mark.parametrize("strategy", ["portfolio", "search", "interval_cp"])
+@pytest.mark.parametrize("name", NO_SWITCH)
+def test_nothing_to_switch_is_no_failure(name: str, strategy: str, scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joint_search, "EXHAUSTIVE_OPERATIONS", 0)
+    joint = NO_SWITCH[name]
+    for budget in (4, 5, 8) if scope == "staged" else (5,):
+        solution = remat.solve(joint, budget, strategy, scope=scope, time_limit_s=20, work_limit=3, threads=1)
+        assert solution.status not in ("FAILED", "SKIPPED")
+        assert "ended" not in solution.stats, solution.message
+        assert solution.cost == optimum(joint, budget, scope)
 
 
 def test_monet_makes_what_later_gradients_read() -> None:
