@@ -1,7 +1,7 @@
 """Slow references written from the definitions alone; they share no code with what they check.
 
 `replay` is the judge with sets and dicts, `optimum` an exhaustive search over everything that a plan
-of a scope can do, `small_graphs` and `step_lists` are what both are compared on.
+of a scope can do, in any implementation, `small_graphs` and `step_lists` are what both are compared on.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import hypothesis.strategies as st
 import numpy as np
 
 from remat import Graph, Operation, Value
+from remat.implementation import Implementation
 
 COMPUTE, FREE = 0, 1
 
@@ -32,16 +33,20 @@ class Replay:
     final_bytes: int
 
 
-def replay(graph: Graph, steps: Sequence[tuple[int, int]]) -> Replay:
-    """Cost and peak of a step list, each moment's memory added up from scratch."""
+def replay(graph: Graph, steps: Sequence[tuple[int, int] | tuple[int, int, str]]) -> Replay:
+    """Cost and peak of a step list, each moment's memory added up from scratch.
+
+    A third entry of a compute step names its implementation; '' is the default one.
+    """
     copies: Counter[int] = Counter()
     moments = []
     computed: Counter[int] = Counter()
+    cost = 0
 
     def held() -> int:
         return graph.fixed_bytes + sum(graph.values[v].bytes * n for v, n in copies.items())
 
-    for at, (kind, i) in enumerate(steps):
+    for at, (kind, i, *named) in enumerate(steps):
         if kind == FREE:
             if i not in range(len(graph.values)) or copies[i] == 0:
                 raise Rejected(at)
@@ -49,22 +54,24 @@ def replay(graph: Graph, steps: Sequence[tuple[int, int]]) -> Replay:
             continue
         if i not in range(len(graph.operations)):
             raise Rejected(at)
-        op = graph.operations[i]
-        if not all(copies[v] for v in op.inputs):
+        way = next(way for way in graph.operations[i].ways if way.name == ("".join(named) or "default"))
+        if not all(copies[v] for v in way.inputs):
             raise Rejected(at)
-        if len(op.outputs) == 1 and copies[op.outputs[0]]:
+        if len(way.outputs) == 1 and copies[way.outputs[0]]:
             raise Rejected(at)
-        copies.update(op.outputs)
-        moments.append(held() + op.workspace_bytes)
-        for v in op.outputs:
+        if way.overwrites is not None:
+            copies[way.overwrites] = 0
+        copies.update(way.outputs)
+        moments.append(held() + way.workspace_bytes)
+        for v in way.outputs:
             copies[v] = 1
         computed[i] += 1
+        cost += way.cost
     for i, op in enumerate(graph.operations):
         if computed[i] == 0 or (op.run_once and computed[i] != 1):
             raise Rejected(None)
     if any(value.keep and not copies[v] for v, value in enumerate(graph.values)):
         raise Rejected(None)
-    cost = sum(graph.operations[i].cost * n for i, n in computed.items())
     return Replay(cost, max(moments, default=held()), held())
 
 
@@ -113,12 +120,15 @@ def optimum(graph: Graph, budget_bytes: int, scope: str) -> int | None:
                 continue
             if again and op.run_once:
                 continue
-            if not set(op.inputs) <= resident or (len(op.outputs) == 1 and op.outputs[0] in resident):
-                continue
-            if held + sum(graph.values[v].bytes for v in op.outputs) + op.workspace_bytes > budget_bytes:
-                continue
             position = k if scope == "staged" and again else -1
-            moves.append((op.cost, (resident | set(op.outputs), done | {k}, position)))
+            for way in op.ways:
+                if not set(way.inputs) <= resident or (len(way.outputs) == 1 and way.outputs[0] in resident):
+                    continue
+                gone = set() if way.overwrites is None else {way.overwrites}
+                more = sum(graph.values[v].bytes for v in way.outputs) - sum(graph.values[v].bytes for v in gone)
+                if held + more + way.workspace_bytes > budget_bytes:
+                    continue
+                moves.append((way.cost, ((resident - gone) | set(way.outputs), done | {k}, position)))
         for price, after in moves:
             if cost + price < best.get(after, float("inf")):
                 best[after] = cost + price
@@ -166,6 +176,97 @@ def random_graph(
             Value(f"v{v}", int(rng.integers(min_bytes, max_bytes + 1)), bool(rng.random() < keep)) for v in outputs
         ]
     return Graph("random", tuple(operations), tuple(values), fixed_bytes=int(rng.integers(0, 3)), cost_unit="u")
+
+
+def random_step(rng: np.random.Generator, n: int, **kinds: float) -> Graph:
+    """A random forward and backward pass of `n` operations; as `random_graph`, it has what `kinds` say.
+
+    Backward operations read what their forward operations read or made, so that tight budgets need repeats.
+    """
+    graph = random_graph(rng, n, **kinds)  # type: ignore[arg-type]
+    forward = (n + 1) // 2
+    operations = []
+    for k, op in enumerate(graph.operations):
+        reads = {v for v in op.inputs if rng.random() < 0.3}
+        if k:
+            reads.add(graph.operations[k - 1].outputs[0])
+        if k >= forward:
+            mirrored = graph.operations[n - 1 - k]
+            reads |= {*mirrored.inputs, mirrored.outputs[0]} if rng.random() < 0.7 else {mirrored.outputs[0]}
+        operations.append(replace(op, inputs=tuple(sorted(reads)), is_backward=k >= forward))
+    return replace(graph, operations=tuple(operations), loss=forward - 1)
+
+
+def random_case(rng: np.random.Generator, joint: bool, n: int) -> Graph:
+    """A random graph of up to `n` operations and of any kind, with implementations if `joint`."""
+    positive = int(rng.random() < 0.7)
+    make = random_step if rng.random() < 0.7 else random_graph
+    graph = make(
+        rng, int(rng.integers(2, n + 1)), multi_output=float(rng.choice([0, 0, 0.4])), workspace=int(rng.integers(3)),
+        keep=float(rng.choice([0, 0, 0.3])), once=float(rng.choice([0, 0, 0.3])), min_bytes=positive,
+        min_cost=positive, max_cost=5, max_bytes=6,
+    )  # fmt: skip
+    return with_implementations(graph, rng) if joint else graph
+
+
+def random_budget(rng: np.random.Generator, graph: Graph, scope: str) -> int:
+    """A budget from just infeasible to comfortable, most often one of the smallest feasible ones."""
+    budget = max(graph.largest_working_set()[0], graph.final_bytes)
+    most = budget + sum(value.bytes for value in graph.values)
+    while budget < most and optimum(graph, budget, scope) is None:
+        budget += 1
+    return max(0, budget + int(rng.choice([-1, 0, 0, 0, 1, 1, 2, 4])))
+
+
+def random_problem(rng: np.random.Generator, scopes: Sequence[str]) -> tuple[Graph, int, str, int | None]:
+    """(graph, budget, scope, optimum or None); more than half have implementations, most need repeats or choices."""
+    for attempt in range(8):
+        joint = bool(rng.random() < 0.6)
+        graph, scope = random_case(rng, joint, 7 if joint else 9), str(rng.choice(scopes))
+        budget = random_budget(rng, graph, scope)
+        best = optimum(graph, budget, scope)
+        if attempt == 7 or (best is not None and best > graph.least_cost) or rng.random() < 0.1:
+            return graph, budget, scope, best
+    raise AssertionError
+
+
+def with_implementations(graph: Graph, rng: np.random.Generator, share: float = 0.6) -> Graph:
+    """The graph with up to three implementations of some operations, of every kind.
+
+    Other costs and workspace; fewer inputs or other ones; fewer outputs; extra outputs, and operations that read
+    them; in place; lossy.
+    """
+    sizes = [value.bytes for value in graph.values]
+    extras: list[int] = []  # bytes of the extra values
+    operations: list[Operation] = []
+    for op in graph.operations:
+        ways: list[Implementation] = []
+        before = op.outputs[0] if op.outputs else 0  # values made by earlier operations
+        there = len(extras)  # extra values made by them
+        for name in "uvw"[: rng.integers(1, 4)] if rng.random() < share else "":
+            inputs, outputs = set(op.inputs), list(op.outputs)
+            if inputs and rng.random() < 0.4:
+                inputs.discard(int(rng.choice(sorted(inputs))))
+            if before and rng.random() < 0.2:
+                inputs.add(int(rng.integers(before)))
+            if there and rng.random() < 0.5:
+                inputs.add(len(sizes) + int(rng.integers(there)))
+            if len(outputs) > 1 and rng.random() < 0.3:
+                outputs.pop(int(rng.integers(len(outputs))))
+            if len(extras) < 3 and rng.random() < 0.35:
+                outputs.append(len(sizes) + len(extras))
+                extras.append(int(rng.integers(0, 3)))
+            over = [v for v in sorted(inputs) if v < len(sizes) and outputs and sizes[v] == sizes[outputs[0]]]
+            overwrites = int(rng.choice(over)) if over and rng.random() < 0.5 else None
+            ways.append(
+                Implementation(
+                    name, tuple(sorted(inputs)), tuple(outputs), int(rng.integers(0, op.cost + 3)),
+                    int(rng.integers(0, 3)), overwrites, bool(rng.random() < 0.05),
+                )
+            )  # fmt: skip
+        operations.append(replace(op, implementations=tuple(ways)))
+    values = (*graph.values, *(Value(f"extra{i}", size) for i, size in enumerate(extras)))
+    return replace(graph, operations=tuple(operations), values=values)
 
 
 @st.composite

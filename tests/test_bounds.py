@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import forged_certificates
 import numpy as np
 import pytest
 from brute_force import least_budget, optimum, random_graph, training_chain
@@ -16,7 +17,8 @@ from remat.bounds.certificate import KINDS, BoundCertificate, proven_bound, veri
 from remat.bounds.cuts import is_valid, knapsack_cuts
 from remat.bounds.lp import lower_bound
 from remat.errors import InvalidInput
-from remat.graph import Graph
+from remat.graph import Graph, Operation, Value
+from remat.implementation import Implementation
 from remat.plan import Scope
 from remat.solve import Problem
 
@@ -171,6 +173,8 @@ def test_tampered_certificates_are_refused(tmp_path: Path) -> None:
         verify_bound(graph, replace(proof, budget_bytes=proof.budget_bytes + 100))
     with pytest.raises(InvalidInput, match="scope free"):
         verify_bound(graph, replace(proof, scope=Scope.FREE))
+    with pytest.raises(InvalidInput, match="hold for scope staged only"):
+        verify_bound(graph, replace(proof, scope=Scope.FIXED_ORDER, multipliers={"once": [[2, 1, 1]]}))
     with pytest.raises(InvalidInput, match="denominator"):
         verify_bound(graph, replace(proof, denominator=0))
     with pytest.raises(InvalidInput, match="proves only"):
@@ -188,18 +192,68 @@ def test_tampered_certificates_are_refused(tmp_path: Path) -> None:
         verify_bound(graph, replace(proof, multipliers={"memory": [[len(graph), 1]]}))
 
 
+def test_a_bound_is_refused_for_more_than_it_is_about() -> None:
+    graph, proof = certified()
+    assert verify_bound(graph, proof, budget=proof.budget_bytes - 1, scope="staged") == proof.bound
+    with pytest.raises(InvalidInput, match=rf"holds up to {proof.budget_bytes} B, not for 1kB"):
+        verify_bound(graph, proof, budget="1kB")
+    for scope in ("fixed_order", "free"):
+        with pytest.raises(InvalidInput, match=f"holds for scope staged, not for {scope}"):
+            verify_bound(graph, proof, scope=scope)
+    wide = lower_bound(Problem(graph, proof.budget_bytes, Scope.FIXED_ORDER)).certificate
+    assert wide is not None
+    assert verify_bound(graph, wide, scope="staged") == wide.bound
+
+
+def two_outputs() -> Graph:
+    """Operation 0 makes the values 0 and 1; value 0 is read late, value 1 at once."""
+    deps = {"a": ((), (0, 1)), "b": ((1,), (2,)), "c": ((2,), (3,)), "d": ((0, 1, 3), (4,))}
+    operations = tuple(Operation(name, "", inputs, outputs, 1) for name, (inputs, outputs) in deps.items())
+    return Graph("two", operations, tuple(Value(str(v), size) for v, size in enumerate((3, 1, 2, 2, 1))))
+
+
+def test_several_outputs_may_be_there_when_they_are_made_again() -> None:
+    """Value 0 is held while operation 0 makes value 1 again, so no row says that either is absent."""
+    with pytest.raises(InvalidInput, match=r"uses the once row \[3, 0\], which does not exist"):
+        proven_bound(two_outputs(), 8, Scope.STAGED, {"once": [[3, 0, 1]]}, 1)
+
+
+def choosable() -> Graph:
+    """Operation 0 costs 5, or 1 in its other implementation."""
+    cheap = Implementation("cheap", (), (0,), 1)
+    return Graph("choice", (Operation("a", "", (), (0,), 5, implementations=(cheap,)),), (Value("x", 2),))
+
+
+def test_a_certificate_holds_for_every_implementation() -> None:
+    graph = choosable()
+    default = BoundCertificate("choice", graph.sha256(), 100, Scope.STAGED, 5, 1, {})
+    with pytest.raises(InvalidInput, match="claims a bound of 5, but proves only 1"):
+        verify_bound(graph, default)
+    assert verify_bound(graph.default(), replace(default, graph_sha256=graph.default().sha256())) == 5
+    assert verify_bound(graph, replace(default, bound=1)) == 1
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_forged_certificate_is_believed(seed: int) -> None:
+    assert forged_certificates.check(seed) == "ok"
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"bound": float("nan")}, {"denominator": float("nan")}, {"budget_bytes": float("nan")}, {"scope": "best"},
         {"multipliers": {"memory": [[1, float("inf")]]}}, {"multipliers": {"memory": [[1, np.uint64(2**62)]]}},
         {"multipliers": {"memory": [[]]}}, {"multipliers": {"magic": [[1, 1]]}}, {"multipliers": None},
+        {"bound": 10**5000}, {"bound": -(10**5000)}, {"denominator": 10**200}, {"budget_bytes": 10**5000},
+        {"multipliers": {"memory": [[1, 10**5000]]}},
+        {"multipliers": {"memory": [[True, 1]]}}, {"graph_sha256": None}, {"graph_name": None}, {"budget_bytes": "6GB"},
     ],
 )  # fmt: skip
 def test_a_certificate_made_by_hand_is_checked_as_a_file_is(change: dict) -> None:
     graph, proof = certified()
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInput) as caught:
         verify_bound(graph, replace(proof, **change))
+    assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize(
@@ -207,6 +261,9 @@ def test_a_certificate_made_by_hand_is_checked_as_a_file_is(change: dict) -> Non
     [
         ({"format": "remat-bound/9"}, "format is not remat-bound/1"),
         ({"bound": 1.5}, "bound must be an integer"),
+        ({"bound": 10**160}, "bound must be an integer, within 2"),
+        ({"bound": float("nan")}, "bound must be an integer"),
+        ({"graph": None}, "graph and graph_sha256 must be texts"),
         ({"bound": True}, "bound must be an integer"),
         ({"multipliers": {"magic": []}}, "unknown kind 'magic'"),
         ({"multipliers": {"memory": [[1, 2, 3]]}}, "multiplier 0 of kind 'memory'"),
@@ -223,6 +280,30 @@ def test_a_malformed_file_is_one_line_that_names_it(tmp_path: Path, change: dict
         BoundCertificate.load(file)
     assert "bound.json" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"bound":', '"bound":1,"bound":', "the key 'bound' comes twice"),
+        ('"memory":', '"memory":[],"memory":', "the key 'memory' comes twice"),
+        ('"denominator":', '"denominator":1' + 5000 * "0" + ',"old":', "not a bound certificate in JSON"),
+        ('"format":', "", "not a bound certificate in JSON"),
+        ('"bound":', '"bnd":', "bound must be an integer"),
+    ],
+)
+def test_a_file_that_can_be_read_in_two_ways_or_none_is_refused(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    _, proof = certified()
+    file = tmp_path / "bound.json"
+    proof.save(file)
+    file.write_text(file.read_text().replace(old, new, 1))
+    with pytest.raises(InvalidInput, match=message) as caught:
+        BoundCertificate.load(file)
+    assert "bound.json" in str(caught.value)
+    with pytest.raises(InvalidInput, match=r"gone.json: cannot be read \(No such file"):
+        BoundCertificate.load(tmp_path / "gone.json")
 
 
 def test_free_scope_has_only_the_cost_of_running_everything_once() -> None:

@@ -1,18 +1,18 @@
 """Graphs whose operations have several implementations: model, simulator, plans, and solvers against brute force."""
 
-import heapq
-import itertools
 import json
 import random
 from dataclasses import replace
 
 import pytest
+from brute_force import optimum
 
 import remat
 from remat import Graph, InvalidGraph, InvalidPlan, Operation, Plan, Value, simulate
+from remat.bounds.relax import relaxed
 from remat.implementation import Implementation
 from remat.joint import choose
-from remat.joint.relax import relaxed
+from remat.joint import search as joint_search
 from remat.plan import COMPUTE, FREE
 
 
@@ -174,40 +174,6 @@ def random_joint(seed: int) -> Graph:
     return Graph("random", tuple(operations), tuple(values), loss=n - 1)
 
 
-def cheapest(joint: Graph, budget: int) -> int | None:
-    """The least cost of any staged joint plan, by Dijkstra over (next, last in stage, resident); nothing of remat."""
-    n = len(joint)
-    size = [v.bytes for v in joint.values]
-    start = (0, -1, frozenset())
-    queue: list[tuple[int, int, tuple]] = [(0, 0, start)]
-    done = set()
-    counter = itertools.count(1)
-    while queue:
-        cost, _, state = heapq.heappop(queue)
-        if state in done:
-            continue
-        done.add(state)
-        following, last, resident = state
-        if following == n:
-            if all(v in resident for v, value in enumerate(joint.values) if value.keep):
-                return cost
-            continue
-        for k in [*range(last + 1, following), following]:
-            for way in joint.operations[k].ways:
-                if not set(way.inputs) <= resident or (len(way.outputs) == 1 and way.outputs[0] in resident):
-                    continue
-                during = sum(size[v] for v in resident) + sum(size[v] for v in way.outputs) + way.workspace_bytes
-                during -= size[way.overwrites] if way.overwrites is not None else 0
-                if during + joint.fixed_bytes > budget:
-                    continue
-                after = (resident | set(way.outputs)) - {way.overwrites}
-                state_next = (following + 1, -1) if k == following else (following, k)
-                heapq.heappush(queue, (cost + way.cost, next(counter), (*state_next, frozenset(after))))
-        for v in resident:
-            heapq.heappush(queue, (cost, next(counter), (following, last, resident - {v})))
-    return None
-
-
 def budgets_of(joint: Graph) -> list[int]:
     peak = simulate(joint, Plan.from_order(joint, range(len(joint)))).peak_bytes
     return sorted({int(peak * share) for share in (0.6, 0.75, 0.9, 1.0)})
@@ -217,7 +183,7 @@ def budgets_of(joint: Graph) -> list[int]:
 def test_plans_against_brute_force(seed: int) -> None:
     joint = random_joint(seed)
     for budget in budgets_of(joint):
-        best = cheapest(joint, budget)
+        best = optimum(joint, budget, "staged")
         for strategy in ("portfolio", "search", "monet"):
             solution = remat.solve(joint, budget, strategy, time_limit_s=2 if strategy != "monet" else 20, threads=1)
             if best is None:
@@ -264,9 +230,47 @@ KEPT = {
 def test_kept_values_against_brute_force(name: str) -> None:
     joint = KEPT[name]
     for budget in range(6, 24):
-        best = cheapest(joint, budget)
+        best = optimum(joint, budget, "staged")
         solution = remat.solve(joint, budget, "portfolio", time_limit_s=2, threads=1)
         assert (solution.status, solution.cost) == (("INFEASIBLE", None) if best is None else ("OPTIMAL", best))
+
+
+def with_extra(cost: int, *more: Implementation) -> Graph:
+    """Operation a costs 5; its other implementation costs `cost` and makes the extra value 2, which nobody reads."""
+    extra = Implementation("extra", (), (0, 2), cost)
+    a = Operation("a", "", (), (0,), 5, implementations=(extra, *more))
+    return Graph("extra", (a, Operation("b", "", (0,), (1,), 5)), (Value("x", 2), Value("y", 2, True), Value("e", 1)))
+
+
+NO_SWITCH = {
+    "an extra output each": with_extra(6),
+    "an extra output, cheaper": with_extra(1),
+    "lossy": with_extra(6, Implementation("lossy", (), (0,), 5, is_lossy=True)),
+    "fewer outputs": Graph(
+        "fewer",
+        (Operation("a", "", (), (0, 1), 5, implementations=(Implementation("part", (), (0,), 1),)),
+         Operation("b", "", (0, 1), (2,), 5)),
+        (Value("x", 2), Value("y", 2), Value("z", 2, True)),
+    ),
+    "free of charge": Graph(
+        "free",
+        (Operation("a", "", (), (0,), 0, implementations=(Implementation("extra", (), (0, 1), 0),)),),
+        (Value("x", 2), Value("e", 0)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scope", ["staged", "fixed_order", "free"])
+@pytest.mark.parametrize("strategy", ["portfolio", "search", "interval_cp"])
+@pytest.mark.parametrize("name", NO_SWITCH)
+def test_nothing_to_switch_is_no_failure(name: str, strategy: str, scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joint_search, "EXHAUSTIVE_OPERATIONS", 0)
+    joint = NO_SWITCH[name]
+    for budget in (4, 5, 8) if scope == "staged" else (5,):
+        solution = remat.solve(joint, budget, strategy, scope=scope, time_limit_s=20, work_limit=3, threads=1)
+        assert solution.status not in ("FAILED", "SKIPPED")
+        assert "ended" not in solution.stats, solution.message
+        assert solution.cost == optimum(joint, budget, scope)
 
 
 def test_monet_makes_what_later_gradients_read() -> None:
@@ -280,7 +284,7 @@ def test_monet_makes_what_later_gradients_read() -> None:
         tuple(Value(f"v{i}", 2, i == 3) for i in range(4)), loss=0,
     )  # fmt: skip
     solution = remat.solve(joint, 20, "monet", time_limit_s=20)
-    assert solution.cost == cheapest(joint, 20) == 7
+    assert solution.cost == optimum(joint, 20, "staged") == 7
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -322,7 +326,7 @@ def test_portfolio_chooses() -> None:
     solution = remat.solve(joint, 200, "portfolio", time_limit_s=5)
     assert (solution.status, solution.cost) == ("OPTIMAL", 22)
     tight = remat.solve(joint, 86, "portfolio", time_limit_s=5)
-    assert tight.cost == cheapest(joint, 86) == 23
+    assert tight.cost == optimum(joint, 86, "staged") == 23
 
 
 def test_monet_chooses_where_there_is_room() -> None:

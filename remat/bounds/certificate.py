@@ -18,6 +18,10 @@ straight from the definitions and apart from the model that was solved:
 - once (t, k): R[t,k] + S[t,v] <= 1, v the one output of k (staged scope only).
 
 R[t,k] with t <= k, and R and S after the last stage in which they can serve, are zero.
+
+Where operations have several implementations, the rows are those of the relaxed graph (`remat.bounds.relax`, which
+says why a bound there holds here): every operation at the least of its implementations. The checker relaxes the graph
+that it is given itself, and the certificate names that graph, with all its implementations.
 """
 
 from __future__ import annotations
@@ -30,13 +34,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat.bounds.cuts import MOST, is_valid
+from remat.bounds.relax import relaxed
 from remat.errors import InvalidInput
 from remat.files import read_json, write_text
 from remat.graph import Graph, check_graph
 from remat.plan import Scope, parse_scope
+from remat.units import format_size, parse_size
 
 FORMAT = "remat-bound/1"
 KINDS = {"edge": 3, "continuity": 2, "memory": 1, "once": 2, "knapsack": 4}  # how many numbers name a row (or more)
+LARGEST = 1 << 512  # no honest number comes near; beyond 4,300 digits Python cannot even print one
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +88,18 @@ class BoundCertificate:
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise InvalidInput(f"{where}: format is not {FORMAT}")
         for key in ("budget_bytes", "bound", "denominator"):
-            if type(content.get(key)) is not int:
-                raise InvalidInput(f"{where}: {key} must be an integer")
+            if not _is_integer(content.get(key)):
+                raise InvalidInput(f"{where}: {key} must be an integer, within 2**512")
         try:
             scope = parse_scope(content.get("scope", ""))
         except InvalidInput as error:
             raise InvalidInput(f"{where}: {error}") from None
-        if not isinstance(content.get("graph_sha256"), str) or not isinstance(content.get("multipliers"), dict):
-            raise InvalidInput(f"{where}: graph_sha256 or multipliers are missing")
+        if not isinstance(content.get("graph"), str) or not isinstance(content.get("graph_sha256"), str):
+            raise InvalidInput(f"{where}: graph and graph_sha256 must be texts")
+        if not isinstance(content.get("multipliers"), dict):
+            raise InvalidInput(f"{where}: multipliers are missing")
         return cls(
-            str(content.get("graph", "")), content["graph_sha256"], content["budget_bytes"],
+            content["graph"], content["graph_sha256"], content["budget_bytes"],
             scope, content["bound"], content["denominator"],
             _checked_multipliers(content["multipliers"], where),
         )  # fmt: skip
@@ -109,42 +118,63 @@ class BoundCertificate:
         return cls.from_dict(read_json(path), os.fspath(path))
 
 
+def _is_integer(number: object) -> bool:
+    """Whether it is an integer of a size that can be meant; not a bool, nor NumPy's, which wrap."""
+    return type(number) is int and -LARGEST <= number <= LARGEST
+
+
 def _checked_multipliers(multipliers: Any, where: str) -> dict[str, list[list[int]]]:
     for kind, rows in multipliers.items():
         if kind not in KINDS or not isinstance(rows, list):
-            raise InvalidInput(f"{where}: multipliers of unknown kind '{kind}'")
+            raise InvalidInput(f"{where}: multipliers of unknown kind {kind!r:.60}")
         for i, row in enumerate(rows):
             width = KINDS[kind] + 1
             if kind == "knapsack" and isinstance(row, list) and len(row) % 2:
                 width = max(width, len(row))
-            if not isinstance(row, list) or len(row) != width or any(type(x) is not int for x in row):
-                raise InvalidInput(f"{where}: multiplier {i} of kind '{kind}' must be {width} integers")
+            if not isinstance(row, list) or len(row) != width or not all(map(_is_integer, row)):
+                raise InvalidInput(f"{where}: multiplier {i} of kind '{kind}' must be {width} integers within 2**512")
     return multipliers
 
 
-def verify_bound(graph: Graph, certificate: BoundCertificate | str | os.PathLike[str]) -> int:
+def verify_bound(
+    graph: Graph,
+    certificate: BoundCertificate | str | os.PathLike[str],
+    *,
+    budget: int | str | None = None,
+    scope: str | None = None,
+) -> int:
     """Check a certificate in exact integer arithmetic and return the bound that it proves.
 
-    Needs no solver; the time is linear in the certificate, times the values for each memory row.
+    Needs no solver; the time is linear in the certificate, times the values for each memory row. Where operations have
+    several implementations, the bound holds for every choice of them.
+
+    Args:
+        budget, scope: what the bound is to be used for. A certificate of a smaller budget, or of a narrower scope,
+            proves nothing for them and is refused. By default they are the certificate's own.
 
     Returns:
-        The certificate's bound: it holds for its `budget_bytes` (and every smaller one) and its `scope`.
+        The certificate's bound: it holds for its `budget_bytes` (and every smaller one) and its `scope` (and every
+        narrower one).
 
     Raises:
-        InvalidInput: it is about another graph, is malformed, or proves less than it claims.
+        InvalidInput: it is about another graph, budget or scope, is malformed, or proves less than it claims.
     """
     check_graph(graph)
     if isinstance(certificate, BoundCertificate):  # as strict as with a file: anyone may have made it
         try:
             certificate = BoundCertificate.from_dict(certificate.to_dict(), "the certificate")
-        except (TypeError, AttributeError) as error:
-            raise InvalidInput(f"the certificate is malformed: {error}") from None
+        except (TypeError, AttributeError):
+            raise InvalidInput("the certificate is malformed; see remat.BoundCertificate") from None
     elif isinstance(certificate, (str, os.PathLike)):
         certificate = BoundCertificate.load(certificate)
     else:
         raise InvalidInput(f"the certificate must be a remat.BoundCertificate or a file, not {certificate!r:.60}")
     if certificate.graph_sha256 != graph.sha256():
-        raise InvalidInput(f"the bound is about another graph ('{certificate.graph_name}'), not '{graph.name}'")
+        raise InvalidInput(f"the bound is about another graph ({certificate.graph_name!r:.60}), not '{graph.name}'")
+    if budget is not None and parse_size(budget) > certificate.budget_bytes:
+        raise InvalidInput(f"the bound holds up to {format_size(certificate.budget_bytes)}, not for {budget}")
+    if scope is not None and not certificate.scope.contains(parse_scope(scope)):
+        raise InvalidInput(f"the bound holds for scope {certificate.scope}, not for {scope}")
     proven = proven_bound(
         graph, certificate.budget_bytes, certificate.scope, certificate.multipliers, certificate.denominator
     )
@@ -165,6 +195,7 @@ def proven_bound(
     Raises:
         InvalidInput: a row that does not exist or is not valid in this scope, or a negative multiplier.
     """
+    graph = relaxed(graph)
     if denominator < 1:
         raise InvalidInput(f"the denominator must be positive, not {denominator}")
     if scope is Scope.FREE and any(multipliers.values()):

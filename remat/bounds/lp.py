@@ -5,7 +5,8 @@ The relaxation has only R and S and one memory row per stage (`build_staged_mode
 nine digits, at a tenth of the time. First only repeats of forward operations have columns; the missing
 columns are priced by the certificate itself, which corrects for all of them, and enter when their
 reduced cost is negative. So every bound returned is one of the full problem. Then knapsack cuts
-(`remat.bounds.cuts`) are added in rounds for as long as they pay.
+(`remat.bounds.cuts`) are added in rounds for as long as they pay. Where operations have several implementations, the
+LP is that of the relaxed graph (`remat.bounds.relax`), whose bound holds for every choice.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import scipy.sparse
 
 from remat.bounds.certificate import BoundCertificate, proven_bound
 from remat.bounds.cuts import knapsack_cuts
+from remat.bounds.relax import relaxed
 from remat.graph import Graph
 from remat.plan import Scope
 from remat.solve import Problem
@@ -76,7 +78,7 @@ def lower_bound(
     each better bound with its proof; `should_stop` is asked before each LP and in it. Without cuts the bound
     is that of the relaxation itself, whose multipliers have a meaning (`remat.bounds.price`).
     """
-    graph, scope = problem.graph, problem.scope
+    graph, scope = relaxed(problem.graph), problem.scope
     best = BoundResult(graph.total_cost, scope)
     if scope is Scope.FREE or model_columns(graph) > LARGEST:
         return best
@@ -93,7 +95,7 @@ def lower_bound(
             break
         x, y = solved
         rounds += 1
-        certificate = _certify(model, scope, y, cuts)
+        certificate = _certify(problem, model, y, cuts)
         if certificate.bound > best.bound or best.certificate is None:
             best = BoundResult(certificate.bound, scope, certificate)
             if on_bound is not None:
@@ -235,9 +237,9 @@ def _with_cuts(model: StagedModel, cuts: list[list[int]], first: int) -> StagedM
     )
 
 
-def _certify(model: StagedModel, scope: Scope, y: np.ndarray, cuts: list[list[int]]) -> BoundCertificate:
+def _certify(problem: Problem, model: StagedModel, y: np.ndarray, cuts: list[list[int]]) -> BoundCertificate:
     """Round the multipliers to integers over a common denominator and count exactly what they prove."""
-    graph = model.graph
+    graph, budget, scope = problem.graph, problem.budget_bytes, problem.scope
     least = float(np.min(y[y > 0], initial=1.0)) / model.unit_bytes
     denominator = 1 << max(0, min(60, 24 - math.floor(math.log2(max(least, 1e-12)))))
     multipliers: dict[str, list[list[int]]] = {name: [] for name in KIND_NAMES.values()}
@@ -251,7 +253,7 @@ def _certify(model: StagedModel, scope: Scope, y: np.ndarray, cuts: list[list[in
             multipliers["knapsack"].append([*cuts[int(model.row_key[row, 0])], amount])
         elif amount:
             multipliers[KIND_NAMES[kind]].append([*model.row_key[row, : width[kind]].tolist(), amount])
-    bound = proven_bound(graph, model.budget_bytes, scope, multipliers, denominator)
-    if bound < graph.total_cost:
-        multipliers, bound = {}, graph.total_cost
-    return BoundCertificate(graph.name, graph.sha256(), model.budget_bytes, scope, bound, denominator, multipliers)
+    bound = proven_bound(model.graph, budget, scope, multipliers, denominator)
+    if bound < graph.least_cost:
+        multipliers, bound = {}, graph.least_cost
+    return BoundCertificate(graph.name, graph.sha256(), budget, scope, bound, denominator, multipliers)

@@ -12,6 +12,7 @@ from remat.errors import InvalidInput
 from remat.eviction import greedy_eviction
 from remat.exhaustive import exhaustive
 from remat.graph import Graph, check_graph
+from remat.incumbent import relative_gap
 from remat.plan import Plan, Scope, parse_scope
 from remat.simulator import simulate
 from remat.units import check_time_limit, format_size
@@ -53,6 +54,20 @@ class MinBudget:
         """Whether the two sides meet."""
         return self.bytes == self.lower_bound_bytes
 
+    @property
+    def gap(self) -> float:
+        """(bytes - lower_bound_bytes) / bytes."""
+        return relative_gap(self.bytes, self.lower_bound_bytes)
+
+    def __str__(self) -> str:
+        known = f"{format_size(self.bytes)}, {self.scope}"
+        if self.is_exact:
+            return f"{known}: proven the smallest"
+        return f"{known}: no plan needs less than {format_size(self.lower_bound_bytes)} (gap {self.gap:.2%})"
+
+    def __repr__(self) -> str:
+        return f"<MinBudget {self}>"
+
 
 def min_budget(graph: Graph, scope: str = "staged", *, time_limit_s: float = float("inf")) -> MinBudget:
     """The smallest budget for which a plan of `scope` is known, with a proven lower bound.
@@ -85,10 +100,8 @@ def min_budget(graph: Graph, scope: str = "staged", *, time_limit_s: float = flo
         sides.anneal()
     plan = replace(sides.plan, budget_bytes=sides.bytes)
     if joint is not graph:
-        need, operation = joint.largest_working_set()
-        reason = "each operation holds at least that at once, in whatever way it runs"
         plan = replace(plan, graph_sha256=joint.sha256())
-        return MinBudget(sides.bytes, max(need, joint.final_bytes), operation, plan, wanted, reason)
+        sides.lower = peak_bound(joint, deadline=began + time_limit_s, max_sets=2000)
     return MinBudget(sides.bytes, sides.lower.bytes, sides.lower.operation, plan, wanted, sides.lower.reason)
 
 

@@ -10,14 +10,18 @@ which is a bottleneck shortest path from the inputs of an operation to the empty
 set that contains one from which the search got no lower is not followed. Every operation runs at
 least once, so the largest f over the operations bounds every plan. When the search is stopped, the
 least bottleneck of the sets still open is a bound as well.
+
+Where operations have several implementations, each operation counts in the least demanding one, and the rest is
+proven on the relaxed graph (`remat.bounds.relax`).
 """
 
 from __future__ import annotations
 
 import heapq
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from remat.bounds.relax import relaxed
 from remat.graph import Graph
 
 MAX_SETS = 20_000  # expanded for one operation
@@ -41,9 +45,12 @@ class PeakBound:
 def peak_bound(graph: Graph, *, deadline: float = float("inf"), max_sets: int = MAX_SETS) -> PeakBound:
     """The best of: working sets, kept values, values that cannot be made again, ways to hold all inputs."""
     best = PeakBound(*graph.largest_working_set(), "its inputs, outputs and workspace are held at once")
+    if graph.has_implementations:
+        best = replace(best, reason="it holds at least that at once, in whatever way it runs")
     kept = graph.final_bytes
     if kept > best.bytes:
         best = PeakBound(kept, best.operation, "all kept values are held when the plan ends")
+    graph = relaxed(graph)
     held, k = _irreplaceable(graph)
     if held > best.bytes:
         best = PeakBound(held, k, "while it runs, values that cannot be computed again wait for later users")

@@ -60,6 +60,8 @@ class Choices:
     Attributes:
         joint: the graph.
         ways: [N] the ways of each operation.
+        switches: (operation, index of a way) that can be asked for: neither default nor lossy. A way with extra
+            outputs is taken where those are read; it is asked for only if something else speaks for it as well.
     """
 
     def __init__(self, joint: Graph) -> None:
@@ -69,12 +71,23 @@ class Choices:
         self._keep = [value.keep for value in joint.values]
         # Operations with nothing to choose.
         self._settled = [not op.implementations for op in joint.operations]
+        first_extra = len(joint.values) - joint.n_extra
+        others = [
+            (k, i, any(v >= first_extra for v in way.outputs))
+            for k, op in enumerate(joint.operations)
+            for i, way in enumerate(op.implementations, start=1)
+            if not way.is_lossy
+        ]
+        # Those with extra outputs that may be worth it even if nobody reads them.
+        self._for_itself = {(k, i) for k, i, has_extra in others if has_extra and self._is_best_in_some_way(k, i)}
+        self.switches = [(k, i) for k, i, has_extra in others if not has_extra or (k, i) in self._for_itself]
 
     def choose(self, wanted: Sequence[int]) -> Chosen | None:
         """The graph in which operation k runs as `wanted[k]` of its `ways` says, or in the nearest way that serves.
 
         What reads a value decides which outputs are made: an operation is given a way that makes all that is
-        read, nothing more where it can be helped, and that writes over its input only if nobody reads that later.
+        read, and nothing more, unless the way asked for is better in some other respect. It writes over its input
+        only if nobody reads that later.
 
         Returns:
             None if no way of some operation makes all that is read.
@@ -125,6 +138,19 @@ class Choices:
         )
         return Chosen(joint, graph, tuple(choice), named, tuple(place))
 
+    def _is_best_in_some_way(self, k: int, i: int) -> bool:
+        """Whether no way of operation `k` that makes less is as cheap and lean as way `i`."""
+        way = self.ways[k][i]
+        return not any(
+            set(other.outputs) < set(way.outputs)
+            and set(other.inputs) <= set(way.inputs)
+            and other.overwrites == way.overwrites
+            and other.cost <= way.cost
+            and other.workspace_bytes <= way.workspace_bytes
+            for other in self.ways[k]
+            if not other.is_lossy
+        )
+
     def _consistent(self, wanted: Sequence[int]) -> list[int] | None:
         joint, size = self.joint, self._size
         choice = list(wanted)
@@ -135,9 +161,13 @@ class Choices:
                 needed = {v for way in ways for v in way.outputs if read[v]}
                 like = ways[choice[k]]
 
-                def rank(i: int, ways: Sequence[Implementation] = ways, like: Implementation = like) -> tuple[int, ...]:
+                def rank(
+                    i: int, k: int = k, ways: Sequence[Implementation] = ways, like: Implementation = like
+                ) -> tuple[int, ...]:
                     way = ways[i]
                     unread = sum([size[v] for v in way.outputs if not read[v]])
+                    if way is like and (k, i) in self._for_itself:
+                        unread = 0
                     other = way.inputs != like.inputs, way.overwrites != like.overwrites
                     return unread, *other, way is not like, way.cost
 

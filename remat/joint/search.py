@@ -18,7 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from remat.bounds.certificate import BoundCertificate
 from remat.bounds.lp import expected_seconds, lower_bound, model_columns
+from remat.bounds.relax import relaxed
 from remat.errors import InvalidGraph
 from remat.eviction import greedy_eviction
 from remat.graph import Graph
@@ -26,7 +28,6 @@ from remat.implementation import DEFAULT, Implementation
 from remat.incumbent import Found, Incumbent
 from remat.joint.choose import Choices, Chosen
 from remat.joint.exhaustive import exhaustive_joint
-from remat.joint.relax import relaxed
 from remat.ordering.relabel import plan_in_original, reordered
 from remat.plan import Plan, Scope
 from remat.registry import Strategy
@@ -37,6 +38,7 @@ from remat.strategies._monet_model import estimate_columns
 
 MOVES_PER_OPERATION = 60  # of the annealing that judges a choice
 MOST_MOVES = 60_000
+LATE_S = 1.0  # with less time left, the time limit ended the search
 GRACE_S = 0.3  # for the end of the LP, which does not listen at every moment; it then ends by itself
 LONGER = 8  # times as many, to judge a start again
 OUTER_SHARE = 0.5  # of the time, for the search over implementations
@@ -92,8 +94,16 @@ def solve_chosen(problem: Problem, strategy: Strategy, options: Mapping[str, Any
     assert best is not None
     stats |= {"choices": search.tried, "implementations": search.used()}
     if best.plan is None:
-        return Outcome(message="no plan found with any choice of implementations", timed_out=True, stats=stats)
-    return Outcome((Candidate(best.plan, {"from": best.who}),), bound=best.bound, stats=stats)
+        return _without_plan(problem, stats)
+    certificate = None if prover is None else prover.certificate
+    return Outcome(
+        (Candidate(best.plan, {"from": best.who}),), bound=best.bound, stats=stats, certificate=certificate
+    )  # fmt: skip
+
+
+def _without_plan(problem: Problem, stats: Mapping[str, Any]) -> Outcome:
+    message = "no plan found with any choice of implementations"
+    return Outcome(message=message, timed_out=problem.remaining_s() < LATE_S, stats=stats)
 
 
 def _solve_free(problem: Problem, strategy: Strategy, options: Mapping[str, Any]) -> Outcome:
@@ -128,7 +138,7 @@ def _solve_free(problem: Problem, strategy: Strategy, options: Mapping[str, Any]
             break
     stats["implementations"] = _Search(problem).used()
     if best.plan is None:
-        return Outcome(message="no plan found with any choice of implementations", timed_out=True, stats=stats)
+        return _without_plan(problem, stats)
     return Outcome((Candidate(best.plan, {"from": best.who}),), bound=best.bound, stats=stats)
 
 
@@ -192,15 +202,11 @@ class _Search:
         self.busy = 0  # threads that do something else
         self.lock = threading.Lock()
         self.seen: dict[tuple[int, ...], int] = {}
-        self.switches: list[tuple[int, int]] = []  # operation, index of a way that is not its default
+        self.switches = self.choices.switches
         self.kinds: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        first_extra = len(self.joint.values) - self.joint.n_extra
-        for k, op in enumerate(self.joint.operations):
-            for i, way in enumerate(op.implementations, start=1):
-                # A way with an extra output is taken where that is read; nobody needs to ask for it.
-                if not way.is_lossy and max(way.outputs, default=0) < first_extra:
-                    self.switches.append((k, i))
-                    self.kinds.setdefault((op.kind, way.name), []).append((k, i))
+        for k, i in self.switches:
+            kind = self.joint.operations[k].kind, self.choices.ways[k][i].name
+            self.kinds.setdefault(kind, []).append((k, i))
         self.moves = min(MOST_MOVES, MOVES_PER_OPERATION * len(self.joint))
         self.stopped = threading.Event()
         self.cut = False  # a run that repeats exactly was ended by the clock
@@ -229,7 +235,7 @@ class _Search:
 
         if self.best is None:
             self._begin(done)
-        if self.best is None or done():
+        if self.best is None or done() or not self.switches:
             return
         self.vain = 0
         crew = 1 if repeats else max(1, self.problem.threads - self.busy)
@@ -457,6 +463,7 @@ class _Prover:
     def __init__(self, problem: Problem):
         self.problem = problem
         self.error: BaseException | None = None
+        self.certificate: BoundCertificate | None = None
         self.stopped = threading.Event()
         self.thread: threading.Thread | None = None
 
@@ -477,16 +484,15 @@ class _Prover:
     def _run(self) -> None:
         try:
             problem = self.problem
-            relaxed_problem = replace(problem, graph=relaxed(problem.graph), threads=1, best=None, warm_start=None)
-            if expected_seconds(model_columns(relaxed_problem.graph)) > problem.remaining_s():
+            if expected_seconds(model_columns(relaxed(problem.graph))) > problem.remaining_s():
                 return
-            result = lower_bound(
-                relaxed_problem, on_bound=lambda proof: self._tell(proof.bound),
+            lower_bound(
+                replace(problem, threads=1), on_bound=self._take,
                 should_stop=lambda: self.stopped.is_set() or problem.is_solved(),
             )  # fmt: skip
-            self._tell(result.bound)
         except BaseException as error:
             self.error = error
 
-    def _tell(self, bound: int) -> None:
-        self.problem.offer_bound(bound, "LP of the relaxed graph")
+    def _take(self, proof: BoundCertificate) -> None:
+        self.certificate = proof  # first: the offer may end the solve
+        self.problem.offer_bound(proof.bound, "LP of the relaxed graph")

@@ -1,0 +1,174 @@
+"""Forged certificates against brute force: what `make fuzz` runs as the campaign ``certificates``.
+
+A case is a random small graph, with or without implementations, at a random budget and scope. The checker must accept
+the certificate that the solver makes and must never accept a bound above the optimum, whatever is forged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from brute_force import optimum, random_problem
+
+from remat import BoundCertificate, Graph, InvalidInput, Scope, verify_bound
+from remat.bounds.certificate import KINDS
+from remat.bounds.lp import lower_bound
+from remat.solve import Problem
+
+CLIMB = 300  # steps towards a bound that is too high
+
+
+def check(seed: int) -> str:
+    """The outcome of one random case, see `fuzz`."""
+    rng = np.random.default_rng(seed)
+    graph, budget, name, _ = random_problem(rng, ["staged", "staged", "fixed_order", "fixed_order", "free"])
+    scope = Scope(name)
+    best = cache(lambda budget, scope: optimum(graph, budget, scope))
+    genuine = lower_bound(Problem(graph, budget, scope)).certificate
+    if genuine is None:  # nothing beyond the cost of running everything once is known
+        genuine = BoundCertificate(graph.name, graph.sha256(), budget, scope, graph.least_cost, 1, {})
+    elif verify_bound(graph, genuine, budget=budget, scope=scope) != genuine.bound:
+        return "different: the checker returns another bound than the certificate's"
+    for what, forged in [("genuine", genuine), *forgeries(graph, genuine, rng)]:
+        try:
+            proven = verify_bound(graph, forged)
+        except InvalidInput as error:
+            if what == "genuine":
+                return f"different: a genuine certificate is refused: {error}"
+            if "\n" in str(error) or len(str(error)) > 300:
+                return f"different: the error is not one line: {error}"
+            continue
+        least = best(forged.budget_bytes, str(forged.scope))
+        if least is not None and proven > least:
+            return f"different: {what}: accepted {proven}, but a {forged.scope} plan costs {least}"
+    if refused_uses(graph, genuine) != 2:
+        return "different: a certificate is accepted for a larger budget or a wider scope"
+    return "ok"
+
+
+def forgeries(
+    graph: Graph, genuine: BoundCertificate, rng: np.random.Generator
+) -> Iterator[tuple[str, BoundCertificate]]:
+    """(what was forged, the certificate); each claims more than it should, or as much as its multipliers prove."""
+    for more in (1, 2, 1000):
+        yield f"bound + {more}", replace(genuine, bound=genuine.bound + more)
+    for scope in Scope:
+        yield f"scope {scope}", replace(genuine, scope=scope)
+    for budget in (genuine.budget_bytes + 1, genuine.budget_bytes + 5):
+        yield f"budget {budget}", replace(genuine, budget_bytes=budget)
+    tight = lower_bound(Problem(graph, max(0, genuine.budget_bytes - 2), genuine.scope)).certificate
+    if tight is not None:
+        yield "of a smaller budget", replace(tight, budget_bytes=genuine.budget_bytes)
+    for other in others(graph, rng):
+        foreign = lower_bound(Problem(other, genuine.budget_bytes, genuine.scope)).certificate
+        if foreign is not None:
+            yield "of another graph", foreign
+            yield "of another graph, renamed", replace(foreign, graph_name=graph.name, graph_sha256=graph.sha256())
+    yield "invented", invented(graph, genuine, rng)
+    for name, forged in perturbed(genuine, rng):
+        for denominator in (genuine.denominator, 1, 3):
+            proven = proven_by(graph, replace(forged, denominator=denominator))
+            if proven is not None:
+                yield name, replace(forged, denominator=denominator, bound=proven)
+                yield f"{name}, bound + 1", replace(forged, denominator=denominator, bound=proven + 1)
+
+
+def proven_by(graph: Graph, forged: BoundCertificate) -> int | None:
+    """The largest bound that the checker takes for these multipliers, as it says itself; None if it refuses them."""
+    try:
+        verify_bound(graph, replace(forged, bound=1 << 500))
+    except InvalidInput as error:
+        _, found, proven = str(error).partition("proves only ")
+        return int(proven) if found else None
+    raise AssertionError("a bound of 2**500 was accepted")
+
+
+def others(graph: Graph, rng: np.random.Generator) -> Iterator[Graph]:
+    """Graphs that are easily mistaken for this one."""
+    yield graph.default()
+    k, v = int(rng.integers(len(graph))), int(rng.integers(len(graph.values) - graph.n_extra))
+    op, value = graph.operations[k], graph.values[v]
+    changed = [replace(op, cost=op.cost + 3), replace(op, implementations=()), replace(op, run_once=not op.run_once)]
+    base = graph.default()
+    for one in changed[:1] + changed[2:]:
+        operations = (*base.operations[:k], replace(one, implementations=()), *base.operations[k + 1 :])
+        yield replace(base, operations=operations)
+    for one in (replace(value, bytes=value.bytes + 2), replace(value, keep=not value.keep)):
+        yield replace(base, values=(*base.values[:v], one, *base.values[v + 1 :]))
+
+
+def perturbed(genuine: BoundCertificate, rng: np.random.Generator) -> Iterator[tuple[str, BoundCertificate]]:
+    """The genuine multipliers scaled, changed, and moved to other rows."""
+    own = {kind: [list(row) for row in rows] for kind, rows in genuine.multipliers.items()}
+    for factor in (2, 1000):
+        scaled = {kind: [[*row[:-1], factor * row[-1]] for row in rows] for kind, rows in own.items()}
+        yield f"multipliers times {factor}", replace(genuine, multipliers=scaled)
+    for _ in range(3):
+        changed = {
+            kind: [[*row[:-1], int(row[-1] * rng.choice([0, 0.5, 1, 1, 1.01, 3]))] for row in rows]
+            for kind, rows in own.items()
+        }
+        yield "multipliers changed", replace(genuine, multipliers=changed)
+        kinds = [kind for kind in own if own[kind]]
+        if kinds:
+            moved = {kind: [list(row) for row in rows] for kind, rows in own.items()}
+            rows = moved[str(rng.choice(kinds))]
+            row = rows[int(rng.integers(len(rows)))]
+            row[int(rng.integers(len(row)))] += int(rng.choice([-1, 1]))
+            yield "a row moved", replace(genuine, multipliers=moved)
+
+
+def invented(graph: Graph, genuine: BoundCertificate, rng: np.random.Generator) -> BoundCertificate:
+    """Multipliers climbed from nothing over every row that the checker takes, to the highest bound that it believes."""
+    known = [row for row in rows_of(graph, rng) if _is_known(graph, genuine, row)]
+    multipliers = [0] * len(known)
+    empty = replace(genuine, denominator=2, multipliers={})
+    best, forged = proven_by(graph, empty) or 0, empty
+    for _ in range(CLIMB if known else 0):
+        changed = list(multipliers)
+        for i in rng.integers(len(known), size=rng.integers(1, 5)):
+            changed[i] += int(rng.choice([-2, -1, 1, 2, 4]))
+        rows: dict[str, list[list[int]]] = {kind: [] for kind in KINDS}
+        for (kind, *row), y in zip(known, changed, strict=True):
+            if y:
+                rows[kind].append([*row, y])
+        trial = replace(empty, multipliers=rows)
+        proven = proven_by(graph, trial)
+        if proven is not None and proven >= best:
+            best, forged, multipliers = proven, trial, changed
+    return replace(forged, bound=best)
+
+
+def rows_of(graph: Graph, rng: np.random.Generator) -> Iterator[tuple[Any, ...]]:
+    """Every row (kind, ...) that could exist, and some that cannot; knapsack rows at random."""
+    n, n_values = len(graph), len(graph.values)
+    for t in range(n):
+        yield "memory", t
+        for k in range(n):
+            yield "once", t, k
+            yield from (("edge", t, k, v) for v in range(n_values))
+        yield from (("continuity", t, v) for v in range(n_values))
+        for _ in range(10):
+            items = rng.permutation(n_values)[: rng.integers(1, 4)].tolist()
+            yield "knapsack", t, int(rng.integers(0, 3)), *(x for v in items for x in (v, int(rng.integers(1, 3))))
+
+
+def _is_known(graph: Graph, genuine: BoundCertificate, row: tuple[Any, ...]) -> bool:
+    kind, *numbers = row
+    return proven_by(graph, replace(genuine, multipliers={kind: [[*numbers, 1]]})) is not None
+
+
+def refused_uses(graph: Graph, genuine: BoundCertificate) -> int:
+    """Of two uses that the certificate does not cover, how many are refused; a free certificate covers every scope."""
+    refused = 0
+    uses: list[dict[str, Any]] = [{"budget": genuine.budget_bytes + 1}, {"scope": "free"}]
+    for use in uses:
+        try:
+            verify_bound(graph, genuine, **use)
+        except InvalidInput:
+            refused += 1
+    return refused + (genuine.scope is Scope.FREE)
