@@ -17,7 +17,7 @@ import numpy as np
 
 from remat.errors import InvalidGraph, InvalidInput
 from remat.implementation import DEFAULT, Implementation
-from remat.units import MAX_BYTES
+from remat.units import MAX_BYTES, format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Value:
         _make_plain(self, "bytes")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Graph:
     """Operations in an executable order and the values they exchange; validated on creation.
 
@@ -250,6 +250,12 @@ class Graph:
         )
         values = tuple(Value(labels[i], size, i in keep) for i, size in enumerate(bytes))
         return cls(name, operations, values, fixed_bytes, cost_unit, loss, source)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Graph '{self.name}': {len(self)} operations, {len(self.values)} values, {format_size(self.fixed_bytes)} "
+            f"fixed, costs in {self.cost_unit or 'no unit'}>"
+        )
 
     def __len__(self) -> int:
         return len(self.operations)

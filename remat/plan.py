@@ -16,6 +16,7 @@ from remat.errors import InvalidPlan, unknown_name
 from remat.files import UnknownKeys, read_json, write_text
 from remat.graph import Graph, Operation
 from remat.implementation import DEFAULT, Implementation
+from remat.units import format_size
 
 COMPUTE, FREE = 0, 1
 _STEP_NAMES = ("compute", "free")
@@ -43,7 +44,7 @@ def parse_scope(scope: str) -> Scope:
         raise unknown_name("scope", str(scope), [str(s) for s in Scope]) from None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Plan:
     """A sequence of compute and free steps on one graph.
 
@@ -129,6 +130,14 @@ class Plan:
         if S_TV is None:
             return cls.from_order(graph, order.tolist(), budget_bytes)
         return cls.from_steps(graph, _frees_by_stage(graph, R_TN, np.asarray(S_TV, dtype=bool)), budget_bytes)
+
+    def __repr__(self) -> str:
+        repeats = self.n_computations - len(np.unique(self.order))
+        budget = "" if self.budget_bytes is None else f", made for {format_size(self.budget_bytes)}"
+        return (
+            f"<Plan of '{self.graph_name}': {self.n_computations} computations, {repeats} of them repeats, "
+            f"{self.scope}{budget}>"
+        )
 
     @property
     def order(self) -> np.ndarray:

@@ -15,9 +15,10 @@ from remat.errors import InvalidPlan
 from remat.graph import Graph
 from remat.implementation import Implementation
 from remat.plan import FREE, Plan, way_of
+from remat.units import format_size
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Trace:
     """What a plan costs and holds, computation by computation (C computations).
 
@@ -42,6 +43,9 @@ class Trace:
     end_cost: np.ndarray
     computations: np.ndarray
     final_bytes: int
+
+    def __repr__(self) -> str:
+        return f"<Trace: {len(self.order)} computations, cost {self.cost}, peak {format_size(self.peak_bytes)}>"
 
 
 # [N] for each operation the (input, output) values of which the output may take over the input's storage

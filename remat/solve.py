@@ -172,7 +172,7 @@ class Family:
     wall_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Solution:
     """The result of `solve`; without a plan, `plan`, `cost`, `peak_bytes` and `overhead` are None.
 
@@ -203,6 +203,15 @@ class Solution:
     stats: Mapping[str, Any] = field(default_factory=dict)
     wall_s: float = 0.0
     certificate: BoundCertificate | None = None
+
+    def __repr__(self) -> str:
+        asked = f"{self.status} by {self.strategy}, '{self.graph_name}' within {format_size(self.budget_bytes)}"
+        if self.cost is None or self.peak_bytes is None:
+            return f"<Solution: {asked}: {self.message or 'no plan'}>"
+        shares = [f"{name} {x:.2%}" for name, x in (("overhead", self.overhead), ("gap", self.gap)) if x is not None]
+        return (
+            f"<Solution: {asked}: {', '.join([f'cost {self.cost}', f'peak {format_size(self.peak_bytes)}', *shares])}>"
+        )
 
 
 def solve(

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 
 from remat.cost._warning import CostWarning
 from remat.cost.flops import flop_costs
 from remat.cost.gpu import Gpu, gpus, load_gpu
-from remat.cost.profile import profile_costs
+from remat.cost.profile import Noise, profile_costs
 from remat.cost.roofline import roofline_costs
-from remat.errors import InvalidInput, unknown_name
+from remat.errors import InvalidInput, unknown_name, warn
 from remat.graph import Graph
 
 COST_MODELS = ("flops", "roofline", "profile")
 
-__all__ = ["COST_MODELS", "CostWarning", "Gpu", "apply_cost", "gpus", "load_gpu"]
+__all__ = ["COST_MODELS", "CostWarning", "Gpu", "Noise", "apply_cost", "costs_and_noise", "gpus", "load_gpu"]
 
 
 def apply_cost(
@@ -44,6 +43,18 @@ def apply_cost(
         InvalidInput: the graph came with costs and says nothing of its operations' work; no device;
             an operation that needs more memory than the device measured on has.
     """
+    return costs_and_noise(graph, model, gpu, cache_folder=cache_folder, device=device)[0]
+
+
+def costs_and_noise(
+    graph: Graph,
+    model: str,
+    gpu: Gpu | None,
+    *,
+    cache_folder: str | os.PathLike[str] | None = None,
+    device: str | None = None,
+) -> tuple[Graph, Noise | None]:
+    """`apply_cost`, and how sure costs are that were measured here; None for others."""
     if model not in COST_MODELS:
         raise unknown_name("cost model", model, COST_MODELS)
     if all(op.work is None for op in graph.operations):
@@ -55,16 +66,22 @@ def apply_cost(
     if model == "flops":
         costs, unknown = flop_costs(ways)
         _warn(unknown, "no FLOP rule, charged one FLOP per byte moved")
-        return graph.with_costs(costs, "flop")
+        return graph.with_costs(costs, "flop"), None
     if gpu is None and model == "roofline":
         raise InvalidInput(f"cost={model} needs a device; known: {', '.join(gpus())}")
     if model == "profile" or gpu is None:
-        costs, unmeasured = profile_costs(ways, gpu, cache_folder, device)
-        _warn(unmeasured, "not measured, charged by the roofline")
-        return graph.with_costs(costs, "ns")
+        profile = profile_costs(ways, gpu, cache_folder, device)
+        _warn(profile.unmeasured, "not measured, charged by the roofline")
+        if profile.unsteady:
+            n = len(profile.unsteady)
+            warn(
+                f"the machine was too busy to time {n} operation{'s' * (n > 1)} steadily: charged by the roofline, "
+                "scaled to the others; the next call measures them again", CostWarning,
+            )  # fmt: skip
+        return graph.with_costs(profile.ns, "ns"), profile.noise
     costs, unknown = roofline_costs(ways, gpu)
     _warn(unknown, "no FLOP rule, charged by the bytes they move")
-    return graph.with_costs(costs, "ns")
+    return graph.with_costs(costs, "ns"), None
 
 
 def _warn(kinds: set[str] | Mapping[str, str], what: str) -> None:
@@ -72,4 +89,4 @@ def _warn(kinds: set[str] | Mapping[str, str], what: str) -> None:
     if kinds:
         reasons = kinds if isinstance(kinds, Mapping) else {}
         named = (f"{kind} ({reasons[kind]})" if kind in reasons else kind for kind in sorted(kinds))
-        warnings.warn(f"{what}: {', '.join(named)}", CostWarning, stacklevel=3)
+        warn(f"{what}: {', '.join(named)}", CostWarning)

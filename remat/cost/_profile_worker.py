@@ -1,7 +1,8 @@
 """``python -m remat.cost._profile_worker JOB``: measures signatures, one cache file each, as soon as it is done.
 
 A job may ask for several passes over all operations: the speed of a machine drifts, and operations are compared with
-each other. Until the last pass the file of an operation holds its samples only, with which a later process goes on.
+each other. What other processes disturbed is measured again. Until the last pass, or while an operation's times are not
+steady, its file holds its samples only, with which a later process goes on.
 
 Prints ``start KEY`` before each and ``failed KEY REASON`` where an operation cannot be rebuilt, so that the
 parent knows which one ended this process.
@@ -12,13 +13,17 @@ from __future__ import annotations
 import gc
 import importlib
 import json
-import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from remat.cost._records import read_fields, read_samples, write_record
-from remat.cost._timing import SLOW_NS
+from remat.cost._timing import SLOW_NS, steady_ns
+
+# For operations that are disturbed: passes beside those asked for, a rest before each (most disturbances are short),
+# and how long they may take at least; at most it is as long as the passes asked for took.
+MORE_PASSES, REST_S, LEAST_S = 6, 0.5, 10.0
 
 RUNNERS = {
     "torch": "remat.cost._runners_torch",
@@ -31,44 +36,70 @@ def main(job_path: str) -> None:
     """Measure every signature of the job; whatever one of them raises ends only that one."""
     job = json.loads(Path(job_path).read_text())
     _set_threads(job["frameworks"], job["threads"])
-    failed = set()
+    failed: set[str] = set()
+    began = time.monotonic()
     for n_pass in range(1, job["passes"] + 1):
-        for key, signature in job["signatures"].items():
-            path = Path(job["folder"], f"{key}{job['suffix']}")
-            is_through = n_pass < job["passes"] and len(read_samples(path)) >= n_pass
-            if key in failed or is_through or read_fields(path, job["fields"]):
-                continue
-            print("start", key, flush=True)
-            description = json.loads(signature)
-            try:
-                runner = importlib.import_module(RUNNERS[description["fw"]])
-                measured = MEASURES[job["quantity"]](runner, description, job["device"])
-            except Exception as error:  # operators raise whatever they like; the parent names the kind in a warning
-                reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
-                print("failed", key, reason, flush=True)
-                failed.add(key)
-                continue
-            if description["fw"] == "keras":
-                gc.collect()  # traced functions hold their layer's variables in cycles
-            if read_fields(path, job["fields"]):
-                continue  # another process has finished it meanwhile
-            if job["quantity"] == "time":
-                measured = _with_samples(measured, read_samples(path), n_pass == job["passes"])
-            write_record(path, measured | {"signature": signature} | job["provenance"])
+        _measure(job, n_pass, failed)
+    until = time.monotonic() + max(LEAST_S, time.monotonic() - began)
+    for n_pass in range(job["passes"] + 1, job["passes"] + MORE_PASSES + 1):
+        if not _unfinished(job, failed) or time.monotonic() > until:
+            return
+        time.sleep(REST_S)
+        _measure(job, n_pass, failed)
 
 
-def _with_samples(measured: dict[str, Any], before: list[tuple[int, int]], is_last: bool) -> dict[str, Any]:
-    """The samples so far; after the last pass, or once for a slow operation, what comes of them."""
-    samples = [*before, (measured["ns"], measured["best_ns"])]
-    if not is_last and measured["ns"] <= SLOW_NS:
+def _measure(job: dict[str, Any], n_pass: int, failed: set[str]) -> None:
+    """One pass over what is not finished; keys that cannot be measured are added to `failed`."""
+    for key, signature in _unfinished(job, failed).items():
+        path = _path(job, key)
+        if n_pass < job["passes"] and len(read_samples(path)) >= n_pass:
+            continue
+        print("start", key, flush=True)
+        description = json.loads(signature)
+        try:
+            runner = importlib.import_module(RUNNERS[description["fw"]])
+            measured = MEASURES[job["quantity"]](runner, description, job["device"])
+        except Exception as error:  # operators raise whatever they like; the parent names the kind in a warning
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+            print("failed", key, reason, flush=True)
+            failed.add(key)
+            continue
+        if description["fw"] == "keras":
+            gc.collect()  # traced functions hold their layer's variables in cycles
+        if read_fields(path, job["fields"]):
+            continue  # another process has finished it meanwhile
+        if job["quantity"] == "time":
+            measured = _with_samples(measured, read_samples(path), n_pass, job["passes"])
+        write_record(path, measured | {"signature": signature} | job["provenance"])
+
+
+def _unfinished(job: dict[str, Any], failed: set[str]) -> dict[str, str]:
+    """{key: signature} of what has no finished file yet and has not failed."""
+    return {
+        key: signature for key, signature in job["signatures"].items()
+        if key not in failed and read_fields(_path(job, key), job["fields"]) is None
+    }  # fmt: skip
+
+
+def _path(job: dict[str, Any], key: str) -> Path:
+    return Path(job["folder"], f"{key}{job['suffix']}")
+
+
+def _with_samples(measured: dict[str, Any], before: list[tuple[int, int]], n_pass: int, passes: int) -> dict[str, Any]:
+    """The samples so far, the latest of many; after the last pass, or at once for a slow operation, also its time."""
+    if measured["disturbed"]:
+        return {"samples": before}
+    samples = [*before, (measured["ns"], measured["best_ns"])][-(passes + MORE_PASSES) :]
+    slow = measured["ns"] > SLOW_NS
+    ns = steady_ns(samples, 1 if slow else passes) if slow or n_pass >= passes else None
+    if ns is None:
         return {"samples": samples}
-    medians, best = zip(*samples, strict=True)
-    return {"ns": round(statistics.median(medians)), "best_ns": min(best)}
+    return {"ns": ns, "best_ns": min(best for _, best in samples), "samples": samples}
 
 
-def _time(runner: Any, description: dict[str, Any], device: str) -> dict[str, int]:
+def _time(runner: Any, description: dict[str, Any], device: str) -> dict[str, Any]:
     timing = runner.time(description, device)
-    return {"ns": round(timing.median_ns), "best_ns": round(timing.best_ns)}
+    return {"ns": round(timing.median_ns), "best_ns": round(timing.best_ns), "disturbed": timing.disturbed}
 
 
 def _workspace(runner: Any, description: dict[str, Any], device: str) -> dict[str, int]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from remat.errors import InvalidInput
+from remat.cost._timing import is_steady
+from remat.errors import InvalidInput, warn
 from remat.files import read_json, sealed, unsealed, write_text
+
+TIME_FIELDS = ("ns", "best_ns")
 
 
 def cache_key(signature: str, provenance: Mapping[str, Any]) -> str:
@@ -25,20 +27,27 @@ def read_record(path: Path) -> dict[str, Any]:
     try:
         return unsealed(read_json(path), path)
     except InvalidInput as error:
-        warnings.warn(f"{error}; measuring again", stacklevel=2)
+        warn(f"{error}; measuring again")
         return {}
 
 
 def read_fields(path: Path, fields: Sequence[str]) -> tuple[int, ...] | None:
-    """Fields of a file; None, which means to measure, where there is no finished file of ours."""
+    """Fields of a file; None, which means to measure, where there is no finished file of ours.
+
+    A time that other processes disturbed is not finished: it is measured again.
+    """
     record = read_record(path)
     found = tuple(record.get(field) for field in fields)
-    return found if all(map(is_measurement, found)) else None  # pyright: ignore[reportReturnType]
+    if not all(map(is_measurement, found)):
+        return None
+    is_time = tuple(fields) == TIME_FIELDS
+    return None if is_time and not is_steady(*found) else found  # pyright: ignore[reportArgumentType, reportReturnType]
 
 
 def read_samples(path: Path) -> list[tuple[int, int]]:
-    """(median, shortest) ns of each pass over an operation that is not finished; what is damaged is left out."""
-    samples = read_record(path).get("samples", ())
+    """(median, shortest) ns of each pass over an operation so far; what is damaged is left out."""
+    record = read_record(path)
+    samples = record.get("samples", [[record.get(field) for field in TIME_FIELDS]])  # earlier versions kept the result
     if not isinstance(samples, list):
         return []
     return [

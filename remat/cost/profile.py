@@ -3,7 +3,8 @@
 Operations are rebuilt from `Work.signature` with random inputs in a process of its own, warmed up, and timed
 (median of repeated runs; those of PyTorch on a CPU with caches as in a step). Every measurement is a file of its
 own in the cache, written as soon as it is there and keyed by signature, device and versions, so that nothing finished
-is measured again.
+is measured again. A time is finished when it is steady: what other processes disturb is measured again, first at once,
+then by later calls; until it is steady, the roofline stands in.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from remat.child import command as child_command
 from remat.child import environment
-from remat.cost._records import cache_key, read_fields
+from remat.cost._records import TIME_FIELDS, cache_key, read_fields
 from remat.cost._warning import CostWarning
 from remat.cost.gpu import DEFAULT_GPU, Gpu, load_gpu
 from remat.cost.roofline import operation_ns
 from remat.cost.stored import load_stored
-from remat.errors import InvalidInput, MissingPackage, RematError, unknown_name
+from remat.errors import InvalidInput, MissingPackage, RematError, unknown_name, warn
 from remat.files import write_text
 from remat.graph import Graph, Operation, Work
 from remat.units import format_size
@@ -41,16 +42,53 @@ _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu")}
 MEMORY_FACTOR = 2
 # How often PyTorch's operations on a CPU are gone through, and what says that their times are not those of warm caches.
 PASSES, AS_IN_STEP = 3, {"caches": "as in a step"}
-DISTURBED = 1.5  # medians that exceed the shortest times by this factor in total are reported
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How sure the costs of a graph are that come from measurements.
+
+    Attributes:
+        scatter: by which share the medians are above the shortest times, over all measured operations, e.g. 0.08.
+        measured: number of operations that were measured.
+        modelled: number of operations that were not, or not steadily, and have the roofline's cost.
+    """
+
+    scatter: float
+    measured: int
+    modelled: int
+
+    def __str__(self) -> str:
+        measured = f"{self.measured} operations measured to {self.scatter:.0%}" if self.measured else ""
+        modelled = f"{self.modelled} by the roofline" if self.modelled else ""
+        return ", ".join(filter(None, (measured, modelled)))
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Measured costs of a graph.
+
+    Attributes:
+        ns: [N] cost of each operation.
+        unmeasured: {kind: why it was not measured}.
+        unsteady: signatures of operations that the machine's other work disturbed too often.
+        noise: None for stored measurements.
+    """
+
+    ns: list[int]
+    unmeasured: dict[str, str]
+    unsteady: set[str]
+    noise: Noise | None
 
 
 def profile_costs(
     graph: Graph, gpu: Gpu | None, cache_folder: str | os.PathLike[str] | None, device: str | None = None
-) -> tuple[list[int], dict[str, str]]:
-    """(cost of each operation in ns [N], {kind: why it was not measured}).
+) -> Profile:
+    """Cost of each operation.
 
     Without a `device`, those that are stored for `gpu` are taken (`remat.cost.stored`), and nothing is measured.
-    What cannot be rebuilt, or is not stored, takes its roofline time: of ``conf/gpu/cpu.yaml`` on a CPU, else of `gpu`.
+    What cannot be rebuilt, is not stored, or was not timed steadily takes its roofline time: of ``conf/gpu/cpu.yaml``
+    on a CPU, else of `gpu`. Beside times that were measured here it is scaled as these are, all in all.
 
     Raises:
         InvalidInput: unknown or absent device, or an operation that needs more memory than is free.
@@ -59,31 +97,55 @@ def profile_costs(
     stored = load_stored(gpu.name) if device is None and gpu is not None else None
     if stored is not None:
         signatures = _signatures(graph)
-        keys = {signature: signature for signature in signatures}
         measured = {signature: (stored.ns[signature],) for signature in signatures if signature in stored.ns}
-        failures = dict.fromkeys(signatures, f"not in {stored.path}")
+        failures = dict.fromkeys(signatures.keys() - measured, f"not in {stored.path}")
         fallback = gpu
     else:
         if device is None and gpu is not None and gpu.name not in (DEFAULT_GPU, "cpu"):
-            warnings.warn(f"no measurements of {gpu.name} are stored: measured on this machine instead; "
-                          f"cost=roofline models {gpu.name}", CostWarning, stacklevel=3)  # fmt: skip
-        device, keys, measured, fresh, failures = _measured(graph, "time", ("ns", "best_ns"), cache_folder, device)
-        _check_quiet(fresh, Path(cache_folder) if cache_folder else None)
+            warn(
+                f"no measurements of {gpu.name} are stored: measured on this machine instead; "
+                f"cost=roofline models {gpu.name}", CostWarning,
+            )  # fmt: skip
+        device, measured, failures = _measured(graph, "time", TIME_FIELDS, cache_folder, device)
         fallback = load_gpu("cpu") if device == "cpu" else gpu
-    costs, unmeasured = [], {}
-    for op in graph.operations:
-        work = op.work or Work(bytes_moved=sum(graph.values[v].bytes for v in (*op.inputs, *op.outputs)))
-        key = keys.get(work.signature, "")
+    works = [op.work or Work(bytes_moved=sum(graph.values[v].bytes for v in (*op.inputs, *op.outputs)))
+             for op in graph.operations]  # fmt: skip
+    times = [measured.get(work.signature) for work in works]
+    roofline = [0 if fallback is None else operation_ns(op.kind, work, fallback, op.is_backward)
+                for op, work in zip(graph.operations, works, strict=True)]  # fmt: skip
+    scale = 1.0 if stored is not None else _scale(times, roofline)
+    costs, unmeasured, unsteady, modelled = [], {}, set[str](), 0
+    for op, work, time, modelled_ns in zip(graph.operations, works, times, roofline, strict=True):
         if work.is_free:
             costs.append(0)
-        elif key in measured:
-            costs.append(measured[key][0])
+        elif time is not None:
+            costs.append(time[0])
         else:
             if fallback is None:
                 raise InvalidInput(f"'{op.name}' ({op.kind}) cannot be measured; give a device for its roofline time")
-            unmeasured[op.kind] = failures.get(key, "it cannot be rebuilt")
-            costs.append(operation_ns(op.kind, work, fallback, op.is_backward))
-    return costs, unmeasured
+            if work.signature and work.signature not in failures:
+                unsteady.add(work.signature)
+            else:
+                unmeasured[op.kind] = failures.get(work.signature, "it cannot be rebuilt")
+            costs.append(max(1, round(scale * modelled_ns)))
+            modelled += 1
+    n_measured = sum(time is not None and not work.is_free for time, work in zip(times, works, strict=True))
+    noise = None if stored is not None else Noise(_scatter(times), n_measured, modelled)
+    return Profile(costs, unmeasured, unsteady, noise)
+
+
+def _scale(times: Iterable[tuple[int, ...] | None], roofline_ns: Iterable[int]) -> float:
+    """What measured times are of the roofline's, all in all; 1 where nothing was measured."""
+    known = [(time[0], ns) for time, ns in zip(times, roofline_ns, strict=True) if time is not None]
+    modelled_ns = sum(ns for _, ns in known)
+    return sum(ns for ns, _ in known) / modelled_ns if modelled_ns else 1.0
+
+
+def _scatter(times: Iterable[tuple[int, ...] | None]) -> float:
+    """By which share medians are above the shortest times, all in all."""
+    known = [time for time in times if time is not None]
+    best_ns = sum(time[1] for time in known)
+    return sum(time[0] for time in known) / best_ns - 1 if best_ns else 0.0
 
 
 def profile_workspaces(
@@ -96,24 +158,24 @@ def profile_workspaces(
 
     Raises: as `profile_costs`.
     """
-    _, keys, measured, _, failures = _measured(graph, "workspace", ("workspace_bytes",), cache_folder, device)
+    _, measured, failures = _measured(graph, "workspace", ("workspace_bytes",), cache_folder, device)
     sizes, unmeasured = [], {}
     for op in graph.operations:
-        key = keys.get(op.work.signature if op.work else "", "")
-        if key in measured:
-            sizes.append(measured[key][0])
+        signature = op.work.signature if op.work else ""
+        if signature in measured:
+            sizes.append(measured[signature][0])
             continue
         sizes.append(op.workspace_bytes)
         if op.work is not None and not op.work.is_free:
-            unmeasured[op.kind] = failures.get(key, "it cannot be rebuilt")
+            unmeasured[op.kind] = failures.get(signature, "it cannot be rebuilt")
     return sizes, unmeasured
 
 
 def _measured(
     graph: Graph, quantity: str, fields: tuple[str, ...], cache_folder: str | os.PathLike[str] | None,
     device: str | None,
-) -> tuple[str, dict[str, str], dict[str, tuple[int, ...]], list[tuple[int, ...]], dict[str, str]]:  # fmt: skip
-    """(device, {signature: key}, {key: its measured fields}, those that are new, {key: why it failed})."""
+) -> tuple[str, dict[str, tuple[int, ...]], dict[str, str]]:  # fmt: skip
+    """(device, {signature: its measured fields}, {signature: why it failed}); what is in neither is not steady."""
     needed = _signatures(graph)
     frameworks = sorted({json.loads(signature)["fw"] for signature in needed})
     device, label, free_bytes = _device(device, frameworks)
@@ -134,8 +196,12 @@ def _measured(
         job = {"quantity": quantity, "fields": fields, "passes": passes, "suffix": suffix, "device": device,
                "folder": str(folder.resolve()), "provenance": provenance}  # fmt: skip
         failures = _measure(missing, job, Path(scratch), read)
-        fresh = read(missing)
-    return device, keys, measured | fresh, list(fresh.values()), failures
+        measured |= read(missing)
+    return (
+        device,
+        {signature: measured[key] for signature, key in keys.items() if key in measured},
+        {signature: failures[key] for signature, key in keys.items() if key in failures},
+    )
 
 
 def _signatures(graph: Graph) -> dict[str, Operation]:
@@ -145,20 +211,6 @@ def _signatures(graph: Graph) -> dict[str, Operation]:
         if op.work is not None and op.work.signature and not op.work.is_free:
             found.setdefault(op.work.signature, op)
     return found
-
-
-def _check_quiet(times: Iterable[tuple[int, ...]], folder: Path | None) -> None:
-    """Warn if the samples scatter: then other processes were running, and the costs are theirs too."""
-    times = list(times)
-    median, best = sum(t[0] for t in times), sum(t[1] for t in times)
-    if median > DISTURBED * best:
-        again = f"delete {folder} and measure again" if folder else "measure again"
-        warnings.warn(
-            f"the machine was busy while operations were measured: medians are {median / best:.1f} times the shortest "
-            f"times; {again} once it is idle",
-            CostWarning,
-            stacklevel=4,
-        )
 
 
 def _versions(frameworks: Iterable[str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from remat.cost import Noise
 from remat.errors import InvalidInput, InvalidPlan
 from remat.files import write_text
 from remat.graph import Graph
@@ -21,6 +22,7 @@ from remat.simulator import Sharing, Trace, simulate
 from remat.units import format_cost, format_size
 
 SECTION = "execution"  # of a remat-plan/1 file
+NOISE_FIELDS = {"scatter": float, "measured": int, "modelled": int}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def fingerprint_of(graph: Graph, framework: str, version: str, inputs: str) -> F
     return Fingerprint(framework, version, inputs, digest)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StepPlan:
     """What a rematerialized module carries as `plan`; ``print`` it.
 
@@ -66,10 +68,11 @@ class StepPlan:
         fingerprint: what it was made for.
         strategy: that found it.
         budget_bytes: total that was promised; None for a plan made without a budget.
-        plain_peak_bytes: what the framework's own step needs, or None if that is not known.
+        plain_peak_bytes: what the framework's own step needs beside the same fixed bytes, or None if not known.
         fixed: parts of ``graph.fixed_bytes`` in bytes, by name, e.g. ``parameters``.
-        costs: how operations were costed: ``profile``, ``roofline`` or ``flops``.
+        costs: how operations were costed: ``profile``, ``roofline`` or ``flops``; '' if nothing had to be chosen.
         operators: which implementations its graph has: ``default``, ``exact`` or ``joint``.
+        noise: of costs that were measured; None for others, and where that is not known.
         sharing: [N] per operation the (input, output) values that may share a storage (see `simulate`); () for none.
     """
 
@@ -83,6 +86,7 @@ class StepPlan:
     costs: str
     sharing: Sharing = ()
     operators: str = "default"
+    noise: Noise | None = None
 
     @functools.cached_property
     def trace(self) -> Trace:
@@ -110,6 +114,13 @@ class StepPlan:
         """[computations] ids of operations, repeats included."""
         return self.plan.order
 
+    def __repr__(self) -> str:
+        promise = "" if self.budget_bytes is None else f" of {format_size(self.budget_bytes)}"
+        return (
+            f"<StepPlan of '{self.graph.name}': {len(self.graph)} operations, {len(self.recomputed)} computed again, "
+            f"peak {format_size(self.peak_bytes)}{promise}, overhead {self.overhead:.2%}>"
+        )
+
     def __str__(self) -> str:
         graph, trace = self.graph, self.trace
         repeated = int(np.count_nonzero(trace.computations > 1))
@@ -127,8 +138,7 @@ class StepPlan:
         lines += [
             f"  predicted peak  {format_size(trace.peak_bytes)}{share}; reached at {where}",
             f"  always there    {format_size(graph.fixed_bytes)}{_parts(self.fixed)}",
-            f"  overhead        {self.overhead:.2%}: {format_cost(trace.cost, graph.cost_unit)} instead of "
-            f"{format_cost(graph.total_cost, graph.cost_unit)} ({self.costs})",
+            f"  overhead        {self._overhead_as_text()}",
         ]
         again = collections.Counter(graph.operations[k].kind for k in np.nonzero(trace.computations > 1)[0])
         total = collections.Counter(op.kind for op in graph.operations)
@@ -143,14 +153,23 @@ class StepPlan:
         )
         return "\n".join(lines)
 
+    def _overhead_as_text(self) -> str:
+        if not self.costs:
+            return "none; no operation had to be timed"
+        noise = f"; {self.noise}" if self.noise else ""
+        cost, once = (format_cost(c, self.graph.cost_unit) for c in (self.trace.cost, self.graph.total_cost))
+        return f"{self.overhead:.2%}: {cost} instead of {once} ({self.costs}{noise})"
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write remat-plan/1 with a section that lets it be executed where there is no solver; atomically."""
         section = {
             **asdict(self.fingerprint),
             "strategy": self.strategy,
             "plain_peak_bytes": self.plain_peak_bytes,
+            "fixed": dict(self.fixed),
             "costs": self.costs,
             "cost_unit": self.graph.cost_unit,
+            "noise": asdict(self.noise) if self.noise else None,
             "operation_costs": [op.cost for op in self.graph.operations],
             "workspace_bytes": [op.workspace_bytes for op in self.graph.operations],
         }
@@ -193,16 +212,19 @@ class StepPlan:
         operators = str(section.get("operators", "default"))
         if operators != "default":
             graph = _with_weights(graph, section, where)
-        plain = section.get("plain_peak_bytes")
         plan = _plan_of(document, graph, where)
         try:
             simulate(graph, plan)  # a file may hold anything
         except InvalidPlan as error:
             raise error.of_file(where) from None
+        known = _fixed_of(section, where)
+        if known is None and document.get("graph_sha256") == graph.sha256():
+            known = fixed
+        plain = section.get("plain_peak_bytes")
+        plain = _beside(fixed, plain if type(plain) is int else None, known)
         return cls(
-            plan, graph, fingerprint, str(section.get("strategy", "")), plan.budget_bytes,
-            plain if type(plain) is int else None, fixed, str(section.get("costs", "")),
-            _sharing(section, graph, where), operators,
+            plan, graph, fingerprint, str(section.get("strategy", "")), plan.budget_bytes, plain, fixed,
+            str(section.get("costs", "")), _sharing(section, graph, where), operators, _noise_of(section),
         )  # fmt: skip
 
     def promising(self, budget_bytes: int | None) -> StepPlan:
@@ -230,7 +252,8 @@ class StepPlan:
         _check_ways(self.order.tolist(), self.plan.chosen, graph, "this plan")
         graph = replace(self.graph, fixed_bytes=graph.fixed_bytes)
         plan = Plan.from_order(graph, self.order.tolist(), self.budget_bytes, self.plan.chosen)
-        return replace(self, plan=plan, graph=graph, fixed=fixed)
+        plain = _beside(fixed, self.plain_peak_bytes, self.fixed)
+        return replace(self, plan=plan, graph=graph, plain_peak_bytes=plain, fixed=fixed)
 
 
 class Planned:
@@ -259,6 +282,34 @@ def _check_made_for(made_for: Fingerprint, here: Fingerprint, where: str) -> Non
         raise InvalidPlan(
             f"{where}: was made for {_what_differs(made_for, here)}\n  the plan's:  {made_for}\n  this step's: {here}"
         )
+
+
+def _beside(fixed: Mapping[str, int], plain_peak_bytes: int | None, known: Mapping[str, int] | None) -> int | None:
+    """A plain step's peak beside what is always there here, from its peak beside `known`.
+
+    Parts that only a plan has (the executor's) are not in it.
+    """
+    if plain_peak_bytes is None or known is None:
+        return None
+    return plain_peak_bytes + sum(size - known.get(name, 0) for name, size in fixed.items())
+
+
+def _fixed_of(section: Mapping[str, Any], where: str) -> Mapping[str, int] | None:
+    """What was always there where a plan was made; None for files of before that was written."""
+    fixed = section.get("fixed")
+    if fixed is None:
+        return None
+    if not isinstance(fixed, dict) or not all(type(size) is int and size >= 0 for size in fixed.values()):
+        raise InvalidPlan(f"{where}: '{SECTION}.fixed' must be non-negative integers by name")
+    return fixed
+
+
+def _noise_of(section: Mapping[str, Any]) -> Noise | None:
+    """That of the file; None where it says nothing readable of it, since nothing depends on it."""
+    said: Any = section.get("noise")
+    if not isinstance(said, dict) or {name: type(x) for name, x in said.items()} != NOISE_FIELDS:
+        return None
+    return Noise(**said)
 
 
 def _parts(fixed: Mapping[str, int]) -> str:

@@ -6,13 +6,17 @@ import copy
 import itertools
 import threading
 import types
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map
 
+from remat.errors import InvalidInput, warn
 from remat.execution import Planned, StepPlan
 from remat.frontends import _torch_capture, _torch_graph
 from remat.frontends._torch_recurrent import replace_recurrent
@@ -31,7 +35,8 @@ class Rematerialized(Planned, nn.Module):
 
     Parameters, buffers, submodules and `state_dict` are the model's own objects under its own names, and
     what the class does not know is looked up on the model. Without gradients (``torch.no_grad()``) the model runs as
-    it is. A step with other shapes (a smaller last batch) or another mode is captured and planned when it first occurs.
+    it is. A step with other shapes (a smaller last batch) or another mode is captured and planned when it first occurs,
+    or before, by `prepare`.
 
     Attributes:
         model: the plain model.
@@ -66,12 +71,40 @@ class Rematerialized(Planned, nn.Module):
             self._keep_what_cannot_be_inverted(str(error))
             return self._step(args, kwargs)
 
+    def prepare(
+        self, *sample_args: tuple[Any, ...], sample_kwargs: Mapping[str, Any] | None = None
+    ) -> tuple[StepPlan, ...]:
+        """Plan steps on other arguments before they occur, so that a loop does not pause for it.
+
+        Steps are planned for the mode (train or eval) and the autocast that are in force now, within the same budget
+        in bytes. A step that fits without recomputation takes seconds; others take up to `time_limit_s` each.
+
+        Args:
+            sample_args: for each step a tuple of the model's positional arguments; only shapes and dtypes matter, and
+                tensors on ``meta`` will do.
+            sample_kwargs: keyword arguments of the model, of each of these steps.
+
+        Returns:
+            A plan for each step.
+
+        Raises:
+            InvalidInput: no plan within the budget was found, or the model does not compile for these arguments.
+        """
+        planner, plans = self._planner, []
+        for args in sample_args or ((),):
+            if not isinstance(args, tuple):
+                raise InvalidInput("prepare takes tuples of the model's positional arguments, e.g. prepare((x,), (y,))")
+            given = with_storages((args, dict(sample_kwargs or {})), planner.device)
+            step = captured_step(self.model, given[0], given[1], self._backend, planner.operators)
+            plans.append(planner.plan(step, describe_inputs(given)))
+        return tuple(plans)
+
     def _keep_what_cannot_be_inverted(self, why: str) -> None:
         """Plan this and later steps with implementations that invert nothing: in training a weight came near zero.
 
         The forward pass ended before it changed a buffer, so it can be run again.
         """
-        warnings.warn(f"{why}; from here on steps are planned with operators='exact'", stacklevel=4)
+        warn(f"{why}; from here on steps are planned with operators='exact'")
         planner = self._planner
         planner.operators = "exact"
         planner.plans.clear()
@@ -83,10 +116,9 @@ class Rematerialized(Planned, nn.Module):
         held = sum({storage._cdata: storage.nbytes() for storage in storages}.values())  # DDP's are views of buckets
         if held:
             self.__dict__["_accumulates"] = True
-            warnings.warn(
+            warn(
                 f"{format_size(held)} of gradients are held from an earlier step and come on top of the promised peak: "
-                "call zero_grad() before the forward pass, or give rematerialize(..., accumulate=True)",
-                stacklevel=4,
+                "call zero_grad() before the forward pass, or give rematerialize(..., accumulate=True)"
             )
 
     def train(self, mode: bool = True) -> Rematerialized:
@@ -142,6 +174,7 @@ class _CompiledStep:
     """A model's call, compiled for each new combination of shapes and modes with a plan of its own."""
 
     def __init__(self, model: nn.Module, planner: Planner, backend: str):
+        self.model = model
         self.called = threading.local()  # with what, for the name of a plan that is made during the call
         compiler = _aot.backend_of(backend)
 
@@ -152,7 +185,7 @@ class _CompiledStep:
             def partition(joint: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
                 captured = _torch_capture.read_joint(joint, n_forward, primals)
                 step = step_of(captured, planner.name, model, backend, planner.operators)
-                plan = planner.plan(step, self.called.inputs)
+                plan = planner.plan(step, self.called.inputs, in_loop=True)
                 return emit(step, plan.order.tolist(), plan.plan.chosen)
 
             return compiler(graph, example_inputs, partition)
@@ -162,10 +195,58 @@ class _CompiledStep:
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         _aot.check_that_calls_are_compiled()
         self.called.inputs = describe_inputs((args, kwargs))
-        with _torch_capture.refusals("this step cannot be executed under a plan"), _torch_capture.settings():
+        with _refusals(self.model, "this step cannot be executed under a plan"), _torch_capture.settings():
             outputs = self.call(*args, **kwargs)
         _aot.leave_unread_gradients_out(outputs)
         return outputs
+
+
+@contextmanager
+def _refusals(model: nn.Module, what: str) -> Iterator[None]:
+    """What the compiler refuses becomes an `InvalidInput` of one line, which names the part of the model if it can."""
+    try:
+        with _torch_capture.refusals(what):
+            yield
+    except InvalidInput:
+        check_momentum(model)
+        raise
+
+
+def check_momentum(model: nn.Module) -> None:
+    """Refuse batch norms that average over all steps: their factor is computed from a tensor, at every step anew.
+
+    Raises:
+        InvalidInput: naming the first one.
+    """
+    for name, module in model.named_modules():
+        averages = isinstance(module, _BatchNorm) and module.training and module.track_running_stats
+        if averages and module.momentum is None:
+            raise InvalidInput(
+                f"{name or 'the model'} ({type(module).__name__}) has momentum=None, which cannot be compiled: "
+                "set its momentum to a number, e.g. 0.1"
+            )
+
+
+def captured_step(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], backend: str, operators: str
+) -> _torch_graph.CapturedStep:
+    """The step on these arguments, as the compiled call will capture it; nothing is computed."""
+    check_momentum(model)
+    with torch.enable_grad():
+        joint = _torch_capture.capture_module(call_of(model), args, kwargs, _aot.backend_of(backend))
+    return step_of(joint, type(model).__name__, model, backend, operators)
+
+
+def with_storages(arguments: Any, device: str) -> Any:
+    """Arguments in which tensors without contents have storages on `device`: the compiler asks for these."""
+
+    def real(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or not (x.is_meta or isinstance(x, FakeTensor)):
+            return x
+        empty = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device if x.is_meta else x.device)
+        return empty.requires_grad_(x.requires_grad)
+
+    return tree_map(real, arguments)
 
 
 def call_of(model: nn.Module) -> Callable[..., Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import copy
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from remat.errors import InvalidInput, unknown_name
+from remat.errors import InvalidInput, unknown_name, warn
 from remat.units import format_size, parse_size
 
 STATES = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "lion": 1, "adam": 2, "adamw": 2}
@@ -64,11 +63,10 @@ def watch(model: nn.Module, counted_bytes: Callable[[], int]) -> None:
             held, counted = _bytes_of(optimizer.state), counted_bytes()
             if held > counted + SLACK_BYTES:
                 handle.remove()
-                warnings.warn(
+                warn(
                     f"{type(optimizer).__name__} holds {format_size(held)} of state, the budget counts "
                     f"{format_size(counted)}: the difference comes on top of the promised peak; give "
-                    "rematerialize(..., optimizer=optimizer)",
-                    stacklevel=3,
+                    "rematerialize(..., optimizer=optimizer)"
                 )
 
     handle = register_optimizer_step_post_hook(check)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -14,12 +13,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from remat.cost import apply_cost
+from remat.cost import Noise, costs_and_noise
 from remat.cost._warning import CostWarning
 from remat.cost.gpu import DEFAULT_GPU, Gpu, gpus, load_gpu
 from remat.cost.profile import profile_workspaces
-from remat.errors import InvalidInput
-from remat.execution import Fingerprint, Peaks, StepPlan, cheapest_fitting, find_plan, fingerprint_of
+from remat.errors import InvalidInput, warn
+from remat.execution import (
+    Fingerprint,
+    Peaks,
+    StepPlan,
+    announce_pause,
+    cheapest_fitting,
+    find_plan,
+    fingerprint_of,
+)
 from remat.frontends._torch_capture import Joint
 from remat.frontends._torch_graph import CapturedStep, is_random
 from remat.frontends._torch_work import CUDA_BLOCK_BYTES
@@ -43,6 +50,7 @@ class Planner:
         plain: peak of the plain step on the sample arguments.
         beside: what is resident beside parameters, buffers and arguments of a step, in bytes by name.
         state_bytes: of the optimizer, of which a part is counted in `beside`.
+        sample: shapes and dtypes of the sample arguments, which the budget was given for.
         operators: which implementations steps may be planned with, see `remat.torch._ways`.
         plans: by the sha256 of the step's fingerprint.
     """
@@ -61,17 +69,27 @@ class Planner:
     plain: Peaks
     beside: Callable[[Joint], Mapping[str, int]]
     state_bytes: Callable[[], int]
+    sample: str = ""
     operators: str = "default"
     plans: dict[str, StepPlan] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.RLock)
 
-    def plan(self, step: CapturedStep, inputs: str) -> StepPlan:
-        """The plan of a step: one made before, the order of one made for other shapes if it fits, or a new one."""
+    def plan(self, step: CapturedStep, inputs: str, *, in_loop: bool = False) -> StepPlan:
+        """The plan of a step: one made before, or a new one.
+
+        Args:
+            in_loop: a training loop waits: the user is told, and the order of another shape is taken if it fits.
+
+        Raises:
+            InvalidInput: no plan within the budget was found.
+        """
         graph, fixed = self.with_everything_resident(step)
         fingerprint = fingerprint_of(graph.default(), "torch", VERSION, inputs)
         with self.lock:
             if fingerprint.sha256 not in self.plans:
-                self.plans[fingerprint.sha256] = self._new(graph, fixed, fingerprint)
+                if in_loop:
+                    announce_pause(self.name, inputs, self.time_limit_s, "model.prepare(...)")
+                self.plans[fingerprint.sha256] = self._new(graph, fixed, fingerprint, in_loop)
             return self.plans[fingerprint.sha256]
 
     def take(
@@ -109,32 +127,61 @@ class Planner:
 
     def weigh(self, graph: Graph) -> Graph:
         """The graph with costs and measured workspaces."""
+        return self._with_costs(self._with_workspaces(graph))[0]
+
+    def _with_workspaces(self, graph: Graph) -> Graph:
         sizes, unmeasured = profile_workspaces(graph.all_ways(), self.cache_folder, self.device)
         if unmeasured:
             named = ", ".join(f"{kind} ({why})" for kind, why in sorted(unmeasured.items()))
-            warnings.warn(f"workspace not measured, taken as 0: {named}", CostWarning, stacklevel=2)
-        return apply_cost(
-            graph.with_workspaces(sizes), self.cost, self.gpu, cache_folder=self.cache_folder, device=self.device
+            warn(f"workspace not measured, taken as 0: {named}", CostWarning)
+        return graph.with_workspaces(sizes)
+
+    def _with_costs(self, graph: Graph) -> tuple[Graph, Noise | None]:
+        return costs_and_noise(graph, self.cost, self.gpu, cache_folder=self.cache_folder, device=self.device)
+
+    def _new(self, graph: Graph, fixed: Mapping[str, int], fingerprint: Fingerprint, in_loop: bool) -> StepPlan:
+        graph = self._with_workspaces(graph)
+        is_sample = not (self.plans or in_loop)
+        plan, who, costs, noise = _once(graph, self.budget_bytes), "fits as it is", "", None
+        fits = cheapest_fitting(graph, [plan], self.budget_bytes) is not None
+        if is_sample or not fits or graph.has_implementations:  # else there is nothing to choose, so nothing to time
+            if max(graph.largest_working_set()[0], graph.final_bytes) <= self.budget_bytes:  # else there is no plan
+                (graph, noise), costs = self._with_costs(graph), self.cost
+            plan, who = self._cheapest(graph, fingerprint.inputs, in_loop)
+        plain = self.plain.plain_bytes if is_sample else None
+        return StepPlan(
+            plan, graph, fingerprint, who, self.budget_bytes, plain, fixed, costs, operators=self.operators, noise=noise
         )
 
-    def _new(self, graph: Graph, fixed: Mapping[str, int], fingerprint: Fingerprint) -> StepPlan:
-        graph = self.weigh(graph)
-        moved = [
-            Plan.from_order(graph, p.order.tolist(), ways=p.plan.chosen)
-            for p in self.plans.values() if _same_calls(p.graph, graph)
+    def _cheapest(self, graph: Graph, inputs: str, in_loop: bool) -> tuple[Plan, str]:
+        """The cheapest known order that fits, while a loop waits; else what the solver finds. And whose it is."""
+        known = [_once(graph, self.budget_bytes)]
+        known += [
+            Plan.from_order(graph, made.order.tolist(), self.budget_bytes, made.plan.chosen)
+            for made in self.plans.values() if _same_calls(made.graph, graph)
         ]  # fmt: skip
-        plan, who = cheapest_fitting(graph, moved, self.budget_bytes), "from another shape"
-        if plan is None:
+        found = cheapest_fitting(graph, known, self.budget_bytes) if in_loop else None
+        if found is not None:
+            return found, "from another shape"
+        try:
             solution = find_plan(
                 graph, self.budget_bytes, strategy=self.strategy, scope=self.scope,
-                time_limit_s=self.time_limit_s, seed=self.seed, threads=self.threads, known=moved,
+                time_limit_s=self.time_limit_s, seed=self.seed, threads=self.threads, known=known,
             )  # fmt: skip
-            plan, who = solution.plan, solution.strategy
-            assert plan is not None
-        plain = self.plain.plain_bytes if not self.plans else None  # of the sample arguments only
-        return StepPlan(
-            plan, graph, fingerprint, who, self.budget_bytes, plain, fixed, self.cost, operators=self.operators
-        )
+        except InvalidInput as error:
+            if inputs == self.sample:
+                raise
+            raise InvalidInput(
+                f"{error}; this step is of {inputs}, the budget was given for {self.sample}: "
+                "rematerialize with the largest arguments that occur, or with a larger budget"
+            ) from None
+        assert solution.plan is not None
+        return solution.plan, solution.strategy
+
+
+def _once(graph: Graph, budget_bytes: int) -> Plan:
+    """Every operation once, in the graph's order."""
+    return Plan.from_order(graph, range(len(graph)), budget_bytes)
 
 
 def there_before(plan: StepPlan) -> int:

@@ -16,7 +16,6 @@ from remat.cost import load_gpu
 from remat.cost.profile import profile_workspaces
 from remat.errors import InvalidInput, InvalidPlan, unknown_name
 from remat.execution import Peaks, StepPlan, check_options, default_cache, is_fraction, operators_of, parse_budget
-from remat.frontends import _torch_capture
 from remat.frontends._torch_capture import Joint
 from remat.frontends._torch_graph import END_KIND, CapturedStep
 from remat.graph import Graph
@@ -24,7 +23,7 @@ from remat.plan import parse_scope
 from remat.registry import get_strategy
 from remat.torch import _aot, _optimizer
 from remat.torch._measure import peak_of_step
-from remat.torch._module import Rematerialized, call_of, step_of
+from remat.torch._module import Rematerialized, captured_step
 from remat.torch._plain import plain_step
 from remat.torch._planner import Planner, default_gpu, describe_inputs, device_of, there_before
 from remat.torch._ways import OPERATORS
@@ -105,9 +104,7 @@ def rematerialize(
     kwargs = dict(sample_kwargs or {})
     strategy, scope = get_strategy(strategy).name, str(parse_scope(scope))
     device = device_of(model, (sample_args, kwargs))
-    with torch.enable_grad():
-        joint = _torch_capture.capture_module(call_of(model), sample_args, kwargs, _aot.backend_of(backend))
-    step = step_of(joint, type(model).__name__, model, backend, operators)
+    step = captured_step(model, sample_args, kwargs, backend, operators)
     inputs = describe_inputs((sample_args, kwargs))
 
     def state_bytes() -> int:  # what is trained may change from step to step
@@ -121,7 +118,8 @@ def rematerialize(
         name=type(model).__name__, budget_bytes=0, strategy=strategy, scope=scope, cost=cost,
         gpu=load_gpu(gpu) if gpu else default_gpu(device), device=device, time_limit_s=time_limit_s, seed=seed,
         threads=threads, cache_folder=Path(cache_folder) if cache_folder else default_cache() / "profile",
-        plain=Peaks(None, "a plan was given"), beside=beside, state_bytes=state_bytes, operators=operators,
+        plain=Peaks(None, "a plan was given"), beside=beside, state_bytes=state_bytes, sample=inputs,
+        operators=operators,
     )  # fmt: skip
     if plan is None or is_fraction(budget):
         planner.plain = _plain_peak(model, sample_args, kwargs, planner, step, may_run=is_fraction(budget))
