@@ -262,7 +262,7 @@ def test_a_certificate_made_by_hand_is_checked_as_a_file_is(change: dict) -> Non
         ({"format": "remat-bound/9"}, "format is not remat-bound/1"),
         ({"bound": 1.5}, "bound must be an integer"),
         ({"bound": 10**160}, "bound must be an integer, within 2"),
-        ({"bound": float("nan")}, "bound must be an integer"),
+        ({"bound": float("nan")}, "holds NaN, which is no number in JSON"),
         ({"graph": None}, "graph and graph_sha256 must be texts"),
         ({"bound": True}, "bound must be an integer"),
         ({"multipliers": {"magic": []}}, "unknown kind 'magic'"),
@@ -285,10 +285,10 @@ def test_a_malformed_file_is_one_line_that_names_it(tmp_path: Path, change: dict
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"bound":', '"bound":1,"bound":', "the key 'bound' comes twice"),
-        ('"memory":', '"memory":[],"memory":', "the key 'memory' comes twice"),
-        ('"denominator":', '"denominator":1' + 5000 * "0" + ',"old":', "not a bound certificate in JSON"),
-        ('"format":', "", "not a bound certificate in JSON"),
+        ('"bound":', '"bound":1,"bound":', "has the key 'bound' twice in one object"),
+        ('"memory":', '"memory":[],"memory":', "has the key 'memory' twice in one object"),
+        ('"denominator":', '"denominator":1' + 5000 * "0" + ',"old":', "holds an integer of thousands of digits"),
+        ('"format":', "", "is not JSON: .* at line 1, column"),
         ('"bound":', '"bnd":', "bound must be an integer"),
     ],
 )
@@ -302,7 +302,7 @@ def test_a_file_that_can_be_read_in_two_ways_or_none_is_refused(
     with pytest.raises(InvalidInput, match=message) as caught:
         BoundCertificate.load(file)
     assert "bound.json" in str(caught.value)
-    with pytest.raises(InvalidInput, match=r"gone.json: cannot be read \(No such file"):
+    with pytest.raises(InvalidInput, match="gone.json: no such file"):
         BoundCertificate.load(tmp_path / "gone.json")
 
 

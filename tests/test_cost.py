@@ -435,7 +435,7 @@ def test_times_on_a_cpu_are_those_of_a_step_and_kept_apart_from_others(
     monkeypatch.setattr(_runners_torch, "measure_as_in_step", measured)
     args = [tensor(2), tensor(50, 60), tensor(60, 2)]  # of numbers between 0.1 and 1
     description = json.loads(signature("aten.addmm.default", *args))
-    assert _runners_torch.time(description, "cpu") == (5.0, 4.0)
+    assert _runners_torch.time(description, "cpu") == Timing(5.0, 4.0)
     assert 300 < touched[0] < 3000  # the input, and not the bias
     _runners_torch.time(json.loads(signature("aten.mm.default", *args[1:])), "cpu")
     assert 300 < touched[1] < 3000
