@@ -37,6 +37,8 @@ def header(run: Run) -> str:
         first = rows.iloc[0]
         facts.append(f"checkpoint-all peak {format_size(int(first['store_all_peak_bytes']))}")
         facts.append(f"one pass costs {show_cost(run.total_cost, run.cost_unit)} ({first['cost_source']})")
+        if isinstance(first.get("dtype"), str):  # of this version on
+            facts.append(first["dtype"])
         facts.append(f"scope {first['scope']}, {first['accounting']} accounting")
     if run.gpu_memory_bytes:
         facts.append(f"GPU {run.gpu_name} with {format_size(run.gpu_memory_bytes)}")

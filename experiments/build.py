@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiments.settings import RUNS_FOLDER, Settings
 from remat.errors import InvalidInput
 from remat.frontends.json import load_graph
+from remat.frontends.spec import DTYPES
 from remat.graph import Graph
 
 CACHE_FOLDER = RUNS_FOLDER / "cache"
@@ -16,7 +18,11 @@ CACHE_FOLDER = RUNS_FOLDER / "cache"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The graph of a run and what rows say of its origin; None where a graph file does not tell."""
+    """The graph of a run and what rows say of its origin; None where a graph file does not tell.
+
+    Attributes:
+        dtype: the floating-point types that the graph computes in, those that move most bytes first.
+    """
 
     graph: Graph
     model: str | None
@@ -25,6 +31,18 @@ class Subject:
     batch_size: int | None
     cost_model: str
     cost_source: str
+    dtype: str | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", _dtypes(self.graph))
+
+
+def _dtypes(graph: Graph) -> str | None:
+    moved: Counter[str] = Counter()
+    for op in graph.operations:
+        if op.work is not None and op.work.dtype in DTYPES and not op.work.is_free:
+            moved[op.work.dtype] += op.work.bytes_moved
+    return "+".join(name for name, _ in moved.most_common()) or None
 
 
 def build(settings: Settings) -> Subject:

@@ -85,8 +85,8 @@ def _main(argv: list[str]) -> int:
 
 
 def _as_hydra(text: str) -> str:
-    """``options.search.restarts=4`` as Hydra wants it: the names under options are the strategies'."""
-    return f"++{text}" if text.startswith("options.") else text
+    """``options.search.restarts=4`` as Hydra wants it: names under options are the strategies', or the factory's."""
+    return f"++{text}" if text.startswith(("options.", "model.options.")) else text
 
 
 def _run_one(cfg: DictConfig) -> int:

@@ -71,7 +71,7 @@ class Config:
     input_size: list[int] | None = None
     granularity: str | None = None
     target: str | None = None
-    dtype: str = "float32"
+    dtype: str | None = None
     device: str | None = None
     budget: Any = "sweep"
     points: int = 16
@@ -111,7 +111,7 @@ def run_name(cfg: DictConfig) -> str:
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
     if cfg.parts is not None:
         return f"paper_{cfg.scale}_{digest}"
-    subject = Path(cfg.graph).stem if cfg.graph else cfg.model.name
+    subject = Path(cfg.graph).stem if cfg.graph else cfg.target or cfg.model.name
     has_costs = cfg.graph or cfg.model.framework == "synthetic"
     parts = [subject] if has_costs else [subject, cfg.gpu.get("name", "gpu"), cfg.cost.name]
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", "_".join(map(str, [*parts, cfg.budget, digest])))

@@ -110,6 +110,6 @@ def of_batch(one: Graph, two: Graph, batch: int) -> Graph:
     ]
     values = [replace(a, bytes=at(a.bytes, b.bytes)) for a, b in zip(one.values, two.values, strict=True)]
     return replace(
-        one, name=f"{one.name.removesuffix('_b1')}_b{batch}", operations=tuple(operations), values=tuple(values),
+        one, name=f"{one.name.removesuffix('1')}{batch}", operations=tuple(operations), values=tuple(values),
         fixed_bytes=at(one.fixed_bytes, two.fixed_bytes),
     )  # fmt: skip

@@ -12,6 +12,7 @@ class Row:
     Attributes:
         key: hash of what determines the row.
         experiment: the run that solved it first.
+        dtype: floating-point types that the graph computes in, e.g. ``bfloat16+float32``; None for a graph without.
         cost_source: ``modelled``, ``measured`` or ``file``.
         parameters, stats, versions: JSON objects.
         gpu_memory_bytes: of the GPU that the costs are for.
@@ -27,6 +28,7 @@ class Row:
     framework: str | None
     granularity: str | None
     batch_size: int | None
+    dtype: str | None
     graph_name: str
     graph_sha256: str
     gpu: str

@@ -119,7 +119,8 @@ def _introduce(console: Console, subject: Subject, settings: Settings, store_all
         f"{graph.name}: {len(graph)} operations, {graph.n_edges} edges; checkpoint-all peak "
         f"{format_size(store_all_bytes)}, fixed {format_size(graph.fixed_bytes)}, one pass "
         f"{format_cost(graph.total_cost, graph.cost_unit)} ({subject.cost_model} costs"
-        f"{'' if subject.cost_source == 'file' else f', {settings.gpu.name}'}){_scope_note(settings.scope)}",
+        f"{'' if subject.cost_source == 'file' else f', {settings.gpu.name}'}"
+        f"{'' if subject.dtype is None else f', {subject.dtype}'}){_scope_note(settings.scope)}",
         markup=False,
         soft_wrap=True,
     )

@@ -14,7 +14,7 @@ from experiments.config import CONF_FOLDER
 from experiments.engine import ENGINES
 from remat.cost.gpu import Gpu
 from remat.errors import InvalidInput, unknown_name
-from remat.frontends.spec import FRAMEWORKS, GRANULARITIES, ModelSpec
+from remat.frontends.spec import DTYPES, FRAMEWORKS, GRANULARITIES, ModelSpec
 from remat.incumbent import GAP_TOLERANCE
 from remat.registry import get_strategy, strategies
 from remat.solve import ACCOUNTINGS, parse_scope
@@ -25,7 +25,7 @@ COSTS = ("flops", "roofline", "profile")
 SCALES = ("full", "quick")
 QUICK_POINTS, QUICK_TIME_LIMIT_S = 6, 10.0
 WANDB_MODES = ("offline", "online", "disabled")
-_OF_A_MODEL = ("batch_size", "input_size", "granularity", "target")
+_OF_A_MODEL = ("batch_size", "input_size", "granularity", "target", "dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +253,12 @@ def _spec(cfg: DictConfig) -> ModelSpec:
         raise InvalidInput(f"input_size must be positive numbers, not {list(input_size)}")
     options = OmegaConf.to_container(model.options)
     assert isinstance(options, dict)
+    if cfg.dtype is not None:
+        _one_of("dtype", cfg.dtype, DTYPES)
+        if framework == "synthetic":
+            raise InvalidInput(f"dtype={cfg.dtype}: synthetic graphs have no types; leave dtype away")
     return ModelSpec(
-        name=model.name,
+        name=model.name if target == model.target else target,
         framework=framework,
         target=target,
         batch_size=batch_size,

@@ -75,7 +75,7 @@ class Bench:
             {
                 "graph": subject.graph.sha256(),
                 "of": [subject.graph.name, subject.model, subject.framework, subject.granularity, subject.batch_size,
-                       subject.cost_model, s.gpu.name],
+                       subject.dtype, subject.cost_model, s.gpu.name],
                 "strategy": strategy,
                 "options": s.options[strategy],
                 "budget": budget_bytes,
@@ -239,7 +239,7 @@ class Bench:
             stats = {**stats, "cost_cap": self.cost_cap}
         return Row(
             key=key, experiment=self.experiment, model=subject.model, framework=subject.framework,
-            granularity=subject.granularity, batch_size=subject.batch_size, graph_name=graph.name,
+            granularity=subject.granularity, batch_size=subject.batch_size, dtype=subject.dtype, graph_name=graph.name,
             graph_sha256=graph.sha256(), gpu=s.gpu.name, gpu_memory_bytes=int(s.gpu.memory_bytes),
             cost_model=subject.cost_model, cost_source=subject.cost_source, cost_unit=graph.cost_unit,
             strategy=solution.strategy,

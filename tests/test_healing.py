@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from remat.files import read_lines, write_lines
 from remat.frontends.spec import ModelSpec
 from remat.frontends.subprocess import extract_in_child
 from remat.implementation import Implementation
+from remat.simulator import load_and_simulate
 from remat.solve import run_family, solve_here
 
 # One strategy that ignores the budget and one that does not.
@@ -156,8 +157,6 @@ def test_a_changed_step_is_an_error_that_names_the_file_and_the_step(tmp_path: P
     ):
         path.write_text(json.dumps(document | {"steps": [step, *document["steps"][1:]]}))
         with pytest.raises(remat.InvalidPlan, match=words) as caught:
-            from remat.simulator import load_and_simulate
-
             load_and_simulate(path, GRAPH)
         assert str(caught.value).startswith(f"{path}: step 0: ")
         assert caught.value.step == 0
@@ -272,7 +271,7 @@ def test_a_full_disk_while_drawing_names_the_file_and_what_to_do(
 
 
 @pytest.fixture
-def killing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def killing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """``kill -9`` every process of a module in this list as soon as it has started."""
     modules: list[str] = []
 
@@ -284,7 +283,7 @@ def killing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
                 os.kill(self.pid, signal.SIGKILL)
 
     monkeypatch.setattr(subprocess, "Popen", Killed)
-    yield modules
+    return modules
 
 
 @pytest.mark.parametrize("strategy", ["checkpoint_all", "search"], ids=["family worker", "solve worker"])
@@ -321,7 +320,7 @@ def test_a_family_that_was_lost_once_is_not_lost_for_ever(tmp_path: Path, killin
 
 def test_a_killed_frontend_is_one_line_and_the_next_run_extracts(tmp_path: Path, killing: list[str]) -> None:
     killing.append("remat.frontends._extract")
-    with pytest.raises(RematError, match="extracting chain .* was killed by signal 9") as caught:
+    with pytest.raises(RematError, match=r"extracting chain .* was killed by signal 9") as caught:
         extract_in_child(CHAIN, tmp_path)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())

@@ -205,6 +205,26 @@ def test_sequential_models_and_half_precision(keras: Any) -> None:
     assert keras.config.dtype_policy().name == "float32"
 
 
+def mixed() -> Any:
+    """A factory with a mixed-precision policy of its own."""
+    import keras
+
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    return keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(2, dtype="float32")])
+
+
+@pytest.mark.parametrize("granularity", ["layer", "operation"])
+def test_a_policy_of_the_factory_stays(keras: Any, granularity: str) -> None:
+    graph = extract(ModelSpec("mixed", "keras", f"{__name__}:mixed", 3, granularity=granularity))
+    types = [op.work.dtype for op in graph.operations]
+    assert {"bfloat16", "float32"} <= set(types)
+    if granularity == "layer":  # Dense in bfloat16, Dense in float32, the loss; parameters are float32
+        assert graph.value_bytes.tolist()[:2] == [3 * 4 * 2, 3 * 2 * 4]
+        parameters, batch = 4 * (8 * 4 + 4 + 4 * 2 + 2), 3 * 8
+        assert graph.fixed_bytes - 2 * parameters in (2 * batch, 4 * batch)  # Keras' inputs follow the policy or not
+    assert keras.config.dtype_policy().name == "float32"
+
+
 def test_extraction_repeats_exactly_and_leaves_name_counters_alone(keras: Any) -> None:
     before = keras.layers.Dense(1).name
     first, second = (extract(spec("unet", 1, (64, 64, 3))) for _ in range(2))

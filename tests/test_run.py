@@ -14,10 +14,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from test_sweep import settings
 
 import analysis
 import remat
 from experiments import cli
+from experiments.build import Subject
+from experiments.solving import Bench
 from remat.errors import RematError
 from remat.frontends.spec import ModelSpec
 from remat.frontends.subprocess import extract_in_child
@@ -76,6 +79,11 @@ MISTAKES = [
     (["budgett=4GB"], r"unknown option 'budgett'; did you mean budget"),
     (["+points=4", "foo=1"], r"unknown option 'foo'"),
     (["model.bach=3"], r"model\.bach"),
+    (["model.option.width=3"], r"model\.option: Key 'option' not in"),
+    (["gpu.optins.width=3"], r"gpu.*optins"),
+    (["dtype=bfloat17"], r"unknown dtype 'bfloat17'; did you mean bfloat16"),
+    (["model=chain", "dtype=float32"], r"dtype=float32: synthetic graphs have no types"),
+    (["graph=mirror.json", "dtype=float32"], r"dtype does not apply to graph=mirror\.json"),
     (["budget=-4"], r"budget: a size cannot be negative"),
     (["budget=4XB"], r"budget: cannot read '4XB' as a size"),
     (["budget=0.5"], r"budget: .*fraction of a byte"),
@@ -328,6 +336,53 @@ def test_extraction_in_a_child_is_cached_by_what_determines_it(tmp_path: Path, m
     monkeypatch.undo()
     cached.write_text("{")  # damaged: made again
     assert extract_in_child(spec, tmp_path).sha256() == graph.sha256()
+
+
+OWN = """
+import torch
+
+def factory(width=8, half=False, batch_size=1):
+    kind = torch.bfloat16 if half else torch.float32
+    return torch.nn.Linear(4, width, dtype=kind), (torch.empty(batch_size, 4, dtype=kind),)
+"""
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_own_model_is_run_as_its_factory_made_it_and_called_by_its_name(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second question is about other types: it is not answered with the first one's rows."""
+    pytest.importorskip("torch")
+    (here / "my_models.py").write_text(OWN)
+    own = ["model=torch", "target=my_models:factory", "batch_size=4", "budget=1MB", "strategies=checkpoint_all"]
+    for option, types in (("half=true", "bfloat16"), ("half=false", "float32")):
+        assert cli.main([*own, f"model.options.{option}"]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith("my_models:factory, batch 4: ")
+        assert f"v100, {types})" in out
+        assert "1 solved now, 0 taken from the store" in out
+    rows = [pq.read_table(path).to_pylist()[0] for path in here.glob("runs/store/rows/*.parquet")]
+    assert {(row["dtype"], row["model"]) for row in rows} == {
+        ("bfloat16", "my_models:factory"), ("float32", "my_models:factory"),
+    }  # fmt: skip
+    heads = [json.loads(path.read_text()) for path in here.glob("runs/my_models-factory_v100_*/run.json")]
+    assert [head["title"].startswith("my_models:factory, batch 4, 1.00 MB") for head in heads] == [True, True]
+    said = complaint(capsys, *own, "model.options.widht=16")
+    assert "options of the factory: model.options.width=8, model.options.half=False" in said
+
+
+def test_equal_graphs_of_other_types_have_rows_of_their_own() -> None:
+    """Same bytes and costs, other types: only the key can tell them apart."""
+    graphs = [
+        remat.Graph.from_nodes("g", [[]], [8], [1], works=[remat.Work(1, 8, kind)]) for kind in ("float16", "bfloat16")
+    ]
+    assert graphs[0].sha256() == graphs[1].sha256()
+    keys = {
+        Bench(Subject(graph, "m", "torch", "operation", 1, "flops", "modelled"), settings(), "x", None, None, None, 1)
+        .key("checkpoint_all", 8)
+        for graph in graphs
+    }  # fmt: skip
+    assert len(keys) == 2
 
 
 def test_a_crash_during_extraction_is_one_line(tmp_path: Path) -> None:

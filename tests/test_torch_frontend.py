@@ -454,7 +454,10 @@ def classifier(classes: int = 4) -> nn.Module:
         ({"target": f"{__name__}:breaks_the_graph"}, "torch.compile|DataDependent"),
         ({"target": f"{__name__}:frozen"}, "gradient"),
         ({"target": f"{__name__}:wrong_size"}, "sample input"),
-        ({"target": f"{__name__}:classifier", "options": {"clases": 3}}, "options are classes"),
+        (
+            {"target": f"{__name__}:classifier", "options": {"clases": 3}},
+            r"'clases'; options of the factory: model\.options\.classes=4$",
+        ),
         ({"target": f"{__name__}:classifier", "options": {"loss": "crossentropy"}}, "cross_entropy"),
         ({"target": f"{__name__}:classifier", "dtype": "float31"}, "float32"),
         ({"target": f"{__name__}:classifier", "input_size": ()}, "input_size"),
@@ -475,6 +478,30 @@ def test_dtype_and_options_reach_the_model() -> None:
     assert single.values[logits.outputs[0]].bytes == 2 * 6 * 4
     assert half.values[logits.outputs[0]].bytes == 2 * 6 * 2
     assert {op.work.dtype for op in half.operations if op.kind == "aten.addmm"} == {"bfloat16"}
+
+
+def half_alone() -> nn.Module:
+    return classifier().to(torch.bfloat16)
+
+
+def half_with_arguments() -> tuple[nn.Module, tuple[torch.Tensor]]:
+    return half_alone(), (torch.zeros(2, 3, 32, 32, dtype=torch.bfloat16),)
+
+
+@pytest.mark.parametrize("factory", ["half_alone", "half_with_arguments"])
+def test_types_are_those_of_the_factory_unless_others_are_asked_for(factory: str) -> None:
+    target = f"{__name__}:{factory}"
+    plain = frontend.joint_graph(half_alone(), (torch.zeros(2, 3, 32, 32, dtype=torch.bfloat16),), name="plain")
+    own, cast = (spec.extract(spec_of(target, dtype=dtype)) for dtype in (None, "float32"))
+    assert own.sha256() == plain.sha256()
+    assert {op.work.dtype for op in cast.operations if op.work} <= {"float32", "int64"}
+    assert cast.fixed_bytes > 1.9 * own.fixed_bytes
+
+
+def test_the_graph_of_an_own_model_is_named_by_its_factory() -> None:
+    target = f"{__name__}:classifier"
+    assert spec.extract(spec_of(target, name=target)).name == f"{target}, batch 2"
+    assert spec.extract(spec_of(target, name="torch_small")).name == "torch_small_b2"
 
 
 def test_a_factory_that_needs_numbers_is_run_for_real() -> None:

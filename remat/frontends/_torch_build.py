@@ -14,9 +14,8 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from remat.errors import InvalidInput, unknown_name
-from remat.frontends.spec import ModelSpec
+from remat.frontends.spec import DTYPES, ModelSpec, check_options
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LOSSES = ("mean", "cross_entropy", "bce")
 
 Loss = Callable[..., Tensor]
@@ -31,17 +30,14 @@ def build(
         device: where parameters are made and initialised. On ``meta`` none are: tensors get addresses on the CPU but,
             as nothing is ever written to them, no memory.
     """
-    if spec.dtype not in DTYPES:
+    if spec.dtype is not None and spec.dtype not in DTYPES:
         raise unknown_name("dtype", spec.dtype, DTYPES)
     options = dict(spec.options)
     loss = options.pop("loss", None)
     taken = inspect.signature(factory).parameters
     offered = {"batch_size": spec.batch_size, "input_size": tuple(spec.input_size)}
     options = {key: value for key, value in offered.items() if key in taken and value} | options
-    try:
-        inspect.signature(factory).bind(**options)
-    except TypeError as error:
-        raise InvalidInput(f"target '{spec.target}': {error}; options are {', '.join(taken) or 'none'}") from None
+    check_options(spec, factory, options)
     try:
         with torch.device(device):
             made = factory(**options)
@@ -50,8 +46,8 @@ def build(
     except (RuntimeError, NotImplementedError):  # e.g. .item() while it is built: then it needs real numbers
         made = factory(**options)
     model, args, made_loss = _unpack(made, spec)
-    dtype = DTYPES[spec.dtype]
-    model = model.to(dtype)
+    dtype = None if spec.dtype is None else getattr(torch, spec.dtype)
+    model = model if dtype is None else model.to(dtype)
     if device == "meta":
         _materialize(model)
     args = tuple(tree_map(lambda x: _input(x, dtype), a) for a in args)
@@ -149,16 +145,17 @@ def _unpack(made: Any, spec: ModelSpec) -> tuple[nn.Module, tuple[Any, ...], Los
     if len(parts) == 1:
         if not spec.input_size:
             raise InvalidInput(f"target '{spec.target}' returns a module alone; give input_size, e.g. [3,224,224]")
-        return parts[0], (torch.empty(spec.batch_size, *spec.input_size),), None
+        dtype = next((p.dtype for p in parts[0].parameters() if p.is_floating_point()), torch.float32)
+        return parts[0], (torch.empty(spec.batch_size, *spec.input_size, dtype=dtype),), None
     if not isinstance(parts[1], tuple):
         raise InvalidInput(f"target '{spec.target}': sample_args must be a tuple")
     return parts[0], parts[1], parts[2] if len(parts) == 3 else None
 
 
-def _input(x: Any, dtype: torch.dtype) -> Any:
+def _input(x: Any, dtype: torch.dtype | None) -> Any:
     if not isinstance(x, Tensor):
         return x
-    x = x.to(dtype) if x.is_floating_point() else x
+    x = x.to(dtype) if dtype is not None and x.is_floating_point() else x
     return _real(x) if x.is_meta else x
 
 

@@ -14,11 +14,10 @@ from contextlib import nullcontext
 from typing import Any
 
 from remat.errors import InvalidInput, MissingPackage, RematError, unknown_name
-from remat.frontends.spec import ModelSpec, load_target
+from remat.frontends.spec import DTYPES, ModelSpec, check_options, load_target
 from remat.graph import Graph
 from remat.networks import keras_segmentation
 
-DTYPES = ("bfloat16", "float16", "float32", "float64")
 INSTALL = "pip install 'remat[tensorflow]'"
 
 # Smallest height and width that a network can be built for.
@@ -36,7 +35,7 @@ def check_spec(spec: ModelSpec) -> None:
         raise InvalidInput(f"batch_size must be a positive integer, not {spec.batch_size!r}")
     if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in spec.input_size):
         raise InvalidInput(f"input_size must be positive integers, e.g. [224, 224, 3], not {list(spec.input_size)}")
-    if spec.dtype not in DTYPES:
+    if spec.dtype is not None and spec.dtype not in DTYPES:
         raise unknown_name("dtype", spec.dtype, DTYPES)
     module, _, factory = spec.target.partition(":")
     if not spec.input_size or module not in ("keras.applications", keras_segmentation.__name__):
@@ -48,7 +47,8 @@ def check_spec(spec: ModelSpec) -> None:
         height, width = spec.input_size[:2]
         raise InvalidInput(f"{spec.name}: input {height}x{width} is too small; it needs at least {smallest}x{smallest}")
     if module == keras_segmentation.__name__:
-        arguments = _bind(load_target(spec.target), spec, input_shape=spec.input_size)
+        factory = load_target(spec.target)
+        arguments = check_options(spec, factory, {"input_shape": spec.input_size, **spec.options})
         keras_segmentation.check(arguments["input_shape"], arguments["classes"], arguments["encoder"])
 
 
@@ -76,22 +76,22 @@ def extract(spec: ModelSpec) -> Graph:
     check_spec(spec)
     by_layer = spec.granularity == "layer"
     model = build_model(spec, allocate=not by_layer)
-    name = f"{spec.name}_b{spec.batch_size}"
+    name = spec.graph_name
     if by_layer:
         from remat.frontends.keras_layers import layer_graph
 
         return layer_graph(model, batch_size=spec.batch_size, name=name, accounting=spec.accounting, dtype=spec.dtype)
     from remat.frontends.tensorflow_ops import operation_graph
 
-    return operation_graph(model, batch_size=spec.batch_size, name=f"{name}_ops", dtype=spec.dtype)
+    return operation_graph(model, spec.batch_size, name if ":" in name else f"{name}_ops", dtype=spec.dtype)
 
 
 def build_model(spec: ModelSpec, *, allocate: bool = True) -> Any:
     """The Keras model that `spec` names, randomly initialised, nothing downloaded.
 
     ``weights=None`` and ``input_shape`` are passed to factories that take them; `options` go through as they are.
-    Automatic layer names always start afresh. Without `allocate`, parameters have shapes but no values, and the
-    model can be inspected but not run.
+    Automatic layer names always start afresh. Without ``spec.dtype`` types are the factory's own, mixed precision
+    too. Without `allocate`, parameters have shapes but no values, and the model can be inspected but not run.
 
     Raises:
         InvalidInput: the factory refuses its arguments, or does not return a Keras model of that input size.
@@ -100,7 +100,8 @@ def build_model(spec: ModelSpec, *, allocate: bool = True) -> Any:
     factory = load_target(spec.target)
 
     def build() -> Any:
-        keras.config.set_dtype_policy(spec.dtype)
+        if spec.dtype is not None:
+            keras.config.set_dtype_policy(spec.dtype)
         with nullcontext() if allocate else keras.StatelessScope(initialize_variables=False):
             return _call_factory(keras, factory, spec)
 
@@ -117,6 +118,7 @@ def _call_factory(keras: Any, factory: Callable[..., Any], spec: ModelSpec) -> A
         options.setdefault("weights", None)
     if spec.input_size and "input_shape" in parameters:
         options["input_shape"] = tuple(spec.input_size)
+    check_options(spec, factory, options)
     try:
         model = factory(**options)
     except RematError:
@@ -132,16 +134,6 @@ def _call_factory(keras: Any, factory: Callable[..., Any], spec: ModelSpec) -> A
     if spec.input_size and len(shapes) == 1 and shapes[0] != tuple(spec.input_size):
         raise InvalidInput(f"{spec.name}: the model takes inputs {list(shapes[0])}, not {list(spec.input_size)}")
     return model
-
-
-def _bind(factory: Callable[..., Any], spec: ModelSpec, **given: Any) -> dict[str, Any]:
-    """The arguments that `factory` would see, defaults included."""
-    try:
-        bound = inspect.signature(factory).bind(**given, **spec.options)
-    except TypeError as error:
-        raise InvalidInput(f"{spec.name}: {spec.target} {error}") from error
-    bound.apply_defaults()
-    return bound.arguments
 
 
 def _parameters(factory: Callable[..., Any]) -> frozenset[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ FRAMEWORKS = {
     "synthetic": "remat.frontends.synthetic",
 }
 GRANULARITIES = ("layer", "operation")
+DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +29,14 @@ class ModelSpec:
     """A network to extract; everything is JSON-ready, so that extraction can run in a child process.
 
     Attributes:
-        name: of the network, e.g. ``vgg19``.
+        name: of the network, e.g. ``vgg19``; of a user's own model its target.
         framework: ``keras``, ``torch`` or ``synthetic``.
         target: ``package.module:factory``; called with `options`.
         batch_size: samples per step.
         input_size: shape of one sample; () lets the factory decide.
         granularity: ``layer`` (Keras only, the paper's) or ``operation``.
         accounting: ``exact`` or ``published``; under exact a layer graph's input batch is fixed.
-        dtype: of parameters and activations.
+        dtype: that parameters and activations are cast to, one of `DTYPES`; None leaves them as the factory made them.
         options: keyword arguments of the factory.
     """
 
@@ -45,8 +47,13 @@ class ModelSpec:
     input_size: tuple[int, ...] = ()
     granularity: str = "operation"
     accounting: str = "exact"
-    dtype: str = "float32"
+    dtype: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def graph_name(self) -> str:
+        """Name of the network's graph."""
+        return graph_name(self.name, self.batch_size)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -55,6 +62,38 @@ class ModelSpec:
     def from_json(cls, text: str) -> ModelSpec:
         data = json.loads(text)
         return cls(**data | {"input_size": tuple(data["input_size"])})
+
+
+def graph_name(model: str, batch_size: int) -> str:
+    """``vgg19_b256`` for a configured network, ``my_models:factory, batch 4`` for one named by its target."""
+    return f"{model}, batch {batch_size}" if ":" in model else f"{model}_b{batch_size}"
+
+
+def check_options(spec: ModelSpec, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of ``factory(**arguments)``, defaults included; {} where Python cannot tell.
+
+    Raises:
+        InvalidInput: an option that the factory does not take, or one that it needs.
+    """
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:  # of a factory that is not written in Python
+        return {}
+    try:
+        bound = signature.bind(**arguments)
+    except TypeError as error:
+        raise InvalidInput(f"target '{spec.target}': {error}; {_options_of(signature)}") from error
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _options_of(signature: inspect.Signature) -> str:
+    """What may be written on the command line, with the defaults."""
+    settable = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    given = ("batch_size", "input_size", "input_shape", "weights", "name")  # by the frontends
+    options = [p for p in signature.parameters.values() if p.kind in settable and p.name not in given]
+    shown = [f"model.options.{p.name}={'...' if p.default is p.empty else p.default!s:.30}" for p in options]
+    return f"options of the factory: {', '.join(shown)}" if shown else "the factory takes no options"
 
 
 def load_target(target: str) -> Any:

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from remat.errors import InvalidInput
-from remat.frontends.spec import ModelSpec, load_target
+from remat.frontends.spec import ModelSpec, check_options, load_target
 from remat.graph import Graph
 
 COST_UNIT = "unit"
@@ -31,10 +31,9 @@ def extract(spec: ModelSpec) -> Graph:
     if spec.input_size:
         raise InvalidInput(f"{spec.name}: synthetic graphs have no input_size; their options are n, depth, seed, ...")
     factory = load_target(spec.target)
-    try:
-        graph = factory(batch_size=spec.batch_size, name=f"{spec.name}_b{spec.batch_size}", **spec.options)
-    except TypeError as error:
-        raise InvalidInput(f"{spec.name}: {error}") from error
+    arguments = {"batch_size": spec.batch_size, "name": spec.graph_name, **spec.options}
+    check_options(spec, factory, arguments)
+    graph = factory(**arguments)
     if not isinstance(graph, Graph):
         raise InvalidInput(f"{spec.name}: {spec.target} returned {type(graph).__name__}, not a remat.Graph")
     return graph

@@ -65,7 +65,7 @@ def operation_graph(
     model: Any,
     batch_size: int,
     name: str | None = None,
-    dtype: str = "float32",
+    dtype: str | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
 ) -> Graph:
     """The graph of one training step of a Keras model, one operation per TensorFlow operation.
@@ -77,8 +77,8 @@ def operation_graph(
         model: a built Keras model with symbolic inputs, on the TensorFlow backend.
         batch_size: samples per step.
         name: of the graph; by default ``{model.name}_b{batch_size}_ops``.
-        dtype: of the activations; float16 and bfloat16 need a model built under the policy
-            ``mixed_float16`` or ``mixed_bfloat16``.
+        dtype: that the activations must have; float16 and bfloat16 need a model built under the policy
+            ``mixed_float16`` or ``mixed_bfloat16``. By default the model's own.
         loss: ``loss(labels, prediction) -> tensor``; its mean is differentiated. By default sparse
             categorical cross-entropy over the last axis (integer labels), or the mean squared
             error where that axis has one element.
@@ -94,7 +94,7 @@ def trace_step(
     model: Any,
     batch_size: int,
     name: str | None = None,
-    dtype: str = "float32",
+    dtype: str | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
 ) -> TracedStep:
     """As `operation_graph`, with the trace itself, for executing plans; same arguments and errors."""
@@ -120,16 +120,16 @@ def _import() -> tuple[Any, Any]:
     return tf, keras
 
 
-def _check(model: Any, batch_size: int, dtype: str) -> None:
+def _check(model: Any, batch_size: int, dtype: str | None) -> None:
     _import()
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise InvalidInput(f"batch_size must be a positive integer, not {batch_size!r}")
-    if dtype not in _COMPUTE_POLICY:
+    if dtype is not None and dtype not in _COMPUTE_POLICY:
         raise InvalidInput(f"dtype '{dtype}' is not supported; use {', '.join(_COMPUTE_POLICY)}")
     if not getattr(model, "inputs", None) or not getattr(model, "outputs", None):
         raise InvalidInput("the Keras model has no symbolic inputs: build it as a functional or Sequential model")
     found = {layer.compute_dtype for layer in model.layers if layer.weights}
-    if found and found != {dtype}:
+    if dtype is not None and found and found != {dtype}:
         raise InvalidInput(
             f"the model computes in {'/'.join(sorted(found))}, not {dtype}: build it after "
             f"keras.config.set_dtype_policy('{_COMPUTE_POLICY[dtype]}')"

@@ -30,7 +30,8 @@ def extract(spec: ModelSpec) -> Graph:
     The factory is called with ``spec.options``, and with ``batch_size`` and ``input_size`` if it takes
     them. It returns a module, ``(module, sample_args)`` or ``(module, sample_args, loss_fn)``; with
     a module alone the input is one float tensor (batch, *input_size). The option ``loss`` is not
-    the factory's: it is `joint_graph`'s `loss_fn` by name. Parameters get no memory and no initial
+    the factory's: it is `joint_graph`'s `loss_fn` by name. Parameters, buffers and inputs keep the types that the
+    factory gave them unless ``spec.dtype`` names another. Parameters get no memory and no initial
     values where the factory can be run on the meta device.
 
     Raises:
@@ -41,7 +42,7 @@ def extract(spec: ModelSpec) -> Graph:
     from remat.frontends import _torch_build
 
     model, sample_args, loss_fn = _torch_build.build(spec, load_target(spec.target))
-    return joint_graph(model, sample_args, name=f"{spec.name}_b{spec.batch_size}", loss_fn=loss_fn)
+    return joint_graph(model, sample_args, name=spec.graph_name, loss_fn=loss_fn)
 
 
 def joint_graph(
