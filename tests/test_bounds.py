@@ -302,7 +302,7 @@ def test_a_file_that_can_be_read_in_two_ways_or_none_is_refused(
     with pytest.raises(InvalidInput, match=message) as caught:
         BoundCertificate.load(file)
     assert "bound.json" in str(caught.value)
-    with pytest.raises(InvalidInput, match="gone.json: no such file"):
+    with pytest.raises(InvalidInput, match=r"gone.json: no such file"):
         BoundCertificate.load(tmp_path / "gone.json")
 
 

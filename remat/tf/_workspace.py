@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 from remat.cost import CostWarning
 from remat.cost._records import cache_key, is_measurement, read_record
 from remat.cost.profile import machine
-from remat.errors import RematError
+from remat.errors import RematError, warn
 from remat.execution import default_cache
 from remat.graph import Graph
 from remat.simulator import Sharing
@@ -83,7 +82,7 @@ def measure_footprint(step: CapturedStep) -> Footprint:
             named = ", ".join(
                 sorted(f"{json.loads(s)['op']} ({failures[k]})" for s, k in keys.items() if k in failures)
             )
-            warnings.warn(f"workspace not measured, taken as 0: {named}", CostWarning, stacklevel=3)
+            warn(f"workspace not measured, taken as 0: {named}", CostWarning)
     workspaces = [
         records[s]["workspace_bytes"] if s in records else op.workspace_bytes
         for s, op in zip(signatures, step.graph.operations, strict=True)

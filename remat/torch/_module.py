@@ -121,6 +121,9 @@ class Rematerialized(Planned, nn.Module):
                 "call zero_grad() before the forward pass, or give rematerialize(..., accumulate=True)"
             )
 
+    def extra_repr(self) -> str:
+        return repr(self.plan)
+
     def train(self, mode: bool = True) -> Rematerialized:
         self.model.train(mode)
         self.training = mode

@@ -1,0 +1,304 @@
+"""Training loops as people write them: batches of other sizes, other modes, plans made ahead, loaded, printed."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import remat  # noqa: E402
+import remat.torch as rt  # noqa: E402
+from remat.cost import profile as profile_module  # noqa: E402
+from remat.cost._records import write_record  # noqa: E402
+from remat.execution import StepPlan  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("warm_search")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Measurements are shared by the tests, in whatever process they run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REMAT_CACHE", str(tmp_path_factory.getbasetemp().parent / "torch_execution_cache"))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+class Net(nn.Module):
+    """Convolutions with batch norm, ReLU and dropout; a shift as a keyword."""
+
+    def __init__(self, momentum: float | None = 0.1):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8, momentum=momentum), nn.ReLU(), nn.Dropout(0.1),
+            nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.1),
+            nn.Conv2d(8, 8, 3, padding=1), nn.Tanh(),
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor, *, shift: torch.Tensor | None = None) -> torch.Tensor:
+        x = self.layers(x).mean((2, 3))
+        return x if shift is None else x + shift
+
+
+def images(n: int, device: str = "cpu") -> torch.Tensor:
+    return torch.randn(n, 3, 16, 16, device=device)
+
+
+def rematerialize(model: nn.Module, args: tuple[Any, ...], budget: Any = 0.7, **options: Any) -> rt.Rematerialized:
+    return rt.rematerialize(
+        model, args, budget, **{"cost": "flops", "time_limit_s": 0.5, "strategy": "search"} | options
+    )
+
+
+def gradients(model: nn.Module, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+    """Of a step from the seed 0."""
+    torch.manual_seed(0)
+    model.zero_grad()
+    model(*args, **kwargs).square().sum().backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def announced(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "remat"]
+
+
+def plan_of(model: rt.Rematerialized, inputs: str) -> StepPlan:
+    (found,) = (plan for plan in model._planner.plans.values() if plan.fingerprint.inputs == inputs)
+    return found
+
+
+def test_a_fraction_is_of_the_sample_and_what_fits_runs_as_it_is() -> None:
+    x = images(16)
+    plain = Net()
+    ours = rematerialize(copy.deepcopy(plain), (x,))
+    assert ours.plan.recomputed
+    for n in (7, 16, 12):
+        assert all(map(torch.equal, gradients(plain, x[:n]), gradients(ours, x[:n])))
+    small = plan_of(ours, "float32[7, 3, 16, 16]")
+    assert small.recomputed == {}
+    assert small.budget_bytes == ours.budget_bytes == int(0.7 * ours.plan.plain_peak_bytes)
+    assert "none; no operation had to be timed" in str(small)
+    assert ours.plan.fingerprint.inputs == "float32[16, 3, 16, 16]"
+    with pytest.raises(remat.InvalidInput, match="no plan of 'Net'") as refused:
+        ours(images(64))
+    assert str(refused.value).endswith(
+        "this step is of float32[64, 3, 16, 16], the budget was given for float32[16, 3, 16, 16]: "
+        "rematerialize with the largest arguments that occur, or with a larger budget"
+    )
+
+
+def test_what_fits_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = rematerialize(Net(), (images(16),), cost="roofline")
+    monkeypatch.setattr("remat.torch._planner.costs_and_noise", None)
+    ours(images(4))
+    monkeypatch.undo()
+    assert plan_of(ours, "float32[4, 3, 16, 16]").strategy == "fits as it is"
+
+
+def test_a_pause_is_announced_once_for_each_new_step(caplog: pytest.LogCaptureFixture) -> None:
+    ours = rematerialize(Net(), (images(16),))
+    ours(images(16))
+    assert announced(caplog) == []  # nothing was planned in the loop
+    for n in (5, 5, 6, 5):
+        ours(images(n))
+    first, second = announced(caplog)
+    assert {record.levelno for record in caplog.records if record.name == "remat"} == {logging.WARNING}
+    assert "pauses to plan 'Net' for float32[5, 3, 16, 16]" in first
+    assert "up to 0.5 s of search; model.prepare(...) before the loop" in first
+    assert "float32[6, 3, 16, 16]" in second
+    assert "\n" not in first + second
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_prepared_steps_are_not_planned_in_the_loop(device: str, caplog: pytest.LogCaptureFixture) -> None:
+    plain = Net()
+    ours = rematerialize(copy.deepcopy(plain), (images(16),))
+    held = ours.plan
+    small, large = ours.prepare((images(5, device),), (images(14, device),))
+    assert small.recomputed == {}
+    assert large.recomputed
+    assert large.peak_bytes <= ours.budget_bytes
+    (shifted,) = ours.prepare((images(5, device),), sample_kwargs={"shift": torch.ones(8, device=device)})
+    ours.eval()
+    ours.prepare((images(5, device),))
+    ours.train()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours.prepare((images(5, device),))
+    planned = list(ours._planner.plans)
+    assert len(planned) == 6
+    x = images(16)
+    for n in (5, 14):
+        assert all(map(torch.equal, gradients(plain, x[:n]), gradients(ours, x[:n])))
+    gradients(ours, x[:5], shift=torch.ones(8))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        gradients(ours, x[:5])
+    ours.eval()
+    gradients(ours, x[:5])
+    assert announced(caplog) == []
+    assert list(ours._planner.plans) == planned
+    assert ours.plan is held
+    assert ours.prepare((images(5),))[0].fingerprint.inputs == small.fingerprint.inputs
+    assert shifted.fingerprint.inputs == "float32[5, 3, 16, 16], float32[8]"
+    with pytest.raises(remat.InvalidInput, match=r"prepare takes tuples .*prepare\(\(x,\), \(y,\)\)"):
+        ours.prepare(images(5))
+
+
+def test_a_batch_norm_that_averages_over_all_steps_is_refused_by_name() -> None:
+    x = images(4)
+    says = r"^layers\.1 \(BatchNorm2d\) has momentum=None, .*set its momentum to a number"
+    with pytest.raises(remat.InvalidInput, match=says):
+        rematerialize(Net(momentum=None), (x,))
+    with pytest.raises(remat.InvalidInput, match=r"^the model \(BatchNorm2d\) has momentum=None"):
+        rematerialize(nn.BatchNorm2d(3, momentum=None), (x,))
+    ours = rematerialize(Net(momentum=None).eval(), (x,), "1GB")  # nothing is averaged
+    gradients(ours, x)
+    with pytest.raises(remat.InvalidInput, match=says):
+        ours.train()(x)
+
+
+def test_a_loaded_plan_compares_what_is_counted_alike(tmp_path: Path) -> None:
+    x, path = images(16), tmp_path / "plan.json"
+    made = rematerialize(Net(), (x,), optimizer="adam")
+    bare = rematerialize(Net(), (x,))
+    state = made.plan.fixed["optimizer state"]
+    assert made.plan.plain_peak_bytes - bare.plan.plain_peak_bytes == state > 0
+    made.plan.save(path)
+    for plan in (path, made.plan):
+        loaded = rt.rematerialize(Net(), (x,), plan=plan)
+        assert loaded.predicted_peak_bytes == made.predicted_peak_bytes - state
+        assert loaded.plan.plain_peak_bytes == bare.plan.plain_peak_bytes
+    assert rt.rematerialize(Net(), (x,), plan=loaded.plan, optimizer="adam").plan.plain_peak_bytes == (
+        made.plan.plain_peak_bytes
+    )
+
+    document = json.loads(path.read_text())
+    del document["execution"]["fixed"]  # as earlier versions wrote it
+    path.write_text(json.dumps(document))
+    assert rt.rematerialize(Net(), (x,), plan=path).plan.plain_peak_bytes is None  # not known: it held the optimizer
+    assert rt.rematerialize(Net(), (x,), plan=path, optimizer="adam").plan.plain_peak_bytes == (
+        made.plan.plain_peak_bytes
+    )
+    document["execution"]["fixed"] = {"optimizer state": -1}
+    path.write_text(json.dumps(document))
+    with pytest.raises(remat.InvalidPlan, match=r"'execution\.fixed' must be"):
+        rt.rematerialize(Net(), (x,), plan=path)
+
+
+def test_noise_of_measured_costs_is_said_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a clock: every operation takes 50 us, and once 40 us."""
+
+    def child(missing: dict[str, str], job: dict[str, Any], *_: Any) -> dict[str, str]:
+        for key in missing:
+            times = {"ns": 50_000, "best_ns": 40_000} if job["quantity"] == "time" else {"workspace_bytes": 0}
+            write_record(Path(job["folder"], f"{key}{job['suffix']}"), times)
+        return {}
+
+    monkeypatch.setattr(profile_module, "_measure", child)
+    path = tmp_path / "plan.json"
+    ours = rematerialize(Net(), (images(4),), 1.0, cost="profile", cache_folder=tmp_path)
+    n = sum(not op.work.is_free for op in ours.plan.graph.operations)
+    assert f"(profile; {n} operations measured to 25%)" in str(ours.plan)
+    ours.plan.save(path)
+    assert rt.rematerialize(Net(), (images(4),), plan=path).plan.noise == ours.plan.noise
+    document = json.loads(path.read_text())
+    for damaged in (None, 3, {"scatter": "much"}):
+        document["execution"]["noise"] = damaged
+        path.write_text(json.dumps(document))
+        assert rt.rematerialize(Net(), (images(4),), plan=path).plan.noise is None
+
+
+def test_reprs_are_short() -> None:
+    ours = rematerialize(Net(), (images(16),))
+    graph = ours.plan.graph
+    solution = remat.solve(graph, ours.budget_bytes, "search", time_limit_s=0.5)
+    refused = remat.solve(graph, 5)
+    for thing in (ours.plan, graph, ours.plan.plan, solution, refused, ours.plan.trace):
+        assert len(repr(thing)) < 300
+        assert "\n" not in repr(thing)
+    assert repr(ours.plan).startswith(
+        f"<StepPlan of 'Net': {len(graph)} operations, {len(ours.plan.recomputed)} computed"
+    )
+    text = repr(ours)
+    assert text.splitlines()[1].strip() == repr(ours.plan)
+    assert "(layers): Sequential(" in text
+
+
+def only_warning(caught: list[warnings.WarningMessage], says: str) -> warnings.WarningMessage:
+    (found,) = (one for one in caught if says in str(one.message))
+    return found
+
+
+def test_warnings_are_at_the_users_line() -> None:
+    ours = rematerialize(Net(), (images(4),), "1GB")
+    lines = Path(__file__).read_text().splitlines()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ours(images(4)).sum().backward()
+        ours(images(4)).sum()  # gradients are held here
+    warned = only_warning(caught, "gradients are held")
+    assert warned.filename == __file__
+    assert lines[warned.lineno - 1].endswith("# gradients are held here")
+
+    big = rematerialize(
+        nn.Sequential(nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 512)), (torch.randn(4, 512),), "1GB"
+    )
+    adam = torch.optim.Adam(big.parameters())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        big(torch.randn(4, 512)).sum().backward()
+        adam.step()  # more is held than was counted
+    warned = only_warning(caught, "Adam holds")
+    assert warned.filename == __file__
+    assert lines[warned.lineno - 1].endswith("# more is held than was counted")
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rematerialize(Spectral(), (torch.randn(4, 32),), "1GB", cost="flops")
+    assert {one.filename for one in caught if one.category is remat.cost.CostWarning} == {__file__}
+
+
+class Spectral(nn.Module):
+    """Transforms that have no FLOP rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.rfft(self.a(x)).abs()
+
+
+def test_every_warning_goes_through_the_one_that_finds_the_users_line() -> None:
+    package = Path(remat.__file__).parent
+    direct = [path.name for path in package.rglob("*.py") if "warnings.warn" in path.read_text()]
+    assert direct == ["errors.py"]
+
+
+@contextlib.contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def test_a_warning_in_a_call_of_a_callers_own_helper_is_the_helpers() -> None:
+    from remat.errors import warn
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with _nothing():
+            exec(compile("call()", "remat/inside.py", "exec"), {"__name__": "remat.inside", "call": lambda: warn("x")})
+    assert caught[0].filename == __file__
