@@ -27,5 +27,5 @@ before = _state(model.variables)
 with executed_as_written():
     plain = _bits(function(*batch), model.variables)
     _put(model.variables, before)
-    ours = _bits(emit(step, order).function()(*tf.nest.flatten(batch)), model.variables)
+    ours = _bits(emit(step, step.epilogue.merged(order)).function()(*tf.nest.flatten(batch)), model.variables)
 print(json.dumps({"same": plain == ours, "repeats": len(order) > len(step.planned)}))

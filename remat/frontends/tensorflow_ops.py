@@ -328,6 +328,15 @@ class StepReader:
         loop = self.loops.get(op.name)
         return loop.changes_state if loop else nodes.is_stateful(op)
 
+    def handles(self, op: Any) -> set[str]:
+        """Names of the handles of variables that `op` is given."""
+        return {self.base(t).name for t in self.inputs(op) if t.dtype.name == "resource"}
+
+    def contents(self, op: Any) -> set[str]:
+        """Names of the handles of variables whose contents are inputs of `op`."""
+        sources = [t.op for t in map(self.base, self.inputs(op)) if t.op.type == "ReadVariableOp"]
+        return {self.base(source.inputs[0]).name for source in sources}
+
     def base(self, tensor: Any) -> Any:
         """The tensor whose storage `tensor` is."""
         while (base := self._step_to_base(tensor)) is not tensor:

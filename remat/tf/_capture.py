@@ -2,8 +2,7 @@
 
 The *planned part* computes the loss, the gradients and what else follows from the network: nothing in it changes
 a variable. The *epilogue* holds every state change (optimizer, moving averages, seeds, metrics) and what leads from
-the gradients to them, in the order of the trace. It starts when the planned part has ended, so an exception in the
-network or the loss leaves every variable as it was, and a repeated operation never sees an updated variable.
+the gradients to them; `_epilogue` says where its operations run.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import tensorflow as tf
 from remat.errors import InvalidInput
 from remat.frontends.tensorflow_ops import StepReader, nested_functions_inlined
 from remat.graph import Graph
+from remat.tf._epilogue import Epilogue, is_write
 
 _SOURCE = "TensorFlow training step as traced"
 
@@ -31,7 +31,7 @@ class CapturedStep:
             epilogue reads is kept.
         function: the ``ConcreteFunction``.
         nodes: [N] the ``tf.Operation`` behind each operation of `graph`.
-        epilogue: every node of the epilogue in the order of the trace, variable reads and aliases included.
+        epilogue: where the operations of `graph` that are not planned run.
         reader: what is folded, aliased and free.
         in_order_only: operations with effects of their own (random numbers with state, prints, checks) must keep
             their order, so plans of scope ``free`` are not executed.
@@ -43,7 +43,7 @@ class CapturedStep:
     planned: Graph
     function: Any
     nodes: tuple[Any, ...]
-    epilogue: tuple[Any, ...]
+    epilogue: Epilogue
     reader: StepReader
     in_order_only: bool
     fixed: dict[str, int]
@@ -81,22 +81,19 @@ def capture_step(
     n = sum(1 for op in first if not reader.is_free(op))
     effects = [op for op in traced.nodes[:n] if reader.changes_state(op)]
     return CapturedStep(
-        traced.graph, _prefix(traced.graph, n), function, traced.nodes, tuple(epilogue), reader,
+        traced.graph, _prefix(traced.graph, n), function, traced.nodes,
+        Epilogue(traced.graph, n, traced.nodes, reader), reader,
         len(effects) > 1, fixed | {"batch and constants": traced.graph.fixed_bytes - sum(fixed.values())},
         {t.name: v for v, t in enumerate(traced.tensors)},
     )  # fmt: skip
-
-
-def writes(reader: StepReader, op: Any) -> bool:
-    """Whether `op` changes a variable (or may: a stateful branch that is given one)."""
-    return reader.changes_state(op) and any(t.dtype.name == "resource" for t in op.inputs)
 
 
 def _planned_nodes(reader: StepReader, targets: Iterable[Any], boundary: Iterable[Any]) -> set[Any]:
     after_write = _after_writes(reader)
     needed: set[Any] = set()
     todo = [t.op for t in targets if t.name not in reader.constants]
-    todo += [op for op in reader.order if reader.changes_state(op) and not writes(reader, op) and op not in after_write]
+    effects = [op for op in reader.order if reader.changes_state(op) and not is_write(reader, op)]
+    todo += [op for op in effects if op not in after_write]
     while todo:
         op = todo.pop()
         if op not in needed:
@@ -105,7 +102,7 @@ def _planned_nodes(reader: StepReader, targets: Iterable[Any], boundary: Iterabl
     late = needed & after_write
     if late:
         named = next(op for op in reader.order if op in late)
-        if writes(reader, named):
+        if is_write(reader, named):
             raise InvalidInput(
                 f"the loss or a gradient depends on '{named.name}' ({named.type}), which reads or changes a state that "
                 "is no variable, so nothing of it can be repeated; compute it before the step, e.g. in the dataset"
@@ -143,7 +140,7 @@ def _after_writes(reader: StepReader) -> set[Any]:
     after: set[Any] = set()
     for op in reader.order:
         handles = {t.name for t in reader.inputs(op) if t.dtype.name == "resource"}
-        if writes(reader, op):
+        if is_write(reader, op):
             written |= handles
             after.add(op)
         elif handles & written or any(t.op in after for t in reader.inputs(op)):

@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from remat.errors import InvalidInput
 from remat.frontends.tensorflow_ops import StepReader
-from remat.tf._capture import CapturedStep, writes
+from remat.tf._capture import CapturedStep
+from remat.tf._epilogue import is_write
 from remat.tf._tensorflow import capture, executed_as_written
 
 CONTROL_FLOW = frozenset({"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"})
@@ -75,17 +76,14 @@ def emit_plain(function: Any) -> EmittedStep:
 
 
 def emit(step: CapturedStep, order: Iterable[int]) -> EmittedStep:
-    """The step with the planned part computed in `order` (operations of the graph, repeats included).
+    """The step with its operations computed in `order` (operations of the graph, repeats included).
 
     Raises:
-        InvalidInput: the order needs what it has not computed.
+        InvalidInput: the order needs what it has not computed, or a variable after it has changed.
     """
     writer = _Writer(step)
     for k in order:
-        if k < len(step.planned):
-            writer.compute(step.nodes[k])
-    for op in step.epilogue:
-        writer.run_late(op)
+        writer.run(step.nodes[k])
     arguments, captures = _inputs(step.function)
     results = tuple(writer.tensor(t) for t in step.function.outputs)
     return EmittedStep(writer.graph_def, arguments, captures, results, is_plan=True)
@@ -120,32 +118,29 @@ class _Writer:
         self.alias_source: dict[str, tuple[str, ...]] = {}
         self.written: Counter[str] = Counter()  # by handle
         self.version = _versions(step.reader)
-        self.late_reads = [op for op in step.reader.order if op.name in self.version]
+        self.reads: dict[str, list[Any]] = {}  # by handle
         self.held_reads: dict[str, str] = {}
+        for op in step.reader.order:
+            if op.type == "ReadVariableOp":
+                for handle in self.reader.handles(op):
+                    self.reads.setdefault(handle, []).append(op)
         for op in step.function.graph.get_operations():
             if op.type == "Placeholder":
                 self._append(op, ())
                 self.present[op.outputs[0].name] = f"{op.name}:0"
 
-    def compute(self, op: Any) -> None:
+    def run(self, op: Any) -> None:
         """A computation: waits for the one before it."""
-        inputs = [self.tensor(t) for t in op.inputs]
-        name = self._append(op, inputs, after=self.previous)
+        changed = self.reader.handles(op) if is_write(self.reader, op) else set()
+        if changed:
+            self._hold_reads(changed)
+        elif any(self.written[h] != count for h, count in self.version.get(op.name, {}).items()):
+            raise InvalidInput(f"the plan runs '{op.name}' ({op.type}) after its variable has changed")
+        name = self._append(op, [self.tensor(t) for t in op.inputs], after=self.previous)
         self.previous = name
         for i, t in enumerate(op.outputs):
             self.present[t.name] = f"{name}:{i}"
-
-    def run_late(self, op: Any) -> None:
-        """A node of the epilogue."""
-        if self.reader.is_free(op):
-            return  # written where it is used
-        if writes(self.reader, op):
-            handles = {t.name for t in op.inputs if t.dtype.name == "resource"}
-            self._hold_reads(handles)
-            self.compute(op)
-            self.written.update(handles)
-        else:
-            self.compute(op)
+        self.written.update(changed)
 
     def tensor(self, tensor: Any) -> str:
         """Name of the current copy of a traced tensor; writes what is free."""
@@ -156,6 +151,8 @@ class _Writer:
             return self.tensor(self.reader.forwarded[tensor.name])
         if op.type == "ReadVariableOp":
             return self._read(op)
+        if op.type == "IdentityN":  # a node of it would need the others too, which may not be there yet
+            return self.tensor(op.inputs[tensor.value_index])
         if self.reader.is_free(op) and op.type != "Placeholder":
             inputs = tuple(self.tensor(t) for t in op.inputs)
             if self.alias_source.get(op.name) != inputs:
@@ -179,8 +176,8 @@ class _Writer:
         return self.present[name]
 
     def _read(self, op: Any) -> str:
-        handle = op.inputs[0].name
-        if self.written[handle] == self.version[op.name]:
+        ((handle, count),) = self.version[op.name].items()
+        if self.written[handle] == count:
             # at each use: a tensor that is held makes the next assignment copy the variable
             return f"{self._append(op, [self.tensor(op.inputs[0])], after=self.previous)}:0"
         if op.name not in self.held_reads:
@@ -189,11 +186,11 @@ class _Writer:
 
     def _hold_reads(self, handles: set[str]) -> None:
         """Read what later nodes need from before the write that follows."""
-        for op in self.late_reads:
-            handle = op.inputs[0].name
-            if handle in handles and self.version[op.name] == self.written[handle]:
-                name = self._append(op, [self.tensor(op.inputs[0])], after=self.previous)
-                self.held_reads[op.name] = f"{name}:0"
+        for handle in handles:
+            for op in self.reads.get(handle, ()):
+                if self.version[op.name][handle] == self.written[handle]:
+                    name = self._append(op, [self.tensor(op.inputs[0])], after=self.previous)
+                    self.held_reads[op.name] = f"{name}:0"
 
     def _append(self, op: Any, inputs: Sequence[str], after: str = "") -> str:
         copy = self.copies[op.name]
@@ -212,14 +209,14 @@ class _Writer:
         return node.name
 
 
-def _versions(reader: StepReader) -> dict[str, int]:
-    """Name of each variable read -> number of writes to its variable before it."""
+def _versions(reader: StepReader) -> dict[str, dict[str, int]]:
+    """Name of each operation that is given variables and changes none -> by handle, the writes before it."""
     written: Counter[str] = Counter()
     found = {}
     for op in reader.order:
-        handles = {t.name for t in op.inputs if t.dtype.name == "resource"}
-        if writes(reader, op):
+        handles = reader.handles(op)
+        if is_write(reader, op):
             written.update(handles)
-        elif op.type == "ReadVariableOp" and op.outputs[0].name not in reader.forwarded:
-            found[op.name] = written[op.inputs[0].name]
+        elif handles:
+            found[op.name] = {handle: written[handle] for handle in handles}
     return found

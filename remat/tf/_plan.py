@@ -39,6 +39,7 @@ TENSOR_BYTES = 128
 ROUNDS = 4  # solves in which the budget of the solver, which knows no sharing of storage, is raised or lowered
 VERIFYING_RUNS = 10
 LEFT_FREE = 0.002  # of the budget, when a plan is verified: runs of other processes differ by a few kilobytes
+SMALL = 1e-5  # of the budget: a gradient up to this may be held to the end of the step
 NEAR = 0.01  # of the budget: what is left of it is not worth another solve
 
 
@@ -130,22 +131,24 @@ class _Search:
         once = executor_bytes(step, range(len(self.graph)))
         self.planned = replace(planned, fixed_bytes=planned.fixed_bytes + once)
         self.scope = options.scope
+        # in the graph's order, which other scopes ask for, the epilogue comes last
+        self.is_merged = Scope(self.scope) is Scope.FREE
+        if self.is_merged:
+            self.planned = step.epilogue.for_solvers(step.graph, self.planned, int(SMALL * budget_bytes))
         if step.in_order_only and Scope(self.scope) is Scope.FREE:
             self.scope = str(Scope.FIXED_ORDER)
-        self.until = time.monotonic() + options.time_limit_s
         self.margin = 0  # by which a measurement exceeded its prediction
 
     def run(self) -> StepPlan:
         self._check_floor()
-        plan = self._cheapest()
+        plan = self._cheapest(self.options.time_limit_s)
         for attempt in range(3 if self.options.verify else 0):
             excess = self._measured_excess(plan)
             if excess <= 0:
                 return plan
             # of the prediction, which may have been below the budget already; runs differ, so more each time
             self.margin = max(self.margin, self.budget_bytes - plan.peak_bytes) + (attempt + 1) * excess
-            self.until = time.monotonic() + self.options.time_limit_s / 2
-            plan = self._cheapest()
+            plan = self._cheapest(self.options.time_limit_s / 2)
         if self.options.verify and self._measured_excess(plan) > 0:
             raise InvalidInput(
                 f"no plan of '{self.graph.name}' within {format_size(self.budget_bytes)} kept it when it was measured; "
@@ -160,30 +163,33 @@ class _Search:
         return self.step.graph.fixed_bytes + measured.peak_bytes + spread - self.budget_bytes
 
     def _check_floor(self) -> None:
-        """The epilogue is not planned: what it needs is needed whatever the plan."""
+        """What the epilogue needs after the last planned operation is needed whatever the plan."""
         made = self._step_plan(list(range(len(self.planned))), "")
-        needed = int(made.trace.running_bytes[len(self.planned) :].max(initial=0))
+        end = np.flatnonzero(made.order < len(self.planned))[-1]
+        needed = int(made.trace.running_bytes[end + 1 :].max(initial=0))
         if needed > self.budget_bytes:
             raise InvalidInput(
                 f"no plan of '{self.graph.name}' within {format_size(self.budget_bytes)}: applying the gradients alone "
                 f"needs {format_size(needed)} (variables, optimizer state, gradients and the batch are never dropped)"
             )
 
-    def _cheapest(self) -> StepPlan:
+    def _cheapest(self, time_limit_s: float) -> StepPlan:
         """Solves with budgets of the solver at which the plan's peak, storage shared, is just within the user's."""
         budget = self.budget_bytes - self.margin
         once = self._step_plan(list(range(len(self.planned))), self.options.strategy)
         if once.peak_bytes <= budget:
             return once
+        until = time.monotonic() + time_limit_s
         best: StepPlan | None = None
         reason: InvalidInput | None = None
+        nearest = once.peak_bytes
         # the solver's budget: `fits` gave a plan that fits, `exceeds` one that does not
         fits, exceeds, asked = None, None, budget
         for _ in range(ROUNDS):
             try:
-                found = self._solve(asked, best)
+                found = self._solve(asked, best, until)
             except InvalidInput as error:
-                reason = reason or error
+                reason = error if asked == budget else reason
                 if best is not None:
                     break
                 asked = int(asked * 1.08)
@@ -196,16 +202,21 @@ class _Search:
                 if exceeds is not None and asked >= exceeds:
                     asked = (fits + exceeds) // 2
             else:
-                exceeds = asked
+                exceeds, nearest = asked, min(nearest, found.peak_bytes)
                 asked = (fits + exceeds) // 2 if fits is not None else asked - (found.peak_bytes - budget)
         if best is None:
-            raise reason or InvalidInput(
-                f"no plan of '{self.graph.name}' within {format_size(budget)} found in {self.options.time_limit_s} s"
-            )
+            raise reason or self._none_found(nearest)
         return best
 
-    def _solve(self, solver_budget: int, best: StepPlan | None) -> StepPlan:
-        left = max(1.0, (self.until - time.monotonic()) / 2)
+    def _none_found(self, nearest_bytes: int) -> InvalidInput:
+        return InvalidInput(
+            f"no plan of '{self.graph.name}' within {format_size(self.budget_bytes)} found in "
+            f"{self.options.time_limit_s:g} s; the nearest needs {format_size(nearest_bytes)}: give a larger budget or "
+            "time_limit_s"
+        )
+
+    def _solve(self, solver_budget: int, best: StepPlan | None, until: float) -> StepPlan:
+        left = max(1.0, (until - time.monotonic()) / 2)
         n = len(self.planned)
         known = [] if best is None else [Plan.from_order(self.planned, [k for k in best.order.tolist() if k < n])]
         solution = find_plan(
@@ -216,7 +227,8 @@ class _Search:
         return self._step_plan(solution.plan.order.tolist(), solution.strategy)
 
     def _step_plan(self, planned_order: list[int], strategy: str) -> StepPlan:
-        order = [*planned_order, *range(len(self.planned), len(self.graph))]
+        end = range(len(self.planned), len(self.graph))
+        order = self.step.epilogue.merged(planned_order) if self.is_merged else [*planned_order, *end]
         extra = executor_bytes(self.step, order)
         graph = replace(self.graph, fixed_bytes=self.step.graph.fixed_bytes + extra)
         graph = self.footprint.with_scratch_shared(graph, order)

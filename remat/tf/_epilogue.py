@@ -1,0 +1,124 @@
+"""Where the state changes of a step run: each as early as its inputs and the computations beside it allow.
+
+A gradient that is applied at once need not be held to the end of the step. A state change waits for
+
+* the loss and every check: an exception in the network or the loss leaves every variable as it was;
+* the last computation that reads the variable, repeats included: a repeat never sees an updated variable;
+* the state changes that the trace has before it, where both concern one variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from remat.frontends.tensorflow_ops import StepReader
+from remat.graph import Graph
+
+
+def is_write(reader: StepReader, op: Any) -> bool:
+    """Whether `op` changes a variable (or may: a stateful branch that is given one)."""
+    return reader.changes_state(op) and any(t.dtype.name == "resource" for t in op.inputs)
+
+
+class Epilogue:
+    """The order of the epilogue's operations beside any order of the planned ones.
+
+    Args:
+        graph: the whole step; its first `n_planned` operations are planned, the others are the epilogue.
+        nodes: [N] the ``tf.Operation`` behind each operation.
+    """
+
+    def __init__(self, graph: Graph, n_planned: int, nodes: Sequence[Any], reader: StepReader) -> None:
+        self.n_planned, self.n = n_planned, len(graph)
+        # TensorFlow's checks are stateful operations
+        checks = [k for k in range(n_planned) if reader.changes_state(nodes[k])]
+        self._before_all = checks if graph.loss is None else [graph.loss, *checks]
+        # per operation of the epilogue
+        self._sources: list[list[int]] = []  # operations whose results it reads
+        self._readers: list[list[int]] = []  # planned ones that read a variable which it changes
+        self._earlier: list[list[int]] = []  # others of the epilogue that come before it
+        self._read(graph, nodes, reader)
+
+    def _read(self, graph: Graph, nodes: Sequence[Any], reader: StepReader) -> None:
+        planned_readers: dict[str, list[int]] = {}  # by handle
+        for k in range(self.n_planned):
+            for handle in reader.handles(nodes[k]) | reader.contents(nodes[k]):
+                planned_readers.setdefault(handle, []).append(k)
+        write: dict[str, int] = {}  # the last one so far
+        reads: dict[str, list[int]] = {}  # since then
+        barrier: list[int] = []
+        for k in range(self.n_planned, self.n):
+            op, given, read = nodes[k], reader.handles(nodes[k]), reader.contents(nodes[k])
+            written = given if is_write(reader, op) else set()
+            earlier = barrier + [write[h] for h in given | read if h in write]
+            for handle in (given | read) - written:
+                reads.setdefault(handle, []).append(k)
+            for handle in written:
+                earlier += reads.pop(handle, [])
+                write[handle] = k
+            if not written and reader.changes_state(op):
+                earlier, barrier = list(range(self.n_planned, k)), [k]
+            self._sources.append([graph.producer[v] for v in graph.operations[k].inputs])
+            self._readers.append([p for handle in written for p in planned_readers.get(handle, [])])
+            self._earlier.append(earlier)
+
+    def merged(self, planned: Sequence[int]) -> list[int]:
+        """The whole step: `planned` computations with every operation of the epilogue where it may first run."""
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for at, k in enumerate(planned):
+            first.setdefault(k, at)
+            last[k] = at
+        start = max((first[k] for k in self._before_all), default=-1)
+        place: dict[int, int] = {}
+        after: list[list[int]] = [[] for _ in range(len(planned) + 1)]
+        for k in range(self.n_planned, self.n):
+            i = k - self.n_planned
+            waits = [first[s] if s < self.n_planned else place[s] for s in self._sources[i]]
+            waits += [last[r] for r in self._readers[i]] + [place[e] for e in self._earlier[i]]
+            place[k] = max([start, *waits])
+            after[place[k] + 1].append(k)
+        return after[0] + [x for at, k in enumerate(planned) for x in (k, *after[at + 1])]
+
+    def for_solvers(self, graph: Graph, planned: Graph, small_bytes: int) -> Graph:
+        """`planned` (a part of `graph`) as solvers are to see it: a gradient goes once it is computed.
+
+        So that it can be applied then, its operation waits for the loss and for the backward operations that read the
+        variable: it has results of them as further inputs, and they run once. Gradients of up to `small_bytes` are
+        kept as they are.
+        """
+        released = {v for v in self._released(graph) if graph.values[v].bytes > small_bytes}
+        inputs: dict[int, set[int]] = {graph.producer[v]: set() for v in released}
+        for k, found in inputs.items():
+            found.update(v for e in self._before_all if e < k for v in graph.operations[e].outputs)
+        operations = list(planned.operations)
+        for i, readers in enumerate(self._readers):
+            backward = [r for r in readers if graph.operations[r].is_backward]
+            for k in self._planned_sources(i) & inputs.keys() if backward else ():
+                for r in backward:
+                    operations[r] = replace(operations[r], run_once=True)
+                    inputs[k].update(v for v in graph.operations[r].outputs if r < k)
+        for k, found in inputs.items():
+            operations[k] = replace(operations[k], inputs=tuple(sorted({*operations[k].inputs, *found})))
+        values = [replace(value, keep=value.keep and v not in released) for v, value in enumerate(planned.values)]
+        return replace(planned, operations=tuple(operations), values=tuple(values))
+
+    def _released(self, graph: Graph) -> set[int]:
+        """Values that only the epilogue reads, and reads before the planned operations, in their order, have ended."""
+        order = self.merged(range(self.n_planned))
+        end = order.index(self.n_planned - 1)
+        late = {v for k in order[end + 1 :] for v in graph.operations[k].inputs}
+        early = {v for k in order[: end + 1] if k >= self.n_planned for v in graph.operations[k].inputs}
+        return {v for v in early - late if graph.producer[v] < self.n_planned and not graph.values[v].keep}
+
+    def _planned_sources(self, i: int) -> set[int]:
+        """Planned operations from whose results an operation of the epilogue follows."""
+        todo, seen = list(self._sources[i]), set()
+        while todo:
+            k = todo.pop()
+            if k not in seen:
+                seen.add(k)
+                todo += self._sources[k - self.n_planned] if k >= self.n_planned else []
+        return {k for k in seen if k < self.n_planned}
