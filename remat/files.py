@@ -13,14 +13,13 @@ import json
 import os
 import secrets
 import tempfile
-import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remat.errors import DiskFull, InvalidInput, nearest
+from remat.errors import DiskFull, InvalidInput, nearest, warn
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -210,7 +209,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         try:
             rows.append(unsealed(_parsed(line), path))
         except (_Unreadable, InvalidInput):
-            warnings.warn(f"{path}: line {n} is damaged; it is made again", stacklevel=2)
+            warn(f"{path}: line {n} is damaged; it is made again")
     return rows
 
 

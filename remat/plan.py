@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from remat.errors import InvalidPlan, unknown_name
+from remat.errors import InvalidPlan, unknown_name, warn
 from remat.files import UnknownKeys, read_json, write_text
 from remat.graph import Graph, Operation
 from remat.implementation import DEFAULT, Implementation
@@ -214,7 +213,7 @@ class Plan:
             raise InvalidPlan(f"{where}: was made for graph {document.get('graph')!r:.80}, not for this '{graph.name}'")
         plan = cls.from_document(document, graph, where)
         if sha is None:
-            warnings.warn(f"{where}: {WITHOUT_HASH}", stacklevel=2)
+            warn(f"{where}: {WITHOUT_HASH}")
         return plan
 
     @classmethod
@@ -251,7 +250,7 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     unknown = UnknownKeys()
     unknown.look(document, _DOCUMENT_KEYS, "plan")
     if unknown.line():
-        warnings.warn(f"{os.fspath(path)}: {unknown.line()}", stacklevel=3)
+        warn(f"{os.fspath(path)}: {unknown.line()}")
     return document
 
 

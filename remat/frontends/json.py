@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from remat.errors import InvalidGraph, nearest
+from remat.errors import InvalidGraph, nearest, warn
 from remat.files import UnknownKeys, read_json, write_text
 from remat.graph import Graph, Operation, Value, Work, holds_control_character
 from remat.implementation import Implementation
@@ -40,7 +39,7 @@ def load_graph(path: str | os.PathLike[str]) -> Graph:
         more = f" (and {len(problems) - 1} more; see remat check)" if len(problems) > 1 else ""
         raise InvalidGraph(problems[0] + more, problems) from None
     if unknown.line():
-        warnings.warn(f"{path}: {unknown.line()}", stacklevel=2)
+        warn(f"{path}: {unknown.line()}")
     return graph
 
 

@@ -11,13 +11,12 @@ import json
 import os
 import subprocess
 import tempfile
-import warnings
 from importlib import metadata
 from pathlib import Path
 
 import remat.errors
 from remat import child
-from remat.errors import InvalidInput, RematError
+from remat.errors import InvalidInput, RematError, warn
 from remat.files import read_json, sealed, unsealed, write_text
 from remat.frontends.json import graph_from_dict, graph_to_dict, load_graph
 from remat.frontends.spec import ModelSpec
@@ -43,7 +42,7 @@ def extract_in_child(spec: ModelSpec, cache_folder: str | os.PathLike[str] | Non
         try:
             return graph_from_dict(unsealed(read_json(cached), cached))
         except InvalidInput as error:
-            warnings.warn(f"{error}; extracting the graph again", stacklevel=2)
+            warn(f"{error}; extracting the graph again")
     graph = _extract(spec)
     write_text(cached, json.dumps(sealed(graph_to_dict(graph))))
     return graph
