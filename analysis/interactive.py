@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from typing import Any
 
@@ -60,7 +61,7 @@ def overhead_figure(panel: Panel, run: Run) -> dict[str, Any]:
                 x=_list(curve.members["peak_bytes"].astype(float) / scale.factor),
                 y=height(100 * curve.members["overhead"].astype(float)),
                 text=[
-                    f"{_parameters(m.parameters)}<br>{show_percent(m.overhead)}" for m in curve.members.itertuples()
+                    f"{shown_as_it_is(_parameters(m.parameters))}<br>{show_percent(m.overhead)}" for m in curve.members.itertuples()
                 ], mode="markers", legendgroup=group,
                 showlegend=False, marker={"color": style.colour, "size": 4, "opacity": 0.4, "symbol": style.symbol},
                 hovertemplate=f"%{{text}}<br>peak %{{x:.3f}} {scale.unit}<extra>{style.label} member</extra>",
@@ -157,19 +158,26 @@ def network_figure(graph: Graph) -> dict[str, Any]:
                 figure.add_bar(
                     x=_list(at[which]), y=_list(height[which]), yaxis=axis, name=name, legendgroup=name,
                     showlegend=legend, marker={"color": colour, "line": {"width": 0}},
-                    text=[f"{graph.operations[k].name} ({graph.operations[k].kind or 'operation'})" for k in at[which]],
-                    textposition="none", hovertemplate=f"%{{text}}<br>%{{y:.4g}} {unit}<extra>{name}</extra>",
+                    text=[shown_as_it_is(f"{graph.operations[k].name} ({graph.operations[k].kind or 'operation'})")
+                          for k in at[which]],
+                    textposition="none",
+                    hovertemplate=f"%{{text}}<br>%{{y:.4g}} {shown_as_it_is(unit)}<extra>{name}</extra>",
                 )  # fmt: skip
     few = len(graph) <= 80
     if few:
-        names = {"tickvals": _list(at), "ticktext": bars.names, "tickangle": -90, "tickfont": {"size": 10}}
+        names = {
+            "tickvals": _list(at),
+            "ticktext": [*map(shown_as_it_is, bars.names)],
+            "tickangle": -90,
+            "tickfont": {"size": 10},
+        }
     else:
         names = {"title": {"text": "Operation, in graph order"}}
     figure.update_layout(
         template="none", font=FONT, height=520, margin={"l": 70, "r": 20, "t": 10, "b": 50},
         bargap=0.15 if few else 0, barmode="overlay", legend={"orientation": "h", "y": 1.07, "x": 0},
         xaxis=GRID | names | {"showgrid": False, "anchor": "y2", "automargin": True},
-        yaxis=GRID | {"title": {"text": f"Cost ({bars.cost_scale.unit})"}, "domain": [0.53, 1]},
+        yaxis=GRID | {"title": {"text": f"Cost ({shown_as_it_is(bars.cost_scale.unit)})"}, "domain": [0.53, 1]},
         yaxis2=GRID | {"title": {"text": f"Bytes produced ({bars.byte_scale.unit})"}, "domain": [0, 0.47]},
     )  # fmt: skip
     return figure.to_plotly_json()
@@ -190,9 +198,9 @@ def plan_payload(run: Run) -> dict[str, Any]:
     time, label = time_axis(graph, longest, base.by_cost)
     return {
         "first": keys.index(paper.row.key) if paper is not None and paper.row.key in keys else 0,
-        "names": [op.name for op in graph.operations],
+        "names": [shown_as_it_is(op.name) for op in graph.operations],
         "byteUnit": scale.unit,
-        "timeLabel": label,
+        "timeLabel": shown_as_it_is(label),
         "fixed": graph.fixed_bytes / scale.factor,
         "plain": _steps(base, time, scale),
         "cellColours": list(COLOURS),
@@ -244,8 +252,13 @@ def _hover(row: Any, cost_unit: str) -> str:
     gap = "" if row.status == "OPTIMAL" else f", gap {show_percent(row.gap)}"
     return (
         f"budget {format_size(int(row.budget_bytes))}<br>{row.status}{gap}<br>overhead {show_percent(row.overhead)}, "
-        f"cost {show_cost(row.cost, cost_unit)}<br>peak {format_size(int(row.peak_bytes))}"
+        f"cost {shown_as_it_is(show_cost(row.cost, cost_unit))}<br>peak {format_size(int(row.peak_bytes))}"
     )
+
+
+def shown_as_it_is(text: str) -> str:
+    """Text of a file for plotly, which would read ``<b>`` as markup and ``%{x}`` as a field."""
+    return html.escape(text, quote=False).replace("%{", "%&#123;")
 
 
 def _percents(shares: Any) -> list[str]:
@@ -267,7 +280,6 @@ def _parameters(text: Any) -> str:
 
 def _wrap(message: Any, width: int = 70) -> str:
     """A message as plotly's hover text: escaped, in short lines."""
-    import html
     import textwrap
 
     return "<br>".join(textwrap.wrap(html.escape(str(message or "")), width))

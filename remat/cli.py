@@ -14,6 +14,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; the exit code."""
     parser = argparse.ArgumentParser(prog="remat", description="tools beside the library; experiments: python run.py")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    check = commands.add_parser("check", help="say what graph, plan and bound files are, or what is wrong with them")
+    check.add_argument("files", type=Path, nargs="+", metavar="FILE", help="graph, plan or bound as JSON")
+    check.add_argument("--graph", type=Path, help="the graph that plans and bounds are checked against")
+    check.set_defaults(run=_check)
     monet = commands.add_parser("import-monet", help="graph files from a clone of monet-schedules")
     monet.add_argument("path", type=Path, help="the clone, or a solution_*.pkl or cost_*.pkl of it")
     monet.add_argument("--out", type=Path, default=Path("monet-graphs"), help="folder for them (default: %(default)s)")
@@ -28,6 +32,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _check(given: argparse.Namespace) -> int:
+    """A line for each file, or all its problems; 1 if any has one."""
+    from remat.check import check_file
+
+    refused = 0
+    for path in given.files:
+        try:
+            line, remarks = check_file(path, given.graph)
+        except RematError as error:
+            print(error, file=sys.stderr)
+            refused += 1
+            continue
+        print(line, flush=True)
+        for remark in remarks:
+            print(f"note: {remark}", file=sys.stderr)
+    return 1 if refused else 0
 
 
 def _import_monet(given: argparse.Namespace) -> int:

@@ -109,22 +109,23 @@ class UnknownKeys:
     """Keys of a document that nobody reads: one warning for a file, however many there are."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str], int] = {}
+        self._found: dict[tuple[str, str], list[str]] = {}  # [what, key] where
         self._meant: dict[tuple[str, str], list[str]] = {}
 
-    def look(self, record: Mapping[str, Any], known: tuple[str, ...], what: str) -> None:
-        """Note the keys of `record` that are not `known`; `what` it is, e.g. ``node``."""
+    def look(self, record: Mapping[str, Any], known: tuple[str, ...], what: str, where: str) -> None:
+        """Note the keys of `record` that are not `known`; `what` it is, e.g. ``node``, and `where`, e.g. ``node 3``."""
         for key in record.keys() - set(known):
-            self._found[what, key] = self._found.get((what, key), 0) + 1
-            self._meant.setdefault((what, key), nearest(key, set(known) - record.keys(), 1, alike=0.7))
+            self._found.setdefault((what, key), []).append(where)
+            self._meant[what, key] = nearest(key, known, 1, alike=0.7)
 
     def line(self) -> str:
         """What to say of them; '' for none."""
         parts = []
-        for (what, key), n in sorted(self._found.items())[:5]:
+        for (what, key), places in sorted(self._found.items())[:5]:
             near = self._meant[what, key]
             hint = f", did you mean '{near[0]}'?" if near else ""
-            parts.append(f"'{key:.60}' in {n} {what}s{hint}" if n > 1 else f"'{key:.60}' in the {what}{hint}")
+            place = places[0] if len(places) == 1 else f"{len(places)} {what}s"
+            parts.append(f"'{key:.60}' in {place}{hint}")
         more = f"; and {len(self._found) - 5} others" if len(self._found) > 5 else ""
         return f"unknown keys are not read: {'; '.join(parts)}{more}" if parts else ""
 

@@ -248,7 +248,7 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("format") != PLAN_FORMAT:
         raise InvalidPlan(f"{os.fspath(path)}: 'format' must be '{PLAN_FORMAT}'")
     unknown = UnknownKeys()
-    unknown.look(document, _DOCUMENT_KEYS, "plan")
+    unknown.look(document, _DOCUMENT_KEYS, "plan", "the plan")
     if unknown.line():
         warn(f"{os.fspath(path)}: {unknown.line()}")
     return document

@@ -154,7 +154,7 @@ class _Reader:
         }  # fmt: skip
 
     def _head(self, document: dict[str, Any], *lists: str) -> dict[str, Any]:
-        self.unknown.look(document, (*_HEAD, *lists), "graph")
+        self.unknown.look(document, (*_HEAD, *lists), "graph", "the graph")
         return {
             "name": self._field(document, "name", str, "the graph"),
             "fixed_bytes": self._count(document, "fixed_bytes", "the graph", 0),
@@ -180,7 +180,7 @@ class _Reader:
         if not isinstance(record, dict):
             self.problems.append(f"{where} must be an object, not {record!r:.60}")
             return None
-        self.unknown.look(record, known, what)
+        self.unknown.look(record, known, what, where)
         return record
 
     def _deps(self, edges: Sequence[Any], n_nodes: int) -> list[set[int]]:
@@ -228,8 +228,8 @@ class _Reader:
         work = self._field(row, "work", (dict, type(None)), at, None)
         if work is None:
             return None
-        self.unknown.look(work, _WORK, "work")
         at = f"{at}.work"
+        self.unknown.look(work, _WORK, "work", at)
         return Work(
             flops=self._field(work, "flops", (int, type(None)), at, None),
             bytes_moved=self._count(work, "bytes_moved", at, 0),

@@ -1,0 +1,114 @@
+"""What a graph, plan or bound file is, in one line, or everything that is wrong with it: ``remat check``."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from remat.bounds.certificate import BoundCertificate, verify_bound
+from remat.errors import InvalidGraph, InvalidInput, InvalidPlan
+from remat.files import read_json
+from remat.frontends.json import GRAPH_FORMAT_NODES, GRAPH_FORMAT_VALUES, load_graph
+from remat.graph import Graph
+from remat.plan import PLAN_FORMAT, WITHOUT_HASH, Plan, plan_problems
+from remat.simulator import load_and_simulate, simulate
+from remat.units import format_cost, format_size
+
+GRAPH_FORMATS = (GRAPH_FORMAT_NODES, GRAPH_FORMAT_VALUES)
+BOUND_PREFIX = "remat-bound/"
+
+
+def check_file(path: str | os.PathLike[str], graph_path: str | os.PathLike[str] | None = None) -> tuple[str, list[str]]:
+    """(one line that says what the file is, remarks); a plan or bound is checked against the graph if that is given.
+
+    Raises:
+        InvalidInput: with every problem as a line of the message, each naming the file and the place.
+    """
+    where = os.fspath(path)
+    document = read_json(path)
+    kind = document.get("format") if isinstance(document, dict) else None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        line = _checked(where, document, kind, graph_path)
+    return line, [str(warning.message) for warning in caught]
+
+
+def _checked(where: str, document: Any, kind: Any, graph_path: str | os.PathLike[str] | None) -> str:
+    if kind in GRAPH_FORMATS:
+        return _graph_line(where, str(kind), _whole(lambda: load_graph(where)))
+    graph = None if graph_path is None else _whole(lambda: load_graph(graph_path))
+    if kind == PLAN_FORMAT:
+        return _plan_line(where, document, graph)
+    if isinstance(kind, str) and kind.startswith(BOUND_PREFIX):
+        return _bound_line(where, document, graph)
+    known = ", ".join((*GRAPH_FORMATS, PLAN_FORMAT, f"{BOUND_PREFIX}1"))
+    raise InvalidInput(f"{where}: 'format' must be one of {known}, not {kind!r:.60}")
+
+
+def _whole(load: Callable[[], Graph]) -> Graph:
+    """The graph, or an error with all its problems."""
+    try:
+        return load()
+    except InvalidGraph as error:
+        raise InvalidInput("\n".join(error.problems)) from None
+
+
+def _graph_line(where: str, kind: str, graph: Graph) -> str:
+    repeated = sum(n for n in Counter(op.name for op in graph.operations).values() if n > 1)
+    if repeated:
+        warnings.warn(f"{where}: {repeated} operations share a name with another; names are labels, plans use ids",
+                      stacklevel=2)  # fmt: skip
+    peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+    least, _ = graph.largest_working_set()
+    others = sum(len(op.implementations) for op in graph.operations)
+    return (
+        f"{where}: {kind}, graph '{graph.name}': {len(graph)} operations"
+        f"{f' with {others} other implementations' if others else ''}, {len(graph.values)} values of "
+        f"{format_size(sum(graph.value_bytes.tolist()))}, {graph.n_edges} edges, fixed "
+        f"{format_size(graph.fixed_bytes)}, one pass {format_cost(graph.total_cost, graph.cost_unit)}, plain peak "
+        f"{format_size(peak)}, every plan needs {format_size(max(least, graph.final_bytes))} or more"
+    )
+
+
+def _plan_line(where: str, document: Mapping[str, Any], graph: Graph | None) -> str:
+    problems = plan_problems(document, graph)
+    if problems:
+        raise InvalidInput("\n".join(str(problem.of_file(where)) for problem in problems))
+    computed = [step for step in document["steps"] if step[0] == "compute"]
+    head = f"{where}: {PLAN_FORMAT}, plan for graph '{document['graph']}': {len(computed)} computations"
+    budget = document.get("budget_bytes")
+    asked = "" if budget is None else f", made for {format_size(budget)}"
+    if graph is None:
+        if document.get("graph_sha256") is None:
+            warnings.warn(f"{where}: {WITHOUT_HASH}", stacklevel=2)
+        said = f", scope {document['scope']} as it says" if document.get("scope") else ""
+        return f"{head}{said}{asked}; give --graph GRAPH to check that it can be executed"
+    plan, trace = load_and_simulate(where, graph)
+    if document.get("scope") not in (None, str(plan.scope)):
+        raise InvalidPlan(f"{where}: says scope {document['scope']}, but its steps are {plan.scope}")
+    if budget is not None and trace.peak_bytes > budget:
+        raise InvalidPlan(f"{where}: peaks at {format_size(trace.peak_bytes)}, above its budget {format_size(budget)}")
+    overhead = f", overhead {trace.cost / graph.total_cost - 1:.2%}" if graph.total_cost else ""
+    return (
+        f"{head}, {len(computed) - len(graph)} of them repeated, scope {plan.scope}, cost "
+        f"{format_cost(trace.cost, graph.cost_unit)}{overhead}, peak {format_size(trace.peak_bytes)}{asked}"
+    )
+
+
+def _bound_line(where: str, document: Mapping[str, Any], graph: Graph | None) -> str:
+    certificate = BoundCertificate.from_dict(document, where)
+    bound = certificate.bound if graph is None else format_cost(certificate.bound, graph.cost_unit)
+    line = (
+        f"{where}: {document['format']}, bound for graph '{certificate.graph_name}': no {certificate.scope} plan "
+        f"within {format_size(certificate.budget_bytes)} costs less than {bound}"
+    )
+    if graph is None:
+        return f"{line}, as it says; give --graph GRAPH to check the proof"
+    try:
+        verify_bound(graph, certificate)
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error}") from None
+    return f"{line}; the proof holds"

@@ -1,0 +1,260 @@
+"""`remat check`, the schemas of the file formats, and their documents: examples are run as they are written."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import warnings
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brute_force import small_graphs
+from hypothesis import HealthCheck, given, settings
+
+import remat
+from remat.check import check_file
+from remat.cli import main
+from remat.frontends.json import graph_from_dict, graph_to_dict
+from remat.frontends.spec import ModelSpec
+from remat.frontends.subprocess import extract_in_child
+from remat.implementation import Implementation
+
+DOCS = Path(__file__).parents[1] / "docs"
+NAMES = ("graph", "plan", "bound")
+
+
+def fenced(document: str, language: str) -> list[str]:
+    """The blocks of a language in a document of docs/."""
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / document).read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the documented graph.json, plan.json and bound.json, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in zip(NAMES, fenced("files.md", "json"), strict=True):
+        Path(f"{name}.json").write_text(text)
+    return tmp_path
+
+
+def test_the_documented_files_are_what_the_document_says(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (command,) = re.findall(r"^    remat (check .*)$", (DOCS / "files.md").read_text(), re.MULTILINE)
+    assert main(command.split()) == 0
+    said = capsys.readouterr()
+    assert said.out == fenced("files.md", "text")[0]
+    assert said.err == ""
+
+
+def test_the_documented_python_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {"remat": remat}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exec("\n".join(fenced("files.md", "python")), names)
+    assert capsys.readouterr().out == "11\n"
+    assert (names["trace"].cost, names["trace"].peak_bytes) == (11, 8)
+    assert remat.load_graph("copy.json") == remat.load_graph("graph.json")
+
+
+def test_no_plan_beats_the_documented_bound(here: Path) -> None:
+    solution = remat.solve(remat.load_graph("graph.json"), 8, time_limit_s=20)
+    assert (solution.status, solution.cost) == ("OPTIMAL", 11)
+
+
+def altered(name: str, **changes: Any) -> Path:
+    path = Path(f"{name}.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return path
+
+
+def complaints(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert main(["check", *arguments]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    return said.err.splitlines()
+
+
+def test_every_problem_of_a_graph_has_a_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = {"name": "a", "bytes": 1, "cost": 1}
+    altered("graph", nodes=[node, node | {"bytes": -1}, {"name": "a\x07", "cost": 1}], edges=[[0, 1], [0, 1], [1, 1]])
+    assert complaints(capsys, "graph.json") == [
+        "graph.json: edge 1 is [0, 1] a second time",
+        "graph.json: edge 2 goes from node 1 to node 1: nodes must be in execution order, no cycles",
+        "graph.json: node 1: 'bytes' must not be negative, but is -1",
+        "graph.json: node 2 lacks 'bytes'",
+        "graph.json: node 2: 'name' holds a control character: 'a\\x07'",
+    ]
+
+
+def test_every_problem_of_a_plan_has_a_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    altered("plan", steps=[["compute", 0], ["compute", 9], ["free"], ["free", 0, "fast"]], budget_bytes=-1)
+    lines = [
+        "plan.json: 'budget_bytes' must be a non-negative integer or null",
+        "plan.json: step 1: operation 9 does not exist (the graph has 4)",
+        "plan.json: step 2: not a ['compute', operation] or ['free', value] pair: ['free']",
+        "plan.json: step 3: a free has no implementation, but 'fast' is given",
+    ]
+    assert complaints(capsys, "plan.json", "--graph", "graph.json") == lines
+    assert complaints(capsys, "plan.json") == [line for line in lines if "does not exist" not in line]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("plan", {"steps": [["compute", 1]]}, "plan.json: step 0: computes operation 1 (relu), whose input 0"),
+        ("plan", {"scope": "free"}, "plan.json: says scope free, but its steps are staged"),
+        ("plan", {"budget_bytes": 7}, "plan.json: peaks at 8 B, above its budget 7 B"),
+        ("plan", {"graph_sha256": "0" * 64}, "plan.json: was made for graph 'tiny', not for this 'tiny'"),
+        ("bound", {"bound": 12}, "bound.json: the certificate claims a bound of 12, but proves only 11"),
+        ("bound", {"graph_sha256": "0" * 64}, "bound.json: the bound is about another graph"),
+        ("bound", {"bound": "11"}, "bound.json: bound must be an integer"),
+        ("bound", {"format": "remat-bound/99"}, "bound.json: "),
+        ("bound", {"format": None}, "bound.json: 'format' must be one of remat-graph/1"),
+    ],
+)
+def test_what_a_file_claims_is_checked_against_its_graph(
+    here: Path, capsys: pytest.CaptureFixture[str], name: str, changes: dict[str, Any], words: str
+) -> None:
+    path = altered(name, **changes)
+    (line,) = complaints(capsys, str(path), "--graph", "graph.json")
+    assert line.startswith(words)
+
+
+def test_a_plan_that_names_no_graph_is_told_of(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(Path("plan.json").read_text())
+    del document["graph_sha256"]
+    Path("plan.json").write_text(json.dumps(document))
+    for arguments in ([], ["--graph", "graph.json"]):
+        assert main(["check", "plan.json", *arguments]) == 0
+        assert "note: plan.json: has no 'graph_sha256'" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match=r"plan\.json: has no 'graph_sha256'") as caught:
+        remat.Plan.load("plan.json", remat.load_graph("graph.json"))
+    assert len(caught) == 1
+
+
+def test_names_twice_and_unknown_keys_are_notes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = json.loads(Path("graph.json").read_text())["nodes"]
+    nodes[1]["name"], nodes[3]["bytez"] = "conv", 3
+    altered("graph", nodes=nodes)
+    assert main(["check", "graph.json"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "note: graph.json: unknown keys are not read: 'bytez' in node 3, did you mean 'bytes'?",
+        "note: graph.json: 2 operations share a name with another; names are labels, plans use ids",
+    ]
+
+
+def test_several_files_are_checked_and_one_wrong_one_is_enough(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("packed.json.gz").write_bytes(gzip.compress(Path("graph.json").read_bytes()))
+    assert main(["check", "packed.json.gz", "absent.json", ".", "graph.json"]) == 1
+    said = capsys.readouterr()
+    assert [line.partition(":")[0] for line in said.out.splitlines()] == ["packed.json.gz", "graph.json"]
+    assert said.err.splitlines() == [
+        "absent.json: no such file", ".: cannot be read: it is a folder; name a file in it"
+    ]  # fmt: skip
+
+
+# Schemas ------------------------------------------------------------------------------------------------------
+
+
+def schema_of(document: dict[str, Any]) -> Any:
+    jsonschema = pytest.importorskip("jsonschema")
+    name = document["format"].replace("/", "-")
+    schema = json.loads((resources.files("remat") / "schemas" / f"{name}.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def fits(document: dict[str, Any]) -> bool:
+    return schema_of(document).is_valid(json.loads(json.dumps(document)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_documented_files_fit_their_schemas(here: Path, name: str) -> None:
+    document = json.loads(Path(f"{name}.json").read_text())
+    schema_of(document).validate(document)
+    assert not fits(document | {"colour": "red"})
+    for key in {"graph": ("nodes", "edges"), "plan": ("steps",), "bound": ("bound", "multipliers")}[name]:
+        assert not fits({k: v for k, v in document.items() if k != key})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"nodes": []},
+        {"edges": [[0, 1], [0, 1]]},
+        {"edges": [[0]]},
+        {"edges": [[0, 1, 2]]},
+        {"fixed_bytes": -1},
+        {"name": 3},
+        {"loss": "a"},
+        {"nodes": [{"name": "a", "bytes": 1, "cost": True}]},
+        {"nodes": [{"name": "a", "bytez": 1, "cost": 1}]},
+    ],
+)
+def test_what_the_schema_of_graphs_refuses_the_loader_refuses_too(here: Path, changes: dict[str, Any]) -> None:
+    document = json.loads(Path("graph.json").read_text()) | changes
+    assert not fits(document)
+    with pytest.raises(remat.InvalidGraph):
+        graph_from_dict(document)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(graph=small_graphs())
+def test_what_is_saved_fits_its_schema(graph: remat.Graph) -> None:
+    schema_of(graph_to_dict(graph)).validate(json.loads(json.dumps(graph_to_dict(graph))))
+    plan = remat.Plan.from_order(graph, range(len(graph)), 10**6)
+    schema_of(plan.document()).validate(json.loads(json.dumps(plan.document())))
+
+
+def test_graphs_with_everything_fit_their_schema() -> None:
+    way = Implementation("fast", (), (0,), 1, 2, is_lossy=True, work=remat.Work(1, 2))
+    operation = remat.Operation("a", "x", (), (0,), 5, 1, True, True, remat.Work(3, 4), (way,))
+    graph = remat.Graph("g", (operation,), (remat.Value("v", 2, True),))
+    document = json.loads(json.dumps(graph_to_dict(graph)))
+    assert document["format"] == "remat-graph/2"
+    schema_of(document).validate(document)
+    assert graph_from_dict(document) == graph
+    plan = remat.Plan.from_order(graph, [0], ways=["fast"]).document()
+    schema_of(plan).validate(json.loads(json.dumps(plan)))
+
+
+def test_published_instances_and_the_zoo_fit_their_schemas(instances: Path) -> None:
+    for path in sorted(instances.glob("*/*.json")):
+        document = json.loads(path.read_text())
+        schema_of(document).validate(document)
+    for name in remat.zoo.names("graph")[:3]:
+        plan = json.loads((remat.zoo.FOLDER / remat.zoo.describe(name)["file"]).read_text())
+        schema_of(plan).validate(plan)
+        document = graph_to_dict(remat.zoo.graph(name))
+        schema_of(document).validate(json.loads(json.dumps(document)))
+
+
+def test_every_published_instance_passes_the_check(instances: Path) -> None:
+    for path in sorted(instances.glob("*/*.json")):
+        line, remarks = check_file(path)
+        assert line.startswith(f"{path}: remat-graph/1, graph '")
+        assert remarks == []
+
+
+# The factory --------------------------------------------------------------------------------------------------
+
+
+def test_the_documented_factory_is_extracted(here: Path) -> None:
+    pytest.importorskip("torch")
+    module, use = fenced("own-model.md", "python")
+    (here / "my_models.py").write_text(module)
+    spec = ModelSpec("my_models:factory", "torch", "my_models:factory", batch_size=4, options={"width": 64})
+    assert repr(spec.target) in use.replace('"', "'")
+    assert 'options={"width": 64}' in use
+    graph = extract_in_child(spec, None)
+    assert graph.name == "my_models:factory, batch 4"
+    hidden = max(value.bytes for value in graph.values if not value.keep)
+    assert hidden == 4 * 64 * 4  # batch, width, float32
+    half = extract_in_child(ModelSpec(**{**_fields(spec), "options": {"width": 64, "half": True}}), None)
+    assert max(value.bytes for value in half.values if not value.keep) == 4 * 64 * 2
+
+
+def _fields(spec: ModelSpec) -> dict[str, Any]:
+    return {name: getattr(spec, name) for name in ModelSpec.__slots__}
