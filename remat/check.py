@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from remat.bounds.certificate import BoundCertificate, verify_bound
-from remat.errors import InvalidGraph, InvalidInput, InvalidPlan
+from remat.errors import InvalidGraph, InvalidInput, InvalidPlan, warn
 from remat.files import read_json
 from remat.frontends.json import GRAPH_FORMAT_NODES, GRAPH_FORMAT_VALUES, load_graph
 from remat.graph import Graph
@@ -59,8 +59,7 @@ def _whole(load: Callable[[], Graph]) -> Graph:
 def _graph_line(where: str, kind: str, graph: Graph) -> str:
     repeated = sum(n for n in Counter(op.name for op in graph.operations).values() if n > 1)
     if repeated:
-        warnings.warn(f"{where}: {repeated} operations share a name with another; names are labels, plans use ids",
-                      stacklevel=2)  # fmt: skip
+        warn(f"{where}: {repeated} operations share a name with another; names are labels, plans use ids")
     peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
     least, _ = graph.largest_working_set()
     others = sum(len(op.implementations) for op in graph.operations)
@@ -83,7 +82,7 @@ def _plan_line(where: str, document: Mapping[str, Any], graph: Graph | None) -> 
     asked = "" if budget is None else f", made for {format_size(budget)}"
     if graph is None:
         if document.get("graph_sha256") is None:
-            warnings.warn(f"{where}: {WITHOUT_HASH}", stacklevel=2)
+            warn(f"{where}: {WITHOUT_HASH}")
         said = f", scope {document['scope']} as it says" if document.get("scope") else ""
         return f"{head}{said}{asked}; give --graph GRAPH to check that it can be executed"
     plan, trace = load_and_simulate(where, graph)

@@ -45,7 +45,7 @@ def outcome(rows: list[Row]) -> list[tuple[object, ...]]:
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Solves without worker processes, whose start takes seconds."""
     monkeypatch.setattr("experiments.engine.run_family_isolated", run_family)
-    monkeypatch.setattr("experiments.engine.solve_isolated", solve_here)
+    monkeypatch.setattr("experiments.engine.solve_isolated", lambda *asked, known=None: solve_here(*asked))
 
 
 @pytest.fixture(scope="module")
