@@ -16,9 +16,9 @@ from remat.cost import load_gpu
 from remat.cost.profile import profile_workspaces
 from remat.errors import InvalidInput, InvalidPlan, unknown_name
 from remat.execution import Peaks, StepPlan, check_options, default_cache, is_fraction, operators_of, parse_budget
-from remat.frontends import _torch_capture
+from remat.frontends import _torch_capture, _torch_graph
 from remat.frontends._torch_capture import Joint
-from remat.frontends._torch_graph import END_KIND, CapturedStep
+from remat.frontends._torch_graph import CapturedStep
 from remat.graph import Graph
 from remat.plan import parse_scope
 from remat.registry import get_strategy
@@ -202,7 +202,7 @@ def _plain_peak(
         may_run: the step may be executed where there is no other way to know.
     """
     fixed_bytes = step.graph.fixed_bytes + sum(planner.beside(step.joint).values())
-    loss_bytes = next(op.workspace_bytes for op in step.graph.operations if op.kind == END_KIND)
+    loss_bytes = _torch_graph.loss_bytes(step.joint)
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         # Without contents these layers run unrolled, which needs other memory than their kernels.
         if not may_run:
