@@ -75,7 +75,7 @@ class Subject:
             state_bytes=lambda: 0, operators=operators,
         )  # fmt: skip
         graph, self.fixed = self.planner.with_everything_resident(self.step)
-        self.graph = self.planner.weigh(graph)
+        self.graph = self.planner.weigh(graph, self.step)
         frontend.remember(self.step, self.graph)  # for torch_mincut
         self.fingerprint = fingerprint_of(graph.default(), "torch", VERSION, describe_inputs(self.args))
         self.there_bytes = self.step.graph.fixed_bytes

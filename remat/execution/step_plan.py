@@ -16,7 +16,7 @@ import numpy as np
 from remat.cost import Noise
 from remat.errors import InvalidInput, InvalidPlan
 from remat.files import write_text
-from remat.graph import Graph
+from remat.graph import Graph, Operation
 from remat.plan import Plan, read_document
 from remat.simulator import Sharing, Trace, simulate
 from remat.units import format_cost, format_size
@@ -47,9 +47,14 @@ class Fingerprint:
 
 def fingerprint_of(graph: Graph, framework: str, version: str, inputs: str) -> Fingerprint:
     """The fingerprint of a captured step; costs, workspaces and fixed bytes are not part of it."""
+
+    def runs_once(op: Operation) -> bool:
+        """Not said of what makes kept values: in earlier versions that could be repeated, and their plans still fit."""
+        return op.run_once and not any(graph.values[v].keep for v in op.outputs)
+
     content = [
         [
-            [o.kind, o.work.signature if o.work else "", o.inputs, o.outputs, o.is_backward, o.run_once]
+            [o.kind, o.work.signature if o.work else "", o.inputs, o.outputs, o.is_backward, runs_once(o)]
             for o in graph.operations
         ],
         [[v.bytes, v.keep] for v in graph.values],

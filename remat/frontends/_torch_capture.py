@@ -25,8 +25,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from remat.errors import InvalidInput, MissingPackage, RematError
 from remat.frontends._torch_autocast import cast_once
-from remat.frontends._torch_random import bernoulli_like
-from remat.frontends._torch_recurrent import replace_recurrent
+from remat.frontends._torch_random import bernoulli_like, rrelu, rrelu_
+from remat.frontends._torch_recurrent import gru_cell, replace_recurrent
 
 OLDEST = (2, 9)
 MOST_GRAPHS = 256
@@ -148,24 +148,32 @@ def eager_backend(
             return partition(joint, num_fwd_outputs)
 
     compiler = compiler or _unused
-    with _undecomposed():
+    with _dispatched_as_in_eager_mode():
         return aot_autograd(
             fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition_fn, decompositions=_AS_IN_EAGER_MODE
         )(graph, example_inputs)
 
 
 @contextmanager
-def _undecomposed() -> Iterator[None]:
-    """Operators that eager mode differentiates as a whole stay whole: PyTorch registers other formulas for tracing."""
+def _dispatched_as_in_eager_mode() -> Iterator[None]:
+    """Operators that eager mode differentiates as a whole stay whole: PyTorch registers other formulas for tracing.
+
+    Others, which eager mode makes of in-place operations, are made of operations that leave the same layouts.
+    """
+    instead = {op: {} for op in _whole_operators()} | {
+        op: dict.fromkeys(_TRACED_INSTEAD, function) for op, function in _LAID_OUT.items()
+    }
     taken = []
     try:
-        for op in _whole_operators():
-            kernels = {key: op.py_kernels.pop(key) for key in _TRACED_INSTEAD if key in op.py_kernels}
+        for op, kernels in instead.items():
+            taken.append((op, {key: op.py_kernels.pop(key) for key in _TRACED_INSTEAD if key in op.py_kernels}))
+            op.py_kernels.update(kernels)
             op._dispatch_cache.clear()
-            taken.append((op, kernels))
         yield
     finally:
         for op, kernels in taken:
+            for key in _TRACED_INSTEAD:
+                op.py_kernels.pop(key, None)
             op.py_kernels.update(kernels)
             op._dispatch_cache.clear()
 
@@ -211,6 +219,7 @@ _AS_IN_EAGER_MODE = {
     aten.native_dropout.default: _dropout, aten.native_dropout_backward.default: _dropout_backward,
     aten.bernoulli.p: _bernoulli,
 }  # fmt: skip
+_LAID_OUT = {aten.gru_cell.default: gru_cell, aten.rrelu.default: rrelu, aten.rrelu_.default: rrelu_}
 
 
 @contextmanager

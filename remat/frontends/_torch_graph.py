@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from remat.errors import InvalidInput
 from remat.frontends._torch_capture import Joint
-from remat.frontends._torch_work import kind_of, storage_bytes, tensor_bytes, tensors_of, work_of
+from remat.frontends._torch_work import dense_bytes, kind_of, storage_bytes, tensor_bytes, tensors_of, work_of
 from remat.graph import Graph, Operation, Value, Work
 
 aten = torch.ops.aten
@@ -61,10 +61,11 @@ def split_graph_of(
 ) -> CapturedStep:
     """As `graph_of`, for a module whose loss is made of its outputs by others, in any order of its operations.
 
-    One operation `remat.end_forward` stands for what happens between forward and backward: it reads the
-    outputs (kept to the end: whoever called may hold them), writes buffers back and produces the gradients of
-    the outputs. What must keep its relative order (random and state-changing operations, readers of buffers before
-    their update) is tied by values of 0 bytes, so that every plan of scope ``free`` is an execution.
+    One operation `remat.end_forward` stands for what happens between forward and backward: it reads the outputs,
+    writes buffers back and produces the gradients of the outputs. Whoever called holds the outputs to the end of the
+    step. So they are kept and their operations run once: to free one would free nothing, and to compute it again
+    would make a second one. What must keep its relative order (random and state-changing operations, readers of
+    buffers before their update) is tied by values of 0 bytes, so that every plan of scope ``free`` is an execution.
     A buffer whose old contents the backward pass reads is copied first. So is a gradient that PyTorch would
     otherwise copy itself, as two parameters have it or its layout is not the parameter's.
 
@@ -122,6 +123,8 @@ class _Builder:
         loss_value = self._root(outputs[self.joint.loss_output])
         kept = {self._root(node) for node in outputs[self.joint.n_mutations :] if node is not None} - {None}
         values = tuple(Value(v.name, v.bytes, i in kept) for i, v in enumerate(self.values))
+        if self.splits:
+            self._run_once_what_makes(kept)
         loss = next((k for k, op in enumerate(self.operations) if loss_value in op.outputs), None)
         if self.splits:
             loss = next(k for k, op in enumerate(self.operations) if op.kind == END_KIND)
@@ -135,6 +138,13 @@ class _Builder:
             source=f"joint training step captured by PyTorch {torch.__version__}",
         )
         return CapturedStep(graph, self.joint, tuple(self.calls), self.storage)
+
+    def _run_once_what_makes(self, kept: set[int | None]) -> None:
+        """What makes the outputs, which their caller holds; gradients are nobody's before the end."""
+        self.operations = [
+            replace(op, run_once=True) if not op.is_backward and not kept.isdisjoint(op.outputs) else op
+            for op in self.operations
+        ]
 
     def _in_order(self) -> list[fx.Node]:
         """The nodes as traced, but everything that makes forward outputs before the backward pass.
@@ -195,16 +205,28 @@ class _Builder:
             handed_out = self.joint.outputs[self.joint.n_mutations : self.joint.n_forward_outputs]
             read |= {v for node in handed_out if node is not None for v in self._roots(node)}
             read |= {*self.before_end, *([] if self.ordered is None else [self.ordered])}
-            scratch = max(scratch, _loss_bytes(tangents))
+            scratch = max(scratch, self._start_bytes())
         first = len(self.values)
         for node in tangents:
             self.storage[node] = len(self.values)
-            self.values.append(Value(node.name, storage_bytes(node.meta["val"])))
+            self.values.append(Value(node.name, dense_bytes(node.meta["val"])))
         outputs = tuple(range(first, len(self.values)))
         self.operations.append(
             Operation(name, kind, tuple(sorted(read)), outputs, 0, scratch, run_once=True, work=work)
         )
         self.calls.append(tuple(made))
+
+    def _start_bytes(self) -> int:
+        """What the start of the backward pass needs beside outputs and the gradients that the backward pass takes.
+
+        A loss outside of the module holds `loss_bytes` while it makes a gradient for each output. Of outputs that are
+        views of one storage the backward pass takes one gradient; autograd adds it up from those of the views.
+        """
+        several = _views_of_outputs(self.joint)
+        views = [sum(dense_bytes(node.meta["val"]) for node in nodes) for nodes in several.values()]
+        bases = [dense_bytes(base.meta["val"]) for base in several]
+        only_bases = sum(dense_bytes(base.meta["val"]) for base in several if not _is_returned(base))
+        return max(loss_bytes(self.joint) + sum(views) - only_bases, sum(views) + 2 * max(bases, default=0))
 
     def _add_call(self, node: fx.Node) -> None:
         first = len(self.values)
@@ -349,12 +371,41 @@ def _call_after(node: fx.Node, tag: str, target: Any, source: fx.Node, *args: An
     return made
 
 
-def _loss_bytes(tangents: Iterable[fx.Node]) -> int:
+def loss_bytes(joint: Joint) -> int:
     """What a loss outside of the module needs beside outputs and their gradients, as cross-entropy does.
 
     It saves one tensor of the size of the output (the logarithm of softmax) and makes one gradient on the way.
     """
-    return 2 * sum(storage_bytes(n.meta["val"]) for n in tangents if n.meta["val"].numel() > 1)
+    returned = [tangent for tangent in joint.tangents if _is_returned(tangent)]
+    views = [view for several in _views_of_outputs(joint).values() for view in several]
+    return 2 * sum(dense_bytes(node.meta["val"]) for node in (*returned, *views) if node.meta["val"].numel() > 1)
+
+
+def _views_of_outputs(joint: Joint) -> dict[fx.Node, list[fx.Node]]:
+    """The gradient of an output or of what outputs are views of -> further outputs whose gradients are added to it."""
+    outputs = joint.outputs[joint.n_mutations : joint.n_forward_outputs]
+    descriptions = joint.module.graph.find_nodes(op="output")[0].meta["desc"][joint.n_mutations :]
+    output_of = dict(zip(descriptions, outputs, strict=False))
+    differentiated = {output_of.get(tangent.meta["desc"].output): tangent for tangent in joint.tangents}
+    tangent_of = {_differentiable_base(node): tangent for node, tangent in differentiated.items() if node is not None}
+    views: dict[fx.Node, list[fx.Node]] = {}
+    for node in outputs:
+        base = None if node is None or node in differentiated else _differentiable_base(node)
+        if node is not None and base in tangent_of:
+            views.setdefault(tangent_of[base], []).append(node)
+    return views
+
+
+def _differentiable_base(node: fx.Node | None) -> fx.Node | None:
+    """What a node is a view of, through which gradients flow to it; the node itself if it is no view."""
+    while node is not None and (base := _base(node)) is not None:
+        node = None if node.target is aten.detach.default else base
+    return node
+
+
+def _is_returned(tangent: fx.Node) -> bool:
+    """Whether a gradient is of what the module returns itself, and not of what only views of it are returned of."""
+    return type(tangent.meta["desc"].output).__name__ == "PlainAOTOutput"
 
 
 def _schema(node: fx.Node) -> Any:

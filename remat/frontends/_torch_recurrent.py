@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.nn import functional as F
 
 from remat.errors import InvalidInput
 
@@ -53,6 +54,25 @@ def replace_recurrent(graph: fx.GraphModule) -> None:
         node.replace_all_uses_with(made)
         graph.graph.erase_node(node)
     graph.recompile()
+
+
+def gru_cell(
+    x: Tensor, hidden: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+) -> Tensor:
+    """`aten.gru_cell` with the memory layouts of eager mode on a CPU, where it works in place on parts of a tensor.
+
+    Kernels take the rest of a row, and so of a dense tensor, by another formula than whole vectors: layouts decide on
+    last bits. CUDA has a kernel of its own.
+    """
+    if x.device.type != "cpu":
+        kernel = torch._C.DispatchKey.CompositeImplicitAutograd
+        return torch.ops.aten.gru_cell.default._op_dk(kernel, x, hidden, w_ih, w_hh, b_ih, b_hh)
+    sizes = (2 * hidden.shape[1], hidden.shape[1])
+    x_gates, x_new = F.linear(x, w_ih, b_ih).unsafe_split_with_sizes(sizes, 1)
+    h_gates, h_new = F.linear(hidden, w_hh, b_hh).unsafe_split_with_sizes(sizes, 1)
+    reset, keep = (gate.sigmoid() for gate in (h_gates + x_gates).unsafe_chunk(2, 1))
+    new = (x_new + h_new * reset).tanh()
+    return (hidden - new) * keep + new
 
 
 def _one_call(

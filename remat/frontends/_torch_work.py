@@ -26,8 +26,16 @@ def tensors_of(structure: Any) -> list[torch.Tensor]:
 
 def storage_bytes(tensor: torch.Tensor) -> int:
     """Bytes that the allocator takes for the tensor's storage; CUDA's hands out blocks of 512."""
-    size = tensor.untyped_storage().nbytes()
-    return -(-size // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES if tensor.device.type == "cuda" else size
+    return _allocated(tensor.untyped_storage().nbytes(), tensor.device)
+
+
+def dense_bytes(tensor: torch.Tensor) -> int:
+    """Bytes that the allocator takes for a tensor of that shape and dtype, as a gradient of it."""
+    return _allocated(tensor.numel() * tensor.element_size(), tensor.device)
+
+
+def _allocated(size: int, device: torch.device) -> int:
+    return -(-size // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES if device.type == "cuda" else size
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:

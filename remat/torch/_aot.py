@@ -167,6 +167,11 @@ def random_state(device: torch.device) -> torch.Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
+def state_to_repeat(device: torch.device) -> torch.Tensor:
+    """`random_state` in memory of the host that PyTorch's allocator does not count, as a GPU's state always is."""
+    return torch.from_numpy(random_state(device).numpy().copy())
+
+
 def random_states() -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Of the CPU's default generator and of every GPU's, where there are any in use."""
     return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []

@@ -125,7 +125,7 @@ class _Emitter:
             self._holds(node, self._add(target, *self._arguments(args, kwargs), node.meta["val"]), n_parts)
 
     def _keep_state(self, node: fx.Node) -> None:
-        state = self._add(_aot.random_state, (_aot.device_of(node),), {}, _aot.fake_state(node))
+        state = self._add(_aot.state_to_repeat, (_aot.device_of(node),), {}, _aot.fake_state(node))
         self.half.made[_State(node)] = state
 
     def _compute_as(self, k: int, recipe: Recipe) -> None:

@@ -11,22 +11,36 @@ from torch import Tensor
 from torch._prims_common import make_contiguous_strides_for
 from torch.utils._pytree import tree_leaves
 
+Meanwhile = Callable[[list[Tensor]], AbstractContextManager[Any]]
 
-def backward_from(outputs: Any, meanwhile: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+
+def nothing(_outputs: list[Tensor]) -> AbstractContextManager[Any]:
+    """A loss that holds nothing."""
+    return nullcontext()
+
+
+def backward_from(outputs: Any, meanwhile: Meanwhile = nothing) -> None:
     """Differentiate what a module returned: a loss as it is, anything else through a loss outside that holds nothing.
 
-    As in a loop, gradients of outputs are the engine's alone and go when they have been read.
+    As in a loop, gradients of outputs are the engine's alone and go when they have been read. Parameters, arguments and
+    views of these that are among the outputs are left out: the caller had them before.
 
     Args:
-        meanwhile: entered while the gradients of the outputs are made.
+        meanwhile: given the outputs that are differentiated; entered while their gradients are made.
     """
-    found = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
+    tensors = (x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad and not _is_of_a_leaf(x))
+    found = list({id(x): x for x in tensors}.values())
     if len(found) == 1 and found[0].numel() == 1:
-        with meanwhile():
+        with meanwhile(found):
             start = torch.ones_like(found[0])
         found[0].backward(start)
     elif found:
-        _LossOutside.apply(meanwhile, *found).backward()  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+        _LossOutside.apply(lambda: meanwhile(found), *found).backward()  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+
+
+def _is_of_a_leaf(x: Tensor) -> bool:
+    base = x if x._base is None else x._base
+    return base.is_leaf and base.requires_grad
 
 
 class _LossOutside(torch.autograd.Function):

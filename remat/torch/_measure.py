@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from remat.cost._runners_torch import peak_of
-from remat.torch._loss import backward_from
+from remat.torch._loss import Meanwhile, backward_from, nothing
 
 
 def measured_peak(step: Callable[[], Any], device: str = "cpu") -> int:
@@ -21,12 +21,18 @@ def measured_peak(step: Callable[[], Any], device: str = "cpu") -> int:
     return peak_of(step, device)[1]
 
 
-def peak_of_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str) -> int:
-    """Peak of a forward and backward pass, without the loss; gradients, buffers and random numbers stay as they are."""
+def peak_of_step(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str, loss: Meanwhile = nothing
+) -> int:
+    """Peak of a forward and backward pass; gradients, buffers and random numbers stay as they are.
+
+    Args:
+        loss: what a loss outside of the module does besides, see `backward_from`; by default it holds nothing.
+    """
 
     def step() -> None:
         outputs = model(*args, **kwargs)  # held meanwhile, as by a loop
-        backward_from(outputs)
+        backward_from(outputs, loss)
 
     leaves = [
         *model.parameters(),

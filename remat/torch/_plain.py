@@ -75,7 +75,7 @@ def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
         follower = _Follower((*model.parameters(), *model.buffers(), *tree_leaves((fake_args, fake_kwargs))))
         with mode, follower:
             outputs = model(*fake_args, **fake_kwargs)
-            backward_from(outputs, lambda: follower.holding(loss_bytes))
+            backward_from(outputs, lambda _: follower.holding(loss_bytes))
     return PlainStep(tuple(follower.signatures), tuple(follower.held))
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten
 
 from remat.cost import Noise, costs_and_noise
@@ -30,11 +30,11 @@ from remat.execution import (
 from remat.frontends._torch_capture import Joint
 from remat.frontends._torch_graph import CapturedStep, is_random
 from remat.frontends._torch_work import CUDA_BLOCK_BYTES
-from remat.graph import Graph
+from remat.graph import Graph, Operation
 from remat.plan import Plan
 from remat.torch import _aot
 
-RANDOM_STATES, START = "random states", "start of backward"  # counted as resident, but made by the step
+START = "start of backward"  # counted as resident, but made by the step
 VERSION = torch.__version__.split("+")[0]
 
 
@@ -89,7 +89,7 @@ class Planner:
             if fingerprint.sha256 not in self.plans:
                 if in_loop:
                     announce_pause(self.name, inputs, self.time_limit_s, "model.prepare(...)")
-                self.plans[fingerprint.sha256] = self._new(graph, fixed, fingerprint, in_loop)
+                self.plans[fingerprint.sha256] = self._new(graph, step, fixed, fingerprint, in_loop)
             return self.plans[fingerprint.sha256]
 
     def take(
@@ -117,20 +117,21 @@ class Planner:
 
     def with_everything_resident(self, step: CapturedStep) -> tuple[Graph, dict[str, int]]:
         """The graph with all that is resident in `fixed_bytes`, and its parts by name."""
-        calls = zip(step.graph.operations, step.nodes, strict=True)
-        random = [n for op, nodes in calls if not op.run_once for n in nodes if is_random(n)]
-        states = sum(_aot.random_state(_aot.device_of(node)).nbytes for node in random)
         fixed = {"parameters, buffers and inputs": step.graph.fixed_bytes, **self.beside(step.joint)}
-        fixed |= {RANDOM_STATES: states} if states else {}
         fixed |= {START: _start_bytes(step.joint)}
         return replace(step.graph, fixed_bytes=sum(fixed.values())), fixed
 
-    def weigh(self, graph: Graph) -> Graph:
-        """The graph with costs and measured workspaces."""
-        return self._with_costs(self._with_workspaces(graph))[0]
+    def weigh(self, graph: Graph, step: CapturedStep) -> Graph:
+        """The graph with costs and workspaces."""
+        return self._with_costs(self._with_workspaces(graph, step))[0]
 
-    def _with_workspaces(self, graph: Graph) -> Graph:
+    def _with_workspaces(self, graph: Graph, step: CapturedStep) -> Graph:
+        """The graph with workspaces: those measured, and what repeating a random operation takes beside."""
         sizes, unmeasured = profile_workspaces(graph.all_ways(), self.cache_folder, self.device)
+        beside = [
+            _state_bytes(op, nodes) for op, nodes in zip(graph.operations, step.nodes, strict=True) for _ in op.ways
+        ]
+        sizes = [size + more for size, more in zip(sizes, beside, strict=True)]
         if unmeasured:
             named = ", ".join(f"{kind} ({why})" for kind, why in sorted(unmeasured.items()))
             warn(f"workspace not measured, taken as 0: {named}", CostWarning)
@@ -139,8 +140,10 @@ class Planner:
     def _with_costs(self, graph: Graph) -> tuple[Graph, Noise | None]:
         return costs_and_noise(graph, self.cost, self.gpu, cache_folder=self.cache_folder, device=self.device)
 
-    def _new(self, graph: Graph, fixed: Mapping[str, int], fingerprint: Fingerprint, in_loop: bool) -> StepPlan:
-        graph = self._with_workspaces(graph)
+    def _new(
+        self, graph: Graph, step: CapturedStep, fixed: Mapping[str, int], fingerprint: Fingerprint, in_loop: bool
+    ) -> StepPlan:
+        graph = self._with_workspaces(graph, step)
         is_sample = not (self.plans or in_loop)
         plan, who, costs, noise = _once(graph, self.budget_bytes), "fits as it is", "", None
         fits = cheapest_fitting(graph, [plan], self.budget_bytes) is not None
@@ -186,7 +189,14 @@ def _once(graph: Graph, budget_bytes: int) -> Plan:
 
 def there_before(plan: StepPlan) -> int:
     """What of a plan's fixed bytes is there before a step."""
-    return plan.graph.fixed_bytes - plan.fixed.get(RANDOM_STATES, 0) - plan.fixed.get(START, 0)
+    return plan.graph.fixed_bytes - plan.fixed.get(START, 0)
+
+
+def _state_bytes(op: Operation, nodes: Sequence[fx.Node]) -> int:
+    """What PyTorch's allocator holds of the random generator's state while a call that may be repeated runs."""
+    replayed = [node for node in nodes if is_random(node) and not op.run_once]
+    return max((_aot.random_state(device).nbytes for device in map(_aot.device_of, replayed) if device.type == "cpu"),
+               default=0)  # fmt: skip
 
 
 def _start_bytes(joint: Joint) -> int:

@@ -17,7 +17,7 @@ from remat.cost.profile import profile_workspaces
 from remat.errors import InvalidInput, InvalidPlan, unknown_name
 from remat.execution import Peaks, StepPlan, check_options, default_cache, is_fraction, operators_of, parse_budget
 from remat.frontends._torch_capture import Joint
-from remat.frontends._torch_graph import END_KIND, CapturedStep
+from remat.frontends._torch_graph import CapturedStep, loss_bytes
 from remat.graph import Graph
 from remat.plan import parse_scope
 from remat.registry import get_strategy
@@ -200,14 +200,14 @@ def _plain_peak(
         may_run: the step may be executed where there is no other way to know.
     """
     fixed_bytes = step.graph.fixed_bytes + sum(planner.beside(step.joint).values())
-    loss_bytes = next(op.workspace_bytes for op in step.graph.operations if op.kind == END_KIND)
+    outside = loss_bytes(step.joint)
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         # Without contents these layers run unrolled, which needs other memory than their kernels.
         if not may_run:
             return Peaks(None, "it has a recurrent layer, so it would have to be run")
-        return Peaks(fixed_bytes + peak_of_step(model, args, kwargs, planner.device) + loss_bytes)
+        return Peaks(fixed_bytes + peak_of_step(model, args, kwargs, planner.device) + outside)
     try:
-        plain = plain_step(model, args, kwargs, loss_bytes)
+        plain = plain_step(model, args, kwargs, outside)
     except Exception as error:  # a model may do what fake tensors do not support, though it compiles
         text = (str(error).strip().splitlines() or [""])[0][:160]
         return Peaks(None, f"the model does not run on tensors without contents ({type(error).__name__}: {text})")

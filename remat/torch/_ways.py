@@ -186,7 +186,7 @@ class _Finder:
     ) -> None:  # fmt: skip
         k = self.place[node]
         operation = self.step.graph.operations[k]
-        if operation.run_once or (k, name) in self.recipes:
+        if (k, name) in self.recipes:
             return
         known = {v for x in node.all_input_nodes for v in tree_iter(self.step.storage[x]) if isinstance(v, int)}
         reads = reads | (set(operation.inputs) - known)  # what keeps its place in the order
