@@ -152,10 +152,12 @@ def test_prepared_steps_are_not_planned_in_the_loop(device: str, caplog: pytest.
     assert announced(caplog) == []
     assert list(ours._planner.plans) == planned
     assert ours.plan is held
-    assert ours.prepare((images(5),))[0].fingerprint.inputs == small.fingerprint.inputs
+    ours.train()
+    assert ours.prepare([(images(5),), (images(14),)]) == (small, large)
     assert shifted.fingerprint.inputs == "float32[5, 3, 16, 16], float32[8]"
-    with pytest.raises(remat.InvalidInput, match=r"prepare takes tuples .*prepare\(\(x,\), \(y,\)\)"):
-        ours.prepare(images(5))
+    for wrong in ((images(5),), (), ([images(5)],), ([],)):
+        with pytest.raises(remat.InvalidInput, match=r"prepare takes tuples .*prepare\(\(x,\), \(y,\)\)"):
+            ours.prepare(*wrong)
 
 
 def test_a_batch_norm_that_averages_over_all_steps_is_refused_by_name() -> None:
@@ -302,3 +304,22 @@ def test_a_warning_in_a_call_of_a_callers_own_helper_is_the_helpers() -> None:
         with _nothing():
             exec(compile("call()", "remat/inside.py", "exec"), {"__name__": "remat.inside", "call": lambda: warn("x")})
     assert caught[0].filename == __file__
+
+
+def test_bad_input_gets_one_line(tmp_path: Path) -> None:
+    x, model = images(4), Net()
+    (tmp_path / "file").touch()
+    ours = rematerialize(Net(), (images(16),), 0.7).eval()
+    for message, call in {
+        "sample_kwargs must hold the model's keyword": lambda: rematerialize(model, (x,), sample_kwargs=[1]),
+        r"keyword arguments by name, e\.g\.": lambda: ours.prepare((x,), sample_kwargs={1: x}),  # pyright: ignore
+        "optimizer must be a torch.optim.Optimizer": lambda: rematerialize(model, (x,), optimizer=torch.optim.Adam),
+        "cache_folder must be the path": lambda: rematerialize(model, (x,), cache_folder=5),
+        "measurements cannot be kept in .*: give another cache_folder= or set REMAT_CACHE": lambda: rematerialize(
+            model, (x,), cache_folder=tmp_path / "file"
+        ),
+        "budget was given for this step in another mode, or with": lambda: ours.prepare((images(16).requires_grad_(),)),
+    }.items():
+        with pytest.raises(remat.InvalidInput, match=message) as error:
+            call()
+        assert "\n" not in str(error.value)

@@ -23,7 +23,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """What a file holds; nothing where there is none of ours."""
     try:
         record = json.loads(path.read_text())
-    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError):
         return {}
     return record if isinstance(record, dict) else {}
 

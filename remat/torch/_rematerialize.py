@@ -23,7 +23,7 @@ from remat.plan import parse_scope
 from remat.registry import get_strategy
 from remat.torch import _aot, _optimizer
 from remat.torch._measure import peak_of_step
-from remat.torch._module import Rematerialized, captured_step
+from remat.torch._module import Rematerialized, captured_step, keywords
 from remat.torch._plain import plain_step
 from remat.torch._planner import Planner, default_gpu, describe_inputs, device_of, there_before
 from remat.torch._ways import OPERATORS
@@ -101,7 +101,9 @@ def rematerialize(
     operators = _operators(operators, backend, plan)
     if gpu is not None and cost != "roofline":
         raise InvalidInput(f"gpu={gpu!r} is of cost='roofline'; cost={cost!r} does not look at it")
-    kwargs = dict(sample_kwargs or {})
+    if not isinstance(cache_folder, (str, os.PathLike, type(None))):
+        raise InvalidInput(f"cache_folder must be the path of a folder, not {cache_folder!r:.60}")
+    kwargs = keywords(sample_kwargs)
     strategy, scope = get_strategy(strategy).name, str(parse_scope(scope))
     device = device_of(model, (sample_args, kwargs))
     step = captured_step(model, sample_args, kwargs, backend, operators)
