@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -306,10 +307,30 @@ def test_a_warning_in_a_call_of_a_callers_own_helper_is_the_helpers() -> None:
     assert caught[0].filename == __file__
 
 
+def test_examples_of_the_guide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The blocks of docs/execution.md one after the other, as a reader would copy them."""
+    monkeypatch.chdir(tmp_path)
+    guide = (Path(__file__).parents[1] / "docs" / "execution.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", guide.partition("## TensorFlow")[0], re.DOTALL)
+    images = torch.randn(8, 3, 32, 32)
+    model = Net()
+    names = {"torch": torch, "images": images, "model": model, "optimizer": torch.optim.Adam(model.parameters())}
+    for block in blocks:
+        exec(block, names)
+    ours = names["model"]
+    assert isinstance(ours, rt.Rematerialized)
+    assert (tmp_path / "plan.json").exists()
+    assert announced(caplog) == []
+    assert len(blocks) == 4
+
+
 def test_bad_input_gets_one_line(tmp_path: Path) -> None:
     x, model = images(4), Net()
     (tmp_path / "file").touch()
-    ours = rematerialize(Net(), (images(16),), 0.7).eval()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = rematerialize(Net(), (images(16),), 0.7)
     for message, call in {
         "sample_kwargs must hold the model's keyword": lambda: rematerialize(model, (x,), sample_kwargs=[1]),
         r"keyword arguments by name, e\.g\.": lambda: ours.prepare((x,), sample_kwargs={1: x}),  # pyright: ignore
@@ -318,7 +339,7 @@ def test_bad_input_gets_one_line(tmp_path: Path) -> None:
         "measurements cannot be kept in .*: give another cache_folder= or set REMAT_CACHE": lambda: rematerialize(
             model, (x,), cache_folder=tmp_path / "file"
         ),
-        "budget was given for this step in another mode, or with": lambda: ours.prepare((images(16).requires_grad_(),)),
+        "budget was given for this step in another mode, or with": lambda: ours.prepare((images(16),)),
     }.items():
         with pytest.raises(remat.InvalidInput, match=message) as error:
             call()

@@ -62,13 +62,14 @@ def rematerialize(
 
     Args:
         model: in the mode (train or eval) in which it will be trained.
-        sample_args: positional arguments of the model; only shapes, dtypes and devices matter.
+        sample_args: positional arguments of the model, the largest that will occur; only shapes, dtypes and devices
+            matter. Others are planned when they occur, or before, by `Rematerialized.prepare`.
         budget: total bytes, or a size (``8GB``, ``7.5GiB``), or a float in (0, 1]: that fraction of what the plain
-            model needs for the same step. Total means all that PyTorch's allocator holds at once in a step (forward,
-            loss, backward): parameters, buffers, arguments, activations, gradients, kernels' workspaces, and the
-            optimizer state that `optimizer` says. A loss outside of the module is taken to need three
-            times the bytes of the outputs, as cross-entropy does.
-        sample_kwargs: keyword arguments of the model.
+            model needs for the same step; steps of other shapes then get as many bytes. Total means all that PyTorch's
+            allocator holds at once in a step (forward, loss, backward): parameters, buffers, arguments, activations,
+            gradients, kernels' workspaces, and the optimizer state that `optimizer` says. A loss outside of the module
+            is taken to need three times the bytes of the outputs, as cross-entropy does.
+        sample_kwargs: keyword arguments of the model, e.g. ``{"mask": mask}``.
         strategy: a name from `remat.strategies()`.
         backend: ``eager`` runs PyTorch's own kernels one by one; ``inductor`` compiles them, which changes memory and,
             in the last bits, results: the peak is then a prediction, not a promise.
