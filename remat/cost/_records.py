@@ -22,10 +22,10 @@ def cache_key(signature: str, provenance: Mapping[str, Any]) -> str:
 
 def read_record(path: Path) -> dict[str, Any]:
     """What a file holds; nothing where there is none of ours, with a warning if it is damaged."""
-    if not path.exists():
-        return {}
     try:
-        return unsealed(read_json(path), path)
+        return unsealed(read_json(path), path) if path.exists() else {}
+    except OSError:  # of a folder that may not be read
+        return {}
     except InvalidInput as error:
         warn(f"{error}; measuring again")
         return {}

@@ -193,6 +193,8 @@ def _measured(
         measured = read(keys.values())
         missing = {keys[s]: s for s in needed if keys[s] not in measured}
         _check_memory({s: needed[s] for s in missing.values()}, free_bytes, label)
+        if missing:
+            _check_writable(folder)
         job = {"quantity": quantity, "fields": fields, "passes": passes, "suffix": suffix, "device": device,
                "folder": str(folder.resolve()), "provenance": provenance}  # fmt: skip
         failures = _measure(missing, job, Path(scratch), read)
@@ -297,6 +299,18 @@ def _available_bytes() -> int:
     except OSError:
         pass  # not Linux
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _check_writable(folder: Path) -> None:
+    """Refuse before anything is measured: each measurement comes back as a file."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidInput(
+            f"measurements cannot be kept in {folder} ({error.strerror}): give another cache_folder= or set REMAT_CACHE"
+        ) from None
 
 
 def _check_memory(needed: Mapping[str, Operation], free_bytes: int, label: str) -> None:

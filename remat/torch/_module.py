@@ -72,7 +72,9 @@ class Rematerialized(Planned, nn.Module):
             return self._step(args, kwargs)
 
     def prepare(
-        self, *sample_args: tuple[Any, ...], sample_kwargs: Mapping[str, Any] | None = None
+        self,
+        *sample_args: tuple[Any, ...] | list[tuple[Any, ...]],
+        sample_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[StepPlan, ...]:
         """Plan steps on other arguments before they occur, so that a loop does not pause for it.
 
@@ -80,8 +82,8 @@ class Rematerialized(Planned, nn.Module):
         in bytes. A step that fits without recomputation takes seconds; others take up to `time_limit_s` each.
 
         Args:
-            sample_args: for each step a tuple of the model's positional arguments; only shapes and dtypes matter, and
-                tensors on ``meta`` will do.
+            sample_args: for each step a tuple of the model's positional arguments, or one list of such tuples; only
+                shapes and dtypes matter, and tensors on ``meta`` will do.
             sample_kwargs: keyword arguments of the model, of each of these steps.
 
         Returns:
@@ -91,10 +93,11 @@ class Rematerialized(Planned, nn.Module):
             InvalidInput: no plan within the budget was found, or the model does not compile for these arguments.
         """
         planner, plans = self._planner, []
-        for args in sample_args or ((),):
-            if not isinstance(args, tuple):
-                raise InvalidInput("prepare takes tuples of the model's positional arguments, e.g. prepare((x,), (y,))")
-            given = with_storages((args, dict(sample_kwargs or {})), planner.device)
+        steps = sample_args[0] if len(sample_args) == 1 and isinstance(sample_args[0], list) else sample_args
+        if not steps or not all(isinstance(args, tuple) for args in steps):
+            raise InvalidInput("prepare takes tuples of the model's positional arguments, e.g. prepare((x,), (y,))")
+        for args in steps:
+            given = with_storages((args, keywords(sample_kwargs)), planner.device)
             step = captured_step(self.model, given[0], given[1], self._backend, planner.operators)
             plans.append(planner.plan(step, describe_inputs(given)))
         return tuple(plans)
@@ -228,6 +231,18 @@ def check_momentum(model: nn.Module) -> None:
                 f"{name or 'the model'} ({type(module).__name__}) has momentum=None, which cannot be compiled: "
                 "set its momentum to a number, e.g. 0.1"
             )
+
+
+def keywords(sample_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Keyword arguments as given, checked.
+
+    Raises:
+        InvalidInput: they are none.
+    """
+    given = {} if sample_kwargs is None else sample_kwargs
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise InvalidInput("sample_kwargs must hold the model's keyword arguments by name, e.g. {'mask': mask}")
+    return dict(given)
 
 
 def captured_step(

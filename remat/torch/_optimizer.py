@@ -41,6 +41,11 @@ def state_bytes(optimizer: torch.optim.Optimizer | str | int | None, parameters:
         return STATES[optimizer.lower()] * sum(p.numel() * p.element_size() for p in trained)
     if isinstance(optimizer, str) and not optimizer[:1].isdigit():
         raise unknown_name("optimizer", optimizer, STATES)
+    if not isinstance(optimizer, (str, int)):
+        raise InvalidInput(
+            "optimizer must be a torch.optim.Optimizer, a name (e.g. 'adam') or a size (e.g. '2GB'), "
+            f"not {optimizer!r:.60}"
+        )
     return parse_size(optimizer)
 
 

@@ -89,7 +89,12 @@ class Planner:
             if fingerprint.sha256 not in self.plans:
                 if in_loop:
                     announce_pause(self.name, inputs, self.time_limit_s, "model.prepare(...)")
-                self.plans[fingerprint.sha256] = self._new(graph, step, fixed, fingerprint, in_loop)
+                try:
+                    self.plans[fingerprint.sha256] = self._new(graph, step, fixed, fingerprint, in_loop)
+                except InvalidInput as error:
+                    if not self.plans:
+                        raise
+                    raise InvalidInput(f"{error}; {self._what_the_budget_is_for(inputs)}") from None
             return self.plans[fingerprint.sha256]
 
     def take(
@@ -150,13 +155,22 @@ class Planner:
         if is_sample or not fits or graph.has_implementations:  # else there is nothing to choose, so nothing to time
             if max(graph.largest_working_set()[0], graph.final_bytes) <= self.budget_bytes:  # else there is no plan
                 (graph, noise), costs = self._with_costs(graph), self.cost
-            plan, who = self._cheapest(graph, fingerprint.inputs, in_loop)
+            plan, who = self._cheapest(graph, in_loop)
         plain = self.plain.plain_bytes if is_sample else None
         return StepPlan(
             plan, graph, fingerprint, who, self.budget_bytes, plain, fixed, costs, operators=self.operators, noise=noise
         )
 
-    def _cheapest(self, graph: Graph, inputs: str, in_loop: bool) -> tuple[Plan, str]:
+    def _what_the_budget_is_for(self, inputs: str) -> str:
+        """And what to do where a step that is not of the sample arguments has no plan."""
+        if inputs == self.sample:
+            return "the budget was given for this step in another mode, or with other gradients: give a larger one"
+        return (
+            f"this step is of {inputs}, the budget was given for {self.sample}: "
+            "rematerialize with the largest arguments that occur, or with a larger budget"
+        )
+
+    def _cheapest(self, graph: Graph, in_loop: bool) -> tuple[Plan, str]:
         """The cheapest known order that fits, while a loop waits; else what the solver finds. And whose it is."""
         known = [_once(graph, self.budget_bytes)]
         known += [
@@ -166,18 +180,10 @@ class Planner:
         found = cheapest_fitting(graph, known, self.budget_bytes) if in_loop else None
         if found is not None:
             return found, "from another shape"
-        try:
-            solution = find_plan(
-                graph, self.budget_bytes, strategy=self.strategy, scope=self.scope,
-                time_limit_s=self.time_limit_s, seed=self.seed, threads=self.threads, known=known,
-            )  # fmt: skip
-        except InvalidInput as error:
-            if inputs == self.sample:
-                raise
-            raise InvalidInput(
-                f"{error}; this step is of {inputs}, the budget was given for {self.sample}: "
-                "rematerialize with the largest arguments that occur, or with a larger budget"
-            ) from None
+        solution = find_plan(
+            graph, self.budget_bytes, strategy=self.strategy, scope=self.scope,
+            time_limit_s=self.time_limit_s, seed=self.seed, threads=self.threads, known=known,
+        )  # fmt: skip
         assert solution.plan is not None
         return solution.plan, solution.strategy
 

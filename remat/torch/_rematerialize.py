@@ -23,7 +23,7 @@ from remat.plan import parse_scope
 from remat.registry import get_strategy
 from remat.torch import _aot, _optimizer
 from remat.torch._measure import peak_of_step
-from remat.torch._module import Rematerialized, captured_step
+from remat.torch._module import Rematerialized, captured_step, keywords
 from remat.torch._plain import plain_step
 from remat.torch._planner import Planner, default_gpu, describe_inputs, device_of, there_before
 from remat.torch._ways import OPERATORS
@@ -62,13 +62,14 @@ def rematerialize(
 
     Args:
         model: in the mode (train or eval) in which it will be trained.
-        sample_args: positional arguments of the model; only shapes, dtypes and devices matter.
+        sample_args: positional arguments of the model, the largest that will occur; only shapes, dtypes and devices
+            matter. Others are planned when they occur, or before, by `Rematerialized.prepare`.
         budget: total bytes, or a size (``8GB``, ``7.5GiB``), or a float in (0, 1]: that fraction of what the plain
-            model needs for the same step. Total means all that PyTorch's allocator holds at once in a step (forward,
-            loss, backward): parameters, buffers, arguments, activations, gradients, kernels' workspaces, and the
-            optimizer state that `optimizer` says. A loss outside of the module is taken to need three
-            times the bytes of the outputs, as cross-entropy does.
-        sample_kwargs: keyword arguments of the model.
+            model needs for the same step; steps of other shapes then get as many bytes. Total means all that PyTorch's
+            allocator holds at once in a step (forward, loss, backward): parameters, buffers, arguments, activations,
+            gradients, kernels' workspaces, and the optimizer state that `optimizer` says. A loss outside of the module
+            is taken to need three times the bytes of the outputs, as cross-entropy does.
+        sample_kwargs: keyword arguments of the model, e.g. ``{"mask": mask}``.
         strategy: a name from `remat.strategies()`.
         backend: ``eager`` runs PyTorch's own kernels one by one; ``inductor`` compiles them, which changes memory and,
             in the last bits, results: the peak is then a prediction, not a promise.
@@ -101,7 +102,9 @@ def rematerialize(
     operators = _operators(operators, backend, plan)
     if gpu is not None and cost != "roofline":
         raise InvalidInput(f"gpu={gpu!r} is of cost='roofline'; cost={cost!r} does not look at it")
-    kwargs = dict(sample_kwargs or {})
+    if not isinstance(cache_folder, (str, os.PathLike, type(None))):
+        raise InvalidInput(f"cache_folder must be the path of a folder, not {cache_folder!r:.60}")
+    kwargs = keywords(sample_kwargs)
     strategy, scope = get_strategy(strategy).name, str(parse_scope(scope))
     device = device_of(model, (sample_args, kwargs))
     step = captured_step(model, sample_args, kwargs, backend, operators)
