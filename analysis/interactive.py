@@ -61,7 +61,8 @@ def overhead_figure(panel: Panel, run: Run) -> dict[str, Any]:
                 x=_list(curve.members["peak_bytes"].astype(float) / scale.factor),
                 y=height(100 * curve.members["overhead"].astype(float)),
                 text=[
-                    f"{shown_as_it_is(_parameters(m.parameters))}<br>{show_percent(m.overhead)}" for m in curve.members.itertuples()
+                    f"{shown_as_it_is(_parameters(m.parameters))}<br>{show_percent(m.overhead)}"
+                    for m in curve.members.itertuples()
                 ], mode="markers", legendgroup=group,
                 showlegend=False, marker={"color": style.colour, "size": 4, "opacity": 0.4, "symbol": style.symbol},
                 hovertemplate=f"%{{text}}<br>peak %{{x:.3f}} {scale.unit}<extra>{style.label} member</extra>",
