@@ -147,6 +147,7 @@ def check(overrides: Sequence[str], *, multirun: bool) -> list[Settings]:
         settings += [_compose([*first[:i], text, *first[i + 1 :]]) for text in texts[1:]]
     for one in settings:
         _check_costs_apply(parsed, one)
+        _check_options_apply(parsed, one)
     _check_runs_folder()
     return settings
 
@@ -198,6 +199,13 @@ def _check_costs_apply(parsed: Sequence[Override], settings: Settings) -> None:
         raise InvalidInput(f"{asked}: a graph file keeps the costs in it; leave cost away")
     if settings.spec.framework == "synthetic":
         raise InvalidInput(f"{asked}: synthetic graphs come with their costs; leave cost away")
+
+
+def _check_options_apply(parsed: Sequence[Override], settings: Settings) -> None:
+    """Options of a factory mean nothing to a graph file."""
+    given = next((o.input_line for o in parsed if o.key_or_group.startswith("model.options")), None)
+    if given is not None and settings.spec is None:
+        raise InvalidInput(f"{given.lstrip('+')} does not apply to a graph file: it is what it is")
 
 
 def _check_slurm(parsed: Sequence[Override], *, multirun: bool) -> None:

@@ -111,7 +111,8 @@ def run_name(cfg: DictConfig) -> str:
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
     if cfg.parts is not None:
         return f"paper_{cfg.scale}_{digest}"
-    subject = Path(cfg.graph).stem if cfg.graph else cfg.target or cfg.model.name
+    file = Path(cfg.graph).name.removesuffix(".gz").removesuffix(".json") if cfg.graph else ""
+    subject = file or cfg.target or cfg.model.name
     has_costs = cfg.graph or cfg.model.framework == "synthetic"
     parts = [subject] if has_costs else [subject, cfg.gpu.get("name", "gpu"), cfg.cost.name]
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", "_".join(map(str, [*parts, cfg.budget, digest])))

@@ -108,6 +108,7 @@ MISTAKES = [
     (["graph=a(b).json"], r"quotes"),
     (["graph=mirror.json", "cost=flops"], r"cost=flops: a graph file keeps the costs in it"),
     (["graph=mirror.json", "batch_size=3"], r"batch_size does not apply"),
+    (["graph=mirror.json", "model.options.n=3"], r"model\.options\.n=3 does not apply to a graph file"),
     (["model=chain", "cost=flops"], r"synthetic graphs come with their costs"),
     (["model=torch"], r"needs target=package\.module:factory"),
     (["model=torch", "target=package"], r"must look like package\.module:factory"),
