@@ -103,6 +103,16 @@ def test_a_fraction_is_of_the_sample_and_what_fits_runs_as_it_is() -> None:
     )
 
 
+def test_other_shapes_count_what_is_resident_beside_the_step() -> None:
+    ours = rematerialize(Net(), (images(16),), 0.8, optimizer="adam", accumulate=True)
+    trained = sum(p.numel() * p.element_size() for p in ours.parameters())
+    for plan in (ours.plan, *ours.prepare((images(7),))):
+        assert plan.fixed["optimizer state"] == 2 * trained
+        assert plan.fixed["gradients of earlier steps"] == trained
+        assert plan.budget_bytes == ours.budget_bytes == int(0.8 * ours.plan.plain_peak_bytes)
+        assert plan.peak_bytes <= ours.budget_bytes
+
+
 def test_what_fits_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = rematerialize(Net(), (images(16),), cost="roofline")
     monkeypatch.setattr("remat.torch._planner.costs_and_noise", None)

@@ -45,9 +45,11 @@ class Timing(NamedTuple):
         return self.median_ns / max(1.0, self.best_ns)
 
     def less(self, other: Timing) -> Timing:
-        """What is left when `other` is part of every call, with the noise of both; at least `MIN_NS`."""
+        """What is left when `other` is part of every call, at least `MIN_NS`; its noise is both's of the whole call."""
         left = max(MIN_NS, self.median_ns - other.median_ns)
-        return Timing(left, left / max(self.noise, other.noise), self.disturbed or other.disturbed)
+        above_ns = self.median_ns - self.best_ns + other.median_ns - other.best_ns
+        noise = 1 + above_ns / max(1.0, self.best_ns)
+        return Timing(left, left / noise, self.disturbed or other.disturbed)
 
     def each(self, n: int) -> Timing:
         """Of one of the `n` equal parts of the call, with its noise; at least `MIN_NS`."""

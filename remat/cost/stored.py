@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from remat.cost._records import cache_key, read_record
+from remat.cost._records import TIME_FIELDS, cache_key, read_fields, read_record
 from remat.errors import InvalidInput
 from remat.files import replacing
 
@@ -67,7 +67,7 @@ def store(cache: Path, gpu: str, provenance: Mapping[str, Any], folder: Path | N
     Args:
         gpu: name in ``conf/gpu``.
         provenance: device, versions and how the times were taken, as the records say (`profile.provenance_of`);
-            others are left out.
+            others are left out, and so are times that are not steady.
 
     Raises:
         InvalidInput: there are none.
@@ -75,7 +75,7 @@ def store(cache: Path, gpu: str, provenance: Mapping[str, Any], folder: Path | N
     found = [(path, read_record(path)) for path in sorted(cache.glob("*.json"))]
     records = [
         record for path, record in found
-        if "ns" in record and path.stem == cache_key(record["signature"], provenance)
+        if read_fields(path, TIME_FIELDS) and path.stem == cache_key(record["signature"], provenance)
     ]  # fmt: skip
     if not records:
         raise InvalidInput(f"nothing was measured on {provenance['device']} into {cache}")
