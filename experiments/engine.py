@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from remat.errors import InvalidPlan, RematError, unknown_name
 from remat.plan import Plan
 from remat.registry import get_strategy
-from remat.solve import Family, Problem, Solution, Status
+from remat.solve import Family, Problem, Solution, Status, name_minimum
 from remat.worker import GRACE_S, interrupt_workers, run_family_isolated, solve_isolated, stop_workers
 
 ENGINES = ("local", "ray", "slurm")
@@ -49,7 +49,7 @@ class Job:
         try:
             if get_strategy(self.strategy).ignores_budget:
                 return run_family_isolated(problem, self.strategy, self.options)
-            return solve_isolated(problem, self.strategy, self.options)
+            return name_minimum(solve_isolated(problem, self.strategy, self.options), problem)
         except RematError as error:
             return failed(self, str(error), contradicted=isinstance(error, InvalidPlan))
 
