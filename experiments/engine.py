@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from remat.errors import InvalidPlan, RematError, unknown_name
 from remat.plan import Plan
 from remat.registry import get_strategy
-from remat.solve import Family, Problem, Solution, Status
+from remat.solve import Family, Problem, Solution, Status, name_minimum
 from remat.worker import GRACE_S, Known, interrupt_workers, run_family_isolated, solve_isolated, stop_workers
 
 ENGINES = ("local", "ray", "slurm")
@@ -51,9 +51,8 @@ class Job:
         try:
             if get_strategy(self.strategy).ignores_budget:
                 return run_family_isolated(problem, self.strategy, self.options)
-            if self.known is None:
-                return solve_isolated(problem, self.strategy, self.options)
-            return solve_isolated(problem, self.strategy, self.options, known=self.known)
+            known = self.known or (lambda: None)
+            return name_minimum(solve_isolated(problem, self.strategy, self.options, known=known), problem)
         except RematError as error:
             return failed(self, str(error), contradicted=isinstance(error, InvalidPlan))
 

@@ -22,6 +22,12 @@ from remat.simulator import Trace, simulate
 from remat.units import check_time_limit, format_size, parse_size
 
 ACCOUNTINGS = ("exact", "published")
+# A run that repeats exactly has more than that and that share of its time left, or the clock may have cut it short.
+CUT_S, CUT_SHARE = 0.5, 0.05
+PROOF_SHARE = 0.4  # of the time limit, for a proof in such a run
+LATE_S = 1.0  # other solves that end with less time left are taken to have been ended by the time limit
+LONGEST_S = 3600.0  # of a time limit, from which such a run derives its work
+NAMING_S = 1.7  # after the deadline, when the smallest budget is named at the latest; the promised overrun is longer
 
 
 class Status(StrEnum):
@@ -76,6 +82,37 @@ class Problem:
     def remaining_s(self) -> float:
         """Seconds left until the deadline; never negative."""
         return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def repeats(self) -> bool:
+        """Whether two runs must give the same: then counts limit the work, and the clock only ends all of it."""
+        return self.deterministic or self.work_limit is not None
+
+    @property
+    def solver_threads(self) -> int:
+        """Threads for a linear or integer program: where runs repeat one, because several need not."""
+        return 1 if self.repeats else self.threads
+
+    def until(self, share: float) -> float:
+        """When a step that may take `share` of the time left has to end; where runs repeat, the deadline."""
+        return self.deadline if self.repeats else time.monotonic() + share * self.remaining_s()
+
+    def steps_in(self, rate: float, most: int = 1 << 40) -> int:
+        """Steps that a run which repeats makes at `rate` per second of its time limit: 1 to `most`."""
+        return max(1, min(most, int(rate * min(self.time_limit_s, LONGEST_S))))
+
+    def seconds_for_a_proof(self) -> float:
+        """How long a proof may be expected to take for it to be begun: the time left, or where runs repeat, a share."""
+        return PROOF_SHARE * self.time_limit_s if self.repeats else self.remaining_s()
+
+    def is_cut(self) -> bool:
+        """Whether the clock has ended it, or may have, before it was solved: some solvers end a little early."""
+        near_s = CUT_S + CUT_SHARE * min(self.time_limit_s, LONGEST_S)
+        return self.remaining_s() <= near_s and not self.is_solved()
+
+    def is_late(self) -> bool:
+        """Whether a solve that ends now without a plan was ended by the time limit."""
+        return self.is_cut() if self.repeats else self.remaining_s() < LATE_S
 
     def offer(self, plan: Plan, who: str) -> bool:
         """Hand over a plan found by `who`; it counts whatever happens to the strategy later.
@@ -241,8 +278,8 @@ def solve(
         threads: that the strategy may use.
         accounting: ``exact``, or ``published`` for the memory that Checkmate's artifact counts.
         work_limit: moves or nodes instead of seconds, for runs that repeat exactly.
-        deterministic: two runs give the same plan, unless ``stats["cut_by_clock"]`` says that the time limit
-            ended one.
+        deterministic: two runs give the same plan, bound and certificate, unless ``stats["cut_by_clock"]`` says that
+            the time limit ended one.
         warm_start: a plan of this graph to start from; if it fits, the solution is at least as good.
         target_gap: end as soon as (cost - bound) / cost is at or below it.
         progress: is called with a `Progress` at each improvement of the plan or of the bound, from
@@ -378,7 +415,23 @@ def _solve_one(
     if refusal is not None:
         return refusal
     solution = solve_one(problem, chosen, options, isolate)
-    return solution if given is None or chosen.is_baseline else _at_least(solution, chosen, problem, given)
+    if given is not None and not chosen.is_baseline:
+        solution = _at_least(solution, chosen, problem, given)
+    return name_minimum(solution, problem)
+
+
+def name_minimum(solution: Solution, problem: Problem) -> Solution:
+    """The solution; where no plan was found, its message ends with the smallest budget known feasible.
+
+    An INFEASIBLE names it already. The time for it is what the promised overrun leaves.
+    """
+    if solution.status not in (Status.TIMEOUT, Status.NO_PLAN):
+        return solution
+    from remat.bounds.min_budget import describe_minimum
+
+    seconds = max(0.0, problem.deadline + NAMING_S - time.monotonic())
+    least = describe_minimum(problem.graph, problem.scope, time_limit_s=seconds)
+    return replace(solution, message=f"{solution.message}; {least}")
 
 
 def solve_one(problem: Problem, chosen: Strategy, options: Mapping[str, Any], isolate: bool | None = None) -> Solution:
@@ -537,6 +590,8 @@ def _solve_here(chosen: Strategy, problem: Problem, options: Mapping[str, Any]) 
             produced = chosen.run(problem, **options)
         outcome = produced if isinstance(produced, Outcome) else Outcome()
         members, rejected = _judge(problem, candidates_of(produced), chosen.name)
+        if problem.repeats:
+            outcome = replace(outcome, stats={"cut_by_clock": problem.is_cut(), **outcome.stats})
     except Skip as skip:
         return _without_plan(chosen, problem, Status.SKIPPED, str(skip))
     except KeyboardInterrupt:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,6 +22,7 @@ import remat
 from remat import Graph, Plan, Scope, Solution, Status, simulate
 from remat.bounds import min_budget as minimum
 from remat.joint import search as joint_search
+from remat.solve import solve_one
 from remat.strategies import portfolio
 
 OFTEN = ("portfolio", "search", "interval_cp")
@@ -37,13 +40,17 @@ def check(seed: int) -> str:
             wrong = wrong_with(graph, solution, best, Path(folder))
             if wrong:
                 return f"different: {name}: {wrong}"
+        name = str(rng.choice(OFTEN))
+        if not repeats(graph, budget, name, scope, seed):
+            return f"different: {name}: two runs that must give the same do not"
         return wrong_with_minimum(graph, scope) or "ok"
 
 
 @contextlib.contextmanager
 def without_exhaustive() -> Iterator[None]:
-    """Without the solvers that try everything, which would decide all graphs of this size."""
+    """Without the solvers that try everything, which would decide all graphs of this size; all in this process."""
     with (
+        mock.patch.object(joint_search, "solve_one", partial(solve_one, isolate=False)),
         mock.patch.object(portfolio, "EXHAUSTIVE_OPERATIONS", 0),
         mock.patch.object(joint_search, "EXHAUSTIVE_OPERATIONS", 0),
         mock.patch.object(minimum, "MAX_EXACT_OPERATIONS", 0),
@@ -60,6 +67,28 @@ def limits(rng: np.random.Generator, strategy: str) -> dict[str, Any]:
     if rng.random() < 0.7:
         return {**common, "time_limit_s": 20, "work_limit": int(rng.integers(1, most))}
     return {**common, "time_limit_s": 0.5, "deterministic": bool(rng.random() < 0.3)}
+
+
+def repeats(graph: Graph, budget: int, strategy: str, scope: str, seed: int, time_limit_s: float = 3.0) -> bool:
+    """Whether deterministic runs on machines of different speed give the same, unless the clock cut one."""
+    known = set()
+    for speed in (1.0, 3.0):
+        with mock.patch("time.monotonic", clock(speed)):
+            solution = remat.solve_sweep(
+                graph, [budget], strategy, scope=scope, deterministic=True, seed=seed, time_limit_s=time_limit_s,
+                isolate=False,
+            )[0]  # fmt: skip
+        if not solution.stats.get("cut_by_clock"):
+            steps = None if solution.plan is None else tuple(solution.plan.steps)
+            proof = None if solution.certificate is None else str(solution.certificate.to_dict())
+            known.add((solution.status, solution.cost, solution.bound, steps, proof))
+    return len(known) <= 1
+
+
+def clock(speed: float) -> Callable[[], float]:
+    """A clock that runs `speed` times as fast: the machine seems as much slower."""
+    real, began = time.monotonic, time.monotonic()
+    return lambda: began + speed * (real() - began)
 
 
 def wrong_with(graph: Graph, solution: Solution, best: int | None, folder: Path) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from brute_force import least_budget, random_graph
+from brute_force import least_budget, random_graph, random_step, with_implementations
 
 import remat
 from remat import Graph, Operation, Value, load_graph, min_budget, simulate
@@ -115,6 +116,28 @@ def test_without_time_it_is_still_right():
     assert simulate(graph, known.plan).peak_bytes == known.bytes
     assert known.lower_bound_bytes <= known.bytes
     assert min_budget(graph, "free", time_limit_s=2.0).bytes <= known.bytes
+
+
+def test_is_printed_in_one_line():
+    graph = Graph.from_nodes("design", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
+    known = min_budget(graph)
+    assert str(known) == "7 B, staged: proven the smallest"
+    assert repr(known) == "<MinBudget 7 B, staged: proven the smallest>"
+    open_one = replace(known, lower_bound_bytes=6)
+    assert str(open_one) == "7 B, staged: no plan needs less than 6 B (gap 14.29%)"
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_with_implementations_both_sides_hold(scope: str):
+    rng = np.random.default_rng(6)
+    better = 0
+    for _ in range(20):
+        graph = with_implementations(random_step(rng, 7, min_bytes=1, max_bytes=9, once=0.5), rng, share=0.2)
+        known, least = min_budget(graph, scope), least_budget(graph, scope)
+        assert simulate(graph, known.plan).peak_bytes == known.bytes
+        assert known.lower_bound_bytes <= least <= known.bytes
+        better += known.lower_bound_bytes > max(graph.largest_working_set()[0], graph.final_bytes)
+    assert better
 
 
 def test_recorded_minimum(instances):

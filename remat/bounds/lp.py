@@ -90,7 +90,7 @@ def lower_bound(
     rounds, value_before = 0, -math.inf
     while not should_stop():
         begun = problem.remaining_s()
-        solved = solve_relaxation(model, used, problem.remaining_s(), problem.threads, should_stop)
+        solved = solve_relaxation(model, used, problem.remaining_s(), problem.solver_threads, should_stop)
         if solved is None:
             break
         x, y = solved
@@ -103,7 +103,7 @@ def lower_bound(
         value = model.cost_constant + float(model.cost @ x)
         if value - certificate.bound <= ENOUGH * value:
             new = _violated(model, x, set(map(tuple, cuts))) if with_cuts else []
-            enough_time = problem.remaining_s() > 1.5 * (begun - problem.remaining_s())
+            enough_time = problem.repeats or problem.remaining_s() > 1.5 * (begun - problem.remaining_s())
             if not new or not enough_time or value - value_before < WORTH * value:
                 break
             model, value_before = _with_cuts(model, new, len(cuts)), value

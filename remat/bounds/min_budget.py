@@ -222,9 +222,11 @@ def _is_compiled(scope: Scope) -> bool:
     return is_warm()
 
 
-def describe_minimum(graph: Graph, scope: Scope, *, with_operation: bool = True) -> str:
+def describe_minimum(
+    graph: Graph, scope: Scope, *, with_operation: bool = True, time_limit_s: float = DESCRIBE_SECONDS
+) -> str:
     """The smallest known feasible budget and, unless said before, the operation that needs the most, for messages."""
-    least = min_budget(graph, scope, time_limit_s=DESCRIBE_SECONDS)
+    least = min_budget(graph, scope, time_limit_s=min(time_limit_s, DESCRIBE_SECONDS))
     known = f"the smallest budget known feasible is {format_size(least.bytes)}"
     if graph.has_implementations:
         known += " with default implementations"

@@ -38,7 +38,6 @@ from remat.strategies._monet_model import estimate_columns
 
 MOVES_PER_OPERATION = 60  # of the annealing that judges a choice
 MOST_MOVES = 60_000
-LATE_S = 1.0  # with less time left, the time limit ended the search
 GRACE_S = 0.3  # for the end of the LP, which does not listen at every moment; it then ends by itself
 LONGER = 8  # times as many, to judge a start again
 OUTER_SHARE = 0.5  # of the time, for the search over implementations
@@ -47,7 +46,8 @@ FREE_SHARES = ((0.25, 0.55), (0.8, 1.0))  # of the time, in scope free: until wh
 SETTLED = 4  # times as many switches tried in vain as there are: the search has settled
 LONGEST_RUN = 12  # operations whose implementations are switched together, at most
 REPEATS_PER_S = 40  # choices judged per second in runs that repeat exactly
-EXHAUSTIVE_OPERATIONS, EXHAUSTIVE_STATES = 12, 60_000
+EXHAUSTIVE_OPERATIONS, EXHAUSTIVE_STATES, EXHAUSTIVE_SHARE = 12, 60_000, 0.3  # and share of the time
+STATES_PER_S = 2_000  # of the exhaustive search, in a run that repeats exactly
 MONET_COLUMNS, MONET_SHARE, LEAST_MONET_S = 8_000, 0.4, 2.0  # size up to which MONeT's program takes part, and its time
 
 
@@ -66,7 +66,7 @@ def solve_chosen(problem: Problem, strategy: Strategy, options: Mapping[str, Any
             return outcome
     search = _Search(problem)
     began, seconds = time.monotonic(), problem.remaining_s()
-    repeats = problem.deterministic or problem.work_limit is not None
+    repeats = problem.repeats
     prover = _Prover(problem) if strategy.name == "portfolio" else None
     if prover is not None and problem.threads > 1 and not repeats:  # when a bound arrives depends on the clock
         prover.start()
@@ -89,7 +89,7 @@ def solve_chosen(problem: Problem, strategy: Strategy, options: Mapping[str, Any
         if prover is not None:
             prover.stopped.set()
     if repeats:
-        stats["cut_by_clock"] = bool(stats.get("cut_by_clock")) or (not problem.is_solved() and search.cut)
+        stats["cut_by_clock"] = _is_cut(problem, stats, search.cut)
     best = problem.best
     assert best is not None
     stats |= {"choices": search.tried, "implementations": search.used()}
@@ -101,9 +101,14 @@ def solve_chosen(problem: Problem, strategy: Strategy, options: Mapping[str, Any
     )  # fmt: skip
 
 
+def _is_cut(problem: Problem, stats: Mapping[str, Any], is_search_cut: bool) -> bool:
+    """Whether the clock ended the solve of a choice, the search over them or what came after, all unsolved."""
+    return not problem.is_solved() and (bool(stats.get("cut_by_clock")) or is_search_cut or problem.is_cut())
+
+
 def _without_plan(problem: Problem, stats: Mapping[str, Any]) -> Outcome:
     message = "no plan found with any choice of implementations"
-    return Outcome(message=message, timed_out=problem.remaining_s() < LATE_S, stats=stats)
+    return Outcome(message=message, timed_out=stats.get("cut_by_clock", problem.is_late()), stats=stats)
 
 
 def _solve_free(problem: Problem, strategy: Strategy, options: Mapping[str, Any]) -> Outcome:
@@ -117,6 +122,7 @@ def _solve_free(problem: Problem, strategy: Strategy, options: Mapping[str, Any]
     if problem.warm_start is not None:
         problem.offer(problem.warm_start, "warm start")
     stats: dict[str, Any] = {"choices": 0}
+    cut = False
     for turn, (order_until, choice_until) in enumerate(FREE_SHARES):
         plan = best.plan
         wanted = [0] * len(joint) if turn == 0 or plan is None else _choice_of(joint, plan)
@@ -125,7 +131,8 @@ def _solve_free(problem: Problem, strategy: Strategy, options: Mapping[str, Any]
         if chosen is not None:
             start = chosen.order_of(range(len(joint)))
             search.best = search.offer(chosen, start)
-            _solve_choice(problem, search, strategy, options, began + order_until * seconds)
+            until = problem.deadline if problem.repeats else began + order_until * seconds
+            cut |= _solve_choice(problem, search, strategy, options, until).get("cut_by_clock", False)
         if problem.is_solved():
             break
         order = list(range(len(joint))) if best.plan is None else list(dict.fromkeys(best.plan.order.tolist()))
@@ -133,17 +140,22 @@ def _solve_free(problem: Problem, strategy: Strategy, options: Mapping[str, Any]
             moved = reordered(joint, order)
         except InvalidGraph:  # another way of an operation reads what this order makes later
             order, moved = list(range(len(joint))), joint
-        stats["choices"] += _choose_in_order(problem, moved, order, began + choice_until * seconds)
+        until = problem.deadline if problem.repeats else began + choice_until * seconds
+        inner = _choose_in_order(problem, moved, order, until)
+        stats["choices"] += inner.tried
+        cut |= inner.cut
         if problem.is_solved():
             break
+    if problem.repeats:
+        stats["cut_by_clock"] = _is_cut(problem, {}, cut)
     stats["implementations"] = _Search(problem).used()
     if best.plan is None:
         return _without_plan(problem, stats)
     return Outcome((Candidate(best.plan, {"from": best.who}),), bound=best.bound, stats=stats)
 
 
-def _choose_in_order(problem: Problem, moved: Graph, order: Sequence[int], until: float) -> int:
-    """Search choices and staged plans in one order of the operations; returns how many choices were judged."""
+def _choose_in_order(problem: Problem, moved: Graph, order: Sequence[int], until: float) -> _Search:
+    """Search choices and staged plans in one order of the operations; the search, which has ended."""
     joint, best = problem.graph, problem.best
     assert best is not None
 
@@ -163,7 +175,7 @@ def _choose_in_order(problem: Problem, moved: Graph, order: Sequence[int], until
     )  # fmt: skip
     search = _Search(inner)
     search.run(until)
-    return search.tried
+    return search
 
 
 def _choice_of(joint: Graph, plan: Plan) -> list[int]:
@@ -224,7 +236,7 @@ class _Search:
 
     def run(self, until: float) -> None:
         """Search until the time `until`, or until nothing has helped for long."""
-        repeats = self.problem.deterministic or self.problem.work_limit is not None
+        repeats = self.problem.repeats
         limit = _fixed_choices(self.problem, self.moves) if repeats else 1 << 60
         until = self.problem.deadline - OUTER_SHARE * self.problem.remaining_s() if repeats else until
 
@@ -362,13 +374,12 @@ class _Search:
         if order is None:
             order = range(len(self.joint)) if self.best is None else self.best.joint_order
         start = chosen.order_of(order)
-        if is_warm() or self.tried:
+        if is_warm() or self.tried or self.problem.repeats:
             annealer = Annealer(graph, budget, self.problem.seed * 1009 + self.tried)
             if not annealer.load(start):
                 return None
             found = Best()
-            fixed = self.problem.deterministic or self.problem.work_limit is not None
-            annealer.round(moves, WARM, COLD, found, done, lambda: None, fixed=fixed)
+            annealer.round(moves, WARM, COLD, found, done, lambda: None, fixed=self.problem.repeats)
             reached = found.order if found.order is not None else start
         else:
             plan = greedy_eviction(graph, budget, deadline=time.monotonic() + 0.1 * self.problem.remaining_s())
@@ -402,8 +413,9 @@ def _exhaust(problem: Problem) -> Outcome | None:
     """The optimum of a very small graph; None if it was not decided, or asked in another scope."""
     if problem.scope is not Scope.STAGED or any(w.is_lossy for op in problem.graph.operations for w in op.ways):
         return None
-    deadline = time.monotonic() + 0.3 * problem.remaining_s()
-    plan, bound, impossible = exhaustive_joint(problem.graph, problem.budget_bytes, EXHAUSTIVE_STATES, deadline)
+    states = problem.steps_in(STATES_PER_S, EXHAUSTIVE_STATES) if problem.repeats else EXHAUSTIVE_STATES
+    deadline = problem.until(EXHAUSTIVE_SHARE)
+    plan, bound, impossible = exhaustive_joint(problem.graph, problem.budget_bytes, states, deadline)
     if impossible:
         return Outcome(infeasible=True)
     return None if plan is None else Outcome((Candidate(plan, {"from": "exhaustive"}),), bound=bound)
@@ -431,7 +443,7 @@ def _ways(joint: Graph, plan: Plan) -> dict[int, Implementation]:
 def _fixed_choices(problem: Problem, moves: int) -> int:
     if problem.work_limit is not None:
         return max(2, problem.work_limit // moves)
-    return max(2, int(REPEATS_PER_S * OUTER_SHARE * min(problem.time_limit_s, 3600.0)))
+    return max(2, problem.steps_in(REPEATS_PER_S * OUTER_SHARE))
 
 
 def _solve_choice(
@@ -484,7 +496,7 @@ class _Prover:
     def _run(self) -> None:
         try:
             problem = self.problem
-            if expected_seconds(model_columns(relaxed(problem.graph))) > problem.remaining_s():
+            if expected_seconds(model_columns(relaxed(problem.graph))) > problem.seconds_for_a_proof():
                 return
             lower_bound(
                 replace(problem, threads=1), on_bound=self._take,

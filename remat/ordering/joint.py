@@ -43,8 +43,9 @@ def free_plan(
         on_plan: called with each better plan and its cost.
     """
     search = _Search(graph, budget_bytes, seed, threads, on_plan, should_stop)
-    seconds = deadline - time.monotonic()
-    until = time.monotonic() + ORDER_SHARE * seconds if seconds < float("inf") else deadline
+    # With a work limit shares are of the moves: a share of the time would make runs differ.
+    limited = work_limit is not None or deadline == float("inf")
+    until = deadline if limited else time.monotonic() + ORDER_SHARE * (deadline - time.monotonic())
     moves = None if work_limit is None else int(ORDER_SHARE * work_limit)
     orders = anneal_orders(graph, budget_bytes, seed, until, moves, should_stop=should_stop)
     if orders and orders[0].peak_bytes <= budget_bytes:
@@ -53,7 +54,7 @@ def free_plan(
     candidates = list(dict.fromkeys([*(order.operations for order in orders), tuple(range(len(graph)))]))
     left = None if work_limit is None else work_limit - (moves or 0)
     now = time.monotonic()
-    share = now + HALVING_SHARE * (deadline - now) if deadline < float("inf") else deadline
+    share = deadline if limited else now + HALVING_SHARE * (deadline - now)
     search.halve(candidates, share, None if left is None else int(HALVING_SHARE * left))
     search.improve(deadline, None if left is None else int((1 - HALVING_SHARE) * left))
     return search.best
@@ -87,7 +88,8 @@ class _Search:
                     return
                 now = time.monotonic()
                 shares = (len(candidates) - i) + (rounds - index - 1) * len(candidates)
-                until = now + (deadline - now) / shares if deadline < float("inf") else deadline
+                limited = moves is not None or deadline == float("inf")
+                until = deadline if limited else now + (deadline - now) / shares
                 part = None if moves is None else moves // (rounds * len(candidates))
                 known = self.found.get(operations)
                 relabelled = reordered(self.graph, operations)

@@ -212,7 +212,7 @@ def load_mip(lp: Any, matrix: Any, is_integer: np.ndarray, problem: Problem, mip
     highs.passModel(lp)
     left = problem.remaining_s()
     options: dict[str, Any] = {
-        "time_limit": max(0.05, min(left - 0.2, 0.96 * left, 1e7)), "threads": problem.threads,
+        "time_limit": max(0.05, min(left - 0.2, 0.96 * left, 1e7)), "threads": problem.solver_threads,
         "random_seed": problem.seed % 2**31, "mip_rel_gap": mip_gap,
     }  # fmt: skip
     if problem.work_limit is not None:

@@ -57,8 +57,8 @@ def relaxed_residency(problem: Problem, epsilon: float, *, may_shrink: bool) -> 
             continue
         if everything is None:
             everything = np.ones(model.shape[1], dtype=bool)
-        until = time.monotonic() + LP_SHARE * problem.remaining_s()
-        solved = solve_relaxation(model, everything, until - time.monotonic(), problem.threads)
+        until = problem.until(LP_SHARE)
+        solved = solve_relaxation(model, everything, until - time.monotonic(), problem.solver_threads)
         if solved is not None:
             note = "" if share == epsilon else f"nothing fits with epsilon {epsilon:g}: relaxed with {share:g}"
             return model.matrices(solved[0])[1], note

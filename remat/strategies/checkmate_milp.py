@@ -193,7 +193,7 @@ class _Search:
         problem = self.problem
         left = problem.remaining_s()
         left = min(left - 0.2, 0.96 * left, 1e7)  # solvers overrun, and the plan takes a moment
-        return Limits(left, problem.threads, problem.seed, self.mip_gap, problem.work_limit)
+        return Limits(left, problem.solver_threads, problem.seed, self.mip_gap, problem.work_limit)
 
     def _bound(self, answer: Answer) -> int | None:
         """The dual bound, lowered by the tolerance and rounded up to what a cost can be."""

@@ -17,7 +17,7 @@ from remat.plan import Plan, Scope
 from remat.registry import strategy
 from remat.search import is_warm
 from remat.simulator import simulate
-from remat.solve import Candidate, Outcome, Problem
+from remat.solve import CUT_S, Candidate, Outcome, Problem
 from remat.strategies._interval_model import build_intervals, run_stages
 from remat.strategies.search import quick_plan, search_staged
 
@@ -28,6 +28,9 @@ START_SHARE = 0.1  # of the time, for the first plan
 NEIGHBOURHOOD_S = 3.0
 LARGEST_C = 8
 IN_VAIN = 4  # neighbourhoods with one C
+# Of a run that repeats: neighbourhoods without a work limit, and the work of one program, which without one is at most
+# that share of the time.
+REPEATED_ROUNDS, REPEATED_WORK, REPEATED_SHARE = 10, 5.0, 0.04
 
 
 def tensorflow_came_first() -> bool:
@@ -75,14 +78,14 @@ class _Intervals:
             message = "no plan found; portfolio and search find plans sooner"
         candidates = () if self.best is None else (Candidate(self.best[1]),)
         infeasible = self.infeasible and staged
-        timed_out = not candidates and not infeasible and problem.remaining_s() < 1.0
+        timed_out = not candidates and not infeasible and problem.is_late()
         bound = self.bound if staged else None
         return Outcome(candidates, bound, infeasible, timed_out, message, self.stats)
 
     def _first_plan(self) -> None:
         problem = self.problem
         share = START_SHARE * problem.remaining_s()
-        if not is_warm() or problem.work_limit is not None:
+        if not is_warm() or problem.repeats:
             plan = quick_plan(problem)
             if plan is not None:
                 self._keep(plan)
@@ -109,7 +112,7 @@ class _Intervals:
     def _whole(self) -> None:
         """C = 2, 3, ... until it stops helping, or proves."""
         problem = self.problem
-        until = time.monotonic() + WHOLE_SHARE * problem.remaining_s()
+        until = problem.until(WHOLE_SHARE)
         most = 2
         while most <= LARGEST_C and time.monotonic() < until and not self._solved():
             before = None if self.best is None else self.best[0]
@@ -126,15 +129,15 @@ class _Intervals:
         random = np.random.default_rng(abs(problem.seed))
         size = min(n, 60)
         rounds = in_vain = 0
-        while problem.remaining_s() > 0.5 and not self._solved():
-            if problem.work_limit is not None and rounds >= problem.work_limit:
-                return
+        most_rounds = (problem.work_limit or REPEATED_ROUNDS) if problem.repeats else 1 << 60
+        while problem.remaining_s() > CUT_S and rounds < most_rounds and not self._solved():
             rounds += 1
             free = self._window(random, size)
             before = self.best[0] if self.best is not None else None
             fixed = [k for k in range(n) if k not in free]
             most = 2 + in_vain // IN_VAIN % (LARGEST_C - 1)  # more runs where fewer no longer help, then anew
-            ended = self._solve(most, fixed, min(NEIGHBOURHOOD_S, problem.remaining_s() - 0.3))
+            most_s = math.inf if problem.repeats else NEIGHBOURHOOD_S
+            ended = self._solve(most, fixed, min(most_s, problem.remaining_s() - 0.3))
             if self.best is not None and self.best[0] == before:
                 in_vain += 1
                 size = min(n, size + 5) if ended else max(10, int(size * 0.9))
@@ -167,11 +170,10 @@ class _Intervals:
             return False
         self.stats["solves"] += 1
         solver = cp_model.CpSolver()
-        solver.parameters.num_workers = problem.threads
+        solver.parameters.num_workers = problem.solver_threads
         solver.parameters.random_seed = problem.seed % 2**31
-        if problem.work_limit is not None:
-            solver.parameters.max_deterministic_time = 5.0
-            solver.parameters.num_workers = 1
+        if problem.repeats:
+            solver.parameters.max_deterministic_time = self._repeated_work()
         solver.parameters.max_time_in_seconds = seconds
         status = _solve_interruptibly(solver, built.model)
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -181,6 +183,12 @@ class _Intervals:
         if not fixed:
             self._conclude(built, solver, status == cp_model.INFEASIBLE)
         return status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
+
+    def _repeated_work(self) -> float:
+        """What one program may cost in a run that repeats, in CP-SAT's own measure: about seconds."""
+        if self.problem.work_limit is not None:
+            return REPEATED_WORK
+        return min(REPEATED_WORK, REPEATED_SHARE * self.problem.time_limit_s)
 
     def _conclude(self, built: Any, solver: Any, infeasible: bool) -> None:
         """What the whole program proves, if its C restricts nothing."""

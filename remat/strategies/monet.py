@@ -62,7 +62,7 @@ def monet(problem: Problem, *, solver: str = "highs", mip_gap: float = 9e-5) -> 
     program = cp.Problem(cp.Minimize(model.cost @ x + model.cost_constant), constraints)
     began = time.monotonic()
     seconds = max(0.1, problem.remaining_s() - 0.5)
-    asked = Limits(seconds, problem.threads, problem.seed, mip_gap, problem.work_limit)
+    asked = Limits(seconds, problem.solver_threads, problem.seed, mip_gap, problem.work_limit)
     answer = backend.solve(program, asked)
     stats: dict[str, Any] = {
         "columns": len(model.cost), "rows": len(limits), "nodes": answer.nodes,

@@ -24,7 +24,8 @@ from remat.strategies._milp_trimmed import solve_trimmed
 from remat.strategies.search import COLD_START_S, DEADLINE_MARGIN_S, fixed_moves, quick_plan, search_staged
 
 EXHAUSTIVE_OPERATIONS = 24  # beyond it A* rarely ends
-EXHAUSTIVE_STATES = 50_000
+EXHAUSTIVE_STATES, EXHAUSTIVE_SHARE = 50_000, 0.5  # and share of the time
+STATES_PER_S, NODES_PER_S = 1_000, 100_000  # of A*, and of a MILP with one column, in a run that repeats exactly
 SMALL_SHARE = 0.8  # of the time
 # Of the time, for the search before the proof where one thread does both: it goes on from step to step while each
 # takes so much off the cost, since what comes next should begin from a plan that is worth it.
@@ -34,7 +35,6 @@ REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILP
 IN_VAIN = 2  # restricted MILPs without a better plan, then comes the LP bound
 PROVER_GRACE_S = 0.3  # for the end of what does not listen: a presolve ends by itself a moment later
 GREEDY_S = 0.1  # at most, for a first plan
-CUT_S = 0.5  # a run that repeats exactly has more time than that left, or the clock has cut it short
 MILP_GAP = 9e-5  # lands below OPTIMAL's tolerance
 FAMILY_SHARE = 0.2  # of the time, for the baselines where the search is not compiled
 
@@ -48,7 +48,8 @@ def portfolio(problem: Problem) -> Outcome:
     Ends at `target_gap` or at the time limit; Ctrl-C returns the best plan. Very small graphs are solved by
     A*, in every scope. Scope free searches on several topological orders. With ``deterministic=True`` (or a
     work limit) search and proof run one after the other, the search for a number of moves that follows
-    from the time limit, and the plan is the search's unless the proof ends with an optimum.
+    from the time limit, and the plan is the search's unless the proof ends with an optimum. The proof's work is counted
+    as well (states, columns, nodes); a MILP that the time limit ends counts for nothing.
     """
     if problem.best is None:
         problem = problem.collecting()
@@ -59,7 +60,7 @@ def portfolio(problem: Problem) -> Outcome:
     problem.offer(Plan.from_order(graph, range(len(graph)), problem.budget_bytes), "run once")
     if problem.warm_start is not None:
         problem.offer(problem.warm_start, "warm start")
-    if not problem.deterministic and problem.work_limit is None and not problem.is_solved():
+    if not problem.repeats and not problem.is_solved():
         # In milliseconds, where a process's first solve needs a second to load the compiled search; a plan to start
         # from that was made for a smaller budget may be far worse.
         plan = greedy_eviction(graph, problem.budget_bytes, deadline=time.monotonic() + GREEDY_S)
@@ -71,7 +72,7 @@ def portfolio(problem: Problem) -> Outcome:
         return run.outcome()
     if not is_warm() and problem.remaining_s() < COLD_START_S:
         run.without_search()
-    elif problem.deterministic or problem.work_limit is not None or problem.threads == 1:
+    elif problem.repeats or problem.threads == 1:
         run.one_after_the_other()
     else:
         run.side_by_side()
@@ -97,7 +98,7 @@ class _Run:
         assert best is not None
         candidates = () if best.plan is None else (Candidate(best.plan, {"from": best.who}),)
         notes = [] if self.problem.is_solved() else self.notes
-        timed_out = not candidates and self.problem.remaining_s() < 1.0
+        timed_out = not candidates and bool(self.stats.get("cut_by_clock", self.problem.is_late()))
         return Outcome(
             candidates, bound=best.bound, infeasible=self.infeasible and not candidates, timed_out=timed_out,
             message="; ".join(notes), stats=self.stats, certificate=self.certificate,
@@ -106,10 +107,13 @@ class _Run:
     def exhaust(self) -> bool:
         """A* on a very small graph; whether it decided."""
         problem = self.problem
+        states = problem.steps_in(STATES_PER_S, EXHAUSTIVE_STATES) if problem.repeats else EXHAUSTIVE_STATES
         result = exhaustive(
-            problem.graph, problem.budget_bytes, str(problem.scope), max_states=EXHAUSTIVE_STATES,
-            deadline=time.monotonic() + 0.5 * problem.remaining_s(),
+            problem.graph, problem.budget_bytes, str(problem.scope), max_states=states,
+            deadline=problem.until(EXHAUSTIVE_SHARE),
         )  # fmt: skip
+        if problem.repeats and not result.is_decided and problem.is_cut():
+            return False  # how far it came depends on the clock
         if result.plan is not None:
             problem.offer(result.plan, "exhaustive")
         if result.bound is not None:
@@ -136,7 +140,7 @@ class _Run:
             best = search_staged(problem, threads, should_stop=self.stopped.is_set, on_round=self.refiner.add)
             self.stats["moves"] = self.stats.get("moves", 0) + best.moves
 
-    def prove(self, problem: Problem, *, refine: bool = True) -> None:
+    def prove(self, problem: Problem) -> None:
         """Restricted MILPs for a better plan, the LP bound, the MILP from the best plan; a small MILP at once.
 
         The proofs are begun only where they can end in time.
@@ -151,20 +155,15 @@ class _Run:
         if small:
             self._small_milp(problem)
         refiner = self.refiner
-        if refine and not small and not done():
+        if not small and not done():
             share = REFINE_SHARE if self.columns <= WHOLE_COLUMNS else REFINE_SHARE_LARGE
             until = time.monotonic() + share * problem.remaining_s()
             refiner.run(until, problem.threads, done, in_vain=IN_VAIN)
         if done():
             return
-        if self._expected_s() > problem.remaining_s():
-            self.notes.append(f"no LP bound: with {self.columns:,} columns it takes about {self._expected_s():.0f} s")
-        else:
-            result = lower_bound(problem, on_bound=lambda proof: self._bound(problem, proof), should_stop=done)
-            self.stats |= result.stats
-            if not done() and problem.scope is Scope.STAGED and not small and self.columns <= WHOLE_COLUMNS:
-                self._member("checkmate_milp", problem)
-        if refine and not done():
+        if self._lp_bound(problem) and not done():
+            self._whole_milp(problem)
+        if not done():
             refiner.run(problem.deadline, problem.threads, done)
         self.stats["restricted_milps"] = refiner.solves
 
@@ -176,12 +175,28 @@ class _Run:
         """Seconds of the LP bound, roughly."""
         return expected_seconds(self.columns)
 
-    def _small_milp(self, problem: Problem) -> None:
-        """In this process, which saves the start of another one; it knows when to stop."""
-        assert problem.best is not None
-        share = replace(
-            problem, warm_start=problem.best.plan, deadline=time.monotonic() + SMALL_SHARE * problem.remaining_s()
+    def _lp_bound(self, problem: Problem) -> bool:
+        """The LP bound, where it can be expected in time; whether it was."""
+        if self._expected_s() > problem.seconds_for_a_proof():
+            self.notes.append(f"no LP bound: with {self.columns:,} columns it takes about {self._expected_s():.0f} s")
+            return False
+        result = lower_bound(
+            problem, on_bound=lambda proof: self._bound(problem, proof), should_stop=lambda: self._done(problem)
         )
+        self.stats |= result.stats
+        return True
+
+    def _whole_milp(self, problem: Problem) -> bool:
+        """The MILP of the whole, where it has not been tried before the LP and is not too large; whether it was."""
+        if problem.scope is not Scope.STAGED or self.is_small() or self.columns > WHOLE_COLUMNS:
+            return False
+        self._member("checkmate_milp", problem)
+        return True
+
+    def _small_milp(self, problem: Problem) -> bool:
+        """The MILP of a small problem, in this process, which saves the start of another one; it knows when to stop."""
+        assert problem.best is not None
+        share = replace(problem, warm_start=problem.best.plan, deadline=problem.until(SMALL_SHARE))
         outcome = solve_trimmed(share, MILP_GAP, self._done)
         for candidate in outcome.candidates:
             problem.offer(candidate.plan, "checkmate_milp")
@@ -189,6 +204,7 @@ class _Run:
             problem.offer_bound(outcome.bound, "checkmate_milp")
         self.infeasible = self.infeasible or outcome.infeasible
         self.stats |= {f"milp_{key}": value for key, value in outcome.stats.items() if key in ("rounds", "nodes")}
+        return True
 
     def _bound(self, problem: Problem, proof: BoundCertificate) -> None:
         self.certificate = proof  # first: the offer may end the solve
@@ -213,13 +229,13 @@ class _Run:
     def one_after_the_other(self) -> None:
         """Search, then proof: for one thread, and for runs that repeat exactly."""
         problem = self.problem
-        if problem.deterministic or problem.work_limit is not None:
+        if problem.repeats:
             # No early end: when a bound arrives depends on the clock.
             self.search(replace(problem, work_limit=fixed_moves(problem), target_gap=-1.0, cost_cap=None),
                         problem.threads)  # fmt: skip
             if not self._done():
                 self._prove_aside()
-            self.stats["cut_by_clock"] = not self._done() and problem.remaining_s() < CUT_S
+            self.stats["cut_by_clock"] = not self._done() and problem.is_cut()
             return
         began, seconds = time.monotonic(), problem.remaining_s()
         shares = SEARCH_SHARES_SMALL if self.is_small() else SEARCH_SHARES
@@ -235,18 +251,43 @@ class _Run:
             self.search(replace(problem, seed=problem.seed + 1, warm_start=self._plan()), 1)
 
     def _prove_aside(self) -> None:
-        """Prove without touching the plan, unless it is solved: what else a proof finds depends on the clock."""
+        """Prove step by step, by counted work, without touching the plan unless a step solves the problem.
+
+        What else a proof finds on its way, and the bound of a MILP that the time limit ends, depend on the clock.
+        """
         problem = self.problem
-        aside = replace(problem, report=None).collecting()
-        assert problem.best is not None
+        if problem.scope is Scope.FREE:
+            return
+        nodes = problem.work_limit or problem.steps_in(NODES_PER_S / max(1, self.columns))
+        for step in (self._small_milp, self._lp_bound) if self.is_small() else (self._lp_bound, self._whole_milp):
+            aside = self._aside(nodes)
+            if not step(aside):
+                return
+            if step == self._lp_bound or not aside.is_cut():  # each round of the LP is complete in itself
+                self._adopt(aside)
+            if self._done():
+                return
+
+    def _aside(self, nodes: int) -> Problem:
+        """The problem with what is known of it, and `nodes` as its work limit."""
+        known = self.problem.best
+        aside = replace(self.problem, report=None, work_limit=nodes).collecting()
+        assert known is not None
         assert aside.best is not None
-        if problem.best.plan is not None:
-            aside.offer(problem.best.plan, problem.best.who)
-        self.prove(aside, refine=False)
-        problem.offer_bound(aside.best.bound, aside.best.bound_who)
-        gap = aside.best.gap
-        if aside.best.plan is not None and (problem.best.plan is None or (gap is not None and gap <= GAP_TOLERANCE)):
-            problem.offer(aside.best.plan, aside.best.who)
+        if known.plan is not None:
+            aside.offer(known.plan, known.who)
+        aside.offer_bound(known.bound, known.bound_who)
+        return aside
+
+    def _adopt(self, aside: Problem) -> None:
+        """Take the bound; the plan only if it is the first or solves the problem."""
+        problem, found = self.problem, aside.best
+        assert problem.best is not None
+        assert found is not None
+        problem.offer_bound(found.bound, found.bound_who)
+        is_solved = found.gap is not None and found.gap <= GAP_TOLERANCE
+        if found.plan is not None and (problem.best.plan is None or is_solved):
+            problem.offer(found.plan, found.who)
 
     def side_by_side(self) -> None:
         """One thread proves, the others search; when the proof has ended, all search."""
@@ -285,6 +326,8 @@ class _Run:
         """The search is not compiled and there is no time to: greedy and baselines, then the proof."""
         problem = self.problem
         self.notes.append("the search is not compiled yet: run 'python -m remat.search' once (30 s)")
+        if problem.repeats:
+            self.stats["cut_by_clock"] = True  # a run that has the search finds other plans
         plan = greedy_eviction(problem.graph, problem.budget_bytes, deadline=problem.deadline)
         if plan is not None:
             problem.offer(plan, "greedy eviction")

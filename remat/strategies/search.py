@@ -42,7 +42,8 @@ def search(problem: Problem) -> Outcome:
     if not is_warm() and problem.remaining_s() < COLD_START_S and problem.work_limit is None:
         plan = greedy_eviction(graph, problem.budget_bytes, deadline=problem.deadline)
         hint = "only the greedy was run: the search is not compiled yet; run 'python -m remat.search' once (30 s)"
-        return Outcome((Candidate(plan),) if plan is not None else (), message=hint)
+        stats = {"cut_by_clock": True} if problem.repeats else {}
+        return Outcome((Candidate(plan),) if plan is not None else (), message=hint, stats=stats)
     if problem.deterministic and problem.work_limit is None:
         problem = replace(problem, work_limit=fixed_moves(problem))
     best = search_staged(problem, problem.threads)
@@ -53,7 +54,7 @@ def search(problem: Problem) -> Outcome:
         return Outcome(stats=stats)  # what was offered already is optimal
     if best.order is None or best.excess:
         message = f"no plan found after {best.moves:,} moves; nothing is proven"
-        return Outcome(message=message, stats=stats)
+        return Outcome(message=message, timed_out=bool(stats.get("cut_by_clock", True)), stats=stats)
     plan = Plan.from_order(graph, best.order.tolist(), problem.budget_bytes)
     return Outcome((Candidate(plan, {"seed": problem.seed}),), stats=stats)
 
@@ -77,7 +78,7 @@ def search_staged(
             return None  # a run that repeats exactly hears nothing of others
         return known[0].order, known[1]
 
-    if not is_warm():  # a plan before a minute of compiling
+    if not is_warm() and not problem.repeats:  # a plan before a minute of compiling
         plan = greedy_eviction(graph, problem.budget_bytes, deadline=time.monotonic() + 0.2 * problem.remaining_s())
         if plan is not None:
             problem.offer(plan, who)
@@ -99,7 +100,7 @@ def quick_plan(problem: Problem) -> Plan | None:
         return greedy_eviction(graph, problem.budget_bytes, deadline=problem.deadline)
     best = minimise_cost(
         graph, problem.budget_bytes, first_order(problem), seed=problem.seed, work_limit=QUICK_MOVES,
-        deadline=time.monotonic() + QUICK_SHARE * problem.remaining_s(), target_cost=graph.total_cost,
+        deadline=problem.until(QUICK_SHARE), target_cost=graph.total_cost,
     )  # fmt: skip
     if best.order is None or best.excess:
         return None
@@ -108,8 +109,7 @@ def quick_plan(problem: Problem) -> Plan | None:
 
 def fixed_moves(problem: Problem) -> int:
     """Moves of each thread in a run that repeats exactly: the work limit, or what follows from the time limit."""
-    seconds = min(problem.time_limit_s, 3600.0)
-    return problem.work_limit or max(1, int(MOVES_PER_S * seconds * min(1.0, 400 / len(problem.graph))))
+    return problem.work_limit or problem.steps_in(MOVES_PER_S * min(1.0, 400 / len(problem.graph)))
 
 
 def first_order(problem: Problem) -> np.ndarray | None:
@@ -126,9 +126,8 @@ def first_order(problem: Problem) -> np.ndarray | None:
             return order
         if time.monotonic() - began > GREEDY_S and problem.work_limit is None:
             break  # evictions cascade on this graph
-    until = time.monotonic() + FAMILY_SHARE * problem.remaining_s() if problem.work_limit is None else problem.deadline
     fitting = []
-    for _, plan in family_plans(problem, until):
+    for _, plan in family_plans(problem, problem.until(FAMILY_SHARE)):
         trace = simulate(problem.graph, plan)
         if plan.scope is Scope.STAGED and trace.peak_bytes <= problem.budget_bytes:
             fitting.append((trace.cost, len(fitting), plan))
