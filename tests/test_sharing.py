@@ -211,7 +211,7 @@ def test_an_interrupted_row_is_kept_but_not_taken_for_a_finished_one(scripted, t
     assert engine.starts[0][1] is not None  # begins from a plan
 
 
-def test_a_plan_damaged_on_the_disk_is_no_start(scripted, tmp_path) -> None:
+def test_a_plan_damaged_on_the_disk_is_solved_again_and_then_a_start(scripted, tmp_path) -> None:
     scripted(only_tight)
     rows, _ = sweep(tmp_path, Here())
     (tmp_path / str(rows[0].plan_file)).write_text('{"format": "remat-pl')
@@ -222,7 +222,7 @@ def test_a_plan_damaged_on_the_disk_is_no_start(scripted, tmp_path) -> None:
     engine = Here()
     with pytest.warns(UserWarning, match="cannot be read as JSON"):
         sweep(tmp_path, engine)
-    assert engine.starts == [(4, None)]
+    assert engine.starts == [(3, None), (4, optimum(GRAPH, 3, "staged"))]
 
 
 def test_scopes_are_never_one_line_or_column(tmp_path) -> None:
