@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 512 * 1024**2
 SEAL = "content_sha256"
 _GZIP = b"\x1f\x8b"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # EFBIG: above the limit of the user or the file system
 
 
 def read_json(path: str | os.PathLike[str], refused: type[InvalidInput] = InvalidInput) -> Any:
@@ -76,20 +76,20 @@ def _read_bytes(path: Path) -> bytes:
 
 def _parsed(content: bytes) -> Any:
     if not content.strip():
-        raise _Unreadable("is empty; JSON is wanted")
+        raise _Unreadable("cannot be read as JSON: it is empty")
     try:
         text = content.decode("utf-8-sig")
         return json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
-        raise _Unreadable(f"is not UTF-8 text (byte {error.start}); JSON is wanted") from None
+        raise _Unreadable(f"cannot be read as JSON: it is not UTF-8 text (byte {error.start})") from None
     except json.JSONDecodeError as error:
         at = f"line {error.lineno}, column {error.colno}"
         ends = " and the file ends there; is it cut short?" if error.pos >= len(error.doc.rstrip()) else ""
-        raise _Unreadable(f"is not JSON: {error.msg} at {at}{ends}") from None
+        raise _Unreadable(f"cannot be read as JSON: {error.msg} at {at}{ends}") from None
     except RecursionError:
-        raise _Unreadable("is nested too deeply") from None
+        raise _Unreadable("cannot be read as JSON: it is nested too deeply") from None
     except ValueError:  # the one left: Python refuses integers of thousands of digits
-        raise _Unreadable("holds an integer of thousands of digits") from None
+        raise _Unreadable("cannot be read as JSON: it holds an integer of thousands of digits") from None
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise _Unreadable(f"holds {name}, which is no number in JSON")
+    raise _Unreadable(f"cannot be read as JSON: it holds {name}, which is no number there")
 
 
 class UnknownKeys:
@@ -152,19 +152,17 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             scratch.unlink(missing_ok=True)
     except OSError as error:
         if error.errno in _FULL or "No space left" in str(error):  # pyarrow says it in words only
-            raise DiskFull(_no_room(path)) from None
+            raise DiskFull(_no_room(path, error)) from None
         if error.filename is None and error.errno is not None:
             raise type(error)(error.errno, error.strerror, str(path)) from None
         raise
 
 
-def _no_room(path: Path) -> str:
+def _no_room(path: Path, error: OSError) -> str:
+    what = f"no space left on the disk to write {path} ({error.strerror or os.strerror(errno.ENOSPC)})"
     if Path(tempfile.gettempdir()) in path.parents:
-        return f"no space left on the disk to write {path}: make room, or let TMPDIR name a folder that has some"
-    return (
-        f"no space left on the disk to write {path}; what was finished before is kept: make room and give the same "
-        "command again"
-    )
+        return f"{what}: make room, or let TMPDIR name a folder that has some"
+    return f"{what}; what was finished before is kept: make room and give the same command again"
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -233,8 +231,9 @@ def read_table(path: str | os.PathLike[str]) -> pa.Table:
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InvalidInput(f"{os.fspath(path)}: cannot be read as parquet: {reason}") from None
-    seal = (table.schema.metadata or {}).get(SEAL.encode())
-    if seal is not None and seal.decode() != _table_digest(table):
+    seal = (table.schema.metadata or {}).get(SEAL.encode(), b"").decode()
+    columns, _, _ = seal.partition("-")
+    if columns == digest_of(table.column_names) and seal != _seal_of(table):  # other columns: the caller says which
         raise InvalidInput(f"{os.fspath(path)}: was altered after it was written")
     return table
 
@@ -243,12 +242,13 @@ def write_table(path: str | os.PathLike[str], table: pa.Table) -> None:
     """Write a parquet file in one step, sealed; raises as `replacing`."""
     import pyarrow.parquet as pq
 
-    metadata = {**(table.schema.metadata or {}), SEAL.encode(): _table_digest(table).encode()}
+    metadata = {**(table.schema.metadata or {}), SEAL.encode(): _seal_of(table).encode()}
     with replacing(path) as scratch:
         pq.write_table(table.replace_schema_metadata(metadata), scratch)
 
 
-def _table_digest(table: pa.Table) -> str:
+def _seal_of(table: pa.Table) -> str:
+    """Hashes of the columns and of the content."""
     said = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
     said = {key: value for key, value in said.items() if key not in (SEAL, "ARROW:schema", "pandas")}
-    return digest_of([table.to_pylist(), said])
+    return f"{digest_of(table.column_names)}-{digest_of([table.to_pylist(), said])}"

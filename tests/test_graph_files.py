@@ -180,8 +180,8 @@ def test_every_problem_is_known_at_once(tmp_path):
         ('{"a": NaN}', "holds NaN"),
         ('{"a": -Infinity}', "holds -Infinity"),
         ('{"a": 1', r"at line 1, column 8 and the file ends there; is it cut short\?"),
-        ('{\n"a" 1}', r"is not JSON: Expecting ':' delimiter at line 2, column 5$"),
-        ("  \n", "is empty"),
+        ('{\n"a" 1}', r"cannot be read as JSON: Expecting ':' delimiter at line 2, column 5$"),
+        ("  \n", "cannot be read as JSON: it is empty"),
         ('{"a": ' + "9" * 5000 + "}", "integer of thousands of digits"),
         ('{"a": ' + "[" * 100_000, "nested too deeply"),
     ],
@@ -198,7 +198,7 @@ def test_what_is_no_plain_json_is_named_in_a_line_without_codec_words(tmp_path, 
 def test_text_that_is_not_utf8_is_named_without_codec_words(tmp_path):
     path = tmp_path / "g.json"
     path.write_bytes(b'{"name": "\xff"}')
-    with pytest.raises(InvalidGraph, match=r"g\.json: is not UTF-8 text \(byte 10\); JSON is wanted$"):
+    with pytest.raises(InvalidGraph, match=r"g\.json: cannot be read as JSON: it is not UTF-8 text \(byte 10\)$"):
         load_graph(path)
 
 

@@ -257,8 +257,9 @@ def test_a_full_disk_while_drawing_names_the_file_and_what_to_do(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert re.fullmatch(
-        r"error: no space left on the disk to write runs/\S+/page\.html; what was finished before is kept: make room "
-        r"and give the same command again\n", capsys.readouterr().err,
+        r"error: no space left on the disk to write runs/\S+/page\.html \(File too large\); what was finished "
+        r"before is kept: "
+        r"make room and give the same command again\n", capsys.readouterr().err,
     )  # fmt: skip
     assert not list(tmp_path.rglob("*.part"))
     assert run() == 0

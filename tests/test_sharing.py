@@ -221,7 +221,7 @@ def test_a_plan_damaged_on_the_disk_is_no_start_and_is_solved_again(scripted, tm
         if row is not None and row.budget_bytes == 4:
             path.unlink()
     engine = Here()
-    with pytest.warns(UserWarning, match="is not JSON: .*; computing it again"):
+    with pytest.warns(UserWarning, match="cannot be read as JSON: .*; computing it again"):
         again, _ = sweep(tmp_path, engine)
     assert engine.starts == [(3, None), (4, rows[0].cost)]
     assert [row.cost for row in again] == [row.cost for row in rows]
