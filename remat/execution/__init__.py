@@ -9,6 +9,7 @@ from remat.execution.planning import (
     is_fraction,
     parse_budget,
 )
+from remat.execution.progress import announce_pause
 from remat.execution.step_plan import Fingerprint, Planned, StepPlan, fingerprint_of, operators_of
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Peaks",
     "Planned",
     "StepPlan",
+    "announce_pause",
     "cheapest_fitting",
     "check_options",
     "default_cache",

@@ -1,0 +1,24 @@
+"""The line that a training loop prints before it pauses to plan a step."""
+
+from __future__ import annotations
+
+import logging
+
+_log = logging.getLogger("remat")
+
+
+def announce_pause(name: str, inputs: str, time_limit_s: float, instead: str) -> None:
+    """Say that a step is planned now, and how to do that earlier.
+
+    It goes to the log of ``remat`` as a warning: to stderr, unless the program has set up logging otherwise.
+
+    Args:
+        name: of the model.
+        inputs: shapes and dtypes that the step is planned for.
+        time_limit_s: of the solver.
+        instead: the call that plans ahead, e.g. ``model.prepare(...)``.
+    """
+    _log.warning(
+        "remat: the training loop pauses to plan '%s' for %s: measuring its kernels, then up to %g s of search; "
+        "%s before the loop avoids this", name, inputs, time_limit_s, instead,
+    )  # fmt: skip
