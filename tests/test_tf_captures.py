@@ -99,14 +99,15 @@ def test_a_network_with_normalization_trains():
     results = []
     for planned in (True, False):
         keras.utils.set_random_seed(0)
-        x = np.random.default_rng(0).normal(3, 2, (16, 6)).astype("float32")
+        x = np.random.default_rng(0).normal(3, 2, (64, 64)).astype("float32")
         normalization = layers.Normalization()
         normalization.adapt(x)
-        model = keras.Sequential([normalization, layers.Dense(8, activation="tanh"), layers.Dense(5, "softmax")])
+        hidden = [layers.Dense(512, activation="tanh") for _ in range(3)]
+        model = keras.Sequential([normalization, *hidden, layers.Dense(5, "softmax")])
         model.compile("sgd", LOSS, run_eagerly=not planned)
         if planned:
-            rtf.fit_within(model, 0.9999, cost="flops", time_limit_s=2)
-        history = model.fit(x, np.arange(16) % 5, batch_size=8, verbose=0).history
+            rtf.fit_within(model, 0.9, cost="flops", time_limit_s=2)
+        history = model.fit(x, np.arange(64) % 5, batch_size=32, verbose=0).history
         results.append((history, [w.tobytes() for w in model.get_weights()]))
     assert results[0] == results[1]
 

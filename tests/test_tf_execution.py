@@ -654,6 +654,24 @@ def test_the_promise_is_kept_and_the_prediction_is_close():
     assert "% of the plain step's" in text
 
 
+@needs_compiler
+def test_a_result_that_is_computed_again_is_not_held_by_the_caller():
+    """The step is one call: its results are the caller's when it ends, so the simulator may free them before."""
+    from remat.tf._portable import measure_step
+
+    def step(x):
+        y = tf.tanh(x)
+        z = tf.raw_ops.Tile(input=x, multiples=[4])
+        return tf.reduce_sum(y) + tf.reduce_sum(tf.raw_ops.Snapshot(input=z)), y
+
+    n = 1_000_000
+    captured = capture_step(trace(step, (tf.TensorSpec((n,)),)), "s", {})
+    order = list(range(len(captured.graph)))
+    y = next(k for k, op in enumerate(captured.graph.operations) if op.kind == "Tanh")
+    peaks = [measure_step(emit(captured, o), as_written=True).peak_bytes for o in (order, [*order, y])]
+    assert peaks[0] - peaks[1] == pytest.approx(4 * n, abs=10_000)
+
+
 def test_scratch_in_a_dying_input_by_hand():
     """Operation 2 takes 6 bytes of its input 0 for scratch, but only where nothing reads that again."""
     graph = remat.Graph.from_nodes("g", [[], [0], [0, 1], [2]], [10, 5, 4, 1], [1, 1, 1, 1], keep=[3])

@@ -12,7 +12,7 @@ import tensorflow as tf
 from remat.errors import InvalidInput
 from remat.execution import StepPlan, check_options
 from remat.tf._capture import capture_step, trace
-from remat.tf._plan import Options, load_plan, make_plan
+from remat.tf._plan import Options, load_plan, make_plan, promise_of
 from remat.tf._step import PlannedStep, describe
 from remat.tf._tensorflow import is_jit_compiled
 
@@ -253,7 +253,7 @@ def _planned(
     if plan is not None:
         return PlannedStep(captured, load_plan(captured, plan, inputs, budget))
     assert budget is not None
-    return PlannedStep(captured, make_plan(captured, budget, options, inputs))
+    return PlannedStep(captured, make_plan(captured, promise_of(captured, budget), options, inputs))
 
 
 def variable_bytes(function: Any, holders: Mapping[str, Any]) -> dict[str, int]:

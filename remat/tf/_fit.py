@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from remat.errors import InvalidInput
+from remat.execution import Peaks, StepPlan, announce_pause, is_fraction
 from remat.tf._api import NO_JIT, Budget, SavedPlan, check_call, variable_bytes
-from remat.tf._capture import capture_step, trace
-from remat.tf._plan import Options, load_plan, make_plan
+from remat.tf._capture import CapturedStep, capture_step, trace
+from remat.tf._plan import Options, Promise, fingerprint, load_plan, make_plan, promise_of
 from remat.tf._step import PlannedStep, describe
 
 
@@ -33,20 +35,22 @@ def fit_within(
     """Make ``model.fit`` (and ``train_on_batch``) train under a plan; returns the same model.
 
     The whole of the model's own ``train_step`` is planned, also one that a subclass defines: loss, metrics, optimizer.
-    It is traced and planned once for each shape of a batch, when the first batch of that shape comes: a smaller last
-    batch gets a plan of its own. Callbacks, metrics, validation and ``evaluate`` are Keras's.
+    It is traced and planned once for each shape of a batch, when the first batch of that shape comes, or ahead by
+    `prepare`: a smaller last batch gets a plan of its own, without recomputation if it fits as it is. Callbacks,
+    metrics, validation and ``evaluate`` are Keras's.
 
     Args:
         budget: the most bytes held at once while a batch is trained, in all: variables of the model, the optimizer
             and the metrics, gradients, the batch with its labels and weights, activations, workspace of kernels.
-            See `rematerialize`; a fraction is of the plain step of the same shape.
-        plan: for the first shape of a batch; other shapes need a budget.
+            See `rematerialize`. A fraction is of the plain step of the largest batch, and every other shape gets that
+            many bytes; where a batch comes that is larger than the first, the fraction is taken again, of its step.
+        plan: for the first shape of a batch (in `prepare`: the largest); others get the budget, or that of the plan.
         others: as of `rematerialize`.
 
     As with Keras's own compiled step, an attribute of a layer that changes later (a dropout's rate) takes effect with
     the next ``compile``; freezing layers takes effect at once.
 
-    After the first batch ``model.remat`` is the planned step of the last batch's shape: ``model.remat.plan``,
+    After the first batch ``model.remat`` is the planned step of the largest batch: ``model.remat.plan``,
     ``.budget_bytes``, ``.predicted_peak_bytes``, ``.overhead``; ``model.remat_steps`` has all of them by shape.
 
     Raises:
@@ -57,20 +61,68 @@ def fit_within(
     if not isinstance(model, keras.Model):
         raise InvalidInput(f"fit_within takes a Keras model, not {type(model).__name__}")
     trainer = _Trainer(model, budget, plan, options)
+    trainer.forget()
     # in the instance's own dictionary: Keras's attribute tracking is for layers and variables, and what is not
     # a configuration of the model is not saved with it
     model.__dict__["make_train_function"] = trainer.make_train_function
     model.__dict__["remat_steps"] = trainer.steps
-    model.__dict__["remat"] = None
     model.__dict__["train_function"] = None
     return model
 
 
+def prepare(model: keras.Model, *batches: Any) -> tuple[StepPlan, ...]:
+    """Plan steps of a model of `fit_within` before ``fit`` needs them, so that it does not pause for it.
+
+    Args:
+        model: compiled; layers that will be frozen are frozen.
+        batches: for each step what ``train_step`` is given, e.g. ``(x, y)`` or ``(x, y, sample_weight)``: tensors,
+            arrays (of which ``fit`` makes tensors of Keras's float type) or ``tf.TensorSpec``. Only shapes and types
+            matter.
+
+    Returns:
+        A plan for each batch.
+
+    Raises:
+        InvalidInput: no plan within the budget, a shape that is not static, or a model that `fit_within` does not know.
+    """
+    trainer = getattr(getattr(model, "__dict__", {}).get("make_train_function"), "__self__", None)
+    if not isinstance(trainer, _Trainer):
+        raise InvalidInput(
+            "prepare plans steps of a model of fit_within: call remat.tf.fit_within(model, budget) first"
+        )
+    return trainer.prepare(batches)
+
+
 class _Trainer:
+    """The steps of one model.
+
+    Attributes:
+        steps: by shapes and types of a batch.
+        largest_bytes: of a batch that was planned; its step is ``model.remat``.
+        promise: what a fraction, or the budget of a given plan, is in bytes.
+        trained: variables of which the steps give gradients.
+    """
+
     def __init__(self, model: keras.Model, budget: Budget | None, plan: SavedPlan | None, options: Options) -> None:
         self.model, self.budget, self.plan, self.options = model, budget, plan, options
         self.steps: dict[str, PlannedStep] = {}
-        self.trained: tuple[Any, ...] = ()  # variables of which the steps give gradients
+        self.largest_bytes = -1
+        self.promise: Promise | None = None
+        self.trained: tuple[Any, ...] = ()
+
+    def forget(self) -> None:
+        self.steps.clear()
+        self.largest_bytes, self.promise = -1, None
+        self.model.__dict__["remat"] = None
+
+    def prepare(self, batches: Sequence[Any]) -> tuple[StepPlan, ...]:
+        if not getattr(self.model, "compiled", False):
+            raise InvalidInput("prepare plans the step that model.compile(...) defines: compile the model first")
+        self.make_train_function()
+        specs = [tf.nest.map_structure(_spec, batch) for batch in batches]
+        for batch in sorted(specs, key=_bytes, reverse=True):  # what a fraction is of comes first
+            self._step_for(batch)
+        return tuple(self.steps[_key(batch)].plan for batch in specs)
 
     def make_train_function(self, force: bool = False) -> Callable[[Any], Any]:
         """What Keras calls at the start of ``fit``; the result takes the iterator."""
@@ -85,7 +137,7 @@ class _Trainer:
         trained = tuple(model.trainable_variables)
         same = len(trained) == len(self.trained) and all(a is b for a, b in zip(trained, self.trained, strict=True))
         if force or not same or model.__dict__.get("train_function") is None:
-            self.steps.clear()
+            self.forget()
             self.trained = trained
         model.__dict__["train_function"] = self._train
         return self._train
@@ -105,15 +157,22 @@ class _Trainer:
     def _step(self, data: Any) -> Any:
         data = tf.nest.map_structure(_without_optional, data)
         tensors = tf.nest.map_structure(_dense, data)
-        key = _key(tensors)
-        if key not in self.steps:
-            self.steps[key] = self._planned(tensors, describe(tensors))
-        model: Any = self.model
-        model.__dict__["remat"] = self.steps[key]
-        flat = [t for t in tf.nest.flatten(tensors) if t is not None]
-        return self.steps[key](*flat)
+        step = self._step_for(tensors, in_loop=True)
+        return step(*(t for t in tf.nest.flatten(tensors) if t is not None))
 
-    def _planned(self, data: Any, inputs: str) -> PlannedStep:
+    def _step_for(self, data: Any, *, in_loop: bool = False) -> PlannedStep:
+        """The step of batches like `data`: made before, or planned now, of which a loop that waits is told."""
+        key = _key(data)
+        if key not in self.steps:
+            captured = self._captured(data)
+            step = PlannedStep(captured, self._plan(captured, data, in_loop))
+            self.steps[key] = step
+            if _bytes(data) > self.largest_bytes:
+                self.largest_bytes = _bytes(data)
+                self.model.__dict__["remat"] = step
+        return self.steps[key]
+
+    def _captured(self, data: Any) -> CapturedStep:
         model: Any = self.model
         flat = tf.nest.flatten(data)
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in flat if t is not None]
@@ -127,6 +186,7 @@ class _Trainer:
 
         if not model.built:
             trace(train_step, specs)  # makes the variables, outside of the trace that is planned
+            self.trained = tuple(model.trainable_variables)
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         seen = _Seen()
@@ -138,14 +198,44 @@ class _Trainer:
                 "use that one, or rematerialize a function that gives the loss and the gradients"
             )
         loss = seen.loss if seen.loss is not None else seen.gradients[0]
-        captured = capture_step(function, model.name, fixed, loss, seen.gradients)
+        return capture_step(function, model.name, fixed, loss, seen.gradients)
+
+    def _plan(self, captured: CapturedStep, data: Any, in_loop: bool) -> StepPlan:
+        inputs = describe(data)
+        here = fingerprint(captured, inputs)
+        for step in self.steps.values():
+            if step.plan.fingerprint == here:  # the same tensors in another structure, e.g. without weights
+                return load_plan(captured, step.plan, inputs, None)
         if self.plan is not None and not self.steps:
-            return PlannedStep(captured, load_plan(captured, self.plan, inputs, self.budget))
+            plan = load_plan(captured, self.plan, inputs, self.budget)
+            if plan.budget_bytes is not None:
+                self.promise = Promise(plan.budget_bytes, Peaks(plan.plain_peak_bytes))
+            return plan
+        if in_loop:
+            announce_pause(self.model.name, inputs, self.options.time_limit_s, "remat.tf.prepare(model, batch, ...)")
+        return make_plan(captured, self._promise(captured, data), self.options, inputs)
+
+    def _promise(self, captured: CapturedStep, data: Any) -> Promise:
+        """The budget of a batch like `data`: a fraction is of the largest one's plain step."""
         if self.budget is None:
-            raise InvalidInput(
-                f"the plan is for another batch than {inputs}: give a budget too, or batches of one size"
-            )
-        return PlannedStep(captured, make_plan(captured, self.budget, self.options, inputs))
+            if self.promise is None:
+                raise InvalidInput(f"the plan was made without a budget: give one for batches of {describe(data)}")
+            return Promise(self.promise.budget_bytes, Peaks(None, "not measured"))
+        if not is_fraction(self.budget):
+            return promise_of(captured, self.budget)
+        if _bytes(data) > self.largest_bytes:
+            found = promise_of(captured, self.budget)
+            if self.promise is None or found.budget_bytes > self.promise.budget_bytes:
+                self._raise_to(found)
+            return found
+        assert self.promise is not None
+        return Promise(self.promise.budget_bytes, Peaks(None, "measured for the largest batch only"))
+
+    def _raise_to(self, promise: Promise) -> None:
+        """A larger batch came: steps that recompute because they were promised less are planned again when needed."""
+        self.promise = promise
+        for key in [key for key, step in self.steps.items() if step.plan.recomputed]:
+            del self.steps[key]
 
 
 class _Seen:
@@ -197,7 +287,25 @@ def _key(batch: Any, outermost: bool = True) -> str:
     if isinstance(batch, (list, tuple)):
         parts = ", ".join(_key(part, False) for part in batch)
         return parts if outermost else f"[{parts}]"
-    return describe(batch)
+    return "None" if batch is None else describe(batch)
+
+
+def _bytes(batch: Any) -> int:
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    return sum(tf.TensorShape(leaf.shape).num_elements() * tf.as_dtype(leaf.dtype).size for leaf in leaves)
+
+
+def _spec(leaf: Any) -> tf.TensorSpec | None:
+    """Shape and type of the tensor that ``fit`` makes of `leaf`."""
+    if leaf is None:
+        return None
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        leaf = np.asarray(leaf)
+    shape = tf.TensorShape(leaf.shape)
+    if shape.num_elements() is None:
+        raise InvalidInput(f"a batch of shape {shape} has no static shape; a plan is for one: give every size")
+    is_array = isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f"
+    return tf.TensorSpec(shape, keras.config.floatx() if is_array else leaf.dtype)
 
 
 def _dense(leaf: Any) -> Any:

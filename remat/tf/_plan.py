@@ -56,15 +56,31 @@ class Options:
     verify: bool = True
 
 
-def make_plan(step: CapturedStep, budget: int | float | str, options: Options, inputs: str) -> StepPlan:
-    """The cheapest plan found whose peak is within `budget`.
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A budget in bytes, and the plain step's peak if it is a fraction of that."""
+
+    budget_bytes: int
+    plain: Peaks
+
+
+def promise_of(step: CapturedStep, budget: int | float | str) -> Promise:
+    """`budget` for `step`; what a fraction is of is measured.
 
     Raises:
-        InvalidInput: a budget that cannot be read or met.
+        InvalidInput: a budget that cannot be read.
     """
-    budget_bytes, plain = _promise(step, budget)
-    search = _Search(step, measure_footprint(step), budget_bytes, options, inputs, plain)
-    return search.run()
+    plain = measured_plain_peak(step) if is_fraction(budget) else Peaks(None, "not measured")
+    return Promise(parse_budget(budget, plain), plain)
+
+
+def make_plan(step: CapturedStep, promise: Promise, options: Options, inputs: str) -> StepPlan:
+    """The cheapest plan found whose peak is within the promise.
+
+    Raises:
+        InvalidInput: a budget that cannot be met.
+    """
+    return _Search(step, measure_footprint(step), promise, options, inputs).run()
 
 
 def load_plan(
@@ -81,13 +97,7 @@ def load_plan(
         taken = plan.moved(step.graph, here, step.fixed)
     else:
         taken = StepPlan.load(plan, step.graph, here, step.fixed)
-    return _with_executor(taken, step).promising(None if budget is None else _promise(step, budget)[0])
-
-
-def _promise(step: CapturedStep, budget: int | float | str) -> tuple[int, Peaks]:
-    """(budget in bytes, the plain step's peak if the budget is a fraction of it)."""
-    plain = measured_plain_peak(step) if is_fraction(budget) else Peaks(None, "not measured")
-    return parse_budget(budget, plain), plain
+    return _with_executor(taken, step).promising(None if budget is None else promise_of(step, budget).budget_bytes)
 
 
 def fingerprint(step: CapturedStep, inputs: str) -> Fingerprint:
@@ -119,25 +129,38 @@ def _with_executor(plan: StepPlan, step: CapturedStep) -> StepPlan:
 
 class _Search:
     def __init__(
-        self, step: CapturedStep, footprint: Footprint, budget_bytes: int, options: Options, inputs: str, plain: Peaks
+        self, step: CapturedStep, footprint: Footprint, promise: Promise, options: Options, inputs: str
     ) -> None:
-        self.step, self.budget_bytes, self.options, self.plain = step, budget_bytes, options, plain
+        self.step, self.options = step, options
+        self.budget_bytes, self.plain = promise.budget_bytes, promise.plain
         self.fingerprint = fingerprint(step, inputs)
         self.footprint = footprint
         self.sharing: Sharing = footprint.sharing
-        self.graph = _costed(footprint.graph, options.cost)
-        costs = [op.cost for op in self.graph.operations[: len(footprint.planned)]]
-        planned = footprint.planned.with_costs(costs, self.graph.cost_unit)
-        once = executor_bytes(step, range(len(self.graph)))
-        self.planned = replace(planned, fixed_bytes=planned.fixed_bytes + once)
+        self.graph, self.costs = footprint.graph, ""  # costs are taken when something has to be chosen
+        self.planned = self._as_solvers_see_it()
         self.scope = options.scope
-        # in the graph's order, which other scopes ask for, the epilogue comes last
-        self.is_merged = Scope(self.scope) is Scope.FREE
-        if self.is_merged:
-            self.planned = step.epilogue.for_solvers(step.graph, self.planned, int(SMALL * budget_bytes))
-        if step.in_order_only and Scope(self.scope) is Scope.FREE:
+        if step.in_order_only and self.is_merged:
             self.scope = str(Scope.FIXED_ORDER)
         self.margin = 0  # by which a measurement exceeded its prediction
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether updates run among the planned operations; in the graph's order, for other scopes, they come last."""
+        return Scope(self.options.scope) is Scope.FREE
+
+    def _as_solvers_see_it(self) -> Graph:
+        once = executor_bytes(self.step, range(len(self.graph)))
+        planned = replace(self.footprint.planned, fixed_bytes=self.footprint.planned.fixed_bytes + once)
+        if not self.is_merged:
+            return planned
+        return self.step.epilogue.for_solvers(self.step.graph, planned, int(SMALL * self.budget_bytes))
+
+    def _take_costs(self) -> None:
+        if not self.costs:
+            self.costs = self.options.cost
+            self.graph = _costed(self.graph, self.costs)
+            costs = [op.cost for op in self.graph.operations[: len(self.planned)]]
+            self.planned = self.planned.with_costs(costs, self.graph.cost_unit)
 
     def run(self) -> StepPlan:
         self._check_floor()
@@ -179,6 +202,7 @@ class _Search:
         once = self._step_plan(list(range(len(self.planned))), self.options.strategy)
         if once.peak_bytes <= budget:
             return once
+        self._take_costs()
         until = time.monotonic() + time_limit_s
         best: StepPlan | None = None
         reason: InvalidInput | None = None
@@ -236,7 +260,7 @@ class _Search:
         fixed = self.step.fixed | {"executor": extra}
         return StepPlan(
             plan, graph, self.fingerprint, strategy, self.budget_bytes, self.plain.plain_bytes, fixed,
-            self.options.cost, self.sharing,
+            self.costs, self.sharing,
         )  # fmt: skip
 
 

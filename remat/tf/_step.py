@@ -96,9 +96,11 @@ class PlannedStep(Planned):
 
 
 def describe(structure: Any) -> str:
-    """Shapes and types of tensors or specs, e.g. ``float32[8, 64, 64, 3], int32[8]``."""
+    """Shapes and types of tensors or specs, e.g. ``float32[8, 64, 64, 3], int32[8]``; None is left out."""
     parts = []
     for leaf in tf.nest.flatten(structure):
+        if leaf is None:
+            continue
         shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
         if shape is None or dtype is None:
             parts.append(type(leaf).__name__)

@@ -1,0 +1,185 @@
+"""`fit_within` as a Keras user meets it: batches of several sizes, fractions, planning ahead."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_tf_execution import (
+    LOSS,
+    QUICK,
+    _built,
+    _kernels_not_measured,  # noqa: F401  (a fixture)
+    _own_cache,  # noqa: F401  (a fixture)
+    keras,
+    layers,
+    rtf,
+    tf,
+)
+
+import remat
+from remat.errors import InvalidInput
+from remat.execution import Peaks
+from remat.tf import _plan
+
+
+@pytest.fixture
+def plain_peaks(monkeypatch):
+    """Plain peaks by the simulator instead of a child process; one entry for each that was asked for."""
+    asked = []
+
+    def simulated(step):
+        once = remat.Plan.from_order(step.graph, range(len(step.graph)))
+        asked.append(remat.simulate(step.graph, once).peak_bytes)
+        return Peaks(asked[-1])
+
+    monkeypatch.setattr(_plan, "measured_plain_peak", simulated)
+    return asked
+
+
+def deep():
+    """Activations that outweigh what is always there, also for 4 samples."""
+    x = inputs = keras.Input((16, 16, 3))
+    for _ in range(6):
+        x = layers.Conv2D(16, 3, padding="same", activation="tanh")(x)
+    x = layers.GlobalAveragePooling2D()(layers.Dropout(0.2)(layers.BatchNormalization()(x)))
+    return keras.Model(inputs, layers.Dense(5, activation="softmax")(x))
+
+
+def _model(**compiled):
+    model = _built(deep)
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), LOSS, metrics=["accuracy"], **compiled)
+    return model
+
+
+def _data(n=28):
+    rng = np.random.default_rng(5)
+    return rng.normal(size=(n, 16, 16, 3)), rng.integers(0, 5, n)
+
+
+def _steps(model):
+    """(step of 8, step of 4 samples)."""
+    by_size = {int(key.partition("[")[2].partition(",")[0]): step for key, step in model.remat_steps.items()}
+    return by_size[8], by_size[4]
+
+
+# --- fractions -----------------------------------------------------------------------------------
+
+
+def test_a_fraction_is_of_the_largest_batch(plain_peaks):
+    """28 samples are 3 batches of 8 and one of 4, which runs as it is."""
+    model = rtf.fit_within(_model(), 0.7, **QUICK)
+    model.fit(*_data(), batch_size=8, verbose=0)
+    large, small = _steps(model)
+    assert large.budget_bytes == small.budget_bytes == int(0.7 * plain_peaks[0])
+    assert len(plain_peaks) == 1
+    assert large.plan.recomputed
+    assert not small.plan.recomputed
+    assert model.remat is large
+    assert large.plan.plain_peak_bytes == plain_peaks[0]
+    assert small.plan.plain_peak_bytes is None
+
+
+def test_a_larger_batch_takes_the_fraction_again(plain_peaks):
+    """What was squeezed into the smaller promise is planned again, with the larger one."""
+    model = rtf.fit_within(_model(), 0.7, **QUICK)
+    x, y = _data()
+    model.fit(x[:4], y[:4], batch_size=8, verbose=0)
+    squeezed = model.remat
+    assert squeezed.budget_bytes == int(0.7 * plain_peaks[0])
+    assert squeezed.plan.recomputed
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    large, small = _steps(model)
+    assert len(plain_peaks) == 2
+    assert large.budget_bytes == small.budget_bytes == int(0.7 * plain_peaks[1]) > squeezed.budget_bytes
+    assert model.remat is large
+    assert not small.plan.recomputed
+    model.fit(x, y, batch_size=8, verbose=0)
+    assert _steps(model) == (large, small)
+
+
+def test_compile_takes_the_fraction_anew(plain_peaks):
+    """Another optimizer needs other memory."""
+    model = rtf.fit_within(_model(), 0.7, **QUICK)
+    x, y = _data(8)
+    model.fit(x, y, batch_size=8, verbose=0)
+    first = model.remat
+    model.compile("adam", LOSS)
+    assert model.fit(x, y, batch_size=8, verbose=0)
+    assert model.remat is not first
+    assert model.remat.budget_bytes == int(0.7 * plain_peaks[1]) != first.budget_bytes
+
+
+# --- planning ahead ------------------------------------------------------------------------------
+
+
+def test_fit_does_not_pause_for_what_was_prepared(plain_peaks, caplog):
+    """Arrays become tensors of Keras's float type, as in `fit`; the order of the batches does not matter."""
+    model, (x, y) = rtf.fit_within(_model(), 0.7, **QUICK), _data()
+    plans = rtf.prepare(model, (x[:4], y[:4]), (tf.TensorSpec((8, 16, 16, 3)), tf.TensorSpec((8,), "int64")))
+    large, small = _steps(model)
+    assert plans == (small.plan, large.plan)
+    assert model.remat is large
+    assert small.budget_bytes == large.budget_bytes
+    history = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history
+    assert not caplog.records
+    assert _steps(model) == (large, small)
+    assert len(plain_peaks) == 1
+    expected = _model(run_eagerly=True)
+    assert history == expected.fit(x, y, batch_size=8, epochs=2, verbose=0).history
+    assert [w.tobytes() for w in model.get_weights()] == [w.tobytes() for w in expected.get_weights()]
+
+
+def test_a_loop_that_pauses_says_so_once_for_each_shape(caplog):
+    model = rtf.fit_within(_model(), "1GB", **QUICK)
+    model.fit(*_data(), batch_size=8, epochs=2, verbose=0)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert "float32[8, 16, 16, 3], int64[8]" in said[0]
+    assert "remat.tf.prepare(model" in said[0]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_what_is_prepared_is_what_fit_brings(weighted, caplog):
+    """A model without variables yet, sample weights, a dataset, several steps per execution."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([layers.Dense(8, activation="tanh"), layers.Dense(1)])
+    model.compile("adam", "mse", steps_per_execution=2, weighted_metrics=["mae"])
+    rtf.fit_within(model, "1GB", **QUICK)
+    x, y, w = (np.ones(shape, "float32") for shape in ((8, 3), (8, 1), (8,)))
+    batch = (x, y, w) if weighted else (x, y)
+    rtf.prepare(model, batch)
+    model.fit(tf.data.Dataset.from_tensors(batch).repeat(5), verbose=0)
+    model.fit(x, y, batch_size=8, sample_weight=w if weighted else None, verbose=0)
+    model.train_on_batch(x, y, sample_weight=w if weighted else None)
+    assert not caplog.records
+    assert len(model.remat_steps) == (1 if weighted else 2)  # train_on_batch brings a third part, which is None
+    assert len({step.plan.fingerprint for step in model.remat_steps.values()}) == 1
+
+
+def test_prepare_refuses_what_it_cannot_plan():
+    model = _model()
+    with pytest.raises(InvalidInput, match=r"call remat\.tf\.fit_within\(model, budget\) first"):
+        rtf.prepare(model, _data(8))
+    uncompiled = rtf.fit_within(_built(deep), "1GB", **QUICK)
+    with pytest.raises(InvalidInput, match="compile the model first"):
+        rtf.prepare(uncompiled, _data(8))
+    rtf.fit_within(model, "1GB", **QUICK)
+    with pytest.raises(InvalidInput, match="has no static shape"):
+        rtf.prepare(model, (tf.TensorSpec((None, 16, 16, 3)), tf.TensorSpec((None,), "int64")))
+    rtf.fit_within(model, "1kB", **QUICK)
+    with pytest.raises(InvalidInput, match="no plan of"):
+        rtf.prepare(model, _data(8))
+    assert model.remat is None
+
+
+def test_a_saved_plan_serves_the_largest_batch_and_its_budget_the_others(tmp_path, plain_peaks):
+    model, (x, y) = rtf.fit_within(_model(), 0.7, **QUICK), _data()
+    rtf.prepare(model, (x[:8], y[:8]))
+    model.remat.plan.save(tmp_path / "plan.json")
+    loaded = rtf.fit_within(_model(), plan=tmp_path / "plan.json", **QUICK)
+    history = loaded.fit(x, y, batch_size=8, verbose=0).history
+    large, small = _steps(loaded)
+    assert large.plan.order.tolist() == model.remat.plan.order.tolist()
+    assert small.budget_bytes == large.budget_bytes == model.remat.budget_bytes
+    assert len(plain_peaks) == 1
+    assert history == _model(run_eagerly=True).fit(x, y, batch_size=8, verbose=0).history
