@@ -262,7 +262,7 @@ def test_a_certificate_made_by_hand_is_checked_as_a_file_is(change: dict) -> Non
         ({"format": "remat-bound/9"}, "format is not remat-bound/1"),
         ({"bound": 1.5}, "bound must be an integer"),
         ({"bound": 10**160}, "bound must be an integer, within 2"),
-        ({"bound": float("nan")}, "holds NaN, which is no number in JSON"),
+        ({"bound": float("nan")}, "holds NaN"),
         ({"graph": None}, "graph and graph_sha256 must be texts"),
         ({"bound": True}, "bound must be an integer"),
         ({"multipliers": {"magic": []}}, "unknown kind 'magic'"),
@@ -288,7 +288,7 @@ def test_a_malformed_file_is_one_line_that_names_it(tmp_path: Path, change: dict
         ('"bound":', '"bound":1,"bound":', "has the key 'bound' twice in one object"),
         ('"memory":', '"memory":[],"memory":', "has the key 'memory' twice in one object"),
         ('"denominator":', '"denominator":1' + 5000 * "0" + ',"old":', "holds an integer of thousands of digits"),
-        ('"format":', "", "is not JSON: .* at line 1, column"),
+        ('"format":', "", "cannot be read as JSON: .* at line 1, column"),
         ('"bound":', '"bnd":', "bound must be an integer"),
     ],
 )
