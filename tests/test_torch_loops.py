@@ -212,8 +212,9 @@ def test_a_loaded_plan_compares_what_is_counted_alike(tmp_path: Path) -> None:
         rt.rematerialize(Net(), (x,), plan=path)
 
 
-def test_noise_of_measured_costs_is_said_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a clock: every operation takes 50 us, and once 40 us."""
+@pytest.fixture
+def without_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every operation takes 50 us, and once 40 us; none has a workspace."""
 
     def child(missing: dict[str, str], job: dict[str, Any], *_: Any) -> dict[str, str]:
         for key in missing:
@@ -222,6 +223,10 @@ def test_noise_of_measured_costs_is_said_and_kept(tmp_path: Path, monkeypatch: p
         return {}
 
     monkeypatch.setattr(profile_module, "_measure", child)
+
+
+@pytest.mark.usefixtures("without_a_clock")
+def test_noise_of_measured_costs_is_said_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     ours = rematerialize(Net(), (images(4),), 1.0, cost="profile", cache_folder=tmp_path)
     n = sum(not op.work.is_free for op in ours.plan.graph.operations)
@@ -322,6 +327,7 @@ def test_examples_of_the_guide(
 ) -> None:
     """The blocks of docs/execution.md one after the other, as a reader would copy them."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REMAT_CACHE", str(tmp_path / "cache"))
     guide = (Path(__file__).parents[1] / "docs" / "execution.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", guide.partition("## TensorFlow")[0], re.DOTALL)
     images = torch.randn(8, 3, 32, 32)
