@@ -273,6 +273,18 @@ def test_nothing_to_switch_is_no_failure(name: str, strategy: str, scope: str, m
         assert solution.cost == optimum(joint, budget, scope)
 
 
+@pytest.mark.parametrize(
+    "way", [Implementation("over", (1,), (2, 3), 1, overwrites=1), Implementation("part", (1,), (2,), 1)]
+)
+def test_monet_leaves_kept_gradients_alone(way: Implementation) -> None:
+    """The other implementation of b2 writes over the kept value 1, or does not make the kept value 3."""
+    b2 = Operation("b2", "", (1,), (2, 3), 4, 0, True, implementations=(way,))
+    operations = (Operation("x", "", (), (0,), 1), Operation("b1", "", (0,), (1,), 1, 0, True), b2)
+    joint = Graph("kept", operations, tuple(Value(f"v{i}", 2, i in (1, 3)) for i in range(4)), loss=0)
+    solution = remat.solve(joint, 20, "monet", time_limit_s=20)
+    assert solution.cost == 6, solution.message
+
+
 def test_monet_makes_what_later_gradients_read() -> None:
     joint = Graph(
         "several",

@@ -123,16 +123,23 @@ class _Builder:
         self.rows, self.memory = Rows(), Rows()
 
     def _usable(self, k: int) -> tuple[Implementation, ...]:
-        """The ways of operation `k` that are exact and, for a backward one, write over nothing read later."""
+        """The ways of operation `k` that are exact and, for a backward one, which runs once, leave what is needed.
+
+        That is: make what is kept, and write over nothing that is kept or read later.
+        """
         graph = self.graph
+        kept = {v for v in graph.operations[k].outputs if graph.values[v].keep}
         usable = []
         for way in graph.operations[k].ways:
             x = way.overwrites
-            later = x is not None and any(
-                x in other.inputs for j in range(k + 1, len(graph)) for other in graph.operations[j].ways
+            needed = x is not None and (
+                graph.values[x].keep
+                or any(x in other.inputs for j in range(k + 1, len(graph)) for other in graph.operations[j].ways)
             )
             is_gradient = x is not None and graph.producer[x] >= self.n
-            if way.is_lossy or (k >= self.n and x is not None and (later or not is_gradient)):
+            if way.is_lossy or (k >= self.n and x is not None and (needed or not is_gradient)):
+                continue
+            if k >= self.n and not kept.issubset(way.outputs):
                 continue
             usable.append(way)
         return tuple(usable)
