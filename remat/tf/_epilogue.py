@@ -1,5 +1,7 @@
 """Where the state changes of a step run: each as early as its inputs and the computations beside it allow.
 
+What only leads to a state change, and is no smaller than what it is made from, waits for it.
+
 A gradient that is applied at once need not be held to the end of the step. A state change waits for
 
 * the loss and every check: an exception in the network or the loss leaves every variable as it was;
@@ -40,6 +42,12 @@ class Epilogue:
         self._readers: list[list[int]] = []  # planned ones that read a variable which it changes
         self._earlier: list[list[int]] = []  # others of the epilogue that come before it
         self._read(graph, nodes, reader)
+        self._successors: list[list[int]] = [[] for _ in self._sources]
+        for i, (sources, earlier) in enumerate(zip(self._sources, self._earlier, strict=True)):
+            for k in (*sources, *earlier):
+                if k >= n_planned:
+                    self._successors[k - n_planned].append(i + n_planned)
+        self._waits = [not reader.changes_state(nodes[k]) and not _shrinks(graph, k) for k in range(n_planned, self.n)]
 
     def _read(self, graph: Graph, nodes: Sequence[Any], reader: StepReader) -> None:
         planned_readers: dict[str, list[int]] = {}  # by handle
@@ -65,21 +73,26 @@ class Epilogue:
             self._earlier.append(earlier)
 
     def merged(self, planned: Sequence[int]) -> list[int]:
-        """The whole step: `planned` computations with every operation of the epilogue where it may first run."""
+        """The whole step: `planned` computations, and among them every operation of the epilogue once."""
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for at, k in enumerate(planned):
             first.setdefault(k, at)
             last[k] = at
         start = max((first[k] for k in self._before_all), default=-1)
-        place: dict[int, int] = {}
-        after: list[list[int]] = [[] for _ in range(len(planned) + 1)]
+        place: dict[int, int] = {}  # by operation of the epilogue: the computation after which it runs
         for k in range(self.n_planned, self.n):
             i = k - self.n_planned
             waits = [first[s] if s < self.n_planned else place[s] for s in self._sources[i]]
             waits += [last[r] for r in self._readers[i]] + [place[e] for e in self._earlier[i]]
             place[k] = max([start, *waits])
-            after[place[k] + 1].append(k)
+        for k in reversed(range(self.n_planned, self.n)):
+            i = k - self.n_planned
+            if self._waits[i]:
+                place[k] = min((place[s] for s in self._successors[i]), default=len(planned) - 1)
+        after: list[list[int]] = [[] for _ in range(len(planned) + 1)]
+        for k, at in place.items():
+            after[at + 1].append(k)
         return after[0] + [x for at, k in enumerate(planned) for x in (k, *after[at + 1])]
 
     def for_solvers(self, graph: Graph, planned: Graph, small_bytes: int) -> Graph:
@@ -122,3 +135,10 @@ class Epilogue:
                 seen.add(k)
                 todo += self._sources[k - self.n_planned] if k >= self.n_planned else []
         return {k for k in seen if k < self.n_planned}
+
+
+def _shrinks(graph: Graph, k: int) -> bool:
+    """Whether an operation's results are smaller than one of the values that it reads."""
+    operation = graph.operations[k]
+    made = sum(graph.values[v].bytes for v in operation.outputs)
+    return any(graph.values[v].bytes > made for v in operation.inputs)
