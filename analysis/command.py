@@ -22,7 +22,7 @@ def command(
         return 2
     try:
         written = draw(*map(Path, given))
-    except RematError as error:
+    except (RematError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for path in written:

@@ -170,15 +170,15 @@ def _explain_failures(console: Console, rows: Sequence[Row]) -> None:
 
 
 def _say_unfinished(console: Console, rows: Sequence[Row]) -> None:
-    """One line about the solves that ended without a result of their own: killed, crashed, cut short."""
+    """One line about the solves that failed or were cut short: killed, crashed, interrupted."""
     unfinished = [row for row in rows if row.status != Status.SKIPPED and row.plan_from is None and not is_final(row)]
     if not unfinished:
         return
     first = unfinished[0]
     why = f": {first.message}" if first.message else ""
     console.print(
-        f"warning: {len(unfinished)} of {len(rows)} solves ended before their time, the first of them {first.strategy} "
-        f"at {format_size(first.budget_bytes)}{why}; the same command tries them again",
+        f"warning: {len(unfinished)} of {len(rows)} solves failed or were cut short, the first of them "
+        f"{first.strategy} at {format_size(first.budget_bytes)}{why}; the same command solves them again",
         markup=False, soft_wrap=True,
     )  # fmt: skip
 

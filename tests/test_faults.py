@@ -79,6 +79,7 @@ def test_solvers_that_crash_and_hang_cost_their_rows(tmp_path: Path, engine: str
     out, errors = run.communicate(timeout=300)
     assert run.returncode == 0, out + errors
     assert "Traceback" not in out + errors
+    assert "6 of 10 solves failed or were cut short, the first of them breaks_as_family at" in out
     rows = rows_of(here / "runs/store")
     largest = max(row["budget_bytes"] for row in rows)
     assert len(rows) == 2 * len(ENDS)
