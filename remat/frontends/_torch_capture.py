@@ -191,7 +191,7 @@ _TRACED_INSTEAD = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.Composite
 
 
 def _traced_instead(op: torch._ops.OpOverload) -> tuple[torch._C.DispatchKey, ...]:
-    """Keys under which another formula takes the place of a call of the model; not those below, of what became of it."""
+    """Keys under which another formula replaces a call of the model; not those below, of what became of it."""
     composite = op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
     return _TRACED_INSTEAD if composite else _TRACED_INSTEAD[:1]
 
@@ -225,7 +225,8 @@ _AS_IN_EAGER_MODE = {
     aten.bernoulli.p: _bernoulli,
 }  # fmt: skip
 _LAID_OUT = {
-    aten.gru_cell.default: gru_cell, aten.bernoulli.p: bernoulli, aten.rrelu.default: rrelu, aten.rrelu_.default: rrelu_,
+    aten.gru_cell.default: gru_cell, aten.bernoulli.p: bernoulli,
+    aten.rrelu.default: rrelu, aten.rrelu_.default: rrelu_,
 }  # fmt: skip
 
 
