@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from remat.errors import InvalidInput, MissingPackage, RematError
 from remat.frontends._torch_autocast import cast_once
-from remat.frontends._torch_random import bernoulli_like, rrelu, rrelu_
+from remat.frontends._torch_random import bernoulli, bernoulli_like, rrelu, rrelu_
 from remat.frontends._torch_recurrent import gru_cell, replace_recurrent
 
 OLDEST = (2, 9)
@@ -160,8 +160,8 @@ def _dispatched_as_in_eager_mode() -> Iterator[None]:
 
     Others, which eager mode makes of in-place operations, are made of operations that leave the same layouts.
     """
-    instead = {op: {} for op in _whole_operators()} | {
-        op: dict.fromkeys(_TRACED_INSTEAD, function) for op, function in _LAID_OUT.items()
+    instead = dict.fromkeys(_whole_operators(), {}) | {
+        op: dict.fromkeys(_traced_instead(op), function) for op, function in _LAID_OUT.items()
     }
     taken = []
     try:
@@ -189,6 +189,12 @@ def _whole_operators() -> tuple[torch._ops.OpOverload, ...]:
 
 
 _TRACED_INSTEAD = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+def _traced_instead(op: torch._ops.OpOverload) -> tuple[torch._C.DispatchKey, ...]:
+    """Keys under which another formula takes the place of a call of the model; not those below, of what became of it."""
+    composite = op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    return _TRACED_INSTEAD if composite else _TRACED_INSTEAD[:1]
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
@@ -219,7 +225,9 @@ _AS_IN_EAGER_MODE = {
     aten.native_dropout.default: _dropout, aten.native_dropout_backward.default: _dropout_backward,
     aten.bernoulli.p: _bernoulli,
 }  # fmt: skip
-_LAID_OUT = {aten.gru_cell.default: gru_cell, aten.rrelu.default: rrelu, aten.rrelu_.default: rrelu_}
+_LAID_OUT = {
+    aten.gru_cell.default: gru_cell, aten.bernoulli.p: bernoulli, aten.rrelu.default: rrelu, aten.rrelu_.default: rrelu_,
+}  # fmt: skip
 
 
 @contextmanager

@@ -47,6 +47,14 @@ def _differentiate_rrelu(ctx: Any, gradient: Tensor, _of_noise: Any) -> Any:
     return aten.leaky_relu_backward.default(gradient, saved, (ctx.lower + ctx.upper) / 2, False), None, None
 
 
+def bernoulli(x: Tensor, p: float = 0.5, generator: torch.Generator | None = None) -> Tensor:
+    """`aten.bernoulli.p` as eager mode computes it: contiguous, whatever `x` is.
+
+    Tracing makes the same of it as of `bernoulli_`, which fills `x` in its own layout.
+    """
+    return torch.empty_like(x, memory_format=torch.contiguous_format).bernoulli_(p, generator=generator)
+
+
 def rrelu(
     x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None
 ) -> Tensor:

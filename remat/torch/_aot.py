@@ -188,7 +188,7 @@ def with_random_state(state: torch.Tensor, target: Callable[..., Any], *args: An
     """A call that draws again what it drew from `state`; the generator is left as it was."""
     asked = torch.device(kwargs.get("device") or "cpu")  # of a call without a tensor
     device = next((x.device for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)), asked)
-    now = random_state(device)
+    now = state_to_repeat(device)
     set_state = torch.set_rng_state if device.type == "cpu" else lambda s: torch.cuda.set_rng_state(s, device)
     set_state(state)
     try:

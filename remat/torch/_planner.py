@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -24,6 +24,7 @@ from remat.frontends._torch_capture import Joint
 from remat.frontends._torch_graph import CapturedStep, is_random
 from remat.frontends._torch_work import CUDA_BLOCK_BYTES
 from remat.graph import Graph, Operation
+from remat.implementation import Implementation
 from remat.plan import Plan
 from remat.torch import _aot
 
@@ -104,12 +105,12 @@ class Planner:
         return replace(step.graph, fixed_bytes=sum(fixed.values())), fixed
 
     def weigh(self, graph: Graph, step: CapturedStep) -> Graph:
-        """The graph with costs and workspaces: those measured, and what repeating a random operation takes beside."""
+        """The graph with costs and workspaces: those measured, or what reading a random generator's state takes."""
         sizes, unmeasured = profile_workspaces(graph.all_ways(), self.cache_folder, self.device)
-        beside = [
-            _state_bytes(op, nodes) for op, nodes in zip(graph.operations, step.nodes, strict=True) for _ in op.ways
+        sizes = [
+            max(size, _state_bytes(op, nodes) - sum(graph.values[v].bytes for v in way.outputs))
+            for size, (op, nodes, way) in zip(sizes, _ways_of(graph, step), strict=True)
         ]
-        sizes = [size + more for size, more in zip(sizes, beside, strict=True)]
         if unmeasured:
             named = ", ".join(f"{kind} ({why})" for kind, why in sorted(unmeasured.items()))
             warnings.warn(f"workspace not measured, taken as 0: {named}", CostWarning, stacklevel=2)
@@ -141,8 +142,15 @@ def there_before(plan: StepPlan) -> int:
     return plan.graph.fixed_bytes - plan.fixed.get(START, 0)
 
 
+def _ways_of(
+    graph: Graph, step: CapturedStep
+) -> Iterator[tuple[Operation, Sequence[fx.Node], Implementation]]:  # fmt: skip
+    for op, nodes in zip(graph.operations, step.nodes, strict=True):
+        yield from ((op, nodes, way) for way in op.ways)
+
+
 def _state_bytes(op: Operation, nodes: Sequence[fx.Node]) -> int:
-    """What PyTorch's allocator holds of the random generator's state while a call that may be repeated runs."""
+    """What PyTorch's allocator holds of the random generator's state before a call that may be repeated."""
     replayed = [node for node in nodes if is_random(node) and not op.run_once]
     return max((_aot.random_state(device).nbytes for device in map(_aot.device_of, replayed) if device.type == "cpu"),
                default=0)  # fmt: skip

@@ -144,21 +144,24 @@ def _verified(
 ) -> Rematerialized:
     """The module with `measured_peak_bytes`, planned anew while that exceeds the budget."""
     planner = module._planner
-    promised, excess = planner.budget_bytes, 0
+    promised, measured = planner.budget_bytes, 0
     for _ in range(MOST_PLANS):
-        if excess:
-            planner.budget_bytes -= excess
+        if measured:
+            planner.budget_bytes -= measured - promised
             planner.plans.clear()
-            made = replace(planner.plan(step, inputs), budget_bytes=promised)
+            try:
+                made = replace(planner.plan(step, inputs), budget_bytes=promised)
+            except InvalidInput:  # of a smaller budget, which is not the caller's
+                break
             module = Rematerialized(module.model, planner, made, module._backend, module._accumulates)
         measured = there_before(module.plan) + peak_of_step(module, args, kwargs, planner.device)
         module.__dict__["measured_peak_bytes"] = measured
-        excess = measured - promised
-        if excess <= 0:
+        if measured <= promised:
             return module
+    instead = "" if module._backend == "eager" else ", or backend='eager', whose peak is what was predicted"
     raise InvalidInput(
-        f"a step needs {format_size(promised + excess)}, more than the budget of {format_size(promised)}, after "
-        f"{MOST_PLANS} plans that were predicted to fit; give a smaller budget, or backend='eager'"
+        f"a step needs {format_size(measured)} where {format_size(module.predicted_peak_bytes)} were predicted, more "
+        f"than the budget of {format_size(promised)}, and no other plan was found; give a larger budget{instead}"
     )
 
 
