@@ -593,14 +593,8 @@ class Net(nn.Module):
         if self.returns == "tuple":
             return (x, *taken)
         if self.returns == "dict":
-            return {
-                "last": x,
-                "taken": taken,
-                "none": None,
-                "n": len(taken),
-                "best": x.argmax(-1),
-                "fixed": x.detach() * 1,
-            }
+            constant = {"best": x.argmax(-1), "fixed": x.detach() * 1}
+            return {"last": x, "taken": taken, "none": None, "n": len(taken)} | constant
         if self.returns == "views":
             return x, x[:1], [y.flatten() for y in taken if y is not x]
         return {"loss": x.float().square().mean(), "last": x, "given": given, "weight": next(self.parameters()),
@@ -616,9 +610,8 @@ def make(seed: int) -> Case:
     torch.manual_seed(seed)
     while True:
         case = _draw(rng)
-        with contextlib.suppress(
-            RuntimeError, AssertionError
-        ):  # e.g. an in-place operation on what the backward pass needs
+        # e.g. an in-place operation on what the backward pass needs
+        with contextlib.suppress(RuntimeError, AssertionError):
             tried = copy.deepcopy(case)
             _step(tried.model, tried, seed)
             return case
