@@ -19,6 +19,7 @@ from remat.graph import Graph
 from remat.tf._epilogue import Epilogue, is_write
 
 _SOURCE = "TensorFlow training step as traced"
+_BRANCHES = ("If", "Case")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +103,7 @@ def _planned_nodes(reader: StepReader, targets: Iterable[Any], boundary: Iterabl
     late = needed & after_write
     if late:
         named = next(op for op in reader.order if op in late)
-        if is_write(reader, named):
-            raise InvalidInput(
-                f"the loss or a gradient depends on '{named.name}' ({named.type}), which reads or changes a state that "
-                "is no variable, so nothing of it can be repeated; compute it before the step, e.g. in the dataset"
-            )
-        raise InvalidInput(
-            f"the loss or a gradient depends on a variable that the step has changed before ('{named.name}', "
-            f"{named.type}), so nothing of it can be computed again; update that variable after the gradients"
-        )
+        raise InvalidInput(f"the loss or a gradient depends on {_why_it_cannot_be_repeated(reader, named)}")
     # what follows from the network but not from a gradient (batch statistics, metrics) is computed with it:
     # held until the epilogue are then its few results, not the activations it starts from
     from_gradients = {t.name for t in boundary}
@@ -132,6 +125,24 @@ def _planned_nodes(reader: StepReader, targets: Iterable[Any], boundary: Iterabl
                 planned.add(t.op)
                 todo.append(t.op)
     return planned
+
+
+def _why_it_cannot_be_repeated(reader: StepReader, op: Any) -> str:
+    named = f"'{op.name}' ({op.type})"
+    if is_write(reader, op) and (op.type in _BRANCHES or op.name in reader.loops):
+        return (
+            f"{named}, which may change a variable in the forward pass and gives a result too, so nothing of it can be "
+            "repeated; leave that layer out, or change the variable after the gradients"
+        )
+    if is_write(reader, op):
+        return (
+            f"{named}, which reads or changes a state that is no variable, so nothing of it can be repeated; compute "
+            "it before the step, e.g. in the dataset"
+        )
+    return (
+        f"a variable that the step has changed before ({named}), so nothing of it can be computed again; update that "
+        "variable after the gradients"
+    )
 
 
 def _after_writes(reader: StepReader) -> set[Any]:
