@@ -41,8 +41,9 @@ def check(seed: int) -> str:
             if wrong:
                 return f"different: {name}: {wrong}"
         name = str(rng.choice(OFTEN))
-        if not repeats(graph, budget, name, scope, seed):
-            return f"different: {name}: two runs that must give the same do not"
+        results = repeated(graph, budget, name, scope, seed)
+        if len(results) > 1:
+            return f"different: {name}: two runs that must give the same do not: {results}"
         return wrong_with_minimum(graph, scope) or "ok"
 
 
@@ -69,9 +70,11 @@ def limits(rng: np.random.Generator, strategy: str) -> dict[str, Any]:
     return {**common, "time_limit_s": 0.5, "deterministic": bool(rng.random() < 0.3)}
 
 
-def repeats(graph: Graph, budget: int, strategy: str, scope: str, seed: int, time_limit_s: float = 3.0) -> bool:
-    """Whether deterministic runs on machines of different speed give the same, unless the clock cut one."""
-    known = set()
+def repeated(
+    graph: Graph, budget: int, strategy: str, scope: str, seed: int, time_limit_s: float = 3.0
+) -> set[tuple[Any, ...]]:  # fmt: skip
+    """What deterministic runs on machines of different speed give, without those that the clock cut: one result."""
+    results = set()
     for speed in (1.0, 3.0):
         with mock.patch("time.monotonic", clock(speed)):
             solution = remat.solve_sweep(
@@ -79,10 +82,14 @@ def repeats(graph: Graph, budget: int, strategy: str, scope: str, seed: int, tim
                 isolate=False,
             )[0]  # fmt: skip
         if not solution.stats.get("cut_by_clock"):
-            steps = None if solution.plan is None else tuple(solution.plan.steps)
-            proof = None if solution.certificate is None else str(solution.certificate.to_dict())
-            known.add((solution.status, solution.cost, solution.bound, steps, proof))
-    return len(known) <= 1
+            plan, proof = solution.plan, solution.certificate
+            results.add(
+                (
+                    str(solution.status), solution.cost, solution.bound, None if plan is None else str(plan.steps),
+                    None if proof is None else str(proof.to_dict()), solution.stats.get("ended"),
+                )
+            )  # fmt: skip
+    return results
 
 
 def clock(speed: float) -> Callable[[], float]:

@@ -102,8 +102,8 @@ def solve_chosen(problem: Problem, strategy: Strategy, options: Mapping[str, Any
 
 
 def _is_cut(problem: Problem, stats: Mapping[str, Any], is_search_cut: bool) -> bool:
-    """Whether the clock ended the solve of a choice, the search over them or what came after, all unsolved."""
-    return not problem.is_solved() and (bool(stats.get("cut_by_clock")) or is_search_cut or problem.is_cut())
+    """Whether the clock ended the solve of a choice or the search over them, or what came after, unsolved."""
+    return bool(stats.get("cut_by_clock")) or is_search_cut or problem.is_cut()
 
 
 def _without_plan(problem: Problem, stats: Mapping[str, Any]) -> Outcome:

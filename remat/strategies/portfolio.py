@@ -87,6 +87,7 @@ class _Run:
         self.columns = model_columns(problem.graph)
         self.certificate: BoundCertificate | None = None
         self.infeasible = False
+        self.cut = False  # a run that repeats exactly: the clock ended a step, whatever the next ones found
         self.notes: list[str] = []
         self.stats: dict[str, Any] = {}
         self.stopped = threading.Event()
@@ -113,7 +114,8 @@ class _Run:
             deadline=problem.until(EXHAUSTIVE_SHARE),
         )  # fmt: skip
         if problem.repeats and not result.is_decided and problem.is_cut():
-            return False  # how far it came depends on the clock
+            self.cut = True  # how far it came depends on the clock
+            return False
         if result.plan is not None:
             problem.offer(result.plan, "exhaustive")
         if result.bound is not None:
@@ -233,9 +235,10 @@ class _Run:
             # No early end: when a bound arrives depends on the clock.
             self.search(replace(problem, work_limit=fixed_moves(problem), target_gap=-1.0, cost_cap=None),
                         problem.threads)  # fmt: skip
+            self.cut = self.cut or problem.is_cut()
             if not self._done():
                 self._prove_aside()
-            self.stats["cut_by_clock"] = not self._done() and problem.is_cut()
+            self.stats["cut_by_clock"] = self.cut or (not self._done() and problem.is_cut())
             return
         began, seconds = time.monotonic(), problem.remaining_s()
         shares = SEARCH_SHARES_SMALL if self.is_small() else SEARCH_SHARES
@@ -263,7 +266,9 @@ class _Run:
             aside = self._aside(nodes)
             if not step(aside):
                 return
-            if step == self._lp_bound or not aside.is_cut():  # each round of the LP is complete in itself
+            if step != self._lp_bound and aside.is_cut():
+                self.cut = True
+            else:  # each round of the LP is complete in itself
                 self._adopt(aside)
             if self._done():
                 return
