@@ -13,7 +13,8 @@ import datetime
 import gc
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,18 @@ def trained(model: Any, data: tuple[np.ndarray, np.ndarray], samples: int) -> tu
     return history["loss"], [v.numpy().tobytes() for v in (*model.variables, *model.optimizer.variables)]
 
 
+@contextmanager
+def functions_run_eagerly() -> Iterator[None]:
+    """Without it Keras compiles grouped convolutions (ConvNeXt) with XLA in eager mode too, which changes last bits."""
+    import tensorflow as tf
+
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
 def row_of(name: str, samples: int = 8, time_limit_s: float = 20.0, share: float = SHARE) -> Row:
     """Plan, measure and train one network."""
     import remat.tf as rtf
@@ -104,7 +117,8 @@ def row_of(name: str, samples: int = 8, time_limit_s: float = 20.0, share: float
     ours = trained(model, data, samples)
     del model
     gc.collect()
-    same = ours == trained(built(name, run_eagerly=True), data, samples)
+    with functions_run_eagerly():
+        same = ours == trained(built(name, run_eagerly=True), data, samples)
     return replace(
         row, predicted_bytes=step.predicted_peak_bytes, measured_bytes=measured.peak_bytes, same_bits=same,
         predicted_overhead=step.overhead, repeats=len(step.plan.order) - len(step.plan.graph),

@@ -1,0 +1,39 @@
+"""Networks of keras.applications, trained within a budget: the promise, the prediction and the bits."""
+
+from __future__ import annotations
+
+import pytest
+from test_tf_execution import QUICK, _own_cache, needs_compiler, rtf  # noqa: F401  (a fixture)
+
+from experiments import keras_applications as applications
+from remat.tf import _plan
+from remat.tf._workspace import Footprint
+
+
+@pytest.mark.parametrize("name", ["MobileNetV2", "EfficientNetB0", "ConvNeXtTiny"])
+def test_bits_of_networks_that_recompute(name, monkeypatch):
+    """Two images, kernels not measured; captured constants (EfficientNet), grouped convolutions (ConvNeXt)."""
+    monkeypatch.setattr(_plan, "measure_footprint", lambda step: Footprint(step.graph, step.planned, ()))
+    model, data = applications.built(name), applications.batch_of(name, 2)
+    rtf.fit_within(model, "1TB", **QUICK)
+    rtf.prepare(model, (data[0][:2], data[1][:2]))
+    plan = model.remat.plan
+    always = plan.graph.fixed_bytes
+    rtf.fit_within(model, int(always + 0.85 * (plan.peak_bytes - always)), **QUICK)
+    ours = applications.trained(model, data, 2)
+    assert model.remat.plan.order.tolist() != plan.order.tolist()
+    with applications.functions_run_eagerly():
+        assert ours == applications.trained(applications.built(name, run_eagerly=True), data, 2)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("name", applications.names())
+def test_every_network_is_trained_within_its_budget(name):
+    """At the smallest input that it accepts; measured in fresh processes."""
+    row = applications.row_of(name)
+    assert not row.refusal
+    assert row.same_bits
+    assert row.always_bytes < row.budget_bytes < row.plain_bytes
+    assert row.measured_bytes <= row.budget_bytes
+    assert row.measured_bytes == pytest.approx(row.predicted_bytes, rel=0.02)

@@ -1,0 +1,62 @@
+"""Every code block of docs/keras.md runs, one after the other, as a reader would type them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from test_tf_execution import _own_cache, rtf, tf  # noqa: F401  (a fixture)
+
+import remat
+from remat.execution import Peaks
+from remat.tf import _plan
+from remat.tf._portable import StepMeasurement
+from remat.tf._workspace import Footprint
+
+GUIDE = Path(__file__).parents[1] / "docs" / "keras.md"
+
+
+@pytest.fixture
+def _nothing_measured(monkeypatch):
+    """Each measurement takes a process, and they have tests of their own."""
+
+    def peak(step):
+        once = remat.Plan.from_order(step.graph, range(len(step.graph)))
+        return Peaks(remat.simulate(step.graph, once).peak_bytes)
+
+    find_plan = _plan.find_plan
+    monkeypatch.setattr(_plan, "measured_plain_peak", peak)
+    monkeypatch.setattr(_plan, "measure_footprint", lambda step: Footprint(step.graph, step.planned, ()))
+    monkeypatch.setattr(_plan, "measure_step", lambda *_, **__: StepMeasurement(0, 0, 0.0, 0.0))
+    monkeypatch.setattr(_plan, "apply_cost", lambda graph, *_, **__: remat.cost.apply_cost(graph, "flops", None))
+    monkeypatch.setattr(_plan, "find_plan", lambda *a, **k: find_plan(*a, **k | {"time_limit_s": 2.0}))
+
+
+@pytest.mark.usefixtures("_nothing_measured")
+def test_the_guide_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 5
+    names: dict[str, object] = {}
+    for i, block in enumerate(blocks):
+        exec(compile(block, f"{GUIDE.name}, block {i + 1}", "exec"), names)
+        if i == 0:
+            assert "computed again" in capsys.readouterr().out
+            assert len(names["model"].remat_steps) == 2  # batches of 32 and of 16
+    assert len(names["model"].remat_steps) == 2
+    assert all(step.plan.recomputed for step in (names["step"], names["gradients_of"]))
+
+
+MESSAGES = re.compile(r"^\| `([^`]+)`(?:, `([^`]+)`)? \|", re.MULTILINE)
+
+
+def test_messages_of_the_guide_are_those_of_the_package():
+    """Each quoted piece of a message is in the code, so that a search for it finds the table."""
+    sources = " ".join(path.read_text() for path in Path(rtf.__file__).parents[1].rglob("*.py"))
+    text = re.sub(r'"\s*\n\s*f?"', "", sources)  # literals that go on in the next line
+    quoted = [piece for found in MESSAGES.findall(GUIDE.read_text()) for piece in found if piece]
+    assert len(quoted) == 12
+    for piece in quoted:
+        for part in piece.split("..."):
+            assert part.strip() in text, piece
