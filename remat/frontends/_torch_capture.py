@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from remat.errors import InvalidInput, MissingPackage, RematError
 from remat.frontends._torch_autocast import cast_once
+from remat.frontends._torch_layouts import layouts_of_kernels
 from remat.frontends._torch_random import bernoulli, bernoulli_like, rrelu, rrelu_
 from remat.frontends._torch_recurrent import gru_cell, replace_recurrent
 
@@ -160,7 +161,7 @@ def _dispatched_as_in_eager_mode() -> Iterator[None]:
 
     Others, which eager mode makes of in-place operations, are made of operations that leave the same layouts.
     """
-    instead = dict.fromkeys(_whole_operators(), {}) | {
+    instead = {op: {} for op in _whole_operators()} | {
         op: dict.fromkeys(_traced_instead(op), function) for op, function in _LAID_OUT.items()
     }
     taken = []
@@ -192,7 +193,7 @@ _TRACED_INSTEAD = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.Composite
 
 
 def _traced_instead(op: torch._ops.OpOverload) -> tuple[torch._C.DispatchKey, ...]:
-    """Keys under which another formula takes the place of a call of the model; not those below, of what became of it."""
+    """Keys under which another formula takes the place of a call of the model, not of what became of that."""
     composite = op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
     return _TRACED_INSTEAD if composite else _TRACED_INSTEAD[:1]
 
@@ -226,7 +227,8 @@ _AS_IN_EAGER_MODE = {
     aten.bernoulli.p: _bernoulli,
 }  # fmt: skip
 _LAID_OUT = {
-    aten.gru_cell.default: gru_cell, aten.bernoulli.p: bernoulli, aten.rrelu.default: rrelu, aten.rrelu_.default: rrelu_,
+    aten.gru_cell.default: gru_cell, aten.bernoulli.p: bernoulli,
+    aten.rrelu.default: rrelu, aten.rrelu_.default: rrelu_,
 }  # fmt: skip
 
 
@@ -236,13 +238,13 @@ def settings() -> Iterator[None]:
 
     Recurrent layers are let through (`replace_recurrent` sees to them); many shapes and modes may each have their
     graph; DistributedDataParallel must not cut it into buckets; hooks that are added later are noticed; sizes of
-    storages do not depend on what was captured before.
+    storages do not depend on what was captured before; layouts are those of the kernels.
     """
     # The backward pass of eager mode does not cast, whatever casts around the forward pass.
     with functorch_config.patch(backward_pass_autocast="off"), torch._dynamo.config.patch(
         allow_rnn=True, recompile_limit=MOST_GRAPHS, accumulated_recompile_limit=4 * MOST_GRAPHS, optimize_ddp=False,
         skip_nnmodule_hook_guards=False, fake_tensor_cache_enabled=False,
-    ):  # fmt: skip
+    ), layouts_of_kernels():  # fmt: skip
         yield
 
 
