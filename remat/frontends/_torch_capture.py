@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from remat.errors import InvalidInput, MissingPackage, RematError
 from remat.frontends._torch_autocast import cast_once
+from remat.frontends._torch_layouts import layouts_of_kernels
 from remat.frontends._torch_random import bernoulli, bernoulli_like, rrelu, rrelu_
 from remat.frontends._torch_recurrent import gru_cell, replace_recurrent
 
@@ -236,13 +237,13 @@ def settings() -> Iterator[None]:
 
     Recurrent layers are let through (`replace_recurrent` sees to them); many shapes and modes may each have their
     graph; DistributedDataParallel must not cut it into buckets; hooks that are added later are noticed; sizes of
-    storages do not depend on what was captured before.
+    storages do not depend on what was captured before; layouts are those of the kernels.
     """
     # The backward pass of eager mode does not cast, whatever casts around the forward pass.
     with functorch_config.patch(backward_pass_autocast="off"), torch._dynamo.config.patch(
         allow_rnn=True, recompile_limit=MOST_GRAPHS, accumulated_recompile_limit=4 * MOST_GRAPHS, optimize_ddp=False,
         skip_nnmodule_hook_guards=False, fake_tensor_cache_enabled=False,
-    ):  # fmt: skip
+    ), layouts_of_kernels():  # fmt: skip
         yield
 
 

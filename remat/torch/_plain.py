@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from remat.frontends._torch_build import replaced_tensors
+from remat.frontends._torch_layouts import layouts_of_kernels
 from remat.frontends._torch_work import call_signature, storage_bytes
 from remat.graph import Graph, Operation, Work
 from remat.torch._loss import backward_from
@@ -73,7 +74,7 @@ def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     fake_args, fake_kwargs = tree_map(lambda x: bare(x) if isinstance(x, Tensor) else x, (args, dict(kwargs)))
     with replaced_tensors(model, bare):
         follower = _Follower((*model.parameters(), *model.buffers(), *tree_leaves((fake_args, fake_kwargs))))
-        with mode, follower:
+        with layouts_of_kernels(), mode, follower:
             outputs = model(*fake_args, **fake_kwargs)
             backward_from(outputs, lambda _: follower.holding(loss_bytes))
     return PlainStep(tuple(follower.signatures), tuple(follower.held))
