@@ -94,7 +94,7 @@ def test_a_worker_that_dies_is_one_failed_result(problem: Problem, monkeypatch: 
 
 
 def test_a_worker_that_lies_is_a_failed_result(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lying(*_: object) -> None:
+    def lying(*_: object, **__: object) -> None:
         raise RematError("the worker reported cost 1, but its plan costs 2")
 
     monkeypatch.setattr("experiments.engine.solve_isolated", lying)

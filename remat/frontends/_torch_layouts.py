@@ -64,8 +64,10 @@ def _as_input(position: int) -> Rule:
 
 
 def _elementwise(made: Tensor, *args: Any) -> Tensor:
-    """As a sum of the tensors, whose layout PyTorch knows."""
+    """As a sum of the tensors, whose layout PyTorch knows; with a number it is as PyTorch says."""
     tensors = [x for x in args if isinstance(x, Tensor)]
+    if len(tensors) < 2:
+        return made
     total = tensors[0] + tensors[1]
     return torch.empty_strided(made.shape, total.stride(), dtype=made.dtype, device=made.device)
 
