@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import random_modules
 
-
 # A convolution's backward kernel takes 3 kB more in the step than when it was measured alone, on the same tensors.
 OPEN = {4: "the workspace of convolution_backward is larger in the step: 3.9 % over the budget of 77 kB"}
 

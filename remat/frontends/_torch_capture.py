@@ -161,8 +161,8 @@ def _dispatched_as_in_eager_mode() -> Iterator[None]:
 
     Others, which eager mode makes of in-place operations, are made of operations that leave the same layouts.
     """
-    whole: dict[Any, dict[Any, Any]] = {op: {} for op in _whole_operators()}
-    instead = whole | {op: dict.fromkeys(_traced_instead(op), function) for op, function in _LAID_OUT.items()}
+    instead: dict[Any, dict[Any, Any]] = {op: {} for op in _whole_operators()}
+    instead.update((op, dict.fromkeys(_traced_instead(op), function)) for op, function in _LAID_OUT.items())
     taken = []
     try:
         for op, kernels in instead.items():
