@@ -129,7 +129,7 @@ def test_a_step_follows_the_plan_of_the_zoo() -> None:
     entry = zoo.describe(STEP, "torch")
     module = rt.rematerialize(model, (x,), plan=f"zoo:{STEP}", verify=True)
     assert any(module.plan.recomputed)
-    # When the zoo was made, the states of the six random operations were counted; now they lie outside of the allocator.
+    # When the zoo was made, the states of six random operations were counted; now they lie outside of the allocator.
     states = 6 * torch.get_rng_state().nbytes
     assert module.predicted_peak_bytes == entry["peak_bytes"] - states <= entry["budget_bytes"]
     assert module.measured_peak_bytes is not None
