@@ -614,6 +614,22 @@ def test_times_on_a_cpu_are_those_of_a_step_and_kept_apart_from_others(
     assert (times["passes"], workspaces["passes"]) == (3, 1)
 
 
+def test_a_workspace_holds_the_gradients_that_a_kernel_makes_although_nobody_asked() -> None:
+    torch = pytest.importorskip("torch")
+    from remat.cost import _runners_torch
+
+    call = [[3, 16, 7], [3, 16, 7], [16, 16, 3]]
+    options = ([16], [1], [1], [1], False, [0], 1)
+    asked, masked = (
+        json.loads(signature("aten.convolution_backward.default", *(tensor(*s) for s in call), *options, mask))
+        for mask in ([True, True, True], [True, False, True])
+    )
+    made = _runners_torch._call(masked, "cpu")[0]()[1]  # pyright: ignore[reportPrivateUsage]
+    weight_bytes = 16 * 16 * 3 * torch.float32.itemsize
+    expected = _runners_torch.workspace(asked, "cpu") + (0 if made is None else weight_bytes)
+    assert _runners_torch.workspace(masked, "cpu") == expected
+
+
 def test_caches_are_written_over_before_each_sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(_timing, "LAST_LEVEL_CACHE", tmp_path / "size")
     (tmp_path / "size").write_text("1024K\n")

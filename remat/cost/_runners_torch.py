@@ -43,14 +43,22 @@ def time(description: dict[str, Any], device: str) -> Timing:
 
 
 def workspace(description: dict[str, Any], device: str) -> int:
-    """Bytes that the call takes from PyTorch's allocator beyond its inputs and outputs."""
+    """Bytes that the call takes from PyTorch's allocator beyond its inputs and the outputs that it is asked for."""
     call, given = _call(description, device)
     with torch.no_grad():
         call()  # the first call selects kernels, which may take memory that later ones do not
         made, peak = peak_of(call, device)
     known = {t.untyped_storage()._cdata for t in given}
-    own = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(made)}
+    own = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(_asked_for(made, description))}
     return max(0, peak - sum(size for key, size in own.items() if key not in known))
+
+
+def _asked_for(made: Any, description: dict[str, Any]) -> Any:
+    """Outputs without those that the call's mask leaves out: a convolution's backward kernels make some all the same."""
+    mask = description["args"][-1] if "_backward" in description["op"] and description["args"] else None
+    if isinstance(mask, list) and isinstance(made, tuple | list) and [type(x) for x in mask] == [bool] * len(made):
+        return [x for x, is_asked in zip(made, mask, strict=True) if is_asked]
+    return made
 
 
 def peak_of(run: Callable[[], Any], device: str) -> tuple[Any, int]:
