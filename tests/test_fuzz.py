@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import random_modules
 
+
 @pytest.mark.parametrize("seed", range(20))
 def test_random_modules_keep_their_bits_and_their_promise(seed: int) -> None:
     outcome = random_modules.check(seed)
