@@ -54,7 +54,7 @@ def workspace(description: dict[str, Any], device: str) -> int:
 
 
 def _asked_for(made: Any, description: dict[str, Any]) -> Any:
-    """Outputs without those that the call's mask leaves out; a convolution's backward kernels make them all the same."""
+    """Outputs without those that the mask leaves out; a convolution's backward kernels make them all the same."""
     mask = description["args"][-1] if "_backward" in description["op"] and description["args"] else None
     if isinstance(mask, list) and isinstance(made, tuple | list) and [type(x) for x in mask] == [bool] * len(made):
         return [x for x, is_asked in zip(made, mask, strict=True) if is_asked]
