@@ -430,7 +430,7 @@ def name_minimum(solution: Solution, problem: Problem) -> Solution:
     from remat.bounds.min_budget import describe_minimum
 
     seconds = max(0.0, problem.deadline + NAMING_S - time.monotonic())
-    least = describe_minimum(problem.graph, problem.scope, time_limit_s=seconds)
+    least = describe_minimum(problem.graph, problem.scope, time_limit_s=seconds, budget_bytes=problem.budget_bytes)
     return replace(solution, message=f"{solution.message}; {least}")
 
 

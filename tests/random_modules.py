@@ -159,7 +159,7 @@ def _step(model: nn.Module, case: Case, seed: int) -> dict[str, Tensor]:
     with torch.no_grad():
         for p in model.parameters():
             if p.grad is not None:
-                p.sub_(p.grad, alpha=0.05)
+                p.sub_(p.grad.clamp(-1, 1), alpha=0.05)  # so that nothing diverges
     return left | {f"parameter {name}": p.detach().clone() for name, p in model.named_parameters()}
 
 

@@ -223,10 +223,16 @@ def _is_compiled(scope: Scope) -> bool:
 
 
 def describe_minimum(
-    graph: Graph, scope: Scope, *, with_operation: bool = True, time_limit_s: float = DESCRIBE_SECONDS
-) -> str:
-    """The smallest known feasible budget and, unless said before, the operation that needs the most, for messages."""
+    graph: Graph, scope: Scope, *, with_operation: bool = True, time_limit_s: float = DESCRIBE_SECONDS,
+    budget_bytes: int = 0,
+) -> str:  # fmt: skip
+    """The smallest known feasible budget and, unless said before, the operation that needs the most, for messages.
+
+    Where it is within the budget asked for, the text says how to have that plan.
+    """
     least = min_budget(graph, scope, time_limit_s=min(time_limit_s, DESCRIBE_SECONDS))
+    if least.bytes <= budget_bytes:
+        return f"remat.min_budget has a plan of {format_size(least.bytes)}: give it as warm_start"
     known = f"the smallest budget known feasible is {format_size(least.bytes)}"
     if graph.has_implementations:
         known += " with default implementations"

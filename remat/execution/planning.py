@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from remat.bounds.min_budget import DESCRIBE_SECONDS, min_budget
 from remat.cost import COST_MODELS
 from remat.errors import InvalidInput, unknown_name
 from remat.execution.step_plan import StepPlan
@@ -19,7 +20,7 @@ from remat.incumbent import GAP_TOLERANCE
 from remat.plan import Plan, parse_scope
 from remat.registry import get_strategy
 from remat.simulator import simulate
-from remat.solve import Solution, solve
+from remat.solve import Solution, Status, solve
 from remat.units import check_time_limit, format_size, parse_size
 
 if TYPE_CHECKING:
@@ -113,11 +114,18 @@ def find_plan(
     once = Plan.from_order(graph, range(len(graph)), budget_bytes)
     if not graph.has_implementations and cheapest_fitting(graph, [once], budget_bytes) is not None:
         return solve(graph, budget_bytes, "checkpoint_all")
-    solution = solve(
-        graph, budget_bytes, strategy, scope=scope, time_limit_s=time_limit_s, seed=seed, threads=threads,
-        warm_start=cheapest_fitting(graph, known, budget_bytes),
-        target_gap=max(GAP_TOLERANCE, 0.001),
-    )  # fmt: skip
+
+    def solved(start: Plan | None, seconds: float) -> Solution:
+        return solve(
+            graph, budget_bytes, strategy, scope=scope, time_limit_s=seconds, seed=seed, threads=threads,
+            warm_start=start, target_gap=max(GAP_TOLERANCE, 0.001),
+        )  # fmt: skip
+
+    solution = solved(cheapest_fitting(graph, known, budget_bytes), time_limit_s)
+    if solution.plan is None and solution.status is not Status.INFEASIBLE:
+        least = min_budget(graph, scope, time_limit_s=DESCRIBE_SECONDS)  # looks for memory alone, not for cost
+        if least.bytes <= budget_bytes:
+            solution = solved(least.plan, min(time_limit_s, DESCRIBE_SECONDS))
     if solution.plan is None:
         raise InvalidInput(
             f"no plan of '{graph.name}' within {format_size(budget_bytes)} ({solution.status} by {strategy}): "

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch._aot_autograd import collect_metadata_analysis
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_iter
@@ -37,9 +38,37 @@ def layouts_of_kernels() -> Iterator[None]:
 
     FakeTensorMode.dispatch = corrected
     try:
-        yield
+        with _gradients_without_holes():
+            yield
     finally:
         FakeTensorMode.dispatch = dispatch
+
+
+@contextmanager
+def _gradients_without_holes() -> Iterator[None]:
+    """Let the gradient of an output that is a part of a larger tensor be dense, as one that a loss makes is.
+
+    By default the backward pass takes it in the output's strides: of ``x[:, 0]`` it would be as large as ``x``.
+    """
+    name = "coerce_tangent_and_suggest_memory_format"
+    original = getattr(collect_metadata_analysis, name)
+
+    def dense(output: Any) -> Any:
+        made, layout, is_other = original(output)
+        if (
+            type(layout).__name__ != "MemoryFormatMeta"
+            or layout.stride is None
+            or made.clone().stride() == made.stride()
+        ):
+            return made, layout, is_other
+        made = made.clone()
+        return made, type(layout).from_tensor(made), True
+
+    setattr(collect_metadata_analysis, name, dense)
+    try:
+        yield
+    finally:
+        setattr(collect_metadata_analysis, name, original)
 
 
 def _contiguous(made: Any, *_args: Any) -> Any:

@@ -43,7 +43,7 @@ def _remember_noise(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Ten
 def _differentiate_rrelu(ctx: Any, gradient: Tensor, _of_noise: Any) -> Any:
     (saved,) = ctx.saved_tensors
     if ctx.is_noisy:
-        return gradient.mul(saved), None, None
+        return saved.mul(gradient), None, None  # in the layout of the draws, as eager mode
     return aten.leaky_relu_backward.default(gradient, saved, (ctx.lower + ctx.upper) / 2, False), None, None
 
 

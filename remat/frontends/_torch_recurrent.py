@@ -18,13 +18,11 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from remat.errors import InvalidInput
-
 KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _NATIVE = {getattr(torch._VF, kind): kind for kind in KINDS}
 _OPTIONS = (
     "str kind, Tensor input, Tensor[] hx, Tensor[] weights, bool has_biases, int num_layers, float dropout, "
-    "bool train, bool bidirectional, bool batch_first, bool[] needs_grad"
+    "bool train, bool bidirectional, bool batch_first, ScalarType? autocast, bool[] needs_grad"
 )
 
 _library = torch.library.Library("remat", "DEF")
@@ -87,31 +85,32 @@ def _one_call(
 
 
 def _recurrent(kind: str, *tensors_and_options: Any) -> Any:
-    return torch.ops.remat.recurrent.default(kind, *_autocast(kind, *tensors_and_options))
+    return torch.ops.remat.recurrent.default(kind, *_as_cast(kind, *tensors_and_options))
 
 
 def _recurrent_random(kind: str, *tensors_and_options: Any) -> Any:
-    return torch.ops.remat.recurrent_random.default(kind, *_autocast(kind, *tensors_and_options))
+    return torch.ops.remat.recurrent_random.default(kind, *_as_cast(kind, *tensors_and_options))
 
 
-def _autocast(kind: str, data: Tensor, hx: list[Tensor], weights: list[Tensor], *options: Any) -> tuple[Any, ...]:
-    """The arguments as eager mode casts them when the layer is traced.
+def _as_cast(kind: str, data: Tensor, hx: list[Tensor], weights: list[Tensor], *options: Any) -> tuple[Any, ...]:
+    """The arguments as eager mode casts them when the layer is traced, and the dtype that it casts to inside.
 
-    Raises:
-        InvalidInput: eager mode does otherwise.
+    A CPU casts the input for each direction, and a GRU's states at each step, so that their gradients are added in the
+    wide type: these are left to the kernel. Weights are cast once, whatever calls share them.
     """
-    device = data.device.type
+    device, (*others, needs_grad) = data.device.type, options
     if not torch.is_autocast_enabled(device):
-        return data, hx, weights, *options
-    if kind == "gru" and device == "cpu":
-        raise InvalidInput("a GRU under autocast on a CPU: eager mode casts within its steps, which no operation does; "
-                           "run it with torch.autocast('cpu', enabled=False), or use an LSTM")  # fmt: skip
+        return data, hx, weights, *others, None, needs_grad
     dtype = torch.get_autocast_dtype(device)
 
     def cast(x: Tensor) -> Tensor:
         return x.to(dtype) if x.dtype is torch.float32 else x
 
-    return cast(data), [cast(x) for x in hx], [cast(x) for x in weights], *options
+    weights, bidirectional = [cast(x) for x in weights], others[4]
+    if device == "cpu" and (kind == "gru" or bidirectional):
+        states = hx if kind == "gru" else [cast(x) for x in hx]
+        return data, states, weights, *others, dtype, needs_grad
+    return cast(data), [cast(x) for x in hx], weights, *others, None, needs_grad
 
 
 def _layer_by_layer(
@@ -141,8 +140,11 @@ def _as_tuple(*items: Any) -> tuple[Any, ...]:
 
 
 def _run(kind: str, data: Tensor, hx: Sequence[Tensor], weights: Sequence[Tensor], options: Sequence[Any]) -> Any:
+    *options, autocast = options
     states = tuple(hx) if kind == "lstm" else hx[0]
-    return getattr(torch._VF, kind)(data, states, list(weights), *options)
+    # Eager mode keeps casts of leaves only, which the input is not.
+    with torch.autocast(data.device.type, autocast, enabled=autocast is not None, cache_enabled=False):
+        return getattr(torch._VF, kind)(data, states, list(weights), *options)
 
 
 def _leaves(given: Sequence[Tensor], needs_grad: Sequence[bool]) -> list[Tensor]:
@@ -155,23 +157,27 @@ def _permutation(x: Tensor) -> tuple[int, ...]:
     return tuple(sorted(range(x.dim()), key=lambda i: -x.stride(i)))
 
 
-def _empty(like: Tensor, shape: Sequence[int], order: tuple[int, ...]) -> Tensor:
+def _empty(device: torch.device, shape: Sequence[int], layout: Layout) -> Tensor:
     """A dense tensor of that shape with its dimensions in that order in memory."""
-    bare = like.new_empty([shape[i] for i in order])
+    order, dtype = layout
+    bare = torch.empty([shape[i] for i in order], dtype=dtype, device=device)
     return bare.permute([order.index(i) for i in range(len(order))])
 
 
-def _as_declared(x: Tensor, order: tuple[int, ...]) -> Tensor:
+def _as_declared(x: Tensor, layout: Layout) -> Tensor:
     """`x` with the layout that the compiler was told."""
-    declared = _empty(x, x.shape, order)
+    declared = _empty(x.device, x.shape, layout)
     return x.detach() if declared.stride() == x.stride() and x.storage_offset() == 0 else declared.copy_(x)
+
+
+Layout = tuple[tuple[int, ...], torch.dtype]  # dimensions from the outermost in memory to the innermost
 
 
 @functools.cache
 def _layouts(
-    kind: str, device: str, dtype: torch.dtype, batched: bool, projected: bool, has_biases: bool, num_layers: int,
-    train: bool, bidirectional: bool, batch_first: bool,
-) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:  # fmt: skip
+    kind: str, device: str, dtypes: tuple[torch.dtype, ...], batched: bool, projected: bool, has_biases: bool,
+    num_layers: int, train: bool, bidirectional: bool, batch_first: bool, autocast: torch.dtype | None,
+) -> tuple[list[Layout], list[Layout]]:  # fmt: skip
     """Memory layouts of (results, gradients of inputs, states and weights) as the native kernel makes them.
 
     What follows a layer chooses its kernels by these; a small layer of the same kind tells them.
@@ -180,16 +186,20 @@ def _layouts(
     options |= {"nonlinearity": kind.removeprefix("rnn_")} if kind.startswith("rnn") else {}
     options |= {"bias": has_biases, "batch_first": batch_first, "bidirectional": bidirectional}
 
-    def probe() -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    def probe() -> tuple[list[Layout], list[Layout]]:
         layer = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}.get(kind, torch.nn.RNN)
-        weights = layer(5, 3, num_layers, device=device, dtype=dtype, **options)._flat_weights
+        weights = layer(5, 3, num_layers, device=device, dtype=dtypes[-1], **options)._flat_weights
         n, batch = num_layers * (1 + bidirectional), ((7 if batch_first else 6),) if batched else ()
         widths = [2 if projected else 3, 3][: 2 if kind == "lstm" else 1]
         shapes = [(7, 6, 5) if batched else (7, 5), *((n, *batch, width) for width in widths)]
-        data, *hx = (torch.ones(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes)
-        made = _run(kind, data, hx, weights, (has_biases, num_layers, 0.0, train, bidirectional, batch_first))
+        data, *hx = (
+            torch.ones(shape, device=device, dtype=dtype, requires_grad=True)
+            for shape, dtype in zip(shapes, dtypes[:-1], strict=True)
+        )
+        given = (has_biases, num_layers, 0.0, train, bidirectional, batch_first, autocast)
+        made = _run(kind, data, hx, weights, given)
         gradients = torch.autograd.grad(made, [data, *hx, *weights], [torch.ones_like(x) for x in made])
-        return [_permutation(x) for x in made], [_permutation(x) for x in gradients]
+        return [(_permutation(x), x.dtype) for x in made], [(_permutation(x), x.dtype) for x in gradients]
 
     # In a thread of its own: this one may be inside the compiler, where nothing is real and nothing differentiable.
     with torch.random.fork_rng([device] if device != "cpu" else []), ThreadPoolExecutor(1) as other:
@@ -198,13 +208,12 @@ def _layouts(
 
 def _layouts_of(
     kind: str, data: Tensor, hx: Sequence[Tensor], weights: Sequence[Tensor], options: Sequence[Any]
-) -> Any:
-    has_biases, num_layers, _dropout, train, bidirectional, batch_first = options
-    device = str(data.device)
+) -> tuple[list[Layout], list[Layout]]:
+    has_biases, num_layers, _dropout, train, bidirectional, batch_first, autocast = options
     per_layer = len(weights) // (num_layers * (1 + bidirectional))
     return _layouts(
-        kind, device, data.dtype, data.dim() == 3, per_layer in (3, 5), has_biases, num_layers, train,
-        bidirectional, batch_first,
+        kind, str(data.device), tuple(x.dtype for x in (data, *hx, weights[0])), data.dim() == 3, per_layer in (3, 5),
+        has_biases, num_layers, train, bidirectional, batch_first, autocast,
     )  # fmt: skip
 
 
@@ -212,8 +221,8 @@ def _forward(kind: str, data: Tensor, hx: list[Tensor], weights: list[Tensor], *
     with torch.enable_grad():
         leaves = _leaves([data, *hx, *weights], options[-1])
         made = _run(kind, leaves[0], leaves[1 : 1 + len(hx)], leaves[1 + len(hx) :], options[:-1])
-    orders, _ = _layouts_of(kind, data, hx, weights, options[:-1])
-    return [_as_declared(x, order) for x, order in zip(made, orders, strict=True)]
+    layouts, _ = _layouts_of(kind, data, hx, weights, options[:-1])
+    return [_as_declared(x, layout) for x, layout in zip(made, layouts, strict=True)]
 
 
 def _forward_random(kind: str, data: Tensor, hx: list[Tensor], weights: list[Tensor], *options: Any) -> list[Tensor]:
@@ -235,8 +244,8 @@ def _backward(
         made = _run(kind, leaves[0], leaves[1 : 1 + len(hx)], leaves[1 + len(hx) :], options[:-1])
         wanted = [x for x in leaves if x.requires_grad]
         found = torch.autograd.grad(made, wanted, gradients, materialize_grads=True)
-    orders = _wanted(_layouts_of(kind, data, hx, weights, options[:-1])[1], options[-1])
-    return [_as_declared(x, order) for x, order in zip(found, orders, strict=True)]
+    layouts = _wanted(_layouts_of(kind, data, hx, weights, options[:-1])[1], options[-1])
+    return [_as_declared(x, layout) for x, layout in zip(found, layouts, strict=True)]
 
 
 def _wanted(each: Sequence[Any], needs_grad: Sequence[bool]) -> list[Any]:
@@ -246,8 +255,8 @@ def _wanted(each: Sequence[Any], needs_grad: Sequence[bool]) -> list[Any]:
 def _fake_forward(kind: str, data: Tensor, hx: list[Tensor], weights: list[Tensor], *options: Any) -> list[Tensor]:
     width = hx[0].shape[-1] * (2 if options[4] else 1)  # of a projected LSTM: the width of the projection
     shapes = [(*data.shape[:-1], width), *(x.shape for x in hx)]
-    orders, _ = _layouts_of(kind, data, hx, weights, options[:-1])
-    return [_empty(data, shape, order) for shape, order in zip(shapes, orders, strict=True)]
+    layouts, _ = _layouts_of(kind, data, hx, weights, options[:-1])
+    return [_empty(data.device, shape, layout) for shape, layout in zip(shapes, layouts, strict=True)]
 
 
 def _fake_forward_random(*args: Any) -> list[Tensor]:
@@ -259,8 +268,8 @@ def _fake_backward(
     gradients: list[Tensor], state: Tensor | None, kind: str, data: Tensor, hx: list[Tensor], weights: list[Tensor],
     *options: Any,
 ) -> list[Tensor]:  # fmt: skip
-    orders = _layouts_of(kind, data, hx, weights, options[:-1])[1]
-    every = [_empty(x, x.shape, order) for x, order in zip([data, *hx, *weights], orders, strict=True)]
+    layouts = _layouts_of(kind, data, hx, weights, options[:-1])[1]
+    every = [_empty(x.device, x.shape, layout) for x, layout in zip([data, *hx, *weights], layouts, strict=True)]
     return _wanted(every, options[-1])
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten
@@ -31,7 +32,6 @@ from remat.frontends._torch_capture import Joint
 from remat.frontends._torch_graph import CapturedStep, is_random
 from remat.frontends._torch_work import CUDA_BLOCK_BYTES
 from remat.graph import Graph, Operation
-from remat.implementation import Implementation
 from remat.plan import Plan
 from remat.torch import _aot
 
@@ -129,19 +129,15 @@ class Planner:
 
     def weigh(self, graph: Graph, step: CapturedStep) -> Graph:
         """The graph with costs and workspaces."""
-        return self._with_costs(self._with_workspaces(graph, step))[0]
+        return self._with_costs(_with_workspaces(graph, step, self._workspaces(graph)))[0]
 
-    def _with_workspaces(self, graph: Graph, step: CapturedStep) -> Graph:
-        """The graph with workspaces: those measured, or what reading a random generator's state takes."""
+    def _workspaces(self, graph: Graph) -> list[int]:
+        """Bytes measured for every way of every operation."""
         sizes, unmeasured = profile_workspaces(graph.all_ways(), self.cache_folder, self.device)
-        sizes = [
-            max(size, _state_bytes(op, nodes) - sum(graph.values[v].bytes for v in way.outputs))
-            for size, (op, nodes, way) in zip(sizes, _ways_of(graph, step), strict=True)
-        ]
         if unmeasured:
             named = ", ".join(f"{kind} ({why})" for kind, why in sorted(unmeasured.items()))
             warn(f"workspace not measured, taken as 0: {named}", CostWarning)
-        return graph.with_workspaces(sizes)
+        return sizes
 
     def _with_costs(self, graph: Graph) -> tuple[Graph, Noise | None]:
         return costs_and_noise(graph, self.cost, self.gpu, cache_folder=self.cache_folder, device=self.device)
@@ -149,7 +145,8 @@ class Planner:
     def _new(
         self, graph: Graph, step: CapturedStep, fixed: Mapping[str, int], fingerprint: Fingerprint, in_loop: bool
     ) -> StepPlan:
-        graph = self._with_workspaces(graph, step)
+        workspaces = self._workspaces(graph)
+        graph = _with_workspaces(graph, step, workspaces)
         is_sample = not (self.plans or in_loop)
         plan, who, costs, noise = _once(graph, self.budget_bytes), "fits as it is", "", None
         fits = cheapest_fitting(graph, [plan], self.budget_bytes) is not None
@@ -157,6 +154,8 @@ class Planner:
             if max(graph.largest_working_set()[0], graph.final_bytes) <= self.budget_bytes:  # else there is no plan
                 (graph, noise), costs = self._with_costs(graph), self.cost
             plan, who = self._cheapest(graph, in_loop)
+        graph = _with_workspaces(graph, step, workspaces, plan)
+        plan = Plan.from_order(graph, plan.order.tolist(), self.budget_bytes, plan.chosen)
         plain = self.plain.plain_bytes if is_sample else None
         return StepPlan(
             plan, graph, fingerprint, who, self.budget_bytes, plain, fixed, costs, operators=self.operators, noise=noise
@@ -199,11 +198,20 @@ def there_before(plan: StepPlan) -> int:
     return plan.graph.fixed_bytes - plan.fixed.get(START, 0)
 
 
-def _ways_of(
-    graph: Graph, step: CapturedStep
-) -> Iterator[tuple[Operation, Sequence[fx.Node], Implementation]]:  # fmt: skip
-    for op, nodes in zip(graph.operations, step.nodes, strict=True):
-        yield from ((op, nodes, way) for way in op.ways)
+def _with_workspaces(graph: Graph, step: CapturedStep, measured: Sequence[int], plan: Plan | None = None) -> Graph:
+    """The graph with workspaces: those measured, or what it takes to read a random generator's state.
+
+    Args:
+        measured: [ways of all operations] bytes.
+        plan: whose repeated draws are the only ones before which the state is read; by default any may be repeated.
+    """
+    times = [2] * len(graph) if plan is None else np.bincount(plan.order, minlength=len(graph))
+    sizes, next_measured = list[int](), iter(measured)
+    for op, nodes, n in zip(graph.operations, step.nodes, times, strict=True):
+        state = _state_bytes(op, nodes) if n > 1 else 0
+        made = [sum(graph.values[v].bytes for v in way.outputs) for way in op.ways]
+        sizes += [max(next(next_measured), state - size) for size in made]
+    return graph.with_workspaces(sizes)
 
 
 def _state_bytes(op: Operation, nodes: Sequence[fx.Node]) -> int:
