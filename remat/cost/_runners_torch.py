@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +71,7 @@ def peak_of(run: Callable[[], Any], device: str) -> tuple[Any, int]:
         made = run()
         torch.cuda.synchronize()
         return made, torch.cuda.max_memory_allocated() - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it writes two lines to stderr at each use
     # Not `torch.profiler`, which is this one and imports the compiler.
     with torch.autograd.profiler.profile(profile_memory=True) as profiler:
         made = run()
