@@ -190,8 +190,8 @@ class Bench:
     ) -> Job:
         """One solve; where that may be, `start` is asked for a plan to begin from, and `known` while it runs."""
         key = self.key(name, budget)
-        shares = not self.settings.deterministic and not get_strategy(name).is_baseline
         problem = replace(self.problem(budget), report=lambda progress: self.live.__setitem__(key, progress))
+        shares = not problem.repeats and not get_strategy(name).is_baseline
         return Job(key, f"{name} at {format_size(budget, digits=3)}", problem, name, self.settings.time_limit_s,
                    self.settings.options[name], start if shares else None, known if shares else None)  # fmt: skip
 

@@ -153,7 +153,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     except OSError as error:
         if error.errno in _FULL or "No space left" in str(error):  # pyarrow says it in words only
             raise DiskFull(_no_room(path, error)) from None
-        if error.filename is None and error.errno is not None:
+        if error.errno is not None and error.filename in (None, str(scratch)):  # nobody knows the scratch file
             raise type(error)(error.errno, error.strerror, str(path)) from None
         raise
 

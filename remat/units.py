@@ -38,14 +38,14 @@ def parse_size(size: int | float | str) -> int:
             raise InvalidInput(f"'{size}' is a fraction of a byte; give a unit, e.g. {size}GB")
     else:
         exact = size
-        if not math.isfinite(size):
+        if isinstance(size, float) and not math.isfinite(size):
             raise InvalidInput(f"a size must be a finite number, not {size}")
         if isinstance(size, float) and not size.is_integer():
             raise InvalidInput(f"{size} is a fraction of a byte; write e.g. '{size}GB'")
     if exact < 0:
-        raise InvalidInput(f"a size cannot be negative: {size}")
-    if exact > MAX_BYTES:
-        raise InvalidInput(f"size {size} is larger than {MAX_BYTES} bytes; check the unit")
+        raise InvalidInput("a size cannot be negative" + (f": {size}" if exact >= -MAX_BYTES else ""))
+    if exact > MAX_BYTES:  # the number itself may have thousands of digits
+        raise InvalidInput(f"a size cannot be larger than {MAX_BYTES} bytes; check the unit")
     return round(exact)
 
 

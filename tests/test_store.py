@@ -159,6 +159,13 @@ def test_other_errors_of_the_system_are_not_called_a_full_disk(tmp_path: Path) -
         Store(tmp_path).write_row(make_row())
 
 
+def test_a_folder_where_a_file_should_be_is_named_and_no_scratch_file_is(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError) as caught:
+        files.write_text(tmp_path, "plan")
+    assert caught.value.filename == str(tmp_path)
+    assert ".part" not in str(caught.value)
+
+
 def test_the_graph_is_stored_once_under_its_hash(tmp_path: Path, graph: remat.Graph) -> None:
     store = Store(tmp_path)
     store.write_graph(graph)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import tensorflow as tf
 
-from remat.cost import CostWarning, apply_cost, load_gpu
+from remat.cost import CostWarning, Noise, costs_and_noise, load_gpu
 from remat.errors import InvalidInput, RematError
 from remat.execution import (
     Fingerprint,
@@ -137,6 +137,7 @@ class _Search:
         self.footprint = footprint
         self.sharing: Sharing = footprint.sharing
         self.graph, self.costs = footprint.graph, ""  # costs are taken when something has to be chosen
+        self.noise: Noise | None = None
         self.planned = self._as_solvers_see_it()
         self.scope = options.scope
         if step.in_order_only and self.is_merged:
@@ -158,7 +159,7 @@ class _Search:
     def _take_costs(self) -> None:
         if not self.costs:
             self.costs = self.options.cost
-            self.graph = _costed(self.graph, self.costs)
+            self.graph, self.noise = _costed(self.graph, self.costs)
             costs = [op.cost for op in self.graph.operations[: len(self.planned)]]
             self.planned = self.planned.with_costs(costs, self.graph.cost_unit)
 
@@ -180,7 +181,7 @@ class _Search:
         return plan
 
     def _measured_excess(self, plan: StepPlan) -> int:
-        """By which the budget is exceeded in a process of its own, what runs may differ by being left free."""
+        """Bytes over the budget in a fresh process, plus what two runs may differ by; negative if it is kept."""
         measured = measure_step(emit(self.step, plan.order.tolist()), as_written=True, runs=VERIFYING_RUNS)
         spread = max(measured.spread_bytes, int(LEFT_FREE * self.budget_bytes))
         return self.step.graph.fixed_bytes + measured.peak_bytes + spread - self.budget_bytes
@@ -260,16 +261,16 @@ class _Search:
         fixed = self.step.fixed | {"executor": extra}
         return StepPlan(
             plan, graph, self.fingerprint, strategy, self.budget_bytes, self.plain.plain_bytes, fixed,
-            self.costs, self.sharing,
+            self.costs, self.sharing, noise=self.noise,
         )  # fmt: skip
 
 
-def _costed(graph: Graph, cost: str) -> Graph:
+def _costed(graph: Graph, cost: str) -> tuple[Graph, Noise | None]:
     gpu = load_gpu("cpu") if cost == "roofline" else None
     with warnings.catch_warnings():
         # assignments have no kernel that runs alone; memory traffic is all they are
         warnings.filterwarnings("ignore", r"not measured.*: (Assign\w+ \([^)]*\)(, )?)+$", CostWarning)
-        return apply_cost(graph, cost, gpu, cache_folder=default_cache() / "profile", device="cpu")
+        return costs_and_noise(graph, cost, gpu, cache_folder=default_cache() / "profile", device="cpu")
 
 
 def _cores() -> int:
