@@ -1,10 +1,10 @@
 """The six networks of Checkmate's Figure 6: ``python -m experiments.max_batch_table``.
 
-Options: ``[--write] [--draw-only] [OVERRIDE ...]``.
+Options: ``[--write] [--draw-only | --only=NETWORK,...] [OVERRIDE ...]``.
 
 Solves what the store does not have (``time_limit=30`` and the like change how), writes
 ``runs/max_batch_size`` and prints the tables. ``--write`` puts the documents into results/max_batch_size.json and the
-tables and the figure into docs/; ``--draw-only`` takes the documents from there.
+tables and the figure into docs/; ``--draw-only`` takes the documents from there, ``--only`` those of other networks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from experiments.progress import SolveProgress, make_console
 from experiments.running import STORE_FOLDER
 from experiments.settings import RUNS_FOLDER
 from experiments.store import Store, write_json
-from remat.errors import RematError
+from remat.errors import RematError, unknown_name
 from remat.files import read_json
 
 COMMAND = "python -m experiments.max_batch_table --write"
@@ -33,11 +33,11 @@ FOLDER = RUNS_FOLDER / "max_batch_size"
 RESULTS = DOCS.parent / "results" / "max_batch_size.json"
 
 
-def solve(overrides: Sequence[str]) -> list[dict[str, Any]]:
-    """Documents of all six networks."""
+def solve(overrides: Sequence[str], networks: Sequence[str]) -> list[dict[str, Any]]:
+    """Documents of these networks."""
     register()
     settings = [
-        check(["experiment=max_batch_size", f"model={name}", *overrides], multirun=False)[0] for name in NETWORKS
+        check(["experiment=max_batch_size", f"model={name}", *overrides], multirun=False)[0] for name in networks
     ]
     console, first = make_console(), settings[0]
     engine = make_engine(first.engine, first.jobs, first.threads, first.address)
@@ -92,14 +92,24 @@ def _published(document: Mapping[str, Any], strategy: str, rule: str) -> str:
     return str(known[0]) if known else ""
 
 
+def _networks(flags: Sequence[str]) -> Sequence[str]:
+    """Those that ``--only=`` names, all without it."""
+    only = next((flag.removeprefix("--only=").split(",") for flag in flags if flag.startswith("--only=")), NETWORKS)
+    for name in only:
+        if name not in NETWORKS:
+            raise unknown_name("network", name, NETWORKS)
+    return only
+
+
 def main(arguments: Sequence[str]) -> int:
     """Solve or read, write, draw, print."""
     flags = [a for a in arguments if a.startswith("--")]
     try:
-        if "--draw-only" in flags:
-            documents = read_json(RESULTS)["networks"]
-        else:
-            documents = solve([a for a in arguments if not a.startswith("--")])
+        networks = () if "--draw-only" in flags else _networks(flags)
+        documents = solve([a for a in arguments if not a.startswith("--")], networks) if networks else []
+        if len(documents) < len(NETWORKS):
+            known = {document["network"]: document for document in (*read_json(RESULTS)["networks"], *documents)}
+            documents = [known[name] for name in NETWORKS]
         write_run(FOLDER, documents)
         drawn = draw_runs([FOLDER], FOLDER)
         print(tables(documents))
