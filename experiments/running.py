@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
@@ -47,6 +48,7 @@ def run(cfg: DictConfig, settings: Settings, experiment: str) -> int:
     folder = RUNS_FOLDER / run_name(cfg)
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: console.print(f"warning: {message}", markup=False)
+        _compile_search(console)
         return _run(cfg, settings, experiment, console, folder)
 
 
@@ -107,6 +109,15 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
         return 1
     has_plan = any(row.cost is not None for row in rows)
     return 0 if has_plan or settings.budget_bytes is None else 1
+
+
+def _compile_search(console: Console) -> None:
+    """Compile it before anything is timed or stored: with little time, strategies would do without it."""
+    from remat.search import is_warm  # imports Numba
+
+    if not is_warm():
+        console.print("compiling the search, once on this machine (about 30 s)")
+        subprocess.run([sys.executable, "-m", "remat.search"], stdout=subprocess.DEVNULL, check=False)
 
 
 def _what(settings: Settings) -> str:

@@ -39,7 +39,7 @@ def check_file(path: str | os.PathLike[str], graph_path: str | os.PathLike[str] 
 def _checked(where: str, document: Any, kind: Any, graph_path: str | os.PathLike[str] | None) -> str:
     if kind in GRAPH_FORMATS:
         return _graph_line(where, str(kind), _whole(lambda: load_graph(where)))
-    graph = None if graph_path is None else _whole(lambda: load_graph(graph_path))
+    graph = None if graph_path is None else _whole(lambda: load_graph(graph_path), "--graph ")
     if kind == PLAN_FORMAT:
         return _plan_line(where, document, graph)
     if isinstance(kind, str) and kind.startswith(BOUND_PREFIX):
@@ -48,12 +48,12 @@ def _checked(where: str, document: Any, kind: Any, graph_path: str | os.PathLike
     raise InvalidInput(f"{where}: 'format' must be one of {known}, not {kind!r:.60}")
 
 
-def _whole(load: Callable[[], Graph]) -> Graph:
-    """The graph, or an error with all its problems."""
+def _whole(load: Callable[[], Graph], who: str = "") -> Graph:
+    """The graph, or an error with all its problems, each after `who`."""
     try:
         return load()
     except InvalidGraph as error:
-        raise InvalidInput("\n".join(error.problems)) from None
+        raise InvalidInput("\n".join(f"{who}{problem}" for problem in error.problems)) from None
 
 
 def _graph_line(where: str, kind: str, graph: Graph) -> str:
@@ -86,6 +86,10 @@ def _plan_line(where: str, document: Mapping[str, Any], graph: Graph | None) -> 
         said = f", scope {document['scope']} as it says" if document.get("scope") else ""
         return f"{head}{said}{asked}; give --graph GRAPH to check that it can be executed"
     plan, trace = load_and_simulate(where, graph)
+    if not graph.has_implementations and any(len(step) == 3 and step[2] for step in document["steps"]):
+        warn(f"{where}: names implementations, of which the graph has none: each operation runs as it is")
+    if document["graph"] != graph.name:
+        warn(f"{where}: names graph {document['graph']!r:.60}, though it was made for '{graph.name}'")
     if document.get("scope") not in (None, str(plan.scope)):
         raise InvalidPlan(f"{where}: says scope {document['scope']}, but its steps are {plan.scope}")
     if budget is not None and trace.peak_bytes > budget:

@@ -85,7 +85,7 @@ def _parsed(content: bytes) -> Any:
     except json.JSONDecodeError as error:
         at = f"line {error.lineno}, column {error.colno}"
         ends = " and the file ends there; is it cut short?" if error.pos >= len(error.doc.rstrip()) else ""
-        raise _Unreadable(f"cannot be read as JSON: {error.msg} at {at}{ends}") from None
+        raise _Unreadable(f"cannot be read as JSON: {error.msg.removesuffix(' at')} at {at}{ends}") from None
     except RecursionError:
         raise _Unreadable("cannot be read as JSON: it is nested too deeply") from None
     except ValueError:  # the one left: Python refuses integers of thousands of digits
@@ -116,7 +116,7 @@ class UnknownKeys:
         """Note the keys of `record` that are not `known`; `what` it is, e.g. ``node``, and `where`, e.g. ``node 3``."""
         for key in record.keys() - set(known):
             self._found.setdefault((what, key), []).append(where)
-            self._meant[what, key] = nearest(key, known, 1, alike=0.7)
+            self._meant[what, key] = nearest(key, known, 1, alike=0.6)
 
     def line(self) -> str:
         """What to say of them; '' for none."""

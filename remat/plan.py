@@ -13,7 +13,7 @@ import numpy as np
 
 from remat.errors import InvalidPlan, unknown_name, warn
 from remat.files import UnknownKeys, read_json, write_text
-from remat.graph import Graph, Operation
+from remat.graph import Graph, Operation, holds_control_character
 from remat.implementation import DEFAULT, Implementation
 from remat.units import format_size
 
@@ -259,6 +259,8 @@ def plan_problems(document: Mapping[str, Any], graph: Graph | None = None) -> li
     found = []
     if not isinstance(document.get("graph"), str):
         found.append(InvalidPlan("'graph' must be a graph's name"))
+    elif holds_control_character(document["graph"]):
+        found.append(InvalidPlan(f"'graph' holds a control character: {document['graph']!r:.60}"))
     sha = document.get("graph_sha256")
     if sha is not None and not isinstance(sha, str):
         found.append(InvalidPlan(f"'graph_sha256' must be text or left out, not {sha!r:.60}"))

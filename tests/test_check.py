@@ -76,6 +76,33 @@ def complaints(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]
     return said.err.splitlines()
 
 
+def test_plans_and_bounds_are_read_as_strictly_as_graphs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("plan", "bound"):
+        path = str(altered(name, graph="a\x1b"))
+        (line,) = complaints(capsys, path, "--graph", "graph.json")
+        assert line.startswith(f"{path}: ")
+        assert "holds a control character: 'a\\x1b'" in line
+        altered(name, graph="tiny", budget=5)
+        _, remarks = check_file(f"{name}.json", "graph.json")
+        assert remarks == [
+            f"{name}.json: unknown keys are not read: 'budget' in the {name}, did you mean 'budget_bytes'?"
+        ]
+    (line,) = complaints(capsys, str(altered("bound", budget_bytes=-1)), "--graph", "graph.json")
+    assert line.endswith("budget_bytes must be 0 or more")
+    (line,) = complaints(capsys, "bound.json", "--graph", "plan.json")
+    assert line.startswith("--graph plan.json: 'format' must be 'remat-graph/1'")
+
+
+def test_a_plan_that_speaks_of_another_graph_is_remarked_on(here: Path) -> None:
+    steps = json.loads(Path("plan.json").read_text())["steps"]
+    altered("plan", graph="other", steps=[[*step, "fast"] if step == ["compute", 2] else step for step in steps])
+    _, remarks = check_file("plan.json", "graph.json")
+    assert remarks == [
+        "plan.json: names implementations, of which the graph has none: each operation runs as it is",
+        "plan.json: names graph 'other', though it was made for 'tiny'",
+    ]
+
+
 def test_every_problem_of_a_graph_has_a_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     node = {"name": "a", "bytes": 1, "cost": 1}
     altered("graph", nodes=[node, node | {"bytes": -1}, {"name": "a\x07", "cost": 1}], edges=[[0, 1], [0, 1], [1, 1]])

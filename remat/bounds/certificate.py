@@ -35,14 +35,15 @@ from typing import Any
 
 from remat.bounds.cuts import MOST, is_valid
 from remat.bounds.relax import relaxed
-from remat.errors import InvalidInput
-from remat.files import read_json, write_text
-from remat.graph import Graph, check_graph
+from remat.errors import InvalidInput, warn
+from remat.files import UnknownKeys, read_json, write_text
+from remat.graph import Graph, check_graph, holds_control_character
 from remat.plan import Scope, parse_scope
 from remat.units import format_size, parse_size
 
 FORMAT = "remat-bound/1"
 KINDS = {"edge": 3, "continuity": 2, "memory": 1, "once": 2, "knapsack": 4}  # how many numbers name a row (or more)
+_KEYS = ("format", "graph", "graph_sha256", "budget_bytes", "scope", "bound", "denominator", "multipliers")
 LARGEST = 1 << 512  # no honest number comes near; beyond 4,300 digits Python cannot even print one
 
 
@@ -90,14 +91,22 @@ class BoundCertificate:
         for key in ("budget_bytes", "bound", "denominator"):
             if not _is_integer(content.get(key)):
                 raise InvalidInput(f"{where}: {key} must be an integer, within 2**512")
+        if content["budget_bytes"] < 0:
+            raise InvalidInput(f"{where}: budget_bytes must be 0 or more")
         try:
             scope = parse_scope(content.get("scope", ""))
         except InvalidInput as error:
             raise InvalidInput(f"{where}: {error}") from None
         if not isinstance(content.get("graph"), str) or not isinstance(content.get("graph_sha256"), str):
             raise InvalidInput(f"{where}: graph and graph_sha256 must be texts")
+        if holds_control_character(content["graph"]):
+            raise InvalidInput(f"{where}: graph holds a control character: {content['graph']!r:.60}")
         if not isinstance(content.get("multipliers"), dict):
             raise InvalidInput(f"{where}: multipliers are missing")
+        unknown = UnknownKeys()
+        unknown.look(content, _KEYS, "bound", "the bound")
+        if unknown.line():
+            warn(f"{where}: {unknown.line()}")
         return cls(
             content["graph"], content["graph_sha256"], content["budget_bytes"],
             scope, content["bound"], content["denominator"],
