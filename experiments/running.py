@@ -85,9 +85,10 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
         except KeyboardInterrupt:
             _write_run(folder, head, list(bench.kept), [])
             if bench.kept:
+                finished = sum(is_final(row) for row in bench.kept.values())
                 line = (
-                    f"kept {len(bench.kept)} results; python -m analysis {folder} draws them; the same command "
-                    "goes on: finished solves are not repeated, interrupted ones begin from their plans"
+                    f"kept {finished} of {len(bench.kept)} results as finished; python -m analysis {folder} draws "
+                    "them; the same command goes on: finished solves are not repeated, others begin from their plans"
                 )
                 console.print(line, markup=False, soft_wrap=True)
             raise

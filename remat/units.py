@@ -49,11 +49,15 @@ def parse_size(size: int | float | str) -> int:
     return round(exact)
 
 
-def format_size(size_bytes: int, digits: int = 2) -> str:
-    """Both readings of a size, e.g. ``16.00 GB (14.90 GiB)``, with `digits` decimals."""
+def format_size(size_bytes: int, digits: int = 2, *, up: bool = False) -> str:
+    """Both readings of a size, e.g. ``16.00 GB (14.90 GiB)``, with `digits` decimals; `up` rounds sizes to ask for."""
     for power, decimal, binary in ((3, "GB", "GiB"), (2, "MB", "MiB"), (1, "kB", "KiB")):
         if abs(size_bytes) >= 1000**power:
-            return f"{size_bytes / 1000**power:.{digits}f} {decimal} ({size_bytes / 1024**power:.{digits}f} {binary})"
+            readings = []
+            for factor, unit in ((1000**power, decimal), (1024**power, binary)):
+                size = -(-size_bytes * 10**digits // factor) / 10**digits if up else size_bytes / factor
+                readings.append(f"{size:.{digits}f} {unit}")
+            return f"{readings[0]} ({readings[1]})"
     return f"{size_bytes} B"
 
 

@@ -129,6 +129,9 @@ def solve_isolated(
     stats = {**solution.stats, **own.best.stats()}  # timed from here: the start of the process counts
     if "solver_began" in stats:
         stats["start_s"] = round(stats.pop("solver_began") - asked, 3)
+        if solution.plan is None and stats["start_s"] >= problem.time_limit_s:
+            late = f"the time limit was over before the solver began (starting took {stats['start_s']:.1f} s)"
+            solution = replace(solution, message=f"{late}; {solution.message}" if solution.message else late)
     if events.peak_memory_bytes:
         stats.setdefault("solver_peak_memory_bytes", events.peak_memory_bytes)
     return replace(solution, stats=stats, wall_s=time.monotonic() - started)

@@ -9,6 +9,7 @@ import pytest
 from test_tf_execution import _own_cache, rtf, tf  # noqa: F401  (a fixture)
 
 import remat
+from remat.cost import apply_cost
 from remat.execution import Peaks
 from remat.tf import _plan
 from remat.tf._portable import StepMeasurement
@@ -29,7 +30,7 @@ def _nothing_measured(monkeypatch):
     monkeypatch.setattr(_plan, "measured_plain_peak", peak)
     monkeypatch.setattr(_plan, "measure_footprint", lambda step: Footprint(step.graph, step.planned, ()))
     monkeypatch.setattr(_plan, "measure_step", lambda *_, **__: StepMeasurement(0, 0, 0.0, 0.0))
-    monkeypatch.setattr(_plan, "apply_cost", lambda graph, *_, **__: remat.cost.apply_cost(graph, "flops", None))
+    monkeypatch.setattr(_plan, "costs_and_noise", lambda graph, *_, **__: (apply_cost(graph, "flops", None), None))
     monkeypatch.setattr(_plan, "find_plan", lambda *a, **k: find_plan(*a, **k | {"time_limit_s": 2.0}))
 
 

@@ -52,3 +52,9 @@ def test_only_nanoseconds_become_times():
     assert format_cost(1500000, "ns") == "1.50 ms"
     assert format_cost(58896187392, "flop") == "58.896 GFLOP"
     assert format_cost(12, "apples") == "12 apples"
+
+
+@pytest.mark.parametrize("size", [5_031_424, 4096, 999, 10**9, 10**9 + 1, 2**30, 7_777_777_777])
+def test_a_size_to_ask_for_is_enough_as_it_is_printed(size):
+    for text in format_size(size, up=True).rstrip(")").split(" ("):
+        assert size <= parse_size(text) <= 1.01 * size + 1

@@ -233,7 +233,7 @@ def describe_minimum(
     least = min_budget(graph, scope, time_limit_s=min(time_limit_s, DESCRIBE_SECONDS))
     if least.bytes <= budget_bytes:
         return f"remat.min_budget has a plan of {format_size(least.bytes)}: give it as warm_start"
-    known = f"the smallest budget known feasible is {format_size(least.bytes)}"
+    known = f"the smallest budget known feasible is {format_size(least.bytes, up=True)}"
     if graph.has_implementations:
         known += " with default implementations"
     if not with_operation:

@@ -59,7 +59,8 @@ class Noise:
     modelled: int
 
     def __str__(self) -> str:
-        measured = f"{self.measured} operations measured to {self.scatter:.0%}" if self.measured else ""
+        calls = "operation" if self.measured == 1 else "operations"
+        measured = f"{self.measured} {calls} measured to {self.scatter:.0%}" if self.measured else ""
         modelled = f"{self.modelled} by the roofline" if self.modelled else ""
         return ", ".join(filter(None, (measured, modelled)))
 

@@ -19,6 +19,6 @@ def announce_pause(name: str, inputs: str, time_limit_s: float, instead: str) ->
         instead: the call that plans ahead, e.g. ``model.prepare(...)``.
     """
     _log.warning(
-        "remat: the training loop pauses to plan '%s' for %s: measuring its kernels, then up to %g s of search; "
-        "%s before the loop avoids this", name, inputs, time_limit_s, instead,
+        "remat: the training loop pauses to plan '%s' for %s: up to %g s of search, and measurements of kernels that "
+        "are new; %s before the loop avoids this", name, inputs, time_limit_s, instead,
     )  # fmt: skip

@@ -9,7 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
@@ -110,9 +114,16 @@ def _output(model: nn.Module, args: tuple[Any, ...]) -> Tensor:
         # Swapped in: under the mode alone, an in-place update of a real buffer is real.
         with replaced_tensors(model, mode.from_tensor), mode, torch.no_grad():
             return _first_tensor(model(*fake))
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise InvalidInput(
+            f"the model looks at values ({error}): control flow and shapes must not depend on them"
+        ) from error
     except Exception as error:
         text = (str(error).strip().splitlines() or [""])[0][:200]
-        raise InvalidInput(f"the model does not accept its sample input: {type(error).__name__}: {text}") from error
+        shapes = ", ".join(str(list(x.shape)) for x in args if isinstance(x, Tensor))
+        raise InvalidInput(
+            f"the model does not accept its sample input of shape {shapes}: {type(error).__name__}: {text}"
+        ) from error
 
 
 @contextmanager

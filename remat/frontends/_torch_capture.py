@@ -9,6 +9,7 @@ docs/decisions/0004-joint-graphs-from-pytorch.md says why this route.
 from __future__ import annotations
 
 import functools
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -96,7 +97,11 @@ def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) 
     # What a step assigns to attributes comes out behind the loss; only the loss may be differentiated.
     differentiated = [n.meta["desc"].output.idx for n in joint.tangents]
     if differentiated != [0] or _numel(joint.outputs[joint.loss_output]) != 1:
-        raise InvalidInput("the training step must return one scalar loss; give loss_fn to make one of its output")
+        loss = joint.outputs[joint.loss_output]
+        made = "nothing" if loss is None else f"a tensor of shape {list(loss.meta['val'].shape)}"
+        raise InvalidInput(
+            f"the training step must return one scalar loss, and returns {made}; give a loss_fn that makes a scalar"
+        )
     return joint
 
 
@@ -240,11 +245,22 @@ def settings() -> Iterator[None]:
     storages do not depend on what was captured before; layouts are those of the kernels.
     """
     # The backward pass of eager mode does not cast, whatever casts around the forward pass.
-    with functorch_config.patch(backward_pass_autocast="off"), torch._dynamo.config.patch(
+    with _quiet(), functorch_config.patch(backward_pass_autocast="off"), torch._dynamo.config.patch(
         allow_rnn=True, recompile_limit=MOST_GRAPHS, accumulated_recompile_limit=4 * MOST_GRAPHS, optimize_ddp=False,
         skip_nnmodule_hook_guards=False, fake_tensor_cache_enabled=False,
     ), layouts_of_kernels():  # fmt: skip
         yield
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let an operator that refuses its arguments raise without a traceback in PyTorch's log before."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was
 
 
 @contextmanager
@@ -270,6 +286,8 @@ def refusals(what: str) -> Iterator[None]:
             "pad inputs to few shapes, and pass numbers that change as tensors"
         ) from error
     except TorchDynamoException as error:
+        if "fake tensor call" in _one_line(error):
+            raise InvalidInput(f"the model does not take these arguments: {_why(error)}") from error
         raise InvalidInput(
             f"the model does not compile into one graph: {_reason(error)}; "
             "change that until torch.compile(model, fullgraph=True) accepts it"
@@ -308,14 +326,20 @@ def _numel(node: fx.Node | None) -> int:
 
 
 def _reason(error: BaseException) -> str:
-    """What the compiler complains of: the error that the model raised if there is one, else its headline and why."""
+    """What the compiler complains of: its headline, and why if it says that."""
+    headline, why = _one_line(error), _why(error)
+    return f"{headline} ({why})" if why else headline
+
+
+def _why(error: BaseException) -> str:
+    """The error that the model raised if there is one, else the compiler's explanation."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     headline = _one_line(error)
     errors = re.findall(r"got (\w+(?:Error|Exception)\(.*)", str(error))
     errors += [line for line in lines if re.search(r"\w(Error|Exception)\b", line) and line != headline]
     explained = (line.removeprefix("Explanation:").strip() for line in lines if line.startswith("Explanation:"))
     why = next(iter(errors), "") or next(explained, "")
-    return f"{headline} ({why[:240]})" if why else headline
+    return why.removeprefix("Developer debug context:").strip()[:240]
 
 
 def _one_line(error: BaseException) -> str:

@@ -118,6 +118,8 @@ class _Trainer:
     def prepare(self, batches: Sequence[Any]) -> tuple[StepPlan, ...]:
         if not getattr(self.model, "compiled", False):
             raise InvalidInput("prepare plans the step that model.compile(...) defines: compile the model first")
+        if not batches or not all(isinstance(batch, (tuple, list, dict)) for batch in batches):
+            raise InvalidInput("prepare takes what train_step is given, for each step, e.g. prepare(model, (x, y))")
         self.make_train_function()
         specs = [tf.nest.map_structure(_spec, batch) for batch in batches]
         for batch in sorted(specs, key=_bytes, reverse=True):  # what a fraction is of comes first

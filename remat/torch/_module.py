@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import threading
 import types
@@ -201,21 +202,36 @@ class _CompiledStep:
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         _aot.check_that_calls_are_compiled()
         self.called.inputs = describe_inputs((args, kwargs))
-        with _refusals(self.model, "this step cannot be executed under a plan"), _torch_capture.settings():
+        what = "this step cannot be executed under a plan"
+        with _refusals(self.model, args, kwargs), _torch_capture.refusals(what), _torch_capture.settings():
             outputs = self.call(*args, **kwargs)
         _aot.leave_unread_gradients_out(outputs)
         return outputs
 
 
 @contextmanager
-def _refusals(model: nn.Module, what: str) -> Iterator[None]:
-    """What the compiler refuses becomes an `InvalidInput` of one line, which names the part of the model if it can."""
+def _refusals(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Where the compiler refuses a call, say what is wrong with the model or the arguments if that is known."""
     try:
-        with _torch_capture.refusals(what):
-            yield
+        yield
     except InvalidInput:
         check_momentum(model)
+        _check_arguments(model, args, kwargs)
         raise
+
+
+def _check_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments that the model's `forward` does not have.
+
+    Raises:
+        InvalidInput: naming those that it has.
+    """
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = f"{type(model).__name__}.forward{signature}"
+        raise InvalidInput(f"{name} does not take these arguments: {error}") from None
 
 
 def check_momentum(model: nn.Module) -> None:
@@ -250,7 +266,7 @@ def captured_step(
 ) -> _torch_graph.CapturedStep:
     """The step on these arguments, as the compiled call will capture it; nothing is computed."""
     check_momentum(model)
-    with torch.enable_grad():
+    with _refusals(model, args, kwargs), torch.enable_grad():
         joint = _torch_capture.capture_module(call_of(model), args, kwargs, _aot.backend_of(backend))
     return step_of(joint, type(model).__name__, model, backend, operators)
 
