@@ -74,6 +74,8 @@ def _gradients_without_holes() -> Iterator[None]:
 def _contiguous(made: Any, *_args: Any) -> Any:
     if isinstance(made, tuple):
         return tuple(map(_contiguous, made))
+    if not isinstance(made, Tensor):  # a gradient that is not asked for
+        return made
     return torch.empty(made.shape, dtype=made.dtype, device=made.device)
 
 
@@ -99,6 +101,13 @@ def _elementwise(made: Tensor, *args: Any) -> Tensor:
         return made
     total = tensors[0] + tensors[1]
     return torch.empty_strided(made.shape, total.stride(), dtype=made.dtype, device=made.device)
+
+
+def _layer_norm(made: Any, _x: Tensor, _shape: Any, weight: Tensor | None, *_args: Any) -> Any:
+    """Mean and deviation have the weight's type, which may be wider than the input's."""
+    if weight is None or made[1].dtype == weight.dtype:
+        return made
+    return (made[0], *(x.to(weight.dtype) for x in made[1:]))
 
 
 def _roll(made: Tensor, x: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
@@ -134,7 +143,8 @@ _RULES: dict[Any, Rule] = {
     aten.log_sigmoid_forward.default: _contiguous, aten.glu_backward.default: _contiguous,
     aten._log_softmax_backward_data.default: _contiguous, aten.mse_loss_backward.default: _contiguous,
     aten.smooth_l1_loss_backward.default: _contiguous, aten.huber_loss_backward.default: _contiguous,
-    aten.normal.Tensor_Tensor: _contiguous,
+    aten.normal.Tensor_Tensor: _contiguous, aten.native_layer_norm_backward.default: _contiguous,
+    aten.pow.Scalar: _contiguous, aten.native_layer_norm.default: _layer_norm,
     aten.native_batch_norm.default: _as_input(0), aten._native_batch_norm_legit.default: _as_input(0),
     aten._native_batch_norm_legit.no_stats: _as_input(0),
     aten._native_batch_norm_legit_functional.default: _as_input(0),
@@ -143,7 +153,8 @@ _RULES: dict[Any, Rule] = {
     aten.native_batch_norm_backward.default: _as_input(1), aten.batch_norm_backward.default: _as_input(1),
     aten.reflection_pad2d_backward.default: _as_input(1), aten.replication_pad2d_backward.default: _as_input(1),
     aten.max_unpool2d.default: _as_input(0), aten.channel_shuffle.default: _as_input(0),
-    aten.hardswish_backward.default: _elementwise, aten.softplus_backward.default: _elementwise,
+    aten.hardswish_backward.default: _elementwise, aten.hardsigmoid_backward.default: _elementwise,
+    aten.softplus_backward.default: _elementwise,
     aten.elu_backward.default: _elementwise, aten.native_dropout_backward.default: _elementwise,
     aten.logical_and.default: _elementwise, aten.logical_or.default: _elementwise,
     aten.logical_xor.default: _elementwise, aten.heaviside.default: _elementwise,
