@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+# TensorFlow uses oneDNN by itself only where the CPU has AVX-512. Without it, convolutions need other workspaces, and
+# grouped ones have no gradient.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+
 import ortools.sat.python.cp_model  # noqa: F401  before TensorFlow, or interval_cp needs a process for each solve
 import pytest
 
