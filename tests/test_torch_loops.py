@@ -346,11 +346,11 @@ def test_examples_of_the_guide(
 def test_bad_input_gets_one_line(tmp_path: Path) -> None:
     x, model = images(4), Net()
     (tmp_path / "file").touch()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        least = remat.min_budget(rematerialize(Net(), (images(16),), 0.9).plan.graph, "free", time_limit_s=5)
-        ours = rematerialize(
-            Net(), (images(16),), int(1.01 * least.bytes)
-        )  # half the width of what a step without autocast needs
+    ours, y = rematerialize(model, (x,), "100MB"), torch.randn(2, 64)
+    wide = nn.Sequential(nn.Linear(64, 2048), nn.Linear(2048, 1))
+    wide[0].requires_grad_(False)
+    frozen = rematerialize(wide, (y,), "700kB")
+    wide.requires_grad_(True)  # gradients of 524 kB more
     for message, call in {
         "sample_kwargs must hold the model's keyword": lambda: rematerialize(model, (x,), sample_kwargs=[1]),
         r"keyword arguments by name, e\.g\.": lambda: ours.prepare((x,), sample_kwargs={1: x}),  # pyright: ignore
@@ -359,7 +359,7 @@ def test_bad_input_gets_one_line(tmp_path: Path) -> None:
         "measurements cannot be kept in .*: give another cache_folder= or set REMAT_CACHE": lambda: rematerialize(
             model, (x,), cache_folder=tmp_path / "file"
         ),
-        "budget was given for this step in another mode, or with": lambda: ours.prepare((images(16),)),
+        "budget was given for this step in another mode, or with": lambda: frozen.prepare((y,)),
     }.items():
         with pytest.raises(remat.InvalidInput, match=message) as error:
             call()
