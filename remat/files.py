@@ -118,8 +118,8 @@ class UnknownKeys:
             self._found.setdefault((what, key), []).append(where)
             self._meant[what, key] = nearest(key, known, 1, alike=0.6)
 
-    def line(self) -> str:
-        """What to say of them; '' for none."""
+    def tell(self, where: str | os.PathLike[str]) -> None:
+        """Warn of them, if there are any; `where` names the file."""
         parts = []
         for (what, key), places in sorted(self._found.items())[:5]:
             near = self._meant[what, key]
@@ -127,7 +127,8 @@ class UnknownKeys:
             place = places[0] if len(places) == 1 else f"{len(places)} {what}s"
             parts.append(f"'{key:.60}' in {place}{hint}")
         more = f"; and {len(self._found) - 5} others" if len(self._found) > 5 else ""
-        return f"unknown keys are not read: {'; '.join(parts)}{more}" if parts else ""
+        if parts:
+            warn(f"{os.fspath(where)}: unknown keys are not read: {'; '.join(parts)}{more}")
 
 
 @contextmanager

@@ -249,8 +249,7 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise InvalidPlan(f"{os.fspath(path)}: 'format' must be '{PLAN_FORMAT}'")
     unknown = UnknownKeys()
     unknown.look(document, _DOCUMENT_KEYS, "plan", "the plan")
-    if unknown.line():
-        warn(f"{os.fspath(path)}: {unknown.line()}")
+    unknown.tell(path)
     return document
 
 

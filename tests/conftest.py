@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # TensorFlow uses oneDNN by itself only where the CPU has AVX-512. Without it, convolutions need other workspaces, and
@@ -19,6 +20,20 @@ from remat.search import __main__ as search_main
 def warm_search() -> None:
     """The compiled search is loaded, which takes more than the time that short solves have."""
     search_main.main()
+
+
+@pytest.fixture(scope="module")
+def torch_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Measurements of PyTorch's operations are shared by the tests, in whatever process they run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REMAT_CACHE", str(tmp_path_factory.getbasetemp().parent / "torch_execution_cache"))
+        yield
+
+
+@pytest.fixture
+def torch_seed() -> None:
+    """PyTorch's random numbers are the same in every run."""
+    pytest.importorskip("torch").manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -344,12 +344,7 @@ time.sleep(60)
 @pytest.mark.parametrize("moment", ["at once", "at work"])
 def test_a_child_ends_at_once_when_its_parent_is_killed(tmp_path: Path, moment: str) -> None:
     (tmp_path / "held.py").write_text(HOLDS_THE_LOCK)
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(child.__file__).parents[1])},
-    )  # fmt: skip
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
+    parent, pid = _parent_and_child(tmp_path, PARENT)
     if moment == "at work":
         _wait_for((tmp_path / "alive").exists)
     parent.kill()
@@ -365,16 +360,21 @@ def test_a_child_watches_where_the_kernel_does_not_tell_it(tmp_path: Path) -> No
         " 'c.end_with_parent(os.getppid()); runpy.run_module(\"held\")']",
         PARENT,
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", watched], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(child.__file__).parents[1])},
-    )  # fmt: skip
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
+    parent, pid = _parent_and_child(tmp_path, watched)
     _wait_for((tmp_path / "alive").exists)
     parent.kill()
     parent.wait()
     assert _wait_for(lambda: not _is_alive(pid)) < 3.0
+
+
+def _parent_and_child(folder: Path, code: str) -> tuple[subprocess.Popen[str], int]:
+    """A process that runs `code` in `folder`, and the id of its child, which it prints."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(child.__file__).parents[1])},
+    )  # fmt: skip
+    assert parent.stdout is not None
+    return parent, int(parent.stdout.readline())
 
 
 def _wait_for(condition: Callable[[], bool]) -> float:

@@ -35,18 +35,15 @@ IMAGES = (8, 3, 32, 32)
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
+pytestmark = pytest.mark.usefixtures("torch_cache", "torch_seed")
+
+
 @pytest.fixture(autouse=True, scope="module")
-def _quiet_and_cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Measurements are shared by the tests, in whatever process they run; how busy the machine was does not matter."""
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+def _quiet() -> Iterator[None]:
+    """How busy the machine was does not matter."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", remat.cost.CostWarning)
-        patch.setenv("REMAT_CACHE", str(tmp_path_factory.getbasetemp().parent / "torch_execution_cache"))
         yield
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
 
 
 class Net(nn.Module):

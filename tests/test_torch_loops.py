@@ -27,17 +27,7 @@ from remat.execution import StepPlan  # noqa: E402
 pytestmark = pytest.mark.usefixtures("warm_search")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Measurements are shared by the tests, in whatever process they run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REMAT_CACHE", str(tmp_path_factory.getbasetemp().parent / "torch_execution_cache"))
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("torch_cache", "torch_seed")
 
 
 class Net(nn.Module):

@@ -35,7 +35,7 @@ from typing import Any
 
 from remat.bounds.cuts import MOST, is_valid
 from remat.bounds.relax import relaxed
-from remat.errors import InvalidInput, warn
+from remat.errors import InvalidInput
 from remat.files import UnknownKeys, read_json, write_text
 from remat.graph import Graph, check_graph, holds_control_character
 from remat.plan import Scope, parse_scope
@@ -105,8 +105,7 @@ class BoundCertificate:
             raise InvalidInput(f"{where}: multipliers are missing")
         unknown = UnknownKeys()
         unknown.look(content, _KEYS, "bound", "the bound")
-        if unknown.line():
-            warn(f"{where}: {unknown.line()}")
+        unknown.tell(where)
         return cls(
             content["graph"], content["graph_sha256"], content["budget_bytes"],
             scope, content["bound"], content["denominator"],

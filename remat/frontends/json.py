@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from remat.errors import InvalidGraph, nearest, warn
+from remat.errors import InvalidGraph, nearest
 from remat.files import UnknownKeys, read_json, write_text
 from remat.graph import Graph, Operation, Value, Work, holds_control_character
 from remat.implementation import Implementation
@@ -38,8 +38,7 @@ def load_graph(path: str | os.PathLike[str]) -> Graph:
         problems = [f"{path}: {problem}" for problem in error.problems]
         more = f" (and {len(problems) - 1} more; see remat check)" if len(problems) > 1 else ""
         raise InvalidGraph(problems[0] + more, problems) from None
-    if unknown.line():
-        warn(f"{path}: {unknown.line()}")
+    unknown.tell(path)
     return graph
 
 
