@@ -33,7 +33,7 @@ sweep: setup
 	$(VENV_PYTHON) run.py model=vgg19 budget=sweep time_limit=10 $(ARGS)
 
 test: setup
-	$(VENV_PYTHON) -m pytest -n 2 $(ARGS)
+	$(VENV_PYTHON) -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-slow: setup
 	$(VENV_PYTHON) -m pytest -m slow $(ARGS)
@@ -44,6 +44,7 @@ fuzz: setup
 lint: setup
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
+	.venv/bin/lint-imports --no-logo --no-cache
 
 types: setup
 	$(VENV_PYTHON) -m pyright

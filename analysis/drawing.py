@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from analysis import matrices, memory, network, overhead
@@ -15,9 +12,8 @@ from analysis.choice import chosen_plan, store_all
 from analysis.page import write_page
 from analysis.panel import panel_of
 from analysis.results import Run, load_run
-from analysis.style import RC
+from analysis.saving import save, style_context
 from analysis.table import write_csv
-from remat.files import replacing
 
 FIGURES = ("overhead", "memory", "matrices", "network")
 
@@ -41,15 +37,6 @@ def draw_run(folder: Path) -> list[Path]:
     return written
 
 
-@contextmanager
-def style_context() -> Iterator[None]:
-    """The figures' settings; the user's matplotlibrc must not change them."""
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(RC)  # pyright: ignore[reportCallIssue, reportArgumentType] (its keys are literals)
-        yield
-
-
 def figures(run: Run) -> Iterator[tuple[str, Figure]]:
     """(name, figure) of every figure that the run's results support."""
     panel = panel_of(run)
@@ -63,15 +50,3 @@ def figures(run: Run) -> Iterator[tuple[str, Figure]]:
         if len(run.graph) <= matrices.MAX_OPERATIONS:
             yield "matrices", matrices.draw(run.graph, shown)
     yield "network", network.draw(run.graph)
-
-
-def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write PNG and PDF without dates, so that equal results give equal files."""
-    FigureCanvasAgg(figure)
-    png, pdf = stem.with_suffix(".png"), stem.with_suffix(".pdf")
-    with replacing(png) as scratch:
-        figure.savefig(scratch, format="png", metadata={"Software": None})
-    figure.set_layout_engine("none")  # the layout just computed serves the PDF as well
-    with replacing(pdf) as scratch:
-        figure.savefig(scratch, format="pdf", metadata={"CreationDate": None, "Producer": None, "Creator": None})
-    return [png, pdf]

@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.drawing import save, style_context
 from analysis.results import read_json
+from analysis.saving import save, style_context
 from analysis.style import BLACK, ORANGE, SKY, Style, style_of
 from remat.files import replacing
 

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from analysis.drawing import save, style_context
+from analysis.saving import save, style_context
 from analysis.style import BLUE, VERMILLION
 
 LOOKS = {"layered": (BLUE, "o"), "chain": (VERMILLION, "s")}

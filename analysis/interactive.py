@@ -17,7 +17,7 @@ from analysis.overhead import STRIP
 from analysis.panel import Panel, bend, beyond, ticks
 from analysis.results import WITH_PLAN, Run
 from analysis.scales import Scale, byte_scale, show_cost, show_percent
-from analysis.style import BACKWARD, FORWARD, GREY
+from analysis.style import BACKWARD, FORWARD, GREY, style_of
 from remat.graph import Graph
 from remat.units import format_size
 
@@ -211,8 +211,6 @@ def plan_payload(run: Run) -> dict[str, Any]:
 
 
 def _plan(graph: Graph, one: Shown, time: Scale, scale: Scale) -> dict[str, Any]:
-    from analysis.style import style_of
-
     line = timeline(graph, one.trace)
     row, style = one.row, style_of(one.strategy)
     facts = (

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from analysis.command import command
-from analysis.drawing import save, style_context
 from analysis.results import read_json
+from analysis.saving import save, style_context
 from analysis.style import BLUE, GREY, ORANGE, WINE
 from remat.errors import InvalidInput
 

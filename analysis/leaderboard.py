@@ -17,9 +17,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from analysis.command import command
-from analysis.drawing import save, style_context
 from analysis.leaderboard_page import page, read_leaderboard
 from analysis.results import Frame, read_json
+from analysis.saving import save, style_context
 from analysis.standings import Board, Standing, as_records, profile
 from analysis.style import GREY, Style, style_of
 from remat.errors import InvalidInput

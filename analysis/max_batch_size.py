@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.command import command
-from analysis.drawing import save, style_context
 from analysis.results import read_json
+from analysis.saving import save, style_context
 from analysis.style import BLACK, GREY, TEAL, Style, order_of, style_of
 from remat.errors import InvalidInput
 from remat.files import replacing

@@ -20,6 +20,7 @@ from matplotlib.ticker import NullLocator
 from analysis.command import command
 from analysis.panel import KNEE_PERCENT, Curve, Panel, beyond, panel_of, ticks
 from analysis.results import WITH_PLAN, Run, load_run
+from analysis.saving import save, style_context
 from analysis.scales import binary_scale
 from analysis.style import GREY, LIGHT_GREY, PALE, Style, order_of
 from remat.errors import InvalidInput
@@ -38,8 +39,6 @@ def redraw(folder: Path) -> list[Path]:
     Raises:
         InvalidInput: no such run, a file of it cannot be read, or no strategy has a plan.
     """
-    from analysis.drawing import save, style_context  # it draws every figure, this one included
-
     run = load_run(folder)
     panel = panel_of(run)
     if panel is None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pandas as pd
 
+from analysis.style import order_of
 from remat.errors import InvalidInput, InvalidPlan
 from remat.files import read_json as read_plain_json
 from remat.files import read_table
@@ -29,6 +31,10 @@ RATIOS = ("gap", "overhead", "wall_s", "time_limit_s")
 NUMBERS = (
     "budget_bytes", "cost", "bound", "peak_bytes", "plan_from", "total_cost", "store_all_peak_bytes", "fixed_bytes",
     "n_operations", "n_edges", "gpu_memory_bytes", "batch_size", "seed", "threads", *RATIOS,
+)  # fmt: skip
+PAPERS_HEURISTICS = (
+    "checkpoint_all", "checkpoint_all_ap", "checkpoint_last", "griewank", "chen_sqrtn", "chen_greedy", "ap_sqrtn",
+    "ap_greedy",
 )  # fmt: skip
 STORE_COLUMNS = ("graph_name", "seed", "time_limit_s", "stats", "finished_at")  # besides, where runs are mixed
 FAMILY_COLUMNS = ("strategy", "graph_sha256", "parameters", "cost", "overhead", "peak_bytes", "accounting")
@@ -101,8 +107,6 @@ class Run:
     @property
     def strategies(self) -> list[str]:
         """Names in the figures' order."""
-        from analysis.style import order_of
-
         return sorted(self.shown["strategy"].unique().tolist(), key=order_of)
 
     def load_plan(self, row: Any) -> tuple[Plan, Trace] | None:
@@ -144,6 +148,11 @@ def load_run(folder: Path) -> Run:
         path = store / "graphs" / f"{sha}.json"
         graph = load_graph(path) if path.exists() else None
     return Run(folder, info, rows, families, graph, store, missing)
+
+
+def heuristics_of(document: Mapping[str, Any]) -> Sequence[str]:
+    """The strategies that a run's document calls published heuristics; before it did, those of the paper."""
+    return document.get("heuristics", PAPERS_HEURISTICS)
 
 
 def read_rows(store: Path, keys: list[str]) -> Frame:

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from analysis.command import command
-from analysis.drawing import save, style_context
 from analysis.results import read_json
+from analysis.saving import save, style_context
 from analysis.style import GREY, style_of
 from remat.errors import InvalidInput
 from remat.files import replacing

@@ -9,7 +9,7 @@ from baselines._forward import Forward
 from remat import Candidate, Problem, strategy
 
 
-@strategy("ap_greedy", ignores_budget=True)
+@strategy("ap_greedy", baseline=True, ignores_budget=True)
 def ap_greedy(problem: Problem) -> Iterator[Candidate]:
     """Checkpoint at the first articulation point at which a segment exceeds b bytes, b swept.
 

@@ -8,7 +8,7 @@ from baselines._segments import segment_plans
 from remat import Candidate, Problem, strategy
 
 
-@strategy("ap_sqrtn", ignores_budget=True)
+@strategy("ap_sqrtn", baseline=True, ignores_budget=True)
 def ap_sqrtn(problem: Problem) -> list[Candidate]:
     """Checkpoint every floor(sqrt(n))-th of the n articulation points of the forward graph.
 

@@ -8,7 +8,7 @@ from remat import Plan, Problem, Skip, strategy
 from remat.plan import frees_held_to_end
 
 
-@strategy("checkpoint_all", ignores_budget=True)
+@strategy("checkpoint_all", baseline=True, ignores_budget=True)
 def checkpoint_all(problem: Problem) -> Plan:
     """Compute everything once, in order.
 

@@ -7,7 +7,7 @@ from baselines._segments import segment_plans
 from remat import Candidate, Problem, Skip, strategy
 
 
-@strategy("checkpoint_all_ap", ignores_budget=True)
+@strategy("checkpoint_all_ap", baseline=True, ignores_budget=True)
 def checkpoint_all_ap(problem: Problem) -> list[Candidate]:
     """Keep every articulation point of the forward graph and rebuild what lies between them.
 

@@ -7,7 +7,7 @@ from baselines._segments import base_residency, hold_latest, plan_of_residency
 from remat import Plan, Problem, strategy
 
 
-@strategy("checkpoint_last", ignores_budget=True)
+@strategy("checkpoint_last", baseline=True, ignores_budget=True)
 def checkpoint_last(problem: Problem) -> Plan:
     """Keep nothing of the forward pass but its latest value; rebuild the inputs of each gradient from scratch.
 

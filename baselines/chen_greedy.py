@@ -9,7 +9,7 @@ from baselines._forward import Forward
 from remat import Candidate, Problem, strategy
 
 
-@strategy("chen_greedy", ignores_budget=True)
+@strategy("chen_greedy", baseline=True, ignores_budget=True)
 def chen_greedy(problem: Problem) -> Iterator[Candidate]:
     """Checkpoint whenever a segment exceeds b bytes, b swept (Chen et al. 2016, Alg. 3), linearised.
 

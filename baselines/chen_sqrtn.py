@@ -8,7 +8,7 @@ from baselines._segments import segment_plans
 from remat import Candidate, Problem, strategy
 
 
-@strategy("chen_sqrtn", ignores_budget=True)
+@strategy("chen_sqrtn", baseline=True, ignores_budget=True)
 def chen_sqrtn(problem: Problem) -> list[Candidate]:
     """Checkpoint every floor(sqrt(n))-th of the n forward operations (Chen et al. 2016), linearised.
 

@@ -9,7 +9,7 @@ _LOSSY = ("half",)
 _LEFT_ALONE = ("aten::dropout",)  # its mask is MONeT's
 
 
-@strategy("gist", ignores_budget=True, implementations="own")
+@strategy("gist", baseline=True, ignores_budget=True, implementations="own")
 def gist(problem: Problem, *, lossy: bool = False) -> Candidate:
     """Encode what the backward pass reads and recompute nothing (Jain et al., ISCA 2018).
 

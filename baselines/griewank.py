@@ -12,7 +12,7 @@ from baselines._segments import base_residency, hold_forward, hold_latest, plan_
 from remat import Candidate, Problem, Skip, strategy
 
 
-@strategy("griewank", ignores_budget=True)
+@strategy("griewank", baseline=True, ignores_budget=True)
 def griewank(problem: Problem) -> Iterator[Candidate]:
     """REVOLVE's schedule with the fewest forward steps for s slots, s swept; exact for chains.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 from remat import Candidate, Plan, Problem, Skip, strategy
@@ -9,7 +10,7 @@ from remat import Candidate, Plan, Problem, Skip, strategy
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
 
 
-@strategy("torch_mincut", ignores_budget=True)
+@strategy("torch_mincut", baseline=True, ignores_budget=True)
 def torch_mincut(problem: Problem) -> Iterator[Candidate]:
     """What the forward pass saves is chosen by PyTorch's partitioner, for each of several shares; the rest is
     computed again, once, where the backward pass first reads it.
@@ -17,12 +18,14 @@ def torch_mincut(problem: Problem) -> Iterator[Candidate]:
     The share is of the bytes saved between the passes, not of the peak, which it does not bound. Runs on a step that
     this process captured for execution (`remat.torch`); a graph alone does not tell PyTorch enough.
     """
-    from remat.frontends.torch import step_behind
+    needed = "needs a step that this process captured with PyTorch: python run.py experiment=execution"
+    if "remat.torch.graphs" not in sys.modules:  # importing it takes seconds, and nothing can have been captured
+        raise Skip(needed)
+    from remat.torch import mincut
+    from remat.torch.graphs import step_behind
 
     step = step_behind(problem.graph)
     if step is None:
-        raise Skip("needs a step that this process captured with PyTorch: python run.py experiment=execution")
-    from remat.frontends import _torch_mincut
-
-    for share, order in _torch_mincut.plans(step, problem.graph, SHARES).items():
+        raise Skip(needed)
+    for share, order in mincut.plans(step, problem.graph, SHARES).items():
         yield Candidate(Plan.from_order(problem.graph, order), {"activation_memory_budget": share})

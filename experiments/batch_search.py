@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from experiments.per_sample import PerSample
 from experiments.row import Row
-from remat.solve import Status
+from remat.solution import Status
 
 _WITHOUT_ANSWER = (Status.SKIPPED, Status.FAILED)
 

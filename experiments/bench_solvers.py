@@ -24,7 +24,7 @@ from typing import Any
 from analysis.growth import draw_growth
 from experiments.provenance import provenance
 from experiments.store import code_version
-from remat import Graph, Plan, Solution, load_graph, simulate, solve_sweep
+from remat import Ending, Graph, Plan, Solution, load_graph, simulate, solve_sweep
 from remat.errors import RematError
 from remat.files import read_json
 from remat.frontends import synthetic
@@ -178,9 +178,9 @@ def run_case(
         case.graph, [case.budget_bytes], strategy, scope=case.scope, time_limit_s=time_limit_s, threads=threads,
         isolate=True, target_gap=target_gap or GAP_TOLERANCE, **options,
     )[0]  # fmt: skip
-    if solution.stats.get("contradicted"):
+    if solution.contradicted:
         raise SystemExit(f"bench: {case.instance} at {case.label}: {solution.message}")
-    if solution.stats.get("ended") == "interrupted":
+    if solution.ended is Ending.INTERRUPTED:
         raise KeyboardInterrupt
     return _result(case, strategy, time_limit_s, threads, target_gap, solution)
 

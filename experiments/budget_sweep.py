@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import remat
 from experiments.row import Row
 from experiments.solving import Bench, reuse_plans
+from remat.incumbent import GAP_TOLERANCE
 from remat.registry import get_strategy
-from remat.solve import GAP_TOLERANCE, Family
+from remat.solution import Family
 
 
 def sweep_budgets(smallest_bytes: int, largest_bytes: int, points: int, *, by_factor: bool = False) -> list[int]:

@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiments.settings import RUNS_FOLDER, Settings
+from remat.cost import apply_cost
 from remat.errors import InvalidInput
+from remat.extraction import extract, extract_in_child
 from remat.frontends.json import load_graph
 from remat.frontends.spec import DTYPES
 from remat.graph import Graph
+from remat.plan import parse_scope
+from remat.solving.judgement import why_impossible
 
 CACHE_FOLDER = RUNS_FOLDER / "cache"
 
@@ -58,19 +62,10 @@ def build(settings: Settings) -> Subject:
         return Subject(graph, None, None, None, None, "file", "file")
     spec = settings.spec
     assert spec is not None
-    if spec.framework == "synthetic":
-        from remat.frontends.spec import extract
-
-        graph = extract(spec)
-    else:
-        from remat.frontends.subprocess import extract_in_child
-
-        graph = extract_in_child(spec, CACHE_FOLDER / "graphs")
+    graph = extract(spec) if spec.framework == "synthetic" else extract_in_child(spec, CACHE_FOLDER / "graphs")
     _refuse_if_impossible(graph, settings)
     if all(op.work is None for op in graph.operations):  # synthetic graphs come with costs
         return Subject(graph, spec.name, spec.framework, spec.granularity, spec.batch_size, "file", "file")
-    from remat.cost import apply_cost
-
     graph = apply_cost(graph, settings.cost, settings.gpu, cache_folder=_cache_folder(settings), device=settings.device)
     source = "measured" if settings.cost == "profile" else "modelled"
     return Subject(graph, spec.name, spec.framework, spec.granularity, spec.batch_size, settings.cost, source)
@@ -92,8 +87,6 @@ def _refuse_if_impossible(graph: Graph, settings: Settings) -> None:
     budget = settings.budget_bytes
     if budget is None:
         return
-    from remat.solve import parse_scope, why_impossible
-
     reason = why_impossible(graph, budget, parse_scope(settings.scope))
     if reason:
         raise InvalidInput(reason)

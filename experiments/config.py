@@ -12,6 +12,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from remat.cost.gpu import describe_gpu, gpus
+
 CONF_FOLDER = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("model", "gpu", "cost", "experiment", "engine", "logger")
 _NOT_IN_NAME = ("hydra", "engine", "logger", "parts")  # they change how a run is made, not what it says
@@ -94,13 +96,18 @@ class Config:
 
 
 def register() -> None:
-    """Make the schema and the `run_name` resolver known to Hydra; may be called repeatedly."""
-    ConfigStore.instance().store(name="schema", node=Config)
+    """Make the schema, the GPUs and the `run_name` resolver known to Hydra; may be called repeatedly."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for name in gpus():
+        store.store(group="gpu", name=name, node=describe_gpu(name))
     OmegaConf.register_new_resolver("run_name", _resolve_run_name, replace=True)
 
 
 def group_options(group: str) -> list[str]:
-    """The files of a group, e.g. ``vgg19`` or ``paper/fig5``."""
+    """What a group offers, e.g. ``vgg19`` or ``paper/fig5``."""
+    if group == "gpu":  # of the library
+        return gpus()
     folder = CONF_FOLDER / group
     return sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
 

@@ -74,7 +74,7 @@ def _name_of(device: str) -> str:
         return "cpu"
     import torch
 
-    from remat.torch._planner import default_gpu
+    from remat.torch.planner import default_gpu
 
     if not torch.cuda.is_available():
         raise InvalidInput("PyTorch finds no CUDA device here; try it with --device cpu --memory 500MB --quick")

@@ -1,23 +1,24 @@
 """The engine: independent jobs in, finished jobs out as they complete.
 
-A job is a solve in a process of its own (`remat.worker`), so that one that crashes or ignores its
+A job is a solve in a process of its own (`remat.solving.worker`), so that one that crashes or ignores its
 limit costs one row, whichever engine runs it.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from remat.errors import InvalidPlan, RematError, unknown_name
+from remat.errors import InvalidPlan, RematError
 from remat.plan import Plan
+from remat.problem import Problem, SolveOptions
 from remat.registry import get_strategy
-from remat.solve import Family, Problem, Solution, Status, name_minimum
-from remat.worker import GRACE_S, Known, interrupt_workers, run_family_isolated, solve_isolated, stop_workers
+from remat.solution import Family, Solution, Status
+from remat.solving.dispatch import new_context
+from remat.solving.judgement import name_minimum, without_plan
+from remat.solving.worker import GRACE_S, Known, interrupt_workers, run_family_isolated, solve_isolated, stop_workers
 
 ENGINES = ("local", "ray", "slurm")
 WAKE_S = 0.25  # how often a waiting engine lets Ctrl-C and the progress display through
@@ -25,10 +26,11 @@ WAKE_S = 0.25  # how often a waiting engine lets Ctrl-C and the progress display
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One solve: `strategy` on `problem`, whose deadline is set when it starts.
+    """One solve: `strategy` on `problem`; its clock starts with it.
 
     Attributes:
         label: for people, e.g. ``checkmate_milp at 8.00 GB``.
+        how: the time limit and the other options of every solve.
         options: of the strategy.
         warm_start: asked for a plan to begin from when the job starts; None for none.
         known: asked, while it runs, for what other strategies have proven of its problem; None for nothing.
@@ -38,21 +40,21 @@ class Job:
     label: str
     problem: Problem
     strategy: str
-    time_limit_s: float
+    how: SolveOptions
     options: Mapping[str, Any] = field(default_factory=dict)
     warm_start: Callable[[], Plan | None] | None = None
     known: Callable[[], Known | None] | None = None
 
     def run(self) -> Family | Solution:
         """Solve in a worker process; a family if the strategy ignores the budget. Never raises `RematError`."""
-        problem = replace(self.problem, deadline=time.monotonic() + self.time_limit_s, time_limit_s=self.time_limit_s)
+        context = new_context(self.problem, self.how)
         if self.warm_start is not None:
-            problem = replace(problem, warm_start=self.warm_start())
+            context = context.with_options(warm_start=self.warm_start())
         try:
             if get_strategy(self.strategy).ignores_budget:
-                return run_family_isolated(problem, self.strategy, self.options)
-            known = self.known or (lambda: None)
-            return name_minimum(solve_isolated(problem, self.strategy, self.options, known=known), problem)
+                return run_family_isolated(context, self.strategy, self.options)
+            solution = solve_isolated(context, self.strategy, self.options, known=self.known or (lambda: None))
+            return name_minimum(solution, self.problem, context.deadline)
         except RematError as error:
             return failed(self, str(error), contradicted=isinstance(error, InvalidPlan))
 
@@ -61,11 +63,7 @@ def failed(job: Job, message: str, *, contradicted: bool = False) -> Family | So
     """The result of a job that could not be done, for a row that says why."""
     if get_strategy(job.strategy).ignores_budget:
         return Family(job.strategy, status=Status.FAILED, message=message)
-    problem = job.problem
-    return Solution(
-        Status.FAILED, job.strategy, problem.graph.name, problem.budget_bytes, problem.scope,
-        problem.accounting, message=message, stats={"contradicted": contradicted},
-    )  # fmt: skip
+    return without_plan(job.problem, job.strategy, Status.FAILED, message, contradicted=contradicted)
 
 
 class Engine(Protocol):
@@ -135,32 +133,3 @@ class LocalEngine:
         if error is not None:
             stop_workers()
         self._pool.shutdown(wait=True)
-
-
-def make_engine(name: str, jobs: int | None, threads: int = 1, address: str | None = None) -> Engine:
-    """The engine of that name.
-
-    Args:
-        jobs: solves at once; None for as many as there are cores for.
-        threads: of each solve.
-        address: of a Ray cluster; see `experiments.ray_engine`.
-
-    Raises:
-        MissingPackage: Ray is not installed.
-        UnknownName: there is no such engine.
-    """
-    if name == "ray":
-        from experiments.ray_engine import RayEngine  # imports this module
-
-        return RayEngine(jobs, threads, address)
-    if name not in ENGINES:
-        raise unknown_name("engine", name, ENGINES)
-    return LocalEngine(jobs or max(1, _cores() // threads))  # slurm: the run is a SLURM job, its solves are local
-
-
-def _cores() -> int:
-    """Cores that this process may use: a SLURM job has some of its node."""
-    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    if given.isdigit():
-        return int(given)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

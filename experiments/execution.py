@@ -18,8 +18,9 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
+from analysis.execution import draw_execution
 from experiments.config import CONF_FOLDER
-from experiments.provenance import provenance
+from experiments.provenance import cpu_name, provenance, versions
 from experiments.settings import RUNS_FOLDER, Settings, configured_model
 from experiments.store import code_version, write_json
 from remat.child import command as child_command
@@ -59,8 +60,6 @@ def run_execution(cfg: DictConfig, settings: Settings, console: Console, folder:
         seed=settings.seed, threads=settings.threads,
     )  # fmt: skip
     execute(job, folder, console)
-    from analysis.execution import draw_execution
-
     for path in draw_execution(folder):
         what = {".html": "page", ".csv": "table"}.get(path.suffix, "figure")
         console.print(f"{what:<8} {path}", markup=False, soft_wrap=True)
@@ -79,19 +78,10 @@ def job_of(
 
 def execute(job: dict[str, Any], folder: Path, console: Console) -> dict[str, Any]:
     """Measure what is not stored yet, write ``run.json`` into the folder and print the table; what was written."""
-    source = asdict(provenance())
-    made_by = [job, code_version(whole=True), source["versions"], source["cpu"]]
-    key = hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:16]
-    rows_path = RUNS_FOLDER / "store" / f"execution_{key}.jsonl"
-    rows_path.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "job.json", job | {"rows": str(rows_path.resolve()), "cache": str(COST_CACHE.resolve())})
-    write_lines(rows_path, read_lines(rows_path))  # without damaged lines, of which the child could not warn
-    spec = job["spec"]
+    source, spec = asdict(provenance()), job["spec"]
     sizes = ", ".join(f"{k} {v}" for k, v in (("batch", spec["batch_size"]), *spec["options"].items()) if v)
     console.print(f"{spec['name']} on {job['device']} ({sizes}); costs: {job['cost']}", markup=False)
-    run_child("experiments.execution_torch", folder, console)
-    rows = read_lines(rows_path)
+    rows = measured_rows("experiments.execution_torch", "execution", job, folder, console)
     run = {"experiment": "execution", "job": job, "provenance": source, "rows": rows}
     write_json(folder / "run.json", run)
     _print_table(console, rows)
@@ -133,6 +123,21 @@ def resized(spec: ModelSpec, sizes: Mapping[str, Mapping[str, Any]]) -> ModelSpe
     """The same model at the size that a table gives for its name, if it does."""
     size = sizes.get(spec.name.removeprefix("torch_"), {})
     return replace(spec, **{**size, "options": spec.options | size.get("options", {})})
+
+
+def measured_rows(
+    module: str, kind: str, job: Mapping[str, Any], folder: Path, console: Console
+) -> list[dict[str, Any]]:
+    """All rows of a job: those that are stored as `kind`, and those that a measuring module makes now."""
+    made_by = [job, code_version(whole=True), versions(), cpu_name()]
+    key = hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:16]
+    path = RUNS_FOLDER / "store" / f"{kind}_{key}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "job.json", {**job, "rows": str(path.resolve()), "cache": str(COST_CACHE.resolve())})
+    write_lines(path, read_lines(path))  # without damaged lines, of which the child could not warn
+    run_child(module, folder, console)
+    return read_lines(path)
 
 
 def run_child(module: str, folder: Path, console: Console) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """``python -m experiments.execution_joint``: plans that choose implementations against those that only recompute.
 
-Every PyTorch model at several budgets, with ``operators=`` default, exact and joint: predicted and measured peak,
+Every PyTorch model at several budgets, with ``implementations=`` default, exact and joint: predicted and measured peak,
 predicted overhead and measured step time beside the plain step's in the same rounds, the largest error of a gradient,
 and which implementations run. On the CPU, at sizes for it, and on a GPU if one is at hand. Each model is measured in a
 process of its own; its rows are kept as they come, so that a stopped run goes on. Prints Markdown; ``--write`` puts it
@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import hashlib
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -21,13 +19,13 @@ from typing import Any
 from rich.console import Console
 
 from experiments.documents import DOCS, write_between_marks
-from experiments.execution import COST_CACHE, ON_A_CPU, for_a_cpu, run_child, torch_model
+from experiments.execution import ON_A_CPU, for_a_cpu, measured_rows, torch_model
 from experiments.execution_joint_tables import document, line_of, shown
 from experiments.provenance import cpu_name, versions
 from experiments.settings import RUNS_FOLDER
-from experiments.store import code_version, write_json
+from experiments.store import write_json
 from remat.errors import RematError
-from remat.files import read_json, read_lines, write_lines
+from remat.files import read_json
 
 COMMAND = "python -m experiments.execution_joint --write"
 DOCUMENT = DOCS / "implementations.md"
@@ -109,16 +107,8 @@ def _measured(name: str, device: str, given: argparse.Namespace, console: Consol
         "threads": given.threads, "rounds": given.rounds, "operators": given.operators.split(","),
         "fractions": [float(fraction) for fraction in given.budgets.split(",")],
     }  # fmt: skip
-    made_by = [job, code_version(whole=True), versions(), cpu_name()]
-    key = hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:16]
-    rows_path = RUNS_FOLDER / "store" / f"joint_{key}.jsonl"
-    rows_path.parent.mkdir(parents=True, exist_ok=True)
     folder = RUNS_FOLDER / f"joint_{device}_{name}"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "job.json", job | {"rows": str(rows_path.resolve()), "cache": str(COST_CACHE.resolve())})
-    write_lines(rows_path, read_lines(rows_path))  # without damaged lines, of which the child could not warn
-    run_child("experiments.execution_ways", folder, console)
-    rows = read_lines(rows_path)
+    rows = measured_rows("experiments.execution_ways", "joint", job, folder, console)
     return {
         "model": name, "device": device, "batch": spec.batch_size, "date": datetime.date.today().isoformat(),
         "rows": rows,

@@ -19,13 +19,13 @@ import remat
 from remat.cost import apply_cost
 from remat.cost.profile import profile_workspaces
 from remat.execution import Peaks, StepPlan, find_plan, fingerprint_of
-from remat.frontends import _torch_build, _torch_capture
-from remat.frontends import torch as frontend
 from remat.frontends.spec import ModelSpec, load_target
-from remat.torch._measure import peak_of_step
-from remat.torch._module import Rematerialized, call_of, step_of
-from remat.torch._plain import PlainStep, plain_step
-from remat.torch._planner import VERSION, Planner, default_gpu, describe_inputs
+from remat.torch import build, capture
+from remat.torch import graphs as frontend
+from remat.torch.measure import peak_of_step
+from remat.torch.module import Rematerialized, call_of, step_of
+from remat.torch.plain import PlainStep, plain_step
+from remat.torch.planner import VERSION, Planner, default_gpu, describe_inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +53,26 @@ class Subject:
     """A model with its loss, its arguments and its captured, costed step.
 
     Args:
-        operators: which implementations its plans choose from, as in `remat.torch.rematerialize`.
+        implementations: which implementations its plans choose from, as in `remat.torch.rematerialize`.
     """
 
-    def __init__(self, job: dict[str, Any], operators: str = "default"):
+    def __init__(self, job: dict[str, Any], implementations: str = "default"):
         self.job = job
         spec = ModelSpec(**job["spec"])
         torch.set_num_threads(job["threads"])
         torch.manual_seed(job["seed"])
-        model, args, loss = _torch_build.build(spec, load_target(spec.target), job["device"])
-        step, args = _torch_build.loss_step(model, args, loss)
+        model, args, loss = build.build(spec, load_target(spec.target), job["device"])
+        step, args = build.loss_step(model, args, loss)
         self.module = step.to(job["device"]).train()
         self.buffers = copy.deepcopy(dict(self.module.named_buffers()))
         self.args = tuple(_filled(x, job["device"], _classes(model)) for x in args)
-        captured = _torch_capture.capture_module(call_of(self.module), self.args, {})
-        self.step = step_of(captured, spec.name, self.module, "eager", operators)
+        captured = capture.capture_module(call_of(self.module), self.args, {})
+        self.step = step_of(captured, spec.name, self.module, "eager", implementations)
         self.planner = Planner(
             name=spec.name, budget_bytes=0, strategy="portfolio", scope="free", cost=job["cost"],
             gpu=default_gpu(job["device"]), device=job["device"], time_limit_s=job["time_limit_s"], seed=job["seed"],
             threads=job["threads"], cache_folder=Path(job["cache"]), plain=Peaks(None), beside=lambda _joint: {},
-            state_bytes=lambda: 0, operators=operators,
+            state_bytes=lambda: 0, implementations=implementations,
         )  # fmt: skip
         graph, self.fixed = self.planner.with_everything_resident(self.step)
         self.graph = self.planner.weigh(graph, self.step)
@@ -125,7 +125,7 @@ class Subject:
         plan = remat.Plan.from_order(self.graph, order, ways=ways)
         made = StepPlan(
             plan, self.graph, self.fingerprint, name, budget_bytes, None, self.fixed, self.job["cost"],
-            operators=self.planner.operators,
+            implementations=self.planner.implementations,
         )  # fmt: skip
         planner = replace(self.planner, plans={self.fingerprint.sha256: made})  # what `rematerialize(plan=made)` makes
         module = Rematerialized(self.module, planner, made, "eager")

@@ -97,8 +97,8 @@ def rows_of(name: str, fractions: Sequence[float], time_limit_s: float, cost: st
     import remat.tf as rtf
     from experiments.tf_peers import cut_points, recompute_grad_step
     from remat.errors import InvalidInput, RematError
-    from remat.tf._emit import emit, emit_plain
-    from remat.tf._portable import measure_step, time_steps
+    from remat.tf.emit import emit, emit_plain
+    from remat.tf.portable import measure_step, time_steps
 
     sample = build(name)
     # a budget of 1 EB: the plan is the trace itself, from which the plain step is measured
@@ -155,7 +155,7 @@ def eager_step(sample: Sample) -> list[bytes]:
     """Loss, gradients and variables after one eager step, as bytes; the variables are put back."""
     import tensorflow as tf
 
-    from remat.tf._api import Objective
+    from remat.tf.api import Objective
 
     before = sample.state()
     objective = Objective(sample.model, sample.loss)
@@ -169,7 +169,7 @@ def eager_step(sample: Sample) -> list[bytes]:
 
 def traced_step(sample: Sample, function: Any) -> list[bytes]:
     """The same by a traced function with grappler off."""
-    from remat.tf._tensorflow import executed_as_written
+    from remat.tf.adapter import executed_as_written
 
     before = sample.state()
     with executed_as_written():

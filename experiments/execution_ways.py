@@ -1,6 +1,6 @@
 """``python -m experiments.execution_ways JOB``: plans that choose implementations of one PyTorch model, measured.
 
-Runs in a process of its own for `experiments.execution_joint`. At every budget a plan for each value of ``operators=``
+Runs in a process of its own for `experiments.execution_joint`. At every budget a plan for each ``implementations=``
 is a row of the job's file as soon as it is measured; a row that is there is neither planned nor measured again. What is
 offered to each is a row too.
 """

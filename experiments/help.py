@@ -7,6 +7,7 @@ import textwrap
 import yaml
 
 from experiments.config import CONF_FOLDER, group_options
+from remat.cost.gpu import gpus, load_gpu
 from remat.registry import get_strategy, strategies
 
 _USAGE = """\
@@ -28,7 +29,7 @@ def help_text() -> str:
         _USAGE,
         _section("Models (model=)", {name: _description("model", name) for name in group_options("model")}),
     ]
-    parts.append(_section("GPUs (gpu=)", {name: _gpu(name) for name in group_options("gpu")}))
+    parts.append(_section("GPUs (gpu=)", {name: _gpu(name) for name in gpus()}))
     parts.append(_section("Strategies (strategies=)", {name: get_strategy(name).summary for name in strategies()}))
     for title, group in (("Costs (cost=)", "cost"), ("Experiments (experiment=)", "experiment"),
                          ("Engines (engine=)", "engine"), ("Loggers (logger=)", "logger")):  # fmt: skip
@@ -49,8 +50,8 @@ def _description(group: str, name: str) -> str:
 
 
 def _gpu(name: str) -> str:
-    data = yaml.safe_load((CONF_FOLDER / "gpu" / f"{name}.yaml").read_text())
-    return f"{float(data['memory_bytes']) / 1e9:.1f} GB, {float(data['bandwidth_bytes_per_s']) / 1e9:.0f} GB/s"
+    gpu = load_gpu(name)
+    return f"{gpu.memory_bytes / 1e9:.1f} GB, {gpu.bandwidth_bytes_per_s / 1e9:.0f} GB/s"
 
 
 def _comment(group: str, name: str) -> str:

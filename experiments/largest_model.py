@@ -6,7 +6,7 @@ and shapes change with it. A size counts as found if the portfolio has a plan wi
 no plan fits or its bound is above the cap.
 
 - resolution: the model's own shape, scaled; height a multiple of 32, width the multiple nearest to the same shape.
-- depth: `remat.networks.keras_resnet`, ResNet50's stages with any number of blocks in the third.
+- depth: `remat.tf.networks.resnet`, ResNet50's stages with any number of blocks in the third.
 
 Document (run.json): gpu, memory_bytes, searches: [{what, batch, found, found_label, ruled_out or None, trials: [{size,
 label, kind (fits, ruled out, undecided), operations, fits, status, cost, cost_cap, bound, plain_peak_bytes,
@@ -25,19 +25,20 @@ from rich.console import Console
 from rich.table import Table
 
 import remat
+from analysis.largest_model import draw_run
 from experiments.build import CACHE_FOLDER, Subject
-from experiments.engine import Engine, make_engine
+from experiments.engine import Engine
+from experiments.engines import make_engine
 from experiments.progress import SolveProgress
 from experiments.row import Row
-from experiments.running import STORE_FOLDER
-from experiments.settings import Settings
+from experiments.settings import STORE_FOLDER, Settings
 from experiments.solving import Bench, solve_each
 from experiments.store import Store, write_json
 from experiments.throughput import STRATEGY
 from remat.cost import apply_cost
 from remat.errors import InvalidInput, RematError
+from remat.extraction import extract_in_child
 from remat.frontends.spec import ModelSpec
-from remat.frontends.subprocess import extract_in_child
 from remat.graph import Graph
 
 MULTIPLE = 32  # of height and width: what five halvings leave whole
@@ -104,8 +105,6 @@ def run_largest_model(cfg: DictConfig, settings: Settings, console: Console, fol
             console.print(f"not built: {line}", markup=False, soft_wrap=True)
         console.print(f"{search['what']} at batch {search['batch']}: {search['found_label'] or 'none'}{above}")
     console.print(f"table    {folder / 'run.json'}", markup=False, soft_wrap=True)
-    from analysis.largest_model import draw_run
-
     for path in draw_run(folder):
         console.print(f"figure   {path}", markup=False, soft_wrap=True)
     return 0
@@ -126,7 +125,7 @@ def largest_models(
 
     def depth(blocks: int) -> ModelSpec:
         return ModelSpec(
-            "resnet", "keras", "remat.networks.keras_resnet:resnet", batch_size or DEPTH_BATCH, RESNET_INPUT, "layer",
+            "resnet", "keras", "remat.tf.networks.resnet:resnet", batch_size or DEPTH_BATCH, RESNET_INPUT, "layer",
             options={"blocks": [3, 4, blocks, 3]},
         )  # fmt: skip
 

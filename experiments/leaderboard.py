@@ -15,13 +15,14 @@ from pathlib import Path
 from omegaconf import DictConfig
 from rich.console import Console
 
+from analysis.leaderboard import FILE, draw_leaderboard
+from analysis.leaderboard_page import EMPTY, read_leaderboard, tables
 from analysis.scales import show_count
 from experiments.build import Subject
-from experiments.engine import make_engine
+from experiments.engines import make_engine
 from experiments.progress import SolveProgress, duration
 from experiments.row import Row
-from experiments.running import STORE_FOLDER
-from experiments.settings import RUNS_FOLDER, Settings
+from experiments.settings import RUNS_FOLDER, STORE_FOLDER, Settings
 from experiments.solving import Bench
 from experiments.store import Store, write_json
 from remat.cost.gpu import Gpu, gpus, load_gpu
@@ -31,9 +32,6 @@ from remat.registry import get_strategy
 
 def run_leaderboard(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
     """Run what is asked for and missing, rank, draw; the exit code."""
-    from analysis.leaderboard import FILE, draw_leaderboard
-    from analysis.leaderboard_page import EMPTY, read_leaderboard, tables
-
     store = Store(STORE_FOLDER)
     if not any((STORE_FOLDER / "rows").glob("*.parquet")):
         raise InvalidInput(f"{STORE_FOLDER} {EMPTY}")

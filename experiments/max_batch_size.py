@@ -30,21 +30,22 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 import remat
+from analysis.max_batch_size import draw_runs, terminal_table
 from experiments.batch_search import RULES, Bisection
 from experiments.build import Subject
-from experiments.engine import Engine, Job, make_engine
+from experiments.engine import Engine, Job
+from experiments.engines import make_engine
 from experiments.per_sample import PerSample, per_sample
 from experiments.progress import SolveProgress
 from experiments.row import Row
-from experiments.running import STORE_FOLDER
-from experiments.settings import Settings
-from experiments.solving import Bench, finished_jobs, is_final, keep_interrupted
+from experiments.settings import STORE_FOLDER, Settings
+from experiments.solving import Bench, compile_search, finished_jobs, is_final, keep_interrupted
 from experiments.store import Store, write_json
 from remat.bounds.peak import peak_bound
 from remat.errors import InvalidInput
 from remat.plan import Plan
-from remat.registry import get_strategy
-from remat.solve import Family, Solution
+from remat.registry import baselines, get_strategy
+from remat.solution import Family, Solution
 
 SOLVES = 6  # time limits' worth of solving for one strategy of one network
 DIRECT = "max_batch_milp"  # the direct formulation's name in documents and figures
@@ -73,8 +74,6 @@ def run_max_batch_size(cfg: DictConfig, settings: Settings, console: Console, fo
     with engine, SolveProgress(console, engine.at_once) as progress:
         documents = max_batches([settings], store, engine, progress, console=console)
     write_run(folder, documents)
-    from analysis.max_batch_size import draw_runs, terminal_table
-
     drawn = draw_runs([folder], folder)
     for table in terminal_table(documents):
         console.print(table)
@@ -248,7 +247,7 @@ class _Trial:
                 {"strategy": strategy, "rule": rule, "batch": batch}
                 for strategy, rule, batch in PUBLISHED.get(network.name, ()) if self.memory_bytes == 16 * 10**9
             ],
-            "contradicted": self._contradictions(proven),
+            "heuristics": baselines(), "contradicted": self._contradictions(proven),
         }  # fmt: skip
 
     def _batches(self, sample_bytes: Mapping[str, int | None]) -> dict[str, int | None]:
@@ -316,6 +315,7 @@ def _drive(searches: Sequence[_Search], engine: Engine, progress: SolveProgress)
             if row is None or not is_final(row):
                 waiting[key] = search
                 progress.expect([bench.settings.time_limit_s])
+                compile_search(progress)
                 engine.submit(_job(search, name, budget))
                 return
             bench.reused += 1

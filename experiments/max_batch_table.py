@@ -18,11 +18,10 @@ from analysis.max_batch_size import DIRECT, draw_runs, strategies_of
 from experiments.cli import check, complain
 from experiments.config import register
 from experiments.documents import DOCS, markdown_table, write_between_marks
-from experiments.engine import make_engine
+from experiments.engines import make_engine
 from experiments.max_batch_size import max_batches, write_run
 from experiments.progress import SolveProgress, make_console
-from experiments.running import STORE_FOLDER
-from experiments.settings import RUNS_FOLDER
+from experiments.settings import RUNS_FOLDER, STORE_FOLDER
 from experiments.store import Store, write_json
 from remat.errors import RematError, unknown_name
 from remat.files import read_json

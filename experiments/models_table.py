@@ -19,8 +19,8 @@ from experiments.documents import DOCS, markdown_table, write_between_marks
 from experiments.progress import make_console
 from experiments.settings import configured_model
 from remat.errors import RematError, unknown_name
-from remat.frontends.spec import ModelSpec, extract
-from remat.frontends.subprocess import extract_in_child
+from remat.extraction import extract, extract_in_child
+from remat.frontends.spec import ModelSpec
 from remat.graph import Graph
 from remat.plan import Plan
 from remat.simulator import simulate

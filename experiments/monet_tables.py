@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.drawing import style_context
 from analysis.monet import front, parts_of
 from analysis.results import read_json
+from analysis.saving import style_context
 from experiments.run_documents import document_command, made_text, part_text
 
 COMMAND = "python -m experiments.monet_tables RUN --write"

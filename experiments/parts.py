@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,7 +30,7 @@ class Context(Protocol):
         ...
 
 
-def asked_parts(given: Iterable[Any] | None, known: Sequence[str], needs: Mapping[str, Sequence[str]]) -> list[str]:
+def asked_parts(given: Iterable[Any] | None, known: Collection[str], needs: Mapping[str, Sequence[str]]) -> list[str]:
     """The parts asked for (None: all), each after what it needs.
 
     Raises:
@@ -45,13 +44,15 @@ def asked_parts(given: Iterable[Any] | None, known: Sequence[str], needs: Mappin
     return [part for part in known if part in wanted]
 
 
-def run_parts(package: str, parts: Iterable[str], context: Context) -> list[dict[str, Any]]:
-    """Run the parts one after the other and write each one's document into the folder; the documents."""
+def run_parts(
+    parts: Mapping[str, Callable[[Any], dict[str, Any]]], wanted: Iterable[str], context: Context
+) -> list[dict[str, Any]]:
+    """Run the parts wanted one after the other and write each one's document into the folder; the documents."""
     documents = []
-    for part in parts:
+    for part in wanted:
         context.say(f"--- {part}")
         started, before = time.monotonic(), context.progress.n_finished
-        document = importlib.import_module(f"{package}.{part}").run(context)
+        document = parts[part](context)
         path = context.folder / f"{part}.json"
         made = _made_now(path, time.monotonic() - started, context.progress.n_finished - before)
         write_json(path, document | {"made": made})

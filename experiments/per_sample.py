@@ -14,8 +14,8 @@ from pathlib import Path
 from experiments.build import CACHE_FOLDER
 from remat.cost import apply_cost
 from remat.errors import InvalidInput
+from remat.extraction import extract, extract_in_child
 from remat.frontends.spec import ModelSpec
-from remat.frontends.subprocess import extract_in_child
 from remat.graph import Graph, Operation, Work
 
 
@@ -60,8 +60,6 @@ def per_sample(spec: ModelSpec, cache_folder: Path = CACHE_FOLDER) -> PerSample:
         InvalidInput: memory or cost of the network are not linear in the batch.
     """
     if spec.framework == "synthetic":
-        from remat.frontends.spec import extract
-
         graph = extract(spec)
         return PerSample(spec.name, replace(graph, fixed_bytes=0), graph.fixed_bytes, 0)
     if spec.framework != "keras" or spec.granularity != "layer":

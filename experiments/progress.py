@@ -67,6 +67,10 @@ class SolveProgress:
         self._limits += time_limits_s
         self._bar.update(self._task, total=len(self._limits))
 
+    def note(self, line: str) -> None:
+        """A line above what is shown."""
+        self._console.print(line, markup=False)
+
     def left_s(self) -> float | None:
         """Estimated seconds to go; None while nothing has finished."""
         left = self._limits[len(self._spent) :]

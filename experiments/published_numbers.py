@@ -14,8 +14,8 @@ import remat
 from experiments.documents import DOCS, markdown_table, write_between_marks
 from remat.cost import apply_cost
 from remat.errors import RematError
+from remat.extraction import extract_in_child
 from remat.frontends.spec import ModelSpec
-from remat.frontends.subprocess import extract_in_child
 from remat.graph import Graph
 
 COMMAND = "python -m experiments.published_numbers --write"

@@ -22,8 +22,8 @@ from experiments.provenance import cpu_name, versions
 from experiments.store import code_version
 from remat.errors import InvalidInput, MissingPackage, RematError
 from remat.registry import get_strategy
-from remat.solve import Family, Solution
-from remat.worker import GRACE_S
+from remat.solution import Family, Solution
+from remat.solving.worker import GRACE_S
 
 RETRIES = 3  # of a task whose node died
 
@@ -141,10 +141,8 @@ class RayEngine:
             job = self._waiting.popleft()
             start = job.warm_start() if job.warm_start is not None else None
             known = job.known() if job.known is not None else None
-            problem = replace(job.problem, warm_start=start, report=None)  # functions stay here
-            sent = replace(
-                job, problem=problem, warm_start=None, known=None if known is None else lambda known=known: known
-            )
+            how = replace(job.how, warm_start=start, progress=None)  # functions stay here
+            sent = replace(job, how=how, warm_start=None, known=None if known is None else lambda known=known: known)
             task = self._run.remote(sent, code_version(), versions())
             self._sent[task] = job
             room -= 1

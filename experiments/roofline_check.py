@@ -25,9 +25,10 @@ from remat.cost import apply_cost
 from remat.cost.gpu import EFFICIENCY, Gpu, load_gpu, operation_class
 from remat.cost.roofline import efficiency_keys, operation_ns
 from remat.errors import InvalidInput, RematError
+from remat.extraction import extract
 from remat.files import read_json
 from remat.frontends.monet import monet_graph
-from remat.frontends.spec import ModelSpec, extract
+from remat.frontends.spec import ModelSpec
 from remat.graph import Work
 
 ROOT = Path(__file__).resolve().parents[1]

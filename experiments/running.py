@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import subprocess
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +16,18 @@ import remat
 from experiments.budget_sweep import run_single, run_sweep
 from experiments.build import Subject, build_quietly
 from experiments.config import as_dict, run_name
-from experiments.engine import make_engine
+from experiments.engines import make_engine
 from experiments.progress import SolveProgress, make_console
 from experiments.row import Row
-from experiments.settings import RUNS_FOLDER, Settings, for_implementations
+from experiments.settings import RUNS_FOLDER, STORE_FOLDER, Settings, for_implementations
 from experiments.solving import Bench, contradictions, is_final
 from experiments.store import Store, write_json
+from experiments.wandb_logger import import_wandb, log_run
 from remat.errors import InvalidInput
-from remat.solve import Status
+from remat.registry import baselines
+from remat.solution import Status
 from remat.units import format_cost, format_size
 
-STORE_FOLDER = RUNS_FOLDER / "store"
-# Experiments that are not one graph on the bench: (cfg, settings, console, folder) -> exit code.
-RUNNERS = {
-    "execution": "experiments.execution:run_execution",
-    "leaderboard": "experiments.leaderboard:run_leaderboard",
-    "max_batch_size": "experiments.max_batch_size:run_max_batch_size",
-    "throughput": "experiments.throughput:run_throughput",
-    "largest_model": "experiments.largest_model:run_largest_model",
-    "paper/monet": "experiments.monet:run_monet",
-}
-PAPER = "experiments.paper:run_paper"  # of "paper" and of every other "paper/..."
 SEVERAL_BUDGETS = ("paper/monet",)
 
 
@@ -48,21 +37,17 @@ def run(cfg: DictConfig, settings: Settings, experiment: str) -> int:
     folder = RUNS_FOLDER / run_name(cfg)
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: console.print(f"warning: {message}", markup=False)
-        _compile_search(console)
         return _run(cfg, settings, experiment, console, folder)
 
 
 def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console, folder: Path) -> int:
     if settings.logger == "wandb":
-        from experiments.wandb_logger import import_wandb
-
         import_wandb()  # before anything is solved
     if settings.budgets_bytes and experiment not in SEVERAL_BUDGETS:
         raise InvalidInput(f"budget: a list is for experiment={' or '.join(SEVERAL_BUDGETS)}; write one size, or sweep")
-    runner = RUNNERS.get(experiment) or (PAPER if experiment.partition("/")[0] == "paper" else None)
+    runner = _runner_of(experiment)
     if runner is not None:
-        module, _, function = runner.partition(":")
-        return getattr(importlib.import_module(module), function)(cfg, settings, console, folder)
+        return runner(cfg, settings, console, folder)
     engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
     with console.status(f"building {_what(settings)} ..."):
         subject, remarks = build_quietly(settings)
@@ -99,8 +84,6 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
     console.print(f"{bench.solved} solved now, {bench.reused} taken from the store", markup=False)
     _say_where(console, drawn)
     if settings.logger == "wandb":
-        from experiments.wandb_logger import log_run
-
         where = log_run(folder, rows, head["config"], drawn, project=settings.wandb_project, mode=settings.wandb_mode)
         console.print(f"wandb    {where}", markup=False)
     refuted = contradictions(rows)
@@ -112,13 +95,28 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
     return 0 if has_plan or settings.budget_bytes is None else 1
 
 
-def _compile_search(console: Console) -> None:
-    """Compile it before anything is timed or stored: with little time, strategies would do without it."""
-    from remat.search import is_warm  # imports Numba
+def _runner_of(experiment: str) -> Callable[[DictConfig, Settings, Console, Path], int] | None:
+    """The function of an experiment that is more than one graph; None for the others.
 
-    if not is_warm():
-        console.print("compiling the search, once on this machine (about 30 s)")
-        subprocess.run([sys.executable, "-m", "remat.search"], stdout=subprocess.DEVNULL, check=False)
+    Each is imported only when it is run: together they take a second, for which error messages would wait.
+    """
+    if experiment == "execution":
+        from experiments.execution import run_execution as runner
+    elif experiment == "leaderboard":
+        from experiments.leaderboard import run_leaderboard as runner
+    elif experiment == "max_batch_size":
+        from experiments.max_batch_size import run_max_batch_size as runner
+    elif experiment == "throughput":
+        from experiments.throughput import run_throughput as runner
+    elif experiment == "largest_model":
+        from experiments.largest_model import run_largest_model as runner
+    elif experiment == "paper/monet":
+        from experiments.monet import run_monet as runner
+    elif experiment.partition("/")[0] == "paper":  # every other "paper/..." is some parts of the paper
+        from experiments.paper import run_paper as runner
+    else:
+        return None
+    return runner
 
 
 def _what(settings: Settings) -> str:
@@ -150,6 +148,7 @@ def _head(cfg: DictConfig, settings: Settings, subject: Subject, experiment: str
         "config": config,
         "graph_sha256": graph.sha256(),
         "store": os.path.relpath(STORE_FOLDER, folder),
+        "heuristics": baselines(),
     }
 
 
@@ -163,7 +162,7 @@ def _write_run(folder: Path, head: dict[str, Any], keys: list[str], families: li
 
 def _draw(console: Console, folder: Path) -> list[Path]:
     """Draw the run and print its table."""
-    from analysis import draw_run, terminal_table  # pandas takes a second, which errors should not wait for
+    from analysis import draw_run, terminal_table  # pandas takes a second, for which error messages would wait
 
     with console.status("drawing ..."):
         drawn = list(draw_run(folder))

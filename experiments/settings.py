@@ -16,11 +16,13 @@ from remat.cost.gpu import Gpu
 from remat.errors import InvalidInput, unknown_name
 from remat.frontends.spec import DTYPES, FRAMEWORKS, GRANULARITIES, ModelSpec
 from remat.incumbent import GAP_TOLERANCE
+from remat.plan import parse_scope
+from remat.problem import ACCOUNTINGS
 from remat.registry import get_strategy, strategies
-from remat.solve import ACCOUNTINGS, parse_scope
 from remat.units import parse_size
 
 RUNS_FOLDER = Path("runs")
+STORE_FOLDER = RUNS_FOLDER / "store"
 COSTS = ("flops", "roofline", "profile")
 SCALES = ("full", "quick")
 QUICK_POINTS, QUICK_TIME_LIMIT_S = 6, 10.0

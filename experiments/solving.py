@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,11 +24,13 @@ from experiments.settings import Settings
 from experiments.store import Store, code_version, row_key
 from remat.errors import InvalidPlan
 from remat.incumbent import GAP_TOLERANCE, Progress, relative_gap
-from remat.plan import Plan
+from remat.plan import Plan, parse_scope
+from remat.problem import Problem, SolveOptions
 from remat.registry import get_strategy
-from remat.solve import Family, Problem, Solution, Status, parse_scope, solve_family
+from remat.solution import Family, Solution, Status
+from remat.solving.here import solve_family
+from remat.solving.worker import Known
 from remat.units import format_size
-from remat.worker import Known
 
 ANY_BUDGET = 2**60
 # A result that another attempt with the same key would not change; a missing solver may be installed later.
@@ -60,13 +64,15 @@ class Bench:
     reused: int = 0
 
     def problem(self, budget_bytes: int) -> Problem:
-        """The problem of one budget; its deadline is set when it starts."""
+        """The problem of one budget."""
         s = self.settings
-        return Problem(
-            self.subject.graph, budget_bytes, parse_scope(s.scope), s.accounting, seed=s.seed, threads=s.threads,
-            work_limit=s.work_limit, deterministic=s.deterministic, target_gap=s.target_gap,
-            cost_cap=self.cost_cap,
-        )  # fmt: skip
+        return Problem(self.subject.graph, budget_bytes, parse_scope(s.scope), s.accounting, self.cost_cap)
+
+    @property
+    def how(self) -> SolveOptions:
+        """How each of the run's problems is solved."""
+        s = self.settings
+        return SolveOptions(s.time_limit_s, s.seed, s.threads, s.work_limit, s.deterministic, target_gap=s.target_gap)
 
     def key(self, strategy: str, budget_bytes: int | None) -> str:
         """Of the row at that budget, or of the strategy's family."""
@@ -103,8 +109,7 @@ class Bench:
                 families[name] = found
                 self.reused += 1
             else:
-                jobs.append(Job(key, name, self.problem(ANY_BUDGET), name, self.settings.time_limit_s,
-                                self.settings.options[name]))  # fmt: skip
+                jobs.append(Job(key, name, self.problem(ANY_BUDGET), name, self.how, self.settings.options[name]))
         for job, family in self._run(jobs):
             assert isinstance(family, Family)
             families[job.strategy] = family
@@ -190,9 +195,10 @@ class Bench:
     ) -> Job:
         """One solve; where that may be, `start` is asked for a plan to begin from, and `known` while it runs."""
         key = self.key(name, budget)
-        problem = replace(self.problem(budget), report=lambda progress: self.live.__setitem__(key, progress))
-        shares = not problem.repeats and not get_strategy(name).is_baseline
-        return Job(key, f"{name} at {format_size(budget, digits=3)}", problem, name, self.settings.time_limit_s,
+        how = replace(self.how, progress=lambda progress: self.live.__setitem__(key, progress))
+        repeats = how.deterministic or how.work_limit is not None
+        shares = not repeats and not get_strategy(name).is_baseline
+        return Job(key, f"{name} at {format_size(budget, digits=3)}", self.problem(budget), name, how,
                    self.settings.options[name], start if shares else None, known if shares else None)  # fmt: skip
 
     def _cheapest_below(self, found: Mapping[str, Row], name: str, budget: int) -> Plan | None:
@@ -231,7 +237,7 @@ class Bench:
 
     def _row(self, key: str, solution: Solution, plan_file: str | None) -> Row:
         s, subject, graph, where = self.settings, self.subject, self.subject.graph, provenance()
-        stats: Mapping[str, Any] = solution.stats  # of a cluster's node: with its processor
+        stats: Mapping[str, Any] = {**solution.stats, **_endings(solution)}  # of a cluster's node: with its processor
         options = s.options[solution.strategy]
         if options:  # by themselves too: in `parameters` they are mixed with what the plan says of itself
             stats = {**stats, "options": options}
@@ -256,6 +262,12 @@ class Bench:
         )  # fmt: skip
 
 
+def _endings(solution: Solution) -> dict[str, Any]:
+    """How it ended, as the store has kept it since its first rows: in the JSON of the column ``stats``."""
+    said = {"ended": str(solution.ended), "contradicted": solution.contradicted, "cut_by_clock": solution.cut_by_clock}
+    return {name: value for name, value in said.items() if value or (name == "cut_by_clock" and value is not None)}
+
+
 def finished_jobs(
     engine: Engine, progress: SolveProgress, label: Callable[[Job], str] = lambda job: job.label
 ) -> Iterator[tuple[Job, Family | Solution]]:
@@ -270,10 +282,21 @@ def run_jobs(
     jobs: Sequence[Job], engine: Engine, progress: SolveProgress, label: Callable[[Job], str] = lambda job: job.label
 ) -> Iterator[tuple[Job, Family | Solution]]:
     """Submit the jobs; `finished_jobs` of them."""
-    progress.expect([job.time_limit_s for job in jobs])
+    progress.expect([job.how.time_limit_s for job in jobs])
+    if jobs:
+        compile_search(progress)
     for job in jobs:
         engine.submit(job)
     yield from finished_jobs(engine, progress, label)
+
+
+def compile_search(progress: SolveProgress) -> None:
+    """Compile it before anything is solved: with little time, strategies would do without it."""
+    from remat.search.anneal import is_warm  # imports Numba, which a run that only redraws need not
+
+    if not is_warm():
+        progress.note("compiling the search, once on this machine (about 30 s)")
+        subprocess.run([sys.executable, "-m", "remat.search"], stdout=subprocess.DEVNULL, check=False)
 
 
 def keep_interrupted(engine: Engine, bench_of: Callable[[str], Bench]) -> None:

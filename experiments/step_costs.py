@@ -24,10 +24,10 @@ from experiments.documents import DOCS, markdown_table, write_between_marks
 from experiments.execution import for_a_cpu, torch_model
 from experiments.execution_subject import Subject
 from experiments.provenance import cpu_name, versions
-from remat.cost import _runners_torch
-from remat.cost._timing import Timing, measure, measure_as_in_step
+from remat.cost.timing import Timing, measure, measure_as_in_step
 from remat.errors import RematError
 from remat.graph import Graph
+from remat.torch import timing
 
 COMMAND = "python -m experiments.step_costs --write"
 DOCUMENT = DOCS / "execution.md"
@@ -116,10 +116,10 @@ def _alone(graph: Graph) -> list[Callable[[], dict[str, float]]]:
         return ms
 
     def call_of(description: dict[str, Any]) -> Callable[[], Any]:
-        return _runners_torch._call(description, "cpu")[0]
+        return timing._call(description, "cpu")[0]
 
     return [
-        lambda: by_kind(lambda description: _runners_torch.time(description, "cpu")),
+        lambda: by_kind(lambda description: timing.time(description, "cpu")),
         lambda: by_kind(lambda description: measure_as_in_step(call_of(description), lambda: None)),
         lambda: by_kind(lambda description: measure(call_of(description))),
     ]

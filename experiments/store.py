@@ -27,7 +27,7 @@ from remat.frontends.json import load_graph, save_graph
 from remat.graph import Graph
 from remat.plan import Plan
 from remat.simulator import load_and_simulate
-from remat.solve import Family, Member, Status
+from remat.solution import Family, Member, Status
 
 _ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 

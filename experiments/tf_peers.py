@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from experiments.tf_models import Sample
-from remat.tf._capture import trace
+from remat.tf.capture import trace
 
 
 def cut_points(model: keras.Model) -> list[Any]:

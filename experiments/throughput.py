@@ -23,14 +23,15 @@ from rich.console import Console
 from rich.table import Table
 
 import remat
+from analysis.throughput import draw_run
 from experiments.batch_search import RULES
 from experiments.build import CACHE_FOLDER, Subject
-from experiments.engine import Engine, make_engine
+from experiments.engine import Engine
+from experiments.engines import make_engine
 from experiments.per_sample import of_batch, pair, per_sample
 from experiments.progress import SolveProgress
 from experiments.row import Row
-from experiments.running import STORE_FOLDER
-from experiments.settings import Settings
+from experiments.settings import STORE_FOLDER, Settings
 from experiments.solving import Bench, solve_each
 from experiments.store import Store, code_version, write_json
 from remat.bounds.price import shadow_price
@@ -62,8 +63,6 @@ def run_throughput(cfg: DictConfig, settings: Settings, console: Console, folder
         )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "run.json", {"experiment": "throughput", **document})
-    from analysis.throughput import draw_run
-
     console.print(_table(document))
     for price in document["prices"]:
         known = price["ms_per_gib"]

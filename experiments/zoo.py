@@ -204,16 +204,19 @@ def _planned(spec: ModelSpec, made_from: dict[str, Any], cache: Path, path: Path
     import torch
 
     import remat.torch as rt
-    from remat.frontends import _torch_build
-    from remat.torch._planner import describe_inputs
+    from remat.torch import build
+    from remat.torch.planner import describe_inputs
 
     torch.set_num_threads(made_from["threads"])
     torch.manual_seed(made_from["seed"])
     # Models of publication size without memory for parameters; others with contents, because an LSTM is run.
     place = "meta" if made_from["cost"] == "roofline" else "cpu"
-    model, arguments, _ = _torch_build.build(spec, load_target(spec.target), place)
-    options = {key: made_from[key] for key in (*SETTINGS, "scope", "budget", "cost", "operators")}
-    plan = rt.rematerialize(model.train(), arguments, cache_folder=cache, **options).plan
+    model, arguments, _ = build.build(spec, load_target(spec.target), place)
+    options = {key: made_from[key] for key in (*SETTINGS, "scope", "budget", "cost")}
+    implementations = made_from["operators"]  # the index keeps the name that its first entries had
+    plan = rt.rematerialize(
+        model.train(), arguments, cache_folder=cache, implementations=implementations, **options
+    ).plan
     plan.save(path)
     options_text = "".join(f", {key}={value!r}" for key, value in spec.options.items() if key != "loss")
     return {

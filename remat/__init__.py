@@ -8,24 +8,29 @@
 Frameworks are imported only by the frontends and executors that need them.
 """
 
-import remat.strategies  # noqa: F401 - the package first: the function of the same name below is the public one
 from remat import zoo
-from remat.bounds.certificate import BoundCertificate, verify_bound
+from remat.bounds.certificate import verify_bound
 from remat.bounds.min_budget import MinBudget, min_budget
+from remat.certificate import BoundCertificate
+from remat.context import Context
 from remat.errors import InvalidGraph, InvalidInput, InvalidPlan, MissingPackage, RematError, Skip, UnknownName
 from remat.frontends.json import load_graph, save_graph
 from remat.graph import Graph, Operation, Value, Work
 from remat.incumbent import Incumbent, Progress
 from remat.plan import Plan, Scope
+from remat.problem import Problem, SolveOptions
 from remat.registry import strategies, strategy
 from remat.simulator import Trace, simulate
-from remat.solve import Candidate, Member, Outcome, Problem, Solution, Status, family, solve, solve_sweep
+from remat.solution import Candidate, Ending, Member, Outcome, Solution, Status
+from remat.solving.api import family, solve, solve_sweep
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BoundCertificate",
     "Candidate",
+    "Context",
+    "Ending",
     "Graph",
     "Incumbent",
     "InvalidGraph",
@@ -43,6 +48,7 @@ __all__ = [
     "Scope",
     "Skip",
     "Solution",
+    "SolveOptions",
     "Status",
     "Trace",
     "UnknownName",

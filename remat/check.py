@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from remat.bounds.certificate import BoundCertificate, verify_bound
+from remat.bounds.certificate import verify_bound
+from remat.certificate import BoundCertificate
 from remat.errors import InvalidGraph, InvalidInput, InvalidPlan, warn
 from remat.files import read_json
 from remat.frontends.json import GRAPH_FORMAT_NODES, GRAPH_FORMAT_VALUES, load_graph

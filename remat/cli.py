@@ -7,7 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from remat import zoo
+from remat.check import check_file
 from remat.errors import RematError
+from remat.frontends.json import save_graph
+from remat.frontends.monet_schedules import import_clone
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,8 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _check(given: argparse.Namespace) -> int:
     """A line for each file, or all its problems; 1 if any has one."""
-    from remat.check import check_file
-
     refused = 0
     for path in given.files:
         try:
@@ -54,9 +56,6 @@ def _check(given: argparse.Namespace) -> int:
 
 def _import_monet(given: argparse.Namespace) -> int:
     """Graph files in a folder; 1 if a file was refused or there was no graph at all."""
-    from remat.frontends.json import save_graph
-    from remat.frontends.monet_schedules import import_clone
-
     written = refused = 0
     for each in import_clone(given.path):
         if each.graph is None:
@@ -80,8 +79,6 @@ def _file_name(name: str) -> str:
 
 
 def _zoo(given: argparse.Namespace) -> int:
-    from remat import zoo
-
     del given
     print("\n".join(zoo.table()))
     return 0

@@ -54,6 +54,10 @@ class UnknownName(InvalidInput):
     """A model, strategy, GPU or option of that name does not exist."""
 
 
+class CostWarning(UserWarning):
+    """Some costs are not what the cost model promises; the message says which and why."""
+
+
 class MissingPackage(RematError, ImportError):
     """An optional package is not installed; the message holds the command that installs it."""
 

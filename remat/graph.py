@@ -16,30 +16,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from remat.errors import InvalidGraph, InvalidInput
-from remat.implementation import DEFAULT, Implementation
+from remat.implementation import DEFAULT, Implementation, Work
 from remat.units import MAX_BYTES, format_size
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What an operation does, from which a cost model derives its cost.
-
-    Attributes:
-        flops: floating-point operations, 2 per multiply-add; None when no rule is known.
-        bytes_moved: bytes read plus bytes written, each tensor once.
-        dtype: element type that sets the arithmetic rate, e.g. ``float32``.
-        signature: canonical JSON from which a profiler can rebuild and time the operation; '' if
-            it cannot be rebuilt.
-        published_flops: the count of Checkmate's artifact (1 per multiply-add), for layer graphs.
-        is_free: costs nothing on any device (constants, variable reads, aliases).
-    """
-
-    flops: int | None = None
-    bytes_moved: int = 0
-    dtype: str = "float32"
-    signature: str = ""
-    published_flops: int | None = None
-    is_free: bool = False
 
 
 @dataclass(frozen=True, slots=True)

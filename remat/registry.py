@@ -10,57 +10,68 @@ import importlib
 import inspect
 import pkgutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
-from remat.errors import InvalidInput, unknown_name, warn
+from remat.context import Context
+from remat.errors import InvalidInput, UnknownName, unknown_name, warn
 
 GROUP = "remat.strategies"
+BASELINES = "baselines"
+WHERE_BASELINES_ARE = "published baselines are not in the wheel: pip install -e baselines, in a checkout of remat"
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A registered strategy.
+    """A registered strategy, with what it can do; nobody asks for its name.
 
     Attributes:
         name: as users write it, e.g. ``chen_sqrtn``.
-        run: ``run(problem, **options)``: yields `Candidate`s or plans, returns one, or returns an
-            `Outcome`; raises `Skip` where it does not apply.
+        run: ``run(problem, **options)``, or with the solve's `Context` as its second argument. It yields `Candidate`s
+            or plans, returns one, or returns an `Outcome`; it raises `Skip` where it does not apply.
         summary: first line of the docstring.
         options: names of the keyword options it takes, with their defaults.
+        takes_context: whether `run` has a second argument.
+        is_baseline: a published heuristic: its results are its own, never shared between budgets.
         ignores_budget: its candidates do not depend on the budget, so one run serves a whole sweep.
+        proves: it may return a bound or INFEASIBLE.
         isolated: may overrun its time limit or crash; runs in a process of its own.
         check: called with the options given, before anything runs; raises `InvalidInput` for a bad value.
         must_isolate: whether this process cannot run it now, whatever the caller asked for.
         implementations: what it does with a graph whose operations have several: ``default`` sees the graph with
             the default ones, ``search`` is run on graphs with one of each that a search chooses, ``own`` sees all.
-        members: strategies that it combines: in a run, it takes a plan of theirs that is cheaper than its own.
+        members: strategies that it combines: in a run, it takes a plan of theirs that is cheaper than its own. The
+            search over implementations gives it a bound and, on small graphs, an exact answer beside.
     """
 
     name: str
     run: Callable[..., Any]
     summary: str
     options: dict[str, Any] = field(default_factory=dict)
+    takes_context: bool = False
+    is_baseline: bool = False
     ignores_budget: bool = False
+    proves: bool = False
     isolated: bool = False
     check: Callable[[dict[str, Any]], None] | None = None
     must_isolate: Callable[[], bool] | None = None
     implementations: str = "default"
     members: tuple[str, ...] = ()
 
+    def __call__(self, context: Context, options: Mapping[str, Any]) -> Any:
+        """Run it on the problem of a context; what it returns is not judged yet."""
+        if self.takes_context:
+            return self.run(context.problem, context, **options)
+        return self.run(context.problem, **options)
+
     def in_own_process(self, asked: bool | None) -> bool:
         """Whether to run in a process of its own, given what the caller asked for (None: nothing)."""
         if self.must_isolate is not None and self.must_isolate():
             return True
         return self.isolated if asked is None else asked
-
-    @property
-    def is_baseline(self) -> bool:
-        """Whether it is a published baseline: its results are its own, never shared between budgets."""
-        return self.run.__module__.partition(".")[0] == "baselines"
 
     def check_options(self, options: dict[str, Any]) -> None:
         """Raise `InvalidInput` for an option, or a value of one, that this strategy does not take."""
@@ -81,14 +92,16 @@ _discovering = threading.RLock()
 def strategy(
     name: str,
     *,
+    baseline: bool = False,
     ignores_budget: bool = False,
+    proves: bool = False,
     isolated: bool = False,
     check: Callable[[dict[str, Any]], None] | None = None,
     must_isolate: Callable[[], bool] | None = None,
     implementations: str = "default",
     members: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the decorated function under `name`; its keyword-only parameters are its options."""
+    """Register the decorated function under `name`; its keyword-only parameters are its options, see `Strategy`."""
 
     def register(run: Callable[..., Any]) -> Callable[..., Any]:
         known = _REGISTRY.get(name)
@@ -98,11 +111,21 @@ def strategy(
                 f"and {run.__module__}.{run.__qualname__}"
             )
         parameters = inspect.signature(run).parameters.values()
-        options = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-        summary = (inspect.getdoc(run) or "").partition("\n")[0]
         _REGISTRY[name] = Strategy(
-            name, run, summary, options, ignores_budget, isolated, check, must_isolate, implementations, members
-        )  # fmt: skip
+            name=name,
+            run=run,
+            summary=(inspect.getdoc(run) or "").partition("\n")[0],
+            options={p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY},
+            takes_context=sum(p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for p in parameters) > 1,
+            is_baseline=baseline,
+            ignores_budget=ignores_budget,
+            proves=proves,
+            isolated=isolated,
+            check=check,
+            must_isolate=must_isolate,
+            implementations=implementations,
+            members=members,
+        )
         return run
 
     return register
@@ -114,12 +137,22 @@ def strategies() -> list[str]:
     return sorted(_REGISTRY)
 
 
+def baselines() -> list[str]:
+    """Names of the published heuristics, sorted."""
+    return [name for name in strategies() if _REGISTRY[name].is_baseline]
+
+
 def get_strategy(name: str) -> Strategy:
     """The strategy of that name; raises `UnknownName` with the nearest names."""
     _discover()
     if not isinstance(name, str) or name not in _REGISTRY:
-        raise unknown_name("strategy", name, _REGISTRY)
+        error = unknown_name("strategy", str(name), _REGISTRY)
+        raise error if BASELINES in _registered() else UnknownName(f"{error}; {WHERE_BASELINES_ARE}")
     return _REGISTRY[name]
+
+
+def _registered() -> set[str]:
+    return {point.module for point in entry_points(group=GROUP)}
 
 
 def _discover() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 
 from remat import Graph, Plan, simulate
-from remat.eviction import greedy_eviction
 from remat.frontends.json import save_graph
+from remat.search.greedy import greedy_eviction
 
 KB = 1000
 

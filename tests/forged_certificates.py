@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 from brute_force import optimum, random_problem
+from helpers import context_of
 
 from remat import BoundCertificate, Graph, InvalidInput, Scope, verify_bound
-from remat.bounds.certificate import KINDS
 from remat.bounds.lp import lower_bound
-from remat.solve import Problem
+from remat.certificate import KINDS
 
 CLIMB = 300  # steps towards a bound that is too high
 
@@ -28,7 +28,7 @@ def check(seed: int) -> str:
     graph, budget, name, _ = random_problem(rng, ["staged", "staged", "fixed_order", "fixed_order", "free"])
     scope = Scope(name)
     best = cache(lambda budget, scope: optimum(graph, budget, scope))
-    genuine = lower_bound(Problem(graph, budget, scope)).certificate
+    genuine = lower_bound(context_of(graph, budget, scope=scope)).certificate
     if genuine is None:  # nothing beyond the cost of running everything once is known
         genuine = BoundCertificate(graph.name, graph.sha256(), budget, scope, graph.least_cost, 1, {})
     elif verify_bound(graph, genuine, budget=budget, scope=scope) != genuine.bound:
@@ -60,11 +60,11 @@ def forgeries(
         yield f"scope {scope}", replace(genuine, scope=scope)
     for budget in (genuine.budget_bytes + 1, genuine.budget_bytes + 5):
         yield f"budget {budget}", replace(genuine, budget_bytes=budget)
-    tight = lower_bound(Problem(graph, max(0, genuine.budget_bytes - 2), genuine.scope)).certificate
+    tight = lower_bound(context_of(graph, max(0, genuine.budget_bytes - 2), scope=genuine.scope)).certificate
     if tight is not None:
         yield "of a smaller budget", replace(tight, budget_bytes=genuine.budget_bytes)
     for other in others(graph, rng):
-        foreign = lower_bound(Problem(other, genuine.budget_bytes, genuine.scope)).certificate
+        foreign = lower_bound(context_of(other, genuine.budget_bytes, scope=genuine.scope)).certificate
         if foreign is not None:
             yield "of another graph", foreign
             yield "of another graph, renamed", replace(foreign, graph_name=graph.name, graph_sha256=graph.sha256())

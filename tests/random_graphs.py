@@ -10,7 +10,6 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,10 +19,11 @@ from brute_force import optimum, random_problem, replay, scope_by_definition
 
 import remat
 from remat import Graph, Plan, Scope, Solution, Status, simulate
+from remat.bounds import _annealed
 from remat.bounds import min_budget as minimum
-from remat.joint import search as joint_search
-from remat.solve import solve_one
-from remat.strategies import portfolio
+from remat.solvers import choose, portfolio
+from remat.solving import dispatch
+from remat.solving.here import solve_here
 
 OFTEN = ("portfolio", "search", "interval_cp")
 ONCE_IN_A_WHILE = 3  # of the other strategies, in each case
@@ -51,12 +51,14 @@ def check(seed: int) -> str:
 def without_exhaustive() -> Iterator[None]:
     """Without the solvers that try everything, which would decide all graphs of this size; all in this process."""
     with (
-        mock.patch.object(joint_search, "solve_one", partial(solve_one, isolate=False)),
+        mock.patch.object(
+            dispatch, "solve_isolated", lambda context, name, options, _: solve_here(context, name, options)
+        ),
         mock.patch.object(portfolio, "EXHAUSTIVE_OPERATIONS", 0),
-        mock.patch.object(joint_search, "EXHAUSTIVE_OPERATIONS", 0),
+        mock.patch.object(choose, "EXHAUSTIVE_OPERATIONS", 0),
         mock.patch.object(minimum, "MAX_EXACT_OPERATIONS", 0),
-        mock.patch.object(minimum, "SEARCH_MOVES", 2000),
-        mock.patch.object(minimum, "ORDER_MOVES", 2000),
+        mock.patch.object(_annealed, "SEARCH_MOVES", 2000),
+        mock.patch.object(_annealed, "ORDER_MOVES", 2000),
     ):
         yield
 
@@ -81,12 +83,12 @@ def repeated(
                 graph, [budget], strategy, scope=scope, deterministic=True, seed=seed, time_limit_s=time_limit_s,
                 isolate=False,
             )[0]  # fmt: skip
-        if not solution.stats.get("cut_by_clock"):
+        if not solution.cut_by_clock:
             plan, proof = solution.plan, solution.certificate
             results.add(
                 (
                     str(solution.status), solution.cost, solution.bound, None if plan is None else str(plan.steps),
-                    None if proof is None else str(proof.to_dict()), solution.stats.get("ended"),
+                    None if proof is None else str(proof.to_dict()), solution.ended,
                 )
             )  # fmt: skip
     return results
@@ -100,7 +102,7 @@ def clock(speed: float) -> Callable[[], float]:
 
 def wrong_with(graph: Graph, solution: Solution, best: int | None, folder: Path) -> str:
     """What a solution claims that is not so; '' if nothing. `best` is the optimum, None if no plan fits."""
-    if solution.status is Status.FAILED or "ended" in solution.stats:
+    if solution.status is Status.FAILED or solution.ended:
         return f"{solution.status}: {solution.message}"
     if "\n" in solution.message:
         return f"a message of several lines: {solution.message!r}"

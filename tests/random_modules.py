@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves
 
 import remat
 import remat.torch as rt
-from remat.torch._measure import peak_of_step
-from remat.torch._planner import there_before
+from remat.torch.measure import peak_of_step
+from remat.torch.planner import there_before
 
 SHARES = (0.95, 0.85, 0.7)  # of what the plain step adds to what is always there
 STEPS = 3

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 import analysis
-from analysis import choice, drawing, matrices, memory, network, overhead, scales, style
+from analysis import choice, drawing, matrices, memory, network, overhead, saving, scales, style
 from analysis import panel as panel_module
 from analysis.command import command
 from analysis.page import page
@@ -61,10 +61,10 @@ def test_draws_everything(drawn: tuple[Path, list[Path]]) -> None:
 
 def test_figure_files_repeat(drawn: tuple[Path, list[Path]], tmp_path: Path) -> None:
     run = load_run(drawn[0])
-    with drawing.style_context():
+    with saving.style_context():
         for name, figure in drawing.figures(run):
             if name in ("overhead", "memory"):
-                for path in drawing.save(figure, tmp_path / name):
+                for path in saving.save(figure, tmp_path / name):
                     assert path.read_bytes() == (drawn[0] / "figures" / path.name).read_bytes(), path.name
 
 

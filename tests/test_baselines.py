@@ -250,8 +250,8 @@ def test_vgg19_of_the_keras_frontend_gives_the_same() -> None:
     if find_spec("keras") is None or find_spec("tensorflow") is None:
         pytest.skip("needs keras and tensorflow: pip install 'remat[tensorflow]'")
     from remat.cost import apply_cost
+    from remat.extraction import extract_in_child
     from remat.frontends.spec import ModelSpec
-    from remat.frontends.subprocess import extract_in_child
 
     spec = ModelSpec("vgg19", "keras", "keras.applications:VGG19", 1, (224, 224, 3), "layer", "published")
     graph = apply_cost(extract_in_child(spec, None), "flops", None)

@@ -11,16 +11,17 @@ import forged_certificates
 import numpy as np
 import pytest
 from brute_force import least_budget, optimum, random_graph, training_chain
+from helpers import context_of
 
 import remat
-from remat.bounds.certificate import KINDS, BoundCertificate, proven_bound, verify_bound
+from remat.bounds.certificate import proven_bound, verify_bound
 from remat.bounds.cuts import is_valid, knapsack_cuts
 from remat.bounds.lp import lower_bound
+from remat.certificate import KINDS, BoundCertificate
 from remat.errors import InvalidInput
 from remat.graph import Graph, Operation, Value
 from remat.implementation import Implementation
 from remat.plan import Scope
-from remat.solve import Problem
 
 
 def some_graph(seed: int) -> tuple[Graph, np.random.Generator]:
@@ -47,7 +48,7 @@ def test_bound_never_exceeds_the_optimum_and_its_certificate_proves_it(scope: st
         for budget in budgets(graph, rng, scope):
             best = optimum(graph, budget, scope)
             assert best is not None
-            result = lower_bound(Problem(graph, budget, Scope(scope)))
+            result = lower_bound(context_of(graph, budget, scope=Scope(scope)))
             assert graph.total_cost <= result.bound <= best, (seed, budget)
             if result.certificate is not None:
                 assert verify_bound(graph, result.certificate) == result.bound
@@ -117,7 +118,7 @@ def test_kept_value_may_be_computed_after_the_last_operation_in_fixed_order() ->
         rows = {"memory": [[1, multiplier]]}
         assert proven_bound(graph, 5, Scope.FIXED_ORDER, rows, 1) <= 3
         assert proven_bound(graph, 5, Scope.STAGED, rows, 1) > 3  # infeasible: no bound is too high
-    assert lower_bound(Problem(graph, 5, Scope.FIXED_ORDER)).bound <= 3
+    assert lower_bound(context_of(graph, 5, scope=Scope.FIXED_ORDER)).bound <= 3
 
 
 def test_knapsack_check_is_exact_against_all_subsets() -> None:
@@ -152,7 +153,7 @@ def test_cuts_found_are_violated_and_valid() -> None:
 def certified() -> tuple[Graph, BoundCertificate]:
     graph = training_chain(6)
     budget = least_budget(graph, "staged")
-    result = lower_bound(Problem(graph, budget))
+    result = lower_bound(context_of(graph, budget))
     assert result.certificate is not None
     assert result.bound > graph.total_cost
     return graph, result.certificate
@@ -200,7 +201,7 @@ def test_a_bound_is_refused_for_more_than_it_is_about() -> None:
     for scope in ("fixed_order", "free"):
         with pytest.raises(InvalidInput, match=f"holds for scope staged, not for {scope}"):
             verify_bound(graph, proof, scope=scope)
-    wide = lower_bound(Problem(graph, proof.budget_bytes, Scope.FIXED_ORDER)).certificate
+    wide = lower_bound(context_of(graph, proof.budget_bytes, scope=Scope.FIXED_ORDER)).certificate
     assert wide is not None
     assert verify_bound(graph, wide, scope="staged") == wide.bound
 
@@ -308,12 +309,12 @@ def test_a_file_that_can_be_read_in_two_ways_or_none_is_refused(
 
 def test_free_scope_has_only_the_cost_of_running_everything_once() -> None:
     graph = training_chain(5)
-    result = lower_bound(Problem(graph, least_budget(graph, "staged"), Scope.FREE))
+    result = lower_bound(context_of(graph, least_budget(graph, "staged"), scope=Scope.FREE))
     assert result.bound == graph.total_cost
     assert result.certificate is None
 
 
 def test_bound_of_a_published_network_beats_its_record_within_the_recorded_optimum(instances: Path) -> None:
     graph = remat.load_graph(instances / "p100" / "vgg16_b176.json")
-    result = lower_bound(Problem(graph, 8 << 30))
+    result = lower_bound(context_of(graph, 8 << 30, seconds=600))
     assert 2_530_000_000 < result.bound <= 2_558_280_000  # records.json: proven optimal to 1e-4

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 import remat
 from remat.check import check_file
 from remat.cli import main
+from remat.extraction import extract_in_child
 from remat.frontends.json import graph_from_dict, graph_to_dict
 from remat.frontends.spec import ModelSpec
-from remat.frontends.subprocess import extract_in_child
 from remat.implementation import Implementation
 
 DOCS = Path(__file__).parents[1] / "docs"

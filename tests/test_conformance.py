@@ -11,7 +11,7 @@ from brute_force import optimum, random_graph, scope_by_definition, training_cha
 import remat
 from remat import Graph, Operation, Scope, Status, Value, simulate
 from remat.registry import get_strategy
-from remat.solve import solve_sweep
+from remat.solving.api import solve_sweep
 
 # In a sweep of small graphs the portfolio's MILP would only repeat checkmate_milp; test_solve runs it.
 # Without it they would use all of the time on what they cannot prove.

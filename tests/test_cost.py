@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -14,24 +13,15 @@ from pathlib import Path
 import pytest
 
 from experiments import roofline_check
-from remat.cost import (
-    COST_MODELS,
-    CostWarning,
-    Gpu,
-    Noise,
-    _profile_worker,
-    _timing,
-    apply_cost,
-    costs_and_noise,
-    gpus,
-    load_gpu,
-)
+from remat import _profile_worker
+from remat.cost import COST_MODELS, CostWarning, Gpu, Noise, apply_cost, costs_and_noise, gpus, load_gpu, timing
 from remat.cost import profile as profile_module
-from remat.cost._records import TIME_FIELDS, read_fields, read_samples, write_record
-from remat.cost._timing import Timing
 from remat.cost.gpu import EFFICIENCY, GPU_FOLDER, matrix_dtype, operation_class
+from remat.cost.records import TIME_FIELDS, read_fields, read_samples, write_record
 from remat.cost.roofline import operation_ns
+from remat.cost.timing import Timing
 from remat.errors import InvalidInput, UnknownName
+from remat.files import unsealed
 from remat.graph import Graph, Work
 
 PLAIN = Gpu("plain", 10**9, 1e9, 1e-6, {"float32": 1e12, "float16": 4e12}, dict.fromkeys(EFFICIENCY, 1.0))
@@ -186,10 +176,11 @@ def test_device_files(name: str) -> None:
     assert 4e9 < gpu.memory_bytes < 1e12
     assert 1e-7 < gpu.launch_overhead_s < 1e-4
     assert 1 < gpu.peak_flops["float32"] / gpu.bandwidth_bytes_per_s < 200
-    source = re.compile(r"#.*(datasheet|whitepaper|measured|estimate|by construction|common figure)")
-    for line in (GPU_FOLDER / f"{name}.yaml").read_text().splitlines():
-        if re.match(r"\s*\w+:\s*[\d.]", line):
-            assert source.search(line), f"{name}.yaml: no source for '{line}'"
+    source = re.compile(r"datasheet|whitepaper|measured|estimate|by construction|common figure")
+    content = json.loads((GPU_FOLDER / f"{name}.json").read_text())
+    figures = [f"{key}.{inner}" for key in ("peak_flops", "efficiency") for inner in content.get(key, {})]
+    for figure in ("memory_bytes", "bandwidth_bytes_per_s", "launch_overhead_s", *figures):
+        assert source.search(content["sources"].get(figure, "")), f"{name}.json: no source for {figure}"
 
 
 @pytest.mark.parametrize(
@@ -272,7 +263,7 @@ def test_profile_measures_once_and_names_what_it_cannot(tmp_path: Path, monkeypa
         torch.mm(a, a)
         here_ns.append(time.perf_counter_ns() - started)
     torch.set_num_threads(threads)
-    records = [json.loads(path.read_text()) for path in files]
+    records = [unsealed(json.loads(path.read_text()), path) for path in files]
     best_ns = [best for r in records if "aten.mm" in r["signature"] for _, best in r["samples"]]
     assert not best_ns or min(here_ns) / 8 < min(best_ns) < min(here_ns) * 8  # none, if there was no quiet moment
     assert all(
@@ -366,9 +357,8 @@ class _Clock:
 
 def worker_job(folder: Path, clock: _Clock, monkeypatch: pytest.MonkeyPatch, *keys: str, passes: int = 3) -> str:
     """The path of a job of operations of these names, which take the times that `clock` says."""
-    monkeypatch.setattr(_profile_worker, "RUNNERS", {"torch": "tests.clock"})
+    monkeypatch.setattr(_profile_worker, "_runner", lambda _framework: clock)
     monkeypatch.setattr(_profile_worker, "_set_threads", lambda *_: None)
-    monkeypatch.setitem(sys.modules, "tests.clock", clock)
     job = {
         "quantity": "time", "fields": ["ns", "best_ns"], "passes": passes, "suffix": ".json", "device": "cpu",
         "folder": str(folder), "frameworks": ["torch"], "threads": 2, "provenance": {},
@@ -507,10 +497,10 @@ def test_samples_in_which_the_processor_was_taken_away_are_dropped(monkeypatch: 
         taken += 3 if ns > 1e6 else 0
         return ns
 
-    monkeypatch.setattr(_timing, "wall_ns", wall_ns)
-    monkeypatch.setattr(_timing, "_preemptions", lambda: taken)
-    monkeypatch.setattr(_timing, "_empty_caches", lambda: None)
-    measured = [_timing.measure_as_in_step(lambda: None, lambda: None) for _ in range(3)]
+    monkeypatch.setattr(timing, "wall_ns", wall_ns)
+    monkeypatch.setattr(timing, "_preemptions", lambda: taken)
+    monkeypatch.setattr(timing, "_empty_caches", lambda: None)
+    measured = [timing.measure_as_in_step(lambda: None, lambda: None) for _ in range(3)]
     assert measured == [(5.5e4, 5e4, False), (4e7, 4e7, True), (3e9, 2e9, False)]
 
 
@@ -584,7 +574,7 @@ def test_times_on_a_cpu_are_those_of_a_step_and_kept_apart_from_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
-    from remat.cost import _runners_torch
+    from remat.torch import timing
 
     touched: list[float] = []
 
@@ -593,12 +583,12 @@ def test_times_on_a_cpu_are_those_of_a_step_and_kept_apart_from_others(
         touched.extend(float(x) for x in touch())
         return Timing(5.0, 4.0)
 
-    monkeypatch.setattr(_runners_torch, "measure_as_in_step", measured)
+    monkeypatch.setattr(timing, "measure_as_in_step", measured)
     args = [tensor(2), tensor(50, 60), tensor(60, 2)]  # of numbers between 0.1 and 1
     description = json.loads(signature("aten.addmm.default", *args))
-    assert _runners_torch.time(description, "cpu") == Timing(5.0, 4.0)
+    assert timing.time(description, "cpu") == Timing(5.0, 4.0)
     assert 300 < touched[0] < 3000  # the input, and not the bias
-    _runners_torch.time(json.loads(signature("aten.mm.default", *args[1:])), "cpu")
+    timing.time(json.loads(signature("aten.mm.default", *args[1:])), "cpu")
     assert 300 < touched[1] < 3000
     assert len(touched) == 2
 
@@ -616,7 +606,7 @@ def test_times_on_a_cpu_are_those_of_a_step_and_kept_apart_from_others(
 
 def test_a_workspace_holds_the_gradients_that_a_kernel_makes_although_nobody_asked() -> None:
     torch = pytest.importorskip("torch")
-    from remat.cost import _runners_torch
+    from remat.torch import timing
 
     call = [[3, 16, 7], [3, 16, 7], [16, 16, 3]]
     options = ([16], [1], [1], [1], False, [0], 1)
@@ -624,27 +614,25 @@ def test_a_workspace_holds_the_gradients_that_a_kernel_makes_although_nobody_ask
         json.loads(signature("aten.convolution_backward.default", *(tensor(*s) for s in call), *options, mask))
         for mask in ([True, True, True], [True, False, True])
     )
-    made = _runners_torch._call(masked, "cpu")[0]()[1]  # pyright: ignore[reportPrivateUsage]
+    made = timing._call(masked, "cpu")[0]()[1]  # pyright: ignore[reportPrivateUsage]
     weight_bytes = 16 * 16 * 3 * torch.float32.itemsize
-    expected = _runners_torch.workspace(asked, "cpu") + (0 if made is None else weight_bytes)
-    assert _runners_torch.workspace(masked, "cpu") == expected
+    expected = timing.workspace(asked, "cpu") + (0 if made is None else weight_bytes)
+    assert timing.workspace(masked, "cpu") == expected
 
 
 def test_caches_are_written_over_before_each_sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(_timing, "LAST_LEVEL_CACHE", tmp_path / "size")
+    monkeypatch.setattr(timing, "LAST_LEVEL_CACHE", tmp_path / "size")
     (tmp_path / "size").write_text("1024K\n")
-    _timing._ballast.cache_clear()
+    timing._ballast.cache_clear()
     try:
         seen: list[float] = []
         touched: list[int] = []
-        _timing.measure_as_in_step(
-            lambda: seen.append(float(_timing._ballast()[-1])), lambda: touched.append(len(seen))
-        )
-        assert _timing._ballast().nbytes == 2 * 2**20
+        timing.measure_as_in_step(lambda: seen.append(float(timing._ballast()[-1])), lambda: touched.append(len(seen)))
+        assert timing._ballast().nbytes == 2 * 2**20
         assert seen == [0, 0, 1, 2, 3]  # two calls to warm up; then everything is written over before each
         assert touched == [2, 3, 4]
     finally:
-        _timing._ballast.cache_clear()
+        timing._ballast.cache_clear()
 
 
 def test_a_process_that_crashes_when_all_is_measured_costs_nothing(

@@ -12,9 +12,9 @@ pytest.importorskip("torch")
 
 from experiments import cli, device_results, execution
 from remat.cost import CostWarning, apply_cost, load_gpu, stored
-from remat.cost._records import cache_key, write_record
+from remat.cost.records import cache_key, write_record
 from remat.errors import InvalidInput
-from remat.frontends import torch as frontend
+from remat.torch import graphs as frontend
 
 TINY = {"length": 8, "vocabulary": 20, "context": 8, "width": 16, "n_layers": 1, "n_heads": 2}
 METHODS = {"plain", "checkpoint_blocks", "selective_checkpoint", "torch_mincut", "portfolio"}
@@ -27,6 +27,7 @@ def _tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_tiny")
+@pytest.mark.slow
 def test_every_method_is_measured_and_drawn(tmp_path: Path) -> None:
     assert cli.main(["experiment=execution", "scale=quick", "time_limit=1"]) == 0
     assert next(tmp_path.glob("runs/*/figures/execution.png")).stat().st_size > 10_000

@@ -6,17 +6,20 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
 import remat
-from experiments.engine import Job, LocalEngine, make_engine
-from remat import worker
+from experiments.engine import Job, LocalEngine
+from experiments.engines import make_engine
 from remat.errors import RematError, UnknownName
 from remat.frontends import synthetic
-from remat.solve import Family, Problem, Solution, Status
-from remat.strategies.search import fixed_moves
+from remat.problem import Problem, SolveOptions
+from remat.solution import Family, Solution, Status
+from remat.solvers.search import fixed_moves
+from remat.solving import worker
+from remat.solving.dispatch import new_context
 
 
 @pytest.fixture
@@ -30,21 +33,21 @@ class Sleeper(Job):
     """A job that takes `time_limit_s` seconds and needs no process."""
 
     def run(self) -> Family:
-        time.sleep(self.time_limit_s)
+        time.sleep(self.how.time_limit_s)
         return Family(self.strategy)
 
 
 def test_results_come_as_they_finish(problem: Problem) -> None:
     with LocalEngine(2) as engine:
         for name, seconds in (("slow", 0.6), ("fast", 0.05), ("next", 0.05)):
-            engine.submit(Sleeper(name, name, problem, name, seconds))
+            engine.submit(Sleeper(name, name, problem, name, SolveOptions(seconds)))
         assert [item[0].key for item in engine.results() if item] == ["fast", "next", "slow"]
 
 
 def test_no_more_jobs_than_asked_for_run_at_once(problem: Problem) -> None:
     with LocalEngine(2) as engine:
         for name in "abcde":
-            engine.submit(Sleeper(name, name, problem, name, 0.1))
+            engine.submit(Sleeper(name, name, problem, name, SolveOptions(0.1)))
         most = 0
         for _ in engine.results():
             most = max(most, len(engine.running()))
@@ -53,7 +56,7 @@ def test_no_more_jobs_than_asked_for_run_at_once(problem: Problem) -> None:
 
 def test_a_family_and_a_solution_come_back_judged(problem: Problem) -> None:
     with LocalEngine(2) as engine:
-        engine.submit(Job("f", "f", problem, "checkpoint_all", 20.0))
+        engine.submit(Job("f", "f", problem, "checkpoint_all", SolveOptions(20.0)))
         ((_, family),) = [item for item in engine.results() if item]
     assert isinstance(family, Family)
     assert [(m.cost, m.peak_bytes) for m in family.members] == [(4, 2)]
@@ -62,21 +65,21 @@ def test_a_family_and_a_solution_come_back_judged(problem: Problem) -> None:
 def test_a_deterministic_job_makes_the_moves_that_its_time_limit_stands_for() -> None:
     graph = synthetic.layered(n=40)
     peak = remat.simulate(graph, remat.Plan.from_order(graph, range(40))).peak_bytes
-    problem = Problem(graph, int(0.8 * peak), threads=1, deterministic=True)
-    expected = fixed_moves(replace(problem, time_limit_s=20.0))
-    solution = Job("s", "s", problem, "search", 20.0).run()
+    problem, how = Problem(graph, int(0.8 * peak)), SolveOptions(20.0, threads=1, deterministic=True)
+    expected = fixed_moves(new_context(problem, how))
+    solution = Job("s", "s", problem, "search", how).run()
     assert isinstance(solution, Solution)
     assert expected <= solution.stats["moves"] < 2 * expected
-    assert not solution.stats["cut_by_clock"]
+    assert not solution.cut_by_clock
 
 
 def test_a_deterministic_job_says_that_the_clock_cut_it_short() -> None:
     graph = synthetic.layered(n=40)
     peak = remat.simulate(graph, remat.Plan.from_order(graph, range(40))).peak_bytes
-    problem = Problem(graph, int(0.8 * peak), threads=1, work_limit=10**12)
-    solution = Job("s", "s", problem, "search", 5.0).run()
+    problem, how = Problem(graph, int(0.8 * peak)), SolveOptions(5.0, threads=1, work_limit=10**12)
+    solution = Job("s", "s", problem, "search", how).run()
     assert isinstance(solution, Solution)
-    assert solution.stats["cut_by_clock"]
+    assert solution.cut_by_clock
 
 
 def test_a_worker_that_dies_is_one_failed_result(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +89,7 @@ def test_a_worker_that_dies_is_one_failed_result(problem: Problem, monkeypatch: 
 
     monkeypatch.setattr(worker, "_run", dying)
     for strategy, kind in (("checkpoint_all", Family), ("checkmate_milp", Solution)):
-        result = Job("k", "k", problem, strategy, 5.0).run()
+        result = Job("k", "k", problem, strategy, SolveOptions(5.0)).run()
         assert isinstance(result, kind)
         assert result.status is Status.FAILED
         assert "SIGABRT" in result.message
@@ -98,7 +101,7 @@ def test_a_worker_that_lies_is_a_failed_result(problem: Problem, monkeypatch: py
         raise RematError("the worker reported cost 1, but its plan costs 2")
 
     monkeypatch.setattr("experiments.engine.solve_isolated", lying)
-    result = Job("k", "k", problem, "checkmate_milp", 5.0).run()
+    result = Job("k", "k", problem, "checkmate_milp", SolveOptions(5.0)).run()
     assert result.status is Status.FAILED
     assert "costs 2" in result.message
 
@@ -126,7 +129,7 @@ def test_an_interrupt_drops_what_waits_and_kills_what_runs(problem: Problem) -> 
     def interrupted() -> None:
         with LocalEngine(1) as engine:
             for name in ("first", "second", "third"):
-                engine.submit(Counted(name, name, problem, name, 0.3))
+                engine.submit(Counted(name, name, problem, name, SolveOptions(0.3)))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

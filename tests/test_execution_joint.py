@@ -21,6 +21,7 @@ HERE = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_joint_plan_is_measured_and_written_into_the_page(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(execution.ON_A_CPU, "gpt2", {"batch_size": 8, "options": TINY})

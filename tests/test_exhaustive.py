@@ -7,8 +7,8 @@ import pytest
 from brute_force import least_budget, optimum, random_graph, replay
 
 from remat import Graph, simulate
-from remat.exhaustive import exhaustive
 from remat.plan import Scope
+from remat.search.exhaustive import exhaustive
 
 SCOPES = ("staged", "fixed_order", "free")
 KINDS = [

@@ -7,7 +7,7 @@ import pytest
 from brute_force import random_graph
 
 from remat import Graph, InvalidGraph, InvalidInput, Operation, Value, min_budget, simulate
-from remat.eviction import greedy_eviction
+from remat.search.greedy import greedy_eviction
 
 
 def ops(*rows):

@@ -24,14 +24,14 @@ from experiments import cli
 from experiments.row import Row
 from experiments.store import Store
 from remat import child
-from remat.cost._records import read_fields, write_record
+from remat.cost.records import read_fields, write_record
 from remat.errors import RematError
+from remat.extraction import extract_in_child
 from remat.files import read_lines, write_lines
 from remat.frontends.spec import ModelSpec
-from remat.frontends.subprocess import extract_in_child
 from remat.implementation import Implementation
 from remat.simulator import load_and_simulate
-from remat.solve import run_family, solve_here
+from remat.solving.here import run_family, solve_here
 
 # One strategy that ignores the budget and one that does not.
 CHEAP = {"strategies": ("checkpoint_all", "search"), "options": {"checkpoint_all": {}, "search": {}}, "work_limit": 50}
@@ -210,7 +210,7 @@ def test_a_damaged_graph_in_the_cache_is_extracted_again(
     tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph, extracted = remat.Graph.from_nodes("g", [[], [0]], [1, 2], [3, 4]), []
-    monkeypatch.setattr("remat.frontends.subprocess._extract", lambda spec: extracted.append(spec) or graph)
+    monkeypatch.setattr("remat.extraction._extract", lambda spec: extracted.append(spec) or graph)
     assert extract_in_child(CHAIN, tmp_path) == graph
     (cached,) = tmp_path.iterdir()
     DAMAGE[damage](cached)
@@ -280,8 +280,7 @@ def killing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def __init__(self, command, **how):
             super().__init__(command, **how)
             if set(modules) & set(command):
-                time.sleep(0.2)
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self.pid, signal.SIGKILL)  # at once: a worker may need less time than any pause gives it
 
     monkeypatch.setattr(subprocess, "Popen", Killed)
     return modules
@@ -292,7 +291,7 @@ def test_what_a_killed_worker_left_is_solved_by_the_next_run(
     tmp_path: Path, strategy: str, solved: tuple[Path, list[Row]], killing: list[str]
 ) -> None:
     only = CHEAP | {"strategies": (strategy,), "options": {strategy: {}}}
-    killing.append("remat._worker")
+    killing.append("remat.solving._worker")
     lost, _, bench = sweep(tmp_path, **only)
     assert {row.status for row in lost} == {"FAILED"}
     assert all("SIGKILL" in row.message for row in lost)
@@ -309,7 +308,7 @@ def test_what_a_killed_worker_left_is_solved_by_the_next_run(
 def test_a_family_that_was_lost_once_is_not_lost_for_ever(tmp_path: Path, killing: list[str]) -> None:
     """Its rows were FAILED; the family was computed since, by a run at other budgets: the rows follow it."""
     only = CHEAP | {"strategies": ("checkpoint_all",), "options": {"checkpoint_all": {}}}
-    killing.append("remat._worker")
+    killing.append("remat.solving._worker")
     lost, _, _ = sweep(tmp_path, **only)
     killing.clear()
     mended, _, _ = sweep(tmp_path, **only)
@@ -320,7 +319,7 @@ def test_a_family_that_was_lost_once_is_not_lost_for_ever(tmp_path: Path, killin
 
 
 def test_a_killed_frontend_is_one_line_and_the_next_run_extracts(tmp_path: Path, killing: list[str]) -> None:
-    killing.append("remat.frontends._extract")
+    killing.append("remat._extract")
     with pytest.raises(RematError, match=r"extracting chain .* was killed by signal 9") as caught:
         extract_in_child(CHAIN, tmp_path)
     assert "\n" not in str(caught.value)

@@ -21,8 +21,8 @@ import remat
 from remat import InvalidInput, Plan, simulate
 from remat.cli import main
 from remat.frontends import _monet_pickle
+from remat.frontends.monet_networks import BATCHES, NETWORKS
 from remat.frontends.monet_schedules import NoGraph, import_clone, load_monet
-from remat.networks.monet import BATCHES, NETWORKS
 
 KIB, MIB = 1024, 1024 * 1024
 

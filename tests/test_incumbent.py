@@ -10,14 +10,27 @@ import sys
 import textwrap
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers import context_of
 
 import remat
-from remat import Candidate, Graph, Incumbent, InvalidInput, Outcome, Plan, Problem, Progress, Scope, Status, registry
-from remat.solve import solve, solve_sweep
+from remat import (
+    Candidate,
+    Context,
+    Graph,
+    Incumbent,
+    InvalidInput,
+    Outcome,
+    Plan,
+    Problem,
+    Progress,
+    Scope,
+    Status,
+    registry,
+)
+from remat.solving.api import solve, solve_sweep
 
 DIAMOND = Graph.from_nodes("diamond", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
 ALL = Plan.from_order(DIAMOND, range(5))  # cost 5, peak 9
@@ -84,10 +97,10 @@ def test_offers_from_many_threads_leave_the_best() -> None:
 
 
 def test_progress_tells_plan_bound_gap_and_who(scripted) -> None:
-    def run(problem: Problem) -> None:
-        problem.offer(AGAIN, who="search")
-        problem.offer_bound(4, who="below one pass")
-        problem.offer(ALL, who="annealing")
+    def run(problem: Problem, context: Context) -> None:
+        context.offer(AGAIN, who="search")
+        context.offer_bound(4, who="below one pass")
+        context.offer(ALL, who="annealing")
 
     scripted(run)
     seen: list[Progress] = []
@@ -111,20 +124,20 @@ def test_a_callback_that_breaks_is_told_and_costs_nothing(scripted) -> None:
 
 
 def test_a_crash_keeps_what_was_handed_over(scripted) -> None:
-    def run(problem: Problem) -> None:
-        problem.offer(AGAIN, who="search")
+    def run(problem: Problem, context: Context) -> None:
+        context.offer(AGAIN, who="search")
         raise KeyError("who")
 
     scripted(run)
     solution = solve(DIAMOND, 9, "scripted")
-    assert (solution.status, solution.cost, solution.stats["ended"]) == (Status.FEASIBLE, 6, "crashed")
+    assert (solution.status, solution.cost, solution.ended) == (Status.FEASIBLE, 6, "crashed")
     assert "KeyError: 'who'" in solution.message
 
 
 def test_an_interrupt_keeps_what_was_handed_over_and_raises_without_it(scripted) -> None:
-    def run(problem: Problem) -> None:
+    def run(problem: Problem, context: Context) -> None:
         if problem.budget_bytes == 9:
-            problem.offer(AGAIN, who="search")
+            context.offer(AGAIN, who="search")
         raise KeyboardInterrupt
 
     scripted(run)
@@ -138,34 +151,33 @@ def test_an_interrupt_keeps_what_was_handed_over_and_raises_without_it(scripted)
 @pytest.mark.parametrize(
     "run",
     [
-        lambda problem: problem.offer(ALL, "search") and Outcome(infeasible=True),
-        lambda problem: problem.offer(ALL, "search") and Outcome(bound=6),
-        lambda problem: problem.offer_bound(6, "lp") and Outcome((Candidate(ALL),)),
-        lambda problem: problem.offer_bound(6, "lp") and problem.offer(ALL, "search") and 1 // 0,
+        lambda problem, context: context.offer(ALL, "search") and Outcome(infeasible=True),
+        lambda problem, context: context.offer(ALL, "search") and Outcome(bound=6),
+        lambda problem, context: context.offer_bound(6, "lp") and Outcome((Candidate(ALL),)),
+        lambda problem, context: context.offer_bound(6, "lp") and context.offer(ALL, "search") and 1 // 0,
     ],
 )
 def test_a_refuted_claim_is_failed_and_marked(scripted, run) -> None:
     scripted(run)
     solution = solve(DIAMOND, 9, "scripted")
-    assert (solution.status, solution.plan, solution.stats["contradicted"]) == (Status.FAILED, None, True)
+    assert (solution.status, solution.plan, solution.contradicted) == (Status.FAILED, None, True)
 
 
 def test_a_bound_of_a_narrower_question_is_not_taken() -> None:
-    problem = Problem(DIAMOND, 9, Scope.FREE).collecting()
-    assert not replace(problem, scope=Scope.STAGED).offer_bound(7, "milp")
-    assert not replace(problem, budget_bytes=8).offer_bound(7, "milp")
-    assert problem.best is not None
-    assert problem.best.bound == 5
-    assert replace(problem, budget_bytes=10).offer_bound(7, "lp")
-    assert problem.best.bound == 7
+    problem = context_of(DIAMOND, 9, scope=Scope.FREE)
+    assert not problem.asking(scope=Scope.STAGED).offer_bound(7, "milp")
+    assert not problem.asking(budget_bytes=8).offer_bound(7, "milp")
+    assert problem.incumbent.bound == 5
+    assert problem.asking(budget_bytes=10).offer_bound(7, "lp")
+    assert problem.incumbent.bound == 7
 
 
 def test_the_target_gap_says_when_to_stop() -> None:
-    problem = Problem(DIAMOND, 9, target_gap=0.2).collecting()
+    problem = context_of(DIAMOND, 9, target_gap=0.2)
     assert not problem.is_solved()
     problem.offer(AGAIN, "search")  # gap 1/6
     assert problem.is_solved()
-    assert not replace(problem, target_gap=0.1).is_solved()
+    assert not problem.with_options(target_gap=0.1).is_solved()
 
 
 @pytest.mark.parametrize("bad", [{"target_gap": -1}, {"target_gap": "0.1"}, {"target_gap": True}, {"progress": 3}])
@@ -178,29 +190,29 @@ PLUGIN = '''
     import os, signal, time
     from remat import Plan, strategy
 
-    def hand_over(problem):
-        graph = problem.graph
-        problem.offer(Plan.from_order(graph, [0, 1, 0, 2]), who="search")
-        problem.offer_bound(5, who="lp")
+    def hand_over(context):
+        graph = context.problem.graph
+        context.offer(Plan.from_order(graph, [0, 1, 0, 2]), who="search")
+        context.offer_bound(5, who="lp")
 
     @strategy("killed", isolated=True)
-    def killed(problem):
+    def killed(problem, context):
         """Dies like a solver that runs out of memory, after a plan."""
-        hand_over(problem)
+        hand_over(context)
         os.kill(os.getpid(), signal.SIGKILL)
 
     @strategy("hangs", isolated=True)
-    def hangs(problem):
+    def hangs(problem, context):
         """Ignores its time limit and every signal, after a plan."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        hand_over(problem)
+        hand_over(context)
         while True:
             time.sleep(1)
 
     @strategy("works", isolated=True)
-    def works(problem):
+    def works(problem, context):
         """Works until it is interrupted."""
-        hand_over(problem)
+        hand_over(context)
         while True:
             time.sleep(0.05)
 '''
@@ -211,7 +223,7 @@ SCRIPT = """
     limit = float(sys.argv[2])
     say = lambda p: print("progress", p.who, flush=True)
     s = remat.solve(graph, 100, sys.argv[1], time_limit_s=limit, threads=1, progress=say)
-    print(json.dumps([s.status, s.message, s.cost, s.bound, s.stats, s.plan and s.plan.order.tolist()]))
+    print(json.dumps([s.status, s.message, s.cost, s.bound, s.stats, s.ended, s.plan and s.plan.order.tolist()]))
 """
 
 
@@ -244,11 +256,11 @@ def start(plugin: Path, strategy: str, limit_s: float) -> subprocess.Popen[str]:
 def test_a_worker_that_dies_leaves_its_plan_and_bound(plugin, strategy, limit_s, ended, words) -> None:
     out, errors = start(plugin, strategy, limit_s).communicate(timeout=60)
     assert out, errors
-    status, message, cost, bound, stats, order = json.loads(out.splitlines()[-1])
+    status, message, cost, bound, stats, ending, order = json.loads(out.splitlines()[-1])
     # One pass costs 6, which is a better bound than the 5 that was handed over.
     assert (status, cost, bound, order) == ("FEASIBLE", 7, 6, [0, 1, 0, 2])
     assert words in message
-    assert stats["ended"] == ended
+    assert ending == ended
     assert stats["first_plan_s"] > 0
     assert stats["solver_peak_memory_bytes"] > 10_000_000
 
@@ -263,8 +275,8 @@ def test_ctrl_c_returns_what_the_worker_has_found(plugin, strategy) -> None:
     out, errors = process.communicate(timeout=30)
     assert time.monotonic() - began < 30  # not the minute that it was given
     assert process.returncode == 0, errors
-    status, message, cost, _, stats, _ = json.loads(out.splitlines()[-1])
-    assert (status, cost, stats["ended"]) == ("FEASIBLE", 7, "interrupted")
+    status, message, cost, _, _, ending, _ = json.loads(out.splitlines()[-1])
+    assert (status, cost, ending) == ("FEASIBLE", 7, "interrupted")
     assert message.startswith("interrupted; ")
 
 
@@ -278,8 +290,9 @@ def test_the_memory_of_a_worker_is_its_own() -> None:
 STOPS_ONE = """
     import json, threading, time
     import remat
-    from remat.solve import Problem
-    from remat.worker import solve_isolated
+    from remat import Problem, SolveOptions
+    from remat.solving.dispatch import new_context
+    from remat.solving.worker import solve_isolated
 
     graph = remat.Graph.from_nodes("g", [[], [0], [1]], [1, 2, 3], [1, 2, 3])
     stops, found, ended = [threading.Event(), threading.Event()], threading.Barrier(3), {}
@@ -289,8 +302,8 @@ STOPS_ONE = """
         def first(progress):
             if not told:
                 told.append(found.wait(60))
-        problem = Problem(graph, 100, deadline=time.monotonic() + 60, report=first).collecting()
-        ended[index] = solve_isolated(problem, "works", {}, stops[index].is_set).stats["ended"]
+        problem = new_context(Problem(graph, 100), SolveOptions(progress=first))
+        ended[index] = solve_isolated(problem, "works", {}, stops[index].is_set).ended
 
     crew = [threading.Thread(target=work, args=(index,)) for index in (0, 1)]
     for thread in crew:

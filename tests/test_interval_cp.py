@@ -10,7 +10,7 @@ import pytest
 from brute_force import optimum, random_graph
 
 from remat import Graph, Status, simulate, solve_sweep
-from remat.strategies._interval_model import event, run_stages
+from remat.programs.interval import event, run_stages
 
 KINDS = {"plain": {}, "everything": {"multi_output": 0.4, "workspace": 2, "keep": 0.15, "once": 0.15}}
 
@@ -64,6 +64,7 @@ def test_dear_operations_do_not_overflow():
         assert here(graph, budget).cost == expected
 
 
+@pytest.mark.slow
 def test_works_beside_tensorflow_imported_first():
     """OR-tools crashes in a process that has run TensorFlow before: there it gets a process of its own."""
     script = """

@@ -10,7 +10,10 @@ from remat.tf import _plan
 from remat.tf._workspace import Footprint
 
 
-@pytest.mark.parametrize("name", ["MobileNetV2", "EfficientNetB0", "ConvNeXtTiny"])
+@pytest.mark.parametrize(
+    "name",
+    ["EfficientNetB0", *(pytest.param(name, marks=pytest.mark.slow) for name in ("MobileNetV2", "ConvNeXtTiny"))],
+)
 def test_bits_of_networks_that_recompute(name, monkeypatch):
     """Two images, kernels not measured; captured constants (EfficientNet), grouped convolutions (ConvNeXt)."""
     monkeypatch.setattr(_plan, "measure_footprint", lambda step: Footprint(step.graph, step.planned, ()))

@@ -12,8 +12,8 @@ import remat
 from remat.cost import apply_cost
 from remat.execution import Peaks
 from remat.tf import _plan
-from remat.tf._portable import StepMeasurement
 from remat.tf._workspace import Footprint
+from remat.tf.portable import StepMeasurement
 
 GUIDE = Path(__file__).parents[1] / "docs" / "keras.md"
 

@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 
 from remat.errors import InvalidInput, MissingPackage, RematError
-from remat.frontends import keras as frontend
-from remat.frontends.spec import ModelSpec, extract
+from remat.extraction import extract
+from remat.frontends.spec import ModelSpec
 from remat.graph import Graph
 from remat.plan import COMPUTE, FREE, Plan, frees_held_to_end
 from remat.simulator import simulate
+from remat.tf import models as frontend
 
 CONF = Path(__file__).parents[1] / "conf" / "model"
-SEGMENTATION = "remat.networks.keras_segmentation"
+SEGMENTATION = "remat.tf.networks.segmentation"
 
 
 def spec(target: str, batch_size: int = 1, size: tuple[int, ...] = (224, 224, 3), **rest: Any) -> ModelSpec:
@@ -127,7 +128,7 @@ def test_mobilenet_equals_the_published_graph_up_to_keras_versions(keras: Any, i
 
 
 def layer_graph(model: Any, **arguments: Any) -> Graph:
-    from remat.frontends.keras_layers import layer_graph
+    from remat.tf.layer_graph import layer_graph
 
     return layer_graph(model, **({"batch_size": 2, "name": "test"} | arguments))
 
@@ -376,7 +377,7 @@ def test_signatures_rebuild_their_layers(keras: Any, vgg19: Graph) -> None:
 
 
 def test_importing_the_frontend_imports_no_framework() -> None:
-    code = "import sys, remat.frontends.keras, remat.networks.keras_segmentation; print(*sys.modules)"
+    code = "import sys, remat.tf.models, remat.tf.networks.segmentation; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"keras", "tensorflow", "torch"} & set(modules)
 

@@ -22,7 +22,7 @@ from experiments.leaderboard import stored_problems
 from experiments.row import Row
 from experiments.store import Store, row_key
 from remat.graph import Graph
-from remat.solve import Family, Member
+from remat.solution import Family, Member
 
 GRAPH = "0" * 64
 

@@ -8,7 +8,7 @@ from brute_force import optimum, random_graph
 
 from remat import InvalidInput, Plan, Status, min_budget, simulate, solve, solve_sweep
 from remat.frontends import synthetic
-from remat.strategies._rounding import cheapest_runs
+from remat.solvers._rounding import cheapest_runs
 
 
 def peak_of(graph):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import sys
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from brute_force import optimum
+from helpers import context_of
 from rich.console import Console
 
 import experiments.largest_model as largest_module
@@ -20,7 +20,8 @@ from analysis.command import command
 from experiments import cli
 from experiments.batch_search import RULES, Bisection
 from experiments.config import register
-from experiments.engine import Job, make_engine
+from experiments.engine import Job
+from experiments.engines import make_engine
 from experiments.largest_model import SizeSearch
 from experiments.max_batch_size import DIRECT, _Search, max_batches
 from experiments.per_sample import PerSample, of_batch, pair, per_sample
@@ -31,11 +32,12 @@ from remat import Graph, Operation, Value
 from remat.bounds.price import price_of, shadow_price
 from remat.cost import apply_cost
 from remat.errors import RematError
-from remat.exhaustive import exhaustive
+from remat.extraction import extract_in_child
 from remat.frontends.spec import ModelSpec
-from remat.frontends.subprocess import extract_in_child
 from remat.graph import Work
-from remat.solve import Problem, Status, solve_here
+from remat.search.exhaustive import exhaustive
+from remat.solution import Status
+from remat.solving.here import solve_here
 
 VGG19 = ModelSpec("vgg19", "keras", "keras.applications:VGG19", 256, (224, 224, 3), "layer")
 GPU_BYTES = 16 * 10**9
@@ -204,7 +206,7 @@ def test_direct_formulation_is_the_least_peak_of_brute_force() -> None:
             if (cost := optimum(graph, budget, "staged")) is not None and cost <= cap
         )  # fmt: skip
         binding += least < plain
-        problem = Problem(graph, plain, cost_cap=cap, deadline=time.monotonic() + 30).collecting()
+        problem = context_of(graph, plain, cost_cap=cap, seconds=30)
         solution = solve_here(problem, "checkmate_milp", {"formulation": "peak"})
         assert solution.plan is not None
         trace = remat.simulate(graph, solution.plan)
@@ -225,7 +227,7 @@ def test_a_solve_with_a_cost_cap_ends_when_it_is_decided(strategy: str, warm_sea
     graph = training_graph(14)
     cap = graph.total_cost + sum(op.cost for op in graph.operations if not op.is_backward)
     loose = (graph.largest_working_set()[0] + 3 * plain_peak(graph)) // 4
-    problem = Problem(graph, loose, cost_cap=cap, deadline=time.monotonic() + 60).collecting()
+    problem = context_of(graph, loose, cost_cap=cap)
     assert not problem.is_solved()
     solution = solve_here(problem, strategy, {})
     assert solution.cost is not None
@@ -241,7 +243,7 @@ def test_a_cost_cap_is_refuted_by_a_bound_above_it() -> None:
     assert found.plan is not None
     cost = remat.simulate(graph, found.plan).cost
     assert cost > graph.total_cost
-    problem = Problem(graph, tight, cost_cap=cost - 1, deadline=time.monotonic() + 60).collecting()
+    problem = context_of(graph, tight, cost_cap=cost - 1)
     assert not problem.is_solved()
     solution = solve_here(problem, "portfolio", {})
     assert solution.bound == cost
@@ -293,6 +295,7 @@ def test_the_grid_of_batches_reaches_both_ends_and_is_refined_around_the_best() 
     assert between([299, 300, 301], 300) == []
 
 
+@pytest.mark.slow
 def test_the_command_keeps_what_it_solved_and_redraws_without_solving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -379,6 +382,7 @@ def test_throughput_finds_the_best_batch_of_those_it_solved(bench_of, monkeypatc
     assert again == document
 
 
+@pytest.mark.slow
 def test_largest_models_stop_at_sizes_that_do_not_fit(bench_of, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, store, engine, progress = bench_of
 
@@ -408,7 +412,7 @@ def test_largest_models_stop_at_sizes_that_do_not_fit(bench_of, monkeypatch: pyt
 @pytest.mark.slow
 def test_resnet50_of_the_depth_search_is_keras_own() -> None:
     """Same operations, shapes, parameters and FLOPs; (3, 4, 6, 3) is the 50 of the name."""
-    own = ModelSpec("resnet", "keras", "remat.networks.keras_resnet:resnet", 2, (224, 224, 3), "layer",
+    own = ModelSpec("resnet", "keras", "remat.tf.networks.resnet:resnet", 2, (224, 224, 3), "layer",
                     options={"blocks": [3, 4, 6, 3]})  # fmt: skip
     theirs = replace(own, target="keras.applications:ResNet50", options={})
     a, b = (apply_cost(extract_in_child(spec, None), "flops", None) for spec in (own, theirs))

@@ -14,7 +14,6 @@ from remat import (
     Graph,
     InvalidInput,
     Plan,
-    Problem,
     Scope,
     Skip,
     Status,
@@ -24,9 +23,9 @@ from remat import (
     solve,
     solve_sweep,
 )
-from remat.eviction import greedy_eviction
-from remat.strategies._backends import BACKENDS, Answer, Limits, Verdict
-from remat.strategies._milp_published import build, estimate_nonzeros
+from remat.programs.backends import BACKENDS, Answer, Limits, Verdict
+from remat.programs.published import build, estimate_nonzeros
+from remat.search.greedy import greedy_eviction
 
 DIAMOND = Graph.from_nodes("diamond", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
 KINDS = {
@@ -196,8 +195,8 @@ def test_a_limit_without_incumbent_is_a_timeout(monkeypatch):
 
 def test_real_solver_at_its_time_limit_has_no_solution():
     graph = random_graph(np.random.default_rng(3), 60, min_bytes=1)
-    problem = Problem(graph, graph.largest_working_set()[0] + 2)
-    model = importlib.import_module("remat.strategies.checkmate_milp")._Model(build(graph), problem.budget_bytes)
+    budget = graph.largest_working_set()[0] + 2
+    model = importlib.import_module("remat.solvers.checkmate_milp")._Model(build(graph), budget)
     answer = BACKENDS["highs"].solve(model.problem, Limits(time_s=0.01))
     assert (answer.verdict, answer.has_solution) == (Verdict.LIMIT, False)
 
@@ -255,7 +254,7 @@ def test_a_warm_start_is_the_first_incumbent(solver):
     graph = random_graph(np.random.default_rng(3), 13, min_bytes=1, min_cost=1)
     least = min_budget(graph)
     budget, start = least.bytes, least.plan
-    model = importlib.import_module("remat.strategies.checkmate_milp")._Model(build(graph), budget - graph.fixed_bytes)
+    model = importlib.import_module("remat.solvers.checkmate_milp")._Model(build(graph), budget - graph.fixed_bytes)
     model.start_from(*start.matrices(graph))
     try:
         BACKENDS[solver].probe()

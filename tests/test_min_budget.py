@@ -11,6 +11,7 @@ from brute_force import least_budget, random_graph, random_step, with_implementa
 
 import remat
 from remat import Graph, Operation, Value, load_graph, min_budget, simulate
+from remat.bounds import _annealed
 from remat.bounds import min_budget as module
 from remat.bounds.peak import peak_bound
 from remat.plan import Scope
@@ -36,8 +37,8 @@ def test_small_graphs_are_exact(scope: str):
 @pytest.mark.parametrize("scope", SCOPES)
 def test_stays_on_its_sides_without_the_exact_search(scope: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "MAX_EXACT_OPERATIONS", 0)
-    monkeypatch.setattr(module, "SEARCH_MOVES", 2000)
-    monkeypatch.setattr(module, "ORDER_MOVES", 2000)
+    monkeypatch.setattr(_annealed, "SEARCH_MOVES", 2000)
+    monkeypatch.setattr(_annealed, "ORDER_MOVES", 2000)
     rng = np.random.default_rng(2)
     exact = 0
     for trial in range(30):
@@ -101,8 +102,8 @@ def test_scopes_differ():
 
 
 def test_two_calls_give_the_same(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "SEARCH_MOVES", 5000)
-    monkeypatch.setattr(module, "ORDER_MOVES", 50_000)
+    monkeypatch.setattr(_annealed, "SEARCH_MOVES", 5000)
+    monkeypatch.setattr(_annealed, "ORDER_MOVES", 50_000)
     graph = random_graph(np.random.default_rng(4), 40, min_bytes=1, max_bytes=50, min_cost=1)
     for scope in ("staged", "free"):
         one, two = min_budget(graph, scope), min_budget(graph, scope)

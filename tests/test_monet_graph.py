@@ -13,8 +13,8 @@ import remat
 from remat import Graph, InvalidInput, Plan, Status, simulate
 from remat.cost import apply_cost, load_gpu
 from remat.frontends.monet import BATCHES, LEVELS, NETWORKS, monet_graph, plain_pytorch, training_graph, with_gist
+from remat.frontends.monet_networks import Network
 from remat.implementation import Implementation
-from remat.networks.monet import Network
 
 PUBLISHED = ("resnet50", "unet", "vgg16")  # networks with a profile
 PYTORCH_GIB = {"resnet50": 15.06, "googlenet": 14.93, "unet": 14.32, "mobilenet_v2": 14.46, "vgg16": 14.12}

@@ -24,7 +24,7 @@ from remat.frontends.monet import BATCHES, monet_graph, plain_pytorch
 from remat.graph import Graph, Operation, Value
 from remat.implementation import Implementation
 from remat.plan import Plan
-from remat.solve import Family, Member
+from remat.solution import Family, Member
 
 RUN = ["experiment=paper/monet", "scale=quick", "networks=[vgg16]", "time_limit=1.5", "budget=[10GiB,9GiB]"]
 
@@ -128,6 +128,7 @@ def test_the_store_keeps_the_ways_of_a_family(tmp_path: Path) -> None:
     assert family.members[0].plan.steps == plan.steps
 
 
+@pytest.mark.slow
 def test_a_run_is_drawn_and_costs_nothing_to_repeat(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(RUN) == 0
     said = capsys.readouterr().out

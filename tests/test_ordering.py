@@ -11,11 +11,12 @@ from brute_force import optimum, random_graph
 
 from remat import Graph, InvalidGraph, InvalidInput, Plan, load_graph, simulate
 from remat.frontends import synthetic
-from remat.ordering import anneal_orders, constructive_orders, plan_in_original, reordered
-from remat.ordering.anneal import measure_order
-from remat.ordering.joint import _restarted, _shifted, free_plan
 from remat.plan import Scope
-from remat.search import minimise_cost
+from remat.search.anneal import minimise_cost
+from remat.search.free import _restarted, _shifted, free_plan
+from remat.search.ordering.anneal import anneal_orders, measure_order
+from remat.search.ordering.construct import constructive_orders
+from remat.search.ordering.relabel import plan_in_original, reordered
 
 KINDS = [{}, {"multi_output": 0.4}, {"workspace": 3}, {"keep": 0.3}, {"multi_output": 0.4, "workspace": 2, "keep": 0.2}]
 

@@ -25,8 +25,8 @@ from experiments.paper import PARTS
 from experiments.paper.naive_rounding import count_feasible, valid_samples
 from experiments.paper.stages import unit_chain
 from experiments.paper.unpartitioned import solve_published
-from remat.exhaustive import exhaustive
 from remat.graph import Graph
+from remat.search.exhaustive import exhaustive
 
 FAST = ["scale=quick", "networks=[chain]", "points=3", "time_limit=2", "strategies=[checkpoint_all,chen_sqrtn,search]"]
 
@@ -88,7 +88,7 @@ def run_of(rows: list[tuple[str, int, int | None, int | None]], total: int = 100
     frame = pd.DataFrame(rows, columns=["strategy", "budget_bytes", "cost", "bound"])
     frame["cost"], frame["bound"] = frame["cost"].astype("Int64"), frame["bound"].astype("Int64")
     frame["status"] = ["NO_PLAN" if cost is None else "FEASIBLE" for _, _, cost, _ in rows]
-    return SimpleNamespace(shown=frame, total_cost=total)
+    return SimpleNamespace(info={}, shown=frame, total_cost=total)
 
 
 def test_ratios_are_to_the_cheapest_plan_where_something_has_to_be_computed_again() -> None:
@@ -153,12 +153,20 @@ def test_claims_are_of_their_own_network_and_of_the_one_with_the_largest_ratio()
                      {"strategy": "search", "found": {"exact": best}}]}
         for network, (plain, best) in found.items()
     ]  # fmt: skip
-    claim = Larger("larger", "5x", ("checkpoint_all",), ("mobilenet",))
+    claim = Larger("larger", "5x", "checkpoint_all", ("mobilenet",))
     rows = [[row[3], row[2], row[4], row[5]] for row in _batches(claim, documents, rule)]
     assert rows == [
         ["MobileNet, exact accounting", "4.00x", "Checkpoint all: batch 10", "4.50x"],
         ["U-Net, exact accounting", "6.00x", "Checkpoint all: batch 5", "9.00x"],
     ]
+
+
+def test_a_newcomers_heuristic_is_among_the_best() -> None:
+    run = run_of([("chen_greedy", 10, 150, None), ("mine", 10, 130, None), ("search", 10, 120, 110)])
+    run.info = {"heuristics": ["chen_greedy", "mine"]}
+    assert sweeps.best_heuristic(run, 10) == (130, "mine")
+    run.info = {}  # of a run before documents named them
+    assert sweeps.best_heuristic(run, 10) == (150, "chen_greedy")
 
 
 def curve(network: str, plain: int, best: int, speeds: dict[int, float | None]) -> dict[str, Any]:

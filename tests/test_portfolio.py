@@ -14,17 +14,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from brute_force import optimum, random_graph, replay
+from helpers import context_of
 
 import remat
-from remat import Graph, Plan, Status, simulate, solve, solve_sweep
+from remat import Graph, Plan, Status, min_budget, simulate, solve, solve_sweep
 from remat.arrays import GraphArrays
 from remat.errors import Skip
-from remat.eviction import greedy_eviction
 from remat.frontends import synthetic
 from remat.registry import get_strategy
-from remat.search import Annealer, Best, minimise_cost
+from remat.search.anneal import Annealer, Best, minimise_cost
 from remat.search.evict import evict
-from remat.solve import Problem
+from remat.search.greedy import greedy_eviction
 
 SCOPES = ("staged", "fixed_order", "free")
 
@@ -60,7 +60,7 @@ def test_portfolio_proves_the_optimum_of_small_graphs(scope):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_search_and_proof_without_exhaustive_search_find_the_optimum_too(monkeypatch, threads):
-    monkeypatch.setattr(importlib.import_module("remat.strategies.portfolio"), "EXHAUSTIVE_OPERATIONS", 0)
+    monkeypatch.setattr(importlib.import_module("remat.solvers.portfolio"), "EXHAUSTIVE_OPERATIONS", 0)
     checked = 0
     for graph in graphs(40):
         for budget in tight_budgets(graph):
@@ -234,6 +234,7 @@ def test_short_limits_are_kept(limit):
         assert solution.wall_s <= limit * 1.05 + 2
 
 
+@pytest.mark.slow
 def test_a_sweep_is_monotone():
     graph = synthetic.layered(n=60)
     peak = simulate(graph, Plan.from_order(graph, range(60))).peak_bytes
@@ -251,9 +252,9 @@ INTERRUPTED = """
     graph = synthetic.layered(n=120)
     peak = remat.simulate(graph, remat.Plan.from_order(graph, range(120))).peak_bytes
     say = lambda p: p.cost is not None and print("found", flush=True)
-    solution = remat.solve(graph, int(0.8 * peak), time_limit_s=60, scope="SCOPE", progress=say)
-    assert remat.simulate(graph, solution.plan).peak_bytes <= int(0.8 * peak)
-    print(solution.status, solution.stats["ended"])
+    solution = remat.solve(graph, int(0.9 * peak), time_limit_s=60, scope="SCOPE", progress=say)
+    assert remat.simulate(graph, solution.plan).peak_bytes <= int(0.9 * peak)
+    print(solution.status, solution.ended)
 """
 
 
@@ -278,10 +279,10 @@ def test_ctrl_c_before_the_threads_run(monkeypatch):
 
     graph = synthetic.layered(n=60)
     peak = simulate(graph, Plan.from_order(graph, range(60))).peak_bytes
-    module = importlib.import_module("remat.strategies.portfolio")  # remat.strategies is a function too
+    module = importlib.import_module("remat.solvers.portfolio")  # remat.strategies is a function too
     monkeypatch.setattr(module._Thread, "start", interrupted)
     solution = solve(graph, int(0.8 * peak), time_limit_s=20, threads=2)
-    assert solution.stats["ended"] == "interrupted"
+    assert solution.ended == "interrupted"
     assert solution.peak_bytes <= int(0.8 * peak)
 
 
@@ -301,7 +302,7 @@ def test_deterministic_runs_repeat_whatever_the_threads_do(strategy):
         peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
         budget = (graph.largest_working_set()[0] + peak) // 2
         runs = [solve(graph, budget, strategy, threads=2, deterministic=True, time_limit_s=4) for _ in range(2)]
-        if any(run.stats["cut_by_clock"] for run in runs):
+        if any(run.cut_by_clock for run in runs):
             continue  # a busy machine; a run says so
         orders = [None if run.plan is None else run.plan.order.tolist() for run in runs]
         assert orders[0] == orders[1]
@@ -312,7 +313,7 @@ def test_deterministic_runs_repeat_whatever_the_threads_do(strategy):
 def test_where_the_greedy_fails_the_search_begins_with_the_cheapest_baseline_that_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    module = importlib.import_module("remat.strategies.search")
+    module = importlib.import_module("remat.solvers.search")
     monkeypatch.setattr(module, "evict", lambda *_: None)
     graph = synthetic.skip(depth=5, varied=True, seed=1)
     members = []
@@ -321,17 +322,17 @@ def test_where_the_greedy_fails_the_search_begins_with_the_cheapest_baseline_tha
             with contextlib.suppress(Skip):
                 members += remat.family(graph, name)
     budget = sorted(m.peak_bytes for m in members)[len(members) // 2]
-    order = module.first_order(Problem(graph, budget))
+    order = module.first_order(context_of(graph, budget))
     assert order is not None
     started = remat.simulate(graph, Plan.from_order(graph, order.tolist()))
     assert started.peak_bytes <= budget
     assert started.cost == min(m.cost for m in members if m.peak_bytes <= budget)
     smallest = min(m.peak_bytes for m in members)
-    assert module.first_order(Problem(graph, smallest - 1)) is None
+    assert module.first_order(context_of(graph, smallest - 1)) is None
 
 
 def test_a_poor_plan_to_start_from_does_not_replace_the_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("remat.strategies.portfolio")
+    module = importlib.import_module("remat.solvers.portfolio")
     monkeypatch.setattr(module._Run, "one_after_the_other", lambda self: None)
     graph = synthetic.skip(depth=8, varied=True, seed=1)
     poor = remat.family(graph, "checkpoint_last")[0]
@@ -340,3 +341,14 @@ def test_a_poor_plan_to_start_from_does_not_replace_the_greedy(monkeypatch: pyte
     assert greedy is not None
     (found,) = solve_sweep(graph, [budget], "portfolio", threads=1, warm_start=poor.plan, isolate=False)
     assert found.cost == simulate(graph, greedy).cost < poor.cost
+
+
+def test_a_plan_that_looks_for_memory_alone_where_greedy_and_search_find_none(monkeypatch) -> None:
+    module = importlib.import_module("remat.solvers.portfolio")
+    monkeypatch.setattr(module, "greedy_eviction", lambda *_, **__: None)
+    monkeypatch.setattr(module._Run, "search", lambda *_: None)
+    graph = synthetic.layered(n=60)
+    least = min_budget(graph, time_limit_s=5)
+    solution = solve(graph, int(1.2 * least.bytes), time_limit_s=20, threads=2)
+    assert solution.plan is not None
+    assert solution.stats["trajectory"][0][2] == "min_budget"

@@ -18,14 +18,15 @@ from test_sweep import settings
 
 import remat
 from experiments.build import Subject
-from experiments.engine import Engine, Job, LocalEngine, make_engine
+from experiments.engine import Engine, Job, LocalEngine
+from experiments.engines import make_engine
 from experiments.progress import SolveProgress, make_console
 from experiments.row import Row
 from experiments.solving import Bench
 from experiments.store import Store
 from remat.errors import InvalidInput, MissingPackage, RematError
 from remat.frontends import synthetic
-from remat.solve import Problem
+from remat.problem import Problem, SolveOptions
 
 ROOT = Path(__file__).parents[1]
 GRAPH = synthetic.layered(n=40)
@@ -121,6 +122,7 @@ def told(rows: list[Row]) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.usefixtures("warm_search")
+@pytest.mark.slow
 def test_a_node_killed_in_mid_sweep_loses_nothing_and_repeats_nothing(nodes: tuple[Any, Any], tmp_path: Path) -> None:
     cluster, second = nodes
     store = tmp_path / "store"
@@ -154,7 +156,10 @@ def test_ctrl_c_keeps_what_the_nodes_have_found_and_leaves_no_process(tmp_path: 
     patience = time.monotonic() + 60
     while len(list(tmp_path.glob("runs/store/rows/*"))) < 2 and time.monotonic() < patience:
         time.sleep(0.1)
-    while not any("remat._worker" in command for command in processes_in(tmp_path)) and time.monotonic() < patience:
+    while (
+        not any("remat.solving._worker" in command for command in processes_in(tmp_path))
+        and time.monotonic() < patience
+    ):
         time.sleep(0.1)
     time.sleep(6)  # into the first solves that depend on the budget
     run.send_signal(signal.SIGINT)
@@ -185,7 +190,7 @@ def test_a_node_with_other_versions_is_refused() -> None:
     from experiments.ray_engine import run_job
     from experiments.store import code_version
 
-    job = Job("k", "k", Problem(GRAPH, PEAK), "checkpoint_all", 20.0)
+    job = Job("k", "k", Problem(GRAPH, PEAK), "checkpoint_all", SolveOptions(20.0))
     assert "another version of remat" in run_job(job, "other", versions()).message
     assert "has numpy" in run_job(job, code_version(), versions() | {"numpy": "1.0"}).message
     assert run_job(job, code_version(), versions()).status is None
@@ -199,7 +204,7 @@ def test_what_is_lost_is_sent_again_three_times_and_what_ran_out_of_memory_is_no
     from experiments.ray_engine import RETRIES, RayEngine
 
     engine = RayEngine(1, 1)
-    job = Job("k", "search at 1 GB", Problem(GRAPH, PEAK), "search", 20.0)
+    job = Job("k", "search at 1 GB", Problem(GRAPH, PEAK), "search", SolveOptions(20.0))
 
     def ends_with(error: Exception) -> None:
         def get(_: Any) -> None:

@@ -7,19 +7,20 @@ import time
 import numpy as np
 import pytest
 from brute_force import optimum, random_graph
+from helpers import context_of
 
 from remat import Graph, Plan, simulate
 from remat.frontends.synthetic import skip
 from remat.plan import Scope
-from remat.solve import Problem
-from remat.strategies._milp_restricted import Refiner, repeats_of, repeats_worth_trying
-from remat.strategies._milp_trimmed import solve_trimmed
+from remat.problem import Problem
+from remat.solvers._milp_restricted import Refiner, repeats_of, repeats_worth_trying
+from remat.solvers._milp_trimmed import solve_trimmed
 
 KINDS = {"plain": {}, "everything": {"multi_output": 0.4, "workspace": 2, "keep": 0.15, "once": 0.15}}
 
 
 def problem_of(graph: Graph, budget: int, seconds: float = 20.0) -> Problem:
-    return Problem(graph, budget, deadline=time.monotonic() + seconds).collecting()
+    return context_of(graph, budget, seconds=seconds)
 
 
 def all_repeats(graph: Graph) -> set[tuple[int, int]]:
@@ -39,9 +40,9 @@ def test_with_all_repeats_it_is_the_whole_problem(kind):
         assert bool(outcome.candidates) == (expected is not None)
         assert outcome.bound is None
         assert not outcome.infeasible
-        assert problem.best.bound == graph.total_cost
+        assert problem.incumbent.bound == graph.total_cost
         if expected is not None:
-            assert problem.best.cost == expected
+            assert problem.incumbent.cost == expected
             solved += 1
     assert solved >= 20
 
@@ -71,14 +72,14 @@ def test_refining_ends_at_the_best_plan_of_its_models_and_claims_nothing():
     refiner = Refiner(problem)
     refiner.run(time.monotonic() + 20, 1, lambda: False)
     assert refiner.solves >= 3
-    assert problem.best.bound == graph.total_cost
-    assert exact.best.cost <= problem.best.cost <= 1.05 * exact.best.cost
+    assert problem.incumbent.bound == graph.total_cost
+    assert exact.incumbent.cost <= problem.incumbent.cost <= 1.05 * exact.incumbent.cost
 
 
 def test_refining_leaves_plans_of_other_scopes_alone():
     graph = skip(depth=2)
-    problem = Problem(graph, 1 << 40, scope=Scope.FREE, deadline=time.monotonic() + 3).collecting()
+    problem = context_of(graph, 1 << 40, scope=Scope.FREE, seconds=3)
     order = [*range(len(graph))]
     problem.offer(Plan.from_order(graph, order, 1 << 40), "test")
     Refiner(problem).run(time.monotonic() + 1, 1, lambda: True)
-    assert problem.best.plan.order.tolist() == order
+    assert problem.incumbent.plan.order.tolist() == order

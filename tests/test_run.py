@@ -22,8 +22,8 @@ from experiments import cli
 from experiments.build import Subject
 from experiments.solving import Bench
 from remat.errors import RematError
+from remat.extraction import extract_in_child
 from remat.frontends.spec import ModelSpec
-from remat.frontends.subprocess import extract_in_child
 
 ROOT = Path(__file__).parents[1]
 N = 6
@@ -288,7 +288,7 @@ def _workers_of(pid: int, here: Path) -> list[str]:
     for entry in Path("/proc").glob("[0-9]*") if Path("/proc/self").exists() else ():
         try:
             command = (entry / "cmdline").read_bytes().decode().replace("\0", " ")
-            if "remat._worker" in command and os.readlink(entry / "cwd") == str(here):
+            if "remat.solving._worker" in command and os.readlink(entry / "cwd") == str(here):
                 found.append(command)
         except OSError:
             continue  # it ended meanwhile
@@ -329,7 +329,7 @@ def test_extraction_in_a_child_is_cached_by_what_determines_it(tmp_path: Path, m
     graph = extract_in_child(spec, tmp_path)
     assert len(graph) == 7
     (cached,) = tmp_path.glob("*.json")
-    monkeypatch.setattr("remat.frontends.subprocess._run", lambda command: pytest.fail("extracted again"))
+    monkeypatch.setattr("remat.extraction._run", lambda command: pytest.fail("extracted again"))
     assert extract_in_child(spec, tmp_path).sha256() == graph.sha256()
     other = ModelSpec("chain", "synthetic", "remat.frontends.synthetic:chain", 3, options={"n": 3})
     with pytest.raises(BaseException, match="extracted again"):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from brute_force import optimum, training_chain
+from helpers import context_of
 from test_sweep import GRAPH, at, settings
 
 import remat
@@ -20,9 +21,13 @@ from experiments.row import Row
 from experiments.solving import Bench, contradictions, is_final, reuse_plans
 from experiments.store import Store
 from remat import Outcome, Plan, Problem, Solution, Status, registry, simulate
-from remat.sharing import share
-from remat.solve import Candidate, solve_here, solve_sweep
-from remat.worker import Known
+from remat.context import Context
+from remat.solution import Candidate, Ending
+from remat.solving.api import solve_sweep
+from remat.solving.budgets import share
+from remat.solving.dispatch import new_context
+from remat.solving.here import solve_here
+from remat.solving.worker import Known
 
 CHAIN = training_chain(4)
 LEAST = remat.min_budget(CHAIN).bytes
@@ -49,8 +54,8 @@ def cheapest(budget: int) -> Plan:
 def test_budgets_are_solved_ascending_each_from_the_best_plan_before(scripted) -> None:
     asked: list[tuple[int, int | None]] = []
 
-    def run(problem: Problem) -> Plan | None:
-        start = problem.warm_start
+    def run(problem: Problem, context: Context) -> Plan | None:
+        start = context.options.warm_start
         asked.append((problem.budget_bytes, start and simulate(CHAIN, start).cost))
         return cheapest(LEAST) if problem.budget_bytes == LEAST else None
 
@@ -104,7 +109,7 @@ def test_claims_that_contradict_each_other_are_failed(wrong) -> None:
     shared = share([solved(10, 120, 100), wrong])
     failed = [s for s in shared if s.status is Status.FAILED]
     assert len(failed) == 1
-    assert failed[0].stats["contradicted"]
+    assert failed[0].contradicted
     assert "claims" in failed[0].message
 
 
@@ -148,7 +153,8 @@ class Here(LocalEngine):
             job = self.jobs.pop(0)
             start = job.warm_start() if job.warm_start is not None else None
             self.starts.append((job.problem.budget_bytes, start and simulate(GRAPH, start).cost))
-            yield job, solve_here(replace(job.problem, warm_start=start).collecting(), job.strategy, job.options)
+            context = new_context(job.problem, replace(job.how, warm_start=start))
+            yield job, solve_here(context, job.strategy, job.options)
 
     def running(self):
         return []
@@ -157,9 +163,7 @@ class Here(LocalEngine):
         job = self.jobs[0]
         plan = Plan.from_order(GRAPH, range(len(GRAPH)))
         solution = solve_sweep(GRAPH, [5], job.strategy, isolate=False)[0]
-        return [
-            (job, replace(solution, plan=plan, budget_bytes=5, status=Status.FEASIBLE, stats={"ended": "interrupted"}))
-        ]
+        return [(job, replace(solution, plan=plan, budget_bytes=5, status=Status.FEASIBLE, ended=Ending.INTERRUPTED))]
 
 
 def sweep(folder: Path, engine: Here, **changes: object) -> tuple[list[Row], Bench]:
@@ -314,8 +318,7 @@ def test_a_budget_that_is_proven_infeasible_is_not_searched(tmp_path) -> None:
 
 
 def test_a_bound_above_a_plan_is_a_contradiction_and_ends_nothing() -> None:
-    problem = Problem(GRAPH, 5).collecting()
-    assert problem.best is not None
+    problem = context_of(GRAPH, 5)
     problem.offer(Plan.from_order(GRAPH, range(len(GRAPH))), "test")
-    assert Known("liar", problem.best.cost + 1).decides(problem) is False
+    assert Known("liar", problem.incumbent.cost + 1).decides(problem) is False
     assert Known("liar", None).decides(problem) is False

@@ -11,7 +11,8 @@ import pytest
 
 from experiments import cli
 from experiments.config import register
-from experiments.engine import LocalEngine, make_engine
+from experiments.engine import LocalEngine
+from experiments.engines import make_engine
 
 ROOT = Path(__file__).parents[1]
 

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 from brute_force import training_chain
+from helpers import context_of
 
 import remat
-from remat import Candidate, Graph, InvalidInput, Outcome, Plan, Problem, Skip, Status, registry, simulate, solve
+from remat import Candidate, Graph, InvalidInput, Outcome, Plan, Skip, Status, registry, simulate, solve
 from remat.errors import UnknownName
-from remat.solve import solve_sweep
-from remat.worker import hard_limit_s, solve_isolated
+from remat.solving.api import solve_sweep
+from remat.solving.worker import hard_limit_s, solve_isolated
 
 DIAMOND = Graph.from_nodes("diamond", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
 ALL = Plan.from_order(DIAMOND, range(5))  # cost 5, peak 9
@@ -271,7 +272,7 @@ def test_a_full_disk_is_a_failed_row(monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    problem = Problem(DIAMOND, 9, deadline=time.monotonic() + 9)
+    problem = context_of(DIAMOND, 9, seconds=9)
     solution = solve_isolated(problem, "checkpoint_all", {})
     assert solution.status is Status.FAILED
     assert "No space left on device" in solution.message
@@ -281,20 +282,39 @@ def test_a_worker_that_lies_is_a_failed_row(monkeypatch):
     def lie(*arguments, **more):
         kinds, ids = ALL.kinds.tolist(), ALL.ids.tolist()
         solution = solve(DIAMOND, 9, "checkpoint_all")
-        row = remat.worker.solution_to_row(solution) | {"plan": {"kinds": kinds, "ids": ids}, "cost": 4}
+        row = remat.solving.worker.solution_to_row(solution) | {"plan": {"kinds": kinds, "ids": ids}, "cost": 4}
         return [row], Status.FAILED, ""
 
-    monkeypatch.setattr("remat.worker._ask", lie)
-    solution = solve_isolated(Problem(DIAMOND, 9, deadline=time.monotonic() + 9), "checkpoint_all", {})
+    monkeypatch.setattr("remat.solving.worker._ask", lie)
+    solution = solve_isolated(context_of(DIAMOND, 9, seconds=9), "checkpoint_all", {})
     assert solution.status is Status.FAILED
     assert "cost 4 was reported, but it costs 5" in solution.message
 
 
 def test_options_that_cannot_travel_are_refused():
     with pytest.raises(InvalidInput, match="must be plain"):
-        solve_isolated(Problem(DIAMOND, 9, deadline=time.monotonic() + 9), "checkpoint_all", {"f": print})
+        solve_isolated(context_of(DIAMOND, 9, seconds=9), "checkpoint_all", {"f": print})
 
 
 def test_unknown_names_are_offered_the_nearest():
     with pytest.raises(UnknownName, match="did you mean checkpoint_all"):
         remat.registry.get_strategy("checkpoint_al")
+
+
+def test_importing_remat_loads_no_framework_and_no_solver() -> None:
+    heavy = (
+        "torch",
+        "tensorflow",
+        "keras",
+        "hydra",
+        "matplotlib",
+        "pandas",
+        "pyarrow",
+        "ortools",
+        "highspy",
+        "numba",
+        "scipy",
+    )
+    code = f"import sys, remat; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -7,8 +7,8 @@ import pytest
 from brute_force import optimum, random_graph
 
 from remat import Plan, Scope, Status, simulate, solve_sweep
-from remat.search import minimise_cost
-from remat.staged_model import build_staged_model, last_stages
+from remat.programs.staged import build_staged_model, last_stages
+from remat.search.anneal import minimise_cost
 
 KINDS = {
     "plain": {},

@@ -15,7 +15,7 @@ from experiments.row import Row
 from experiments.store import Store, code_version, row_key, write_json
 from remat import files
 from remat.errors import DiskFull
-from remat.solve import Family, Member, Status
+from remat.solution import Family, Member, Status
 
 
 def make_row(key: str = "k", **changes: object) -> Row:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from remat.errors import InvalidInput
-from remat.frontends.spec import ModelSpec, extract
+from remat.extraction import extract
+from remat.frontends.spec import ModelSpec
 from remat.frontends.synthetic import chain, layered, skip
 from remat.graph import Graph
 

@@ -22,8 +22,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 keras = pytest.importorskip("keras", reason="keras is not installed: pip install 'remat[tensorflow]'")
 tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed: pip install 'remat[tensorflow]'")
 
-from remat.frontends import _tensorflow_nodes as nodes  # noqa: E402
-from remat.frontends.tensorflow_ops import TracedStep, operation_graph, trace_step  # noqa: E402
+from remat.tf import _nodes as nodes  # noqa: E402
+from remat.tf.operation_graph import TracedStep, operation_graph, trace_step  # noqa: E402
 
 layers = keras.layers
 
@@ -434,7 +434,7 @@ def test_mixed_precision_halves_activations():
 
 
 def test_importing_the_frontend_imports_no_framework():
-    code = "import sys, remat.frontends.tensorflow_ops; print({'tensorflow', 'keras'} & set(sys.modules))"
+    code = "import sys, remat.tf.operation_graph; print({'tensorflow', 'keras'} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "set()"
 

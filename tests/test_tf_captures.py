@@ -19,10 +19,10 @@ from test_tf_execution import (
 )
 
 from remat.errors import InvalidInput, RematError
-from remat.tf._capture import capture_step, trace
-from remat.tf._emit import emit, emit_plain
 from remat.tf._heap import run_child, why_it_failed
-from remat.tf._portable import load_step, measure_step, save_step
+from remat.tf.capture import capture_step, trace
+from remat.tf.emit import emit, emit_plain
+from remat.tf.portable import load_step, measure_step, save_step
 
 N = 300  # TensorFlow captures up to 128 elements as a constant of the trace, larger tensors as a placeholder
 
@@ -83,6 +83,7 @@ def test_captured_tensors_are_always_there():
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_child_process_measures_a_step_with_captured_tensors(tmp_path):
     """In fractions, in verification, and with the plan of a file."""
     step, _ = _step_of(N)
@@ -130,6 +131,7 @@ def test_what_a_child_cannot_be_given_is_refused_with_a_way_out(tmp_path):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_failed_child_says_why(tmp_path):
     """Its exception in one line, whatever TensorFlow's message looks like."""
     done = run_child({"kind": "step", "folder": str(tmp_path), "as_written": True, "runs": 1})

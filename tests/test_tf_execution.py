@@ -25,12 +25,12 @@ tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed: pip 
 
 import remat.tf as rtf  # noqa: E402
 from remat.tf import _heap, _plan  # noqa: E402
-from remat.tf._api import Objective  # noqa: E402
-from remat.tf._capture import capture_step, trace  # noqa: E402
-from remat.tf._emit import emit  # noqa: E402
 from remat.tf._step import PlannedStep  # noqa: E402
-from remat.tf._tensorflow import executed_as_written  # noqa: E402
 from remat.tf._workspace import Footprint  # noqa: E402
+from remat.tf.adapter import executed_as_written  # noqa: E402
+from remat.tf.api import Objective  # noqa: E402
+from remat.tf.capture import capture_step, trace  # noqa: E402
+from remat.tf.emit import emit  # noqa: E402
 
 layers = keras.layers
 ROOT = Path(__file__).parents[1]
@@ -244,6 +244,7 @@ def test_two_dropouts_of_a_recurrent_layer():
     assert _bits(_planned(step, order)(*batch), model.variables) == expected
 
 
+@pytest.mark.slow
 def test_results_are_those_of_the_plain_function_without_its_optimizers():
     """In a process of its own: oneDNN's merged kernels are off there, which is fixed when TensorFlow is imported."""
     script = ROOT / "tests" / "tf_plain_bits.py"
@@ -443,7 +444,7 @@ def test_a_model_without_variables_yet():
 
 
 @needs_compiler
-@pytest.mark.parametrize("budget", [[], ["--budget=8MB"]], ids=["usual", "size"])
+@pytest.mark.parametrize("budget", [pytest.param([], marks=pytest.mark.slow), ["--budget=8MB"]], ids=["usual", "size"])
 def test_example_script_trains(monkeypatch, capsys, budget):
     script = ROOT / "examples" / "keras_fit.py"
     monkeypatch.setattr(sys, "argv", [str(script), "--quick", *budget])
@@ -634,7 +635,7 @@ def test_shared_storage_by_hand():
 @needs_compiler
 def test_the_heap_counter_sees_every_tensor():
     """tanh and a square of 4 MB, the first held for the second: 4, 8, then 12 MB with the product."""
-    from remat.tf._portable import measure_step
+    from remat.tf.portable import measure_step
 
     def step(x):
         a = tf.tanh(x)
@@ -687,7 +688,7 @@ def test_a_plan_says_how_sure_its_costs_are():
 @needs_compiler
 def test_a_result_that_is_computed_again_is_not_held_by_the_caller():
     """The step is one call: its results are the caller's when it ends, so the simulator may free them before."""
-    from remat.tf._portable import measure_step
+    from remat.tf.portable import measure_step
 
     def step(x):
         y = tf.tanh(x)

@@ -79,6 +79,7 @@ def test_a_fraction_is_of_the_largest_batch(plain_peaks):
     assert small.plan.plain_peak_bytes is None
 
 
+@pytest.mark.slow
 def test_a_larger_batch_takes_the_fraction_again(plain_peaks):
     """What was squeezed into the smaller promise is planned again, with the larger one."""
     model = rtf.fit_within(_model(), 0.7, **QUICK)
@@ -97,6 +98,7 @@ def test_a_larger_batch_takes_the_fraction_again(plain_peaks):
     assert _steps(model) == (large, small)
 
 
+@pytest.mark.slow
 def test_compile_takes_the_fraction_anew(plain_peaks):
     """Another optimizer needs other memory."""
     model = rtf.fit_within(_model(), 0.7, **QUICK)
@@ -172,6 +174,7 @@ def test_prepare_refuses_what_it_cannot_plan():
     assert model.remat is None
 
 
+@pytest.mark.slow
 def test_a_saved_plan_serves_the_largest_batch_and_its_budget_the_others(tmp_path, plain_peaks):
     model, (x, y) = rtf.fit_within(_model(), 0.7, **QUICK), _data()
     rtf.prepare(model, (x[:8], y[:8]))

@@ -24,11 +24,11 @@ from torch.nn import functional as F  # noqa: E402
 import remat  # noqa: E402
 import remat.torch as rt  # noqa: E402
 from remat.execution import Fingerprint  # noqa: E402
-from remat.networks.torch_transformer import gpt2  # noqa: E402
 from remat.plan import Plan  # noqa: E402
-from remat.torch._measure import peak_of_step  # noqa: E402
-from remat.torch._plain import plain_step  # noqa: E402
-from remat.torch._planner import there_before  # noqa: E402
+from remat.torch.measure import peak_of_step  # noqa: E402
+from remat.torch.networks.transformer import gpt2  # noqa: E402
+from remat.torch.plain import plain_step  # noqa: E402
+from remat.torch.planner import there_before  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("warm_search")
 IMAGES = (8, 3, 32, 32)
@@ -635,7 +635,7 @@ class Wide(nn.Module):
         return squares(self.net(x))
 
 
-@pytest.mark.parametrize("share", [0.9, 0.6, 0.45])
+@pytest.mark.parametrize("share", [0.9, pytest.param(0.6, marks=pytest.mark.slow), 0.45])
 def test_a_promised_budget_is_kept_and_predicted(share: float) -> None:
     args = (torch.randn(16, 3, 48, 48),)
     model = Wide()
@@ -778,6 +778,7 @@ print(*sorted(name for name in sys.modules if name.split('.')[0] in ('ortools', 
     assert solvers == ""
 
 
+@pytest.mark.slow
 def test_a_budget_beside_a_plan_is_what_is_promised(tmp_path: Path) -> None:
     args = (torch.randn(IMAGES),)
     made = rematerialize(Net(), args)
@@ -906,6 +907,7 @@ def test_bad_input_gets_one_line() -> None:
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_inductor_is_near_and_verified() -> None:
     """To 1e-4 of the largest gradient; the measured peak is within the budget because it is verified."""
     args = (torch.randn(IMAGES),)
@@ -924,6 +926,7 @@ def test_inductor_is_near_and_verified() -> None:
     assert ours.plan.recomputed
 
 
+@pytest.mark.slow
 def test_the_example_trains_and_learns() -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
     import torch_loop

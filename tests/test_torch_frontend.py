@@ -25,14 +25,16 @@ from torch.utils.flop_counter import (  # noqa: E402
 )
 
 import remat  # noqa: E402
-from remat.frontends import _torch_build, spec  # noqa: E402
-from remat.frontends import torch as frontend  # noqa: E402
-from remat.networks.torch_mobilenet_v2 import mobilenet_v2  # noqa: E402
-from remat.networks.torch_resnet import resnet18, resnet50, resnet101  # noqa: E402
-from remat.networks.torch_transformer import gpt2, vit  # noqa: E402
-from remat.networks.torch_unet import unet  # noqa: E402
-from remat.networks.torch_vgg import vgg16, vgg19  # noqa: E402
+from remat import extraction  # noqa: E402
+from remat.frontends import spec  # noqa: E402
 from remat.plan import COMPUTE, Plan  # noqa: E402
+from remat.torch import build  # noqa: E402
+from remat.torch import graphs as frontend  # noqa: E402
+from remat.torch.networks.mobilenet_v2 import mobilenet_v2  # noqa: E402
+from remat.torch.networks.resnet import resnet18, resnet50, resnet101  # noqa: E402
+from remat.torch.networks.transformer import gpt2, vit  # noqa: E402
+from remat.torch.networks.unet import unet  # noqa: E402
+from remat.torch.networks.vgg import vgg16, vgg19  # noqa: E402
 
 aten = torch.ops.aten
 logging.getLogger("torch.__trace").propagate = False  # pytest would format every trace event of the compiler
@@ -115,7 +117,7 @@ def check_against_eager(model: nn.Module, args: tuple[Any, ...], recompute: bool
         assert remat.simulate(graph, plans[1]).peak_bytes < remat.simulate(graph, plain).peak_bytes
 
     torch.manual_seed(0)
-    wrapped, step_args = _torch_build.loss_step(model, args, None)
+    wrapped, step_args = build.loss_step(model, args, None)
     loss = wrapped(*step_args)
     loss.backward()
     buffers = {name: b.clone() for name, b in model.named_buffers()}
@@ -336,7 +338,7 @@ def test_flops_and_gradient_bytes(name: str) -> None:
     factory, args = NETWORKS[name]
     with torch.device("meta"):
         model = factory()
-    _torch_build._materialize(model)
+    build._materialize(model)
     graph = frontend.joint_graph(model, args, name=name)
     loss_bytes = 4
     kept = sum(value.bytes for value in graph.values if value.keep)
@@ -345,7 +347,7 @@ def test_flops_and_gradient_bytes(name: str) -> None:
     assert graph.loss is not None
     assert not graph.operations[graph.loss].is_backward
 
-    step, step_args = _torch_build.loss_step(model, args, None)
+    step, step_args = build.loss_step(model, args, None)
     mode = torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True)
     with mode, Counter() as counter:
         step(*map(mode.from_tensor, step_args)).backward()
@@ -369,8 +371,9 @@ def test_extract_takes_no_memory_and_is_fast() -> None:
     """VGG16 at batch 256 stores 20 GB; extraction allocates none of it."""
     # Not getrusage: what it reports of a child starts at what its parent had.
     code = (
-        "from pathlib import Path; from remat.frontends.spec import ModelSpec, extract; import remat;"
-        "g = extract(ModelSpec('vgg', 'torch', 'remat.networks.torch_vgg:vgg16', 256, (3, 224, 224)));"
+        "from pathlib import Path; import remat;"
+        "from remat.extraction import extract; from remat.frontends.spec import ModelSpec;"
+        "g = extract(ModelSpec('vgg', 'torch', 'remat.torch.networks.vgg:vgg16', 256, (3, 224, 224)));"
         "peak = remat.simulate(g, remat.Plan.from_order(g, range(len(g)))).peak_bytes;"
         "status = Path('/proc/self/status').read_text();"
         "resident_kib = int(status.split('VmHWM:')[1].split()[0]);"
@@ -394,7 +397,7 @@ def test_unet_matches_the_published_profile(instances: Path) -> None:
         return next((n for n in names if n in text), "")
 
     want = [(kind(n["op"]), n["bytes"]) for n in published["nodes"] if not n["backward"] and kind(n["op"])]
-    graph = spec.extract(spec_of("remat.networks.torch_unet:unet", batch_size=11, input_size=(3, 416, 608)))
+    graph = extraction.extract(spec_of("remat.torch.networks.unet:unet", batch_size=11, input_size=(3, 416, 608)))
     got = [
         (kind(op.kind), graph.values[op.outputs[0]].bytes)
         for op in graph.operations
@@ -408,14 +411,14 @@ def test_unet_matches_the_published_profile(instances: Path) -> None:
 @pytest.mark.parametrize(
     ("instance", "target", "batch"),
     [
-        pytest.param("resnet50_b184", "remat.networks.torch_resnet:resnet50", 184, marks=pytest.mark.slow),
-        ("vgg16_b176", "remat.networks.torch_vgg:vgg16", 176),
+        pytest.param("resnet50_b184", "remat.torch.networks.resnet:resnet50", 184, marks=pytest.mark.slow),
+        ("vgg16_b176", "remat.torch.networks.vgg:vgg16", 176),
     ],
 )
 def test_convolutions_match_the_published_profile(instances: Path, instance: str, target: str, batch: int) -> None:
     published = json.loads((instances / "p100" / f"{instance}.json").read_text())
     want = [n["bytes"] for n in published["nodes"] if n["op"] == "aten::_convolution"]
-    graph = spec.extract(spec_of(target, batch_size=batch, input_size=(3, 224, 224)))
+    graph = extraction.extract(spec_of(target, batch_size=batch, input_size=(3, 224, 224)))
     got = [graph.values[op.outputs[0]].bytes for op in graph.operations if op.kind == "aten.convolution"]
     assert sorted(got) == sorted(want)
     gradients = sum(value.bytes for value in graph.values if value.keep) - 4
@@ -469,14 +472,14 @@ def classifier(classes: int = 4) -> nn.Module:
 )
 def test_user_errors_are_one_line(changes: dict[str, Any], word: str) -> None:
     with pytest.raises(remat.InvalidInput, match=word) as caught:
-        spec.extract(spec_of(**{"target": "", **changes}))
+        extraction.extract(spec_of(**{"target": "", **changes}))
     assert "\n" not in str(caught.value)
 
 
 def test_dtype_and_options_reach_the_model() -> None:
     target = f"{__name__}:classifier"
-    single = spec.extract(spec_of(target, options={"classes": 6}))
-    half = spec.extract(spec_of(target, options={"classes": 6}, dtype="bfloat16"))
+    single = extraction.extract(spec_of(target, options={"classes": 6}))
+    half = extraction.extract(spec_of(target, options={"classes": 6}, dtype="bfloat16"))
     logits = next(op for op in single.operations if op.kind == "aten.addmm")
     assert single.values[logits.outputs[0]].bytes == 2 * 6 * 4
     assert half.values[logits.outputs[0]].bytes == 2 * 6 * 2
@@ -495,7 +498,7 @@ def half_with_arguments() -> tuple[nn.Module, tuple[torch.Tensor]]:
 def test_types_are_those_of_the_factory_unless_others_are_asked_for(factory: str) -> None:
     target = f"{__name__}:{factory}"
     plain = frontend.joint_graph(half_alone(), (torch.zeros(2, 3, 32, 32, dtype=torch.bfloat16),), name="plain")
-    own, cast = (spec.extract(spec_of(target, dtype=dtype)) for dtype in (None, "float32"))
+    own, cast = (extraction.extract(spec_of(target, dtype=dtype)) for dtype in (None, "float32"))
     assert own.sha256() == plain.sha256()
     assert {op.work.dtype for op in cast.operations if op.work} <= {"float32", "int64"}
     assert cast.fixed_bytes > 1.9 * own.fixed_bytes
@@ -503,20 +506,17 @@ def test_types_are_those_of_the_factory_unless_others_are_asked_for(factory: str
 
 def test_the_graph_of_an_own_model_is_named_by_its_factory() -> None:
     target = f"{__name__}:classifier"
-    assert spec.extract(spec_of(target, name=target)).name == f"{target}, batch 2"
-    assert spec.extract(spec_of(target, name="torch_small")).name == "torch_small_b2"
+    assert extraction.extract(spec_of(target, name=target)).name == f"{target}, batch 2"
+    assert extraction.extract(spec_of(target, name="torch_small")).name == "torch_small_b2"
 
 
 def test_a_factory_that_needs_numbers_is_run_for_real() -> None:
-    assert len(spec.extract(spec_of(f"{__name__}:needs_numbers"))) > 4
-
-
-def test_import_does_not_import_torch() -> None:
-    code = "import sys, remat.frontends.torch; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert len(extraction.extract(spec_of(f"{__name__}:needs_numbers"))) > 4
 
 
 def test_missing_torch_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("remat.torch")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(remat.MissingPackage, match="pip install"):
-        spec.extract(spec_of("remat.networks.torch_vgg:vgg16"))
+        extraction.extract(spec_of("remat.torch.networks.vgg:vgg16"))

@@ -18,10 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.utils._pytree import tree_map  # noqa: E402
 
-from remat.cost._runners_torch import peak_of  # noqa: E402
 from remat.errors import InvalidInput  # noqa: E402
-from remat.frontends._torch_capture import capture_module  # noqa: E402
-from remat.frontends._torch_work import kind_of  # noqa: E402
+from remat.torch._work import kind_of  # noqa: E402
+from remat.torch.capture import capture_module  # noqa: E402
 from remat.torch.implementations import (  # noqa: E402
     IMPLEMENTATIONS,
     Calls,
@@ -42,6 +41,7 @@ from remat.torch.implementations import (  # noqa: E402
     value_of,
     why_not_invertible,
 )
+from remat.torch.timing import peak_of  # noqa: E402
 
 DTYPES = [torch.float32, torch.float64]
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
@@ -121,7 +121,7 @@ def _cases() -> dict[str, tuple[Callable[[], Any], tuple[int, ...]]]:
         "relu": F.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "hardtanh": F.relu6, "leaky_relu": F.leaky_relu,
         "elu": F.elu, "celu": F.celu, "silu": F.silu, "_softmax": lambda x: F.softmax(x, 1),
         "_log_softmax": lambda x: F.log_softmax(x, 1), "add": lambda x: x + x.sin(),
-        "dropout": lambda x: F.dropout(x, 0.3), "noise_dropout": lambda x: F.dropout(x, 0.15),
+        "dropout": lambda x: F.dropout(x, 0.3),
     }  # fmt: skip
     cases: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {}
     for name in IMPLEMENTATIONS:
@@ -133,10 +133,8 @@ def _cases() -> dict[str, tuple[Callable[[], Any], tuple[int, ...]]]:
         if name.startswith("convolution"):
             cases[name] = convolution, image
     cases["batch_norm_from_output"] = (lambda: _normalisation(nn.BatchNorm2d(4))), image
-    for name, activation in (("leaky_relu", nn.LeakyReLU()), ("elu", nn.ELU())):
-        cases[f"batch_norm_{name}"] = (
-            lambda activation=activation: nn.Sequential(_normalisation(nn.BatchNorm2d(4)), activation)
-        ), image  # fmt: skip
+    activated = lambda: nn.Sequential(_normalisation(nn.BatchNorm2d(4)), nn.LeakyReLU())  # noqa: E731
+    cases["batch_norm_leaky_relu"] = activated, image
     cases["layer_norm_from_output"] = (lambda: _normalisation(nn.LayerNorm((4, 9, 9)))), image
     cases["group_norm_from_output"] = (lambda: _normalisation(nn.GroupNorm(2, 4))), image
     return cases
@@ -180,8 +178,6 @@ def _results(node: fx.Node) -> list[fx.Node]:
 def test_in_the_place_of_captured_calls(name: str, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
     made = IMPLEMENTATIONS[name]
     layer, shape = CASES[name]
-    if name.startswith("noise_dropout") and dtype is torch.float64:
-        pytest.skip("the capture writes noise where rounding differs, which is not here")
     net = Net(layer()).to(dtype)
     x = torch.randn(shape, dtype=dtype).to(memory_format=memory_format)
     with torch.enable_grad():
@@ -494,15 +490,14 @@ def _affine(n: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("memory_format", LAYOUTS, ids=str)
-@pytest.mark.parametrize("activation", ["none", "leaky_relu", "elu"])
+@pytest.mark.parametrize("activation", ["none", "leaky_relu"])
 @pytest.mark.parametrize("shape", [(8, 3, 5, 7), (16, 12, 16, 16)])
 def test_batch_norm(dtype: Any, memory_format: Any, activation: str, shape: Any) -> None:
     x = (torch.randn(shape, dtype=dtype) * 2 + 1).to(memory_format=memory_format)
     weight, bias = _affine(shape[1:2], dtype)
     mean, variance = torch.zeros_like(bias), torch.ones_like(bias)
     grad = torch.randn_like(x)
-    options, act = {"none": ((), lambda t: t), "leaky_relu": ((0.1,), lambda t: F.leaky_relu(t, 0.1)),
-                    "elu": ((1.0, 1.0, 1.0), F.elu)}[activation]  # fmt: skip
+    options, act = {"none": ((), lambda t: t), "leaky_relu": ((0.1,), lambda t: F.leaky_relu(t, 0.1))}[activation]
     with torch.enable_grad():
         leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
         y = act(F.batch_norm(leaves[0], None, None, *leaves[1:], True))
@@ -568,9 +563,6 @@ def test_activations_that_cannot_be_inverted_are_refused() -> None:
     x, one, zero = torch.randn(64, 1, 3), torch.ones(1), torch.zeros(1)
     with pytest.raises(NotInvertible, match="slope"):
         _batch_norm.batch_norm_leaky_relu(x, one, zero, zero, one, True, 0.1, 1e-5, 0.0)
-    x[0] = -1e3
-    with pytest.raises(NotInvertible, match="ELU"):
-        _batch_norm.batch_norm_elu(x, one, zero, zero, one, True, 0.1, 1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -694,8 +686,6 @@ def test_workspaces_are_as_documented() -> None:
     assert peak <= usual + slack
     leaky = (x, x, weight, bias, rstd, 0.01, all_three)
     assert peak_of(lambda: _batch_norm.batch_norm_leaky_relu_backward(*leaky), "cpu")[1] <= usual + 2 * x.nbytes + slack
-    bent = (x, x, weight, bias, rstd, 1.0, 1.0, 1.0, all_three)
-    assert peak_of(lambda: _batch_norm.batch_norm_elu_backward(*bent), "cpu")[1] <= 4 * x.nbytes + n + slack
     running = (torch.zeros(16), torch.ones(16), True, 0.1, 1e-5)
     forward = lambda: _batch_norm.batch_norm_leaky_relu(x, weight, bias, *running)  # noqa: E731
     assert peak_of(forward, "cpu")[1] <= x.nbytes + slack

@@ -1,4 +1,4 @@
-"""`rematerialize(operators=...)`: other implementations chosen by a plan and executed by PyTorch."""
+"""`rematerialize(implementations=...)`: other implementations chosen by a plan and executed by PyTorch."""
 
 import copy
 import json
@@ -12,7 +12,7 @@ import remat  # noqa: E402
 import remat.torch as rt  # noqa: E402
 from remat.execution import StepPlan  # noqa: E402
 from remat.torch._emit import emit  # noqa: E402
-from remat.torch._module import step_of  # noqa: E402
+from remat.torch.module import step_of  # noqa: E402
 
 
 class Net(nn.Module):
@@ -53,19 +53,18 @@ def step(module: nn.Module, seed: int = 5) -> tuple[torch.Tensor, list[torch.Ten
 
 def planned(operators: str, tmp_path, budget: float | str = BUDGET, **options) -> rt.Rematerialized:
     return rt.rematerialize(
-        fresh(), (X,), budget, operators=operators, cost="roofline", gpu="cpu", time_limit_s=6,
+        fresh(), (X,), budget, implementations=operators, cost="roofline", gpu="cpu", time_limit_s=6,
         cache_folder=tmp_path / "cache", **options,
     )  # fmt: skip
 
 
 def captured(operators: str):
-    from remat.frontends import _torch_capture
-    from remat.torch import _aot
-    from remat.torch._module import call_of
+    from remat.torch import _aot, capture
+    from remat.torch.module import call_of
 
     model = fresh()
     with torch.enable_grad():
-        joint = _torch_capture.capture_module(call_of(model), (X,), {}, _aot.backend_of("eager"))
+        joint = capture.capture_module(call_of(model), (X,), {}, _aot.backend_of("eager"))
     return step_of(joint, "Net", model, "eager", operators)
 
 
@@ -122,7 +121,7 @@ def test_any_choice_gives_the_gradients(seed: int) -> None:
     import random
 
     from remat import Plan, simulate
-    from remat.joint.choose import Choices
+    from remat.search.choices import Choices
 
     r = random.Random(seed)
     step_ = captured("joint")
@@ -166,7 +165,7 @@ def test_a_saved_plan_runs_without_a_solver(tmp_path) -> None:
     assert any(len(one) == 3 for one in document["steps"])
     again = rt.rematerialize(fresh(), (X,), plan=tmp_path / "plan.json")
     assert again.plan.plan.steps == module.plan.plan.steps
-    assert again.plan.operators == "joint"
+    assert again.plan.implementations == "joint"
     assert (again.predicted_peak_bytes, again.overhead) == (module.predicted_peak_bytes, module.overhead)
     for mine, theirs in zip(step(again)[1], step(module)[1], strict=True):
         assert torch.equal(mine, theirs)
@@ -179,22 +178,26 @@ def test_a_saved_plan_runs_without_a_solver(tmp_path) -> None:
         rt.rematerialize(fresh(), (X,), plan=tmp_path / "other.json")
 
 
+def test_the_earlier_name_of_the_keyword_works_with_a_warning() -> None:
+    with pytest.warns(FutureWarning, match="implementations= now"), pytest.raises(remat.InvalidInput, match="joimt"):
+        rt.rematerialize(fresh(), (X,), 0.8, operators="joimt")
+
+
 def test_bad_operators_are_refused_in_one_line() -> None:
     with pytest.raises(remat.InvalidInput, match="joint"):
-        rt.rematerialize(fresh(), (X,), 0.8, operators="joimt")
+        rt.rematerialize(fresh(), (X,), 0.8, implementations="joimt")
     with pytest.raises(remat.InvalidInput, match="backend='eager'"):
-        rt.rematerialize(fresh(), (X,), 0.8, operators="joint", backend="inductor")
+        rt.rematerialize(fresh(), (X,), 0.8, implementations="joint", backend="inductor")
 
 
 def test_weights_too_small_to_invert_keep_the_default() -> None:
     model = fresh()
     nn.init.zeros_(model.second[1].weight)
-    from remat.frontends import _torch_capture
-    from remat.torch import _aot
-    from remat.torch._module import call_of
+    from remat.torch import _aot, capture
+    from remat.torch.module import call_of
 
     with torch.enable_grad():
-        joint = _torch_capture.capture_module(call_of(model), (X,), {}, _aot.backend_of("eager"))
+        joint = capture.capture_module(call_of(model), (X,), {}, _aot.backend_of("eager"))
     graph = step_of(joint, "Net", model, "eager", "joint").graph
     offered = [any(way.name == "batch_norm_from_output" for way in op.implementations)
                for op in graph.operations if "batch_norm_legit" in op.kind]  # fmt: skip
@@ -206,7 +209,7 @@ def inverting(tmp_path) -> rt.Rematerialized:
     from dataclasses import replace
 
     from remat import Plan
-    from remat.joint.choose import Choices
+    from remat.search.choices import Choices
 
     made = planned("joint", tmp_path, 1.0).plan
     choices = Choices(made.graph)
@@ -219,6 +222,7 @@ def inverting(tmp_path) -> rt.Rematerialized:
     return rt.rematerialize(fresh(), (X,), plan=replace(made, plan=plan, budget_bytes=None), cost="roofline", gpu="cpu")
 
 
+@pytest.mark.slow
 def test_training_goes_on_when_a_weight_comes_near_zero(tmp_path) -> None:
     module, plain = inverting(tmp_path), fresh()
     step(module)
@@ -227,7 +231,7 @@ def test_training_goes_on_when_a_weight_comes_near_zero(tmp_path) -> None:
         with torch.no_grad():
             for norm in (model.first[1], model.second[1], model.third[1]):
                 norm.weight[0] = 1e-14
-    with pytest.warns(UserWarning, match="operators='exact'"):
+    with pytest.warns(UserWarning, match="implementations='exact'"):
         ours = step(module)
     theirs = step(plain)
     assert torch.equal(ours[0], theirs[0])

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
-from remat.frontends._torch_layouts import layouts_of_kernels  # noqa: E402
+from remat.torch.layouts import layouts_of_kernels  # noqa: E402
 
 aten = torch.ops.aten
 # The first two are an operation of remat's own in a step; the third keeps 8 bytes more than its result.
@@ -90,10 +90,11 @@ def test_layouts_by_hand(call: Any) -> None:
     assert compared.unlike == []
 
 
-def test_layouts_of_the_calls_of_random_modules() -> None:
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 40), marks=pytest.mark.slow)], ids=["few", "many"])
+def test_layouts_of_the_calls_of_random_modules(seeds: range) -> None:
     with layouts_of_kernels(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for seed in range(40):
+        for seed in seeds:
             case = random_modules.make(seed)
             with Compared() as compared:
                 with case.context():

@@ -21,7 +21,7 @@ from torch import nn  # noqa: E402
 import remat  # noqa: E402
 import remat.torch as rt  # noqa: E402
 from remat.cost import profile as profile_module  # noqa: E402
-from remat.cost._records import write_record  # noqa: E402
+from remat.cost.records import write_record  # noqa: E402
 from remat.execution import StepPlan  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("warm_search")
@@ -105,7 +105,7 @@ def test_other_shapes_count_what_is_resident_beside_the_step() -> None:
 
 def test_what_fits_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = rematerialize(Net(), (images(16),), cost="roofline")
-    monkeypatch.setattr("remat.torch._planner.costs_and_noise", None)
+    monkeypatch.setattr("remat.torch.planner.costs_and_noise", None)
     ours(images(4))
     monkeypatch.undo()
     assert plan_of(ours, "float32[4, 3, 16, 16]").strategy == "fits as it is"

@@ -110,11 +110,11 @@ def test_the_table_has_a_line_for_every_plan(capsys: pytest.CaptureFixture[str])
 
 
 def model_and_arguments(name: str) -> tuple[Any, tuple[Any, ...]]:
-    from remat.frontends import _torch_build
     from remat.frontends.spec import ModelSpec, load_target
+    from remat.torch import build
 
     spec = ModelSpec(**zoo.describe(name, "torch")["made_from"]["spec"])
-    model, arguments, _ = _torch_build.build(spec, load_target(spec.target), "cpu")
+    model, arguments, _ = build.build(spec, load_target(spec.target), "cpu")
     return model.train(), arguments
 
 
@@ -148,7 +148,7 @@ def test_what_does_not_match_is_refused_in_one_line(monkeypatch: pytest.MonkeyPa
     from torch import nn
 
     import remat.torch as rt
-    from remat.torch import _planner
+    from remat.torch import planner
 
     def message(model: nn.Module, arguments: tuple[Any, ...]) -> str:
         with pytest.raises(InvalidPlan) as caught:
@@ -164,7 +164,7 @@ def test_what_does_not_match_is_refused_in_one_line(monkeypatch: pytest.MonkeyPa
     with torch.no_grad():
         other(x)
     assert "was made for another model" in message(other, (x,))
-    monkeypatch.setattr(_planner, "VERSION", "9.9.9")
+    monkeypatch.setattr(planner, "VERSION", "9.9.9")
     assert f"torch {torch.__version__.split('+')[0]}, this is 9.9.9; plan again" in message(other, (x,))
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 from orders import random_order
 
-from remat.tf._api import Objective
-from remat.tf._capture import capture_step, trace
-from remat.tf._emit import emit
-from remat.tf._tensorflow import executed_as_written
+from remat.tf.adapter import executed_as_written
+from remat.tf.api import Objective
+from remat.tf.capture import capture_step, trace
+from remat.tf.emit import emit
 from tests.test_tf_execution import LOSS, _batch, _bits, _put, _specs, _state, convolutional
 
 keras.utils.set_random_seed(0)

@@ -53,7 +53,7 @@ def main() -> int:
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", *quiet, *extra]
     for what, arguments in (
         ("the pinned packages", ["-r", str(ROOT / "requirements.txt")]),
-        ("remat itself", ["--no-deps", "--editable", str(ROOT)]),
+        ("remat itself", ["--no-deps", "--editable", str(ROOT), "--editable", str(ROOT / "baselines")]),
     ):
         print(f"Installing {what} ...", flush=True)
         code = run([*pip, *arguments])
@@ -70,7 +70,7 @@ def main() -> int:
 
 def fingerprint() -> str:
     """Changes when the environment must be made anew."""
-    files = (ROOT / "requirements.txt", ROOT / "pyproject.toml")
+    files = (ROOT / "requirements.txt", ROOT / "pyproject.toml", ROOT / "baselines" / "pyproject.toml")
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 

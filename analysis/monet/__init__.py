@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from analysis.monet import ablation, implementations, overhead, records, solver_time, ten_percent
 from analysis.paper.page import Front
 from analysis.paper.report import Parts, draw_parts, read_parts
 from analysis.results import read_json
 
-ORDER = ("overhead", "ablation", "ten_percent", "solver_time", "records", "implementations")
+REPORTS = {
+    "overhead": overhead.report,
+    "ablation": ablation.report,
+    "ten_percent": ten_percent.report,
+    "solver_time": solver_time.report,
+    "records": records.report,
+    "implementations": implementations.report,
+}
 
 __all__ = ["draw_monet", "front", "parts_of"]
 
 
 def parts_of(folder: Path) -> Parts:
     """What `analysis.paper.report.read_parts` finds of this run."""
-    return read_parts("analysis.monet", ORDER, folder)
+    return read_parts(REPORTS, folder)
 
 
 def front(folder: Path) -> Front:

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.drawing import save, style_context
 from analysis.paper.page import Front, write_page
 from analysis.paper.part import Part
 from analysis.paper.tables import write_table
 from analysis.results import read_json
+from analysis.saving import save, style_context
 
 Parts = list[tuple[str, Part]]
 
 
-def read_parts(package: str, order: Iterable[str], folder: Path) -> Parts:
-    """(name, part) of every part of `package` that the folder holds; figures want `analysis.drawing.style_context`.
+def read_parts(reports: Mapping[str, Callable[[Any, Path], Part]], folder: Path) -> Parts:
+    """(name, part) of every report whose document the folder holds, in the order of `reports`.
+
+    Figures want `analysis.saving.style_context`.
 
     Raises:
         InvalidInput: a file of the folder cannot be read.
     """
     return [
-        (name, importlib.import_module(f"{package}.{name}").report(read_json(folder / f"{name}.json"), folder))
-        for name in order
+        (name, report(read_json(folder / f"{name}.json"), folder))
+        for name, report in reports.items()
         if (folder / f"{name}.json").is_file()
     ]
 

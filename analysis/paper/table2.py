@@ -8,6 +8,7 @@ from typing import Any
 
 from analysis.paper.part import Part, Table
 from analysis.paper.sweeps import Sweep, decided_costs, geometric_mean, proven_words, ratios, sweeps
+from analysis.results import read_json
 from analysis.style import style_of
 
 # Geometric means as quoted by third parties: the paper itself was not at hand.
@@ -22,8 +23,6 @@ PUBLISHED = {
 
 def report(_: Mapping[str, Any], folder: Path) -> Part:
     """A row for each sweep and strategy."""
-    from analysis.results import read_json
-
     all_sweeps = list(sweeps(read_json(folder / "fig5.json"), folder))
     rows = [row for sweep in all_sweeps for row in _rows(sweep)]
     return Part(

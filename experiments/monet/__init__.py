@@ -14,8 +14,10 @@ from pathlib import Path
 from omegaconf import DictConfig
 from rich.console import Console
 
+from analysis.monet import draw_monet
 from experiments.config import as_dict
-from experiments.engine import make_engine
+from experiments.engines import make_engine
+from experiments.monet import ablation, implementations, overhead, records, solver_time, ten_percent
 from experiments.monet.desk import Desk, Scale
 from experiments.monet.published import NETWORKS, Network, network
 from experiments.paper.lab import instances_folder
@@ -28,7 +30,14 @@ from experiments.store import Store, write_json
 from remat.errors import InvalidInput, unknown_name
 from remat.frontends.monet import LEVELS
 
-PARTS = ("overhead", "ablation", "ten_percent", "solver_time", "records", "implementations")
+PARTS = {
+    "overhead": overhead.run,
+    "ablation": ablation.run,
+    "ten_percent": ten_percent.run,
+    "solver_time": solver_time.run,
+    "records": records.run,
+    "implementations": implementations.run,
+}
 NEEDS: dict[str, tuple[str, ...]] = dict.fromkeys(("ten_percent", "solver_time", "implementations"), ("overhead",))
 QUICK = Scale(time_limit_s=5.0, joint_factor=1.6, all_budgets=False, ablation_budgets=1, monet_columns=10_000,
               halvings=3)  # fmt: skip
@@ -57,12 +66,10 @@ def run_monet(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
             Store(RUNS_FOLDER / "store"), engine, progress, console, folder,
         )  # fmt: skip
         _introduce(desk)
-        run_parts("experiments.monet", parts, desk)
+        run_parts(PARTS, parts, desk)
     benches = [bench for bench in desk.benches.values() if bench.cost_cap is None]
     refuted = [line for bench in benches for line in contradictions(list(bench.kept.values()))]
     desk.say(f"{progress.n_finished} solved now, in {duration(time.monotonic() - began)}")
-    from analysis.monet import draw_monet
-
     return draw_and_say(draw_monet, desk, refuted)
 
 

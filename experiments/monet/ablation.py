@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.monet.desk import JOINT, NO_WINOGRAD, Case, Desk
 from remat.frontends.monet import LEVELS
-from remat.strategies._monet_model import estimate_columns
+from remat.programs.monet import estimate_columns
 
 
 def run(desk: Desk) -> dict[str, Any]:

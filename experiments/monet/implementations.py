@@ -12,8 +12,8 @@ from experiments.monet.desk import JOINT, NO_WINOGRAD, Desk
 from experiments.monet.published import Network
 from remat.graph import Graph
 from remat.implementation import DEFAULT, Implementation
-from remat.joint import choose
 from remat.plan import Plan
+from remat.search.choices import choose
 from remat.units import format_size
 
 SLIGHT = 1e-4  # of the cost, or of the budget: what is within it is as good

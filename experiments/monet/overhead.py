@@ -9,7 +9,7 @@ import remat
 from experiments.monet.desk import GIST, JOINT, NO_WINOGRAD, NONE, Case, Desk
 from experiments.monet.published import Network
 from remat.frontends.monet import plain_pytorch
-from remat.strategies._monet_model import estimate_columns
+from remat.programs.monet import estimate_columns
 
 
 def run(desk: Desk) -> dict[str, Any]:

@@ -18,7 +18,7 @@ class Network:
     """A network of MONeT's tables.
 
     Attributes:
-        name: of `remat.networks.monet.NETWORKS`.
+        name: of `remat.frontends.monet_networks.NETWORKS`.
         batch: as published.
         pytorch_gib: memory of plain training.
         budgets_gib: descending.

@@ -14,8 +14,10 @@ from pathlib import Path
 from omegaconf import DictConfig
 from rich.console import Console
 
+from analysis.paper import draw_paper
 from experiments.config import as_dict
-from experiments.engine import make_engine
+from experiments.engines import make_engine
+from experiments.paper import claims, cost_models, fig5, fig6, memory, rounding, solver_time, stages, table2, throughput
 from experiments.paper.lab import Lab, Scale, instances_folder
 from experiments.paper.networks import NETWORKS, Network, network
 from experiments.parts import asked_parts, draw_and_say, run_parts
@@ -26,7 +28,18 @@ from experiments.solving import contradictions
 from experiments.store import Store, write_json
 from remat.errors import InvalidInput
 
-PARTS = ("fig5", "fig6", "throughput", "table2", "stages", "rounding", "solver_time", "memory", "cost_models", "claims")
+PARTS = {
+    "fig5": fig5.run,
+    "fig6": fig6.run,
+    "throughput": throughput.run,
+    "table2": table2.run,
+    "stages": stages.run,
+    "rounding": rounding.run,
+    "solver_time": solver_time.run,
+    "memory": memory.run,
+    "cost_models": cost_models.run,
+    "claims": claims.run,
+}
 NEEDS = {"table2": ("fig5",), "claims": ("fig5", "fig6")}
 PER_SAMPLE = {"fig6", "throughput", "memory", "cost_models"}  # ask for graphs of one or two samples
 QUICK = Scale(
@@ -60,12 +73,10 @@ def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
                   console, folder)  # fmt: skip
         if {*parts} - {"stages"}:
             lab.extract_all(per_sample=not PER_SAMPLE.isdisjoint(parts))
-        documents = run_parts("experiments.paper", parts, lab)
+        documents = run_parts(PARTS, parts, lab)
     refuted = [line for document in documents for line in document.get("contradicted", [])]
     refuted += [line for bench in lab.benches for line in contradictions(list(bench.kept.values()))]
     lab.say(f"{progress.n_finished} solved now, in {duration(time.monotonic() - began)}")
-    from analysis.paper import draw_paper
-
     return draw_and_say(draw_paper, lab, refuted)
 
 

@@ -8,8 +8,8 @@ from remat.bounds.lp import solve_relaxation
 from remat.errors import InvalidPlan
 from remat.graph import Graph
 from remat.plan import Plan
+from remat.programs.staged import build_staged_model
 from remat.simulator import simulate
-from remat.staged_model import build_staged_model
 
 AT_ONCE = 500
 

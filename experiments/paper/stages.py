@@ -15,9 +15,9 @@ from experiments.paper.unpartitioned import solve_published
 from remat.child import command as child_command
 from remat.child import environment
 from remat.errors import RematError
-from remat.exhaustive import exhaustive
 from remat.frontends import synthetic
 from remat.graph import Graph
+from remat.search.exhaustive import exhaustive
 
 LAYERS = 8
 FORMS = {"frontier-advancing": True, "unpartitioned": False}

@@ -19,13 +19,15 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from remat.bounds.certificate import BoundCertificate, proven_bound
+from remat.bounds.certificate import proven_bound
 from remat.bounds.cuts import knapsack_cuts
 from remat.bounds.relax import relaxed
+from remat.certificate import BoundCertificate
+from remat.context import Context
 from remat.graph import Graph
 from remat.plan import Scope
-from remat.solve import Problem
-from remat.staged_model import CONTINUITY, EDGE, MEMORY, ONCE, StagedModel, build_staged_model, last_stages
+from remat.programs.highs import Program, solve_program
+from remat.programs.staged import CONTINUITY, EDGE, MEMORY, ONCE, StagedModel, build_staged_model, last_stages
 
 KIND_NAMES = {EDGE: "edge", CONTINUITY: "continuity", MEMORY: "memory", ONCE: "once"}
 CUT = 6  # kind of row beside those of the model; its key is (index in the list of cuts, -1, -1)
@@ -66,7 +68,7 @@ def expected_seconds(columns: int) -> float:
 
 
 def lower_bound(
-    problem: Problem,
+    context: Context,
     *,
     on_bound: Callable[[BoundCertificate], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
@@ -74,28 +76,28 @@ def lower_bound(
 ) -> BoundResult:
     """The best bound that the staged LP gives before the deadline, made rigorous.
 
-    Valid for `problem.scope`: for free only the cost of running everything once is known. `on_bound` gets
+    Valid for `context.problem.scope`: for free only the cost of running everything once is known. `on_bound` gets
     each better bound with its proof; `should_stop` is asked before each LP and in it. Without cuts the bound
     is that of the relaxation itself, whose multipliers have a meaning (`remat.bounds.price`).
     """
-    graph, scope = relaxed(problem.graph), problem.scope
+    graph, scope = relaxed(context.problem.graph), context.problem.scope
     best = BoundResult(graph.total_cost, scope)
     if scope is Scope.FREE or model_columns(graph) > LARGEST:
         return best
-    model = build_staged_model(graph, problem.budget_bytes, memory="stage_end", once=scope is Scope.STAGED)
+    model = build_staged_model(graph, context.problem.budget_bytes, memory="stage_end", once=scope is Scope.STAGED)
     if model.infeasible:
         return best
     used = _forward_columns(model)
     cuts: list[list[int]] = []  # as the certificate names them
     rounds, value_before = 0, -math.inf
     while not should_stop():
-        begun = problem.remaining_s()
-        solved = solve_relaxation(model, used, problem.remaining_s(), problem.solver_threads, should_stop)
+        begun = context.remaining_s()
+        solved = solve_relaxation(model, used, context.remaining_s(), context.solver_threads, should_stop)
         if solved is None:
             break
         x, y = solved
         rounds += 1
-        certificate = _certify(problem, model, y, cuts)
+        certificate = _certify(context, model, y, cuts)
         if certificate.bound > best.bound or best.certificate is None:
             best = BoundResult(certificate.bound, scope, certificate)
             if on_bound is not None:
@@ -103,7 +105,7 @@ def lower_bound(
         value = model.cost_constant + float(model.cost @ x)
         if value - certificate.bound <= ENOUGH * value:
             new = _violated(model, x, set(map(tuple, cuts))) if with_cuts else []
-            enough_time = problem.repeats or problem.remaining_s() > 1.5 * (begun - problem.remaining_s())
+            enough_time = context.repeats or context.remaining_s() > 1.5 * (begun - context.remaining_s())
             if not new or not enough_time or value - value_before < WORTH * value:
                 break
             model, value_before = _with_cuts(model, new, len(cuts)), value
@@ -129,8 +131,6 @@ def solve_relaxation(
     x [n] are the values of all columns, y [rows] multipliers of all rows in cost per unit of the row.
     `should_stop` is asked by the interior point in every iteration.
     """
-    import highspy
-
     if not used.any():  # nothing to decide
         return np.zeros(model.shape[1]), np.zeros(model.shape[0])
     rows_used = np.asarray(model.matrix[:, used].getnnz(axis=1)).ravel() > 0
@@ -139,37 +139,19 @@ def solve_relaxation(
     is_memory = model.row_kind[rows_used] == MEMORY
     scale = np.where(is_memory, 1000.0 / max(1, _room(model)), 1.0)
     matrix = (scipy.sparse.diags(scale) @ matrix).tocsr()
-    highs = highspy.Highs()
-    highs.setOptionValue("output_flag", False)
-    highspy.Highs.resetGlobalScheduler(True)
-    lp: Any = highspy.HighsLp()
-    lp.num_row_, lp.num_col_ = matrix.shape
-    lp.col_cost_ = model.cost[used] / cost_scale
-    lp.col_lower_, lp.col_upper_ = np.zeros(matrix.shape[1]), model.upper[used].astype(np.float64)
-    lp.row_lower_ = model.row_lower[rows_used] * scale
-    lp.row_upper_ = np.full(matrix.shape[0], highspy.kHighsInf)
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = matrix.indptr, matrix.indices, matrix.data
-    highs.passModel(lp)
-    for option, value in (
-        ("solver", "ipm"), ("run_crossover", "off"), ("threads", threads), ("time_limit", max(0.1, time_limit_s)),
-    ):  # fmt: skip
-        highs.setOptionValue(option, value)
-
-    def ask(event: Any) -> None:
-        if should_stop():
-            event.interrupt()
-
-    highs.cbIpmInterrupt += ask
-    highs.run()
-    if highs.getModelStatus() not in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kUnknown):
-        return None
-    solution = highs.getSolution()
-    if not solution.dual_valid:
+    program = Program(
+        matrix=matrix,
+        cost=model.cost[used] / cost_scale,
+        upper=model.upper[used].astype(np.float64),
+        row_lower=model.row_lower[rows_used] * scale,
+    )
+    options = {"solver": "ipm", "run_crossover": "off", "threads": threads, "time_limit": max(0.1, time_limit_s)}
+    answer = solve_program(program, options, should_stop=should_stop)
+    if answer.x is None or answer.row_dual is None:
         return None
     x, y = np.zeros(model.shape[1]), np.zeros(model.shape[0])
-    x[used] = np.clip(solution.col_value, 0.0, 1.0)
-    y[rows_used] = np.maximum(solution.row_dual, 0.0) * scale * cost_scale
+    x[used] = np.clip(answer.x, 0.0, 1.0)
+    y[rows_used] = np.maximum(answer.row_dual, 0.0) * scale * cost_scale
     return x, y
 
 
@@ -237,9 +219,9 @@ def _with_cuts(model: StagedModel, cuts: list[list[int]], first: int) -> StagedM
     )
 
 
-def _certify(problem: Problem, model: StagedModel, y: np.ndarray, cuts: list[list[int]]) -> BoundCertificate:
+def _certify(context: Context, model: StagedModel, y: np.ndarray, cuts: list[list[int]]) -> BoundCertificate:
     """Round the multipliers to integers over a common denominator and count exactly what they prove."""
-    graph, budget, scope = problem.graph, problem.budget_bytes, problem.scope
+    graph, budget, scope = context.problem.graph, context.problem.budget_bytes, context.problem.scope
     least = float(np.min(y[y > 0], initial=1.0)) / model.unit_bytes
     denominator = 1 << max(0, min(60, 24 - math.floor(math.log2(max(least, 1e-12)))))
     multipliers: dict[str, list[list[int]]] = {name: [] for name in KIND_NAMES.values()}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
-from remat.bounds.certificate import BoundCertificate
 from remat.bounds.lp import lower_bound
+from remat.certificate import BoundCertificate
+from remat.context import Context
 from remat.errors import RematError
 from remat.graph import Graph
 from remat.plan import parse_scope
-from remat.solve import Problem
+from remat.problem import Problem, SolveOptions
 
 GIB = 2**30
 
@@ -68,10 +68,8 @@ def shadow_price(
         if not certificate.multipliers.get("knapsack"):
             found.append(certificate)
 
-    problem = Problem(
-        graph, budget_bytes, parse_scope(scope), deadline=time.monotonic() + time_limit_s, threads=threads
-    )
-    lower_bound(problem, on_bound=take, with_cuts=False)
+    options = SolveOptions(time_limit_s=time_limit_s, threads=threads)
+    lower_bound(Context.of(Problem(graph, budget_bytes, parse_scope(scope)), options), on_bound=take, with_cuts=False)
     if not found:
         raise RematError(f"no LP bound of '{graph.name}' at {budget_bytes} bytes within {time_limit_s:g} s")
     last = max(found, key=lambda certificate: certificate.bound)

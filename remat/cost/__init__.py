@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from remat.cost._warning import CostWarning
 from remat.cost.flops import flop_costs
 from remat.cost.gpu import Gpu, gpus, load_gpu
 from remat.cost.profile import Noise, profile_costs
 from remat.cost.roofline import roofline_costs
-from remat.errors import InvalidInput, unknown_name, warn
+from remat.errors import CostWarning, InvalidInput, unknown_name, warn
 from remat.graph import Graph
 
 COST_MODELS = ("flops", "roofline", "profile")

@@ -1,6 +1,6 @@
-"""What a roofline needs to know about a device, and the devices of ``conf/gpu``.
+"""What a roofline needs to know about a device, and the devices that come with remat: ``gpus/*.json`` beside this.
 
-``python -m remat.cost --measure-cpu`` measures the CPU at hand the way ``conf/gpu/cpu.yaml`` was.
+``python -m remat.torch.measure_cpu`` measures the CPU at hand the way ``gpus/cpu.json`` was.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from remat.errors import InvalidInput, unknown_name
+from remat.files import read_json
 
-GPU_FOLDER = Path(__file__).resolve().parents[2] / "conf" / "gpu"
+GPU_FOLDER = Path(__file__).resolve().parent / "gpus"
 DEFAULT_GPU = "v100"
+COMMENTS = {"about", "sources"}  # of a file, for people
 
 # Achieved fractions of the peaks: medians over 646 operations measured on a P100 (docs/roofline.md says how
 # well they carry from network to network), used for every GPU. Nothing says that they hold for matrix units.
@@ -37,7 +40,7 @@ class Gpu:
     """A device as a roofline sees it.
 
     Attributes:
-        name: as in ``conf/gpu``, e.g. ``v100``.
+        name: the stem of its file, e.g. ``v100``.
         memory_bytes: of the device; the budget that figures mark.
         bandwidth_bytes_per_s: peak, of the device memory.
         launch_overhead_s: added to every operation that is not free.
@@ -98,26 +101,27 @@ def matrix_dtype(kind: str, dtype: str, gpu: Gpu) -> str:
 
 
 def gpus() -> list[str]:
-    """Names of the devices in ``conf/gpu``."""
-    return sorted(path.stem for path in GPU_FOLDER.glob("*.yaml"))
+    """Names of the devices that come with remat."""
+    return sorted(path.stem for path in GPU_FOLDER.glob("*.json"))
 
 
-def load_gpu(name: str = DEFAULT_GPU) -> Gpu:
-    """The device of that name from ``conf/gpu``.
+def describe_gpu(name: str) -> dict[str, Any]:
+    """The fields of that device's `Gpu`, as its file has them.
 
     Raises:
         UnknownName: with the nearest names.
         InvalidInput: the file does not describe a device.
     """
-    known = gpus()
-    if not known:
-        raise InvalidInput(f"no device descriptions in {GPU_FOLDER}; build a remat.cost.gpu.Gpu instead")
-    if name not in known:
-        raise unknown_name("gpu", name, known)
-    from omegaconf import OmegaConf  # PyYAML alone reads 15.7e12 as a string
-
-    content = OmegaConf.to_container(OmegaConf.load(GPU_FOLDER / f"{name}.yaml"))
+    if name not in gpus():
+        raise unknown_name("gpu", name, gpus())
+    path = GPU_FOLDER / f"{name}.json"
+    content = read_json(path)
     names = {f.name for f in fields(Gpu)}
-    if not isinstance(content, dict) or not set(content) <= names:
-        raise InvalidInput(f"conf/gpu/{name}.yaml: its keys must be among {', '.join(sorted(names))}")
-    return Gpu(**{str(key): value for key, value in content.items()})
+    if not isinstance(content, dict) or not set(content) <= names | COMMENTS:
+        raise InvalidInput(f"{path}: its keys must be among {', '.join(sorted(names | COMMENTS))}")
+    return {key: value for key, value in content.items() if key not in COMMENTS}
+
+
+def load_gpu(name: str = DEFAULT_GPU) -> Gpu:
+    """The device of that name; raises as `describe_gpu`."""
+    return Gpu(**describe_gpu(name))

@@ -25,12 +25,11 @@ from typing import Any
 
 from remat.child import command as child_command
 from remat.child import environment
-from remat.cost._records import TIME_FIELDS, cache_key, read_fields
-from remat.cost._warning import CostWarning
 from remat.cost.gpu import DEFAULT_GPU, Gpu, load_gpu
+from remat.cost.records import TIME_FIELDS, cache_key, read_fields
 from remat.cost.roofline import operation_ns
 from remat.cost.stored import load_stored
-from remat.errors import InvalidInput, MissingPackage, RematError, unknown_name, warn
+from remat.errors import CostWarning, InvalidInput, MissingPackage, RematError, unknown_name, warn
 from remat.files import write_text
 from remat.graph import Graph, Operation, Work
 from remat.units import format_size
@@ -88,7 +87,7 @@ def profile_costs(
     """Cost of each operation.
 
     Without a `device`, those that are stored for `gpu` are taken (`remat.cost.stored`), and nothing is measured.
-    What cannot be rebuilt, is not stored, or was not timed steadily takes its roofline time: of ``conf/gpu/cpu.yaml``
+    What cannot be rebuilt, is not stored, or was not timed steadily takes its roofline time: of ``gpu=cpu``
     on a CPU, else of `gpu`. Beside times that were measured here it is scaled as these are, all in all.
 
     Raises:
@@ -344,7 +343,7 @@ def _measure(
         }
         write_text(job_path, json.dumps({**job, **this}))
         child = subprocess.run(
-            child_command("remat.cost._profile_worker", str(job_path)),
+            child_command("remat._profile_worker", str(job_path)),
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
             env=environment({"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}),
         )  # fmt: skip

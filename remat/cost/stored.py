@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from remat.cost._records import TIME_FIELDS, cache_key, read_fields, read_record
-from remat.errors import InvalidInput
+from remat.cost.records import TIME_FIELDS, cache_key, read_fields, read_record
+from remat.errors import InvalidInput, MissingPackage
 from remat.files import replacing
 
 RESULTS_FOLDER = Path(__file__).resolve().parents[2] / "results"
@@ -43,14 +40,20 @@ class StoredProfile:
 
 
 def load_stored(gpu: str, folder: Path | None = None) -> StoredProfile | None:
-    """The table of a device by its name in ``conf/gpu``; None if there is none.
+    """The table of a device by its name in `remat.cost.gpus`; None if there is none.
 
     Raises:
         InvalidInput: the file is not such a table.
+        MissingPackage: it needs pyarrow.
     """
     path = (folder or RESULTS_FOLDER) / gpu / FILE
     if not path.is_file():
         return None
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise MissingPackage(f"reading {path} needs pyarrow: pip install 'remat[harness]'") from None
     try:
         table = pq.read_table(path, columns=["signature", "ns"])
         said = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
@@ -65,13 +68,16 @@ def store(cache: Path, gpu: str, provenance: Mapping[str, Any], folder: Path | N
     """Write the times that `profile_costs` measured on a device into its cache as the table of that device.
 
     Args:
-        gpu: name in ``conf/gpu``.
+        gpu: a name in `remat.cost.gpus`.
         provenance: device, versions and how the times were taken, as the records say (`profile.provenance_of`);
             others are left out, and so are times that are not steady.
 
     Raises:
         InvalidInput: there are none.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     found = [(path, read_record(path)) for path in sorted(cache.glob("*.json"))]
     records = [
         record for path, record in found

@@ -10,7 +10,7 @@ from remat.execution.planning import (
     parse_budget,
 )
 from remat.execution.progress import announce_pause
-from remat.execution.step_plan import Fingerprint, Planned, StepPlan, fingerprint_of, operators_of
+from remat.execution.step_plan import Fingerprint, Planned, StepPlan, fingerprint_of, implementations_of
 
 __all__ = [
     "Fingerprint",
@@ -23,7 +23,7 @@ __all__ = [
     "default_cache",
     "find_plan",
     "fingerprint_of",
+    "implementations_of",
     "is_fraction",
-    "operators_of",
     "parse_budget",
 ]

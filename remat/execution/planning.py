@@ -20,12 +20,14 @@ from remat.incumbent import GAP_TOLERANCE
 from remat.plan import Plan, parse_scope
 from remat.registry import get_strategy
 from remat.simulator import simulate
-from remat.solve import Solution, Status, solve
+from remat.solution import Solution, Status
+from remat.solving.api import solve
 from remat.units import check_time_limit, format_size, parse_size
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
+DEFAULT_STRATEGY = "portfolio"
 NO_BUDGET = "give a budget (e.g. budget='8GB', or budget=0.6 of what the plain step needs) or a plan (plan='plan.json')"
 
 
@@ -72,7 +74,8 @@ def check_options(budget: Any, plan: Any, strategy: str, scope: str, cost: str, 
         raise InvalidInput(f"plan must be the .plan of a module or the path of a saved one, not {type(plan).__name__}")
     if budget is not None:
         parse_budget(budget, Peaks(2**40))  # of which a fraction is a size, whatever it is
-    get_strategy(strategy)
+    if plan is None or strategy != DEFAULT_STRATEGY:  # a plan can be followed where no solver is installed
+        get_strategy(strategy)
     parse_scope(scope)
     check_time_limit(time_limit_s)
     if cost not in COST_MODELS:
@@ -113,7 +116,7 @@ def find_plan(
     """
     once = Plan.from_order(graph, range(len(graph)), budget_bytes)
     if not graph.has_implementations and cheapest_fitting(graph, [once], budget_bytes) is not None:
-        return solve(graph, budget_bytes, "checkpoint_all")
+        return solve(graph, budget_bytes, DEFAULT_STRATEGY)  # which ends at once
 
     def solved(start: Plan | None, seconds: float) -> Solution:
         return solve(

@@ -76,7 +76,7 @@ class StepPlan:
         plain_peak_bytes: what the framework's own step needs beside the same fixed bytes, or None if not known.
         fixed: parts of ``graph.fixed_bytes`` in bytes, by name, e.g. ``parameters``.
         costs: how operations were costed: ``profile``, ``roofline`` or ``flops``; '' if nothing had to be chosen.
-        operators: which implementations its graph has: ``default``, ``exact`` or ``joint``.
+        implementations: which implementations its graph has: ``default``, ``exact`` or ``joint``.
         noise: of costs that were measured; None for others, and where that is not known.
         sharing: [N] per operation the (input, output) values that may share a storage (see `simulate`); () for none.
     """
@@ -90,7 +90,7 @@ class StepPlan:
     fixed: Mapping[str, int]
     costs: str
     sharing: Sharing = ()
-    operators: str = "default"
+    implementations: str = "default"
     noise: Noise | None = None
 
     @functools.cached_property
@@ -179,7 +179,7 @@ class StepPlan:
             "workspace_bytes": [op.workspace_bytes for op in self.graph.operations],
         }
         if self.graph.has_implementations:
-            section["operators"] = self.operators
+            section["operators"] = self.implementations
             section["implementations"] = [
                 [[way.name, way.cost, way.workspace_bytes] for way in op.implementations]
                 for op in self.graph.operations
@@ -214,8 +214,8 @@ class StepPlan:
             for op, cost, size in zip(graph.operations, costs, workspace, strict=True)
         )
         graph = replace(graph, operations=operations, cost_unit=str(section.get("cost_unit", "")))
-        operators = str(section.get("operators", "default"))
-        if operators != "default":
+        implementations = str(section.get("operators", "default"))
+        if implementations != "default":
             graph = _with_weights(graph, section, where)
         plan = _plan_of(document, graph, where)
         try:
@@ -229,7 +229,7 @@ class StepPlan:
         plain = _beside(fixed, plain if type(plain) is int else None, known)
         return cls(
             plan, graph, fingerprint, str(section.get("strategy", "")), plan.budget_bytes, plain, fixed,
-            str(section.get("costs", "")), _sharing(section, graph, where), operators, _noise_of(section),
+            str(section.get("costs", "")), _sharing(section, graph, where), implementations, _noise_of(section),
         )  # fmt: skip
 
     def promising(self, budget_bytes: int | None) -> StepPlan:
@@ -339,8 +339,8 @@ def _counts(section: Mapping[str, Any], key: str, n: int, where: str) -> list[in
     return numbers
 
 
-def operators_of(path: str | os.PathLike[str]) -> str:
-    """Which implementations the graph of a saved plan has, see `StepPlan.operators`.
+def implementations_of(path: str | os.PathLike[str]) -> str:
+    """Which implementations the graph of a saved plan has, see `StepPlan.implementations`.
 
     Raises:
         InvalidPlan: the file cannot be read.

@@ -19,8 +19,8 @@ from remat.frontends._monet_ways import (
     keep_mask,
     pairs,
 )
+from remat.frontends.monet_networks import FLOAT_BYTES
 from remat.graph import Graph
-from remat.networks.monet import FLOAT_BYTES
 
 ASSUMED_SPARSITY = 0.5  # of ReLU outputs: half of what is symmetric about 0 is negative; not measured
 COLUMNS = 256  # of the matrix stored as CSR, so that a column index takes a byte

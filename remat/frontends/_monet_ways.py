@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from remat.cost.gpu import Gpu, operation_class
 from remat.cost.roofline import operation_ns
 from remat.errors import InvalidInput
+from remat.frontends.monet_networks import FLOAT_BYTES, INDEX_BYTES, Layer
 from remat.graph import Graph, Operation, Value, Work
 from remat.implementation import Implementation
-from remat.networks.monet import FLOAT_BYTES, INDEX_BYTES, Layer
 
 LEVELS = ("none", "in_place", "conv", "output", "intermediate")  # MONeT's ablation; each has what those before it have
 

@@ -28,8 +28,8 @@ from remat.cost.gpu import Gpu
 from remat.errors import InvalidInput, unknown_name
 from remat.frontends._monet_gist import ASSUMED_SPARSITY, with_gist
 from remat.frontends._monet_ways import LEVELS, add_ways
+from remat.frontends.monet_networks import BATCHES, FLOAT_BYTES, NETWORKS, Layer, Network
 from remat.graph import Graph, Work
-from remat.networks.monet import BATCHES, FLOAT_BYTES, NETWORKS, Layer, Network
 from remat.plan import Plan
 
 __all__ = ["BATCHES", "LEVELS", "NETWORKS", "monet_graph", "plain_pytorch", "training_graph", "with_gist"]
@@ -61,7 +61,7 @@ def monet_graph(
         profile: the published graph of that network and batch (`remat.load_graph` reads instances/p100). Default
             implementations then have its measured costs. Each alternative has that of its default times the ratio of
             their roofline times on `gpu`: modelled.
-        gpu: a device of ``conf/gpu``, whose roofline gives costs where there is no profile.
+        gpu: a device of `remat.cost.gpus()`, whose roofline gives costs where there is no profile.
         winograd: whether the level ``conv`` and later ones have it: its costs are the least certain by far.
         gist: add what the strategy ``gist`` needs (`with_gist`), at that `sparsity`.
 

@@ -12,14 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from remat.errors import InvalidInput, unknown_name
-from remat.graph import Graph
+from remat.errors import InvalidInput
 
-FRAMEWORKS = {
-    "keras": "remat.frontends.keras",
-    "torch": "remat.frontends.torch",
-    "synthetic": "remat.frontends.synthetic",
-}
+FRAMEWORKS = ("keras", "torch", "synthetic")
 GRANULARITIES = ("layer", "operation")
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
@@ -128,17 +123,3 @@ def place_in_target(error: BaseException, target: str) -> str:
 def _place(error: BaseException, is_own: Callable[[str], bool]) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-
-
-def extract(spec: ModelSpec) -> Graph:
-    """The uncosted graph of `spec` (every cost 0, `Operation.work` filled), in this process.
-
-    Raises:
-        InvalidInput: unknown framework or granularity, or a network that cannot be built.
-        MissingPackage: the framework is not installed.
-    """
-    if spec.framework not in FRAMEWORKS:
-        raise unknown_name("framework", spec.framework, FRAMEWORKS)
-    if spec.granularity not in GRANULARITIES:
-        raise unknown_name("granularity", spec.granularity, GRANULARITIES)
-    return importlib.import_module(FRAMEWORKS[spec.framework]).extract(spec)

@@ -1,5 +1,1 @@
-"""Compiled local search over retention intervals: the engine of the `search` strategy."""
-
-from remat.search.anneal import Annealer, Best, is_warm, minimise_cost
-
-__all__ = ["Annealer", "Best", "is_warm", "minimise_cost"]
+"""Searches: greedy, exhaustive, and compiled local search over retention intervals, orders and implementations."""

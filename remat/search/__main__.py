@@ -6,9 +6,9 @@ import time
 
 from remat.arrays import GraphArrays
 from remat.graph import Graph
-from remat.ordering import anneal_orders
-from remat.search import minimise_cost
+from remat.search.anneal import minimise_cost
 from remat.search.evict import evict
+from remat.search.ordering.anneal import anneal_orders
 
 
 def main() -> None:

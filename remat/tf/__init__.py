@@ -7,8 +7,32 @@ model = rtf.fit_within(model, budget=0.6); model.fit(x, y)
 rtf.prepare(model, (x[:64], y[:64]), (x[-16:], y[-16:]))  # ahead of fit
 """
 
-from remat.tf._api import compile, rematerialize
-from remat.tf._fit import fit_within, prepare
-from remat.tf._step import PlannedStep
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from remat.tf._keras import import_keras
+
+if TYPE_CHECKING:
+    from remat.tf._fit import fit_within, prepare
+    from remat.tf._step import PlannedStep
+    from remat.tf.api import compile, rematerialize
 
 __all__ = ["PlannedStep", "compile", "fit_within", "prepare", "rematerialize"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load TensorFlow at first use, which takes seconds; `remat.tf.networks` can be asked for options without it.
+
+    Raises:
+        MissingPackage: TensorFlow is not installed.
+    """
+    if name not in __all__:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    import_keras()
+    from remat.tf import _fit, _step, api
+
+    for module in (api, _fit, _step):
+        if hasattr(module, name):
+            globals()[name] = getattr(module, name)
+    return globals()[name]

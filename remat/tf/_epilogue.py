@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from remat.frontends.tensorflow_ops import StepReader
 from remat.graph import Graph
+from remat.tf.operation_graph import StepReader
 
 
 def is_write(reader: StepReader, op: Any) -> bool:

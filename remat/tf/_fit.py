@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from remat.errors import InvalidInput
 from remat.execution import Peaks, StepPlan, announce_pause, is_fraction
-from remat.tf._api import NO_JIT, Budget, SavedPlan, check_call, variable_bytes
-from remat.tf._capture import CapturedStep, capture_step, trace
 from remat.tf._plan import Options, Promise, fingerprint, load_plan, make_plan, promise_of
 from remat.tf._step import PlannedStep, describe
+from remat.tf.api import NO_JIT, Budget, SavedPlan, check_call, variable_bytes
+from remat.tf.capture import CapturedStep, capture_step, trace
 
 
 def fit_within(

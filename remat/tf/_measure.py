@@ -22,11 +22,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from remat.cost._records import write_record
-from remat.cost._runners_tensorflow import random_tensor
-from remat.frontends._tensorflow_nodes import run_signature
-from remat.tf._portable import load_step
-from remat.tf._tensorflow import executed_as_written
+from remat.cost.records import write_record
+from remat.tf._nodes import run_signature
+from remat.tf.adapter import executed_as_written
+from remat.tf.portable import load_step
+from remat.tf.timing import random_tensor
 
 WARM_UP = 2
 RUNS = 8  # kernels that work in blocks on several threads do not hold as many of them every time

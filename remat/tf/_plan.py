@@ -26,10 +26,10 @@ from remat.execution import (
 from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.simulator import Sharing
-from remat.tf._capture import CapturedStep
-from remat.tf._emit import emit, emit_plain
-from remat.tf._portable import measure_step
 from remat.tf._workspace import Footprint, measure_footprint
+from remat.tf.capture import CapturedStep
+from remat.tf.emit import emit, emit_plain
+from remat.tf.portable import measure_step
 from remat.units import format_size
 
 # What TensorFlow's executor holds beside tensors, fitted with 2.21: an entry for each input of each node for the

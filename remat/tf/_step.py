@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from remat.errors import InvalidInput
 from remat.execution import Planned, StepPlan
-from remat.tf._capture import CapturedStep
-from remat.tf._emit import emit, emit_plain
-from remat.tf._portable import StepMeasurement, StepTimes, measure_step, time_steps
+from remat.tf.capture import CapturedStep
+from remat.tf.emit import emit, emit_plain
+from remat.tf.portable import StepMeasurement, StepTimes, measure_step, time_steps
 
 
 class PlannedStep(Planned):

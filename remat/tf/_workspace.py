@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from remat.cost import CostWarning
-from remat.cost._records import cache_key, is_measurement, read_record
 from remat.cost.profile import machine
+from remat.cost.records import cache_key, is_measurement, read_record
 from remat.errors import RematError, warn
 from remat.execution import default_cache
 from remat.graph import Graph
 from remat.simulator import Sharing
-from remat.tf._capture import CapturedStep
 from remat.tf._heap import run_child, why_it_failed
+from remat.tf.capture import CapturedStep
 
 
 @dataclass(frozen=True, slots=True)

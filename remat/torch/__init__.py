@@ -5,8 +5,17 @@ model = rt.rematerialize(model, (x,), budget="8GB", optimizer=optimizer)
 print(model.plan)
 """
 
-from remat.torch._measure import measured_peak
-from remat.torch._module import Rematerialized
+from remat.errors import MissingPackage
+
+try:
+    import torch as _torch  # noqa: F401 - the first of many imports, so that its absence is one line
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise MissingPackage("PyTorch is not installed: pip install 'remat[torch]'") from None
+
 from remat.torch._rematerialize import rematerialize
+from remat.torch.measure import measured_peak
+from remat.torch.module import Rematerialized
 
 __all__ = ["Rematerialized", "measured_peak", "rematerialize"]

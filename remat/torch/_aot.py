@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
 from remat.errors import InvalidInput
-from remat.frontends._torch_capture import Backend, Partition, eager_backend
+from remat.torch.capture import Backend, Partition, eager_backend
 
 aten = torch.ops.aten
 

@@ -18,9 +18,9 @@ import torch
 from torch import fx
 
 from remat.errors import InvalidPlan
-from remat.frontends._torch_graph import END_KIND, CapturedStep, is_random
 from remat.torch import _aot
 from remat.torch._ways import Kept, Recipe, arguments_in
+from remat.torch.step_graph import END_KIND, CapturedStep, is_random
 
 
 def emit(step: CapturedStep, order: Sequence[int], ways: Sequence[str] = ()) -> tuple[fx.GraphModule, fx.GraphModule]:

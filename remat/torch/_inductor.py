@@ -17,7 +17,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from remat.frontends._torch_capture import Partition
+from remat.torch.capture import Partition
 
 
 def inductor(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:

@@ -14,19 +14,18 @@ from torch import nn
 from remat import zoo
 from remat.cost import load_gpu
 from remat.cost.profile import profile_workspaces
-from remat.errors import InvalidInput, InvalidPlan, unknown_name
-from remat.execution import Peaks, StepPlan, check_options, default_cache, is_fraction, operators_of, parse_budget
-from remat.frontends._torch_capture import Joint
-from remat.frontends._torch_graph import CapturedStep, loss_bytes
+from remat.errors import InvalidInput, InvalidPlan, unknown_name, warn
+from remat.execution import Peaks, StepPlan, check_options, default_cache, implementations_of, is_fraction, parse_budget
 from remat.graph import Graph
 from remat.plan import parse_scope
-from remat.registry import get_strategy
 from remat.torch import _aot, _optimizer
-from remat.torch._measure import peak_of_step
-from remat.torch._module import Rematerialized, captured_step, keywords
-from remat.torch._plain import plain_step
-from remat.torch._planner import Planner, default_gpu, describe_inputs, device_of, there_before
-from remat.torch._ways import OPERATORS
+from remat.torch._ways import CHOICES
+from remat.torch.capture import Joint
+from remat.torch.measure import peak_of_step
+from remat.torch.module import Rematerialized, captured_step, keywords
+from remat.torch.plain import plain_step
+from remat.torch.planner import Planner, default_gpu, describe_inputs, device_of, there_before
+from remat.torch.step_graph import CapturedStep, loss_bytes
 from remat.units import format_size
 
 MOST_PLANS = 4
@@ -49,9 +48,10 @@ def rematerialize(
     seed: int = 0,
     threads: int = 2,
     gpu: str | None = None,
-    operators: str = "default",
+    implementations: str = "default",
     verify: bool = False,
     cache_folder: str | os.PathLike[str] | None = None,
+    operators: str | None = None,
 ) -> Rematerialized:
     """A module that trains `model` within a memory budget, recomputing what the plan says.
 
@@ -84,13 +84,14 @@ def rematerialize(
         scope: of plans: ``free`` may reorder operations, ``fixed_order`` and ``staged`` keep the order of first runs.
         time_limit_s, seed, threads: of the solver.
         gpu: of ``cost="roofline"``; by default the device at hand.
-        operators: ``joint`` chooses, together with what to recompute, how each call runs (MONeT): backward passes from
-            the output, packed masks, small pooling indices, in place, other convolution algorithms
+        implementations: ``joint`` chooses, together with what to recompute, how each call runs (MONeT): backward
+            passes from the output, packed masks, small pooling indices, in place, other convolution algorithms
             (`remat.torch.implementations`). Gradients are then the plain model's to rounding; ``exact`` chooses only
             among implementations that give its bits.
         verify: run steps on the sample arguments and measure the peak, `measured_peak_bytes`; while it exceeds the
             budget (Inductor), plan again with as much less. Gradients, buffers and random numbers stay as they are.
         cache_folder: of measurements of operations; by default ``$REMAT_CACHE`` or ``~/.cache/remat``.
+        operators: the earlier name of `implementations`; it still works, with a warning.
 
     Raises:
         InvalidInput: (a ValueError) no plan within the budget was found; the model does not compile into one graph; an
@@ -99,15 +100,18 @@ def rematerialize(
     _check(model, sample_args, backend)
     given_plan, plan = plan, zoo.resolved(plan)
     check_options(budget, plan, strategy, scope, cost, time_limit_s)
-    operators = _operators(operators, backend, plan)
+    if operators is not None:
+        warn("operators= is called implementations= now", FutureWarning)
+        implementations = operators
+    implementations = _implementations(implementations, backend, plan)
     if gpu is not None and cost != "roofline":
         raise InvalidInput(f"gpu={gpu!r} is of cost='roofline'; cost={cost!r} does not look at it")
     if not isinstance(cache_folder, (str, os.PathLike, type(None))):
         raise InvalidInput(f"cache_folder must be the path of a folder, not {cache_folder!r:.60}")
     kwargs = keywords(sample_kwargs)
-    strategy, scope = get_strategy(strategy).name, str(parse_scope(scope))
+    strategy, scope = str(strategy), str(parse_scope(scope))
     device = device_of(model, (sample_args, kwargs))
-    step = captured_step(model, sample_args, kwargs, backend, operators)
+    step = captured_step(model, sample_args, kwargs, backend, implementations)
     inputs = describe_inputs((sample_args, kwargs))
 
     def state_bytes() -> int:  # what is trained may change from step to step
@@ -122,7 +126,7 @@ def rematerialize(
         gpu=load_gpu(gpu) if gpu else default_gpu(device), device=device, time_limit_s=time_limit_s, seed=seed,
         threads=threads, cache_folder=Path(cache_folder) if cache_folder else default_cache() / "profile",
         plain=Peaks(None, "a plan was given"), beside=beside, state_bytes=state_bytes, sample=inputs,
-        operators=operators,
+        implementations=implementations,
     )  # fmt: skip
     if plan is None or is_fraction(budget):
         planner.plain = _plain_peak(model, sample_args, kwargs, planner, step, may_run=is_fraction(budget))
@@ -178,17 +182,19 @@ def _check(model: Any, sample_args: Any, backend: str) -> None:
         raise unknown_name("backend", backend, _aot.BACKENDS)
 
 
-def _operators(operators: str, backend: str, plan: Any) -> str:
+def _implementations(implementations: str, backend: str, plan: Any) -> str:
     """Which implementations there are to choose from: those asked for, or those that a given plan chooses from."""
-    if operators not in OPERATORS:
-        raise unknown_name("operators", str(operators), OPERATORS)
+    if implementations not in CHOICES:
+        raise unknown_name("implementations", str(implementations), CHOICES)
     if isinstance(plan, StepPlan):
-        operators = plan.operators
+        implementations = plan.implementations
     elif plan is not None:
-        operators = operators_of(plan)
-    if operators != "default" and backend != "eager":
-        raise InvalidInput(f"operators={operators!r} needs backend='eager': {backend} chooses its own kernels")
-    return operators
+        implementations = implementations_of(plan)
+    if implementations != "default" and backend != "eager":
+        raise InvalidInput(
+            f"implementations={implementations!r} needs backend='eager': {backend} chooses its own kernels"
+        )
+    return implementations
 
 
 def _gradient_bytes(joint: Joint) -> int:

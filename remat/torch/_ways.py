@@ -18,10 +18,9 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_iter, tree_map
 
-from remat.frontends._torch_graph import END_KIND, CapturedStep
-from remat.frontends._torch_work import _plain, storage_bytes, tensor_bytes, tensors_of
 from remat.graph import Value, Work
 from remat.implementation import Implementation
+from remat.torch._work import _plain, storage_bytes, tensor_bytes, tensors_of
 from remat.torch.implementations import (
     IMPLEMENTATIONS,
     Calls,
@@ -30,8 +29,9 @@ from remat.torch.implementations import (
     all_arguments,
     batch_norm_backward_from_leaky_relu,
 )
+from remat.torch.step_graph import END_KIND, CapturedStep
 
-OPERATORS = ("default", "exact", "joint")
+CHOICES = ("default", "exact", "joint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class Recipe:
     checks: bool = False
 
 
-def with_ways(step: CapturedStep, operators: str) -> CapturedStep:
+def with_ways(step: CapturedStep, implementations: str) -> CapturedStep:
     """The step with every implementation that applies; for ``exact``, that gives the default's bits."""
-    return step if operators == "default" else _Finder(step, operators == "exact").find()
+    return step if implementations == "default" else _Finder(step, implementations == "exact").find()
 
 
 class _Finder:

@@ -9,18 +9,15 @@ of `aten.native_batch_norm_backward`: grad and output [N, C, ...], weight, bias 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from remat.torch.implementations._affine import NotInvertible, require_invertible
-from remat.torch.implementations._fake import is_fake
 
 aten = torch.ops.aten
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of input, weight and bias; None unless asked for
-ELU_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 
 def batch_norm_checked(
@@ -92,37 +89,3 @@ def batch_norm_backward_from_leaky_relu(
     """
     y = aten.leaky_relu.default(activated, 1 / negative_slope)
     return batch_norm_backward_from_output(grad, y, weight, bias, save_rstd, output_mask)
-
-
-def batch_norm_elu(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, training: bool,
-    momentum: float, eps: float, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """Batch norm with ELU (CELU, SELU) written over its output. Same bits as one after the other; no workspace.
-
-    ELU flattens out below zero, so its inverse loses digits: an error of eps * exp(-z) at z < 0. Gradients agree to
-    1e-4 in float32 and 1e-9 in float64, for z above about -6.7 and -15.3.
-
-    Returns:
-        (activated output, mean, rstd, new running mean, new running variance).
-
-    Raises:
-        NotInvertible: an element lies below that, or as `batch_norm_checked`.
-    """
-    y, *rest = batch_norm_checked(x, weight, bias, mean, variance, training, momentum, eps)
-    lowest = math.log(torch.finfo(x.dtype).eps / ELU_TOLERANCE[x.dtype]) / input_scale
-    if y.numel() and not is_fake(y) and not y.amin().item() >= lowest:
-        raise NotInvertible(f"ELU of values below {lowest:.1f} cannot be inverted in {x.dtype}: keep the layer's input")
-    return aten.elu_.default(y, alpha, scale, input_scale), *rest
-
-
-def batch_norm_elu_backward(
-    grad: Tensor, output: Tensor, weight: Tensor | None, bias: Tensor | None, save_rstd: Tensor, alpha: float,
-    scale: float, input_scale: float, output_mask: Sequence[bool],
-) -> Gradients:  # fmt: skip
-    """Gradients of both from the activated output. Workspace: three tensors like it, one byte per element."""
-    inner = aten.elu_backward.default(grad, alpha, scale, input_scale, True, output)
-    below = (output / (alpha * scale)).log1p_().div_(input_scale)
-    y = torch.where(output > 0, output / scale, below)
-    del below
-    return batch_norm_backward_from_output(inner, y, weight, bias, save_rstd, output_mask)

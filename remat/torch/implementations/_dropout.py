@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from remat.errors import InvalidInput
-from remat.frontends._torch_random import bernoulli_like
 from remat.torch._aot import random_state, with_random_state
 from remat.torch.implementations._bits import dense_strides, flags_like, pack, unpack
 from remat.torch.implementations._fake import is_fake
@@ -71,32 +70,6 @@ def dropout_replayed_backward(grad: Tensor, state: Tensor, p: float, scale: floa
     return aten.native_dropout_backward.default(grad, mask, scale)
 
 
-def noise_dropout_packed(x: Tensor, keep: float, strides: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-    """(``x * (bernoulli_like(x, keep) / keep)``, bits [ceil(n / 8)] uint8: what passes), `strides` as above."""
-    drawn = bernoulli_like(x, keep)
-    memory, passes = flags_like(x, strides)
-    torch.ne(drawn, 0, out=passes)
-    return x * drawn.div_(keep), pack(memory)
-
-
-def noise_dropout_packed_backward(grad: Tensor, packed: Tensor, keep: float, strides: Sequence[int]) -> Tensor:
-    """``grad * noise`` with the noise made again from bits. Workspace: the noise and 1 byte per element."""
-    return grad * unpack(packed, grad.shape, strides).to(grad.dtype).div_(keep)
-
-
-def noise_dropout_replayed(x: Tensor, keep: float, strides: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-    """(``x * (bernoulli_like(x, keep) / keep)``, the generator's state before it), `strides` as above."""
-    _check_strides(x, strides)
-    state = random_state(x.device)
-    return x * bernoulli_like(x, keep).div_(keep), state
-
-
-def noise_dropout_replayed_backward(grad: Tensor, state: Tensor, keep: float, strides: Sequence[int]) -> Tensor:
-    """``grad * noise`` with the noise drawn again. Workspace: the noise."""
-    like = torch.empty_strided(grad.shape, strides, dtype=grad.dtype, device=grad.device)
-    return grad * _again(state, _drawn_noise, like, keep)
-
-
 def _check_strides(x: Tensor, strides: Sequence[int] | None) -> None:
     own = zip(x.shape, dense_strides(x), strides or dense_strides(x), strict=True)
     if any(n > 1 and has != wanted for n, has, wanted in own):
@@ -114,7 +87,3 @@ def _drawn_mask(mask: Tensor, p: float, dtype: torch.dtype) -> Tensor:
     if mask.device.type == "cpu":
         return mask.bernoulli_(1 - p)  # as `native_dropout` does
     return aten.native_dropout.default(torch.empty_like(mask, dtype=dtype), p, True)[1]
-
-
-def _drawn_noise(noise: Tensor, keep: float) -> Tensor:
-    return noise.bernoulli_(keep).div_(keep)

@@ -50,10 +50,6 @@ def _leaky_abn_why_not(c: Calls) -> str:
     return _batch_norm_why_not(c) if c.forward[1][1] >= 1e-3 else "so flat a leaky ReLU cannot be inverted"
 
 
-def _elu_abn_why_not(c: Calls) -> str:
-    return _batch_norm_why_not(c) if min(c.forward[1][1:]) > 0 else "so bent an ELU cannot be inverted"
-
-
 def _norm_why_not(x: int, weight: int, bias: int) -> Any:
     def why_not(c: Calls) -> str:
         values = [value_of(a) for a in c.forward[0]]
@@ -86,13 +82,6 @@ NORMS = (
         backward_arguments=lambda c: (
             c.backward[0][0], c.results[0], *c.forward[0][1:3], c.results[2], c.forward[1][1], c.backward[1][-1]),
         why_not=_leaky_abn_why_not, source=INPLACE_ABN, **_NORM),
-    TorchImplementation(
-        "batch_norm_elu", OUTPUT, (BATCH_NORM, "aten.elu"), ("aten.elu_backward", BATCH_NORM_BACKWARD), _AFFINE,
-        _ABN_RESULTS, forward=_batch_norm.batch_norm_elu, backward=_batch_norm.batch_norm_elu_backward,
-        forward_arguments=_fused_arguments,
-        backward_arguments=lambda c: (
-            c.backward[0][0], c.results[0], *c.forward[0][1:3], c.results[2], *c.forward[1][1:], c.backward[1][-1]),
-        why_not=_elu_abn_why_not, exact=False, tolerance={"float32": 1e-4, "float64": 1e-9}, source=INPLACE_ABN),
     TorchImplementation(
         "layer_norm_from_output", OUTPUT, ("aten.native_layer_norm",), ("aten.native_layer_norm_backward",), _AFFINE,
         ((0, 0), (0, 1), (0, 2)), forward=_norms.layer_norm_checked, backward=_norms.layer_norm_backward_from_output,

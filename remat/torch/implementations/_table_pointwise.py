@@ -80,16 +80,10 @@ MASKS = (
 )  # fmt: skip
 
 _DROPOUT = (("aten.native_dropout",), ("aten.native_dropout_backward",))
-_NOISE = (("remat.bernoulli_like", "aten.div", "aten.mul"), ("aten.mul",))
 
 
 def _dropout_why_not(c: Calls) -> str:
     return "" if c.forward[0][2] is not False else "nothing is drawn"
-
-
-def _noise_why_not(c: Calls) -> str:
-    (x, keep), (_, divisor), factors = c.forward
-    return "" if keep == divisor and any(x is f for f in factors) else "this is not the noise of dropout"
 
 
 DROPOUT = (
@@ -104,18 +98,6 @@ DROPOUT = (
         forward=_dropout.dropout_replayed, backward=_dropout.dropout_replayed_backward, why_not=_dropout_why_not,
         backward_arguments=lambda c: (
             c.backward[0][0], c.kept[0], c.forward[0][1], c.backward[0][2], _strides_of_input(c))),
-    TorchImplementation(
-        "noise_dropout_packed", INTERMEDIATE, *_NOISE, ("bits",), ((2, 0),), ("bits",), random=True,
-        forward_arguments=_with_strides,
-        forward=_dropout.noise_dropout_packed, backward=_dropout.noise_dropout_packed_backward, why_not=_noise_why_not,
-        devices=("cpu",),
-        backward_arguments=lambda c: (c.backward[0][0], c.kept[0], c.forward[0][1], _strides_of_input(c))),
-    TorchImplementation(
-        "noise_dropout_replayed", INTERMEDIATE, *_NOISE, ("random state",), ((2, 0),), ("random state",), random=True,
-        forward_arguments=_with_strides,
-        forward=_dropout.noise_dropout_replayed, backward=_dropout.noise_dropout_replayed_backward,
-        why_not=_noise_why_not, devices=("cpu",),
-        backward_arguments=lambda c: (c.backward[0][0], c.kept[0], c.forward[0][1], _strides_of_input(c))),
 )  # fmt: skip
 
 

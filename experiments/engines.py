@@ -1,0 +1,36 @@
+"""The engines by name: local worker processes, a Ray cluster, a SLURM job."""
+
+from __future__ import annotations
+
+import os
+
+from experiments.engine import ENGINES, Engine, LocalEngine
+from experiments.ray_engine import RayEngine
+from remat.errors import unknown_name
+
+
+def make_engine(name: str, jobs: int | None, threads: int = 1, address: str | None = None) -> Engine:
+    """The engine of that name.
+
+    Args:
+        jobs: solves at once; None for as many as there are cores for.
+        threads: of each solve.
+        address: of a Ray cluster; see `experiments.ray_engine`.
+
+    Raises:
+        MissingPackage: Ray is not installed.
+        UnknownName: there is no such engine.
+    """
+    if name == "ray":
+        return RayEngine(jobs, threads, address)
+    if name not in ENGINES:
+        raise unknown_name("engine", name, ENGINES)
+    return LocalEngine(jobs or max(1, _cores() // threads))  # slurm: the run is a SLURM job, its solves are local
+
+
+def _cores() -> int:
+    """Cores that this process may use: a SLURM job has some of its node."""
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    if given.isdigit():
+        return int(given)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,129 @@
+"""``python -m remat._profile_worker JOB``: measures signatures, one cache file each, as soon as it is done.
+
+A job may ask for several passes over all operations: the speed of a machine drifts, and operations are compared with
+each other. What other processes disturbed is measured again. Until the last pass, or while an operation's times are not
+steady, its file holds its samples only, with which a later process goes on.
+
+Prints ``start KEY`` before each and ``failed KEY REASON`` where an operation cannot be rebuilt, so that the
+parent knows which one ended this process.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from remat.cost.records import read_fields, read_samples, write_record
+from remat.cost.timing import SLOW_NS, steady_ns
+
+# For operations that are disturbed: passes beside those asked for, a rest before each (most disturbances are short),
+# and how long they may take at least; at most it is as long as the passes asked for took.
+MORE_PASSES, REST_S, LEAST_S = 6, 0.5, 10.0
+
+
+def main(job_path: str) -> None:
+    """Measure every signature of the job; whatever one of them raises ends only that one."""
+    job = json.loads(Path(job_path).read_text())
+    _set_threads(job["frameworks"], job["threads"])
+    failed: set[str] = set()
+    began = time.monotonic()
+    for n_pass in range(1, job["passes"] + 1):
+        _measure(job, n_pass, failed)
+    until = time.monotonic() + max(LEAST_S, time.monotonic() - began)
+    for n_pass in range(job["passes"] + 1, job["passes"] + MORE_PASSES + 1):
+        if not _unfinished(job, failed) or time.monotonic() > until:
+            return
+        time.sleep(REST_S)
+        _measure(job, n_pass, failed)
+
+
+def _measure(job: dict[str, Any], n_pass: int, failed: set[str]) -> None:
+    """One pass over what is not finished; keys that cannot be measured are added to `failed`."""
+    for key, signature in _unfinished(job, failed).items():
+        path = _path(job, key)
+        if n_pass < job["passes"] and len(read_samples(path)) >= n_pass:
+            continue
+        print("start", key, flush=True)
+        description = json.loads(signature)
+        try:
+            runner = _runner(description["fw"])
+            measured = MEASURES[job["quantity"]](runner, description, job["device"])
+        except Exception as error:  # operators raise whatever they like; the parent names the kind in a warning
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+            print("failed", key, reason, flush=True)
+            failed.add(key)
+            continue
+        if description["fw"] == "keras":
+            gc.collect()  # traced functions hold their layer's variables in cycles
+        if read_fields(path, job["fields"]):
+            continue  # another process has finished it meanwhile
+        if job["quantity"] == "time":
+            measured = _with_samples(measured, read_samples(path), n_pass, job["passes"])
+        write_record(path, measured | {"signature": signature} | job["provenance"])
+
+
+def _runner(framework: str) -> Any:
+    """The module that rebuilds and times operations of a framework; importing it takes seconds."""
+    if framework == "torch":
+        from remat.torch import timing
+    elif framework == "tensorflow":
+        from remat.tf import timing
+    else:
+        from remat.tf import layer_timing as timing
+    return timing
+
+
+def _unfinished(job: dict[str, Any], failed: set[str]) -> dict[str, str]:
+    """{key: signature} of what has no finished file yet and has not failed."""
+    return {
+        key: signature for key, signature in job["signatures"].items()
+        if key not in failed and read_fields(_path(job, key), job["fields"]) is None
+    }  # fmt: skip
+
+
+def _path(job: dict[str, Any], key: str) -> Path:
+    return Path(job["folder"], f"{key}{job['suffix']}")
+
+
+def _with_samples(measured: dict[str, Any], before: list[tuple[int, int]], n_pass: int, passes: int) -> dict[str, Any]:
+    """The samples so far, the latest of many; after the last pass, or at once for a slow operation, also its time."""
+    if measured["disturbed"]:
+        return {"samples": before}
+    samples = [*before, (measured["ns"], measured["best_ns"])][-(passes + MORE_PASSES) :]
+    slow = measured["ns"] > SLOW_NS
+    ns = steady_ns(samples, 1 if slow else passes) if slow or n_pass >= passes else None
+    if ns is None:
+        return {"samples": samples}
+    return {"ns": ns, "best_ns": min(best for _, best in samples), "samples": samples}
+
+
+def _time(runner: Any, description: dict[str, Any], device: str) -> dict[str, Any]:
+    timing = runner.time(description, device)
+    return {"ns": round(timing.median_ns), "best_ns": round(timing.best_ns), "disturbed": timing.disturbed}
+
+
+def _workspace(runner: Any, description: dict[str, Any], device: str) -> dict[str, int]:
+    return {"workspace_bytes": runner.workspace(description, device)}
+
+
+MEASURES = {"time": _time, "workspace": _workspace}
+
+
+def _set_threads(frameworks: list[str], threads: int) -> None:
+    if "torch" in frameworks:
+        import torch
+
+        torch.set_num_threads(threads)
+    if "tensorflow" in frameworks or "keras" in frameworks:
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.random.set_seed(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,116 @@
+"""The form of a bound's certificate: a file that anyone can read; `remat.bounds.certificate` checks what it claims."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from remat.errors import InvalidInput
+from remat.files import UnknownKeys, read_json, write_text
+from remat.graph import holds_control_character
+from remat.plan import Scope, parse_scope
+
+FORMAT = "remat-bound/1"
+KINDS = {"edge": 3, "continuity": 2, "memory": 1, "once": 2, "knapsack": 4}  # how many numbers name a row (or more)
+_KEYS = ("format", "graph", "graph_sha256", "budget_bytes", "scope", "bound", "denominator", "multipliers")
+LARGEST = 1 << 512  # no honest number comes near; beyond 4,300 digits Python cannot even print one
+
+
+@dataclass(frozen=True, slots=True)
+class BoundCertificate:
+    """A lower bound on the cost of any plan of a scope within a budget, with its proof.
+
+    Attributes:
+        graph_name, graph_sha256, budget_bytes, scope: the problem it is about.
+        bound: in the graph's cost unit.
+        denominator: the multipliers are integers divided by it.
+        multipliers: [kind] entries ``[*row, y]`` with y > 0; kinds and rows as in `remat.bounds.certificate`.
+    """
+
+    graph_name: str
+    graph_sha256: str
+    budget_bytes: int
+    scope: Scope
+    bound: int
+    denominator: int
+    multipliers: Mapping[str, Sequence[Sequence[int]]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `save` writes."""
+        return {
+            "format": FORMAT,
+            "graph": self.graph_name,
+            "graph_sha256": self.graph_sha256,
+            "budget_bytes": self.budget_bytes,
+            "scope": str(self.scope),
+            "bound": self.bound,
+            "denominator": self.denominator,
+            "multipliers": {kind: [list(entry) for entry in rows] for kind, rows in self.multipliers.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, content: Any, where: str) -> BoundCertificate:
+        """Check the form of what `to_dict` made; `where` names it in errors.
+
+        Raises:
+            InvalidInput: naming the place.
+        """
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise InvalidInput(f"{where}: format is not {FORMAT}")
+        for key in ("budget_bytes", "bound", "denominator"):
+            if not _is_integer(content.get(key)):
+                raise InvalidInput(f"{where}: {key} must be an integer, within 2**512")
+        if content["budget_bytes"] < 0:
+            raise InvalidInput(f"{where}: budget_bytes must be 0 or more")
+        try:
+            scope = parse_scope(content.get("scope", ""))
+        except InvalidInput as error:
+            raise InvalidInput(f"{where}: {error}") from None
+        if not isinstance(content.get("graph"), str) or not isinstance(content.get("graph_sha256"), str):
+            raise InvalidInput(f"{where}: graph and graph_sha256 must be texts")
+        if holds_control_character(content["graph"]):
+            raise InvalidInput(f"{where}: graph holds a control character: {content['graph']!r:.60}")
+        if not isinstance(content.get("multipliers"), dict):
+            raise InvalidInput(f"{where}: multipliers are missing")
+        unknown = UnknownKeys()
+        unknown.look(content, _KEYS, "bound", "the bound")
+        unknown.tell(where)
+        return cls(
+            content["graph"], content["graph_sha256"], content["budget_bytes"],
+            scope, content["bound"], content["denominator"],
+            _checked_multipliers(content["multipliers"], where),
+        )  # fmt: skip
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as JSON, in one step."""
+        write_text(path, json.dumps(self.to_dict(), separators=(",", ":")))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> BoundCertificate:
+        """Read and check a certificate's form; `verify_bound` checks what it claims.
+
+        Raises:
+            InvalidInput: naming the file and the place.
+        """
+        return cls.from_dict(read_json(path), os.fspath(path))
+
+
+def _is_integer(number: object) -> bool:
+    """Whether it is an integer of a size that can be meant; not a bool, nor NumPy's, which wrap."""
+    return type(number) is int and -LARGEST <= number <= LARGEST
+
+
+def _checked_multipliers(multipliers: Any, where: str) -> dict[str, list[list[int]]]:
+    for kind, rows in multipliers.items():
+        if kind not in KINDS or not isinstance(rows, list):
+            raise InvalidInput(f"{where}: multipliers of unknown kind {kind!r:.60}")
+        for i, row in enumerate(rows):
+            width = KINDS[kind] + 1
+            if kind == "knapsack" and isinstance(row, list) and len(row) % 2:
+                width = max(width, len(row))
+            if not isinstance(row, list) or len(row) != width or not all(map(_is_integer, row)):
+                raise InvalidInput(f"{where}: multiplier {i} of kind '{kind}' must be {width} integers within 2**512")
+    return multipliers

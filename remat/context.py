@@ -1,0 +1,148 @@
+"""What a solve carries beside its problem: the clock, the incumbent, and a way to run another strategy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from remat.errors import RematError
+from remat.incumbent import Incumbent
+from remat.plan import Plan
+from remat.problem import Problem, SolveOptions
+from remat.solution import Solution
+
+# A run that repeats exactly has more than that and that share of its time left, or the clock may have cut it short.
+CUT_S, CUT_SHARE = 0.5, 0.05
+PROOF_SHARE = 0.4  # of the time limit, for a proof in such a run
+LATE_S = 1.0  # other solves that end with less time left are taken to have been ended by the time limit
+LONGEST_S = 3600.0  # of a time limit, from which such a run derives its work
+
+
+class RunStrategy(Protocol):
+    """Runs a strategy by name on the problem of a context."""
+
+    def __call__(
+        self,
+        context: Context,
+        strategy: str,
+        options: Mapping[str, Any],
+        *,
+        isolate: bool | None = None,
+        should_stop: Callable[[], bool] = ...,
+    ) -> Solution:
+        """The solution; `isolate` is whether to use a process of its own (None: as the strategy declares)."""
+        ...
+
+
+def _run_none(context: Context, strategy: str, *_: Any, **__: Any) -> Solution:
+    raise RematError(f"this solve cannot run strategy '{strategy}'; begin it with remat.solving.dispatch.new_context")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One solve of one problem.
+
+    Attributes:
+        problem: the question.
+        options: how it runs; every random choice derives from the seed.
+        deadline: `time.monotonic()` value at which the call must have ended.
+        incumbent: collects plans and bounds while strategies run; `offer` and `offer_bound` lead there.
+        run_strategy: runs another strategy, in a process of its own where asked for.
+    """
+
+    problem: Problem
+    options: SolveOptions
+    deadline: float
+    incumbent: Incumbent
+    run_strategy: RunStrategy
+
+    @classmethod
+    def of(cls, problem: Problem, options: SolveOptions, run_strategy: RunStrategy = _run_none) -> Context:
+        """A solve that starts now, with an empty incumbent."""
+        incumbent = Incumbent(problem.graph, problem.budget_bytes, problem.scope, report=options.progress)
+        return cls(problem, options, time.monotonic() + options.time_limit_s, incumbent, run_strategy)
+
+    def with_options(self, **changes: Any) -> Context:
+        """This solve with other options; the clock and the incumbent stay."""
+        return replace(self, options=replace(self.options, **changes))
+
+    def asking(self, **changes: Any) -> Context:
+        """This solve with fields of the problem changed; its incumbent still collects for the problem before."""
+        return replace(self, problem=replace(self.problem, **changes))
+
+    def until(self, deadline: float) -> Context:
+        """This solve with another deadline."""
+        return replace(self, deadline=deadline)
+
+    def about(self, problem: Problem, incumbent: Incumbent | None = None) -> Context:
+        """A solve of another problem by this one's clock: with `incumbent`, or an empty one that reports to nobody."""
+        empty = Incumbent(problem.graph, problem.budget_bytes, problem.scope)
+        return replace(
+            self, problem=problem, incumbent=incumbent or empty, options=replace(self.options, progress=None)
+        )
+
+    def remaining_s(self) -> float:
+        """Seconds left until the deadline; never negative."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def repeats(self) -> bool:
+        """Whether two runs must give the same: then counts limit the work, and the clock only ends all of it."""
+        return self.options.deterministic or self.options.work_limit is not None
+
+    @property
+    def solver_threads(self) -> int:
+        """Threads for a linear or integer program: where runs repeat one, because several need not."""
+        return 1 if self.repeats else self.options.threads
+
+    def share_ends(self, share: float) -> float:
+        """When a step that may take `share` of the time left has to end; where runs repeat, the deadline."""
+        return self.deadline if self.repeats else time.monotonic() + share * self.remaining_s()
+
+    def steps_in(self, rate: float, most: int = 1 << 40) -> int:
+        """Steps that a run which repeats makes at `rate` per second of its time limit: 1 to `most`."""
+        return max(1, min(most, int(rate * min(self.options.time_limit_s, LONGEST_S))))
+
+    def seconds_for_a_proof(self) -> float:
+        """How long a proof may be expected to take for it to be begun: the time left, or where runs repeat, a share."""
+        return PROOF_SHARE * self.options.time_limit_s if self.repeats else self.remaining_s()
+
+    def is_cut(self) -> bool:
+        """Whether the clock has ended it, or may have, before it was solved: some solvers end a little early."""
+        near_s = CUT_S + CUT_SHARE * min(self.options.time_limit_s, LONGEST_S)
+        return self.remaining_s() <= near_s and not self.is_solved()
+
+    def is_late(self) -> bool:
+        """Whether a solve that ends now without a plan was ended by the time limit."""
+        return self.is_cut() if self.repeats else self.remaining_s() < LATE_S
+
+    def offer(self, plan: Plan, who: str) -> bool:
+        """Hand over a plan found by `who`; it counts whatever happens to the strategy later.
+
+        Returns whether it is the cheapest so far; one beyond the budget or the scope is ignored.
+
+        Raises:
+            InvalidPlan: it cannot be executed.
+        """
+        return self.incumbent.offer(plan, who)
+
+    def offer_bound(self, bound: int, who: str) -> bool:
+        """Hand over a proven lower bound on every plan of this problem; whether it is the best so far.
+
+        A bound of a problem that was derived with a smaller budget or a narrower scope proves nothing
+        about the one asked, and is ignored.
+        """
+        problem, incumbent = self.problem, self.incumbent
+        if problem.budget_bytes < incumbent.budget_bytes or not problem.scope.contains(incumbent.scope):
+            return False
+        return incumbent.offer_bound(bound, who)
+
+    def is_solved(self) -> bool:
+        """Whether what was offered so far has a gap of at most `target_gap`, or decides `cost_cap`: time to stop."""
+        cap, cost = self.problem.cost_cap, self.incumbent.cost
+        if cap is not None:
+            return (cost is not None and cost <= cap) or self.incumbent.bound > cap
+        gap = self.incumbent.gap
+        return gap is not None and gap <= self.options.target_gap

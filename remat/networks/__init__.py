@@ -1,1 +1,0 @@
-"""Networks that the frontends can build: own compact code, no downloads."""

@@ -1,0 +1,118 @@
+"""The question that a strategy answers, and how its solve runs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from numbers import Integral
+from typing import Any
+
+from remat.errors import InvalidInput, unknown_name
+from remat.graph import Graph
+from remat.incumbent import GAP_TOLERANCE, Progress
+from remat.plan import Plan, Scope
+from remat.units import check_time_limit
+
+ACCOUNTINGS = ("exact", "published")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The question alone; a `Context` beside it has the clock, the incumbent and the callbacks.
+
+    Attributes:
+        graph, budget_bytes: total budget, fixed bytes included.
+        scope: widest scope that plans may have.
+        accounting: ``exact`` or ``published`` (Checkmate's artifact; see PEERS in the docs).
+        cost_cap: if given, the question is only whether some plan costs at most this: the solve ends at such a
+            plan, or at a bound above it, whatever the gap.
+    """
+
+    graph: Graph
+    budget_bytes: int
+    scope: Scope = Scope.STAGED
+    accounting: str = "exact"
+    cost_cap: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SolveOptions:
+    """How a solve runs: keyword arguments of `remat.solve`.
+
+    Attributes:
+        time_limit_s: bounds the whole call, to within 5 % and 2 s (a process may have to be started or stopped).
+        seed: every random choice derives from it.
+        threads: number of threads that the strategy may use.
+        work_limit: moves or nodes instead of seconds, for runs that repeat exactly; None for none.
+        deterministic: two runs give the same plan, bound and certificate, unless `Solution.cut_by_clock` says that
+            the time limit ended one.
+        warm_start: a plan of this graph to start from; if it fits, the solution is at least as good.
+        target_gap: the solve ends as soon as (cost - bound) / cost is at or below it.
+        progress: called with a `Progress` at each improvement of the plan or of the bound, from whichever thread
+            found it; the search waits meanwhile.
+
+    Raises:
+        InvalidInput: a value that no solve can use.
+    """
+
+    time_limit_s: float = 60.0
+    seed: int = 0
+    threads: int = 2
+    work_limit: int | None = None
+    deterministic: bool = False
+    warm_start: Plan | None = None
+    target_gap: float = GAP_TOLERANCE
+    progress: Callable[[Progress], None] | None = None
+
+    @classmethod
+    def split(cls, keywords: Mapping[str, Any]) -> tuple[SolveOptions, dict[str, Any]]:
+        """(options of the solve, options of the strategy) from the keyword arguments of a call.
+
+        Raises:
+            InvalidInput: a value that no solve can use.
+        """
+        names = {f.name for f in fields(cls)}
+        own = cls(**{name: value for name, value in keywords.items() if name in names}).checked()
+        return own, {name: value for name, value in keywords.items() if name not in names}
+
+    def checked(self) -> SolveOptions:
+        """These options, numbers as Python's own; raises `InvalidInput` for a value that no solve can use."""
+        check_time_limit(self.time_limit_s)
+        for name in ("threads", "work_limit"):
+            value = getattr(self, name)
+            if not (_is_count(value) or (value is None and name == "work_limit")):
+                raise InvalidInput(f"{name} must be an integer of at least 1, not {value!r}")
+        if not isinstance(self.deterministic, bool):
+            raise InvalidInput(f"deterministic must be True or False, not {self.deterministic!r}")
+        if self.warm_start is not None and not isinstance(self.warm_start, Plan):
+            kind = type(self.warm_start).__name__
+            raise InvalidInput(f"warm_start must be a remat.Plan, not {kind}; see Plan.load")
+        gap = self.target_gap
+        if isinstance(gap, bool) or not isinstance(gap, (int, float)) or not 0 <= gap <= 1:
+            raise InvalidInput(f"target_gap must be a number from 0 to 1 (0.01 is 1 %), not {gap!r}")
+        if self.progress is not None and not callable(self.progress):
+            raise InvalidInput(f"progress must be a function of one remat.Progress, not {self.progress!r:.60}")
+        limit = None if self.work_limit is None else int(self.work_limit)
+        return SolveOptions(
+            float(self.time_limit_s), _integer("seed", self.seed), int(self.threads), limit, self.deterministic,
+            self.warm_start, gap, self.progress,
+        )  # fmt: skip
+
+
+def check_accounting(accounting: str) -> str:
+    """The accounting; raises `UnknownName` with the nearest one."""
+    if accounting not in ACCOUNTINGS:
+        raise unknown_name("accounting", accounting, ACCOUNTINGS)
+    return accounting
+
+
+def _is_count(number: Any) -> bool:
+    return isinstance(number, Integral) and not isinstance(number, bool) and int(number) >= 1
+
+
+def _integer(name: str, number: Any) -> int:
+    try:
+        return operator.index(number)  # NumPy's integers too
+    except TypeError:
+        raise InvalidInput(f"{name} must be an integer, not {number!r}") from None

@@ -1,0 +1,122 @@
+"""The one door to HiGHS: a program in, an answer out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+FEASIBLE = 2  # kSolutionStatusFeasible; the info holds it as a number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """Minimise ``cost x + offset`` where ``matrix x >= row_lower`` and ``0 <= x <= upper``.
+
+    Attributes:
+        matrix: [rows, n] sparse, float64.
+        cost, upper: [n].
+        row_lower: [rows].
+        is_integer: [n] bool; None for a linear program.
+    """
+
+    matrix: Any
+    cost: np.ndarray
+    upper: np.ndarray
+    row_lower: np.ndarray
+    is_integer: np.ndarray | None = None
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """What HiGHS says of a program.
+
+    Attributes:
+        x: [n] a solution; None without one. Of the interior point it need not be feasible.
+        row_dual: [rows] multipliers of a linear program; None without valid ones.
+        bound: proven lower bound on the objective of an integer program; minus infinity without one.
+        nodes: number of nodes that the branch and bound has seen.
+        infeasible: there is no solution.
+        optimal: solved to its end.
+    """
+
+    x: np.ndarray | None
+    row_dual: np.ndarray | None
+    bound: float
+    nodes: int
+    infeasible: bool
+    optimal: bool
+
+
+def solve_program(
+    program: Program,
+    options: Mapping[str, Any],
+    *,
+    start: tuple[np.ndarray, np.ndarray] | None = None,
+    on_solution: Callable[[np.ndarray], object] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> Answer:
+    """Solve a linear or integer program.
+
+    Args:
+        options: of HiGHS, by its names.
+        start: (columns, their values) of a known solution; HiGHS completes the others.
+        on_solution: called with each better solution of an integer program.
+        should_stop: asked now and then; the answer is then what was found so far.
+    """
+    import highspy
+
+    highs: Any = _load(program)
+    for option, value in options.items():
+        highs.setOptionValue(option, value)
+    if start is not None:
+        index, values = start
+        highs.setSolution(len(index), index, values)
+    if on_solution is not None:
+
+        def improved(event: Any) -> None:
+            on_solution(np.asarray(event.data_out.mip_solution))
+
+        highs.cbMipImprovingSolution.subscribe(improved)
+    if should_stop is not None:
+        interrupt = highs.cbIpmInterrupt if program.is_integer is None else highs.cbMipInterrupt
+        interrupt.subscribe(lambda event: event.interrupt() if should_stop() else None)
+    highs.run()
+    info, status, solution = highs.getInfo(), highs.getModelStatus(), highs.getSolution()
+    statuses = highspy.HighsModelStatus
+    is_linear = program.is_integer is None
+    has_x = (
+        status in (statuses.kOptimal, statuses.kUnknown) if is_linear else int(info.primal_solution_status) == FEASIBLE
+    )
+    return Answer(
+        x=np.asarray(solution.col_value) if has_x else None,
+        row_dual=np.asarray(solution.row_dual) if has_x and is_linear and solution.dual_valid else None,
+        bound=-np.inf if is_linear else info.mip_dual_bound,
+        nodes=max(0, int(info.mip_node_count)),
+        infeasible=status in (statuses.kInfeasible, statuses.kUnboundedOrInfeasible),
+        optimal=status == statuses.kOptimal,
+    )
+
+
+def _load(program: Program) -> Any:
+    import highspy
+
+    matrix: Any = program.matrix
+    lp: Any = highspy.HighsLp()
+    lp.num_row_, lp.num_col_ = matrix.shape
+    lp.col_cost_, lp.offset_ = program.cost, program.offset
+    lp.col_lower_, lp.col_upper_ = np.zeros(matrix.shape[1]), program.upper
+    lp.row_lower_, lp.row_upper_ = program.row_lower, np.full(matrix.shape[0], highspy.kHighsInf)
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = matrix.indptr, matrix.indices, matrix.data
+    if program.is_integer is not None:
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        lp.integrality_ = [kinds[int(whole)] for whole in program.is_integer]
+    highs = highspy.Highs()
+    highs.setOptionValue("output_flag", False)
+    highspy.Highs.resetGlobalScheduler(True)
+    highs.passModel(lp)
+    return highs

@@ -1,0 +1,182 @@
+"""Plans of the free scope: choose orders, search their recomputations, then improve order and plan together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from remat.graph import Graph
+from remat.plan import Plan
+from remat.search.anneal import COLD, WARM, Annealer, Best, minimise_cost
+from remat.search.ordering.anneal import anneal_orders
+from remat.search.ordering.relabel import plan_in_original, reordered
+
+ORDER_SHARE = 0.3  # of the time or moves, for the orders by themselves
+HALVING_SHARE = 0.6  # of what is left then, for the recomputations of each; the rest improves both together
+IMPROVE_MOVES = 5_000  # of the search, after each change of the order
+MOST_SHIFTS = 4  # operations moved in one change
+
+
+def free_plan(
+    graph: Graph,
+    budget_bytes: int,
+    *,
+    seed: int = 0,
+    threads: int = 1,
+    deadline: float = float("inf"),
+    work_limit: int | None = None,
+    on_plan: Callable[[Plan, int], None] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Plan | None:
+    """The cheapest free plan found within the budget, or None; nothing is proven.
+
+    If an order fits as it is, its plan costs `graph.total_cost` and is optimal in every scope. Otherwise the
+    recomputations of each are searched, in rounds that the better half survives; at last single operations
+    of the best order are shifted and its plan is annealed on from there.
+
+    Args:
+        deadline: of `time.monotonic()`; give this or `work_limit`.
+        work_limit: moves in all; runs then repeat exactly.
+        on_plan: called with each better plan and its cost.
+    """
+    search = _Search(graph, budget_bytes, seed, threads, on_plan, should_stop)
+    # With a work limit shares are of the moves: a share of the time would make runs differ.
+    limited = work_limit is not None or deadline == float("inf")
+    until = deadline if limited else time.monotonic() + ORDER_SHARE * (deadline - time.monotonic())
+    moves = None if work_limit is None else int(ORDER_SHARE * work_limit)
+    orders = anneal_orders(graph, budget_bytes, seed, until, moves, should_stop=should_stop)
+    if orders and orders[0].peak_bytes <= budget_bytes:
+        search.offer(Plan.from_order(graph, orders[0].operations, budget_bytes), graph.total_cost)
+        return search.best
+    candidates = list(dict.fromkeys([*(order.operations for order in orders), tuple(range(len(graph)))]))
+    left = None if work_limit is None else work_limit - (moves or 0)
+    now = time.monotonic()
+    share = deadline if limited else now + HALVING_SHARE * (deadline - now)
+    search.halve(candidates, share, None if left is None else int(HALVING_SHARE * left))
+    search.improve(deadline, None if left is None else int((1 - HALVING_SHARE) * left))
+    return search.best
+
+
+class _Search:
+    """The best plan so far, in the graph's own labels, and what was found on each candidate order."""
+
+    def __init__(
+        self, graph: Graph, budget_bytes: int, seed: int, threads: int,
+        on_plan: Callable[[Plan, int], None] | None, should_stop: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self.graph, self.budget_bytes, self.seed, self.threads = graph, budget_bytes, seed, threads
+        self.on_plan, self.should_stop = on_plan, should_stop
+        self.best: Plan | None = None
+        self.best_cost = float("inf")
+        self.found: dict[tuple[int, ...], Best] = {}  # by order; computations in the labels of that order
+
+    def offer(self, plan: Plan, cost: int) -> None:
+        if cost < self.best_cost:
+            self.best, self.best_cost = plan, cost
+            if self.on_plan is not None:
+                self.on_plan(plan, cost)
+
+    def halve(self, candidates: list[tuple[int, ...]], deadline: float, moves: int | None) -> None:
+        """Rounds of equal length, in which the better half of the orders is searched further."""
+        rounds = max(1, (len(candidates) - 1).bit_length())
+        for index in range(rounds):
+            for i, operations in enumerate(candidates):
+                if self._over(deadline):
+                    return
+                now = time.monotonic()
+                shares = (len(candidates) - i) + (rounds - index - 1) * len(candidates)
+                limited = moves is not None or deadline == float("inf")
+                until = deadline if limited else now + (deadline - now) / shares
+                part = None if moves is None else moves // (rounds * len(candidates))
+                known = self.found.get(operations)
+                relabelled = reordered(self.graph, operations)
+                found = minimise_cost(
+                    relabelled, self.budget_bytes, None if known is None else known.order, seed=self.seed + index,
+                    threads=self.threads, deadline=until, work_limit=part, target_cost=self.graph.total_cost,
+                    should_stop=self.should_stop,
+                )  # fmt: skip
+                self.found[operations] = found
+                self._offer_found(operations, relabelled, found)
+            candidates = sorted(candidates, key=self._rank)[: (len(candidates) + 1) // 2]
+
+    def improve(self, deadline: float, moves: int | None) -> None:
+        """Shift operations of the best order, go on with its plan, keep what is not worse."""
+        if not self.found:
+            return
+        random = np.random.default_rng(abs(self.seed))
+        operations = min(self.found, key=self._rank)
+        current = self.found[operations]
+        spent = 0
+        while not self._over(deadline) and (moves is None or spent < moves):
+            spent += IMPROVE_MOVES
+            shifted = _shifted(self.graph, operations, int(random.integers(1, MOST_SHIFTS + 1)), random)
+            start = _restarted(operations, shifted, current.order)
+            if start is None:
+                continue
+            relabelled = reordered(self.graph, shifted)
+            annealer = Annealer(relabelled, self.budget_bytes, int(random.integers(2**31)))
+            if not annealer.load(start):
+                continue
+            found = Best()
+            annealer.round(
+                IMPROVE_MOVES, WARM, COLD, found, lambda: self._over(deadline), lambda: None, fixed=moves is not None
+            )
+            if (found.excess, found.cost) <= (current.excess, current.cost):
+                operations, current = shifted, found
+                self._offer_found(operations, relabelled, found)
+
+    def _offer_found(self, operations: tuple[int, ...], relabelled: Graph, found: Best) -> None:
+        if found.order is not None and not found.excess and found.cost < self.best_cost:
+            plan = Plan.from_order(relabelled, found.order.tolist(), self.budget_bytes)
+            self.offer(plan_in_original(self.graph, operations, plan), found.cost)
+
+    def _rank(self, operations: tuple[int, ...]) -> tuple[float, float]:
+        found = self.found.get(operations)
+        return (float("inf"), float("inf")) if found is None else (found.excess, found.cost)
+
+    def _over(self, deadline: float) -> bool:
+        return self.should_stop() or time.monotonic() >= deadline or self.best_cost <= self.graph.total_cost
+
+
+def _shifted(
+    graph: Graph, operations: tuple[int, ...], count: int, random: np.random.Generator
+) -> tuple[int, ...]:  # fmt: skip
+    """The order with `count` random operations moved, each to a random place that its neighbours allow."""
+    order = list(operations)
+    place = {k: i for i, k in enumerate(order)}
+    for _ in range(count):
+        k = order[int(random.integers(len(order)))]
+        op, at = graph.operations[k], place[k]
+        first = max((place[graph.producer[v]] + 1 for v in op.inputs), default=0)
+        last = min((place[u] - 1 for v in op.outputs for u in graph.users[v]), default=len(order) - 1)
+        to = int(random.integers(first, last + 1))
+        order.insert(to, order.pop(at))
+        for i in range(min(at, to), max(at, to) + 1):
+            place[order[i]] = i
+    return tuple(order)
+
+
+def _restarted(before: tuple[int, ...], after: tuple[int, ...], order: np.ndarray | None) -> np.ndarray | None:
+    """Computations on the order `before` as a staged plan of `after`; None without any.
+
+    Repeats stay with the computation that they precede, unless their operation now comes later.
+    """
+    if order is None:
+        return None
+    label = {k: i for i, k in enumerate(after)}
+    repeats: dict[int, list[int]] = {}  # by the operation whose stage they are in
+    waiting: list[int] = []
+    stage = 0
+    for i in order.tolist():
+        if i == stage:
+            repeats[before[i]] = waiting
+            waiting, stage = [], stage + 1
+        else:
+            waiting.append(before[i])
+    moved: list[int] = []
+    for t, k in enumerate(after):
+        moved += sorted({label[j] for j in repeats[k] if label[j] < t})
+        moved.append(t)
+    return np.array(moved, dtype=np.int32)

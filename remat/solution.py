@@ -1,0 +1,166 @@
+"""What strategies return and what a solve says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from remat.certificate import BoundCertificate
+from remat.errors import RematError
+from remat.plan import Plan, Scope
+from remat.units import format_size
+
+
+class Status(StrEnum):
+    """How a solve ended; the value is what rows and tables show."""
+
+    OPTIMAL = "OPTIMAL"  # gap below tolerance, proven
+    FEASIBLE = "FEASIBLE"  # a plan, with bound and gap
+    INFEASIBLE = "INFEASIBLE"  # proven
+    TIMEOUT = "TIMEOUT"  # nothing found in time
+    SKIPPED = "SKIPPED"  # the strategy does not apply, or a package or licence is missing
+    NO_PLAN = "NO_PLAN"  # ended without a plan inside the budget; nothing proven
+    FAILED = "FAILED"  # crashed
+
+
+class Ending(StrEnum):
+    """What ended a strategy, where it did not return by itself."""
+
+    RETURNED = ""
+    INTERRUPTED = "interrupted"  # Ctrl-C, or the engine
+    CRASHED = "crashed"
+    KILLED = "killed"  # its process ignored the time limit
+    DECIDED = "decided"  # another strategy's proof decided the problem
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan proposed by a strategy; `parameters` say which member of a family it is."""
+
+    plan: Plan
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a strategy with more to say than plans returns; every plan in it is judged anew.
+
+    Attributes:
+        candidates: plans proposed.
+        bound: proven lower bound on cost within the problem's scope, or None.
+        infeasible: no plan exists within the scope; proven.
+        timed_out: ended by the time limit.
+        cut_by_clock: of a run that repeats exactly: the time limit ended it, or a part of it. None leaves that to
+            the clock.
+        decided: of a restricted problem: it was solved to its end.
+        message: one line for people.
+        stats: numbers for people, kept in the result row.
+        certificate: proof of the bound, or None.
+    """
+
+    candidates: tuple[Candidate, ...] = ()
+    bound: int | None = None
+    infeasible: bool = False
+    timed_out: bool = False
+    message: str = ""
+    stats: Mapping[str, Any] = field(default_factory=dict)
+    certificate: BoundCertificate | None = None
+    cut_by_clock: bool | None = None
+    decided: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A candidate after judgement: cost in the graph's unit and peak in bytes."""
+
+    plan: Plan
+    cost: int
+    peak_bytes: int
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Every plan of a strategy that ignores the budget, judged once for all budgets.
+
+    Attributes:
+        members: in the order proposed.
+        rejected: why a candidate was not taken, or ''.
+        status: SKIPPED, FAILED or TIMEOUT if there are no members for that reason, else None.
+        message: the reason.
+        wall_s: seconds the run took.
+    """
+
+    strategy: str
+    members: tuple[Member, ...] = ()
+    rejected: str = ""
+    status: Status | None = None
+    message: str = ""
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Solution:
+    """The result of `remat.solve`; without a plan, `plan`, `cost`, `peak_bytes` and `overhead` are None.
+
+    Attributes:
+        overhead: cost / cost of running every operation once, minus 1.
+        bound: proven lower bound on the cost of any plan of this scope.
+        gap: (cost - bound) / cost.
+        parameters: the member of a family that was chosen, e.g. Griewank's slots.
+        stats: numbers for people; nothing depends on them.
+        wall_s: seconds the call took.
+        certificate: what `remat.verify_bound` checks, where the strategy makes one. It proves its own `bound`:
+            that of the solution or, where a MILP without a certificate got further, a smaller one.
+        ended: how the strategy ended.
+        cut_by_clock: of a run that repeats exactly: the time limit ended it, so that another run may differ; None
+            for other runs.
+        contradicted: the judge refuted what the strategy claims.
+    """
+
+    status: Status
+    strategy: str
+    graph_name: str
+    budget_bytes: int
+    scope: Scope
+    accounting: str
+    plan: Plan | None = None
+    cost: int | None = None
+    peak_bytes: int | None = None
+    overhead: float | None = None
+    bound: int | None = None
+    gap: float | None = None
+    message: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    stats: Mapping[str, Any] = field(default_factory=dict)
+    wall_s: float = 0.0
+    certificate: BoundCertificate | None = None
+    ended: Ending = Ending.RETURNED
+    cut_by_clock: bool | None = None
+    contradicted: bool = False
+
+    def __repr__(self) -> str:
+        asked = f"{self.status} by {self.strategy}, '{self.graph_name}' within {format_size(self.budget_bytes)}"
+        if self.cost is None or self.peak_bytes is None:
+            return f"<Solution: {asked}: {self.message or 'no plan'}>"
+        shares = [f"{name} {x:.2%}" for name, x in (("overhead", self.overhead), ("gap", self.gap)) if x is not None]
+        return (
+            f"<Solution: {asked}: {', '.join([f'cost {self.cost}', f'peak {format_size(self.peak_bytes)}', *shares])}>"
+        )
+
+
+def candidates_of(produced: Any) -> Iterator[Candidate]:
+    """What a strategy's `run` returned, as candidates; nothing lazy is started before it is asked for."""
+    if isinstance(produced, Outcome):
+        yield from produced.candidates
+    elif isinstance(produced, Plan):
+        yield Candidate(produced)
+    elif isinstance(produced, Candidate):
+        yield produced
+    elif isinstance(produced, Iterable):
+        for item in produced:
+            yield item if isinstance(item, Candidate) else Candidate(item)
+    elif produced is not None:
+        raise RematError(f"a strategy must return plans, candidates or an Outcome, not {type(produced).__name__}")

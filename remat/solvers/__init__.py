@@ -1,0 +1,1 @@
+"""Exact and approximate solvers, one strategy a file; the registry finds them."""

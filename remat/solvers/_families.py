@@ -1,0 +1,42 @@
+"""Plans of the strategies that ignore the budget, for those that need one to start from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from remat.context import Context
+from remat.errors import Skip
+from remat.plan import Plan
+from remat.registry import Strategy, get_strategy, strategies
+from remat.solution import candidates_of
+
+
+def family_plans(context: Context, until: float) -> Iterator[tuple[str, Plan]]:
+    """(strategy, plan) of each, whether it fits the budget or not, until the time `until` (`time.monotonic`).
+
+    The strategies take turns, so that a long family does not keep a short one from being asked.
+    """
+    limited = context.until(until)
+    waiting = [
+        (chosen.name, _plans(chosen, limited))
+        for chosen in map(get_strategy, strategies())
+        if chosen.ignores_budget and not chosen.isolated
+    ]
+    while waiting:
+        for entry in list(waiting):
+            if time.monotonic() > until:
+                return
+            plan = next(entry[1], None)
+            if plan is None:
+                waiting.remove(entry)
+            else:
+                yield entry[0], plan
+
+
+def _plans(chosen: Strategy, context: Context) -> Iterator[Plan]:
+    try:
+        for candidate in candidates_of(chosen(context, {})):
+            yield candidate.plan
+    except Skip:
+        pass  # it does not apply to this graph

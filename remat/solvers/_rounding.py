@@ -1,0 +1,141 @@
+"""What the two rounding strategies share: the relaxation, phase two, the improvement beyond the paper."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from remat.bounds.lp import model_columns, solve_relaxation
+from remat.context import Context
+from remat.errors import InvalidInput, Skip
+from remat.graph import Graph
+from remat.plan import Plan
+from remat.programs.staged import build_staged_model
+from remat.search.anneal import is_warm, minimise_cost
+from remat.simulator import simulate
+from remat.solution import Candidate, Outcome
+from remat.solvers.search import COLD_START_S
+
+LARGEST_COLUMNS = 400_000
+NOT_IN_TIME = "the relaxation was not solved in time; give it more (time_limit)"
+LP_SHARE = 0.7  # of the time, at most, for the relaxation
+IMPROVE_MOVES = 200_000  # of the search, beyond the paper
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raise `InvalidInput` for a value that rounding cannot use."""
+    epsilon = options.get("epsilon", 0.1)
+    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 <= epsilon < 1:
+        raise InvalidInput(f"epsilon must be in [0, 1), not {epsilon!r}")
+    samples = options.get("samples", 1)
+    if type(samples) is not int or samples < 1:
+        raise InvalidInput(f"samples must be a positive integer, not {samples!r}")
+    if not isinstance(options.get("improve", True), bool):
+        raise InvalidInput(f"improve must be true or false, not {options['improve']!r}")
+
+
+def relaxed_residency(context: Context, epsilon: float, *, may_shrink: bool) -> tuple[np.ndarray | None, str]:
+    """([T, V] S of the LP relaxation within fixed + (1 - epsilon) (budget - fixed) or None, a message).
+
+    Near the smallest budgets nothing fits in so much less: with `may_shrink` a half, a quarter and nothing of
+    epsilon are tried then.
+
+    Raises:
+        Skip: the relaxation is too large.
+    """
+    graph = context.problem.graph
+    columns = model_columns(graph)
+    if columns > LARGEST_COLUMNS:
+        raise Skip(f"the relaxation would have {columns:,} columns; the limit is {LARGEST_COLUMNS:,}")
+    everything: np.ndarray | None = None
+    for share in (epsilon, epsilon / 2, epsilon / 4, 0.0) if may_shrink else (epsilon,):
+        reduced = graph.fixed_bytes + int((1 - share) * (context.problem.budget_bytes - graph.fixed_bytes))
+        model = build_staged_model(graph, reduced, memory="stage_end")
+        if model.infeasible:
+            continue
+        if everything is None:
+            everything = np.ones(model.shape[1], dtype=bool)
+        until = context.share_ends(LP_SHARE)
+        solved = solve_relaxation(model, everything, until - time.monotonic(), context.solver_threads)
+        if solved is not None:
+            note = "" if share == epsilon else f"nothing fits with epsilon {epsilon:g}: relaxed with {share:g}"
+            return model.matrices(solved[0])[1], note
+        if time.monotonic() > until - 0.1:
+            return None, NOT_IN_TIME
+    advice = "" if may_shrink else "; lower epsilon"
+    return None, f"the relaxation has no solution within {1 - epsilon:.0%} of the budget{advice}"
+
+
+def cheapest_runs(graph: Graph, S_TV: np.ndarray) -> list[int] | None:
+    """Phase two: the fewest computations that make a 0/1 S possible, in order; None if one must run once.
+
+    Stage t computes operation t, what S[t+1] holds and S[t] does not, and the absent ancestors of both.
+    """
+    order: list[int] = []
+    for t in range(len(graph)):
+        wanted = {t}
+        if t + 1 < len(graph):
+            fresh = np.nonzero(S_TV[t + 1] & ~S_TV[t])[0].tolist()
+        else:
+            fresh = [v for v, value in enumerate(graph.values) if value.keep and not S_TV[t, v]]
+        wanted |= {graph.producer[v] for v in fresh if graph.producer[v] < t}
+        todo = list(wanted)
+        while todo:
+            for v in graph.operations[todo.pop()].inputs:
+                p = graph.producer[v]
+                if not S_TV[t, v] and p not in wanted:
+                    wanted.add(p)
+                    todo.append(p)
+        if any(k != t and graph.operations[k].run_once for k in wanted):
+            return None
+        order.extend(sorted(wanted))
+    return order
+
+
+def round_all(
+    context: Context, who: str, residencies: Iterable[tuple[np.ndarray, dict[str, Any]]], improve: bool, note: str
+) -> Outcome:
+    """Phase two of every rounded S; with `improve` the search goes on from the best of them.
+
+    `note` becomes the message if there is a plan. ``stats["points"]`` has (cost, peak in bytes) of every rounding that
+    can be executed, whether it fits or not.
+    """
+    graph = context.problem.graph
+    candidates: list[Candidate] = []
+    best: tuple[tuple[bool, int, int], list[int]] | None = None
+    tried = fitting = 0
+    points: list[tuple[int, int]] = []
+    for S_TV, parameters in residencies:
+        if context.remaining_s() < 0.1:
+            break
+        tried += 1
+        order = cheapest_runs(graph, S_TV)
+        if order is None:
+            continue
+        plan = Plan.from_order(graph, order, context.problem.budget_bytes)
+        trace = simulate(graph, plan)
+        fits = trace.peak_bytes <= context.problem.budget_bytes
+        fitting += fits
+        points.append((trace.cost, trace.peak_bytes))
+        if fits:
+            candidates.append(Candidate(plan, parameters))
+            context.offer(plan, who)
+        key = (not fits, trace.cost if fits else trace.peak_bytes, trace.cost)
+        if best is None or key < best[0]:
+            best = key, order
+    stats: dict[str, Any] = {"roundings": tried, "roundings_that_fit": fitting, "points": points}
+    if improve and best is not None and context.remaining_s() > (0.2 if is_warm() else COLD_START_S):
+        began = time.monotonic()
+        found = minimise_cost(
+            graph, context.problem.budget_bytes, np.array(best[1], dtype=np.int32), seed=context.options.seed,
+            deadline=context.deadline - 0.1, work_limit=context.options.work_limit or IMPROVE_MOVES,
+        )  # fmt: skip
+        stats["improve_s"] = time.monotonic() - began
+        if found.order is not None and not found.excess:
+            plan = Plan.from_order(graph, found.order.tolist(), context.problem.budget_bytes)
+            candidates.append(Candidate(plan, {"improved": True}))
+    message = note if candidates else f"none of {tried} roundings fits the budget"
+    return Outcome(tuple(candidates), message=message, stats=stats)

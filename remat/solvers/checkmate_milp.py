@@ -1,0 +1,274 @@
+"""Checkmate's mixed-integer program: trimmed, or as published (the faithful, slow reference)."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from remat.bounds.lp import SMALL_COLUMNS, model_columns
+from remat.context import Context
+from remat.errors import InvalidInput, Skip, unknown_name
+from remat.plan import Plan, Scope
+from remat.problem import Problem
+from remat.programs.backends import Answer, Backend, Limits, Verdict, get_backend
+from remat.programs.published import Equations, build, estimate_nonzeros, minimal_order
+from remat.registry import strategy
+from remat.search.greedy import greedy_eviction
+from remat.simulator import simulate
+from remat.solution import Candidate, Outcome
+from remat.solvers._milp_peak import solve_peak
+from remat.solvers._milp_trimmed import solve_trimmed
+from remat.solvers._polish import drop_needless_repeats
+from remat.solvers.search import quick_plan
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FORMULATIONS = ("trimmed", "published", "peak")
+# Memory is scaled so that the budget is this number: a solver's 1e-6 is then 1e-9 of the budget.
+SCALED_BUDGET = 1000.0
+TOLERANCE = 1e-6  # relative; what is claimed holds with this much room
+BYTES_PER_NONZERO = 400  # of matrices, cvxpy's copies and the solver's, measured on ResNet50
+MAX_NONZEROS = 20_000_000
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raise `InvalidInput` for a value that `checkmate_milp` cannot use."""
+    get_backend(options.get("solver", "highs"))
+    formulation = options.get("formulation", FORMULATIONS[0])
+    if formulation not in FORMULATIONS:
+        raise unknown_name("formulation", str(formulation), FORMULATIONS)
+    solver = options.get("solver", "highs")
+    if options.get("formulation") in ("trimmed", "peak") and solver != "highs":
+        raise InvalidInput(
+            f"formulation={options['formulation']} needs solver=highs; with solver={solver} use formulation=published"
+        )
+    gap = options.get("mip_gap", 0.0)
+    if isinstance(gap, bool) or not isinstance(gap, (int, float)) or not 0 <= gap < 1:
+        raise InvalidInput(f"mip_gap must be in [0, 1), not {gap!r}")
+    nonzeros = options.get("max_nonzeros", 1)
+    if type(nonzeros) is not int or nonzeros < 1:
+        raise InvalidInput(f"max_nonzeros must be a positive integer, not {nonzeros!r}")
+
+
+@strategy("checkmate_milp", proves=True, isolated=True, check=check_options)
+def checkmate_milp(
+    problem: Problem,
+    context: Context,
+    *,
+    solver: str = "highs",
+    formulation: str | None = None,
+    mip_gap: float = 9e-5,
+    max_nonzeros: int = MAX_NONZEROS,
+) -> Outcome:
+    """The exact MILP of Checkmate, equations (1) to (9), frontier-advancing, FREE and U as published.
+
+    Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys
+    2020. (6) and (7) are linearised with the largest value that each count of hazards can take.
+
+    Generalised to operations and values; on graphs with one value per operation and no scratch
+    memory it is the published model:
+
+    - R belongs to operations, S and FREE to values. A value can be freed after its producer or any
+      of its users (DEPS(k) and k itself).
+    - Several outputs: U grows by all of them. The judge counts both copies of an output that is
+      resident while its producer runs again, then drops one; the model, as the published one does
+      with S and R both one, counts both to the end of the stage. No optimum is lost: within a stage
+      users follow the producer, so nothing reads the old copy, and freeing it earlier is never worse.
+    - Scratch memory counts in (9) while its operation runs, and not in U.
+    - An operation that must run once has R only in its own stage. Kept values obey (1c) once more, as
+      if a stage followed the last, and are a hazard there. Values of no bytes need no FREE.
+
+    Variables that (8) fixes to zero are not created, and U ends with the stage's own operation:
+    what follows it in a row of U changes nothing. Fixed bytes are subtracted from the budget, sizes
+    divided by their greatest common divisor and scaled; the budget gets half a unit of room, which
+    is exact. Repeats that the solver added without need are dropped. A plan that slips over
+    the budget by the solver's tolerance is looked for again a little below it; an INFEASIBLE is claimed
+    only if it still holds with a millionth more, and the bound is lowered by a millionth.
+
+    A `warm_start` that is staged becomes the solver's first incumbent where cvxpy passes one on (HiGHS,
+    Gurobi). Without one the trimmed form starts from a greedy plan or a moment's search, the published one from
+    nothing, as the paper's did.
+
+    All its plans are staged. In a wider scope they serve, but its bound and INFEASIBLE do not.
+
+    Args:
+        solver: ``highs``, ``mosek``, ``gurobi`` or ``scip``.
+        formulation: ``trimmed`` (`remat.programs.staged`, HiGHS only, the default there), ``published``, or ``peak``:
+            the least peak among the plans within the problem's cost cap (`remat.solvers._milp_peak`).
+        mip_gap: relative gap at which the solver stops; the default lands below OPTIMAL's 1e-4.
+        max_nonzeros: larger models are skipped rather than built (about 400 bytes each).
+    """
+    backend = get_backend(solver)
+    graph = context.problem.graph
+    if formulation == "peak":
+        backend.require()
+        return solve_peak(context, mip_gap)
+    once = Plan.from_order(graph, range(len(graph)))
+    if simulate(graph, once).peak_bytes <= context.problem.budget_bytes:
+        return Outcome((Candidate(once),), message="running every operation once fits; nothing to solve")
+    nonzeros = estimate_nonzeros(graph)  # of the published form; the trimmed one has a tenth
+    trimmed = formulation == "trimmed" or (formulation is None and solver == "highs")
+    if trimmed and nonzeros // 10 <= max_nonzeros:
+        backend.require()
+        if context.options.warm_start is None:
+            # A small model is solved in the time that it takes to load the compiled search.
+            small = model_columns(graph) <= SMALL_COLUMNS
+            start = greedy_eviction(graph, context.problem.budget_bytes, deadline=context.deadline) if small else None
+            context = context.with_options(warm_start=start if small else quick_plan(context))
+        return solve_trimmed(context, mip_gap)
+    if nonzeros > max_nonzeros:
+        raise Skip(
+            f"the model would have {nonzeros:,} nonzeros (about {nonzeros * BYTES_PER_NONZERO / 1e9:.1f} GB); "
+            f"the limit is max_nonzeros={max_nonzeros:,}"
+        )
+    backend.probe()
+    started = time.monotonic()
+    equations = build(graph)
+    stats: dict[str, Any] = {
+        "solver": solver,
+        "columns": equations.n_R + equations.n_S + equations.n_F + equations.n_U,
+        "build_s": time.monotonic() - started,
+    }
+    return _Search(context, equations, backend, mip_gap, stats).run()
+
+
+@dataclass(slots=True)
+class _Search:
+    """The first solve and what tolerances make necessary after it."""
+
+    context: Context
+    equations: Equations
+    backend: Backend
+    mip_gap: float
+    stats: dict[str, Any]
+
+    def run(self) -> Outcome:
+        context, equations = self.context, self.equations
+        room_bytes = context.problem.budget_bytes - context.problem.graph.fixed_bytes
+        units = room_bytes // equations.unit_bytes
+        answer, plan = self._solve(units + 0.5)
+        if answer is None:
+            return self._timeout("the time limit was over before the model was built")
+        if answer.verdict is Verdict.INFEASIBLE:
+            return self._infeasible(units)
+        bound = self._bound(answer)
+        shrink = TOLERANCE
+        while plan is not None and simulate(context.problem.graph, plan).peak_bytes > context.problem.budget_bytes:
+            self.stats["slips"] = self.stats.get("slips", 0) + 1
+            answer, plan = self._solve(min(units - 0.5, units * (1 - shrink)))
+            shrink *= 4
+        if plan is not None:
+            plan = drop_needless_repeats(
+                context.problem.graph, plan, context.problem.budget_bytes, context.deadline - 0.2
+            )
+            return Outcome((Candidate(plan),), bound=bound, message=self._scope_note(), stats=self.stats)
+        if answer is None or answer.verdict is Verdict.LIMIT:
+            return self._timeout("no plan found within the limit", bound)
+        return Outcome(
+            bound=bound, stats=self.stats,
+            message="plans exceed the budget by the solver's tolerance and none fits just below it; unproven",
+        )  # fmt: skip
+
+    def _solve(self, units: float) -> tuple[Answer | None, Plan | None]:
+        """Solve with a budget of `units`, None if the time is over before."""
+        limits = self._limits()
+        if limits.time_s <= 0:
+            return None, None
+        model = _Model(self.equations, units)
+        limits = self._limits()
+        if limits.time_s <= 0:
+            return None, None
+        started = time.monotonic()
+        plan = self.context.options.warm_start
+        start = plan is not None and plan.scope is Scope.STAGED
+        if plan is not None and start:
+            model.start_from(*plan.matrices(self.context.problem.graph))
+        answer = self.backend.solve(model.problem, limits, start=start)
+        self.stats["solve_s"] = self.stats.get("solve_s", 0.0) + time.monotonic() - started
+        self.stats["nodes"] = self.stats.get("nodes", 0) + answer.nodes
+        if not answer.has_solution:
+            return answer, None
+        R_TN, S_TV = self.equations.matrices(model.R.value, model.S.value, len(self.context.problem.graph.values))
+        return answer, Plan.from_order(
+            self.context.problem.graph, minimal_order(self.context.problem.graph, R_TN, S_TV)
+        )
+
+    def _limits(self) -> Limits:
+        context = self.context
+        left = context.remaining_s()
+        left = min(left - 0.2, 0.96 * left, 1e7)  # solvers overrun, and the plan takes a moment
+        return Limits(left, context.solver_threads, context.options.seed, self.mip_gap, context.options.work_limit)
+
+    def _bound(self, answer: Answer) -> int | None:
+        """The dual bound, lowered by the tolerance and rounded up to what a cost can be."""
+        if self.context.problem.scope is not Scope.STAGED or not math.isfinite(answer.bound):
+            return None
+        value = answer.bound * objective_scale(self.equations)
+        steps = math.ceil(value - max(abs(value) * TOLERANCE, 1e-5))
+        return steps * self.equations.cost_unit
+
+    def _infeasible(self, units: int) -> Outcome:
+        """Claim it if it is staged and holds beyond the tolerance too."""
+        if self.context.problem.scope is not Scope.STAGED:
+            return Outcome(stats=self.stats, message=f"no staged plan fits; {self._scope_note()}")
+        if 0.5 * SCALED_BUDGET / max(units, SCALED_BUDGET) < 100 * TOLERANCE:  # half a unit is too little
+            answer, _ = self._solve(units * (1 + TOLERANCE) + 0.5)
+            if answer is None or answer.verdict is not Verdict.INFEASIBLE:
+                return Outcome(
+                    stats=self.stats, timed_out=answer is None or answer.verdict is Verdict.LIMIT,
+                    message="infeasible within the solver's tolerance, feasible or undecided just above; unproven",
+                )  # fmt: skip
+        return Outcome(infeasible=True, stats=self.stats)
+
+    def _timeout(self, message: str, bound: int | None = None) -> Outcome:
+        return Outcome(bound=bound, timed_out=True, message=message, stats=self.stats)
+
+    def _scope_note(self) -> str:
+        if self.context.problem.scope is Scope.STAGED:
+            return ""
+        return f"plans are staged; nothing is proven for scope {self.context.problem.scope}"
+
+
+def objective_scale(equations: Equations) -> float:
+    """Cost units per unit of the objective that the solver sees."""
+    n = equations.n_operations
+    total = float(equations.cost[equations.R1].sum())
+    return max(1.0, total / SCALED_BUDGET) if n else 1.0
+
+
+class _Model:
+    """The equations as a cvxpy problem for one budget."""
+
+    def __init__(self, eq: Equations, units: float):
+        import cvxpy as cp
+
+        scale = 1.0 / max(units / SCALED_BUDGET, 1.0)
+        R: Any = cp.Variable(eq.n_R, boolean=True, name="R")  # Any: cvxpy's operators have no usable types
+        S: Any = cp.Variable(eq.n_S, boolean=True, name="S")
+        F: Any = cp.Variable(eq.n_F, boolean=True, name="FREE")
+        U: Any = cp.Variable(eq.n_U, nonneg=True, name="U")
+        hazards = eq.haz_R @ R + eq.haz_S @ S + eq.haz_const
+        constraints: list[Any] = [
+            eq.use_U @ U == (scale * eq.use_R) @ R + (scale * eq.use_S) @ S + (scale * eq.use_F) @ F,  # (2), (3)
+            hazards >= 1 - F,  # (6)
+            cp.multiply(eq.kappa, 1 - F) >= hazards,  # (7)
+            U + (scale * eq.workspace_R) @ R <= scale * units,  # (9)
+            R[eq.R1] == 1,  # (8)
+        ]
+        if eq.dep_R.nnz:
+            constraints.append(eq.dep_R @ R + eq.dep_S @ S >= 0)  # (1b)
+        if len(eq.hold_rhs):
+            constraints.append(eq.hold_R @ R + eq.hold_S @ S >= eq.hold_rhs)  # (1c)
+        if len(eq.R0):
+            constraints.append(R[eq.R0] == 0)
+        self.R, self.S, self.F, self.U = R, S, F, U
+        self.equations, self.scale = eq, scale
+        self.problem = cp.Problem(cp.Minimize((eq.cost / objective_scale(eq)) @ R), constraints)
+
+    def start_from(self, R_TN: np.ndarray, S_TV: np.ndarray) -> None:
+        """Give the variables the values of a staged plan."""
+        R, S, F, U = self.equations.point(R_TN > 0, S_TV)
+        self.R.value, self.S.value, self.F.value, self.U.value = R, S, F, self.scale * U

@@ -1,0 +1,499 @@
+"""A search over implementations: which one each operation runs with, judged by annealing what to keep.
+
+The outer search switches implementations, all of a kind at once, then some at a time; each choice is a
+graph without implementations (`choose`), on which a short annealing from the best plan so far shows what the choice
+is worth. Then the strategy that was asked for solves the graph of the best choice with what is left of the time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from remat.bounds.lp import expected_seconds, lower_bound, model_columns
+from remat.bounds.relax import relaxed
+from remat.certificate import BoundCertificate
+from remat.context import Context
+from remat.errors import InvalidGraph
+from remat.graph import Graph
+from remat.implementation import DEFAULT, Implementation
+from remat.incumbent import Found, Incumbent
+from remat.plan import Plan, Scope
+from remat.programs.monet import estimate_columns
+from remat.registry import Strategy
+from remat.search.anneal import COLD, WARM, Annealer, Best, is_warm
+from remat.search.choices import Choices, Chosen
+from remat.search.exhaustive_choices import exhaustive_joint
+from remat.search.greedy import greedy_eviction
+from remat.search.ordering.relabel import plan_in_original, reordered
+from remat.solution import Candidate, Outcome, Solution
+
+MOVES_PER_OPERATION = 60  # of the annealing that judges a choice
+MOST_MOVES = 60_000
+GRACE_S = 0.3  # for the end of the LP, which does not listen at every moment; it then ends by itself
+LONGER = 8  # times as many, to judge a start again
+OUTER_SHARE = 0.5  # of the time, for the search over implementations
+OUTER_ROUNDS = 2  # of search and solving; the second begins from what the first has solved
+FREE_SHARES = ((0.25, 0.55), (0.8, 1.0))  # of the time, in scope free: until when an order is sought, then choices
+SETTLED = 4  # times as many switches tried in vain as there are: the search has settled
+LONGEST_RUN = 12  # operations whose implementations are switched together, at most
+REPEATS_PER_S = 40  # choices judged per second in runs that repeat exactly
+EXHAUSTIVE_OPERATIONS, EXHAUSTIVE_STATES, EXHAUSTIVE_SHARE = 12, 60_000, 0.3  # and share of the time
+STATES_PER_S = 2_000  # of the exhaustive search, in a run that repeats exactly
+MONET_COLUMNS, MONET_SHARE, LEAST_MONET_S = 8_000, 0.4, 2.0  # size up to which MONeT's program takes part, and its time
+
+
+def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> Outcome:
+    """Search for implementations, and solve what was chosen by a strategy that knows of no choice.
+
+    The bound, where there is time for one, is that of the relaxed graph (`relaxed`): it holds for every choice.
+    """
+    if context.problem.scope is Scope.FREE:
+        return _solve_free(context, strategy, options)
+    proves = bool(strategy.members)  # it combines several; the others have only the time for plans
+    if proves and len(context.problem.graph) <= EXHAUSTIVE_OPERATIONS:
+        outcome = _exhaust(context)
+        if outcome is not None:
+            return outcome
+    search = _Search(context)
+    began, seconds = time.monotonic(), context.remaining_s()
+    repeats = context.repeats
+    prover = _Prover(context) if proves else None
+    if prover is not None and context.options.threads > 1 and not repeats:  # when a bound arrives depends on the clock
+        prover.start()
+        search.busy = 1
+    stats: dict[str, Any] = {}
+    cut = False
+    try:
+        for turn in range(1 if repeats else OUTER_ROUNDS):
+            first, last = (0.0, 1.0) if repeats else (turn / OUTER_ROUNDS, (turn + 1) / OUTER_ROUNDS)
+            search.run(began + (first + OUTER_SHARE * (last - first)) * seconds)
+            if context.is_solved() or search.best is None:
+                break
+            solved = _solve_choice(context, search, strategy, options, began + last * seconds)
+            stats |= {"choice_status": str(solved.status), "choice_bound": solved.bound}
+            cut = bool(solved.cut_by_clock)
+            if context.is_solved() or repeats:
+                break
+            if turn == 0 and proves and estimate_columns(context.problem.graph) <= MONET_COLUMNS:
+                stats |= _member(context, MONET_SHARE * context.remaining_s())
+        if prover is not None:
+            prover.finish()
+    finally:
+        if prover is not None:
+            prover.stopped.set()
+    stats |= {"choices": search.tried, "implementations": search.used()}
+    outcome = _outcome(context, stats, cut or search.cut)
+    return outcome if prover is None else replace(outcome, certificate=prover.certificate)
+
+
+def _outcome(context: Context, stats: Mapping[str, Any], cut: bool) -> Outcome:
+    """The best plan and bound; `cut`: the clock ended the solve of a choice, or the search over them."""
+    best = context.incumbent
+    is_cut = cut or context.is_cut() if context.repeats else None
+    if best.plan is not None:
+        return Outcome((Candidate(best.plan, {"from": best.who}),), bound=best.bound, stats=stats, cut_by_clock=is_cut)
+    message = "no plan found with any choice of implementations"
+    timed_out = context.is_late() if is_cut is None else is_cut
+    return Outcome(message=message, timed_out=timed_out, stats=stats, cut_by_clock=is_cut)
+
+
+def _solve_free(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> Outcome:
+    """In turns: an order of the operations for one choice, then choices and plans in that order.
+
+    The first order is that of the best plan with default implementations, which is so never beaten by chance alone.
+    """
+    joint, best = context.problem.graph, context.incumbent
+    assert best is not None
+    began, seconds = time.monotonic(), context.remaining_s()
+    if context.options.warm_start is not None:
+        context.offer(context.options.warm_start, "warm start")
+    stats: dict[str, Any] = {"choices": 0}
+    cut = False
+    for turn, (order_until, choice_until) in enumerate(FREE_SHARES):
+        plan = best.plan
+        wanted = [0] * len(joint) if turn == 0 or plan is None else _choice_of(joint, plan)
+        search = _Search(context)
+        chosen = search.choices.choose(wanted)
+        if chosen is not None:
+            start = chosen.order_of(range(len(joint)))
+            search.best = search.offer(chosen, start)
+            until = context.deadline if context.repeats else began + order_until * seconds
+            cut |= bool(_solve_choice(context, search, strategy, options, until).cut_by_clock)
+        if context.is_solved():
+            break
+        order = list(range(len(joint))) if best.plan is None else list(dict.fromkeys(best.plan.order.tolist()))
+        try:
+            moved = reordered(joint, order)
+        except InvalidGraph:  # another way of an operation reads what this order makes later
+            order, moved = list(range(len(joint))), joint
+        until = context.deadline if context.repeats else began + choice_until * seconds
+        inner = _choose_in_order(context, moved, order, until)
+        stats["choices"] += inner.tried
+        cut |= inner.cut
+        if context.is_solved():
+            break
+    stats["implementations"] = _Search(context).used()
+    return _outcome(context, stats, cut)
+
+
+def _choose_in_order(context: Context, moved: Graph, order: Sequence[int], until: float) -> _Search:
+    """Search choices and staged plans in one order of the operations; the search, which has ended."""
+    joint, best = context.problem.graph, context.incumbent
+    assert best is not None
+
+    def handed(found: Found) -> None:
+        if found.plan is not None:
+            context.offer(plan_in_original(joint, order, found.plan), "search over implementations")
+
+    start = None
+    if best.plan is not None:
+        place = {k: i for i, k in enumerate(order)}
+        calls = best.plan.order.tolist()
+        start = Plan.from_order(moved, [place[k] for k in calls], context.problem.budget_bytes, best.plan.chosen)
+        start = start if start.scope is Scope.STAGED else None
+    inner = replace(context.problem, graph=moved, scope=Scope.STAGED)
+    incumbent = Incumbent(moved, inner.budget_bytes, Scope.STAGED, record=handed)
+    search = _Search(context.about(inner, incumbent).with_options(warm_start=start).until(until))
+    search.run(until)
+    return search
+
+
+def _choice_of(joint: Graph, plan: Plan) -> list[int]:
+    """[N] index of the way in which each operation of a plan runs first."""
+    wanted = [0] * len(joint)
+    for k, way in _ways(joint, plan).items():
+        wanted[k] = [other.name for other in joint.operations[k].ways].index(way.name)
+    return wanted
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Trial:
+    """A choice with the best plan known for it: `score` orders choices, smaller is better."""
+
+    chosen: Chosen
+    order: np.ndarray  # computations of chosen.graph
+    joint_order: tuple[int, ...]
+    ways: tuple[int, ...]  # [N] of the plan, of several of one operation that with the least workspace
+    score: tuple[int, int, int]  # bytes above the budget, cost, peak
+
+
+class _Search:
+    """Hill climbing over choices.
+
+    Attributes:
+        best: the best choice so far, None before the first was judged.
+        tried: choices judged.
+    """
+
+    def __init__(self, context: Context):
+        self.context, self.joint = context, context.problem.graph
+        self.choices = Choices(context.problem.graph)
+        self.best: _Trial | None = None
+        self.tried = 0
+        self.vain = 0  # switches tried since the last that helped
+        self.busy = 0  # threads that do something else
+        self.lock = threading.Lock()
+        self.seen: dict[tuple[int, ...], int] = {}
+        self.switches = self.choices.switches
+        self.kinds: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        for k, i in self.switches:
+            kind = self.joint.operations[k].kind, self.choices.ways[k][i].name
+            self.kinds.setdefault(kind, []).append((k, i))
+        self.moves = min(MOST_MOVES, MOVES_PER_OPERATION * len(self.joint))
+        self.stopped = threading.Event()
+        self.cut = False  # a run that repeats exactly was ended by the clock
+
+    def used(self) -> dict[str, int]:
+        """How many operations of each kind run in each way of the best plan, e.g. ``{"relu:mask": 3}``."""
+        best = self.context.incumbent
+        plan = None if best is None else best.plan
+        counts: dict[str, set[int]] = {}
+        if plan is not None and plan.ways:
+            for k, name in zip(plan.order.tolist(), plan.chosen, strict=True):
+                if name:
+                    counts.setdefault(f"{self.joint.operations[k].kind}:{name}", set()).add(k)
+        return {what: len(which) for what, which in sorted(counts.items())}
+
+    def run(self, until: float) -> None:
+        """Search until the time `until`, or until nothing has helped for long."""
+        repeats = self.context.repeats
+        limit = _fixed_choices(self.context, self.moves) if repeats else 1 << 60
+        until = self.context.deadline - OUTER_SHARE * self.context.remaining_s() if repeats else until
+
+        def done() -> bool:
+            late = time.monotonic() >= until
+            self.cut = self.cut or (repeats and late)
+            return late or self.tried >= limit or self.stopped.is_set() or self.context.is_solved()
+
+        if self.best is None:
+            self._begin(done)
+        if self.best is None or done() or not self.switches:
+            return
+        self.vain = 0
+        crew = 1 if repeats else max(1, self.context.options.threads - self.busy)
+        randoms = [Random(f"{self.context.options.seed} {self.tried} {i}") for i in range(crew)]
+        with ThreadPoolExecutor(crew) as pool:
+            try:
+                for future in [pool.submit(self._climb, random, done) for random in randoms]:
+                    future.result()
+            except BaseException:  # Ctrl-C: the others end too
+                self.stopped.set()
+                raise
+
+    def _climb(self, random: Random, done: Callable[[], bool]) -> None:
+        while not done() and self.vain < SETTLED * max(8, len(self.switches)):
+            before = self.best
+            self._try(self._neighbour(random), done)
+            self.vain = self.vain + 1 if self.best is before else 0
+
+    def _begin(self, done: Callable[[], bool]) -> None:
+        """The default choice, the leanest and everything at once; then each kind of switch, all on and all off."""
+        n = len(self.joint)
+        given = self.context.options.warm_start
+        if given is not None and not any(way.is_lossy for way in _ways(self.joint, given).values()):
+            self.context.offer(given, "warm start")
+            self._try(_choice_of(self.joint, given), done, given.order.tolist())
+        by_saving = sorted(self.kinds.values(), key=lambda group: -sum(map(self._saving, group)))
+        everything, lean = [0] * n, [0] * n
+        for k, i in itertools.chain.from_iterable(reversed(by_saving)):
+            everything[k] = i
+        for k, ways in enumerate(self.choices.ways):
+            lean[k] = min((i for i, way in enumerate(ways) if not way.is_lossy), key=lambda i: self._need(k, i))
+        starts = []
+        for wanted in ([0] * n, everything, lean):
+            trial = self._try(wanted, done)
+            starts += [] if trial is None else [trial]
+        for group in by_saving:
+            if done() or self.best is None:
+                return
+            choice = self.best.chosen.choice
+            on, off = list(choice), list(choice)
+            for k, i in group:
+                on[k], off[k] = i, 0 if choice[k] == i else choice[k]
+            self._try(on, done)
+            if off != list(choice) and self.best.chosen.choice == choice:
+                self._try(off, done)
+        # A short annealing may judge a start by bad luck: those that differ get a longer one, each from its own plan.
+        for trial in starts:
+            if not done() and self.best is not None and trial.chosen.choice != self.best.chosen.choice:
+                self._take(self._judge(trial.chosen, done, trial.joint_order, LONGER * self.moves))
+
+    def _need(self, k: int, i: int) -> tuple[int, int]:
+        """Bytes that operation `k` holds at once in way `i`, and its cost."""
+        way, size = self.choices.ways[k][i], self.joint.values
+        shared = 0 if way.overwrites is None else size[way.overwrites].bytes
+        return sum(size[v].bytes for v in (*way.inputs, *way.outputs)) + way.workspace_bytes - shared, way.cost
+
+    def _saving(self, switch: tuple[int, int]) -> int:
+        """Bytes that the way reads less than the default one, or does not hold beside its input."""
+        op, way = self.joint.operations[switch[0]], self.choices.ways[switch[0]][switch[1]]
+        size = self.joint.values
+        shared = 0 if way.overwrites is None else size[way.overwrites].bytes
+        return shared + sum(size[v].bytes for v in op.inputs) - sum(size[v].bytes for v in way.inputs)
+
+    def _neighbour(self, random: Random) -> list[int]:
+        assert self.best is not None
+        wanted = list(self.best.chosen.choice)
+        k, i = random.choice(self.switches)
+        if random.random() < 0.5:
+            group = [(k, i)]
+        else:  # the same switch in operations nearby
+            way = self.choices.ways[k][i].name
+            alike = self.kinds[self.joint.operations[k].kind, way]
+            at = alike.index((k, i))
+            group = alike[at : at + random.randint(2, LONGEST_RUN)]
+        off = wanted[k] == i
+        for k, i in group:
+            if off:
+                wanted[k] = 0 if wanted[k] == i else wanted[k]
+            else:
+                wanted[k] = i
+        return wanted
+
+    def _try(
+        self, wanted: Sequence[int], done: Callable[[], bool], order: Sequence[int] | None = None
+    ) -> _Trial | None:
+        """Judge a choice, from `order` or the best plan so far; None if there is no such choice, or it is known."""
+        chosen = self.choices.choose(wanted)
+        if chosen is None:
+            return None
+        looks = self.seen.get(chosen.choice, 0)
+        if looks and (self.best is None or chosen.choice != self.best.chosen.choice or looks > 3):
+            return None
+        self.seen[chosen.choice] = looks + 1
+        trial = self._judge(chosen, done, order, self.moves)
+        self._take(trial)
+        return trial
+
+    def _take(self, trial: _Trial | None) -> None:
+        """Make it the best if it is."""
+        with self.lock:
+            self.tried += 1
+            if trial is not None and (self.best is None or trial.score < self.best.score):
+                self.best = trial
+                self._adopt_algorithms()
+
+    def _adopt_algorithms(self) -> None:
+        """Make the algorithms that the best plan runs with those of its choice, where it does not get worse by that.
+
+        The solver of the choice then sees their costs. Of an operation that runs in several ways, the one with the
+        least workspace.
+        """
+        assert self.best is not None
+        chosen = self.choices.choose(self.best.ways)
+        if chosen is None or chosen.choice == self.best.chosen.choice:
+            return
+        trial = self.offer(chosen, chosen.order_of(self.best.joint_order))
+        if trial.score <= self.best.score:
+            self.best = trial
+
+    def _judge(
+        self, chosen: Chosen, done: Callable[[], bool], order: Sequence[int] | None, moves: int
+    ) -> _Trial | None:
+        graph, budget = chosen.graph, self.context.problem.budget_bytes
+        if order is None:
+            order = range(len(self.joint)) if self.best is None else self.best.joint_order
+        start = chosen.order_of(order)
+        if is_warm() or self.tried or self.context.repeats:
+            annealer = Annealer(graph, budget, self.context.options.seed * 1009 + self.tried)
+            if not annealer.load(start):
+                return None
+            found = Best()
+            annealer.round(moves, WARM, COLD, found, done, lambda: None, fixed=self.context.repeats)
+            reached = found.order if found.order is not None else start
+        else:
+            plan = greedy_eviction(graph, budget, deadline=time.monotonic() + 0.1 * self.context.remaining_s())
+            reached = start if plan is None else plan.order
+        return self.offer(chosen, reached)
+
+    def offer(self, chosen: Chosen, order: np.ndarray) -> _Trial:
+        """Lift a plan of the chosen graph, hand it over, and say what it is worth."""
+        context = self.context
+        plan = chosen.lift(Plan.from_order(chosen.graph, order.tolist()), context.problem.budget_bytes)
+        plan, cost, peak_bytes = self.choices.with_fastest_that_fit(plan, context.problem.budget_bytes)
+        known = None if context.incumbent is None else context.incumbent.cost
+        if peak_bytes <= context.problem.budget_bytes and (known is None or cost < known):
+            context.offer(plan, "search over implementations")
+        over = max(0, peak_bytes - context.problem.budget_bytes)
+        calls = tuple(plan.order.tolist())
+        return _Trial(chosen, order, calls, self._leanest(plan), (over, cost, peak_bytes))
+
+    def _leanest(self, plan: Plan) -> tuple[int, ...]:
+        leanest = [-1] * len(self.joint)
+        for k, name in dict.fromkeys(zip(plan.order.tolist(), plan.chosen or itertools.repeat(""), strict=False)):
+            ways = self.choices.ways[k]
+            for i, way in enumerate(ways):
+                is_run = way.name == (name or DEFAULT)
+                if is_run and (leanest[k] < 0 or way.workspace_bytes < ways[leanest[k]].workspace_bytes):
+                    leanest[k] = i
+        return tuple(max(i, 0) for i in leanest)
+
+
+def _exhaust(context: Context) -> Outcome | None:
+    """The optimum of a very small graph; None if it was not decided, or asked in another scope."""
+    if context.problem.scope is not Scope.STAGED or any(
+        w.is_lossy for op in context.problem.graph.operations for w in op.ways
+    ):
+        return None
+    states = context.steps_in(STATES_PER_S, EXHAUSTIVE_STATES) if context.repeats else EXHAUSTIVE_STATES
+    deadline = context.share_ends(EXHAUSTIVE_SHARE)
+    plan, bound, impossible = exhaustive_joint(context.problem.graph, context.problem.budget_bytes, states, deadline)
+    if impossible:
+        return Outcome(infeasible=True)
+    return None if plan is None else Outcome((Candidate(plan, {"from": "exhaustive"}),), bound=bound)
+
+
+def _member(context: Context, seconds: float) -> dict[str, Any]:
+    """MONeT's integer program in a process of its own: it may run one operation now in one way, now in another."""
+    if seconds < LEAST_MONET_S:
+        return {}
+    solution = context.run_strategy(context.until(time.monotonic() + seconds), "monet", {})
+    return {"monet_status": str(solution.status)}
+
+
+def _ways(joint: Graph, plan: Plan) -> dict[int, Implementation]:
+    """Operation -> the way it runs in first, where that is not the default."""
+    first: dict[int, Implementation] = {}
+    for k, name in zip(plan.order.tolist(), plan.chosen, strict=False):
+        if name:
+            first.setdefault(k, joint.way(k, name))
+    return first
+
+
+def _fixed_choices(context: Context, moves: int) -> int:
+    if context.options.work_limit is not None:
+        return max(2, context.options.work_limit // moves)
+    return max(2, context.steps_in(REPEATS_PER_S * OUTER_SHARE))
+
+
+def _solve_choice(
+    context: Context, search: _Search, strategy: Strategy, options: Mapping[str, Any], until: float
+) -> Solution:
+    """Run the strategy on the graph of the best choice; what it finds is lifted and handed over."""
+    assert search.best is not None
+    chosen = search.best.chosen
+
+    def lifted(found: Found) -> None:
+        if found.plan is not None:
+            search.offer(chosen, found.plan.order)
+
+    graph = chosen.graph
+    start = Plan.from_order(graph, search.best.order.tolist())
+    warm = start if search.best.score[0] == 0 and context.problem.scope.contains(start.scope) else None
+    inner = replace(context.problem, graph=graph, cost_cap=None)
+    incumbent = Incumbent(graph, inner.budget_bytes, inner.scope, record=lifted)
+    about = context.about(inner, incumbent).with_options(warm_start=warm).until(until)
+    solution = context.run_strategy(about, strategy.name, options)
+    if solution.plan is not None:
+        search.best = min(search.best, search.offer(chosen, solution.plan.order), key=lambda trial: trial.score)
+    return solution
+
+
+class _Prover:
+    """The bound of the relaxed graph, in a thread of its own where there are several."""
+
+    def __init__(self, context: Context):
+        self.context = context
+        self.error: BaseException | None = None
+        self.certificate: BoundCertificate | None = None
+        self.stopped = threading.Event()
+        self.thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self.thread = threading.Thread(target=self._run, daemon=False)
+        self.thread.start()
+
+    def finish(self) -> None:
+        """Prove now if that was not begun, and end it."""
+        if self.thread is None:
+            self._run()
+        else:
+            self.stopped.set()
+            self.thread.join(GRACE_S)
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        try:
+            context = self.context
+            if expected_seconds(model_columns(relaxed(context.problem.graph))) > context.seconds_for_a_proof():
+                return
+            lower_bound(
+                context.with_options(threads=1), on_bound=self._take,
+                should_stop=lambda: self.stopped.is_set() or context.is_solved(),
+            )  # fmt: skip
+        except BaseException as error:
+            self.error = error
+
+    def _take(self, proof: BoundCertificate) -> None:
+        self.certificate = proof  # first: the offer may end the solve
+        self.context.offer_bound(proof.bound, "LP of the relaxed graph")

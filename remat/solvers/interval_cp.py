@@ -1,0 +1,233 @@
+"""Retention intervals on CP-SAT: whole where it can, neighbourhoods of the best plan where it cannot."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from remat.context import CUT_S, Context
+from remat.errors import InvalidPlan
+from remat.graph import Graph
+from remat.plan import Plan, Scope
+from remat.problem import Problem
+from remat.programs.interval import build_intervals, run_stages
+from remat.registry import strategy
+from remat.search.anneal import is_warm
+from remat.simulator import simulate
+from remat.solution import Candidate, Outcome
+from remat.solvers.search import quick_plan, search_staged
+
+WHO = "interval_cp"
+WHOLE_OPERATIONS = 300  # up to which the whole program is tried first
+WHOLE_SHARE = 0.5  # of the time, where neighbourhoods follow
+START_SHARE = 0.1  # of the time, for the first plan
+NEIGHBOURHOOD_S = 3.0
+LARGEST_C = 8
+IN_VAIN = 4  # neighbourhoods with one C
+# Of a run that repeats: neighbourhoods without a work limit, and the work of one program, which without one is at most
+# that share of the time.
+REPEATED_ROUNDS, REPEATED_WORK, REPEATED_SHARE = 10, 5.0, 0.04
+
+
+def tensorflow_came_first() -> bool:
+    """Whether TensorFlow was imported before OR-tools: the solver then binds to its C++ symbols and crashes."""
+    order = [name for name in sys.modules if name in ("tensorflow", "ortools")]  # in order of import
+    return order[:1] == ["tensorflow"]
+
+
+@strategy("interval_cp", proves=True, isolated=True, must_isolate=tensorflow_came_first, implementations="search")
+def interval_cp(problem: Problem, context: Context) -> Outcome:
+    """The retention-interval program (MOCCASIN, Bartan et al., ICML 2023) on OR-tools CP-SAT.
+
+    Starts from `warm_start` or a short search. Small graphs are solved whole, with C = 2 runs per
+    operation and more as long as that helps; then, and on larger graphs, everything but a window of
+    operations is fixed and solved again, around the best plan, until the limits. A bound is claimed when
+    C is no restriction: an operation that runs C times more would cost more than the best plan.
+    Plans are staged; in wider scopes nothing is proven.
+    """
+    return _Intervals(context).run()
+
+
+class _Intervals:
+    def __init__(self, context: Context) -> None:
+        self.context, self.graph = context, context.problem.graph
+        self.best: tuple[int, Plan] | None = None
+        self.bound: int | None = None
+        self.infeasible = False
+        self.stats: dict[str, Any] = {"solves": 0}
+
+    def run(self) -> Outcome:
+        context = self.context
+        if context.options.warm_start is not None and context.options.warm_start.scope is Scope.STAGED:
+            self._keep(context.options.warm_start)
+        if self.best is None:
+            self._first_plan()
+        if len(self.graph) <= WHOLE_OPERATIONS:
+            self._whole()
+        if self.best is not None and not self._solved():
+            self._neighbourhoods()
+        staged = context.problem.scope is Scope.STAGED
+        message = (
+            ""
+            if staged or context.is_solved()
+            else f"plans are staged; nothing is proven for scope {context.problem.scope}"
+        )
+        if self.best is None and not self.infeasible:
+            message = "no plan found; portfolio and search find plans sooner"
+        candidates = () if self.best is None else (Candidate(self.best[1]),)
+        infeasible = self.infeasible and staged
+        timed_out = not candidates and not infeasible and context.is_late()
+        bound = self.bound if staged else None
+        return Outcome(candidates, bound, infeasible, timed_out, message, self.stats)
+
+    def _first_plan(self) -> None:
+        context = self.context
+        share = START_SHARE * context.remaining_s()
+        if not is_warm() or context.repeats:
+            plan = quick_plan(context)
+            if plan is not None:
+                self._keep(plan)
+            return
+        quick = context.about(context.problem)
+        search_staged(quick, 1, should_stop=lambda: context.remaining_s() < share * (1 / START_SHARE - 1))
+        if quick.incumbent.plan is not None:
+            self._keep(quick.incumbent.plan)
+
+    def _keep(self, plan: Plan) -> bool:
+        """Keep the plan if it fits and is better; whether it fits."""
+        trace = simulate(self.graph, plan)
+        if trace.peak_bytes > self.context.problem.budget_bytes:
+            return False
+        if self.best is None or trace.cost < self.best[0]:
+            self.best = trace.cost, plan
+            self.context.offer(plan, WHO)
+        return True
+
+    def _solved(self) -> bool:
+        known = self.bound is not None and self.best is not None and self.best[0] <= self.bound
+        return known or self.infeasible or self.context.is_solved()
+
+    def _whole(self) -> None:
+        """C = 2, 3, ... until it stops helping, or proves."""
+        context = self.context
+        until = context.share_ends(WHOLE_SHARE)
+        most = 2
+        while most <= LARGEST_C and time.monotonic() < until and not self._solved():
+            before = None if self.best is None else self.best[0]
+            ended = self._solve(most, (), until - time.monotonic())
+            if self._solved() or not ended:
+                return
+            after = None if self.best is None else self.best[0]
+            if after is not None and after == before and most > 2:
+                return  # one more did not help
+            most += 1
+
+    def _neighbourhoods(self) -> None:
+        context, n = self.context, len(self.graph)
+        random = np.random.default_rng(abs(context.options.seed))
+        size = min(n, 60)
+        rounds = in_vain = 0
+        most_rounds = (context.options.work_limit or REPEATED_ROUNDS) if context.repeats else 1 << 60
+        while context.remaining_s() > CUT_S and rounds < most_rounds and not self._solved():
+            rounds += 1
+            free = self._window(random, size)
+            before = self.best[0] if self.best is not None else None
+            fixed = [k for k in range(n) if k not in free]
+            most = 2 + in_vain // IN_VAIN % (LARGEST_C - 1)  # more runs where fewer no longer help, then anew
+            most_s = math.inf if context.repeats else NEIGHBOURHOOD_S
+            ended = self._solve(most, fixed, min(most_s, context.remaining_s() - 0.3))
+            if self.best is not None and self.best[0] == before:
+                in_vain += 1
+                size = min(n, size + 5) if ended else max(10, int(size * 0.9))
+            else:
+                in_vain = 0
+        self.stats["neighbourhoods"] = rounds
+
+    def _window(self, random: np.random.Generator, size: int) -> set[int]:
+        """Operations around a random one, along the edges: their runs are decided together."""
+        graph = self.graph
+        seed = int(random.integers(len(graph)))
+        chosen, border = {seed}, [seed]
+        while border and len(chosen) < size:
+            k = border.pop(int(random.integers(len(border))))
+            near = {graph.producer[v] for v in graph.operations[k].inputs}
+            near |= {u for v in graph.operations[k].outputs for u in graph.users[v]}
+            for other in sorted(near - chosen):
+                chosen.add(other)
+                border.append(other)
+        return chosen
+
+    def _solve(self, most_runs: int, fixed: Any, seconds: float) -> bool:
+        """Solve one program; whether it was decided. Better plans are kept."""
+        from ortools.sat.python import cp_model
+
+        context = self.context
+        hint = None if self.best is None else run_stages(self.graph, self.best[1].order.tolist())
+        built = build_intervals(self.graph, context.problem.budget_bytes, most_runs, hint, frozenset(fixed))
+        if built is None or seconds <= 0.05:
+            return False
+        self.stats["solves"] += 1
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = context.solver_threads
+        solver.parameters.random_seed = context.options.seed % 2**31
+        if context.repeats:
+            solver.parameters.max_deterministic_time = self._repeated_work()
+        solver.parameters.max_time_in_seconds = seconds
+        status = _solve_interruptibly(solver, built.model)
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            plan = Plan.from_order(self.graph, built.order(solver), context.problem.budget_bytes)
+            if not self._keep(plan):
+                raise InvalidPlan("the program's plan does not fit the budget that it was given")
+        if not fixed:
+            self._conclude(built, solver, status == cp_model.INFEASIBLE)
+        return status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
+
+    def _repeated_work(self) -> float:
+        """What one program may cost in a run that repeats, in CP-SAT's own measure: about seconds."""
+        if self.context.options.work_limit is not None:
+            return REPEATED_WORK
+        return min(REPEATED_WORK, REPEATED_SHARE * self.context.options.time_limit_s)
+
+    def _conclude(self, built: Any, solver: Any, infeasible: bool) -> None:
+        """What the whole program proves, if its C restricts nothing."""
+        unlimited = _unlimited(self.graph, built.limits, None if self.best is None else self.best[0])
+        if not unlimited:
+            return
+        if infeasible:
+            self.infeasible = True  # with a plan in hand a contradiction, which `remat.solve` tells
+            return
+        claimed = solver.best_objective_bound  # a double, so beyond 2**53 it may be rounded up
+        claimed -= max(1e-6, 2.0 * abs(np.spacing(claimed)))
+        bound = built.base + max(0, math.ceil(claimed)) * built.cost_unit
+        if self.bound is None or bound > self.bound:
+            self.bound = bound
+            if self.context.problem.scope is Scope.STAGED:
+                self.context.offer_bound(bound, WHO)
+
+
+def _solve_interruptibly(solver: Any, model: Any) -> Any:
+    """`solver.solve(model)` aside, because CP-SAT would swallow Ctrl-C and return as if nothing had happened."""
+    solver.parameters.catch_sigint_signal = False
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(solver.solve, model)
+        try:
+            return running.result()
+        except BaseException:
+            solver.stop_search()
+            raise
+
+
+def _unlimited(graph: Graph, limits: Any, cost: int | None) -> bool:
+    """Whether no plan as cheap as `cost` runs any operation more often than its limit."""
+    n = len(graph)
+    for k, (op, limit) in enumerate(zip(graph.operations, limits, strict=True)):
+        if op.run_once or limit >= n - k:
+            continue  # it cannot run more often at all
+        if cost is None or not op.cost or limit < 1 + (cost - graph.total_cost) // op.cost:
+            return False
+    return True

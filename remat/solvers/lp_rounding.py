@@ -1,0 +1,31 @@
+"""Two-phase rounding of the LP relaxation, deterministic thresholds."""
+
+from __future__ import annotations
+
+from remat.context import Context
+from remat.problem import Problem
+from remat.registry import strategy
+from remat.solution import Outcome
+from remat.solvers._rounding import NOT_IN_TIME, check_options, relaxed_residency, round_all
+
+THRESHOLDS = tuple(i / 10 for i in range(1, 10))
+
+
+@strategy("lp_rounding", isolated=True, check=check_options)
+def lp_rounding(problem: Problem, context: Context, *, epsilon: float = 0.1, improve: bool = True) -> Outcome:
+    """Two-phase rounding (Checkmate, section 5.2): S from the LP by thresholds 0.1 to 0.9, then the cheapest R.
+
+    The relaxation is solved within a share 1 - epsilon of the variable budget; what still exceeds the
+    budget after rounding is rejected. It is that of `remat.programs.staged` with the memory rows of stage ends,
+    not the published one with FREE and U (same value on the published networks, a tenth of the time).
+
+    Args:
+        epsilon: as in the paper, 0.1.
+        improve: beyond the paper, a smaller epsilon where nothing fits with this one, and the search repairs and
+            improves the best rounding; False for as published.
+    """
+    S_TV, note = relaxed_residency(context, epsilon, may_shrink=improve)
+    if S_TV is None:
+        return Outcome(timed_out=note == NOT_IN_TIME, message=note)
+    rounded = ((threshold < S_TV, {"threshold": threshold}) for threshold in THRESHOLDS)
+    return round_all(context, "lp_rounding", rounded, improve, note)

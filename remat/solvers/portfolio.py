@@ -1,0 +1,378 @@
+"""The portfolio: search on one side, proof on the other, until they meet."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from remat.bounds.lp import SMALL_COLUMNS, expected_seconds, lower_bound, model_columns
+from remat.bounds.min_budget import min_budget
+from remat.certificate import BoundCertificate
+from remat.context import Context
+from remat.incumbent import GAP_TOLERANCE
+from remat.plan import Plan, Scope
+from remat.problem import Problem
+from remat.registry import strategy
+from remat.search.anneal import is_warm
+from remat.search.exhaustive import exhaustive
+from remat.search.free import free_plan
+from remat.search.greedy import greedy_eviction
+from remat.solution import Candidate, Outcome
+from remat.solvers._families import family_plans
+from remat.solvers._milp_restricted import Refiner
+from remat.solvers._milp_trimmed import solve_trimmed
+from remat.solvers.search import COLD_START_S, DEADLINE_MARGIN_S, fixed_moves, quick_plan, search_staged
+
+EXHAUSTIVE_OPERATIONS = 24  # beyond it A* rarely ends
+EXHAUSTIVE_STATES, EXHAUSTIVE_SHARE = 50_000, 0.5  # and share of the time
+STATES_PER_S, NODES_PER_S = 1_000, 100_000  # of A*, and of a MILP with one column, in a run that repeats exactly
+SMALL_SHARE = 0.8  # of the time
+# Of the time, for the search before the proof where one thread does both: it goes on from step to step while each
+# takes so much off the cost, since what comes next should begin from a plan that is worth it.
+SEARCH_SHARES, SEARCH_SHARES_SMALL, STILL_FALLING = (0.2, 0.3, 0.4, 0.5, 0.6), (0.02,), 0.02
+WHOLE_COLUMNS = 40_000  # up to which the MILP of the whole problem gets the time that remains
+REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
+IN_VAIN = 2  # restricted MILPs without a better plan, then comes the LP bound
+PROVER_GRACE_S = 0.3  # for the end of what does not listen: a presolve ends by itself a moment later
+GREEDY_S = 0.1  # at most, for a first plan
+LEAN_S, LEAN_SHARE = 5.0, 0.2  # at most, and of the time, for a plan where greedy eviction finds none
+MILP_GAP = 9e-5  # lands below OPTIMAL's tolerance
+FAMILY_SHARE = 0.2  # of the time, for the baselines where the search is not compiled
+
+
+@strategy("portfolio", proves=True, implementations="search", members=("search", "checkmate_milp"))
+def portfolio(problem: Problem, context: Context) -> Outcome:
+    """Best plan and best bound in the time given: search, LP bound with a certificate, MILP.
+
+    A greedy plan comes in milliseconds; then one thread refines the best plans by restricted MILPs and
+    proves (the LP bound, then the trimmed MILP of the whole from the best plan), while the others search.
+    Ends at `target_gap` or at the time limit; Ctrl-C returns the best plan. Very small graphs are solved by
+    A*, in every scope. Scope free searches on several topological orders. With ``deterministic=True`` (or a
+    work limit) search and proof run one after the other, the search for a number of moves that follows
+    from the time limit, and the plan is the search's unless the proof ends with an optimum. The proof's work is counted
+    as well (states, columns, nodes); a MILP that the time limit ends counts for nothing.
+    """
+    run = _Run(context)
+    graph = context.problem.graph
+    context.offer(Plan.from_order(graph, range(len(graph)), context.problem.budget_bytes), "run once")
+    if context.options.warm_start is not None:
+        context.offer(context.options.warm_start, "warm start")
+    if not context.repeats and not context.is_solved():
+        # In milliseconds, where a process's first solve needs a second to load the compiled search; a plan to start
+        # from that was made for a smaller budget may be far worse.
+        plan = greedy_eviction(graph, context.problem.budget_bytes, deadline=time.monotonic() + GREEDY_S)
+        if plan is not None:
+            context.offer(plan, "greedy eviction")
+    if context.is_solved():
+        return run.outcome()
+    if len(graph) <= EXHAUSTIVE_OPERATIONS and run.exhaust():
+        return run.outcome()
+    if not is_warm() and context.remaining_s() < COLD_START_S:
+        run.without_search()
+    elif context.repeats or context.options.threads == 1:
+        run.one_after_the_other()
+    else:
+        run.side_by_side()
+    return run.outcome()
+
+
+class _Run:
+    """One call: what it has learnt besides the plans and bounds that `context.incumbent` keeps."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.columns = model_columns(context.problem.graph)
+        self.certificate: BoundCertificate | None = None
+        self.infeasible = False
+        self.cut = False  # a run that repeats exactly: the clock ended a step, whatever the next ones found
+        self.notes: list[str] = []
+        self.stats: dict[str, Any] = {}
+        self.stopped = threading.Event()
+        self.refiner = Refiner(context)
+
+    def outcome(self) -> Outcome:
+        """The result; the plan and the bound are with `context.incumbent` already."""
+        context, best = self.context, self.context.incumbent
+        candidates = () if best.plan is None else (Candidate(best.plan, {"from": best.who}),)
+        notes = [] if context.is_solved() else self.notes
+        cut = self.cut or (not self._done() and context.is_cut()) if context.repeats else None
+        timed_out = context.is_late() if cut is None else cut
+        return Outcome(
+            candidates, bound=best.bound, infeasible=self.infeasible and not candidates,
+            timed_out=timed_out and not candidates, message="; ".join(notes), stats=self.stats,
+            certificate=self.certificate, cut_by_clock=cut,
+        )  # fmt: skip
+
+    def exhaust(self) -> bool:
+        """A* on a very small graph; whether it decided."""
+        context = self.context
+        states = context.steps_in(STATES_PER_S, EXHAUSTIVE_STATES) if context.repeats else EXHAUSTIVE_STATES
+        result = exhaustive(
+            context.problem.graph, context.problem.budget_bytes, str(context.problem.scope), max_states=states,
+            deadline=context.share_ends(EXHAUSTIVE_SHARE),
+        )  # fmt: skip
+        if context.repeats and not result.is_decided and context.is_cut():
+            self.cut = True  # how far it came depends on the clock
+            return False
+        if result.plan is not None:
+            context.offer(result.plan, "exhaustive")
+        if result.bound is not None:
+            context.offer_bound(result.bound, "exhaustive")
+        self.infeasible = result.infeasible
+        return result.is_decided
+
+    def search(self, context: Context, threads: int) -> None:
+        """Search in the scope asked for, until the limits of `problem`, an optimum, or `stopped`."""
+        if context.problem.scope is Scope.FREE:
+            start = quick_plan(context)  # on the graph's own order, for the orders take their time
+            if start is not None:
+                context.offer(start, "search")
+
+            def offer(plan: Plan, _cost: int) -> None:
+                context.offer(plan, "search over orders")
+
+            free_plan(
+                context.problem.graph, context.problem.budget_bytes, seed=context.options.seed, threads=threads,
+                deadline=context.deadline - DEADLINE_MARGIN_S, work_limit=context.options.work_limit, on_plan=offer,
+                should_stop=lambda: self._done(context),
+            )  # fmt: skip
+        else:
+            best = search_staged(context, threads, should_stop=self.stopped.is_set, on_round=self.refiner.add)
+            self.stats["moves"] = self.stats.get("moves", 0) + best.moves
+
+    def prove(self, context: Context) -> None:
+        """Restricted MILPs for a better plan, the LP bound, the MILP from the best plan; a small MILP at once.
+
+        The proofs are begun only where they can end in time.
+        """
+        if context.problem.scope is Scope.FREE:
+            return
+        small = self.is_small()
+
+        def done() -> bool:
+            return self._done(context)
+
+        if context.incumbent.plan is None and not context.repeats:
+            self._lean_plan(context)
+            if done():
+                return
+        if small:
+            self._small_milp(context)
+        refiner = self.refiner
+        if not small and not done():
+            share = REFINE_SHARE if self.columns <= WHOLE_COLUMNS else REFINE_SHARE_LARGE
+            until = time.monotonic() + share * context.remaining_s()
+            refiner.run(until, context.options.threads, done, in_vain=IN_VAIN)
+        if done():
+            return
+        if self._lp_bound(context) and not done():
+            self._whole_milp(context)
+        if not done():
+            refiner.run(context.deadline, context.options.threads, done)
+        self.stats["restricted_milps"] = refiner.solves
+
+    def _lean_plan(self, context: Context) -> None:
+        """Look for memory alone where there is no plan yet: a plan to start from, or the proof that none fits."""
+        problem = context.problem
+        seconds = min(LEAN_S, LEAN_SHARE * context.remaining_s())
+        least = min_budget(problem.graph, str(problem.scope), time_limit_s=seconds)
+        if least.bytes <= problem.budget_bytes:
+            context.offer(least.plan, "min_budget")
+        self.infeasible = least.lower_bound_bytes > problem.budget_bytes
+
+    def is_small(self) -> bool:
+        """Whether the MILP of the whole is tried before the LP bound: it is likely to end soon."""
+        return self.context.problem.scope is Scope.STAGED and self.columns <= SMALL_COLUMNS
+
+    def _expected_s(self) -> float:
+        """Seconds of the LP bound, roughly."""
+        return expected_seconds(self.columns)
+
+    def _lp_bound(self, context: Context) -> bool:
+        """The LP bound, where it can be expected in time; whether it was."""
+        if self._expected_s() > context.seconds_for_a_proof():
+            self.notes.append(f"no LP bound: with {self.columns:,} columns it takes about {self._expected_s():.0f} s")
+            return False
+        result = lower_bound(
+            context, on_bound=lambda proof: self._bound(context, proof), should_stop=lambda: self._done(context)
+        )
+        self.stats |= result.stats
+        return True
+
+    def _whole_milp(self, context: Context) -> bool:
+        """The MILP of the whole, where it has not been tried before the LP and is not too large; whether it was."""
+        if context.problem.scope is not Scope.STAGED or self.is_small() or self.columns > WHOLE_COLUMNS:
+            return False
+        self._member("checkmate_milp", context)
+        return True
+
+    def _small_milp(self, context: Context) -> bool:
+        """The MILP of a small problem, in this process, which saves the start of another one; it knows when to stop."""
+        share = context.with_options(warm_start=context.incumbent.plan).until(context.share_ends(SMALL_SHARE))
+        outcome = solve_trimmed(share, MILP_GAP, self._done)
+        for candidate in outcome.candidates:
+            context.offer(candidate.plan, "checkmate_milp")
+        if outcome.bound is not None:
+            context.offer_bound(outcome.bound, "checkmate_milp")
+        self.infeasible = self.infeasible or outcome.infeasible
+        self.stats |= {f"milp_{key}": value for key, value in outcome.stats.items() if key in ("rounds", "nodes")}
+        return True
+
+    def _bound(self, context: Context, proof: BoundCertificate) -> None:
+        self.certificate = proof  # first: the offer may end the solve
+        context.offer_bound(proof.bound, "LP")
+
+    def _member(self, name: str, context: Context) -> None:
+        """Another strategy in a process of its own, from the best plan so far."""
+        if context.remaining_s() < 0.5:
+            return
+        known = context.with_options(warm_start=context.incumbent.plan)
+        solution = context.run_strategy(known, name, {}, should_stop=self.stopped.is_set)
+        self.stats[f"{name}_status"] = str(solution.status)
+        held = solution.stats.get("solver_peak_memory_bytes", 0)
+        self.stats["member_peak_memory_bytes"] = max(held, self.stats.get("member_peak_memory_bytes", 0))
+        if solution.status == "INFEASIBLE":
+            self.infeasible = True
+        if solution.status == "FAILED" and not self.stopped.is_set():
+            self.notes.append(f"{name} failed: {solution.message}")
+
+    def one_after_the_other(self) -> None:
+        """Search, then proof: for one thread, and for runs that repeat exactly."""
+        context = self.context
+        if context.repeats:
+            # No early end: when a bound arrives depends on the clock.
+            counted = context.asking(cost_cap=None).with_options(work_limit=fixed_moves(context), target_gap=-1.0)
+            self.search(counted, context.options.threads)
+            self.cut = self.cut or context.is_cut()
+            if not self._done():
+                self._prove_aside()
+            return
+        began, seconds = time.monotonic(), context.remaining_s()
+        shares = SEARCH_SHARES_SMALL if self.is_small() else SEARCH_SHARES
+        for step, share in enumerate(shares):
+            before = self._cost()
+            self.search(context.with_options(warm_start=self._plan()).until(began + share * seconds), 1)
+            has_settled = step > 0 and before is not None and (self._cost() or 0) > (1 - STILL_FALLING) * before
+            if self._done() or has_settled:
+                break
+        if not self._done():
+            self.prove(context.until(began + 0.7 * seconds))
+        if not self._done():
+            self.search(context.with_options(seed=context.options.seed + 1, warm_start=self._plan()), 1)
+
+    def _prove_aside(self) -> None:
+        """Prove step by step, by counted work, without touching the plan unless a step solves the problem.
+
+        What else a proof finds on its way, and the bound of a MILP that the time limit ends, depend on the clock.
+        """
+        context = self.context
+        if context.problem.scope is Scope.FREE:
+            return
+        nodes = context.options.work_limit or context.steps_in(NODES_PER_S / max(1, self.columns))
+        for step in (self._small_milp, self._lp_bound) if self.is_small() else (self._lp_bound, self._whole_milp):
+            aside = self._aside(nodes)
+            if not step(aside):
+                return
+            if step != self._lp_bound and aside.is_cut():
+                self.cut = True
+            else:  # each round of the LP is complete in itself
+                self._adopt(aside)
+            if self._done():
+                return
+
+    def _aside(self, nodes: int) -> Context:
+        """The same problem with what is known of it in an incumbent of its own, and `nodes` as its work limit."""
+        known = self.context.incumbent
+        aside = self.context.about(self.context.problem).with_options(work_limit=nodes)
+        if known.plan is not None:
+            aside.offer(known.plan, known.who)
+        aside.offer_bound(known.bound, known.bound_who)
+        return aside
+
+    def _adopt(self, aside: Context) -> None:
+        """Take the bound; the plan only if it is the first or solves the problem."""
+        context, found = self.context, aside.incumbent
+        context.offer_bound(found.bound, found.bound_who)
+        is_solved = found.gap is not None and found.gap <= GAP_TOLERANCE
+        if found.plan is not None and (context.incumbent.plan is None or is_solved):
+            context.offer(found.plan, found.who)
+
+    def side_by_side(self) -> None:
+        """One thread proves, the others search; when the proof has ended, all search."""
+        context = self.context
+        if context.problem.scope is Scope.FREE:  # nothing to prove
+            self.search(context, context.options.threads)
+            return
+        # The process must not end in the middle of the prover's solver, which would abort it.
+        prover = _Thread(lambda: self._prove_then_search(context.with_options(threads=1)), daemon=False)
+        threads = context.options.threads - 1
+        searcher = _Thread(lambda: self.search(context.with_options(warm_start=self._plan()), threads))
+        try:
+            searcher.start()
+            prover.start()
+            # Not join(): interrupted by Ctrl-C, it takes a running thread for an ended one (Python 3.11).
+            while not (prover.ended.is_set() and searcher.ended.is_set()) and not self._done():
+                failed = prover.error or searcher.error
+                if failed is not None or context.remaining_s() <= 0:
+                    break
+                (searcher if prover.ended.is_set() else prover).ended.wait(0.02)
+        finally:
+            self.stopped.set()
+            if searcher.ident is not None:  # Ctrl-C may come before it runs
+                searcher.ended.wait()
+                prover.ended.wait(PROVER_GRACE_S)
+        for thread in (searcher, prover):
+            if thread.error is not None:
+                raise thread.error
+
+    def _prove_then_search(self, context: Context) -> None:
+        self.prove(context)
+        if not self._done():
+            again = context.with_options(seed=context.options.seed + 7919, warm_start=self._plan())
+            self.search(again, 1)
+
+    def without_search(self) -> None:
+        """The search is not compiled and there is no time to: greedy and baselines, then the proof."""
+        context = self.context
+        self.notes.append("the search is not compiled yet: run 'python -m remat.search' once (30 s)")
+        if context.repeats:
+            self.cut = True  # a run that has the search finds other plans
+        plan = greedy_eviction(context.problem.graph, context.problem.budget_bytes, deadline=context.deadline)
+        if plan is not None:
+            context.offer(plan, "greedy eviction")
+        until = time.monotonic() + FAMILY_SHARE * context.remaining_s()
+        for name, plan in family_plans(context, until):
+            context.offer(plan, name)
+        if not self._done():
+            self.prove(context)
+
+    def _cost(self) -> int | None:
+        known = self.context.incumbent.snapshot()
+        return None if known is None else known[1]
+
+    def _plan(self) -> Plan | None:
+        return self.context.incumbent.plan
+
+    def _done(self, context: Context | None = None) -> bool:
+        solved = (self.context if context is None else context).is_solved()
+        return self.stopped.is_set() or solved or self.infeasible
+
+
+class _Thread(threading.Thread):
+    """A thread that keeps the error it ended with, and tells when it has ended."""
+
+    def __init__(self, work: Callable[[], None], *, daemon: bool = True) -> None:
+        super().__init__(daemon=daemon)
+        self.work = work
+        self.error: BaseException | None = None
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        try:
+            self.work()
+        except BaseException as error:  # raised again by the thread that waits for this one
+            self.error = error
+        finally:
+            self.ended.set()

@@ -1,0 +1,137 @@
+"""Annealed search over staged plans: the fast way to a good one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from remat.arrays import GraphArrays
+from remat.context import Context
+from remat.plan import Plan, Scope
+from remat.problem import Problem
+from remat.registry import strategy
+from remat.search.anneal import Best, is_warm, minimise_cost
+from remat.search.evict import evict
+from remat.search.greedy import greedy_eviction
+from remat.simulator import simulate
+from remat.solution import Candidate, Outcome
+from remat.solvers._families import family_plans
+
+COST_POWERS = (0.5, 0.25, 0.75, 0.0, 1.0)
+FAMILY_SHARE = 0.2  # of the time, for baselines where the greedy fails
+GREEDY_S = 0.5  # for the greedy, where it fails
+MOVES_PER_S = 20_000  # in a deterministic run: what a slow machine manages in its time
+QUICK_MOVES, QUICK_SHARE = 20_000, 0.1  # of a plan to start from, and of the time, at most
+DEADLINE_MARGIN_S = 0.05  # for the last replay
+COLD_START_S = 40.0  # compiling takes 10 to 30 s; with less time than this it is not begun
+
+
+@strategy("search", implementations="search")
+def search(problem: Problem, context: Context) -> Outcome:
+    """Annealing over retention intervals, from a greedy eviction: drop a value, hold it, move a repeat.
+
+    Where the greedy finds no plan it starts from the cheapest baseline that fits, if one does.
+
+    Anytime and seeded; independent seeds on `threads` threads share the best plan between rounds.
+    With `work_limit` (moves of each thread) they share nothing, and a run repeats exactly, unless
+    `Solution.cut_by_clock` says that the time ended before the moves did. All plans are staged and
+    use exact accounting; nothing is proven. The moves are in `remat.search.kernel`.
+    """
+    graph = context.problem.graph
+    if not is_warm() and context.remaining_s() < COLD_START_S and context.options.work_limit is None:
+        plan = greedy_eviction(graph, context.problem.budget_bytes, deadline=context.deadline)
+        hint = "only the greedy was run: the search is not compiled yet; run 'python -m remat.search' once (30 s)"
+        cut = True if context.repeats else None
+        return Outcome((Candidate(plan),) if plan is not None else (), message=hint, cut_by_clock=cut)
+    if context.options.deterministic and context.options.work_limit is None:
+        context = context.with_options(work_limit=fixed_moves(context))
+    best = search_staged(context, context.options.threads)
+    stats, cut, limit = {"moves": best.moves}, None, context.options.work_limit
+    if limit is not None:
+        cut = not context.is_solved() and best.moves < limit * context.options.threads
+    if context.is_solved():
+        return Outcome(stats=stats, cut_by_clock=cut)  # what was offered already is optimal
+    if best.order is None or best.excess:
+        message = f"no plan found after {best.moves:,} moves; nothing is proven"
+        return Outcome(message=message, timed_out=cut is not False, stats=stats, cut_by_clock=cut)
+    plan = Plan.from_order(graph, best.order.tolist(), context.problem.budget_bytes)
+    return Outcome((Candidate(plan, {"seed": context.options.seed}),), stats=stats, cut_by_clock=cut)
+
+
+def search_staged(
+    context: Context, threads: int, *, who: str = "search", should_stop: Callable[[], bool] = lambda: False,
+    on_round: Callable[[np.ndarray, int], None] | None = None,
+) -> Best:  # fmt: skip
+    """Greedy eviction, then annealing until the problem's limits; better plans are offered as they are found.
+
+    `on_round` is told the best plan of each round, see `minimise_cost`.
+    """
+    graph = context.problem.graph
+
+    def offer(order: np.ndarray, _cost: int) -> None:
+        context.offer(Plan.from_order(graph, order.tolist(), context.problem.budget_bytes), who)
+
+    def adopt() -> tuple[np.ndarray, int] | None:
+        known = None if context.incumbent is None else context.incumbent.snapshot()
+        if context.options.work_limit is not None or known is None or known[0].scope is not Scope.STAGED:
+            return None  # a run that repeats exactly hears nothing of others
+        return known[0].order, known[1]
+
+    if not is_warm() and not context.repeats:  # a plan before a minute of compiling
+        plan = greedy_eviction(
+            graph, context.problem.budget_bytes, deadline=time.monotonic() + 0.2 * context.remaining_s()
+        )
+        if plan is not None:
+            context.offer(plan, who)
+    start = first_order(context)
+    if start is not None:
+        offer(start, 0)
+    return minimise_cost(
+        graph, context.problem.budget_bytes, start, seed=context.options.seed, threads=threads,
+        deadline=context.deadline - DEADLINE_MARGIN_S, work_limit=context.options.work_limit,
+        target_cost=graph.total_cost, on_order=offer, should_stop=lambda: should_stop() or context.is_solved(),
+        adopt=adopt, on_round=on_round,
+    )  # fmt: skip
+
+
+def quick_plan(context: Context) -> Plan | None:
+    """Greedy eviction and a moment of annealing: a plan that fits, for others to start from; None without one."""
+    graph = context.problem.graph
+    if not is_warm():
+        return greedy_eviction(graph, context.problem.budget_bytes, deadline=context.deadline)
+    best = minimise_cost(
+        graph, context.problem.budget_bytes, first_order(context), seed=context.options.seed, work_limit=QUICK_MOVES,
+        deadline=context.share_ends(QUICK_SHARE), target_cost=graph.total_cost,
+    )  # fmt: skip
+    if best.order is None or best.excess:
+        return None
+    return Plan.from_order(graph, best.order.tolist(), context.problem.budget_bytes)
+
+
+def fixed_moves(context: Context) -> int:
+    """Moves of each thread in a run that repeats exactly: the work limit, or what follows from the time limit."""
+    return context.options.work_limit or context.steps_in(MOVES_PER_S * min(1.0, 400 / len(context.problem.graph)))
+
+
+def first_order(context: Context) -> np.ndarray | None:
+    """Computations of a staged plan to start from, by warm start or greedy eviction; else of the cheapest
+    baseline that fits, None without one."""
+    warm = context.options.warm_start
+    if warm is not None and warm.scope is Scope.STAGED:
+        return warm.order
+    arrays = GraphArrays.of(context.problem.graph)
+    began = time.monotonic()
+    for power in COST_POWERS:
+        order = evict(arrays, context.problem.budget_bytes - context.problem.graph.fixed_bytes, power)
+        if order is not None:
+            return order
+        if time.monotonic() - began > GREEDY_S and context.options.work_limit is None:
+            break  # evictions cascade on this graph
+    fitting = []
+    for _, plan in family_plans(context, context.share_ends(FAMILY_SHARE)):
+        trace = simulate(context.problem.graph, plan)
+        if plan.scope is Scope.STAGED and trace.peak_bytes <= context.problem.budget_bytes:
+            fitting.append((trace.cost, len(fitting), plan))
+    return min(fitting)[2].order if fitting else None

@@ -1,0 +1,152 @@
+"""One call for every strategy: `solve` runs it on a problem and judges what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from remat.context import Context
+from remat.errors import InvalidInput
+from remat.graph import Graph, check_graph
+from remat.plan import Plan, parse_scope
+from remat.problem import Problem, SolveOptions, check_accounting
+from remat.registry import Strategy, get_strategy
+from remat.solution import Member, Solution, candidates_of
+from remat.solving.budgets import share, solve_ascending
+from remat.solving.defaults import solve_default
+from remat.solving.dispatch import new_context, run_strategy
+from remat.solving.here import run_family, solve_family
+from remat.solving.judgement import at_least, judge, name_minimum, refuse_if_impossible
+from remat.units import parse_size
+
+UNLIMITED = 2**60
+
+
+def solve(
+    graph: Graph,
+    budget: int | str,
+    strategy: str = "portfolio",
+    scope: str = "staged",
+    *,
+    accounting: str = "exact",
+    **options: Any,
+) -> Solution:
+    """Find a plan for `graph` within `budget`.
+
+    Args:
+        budget: total bytes, fixed bytes included; an int or a string with a unit (``5GiB``).
+        strategy: a name from `remat.strategies()`.
+        scope: ``staged``, ``fixed_order`` or ``free``.
+        accounting: ``exact``, or ``published`` for the memory that Checkmate's artifact counts.
+        options: those of every solve (`time_limit_s`, `seed`, `threads`, ...: `remat.SolveOptions`), and keyword
+            options of the strategy.
+
+    Returns:
+        A `Solution`; never raises because a budget cannot be met. Ctrl-C returns the best plan found so
+        far, and raises KeyboardInterrupt only if there is none.
+
+    Raises:
+        InvalidInput: unknown strategy or option, unreadable size or limit.
+    """
+    return solve_sweep(graph, [budget], strategy, scope, accounting=accounting, **options)[0]
+
+
+def solve_sweep(
+    graph: Graph,
+    budgets: Sequence[int | str],
+    strategy: str = "portfolio",
+    scope: str = "staged",
+    *,
+    accounting: str = "exact",
+    isolate: bool | None = None,
+    **options: Any,
+) -> list[Solution]:
+    """`solve` for several budgets; the time limit is for each of them; results in the order of `budgets`.
+
+    A strategy that ignores the budget runs once for all of them. `isolate` overrides whether the
+    strategy runs in a process of its own with a hard limit. The budgets share work: they are solved in
+    ascending order, each from the best plan of the smaller ones, and `remat.solving.budgets.share` makes the
+    results monotone (not for a baseline, whose results are its own).
+    """
+    chosen = get_strategy(strategy)
+    how, own = SolveOptions.split(options)
+    chosen.check_options(own)
+    question = Problem(_checked(graph, how.warm_start), 0, parse_scope(scope), check_accounting(accounting))
+    if isinstance(budgets, (str, bytes)) or not isinstance(budgets, Iterable):
+        raise InvalidInput(f"budgets must be a list of sizes, not {budgets!r}; `remat.solve` takes a single one")
+    problems = [replace(question, budget_bytes=parse_size(budget)) for budget in budgets]
+
+    def solve_all(problems: Sequence[Problem], how: SolveOptions) -> list[Solution]:
+        return _solve_all(chosen, problems, how, own, isolate)
+
+    if not graph.has_implementations or chosen.implementations != "default":
+        return solve_all(problems, how)
+    plain = replace(how, warm_start=_without_choices(how.warm_start, graph))
+    found = solve_default(graph, lambda default: solve_all([replace(p, graph=default) for p in problems], plain))
+    if how.warm_start is None or chosen.is_baseline or chosen.ignores_budget:
+        return found
+    return [at_least(one, asked, how.warm_start) for one, asked in zip(found, problems, strict=True)]
+
+
+def _checked(graph: Graph, warm_start: Plan | None) -> Graph:
+    """The graph; raises `InvalidInput` if nothing can be planned on it, or not from this plan."""
+    check_graph(graph)
+    if not len(graph):
+        raise InvalidInput(f"graph '{graph.name}' has no operations; there is nothing to plan")
+    if warm_start is not None and warm_start.graph_sha256 != graph.sha256():
+        raise InvalidInput(f"warm_start was made for another graph ('{warm_start.graph_name}'), not for '{graph.name}'")
+    return graph
+
+
+def _without_choices(plan: Plan | None, graph: Graph) -> Plan | None:
+    """The plan on the graph of default implementations; None if it has others."""
+    return None if plan is None or plan.ways else replace(plan, graph_sha256=graph.default().sha256())
+
+
+def _solve_all(
+    chosen: Strategy, problems: Sequence[Problem], how: SolveOptions, own: Mapping[str, Any], isolate: bool | None
+) -> list[Solution]:
+    if chosen.ignores_budget:
+        if not problems:
+            return []
+        widest = max(problems, key=lambda problem: problem.budget_bytes)
+        context = new_context(widest, replace(how, progress=None))
+        return solve_family(run_family(context, chosen.name, own), problems)
+
+    def solve_one(problem: Problem, warm_start: Plan | None) -> Solution:
+        context = new_context(problem, replace(how, warm_start=warm_start))
+        refusal = refuse_if_impossible(problem, chosen.name)
+        if refusal is not None:
+            return refusal
+        solution = run_strategy(context, chosen.name, own, isolate=isolate)
+        if how.warm_start is not None and not chosen.is_baseline:
+            solution = at_least(solution, problem, how.warm_start)
+        return name_minimum(solution, problem, context.deadline)
+
+    if chosen.is_baseline or len(problems) == 1:
+        return [solve_one(problem, how.warm_start) for problem in problems]
+    return share(solve_ascending(problems, how.warm_start, solve_one))
+
+
+def family(
+    graph: Graph,
+    strategy: str,
+    *,
+    scope: str = "staged",
+    accounting: str = "exact",
+    time_limit_s: float = 60.0,
+    **options: Any,
+) -> list[Member]:
+    """Every plan of a strategy that ignores the budget, judged: what figures draw.
+
+    Raises:
+        Skip: the strategy does not apply to this graph.
+    """
+    chosen = get_strategy(strategy)
+    chosen.check_options(options)
+    if not chosen.ignores_budget:
+        raise InvalidInput(f"strategy '{strategy}' depends on the budget; it has no family to list")
+    problem = Problem(graph, UNLIMITED, parse_scope(scope), check_accounting(accounting))
+    context: Context = new_context(problem, SolveOptions(time_limit_s=time_limit_s))
+    return judge(context, candidates_of(chosen(context, options)))[0]

@@ -1,0 +1,110 @@
+"""What the solves of several budgets owe each other: plans go to larger budgets, bounds to smaller ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from remat.incumbent import GAP_TOLERANCE, relative_gap
+from remat.plan import Plan
+from remat.problem import Problem
+from remat.solution import Ending, Solution, Status
+from remat.units import format_size
+
+
+def solve_ascending(
+    problems: Sequence[Problem], warm_start: Plan | None, solve: Callable[[Problem, Plan | None], Solution]
+) -> list[Solution]:
+    """Each problem solved from `warm_start`, or else the cheapest plan of the smaller budgets, in the order given.
+
+    After Ctrl-C the larger budgets are not solved any more, and say so.
+    """
+    solutions: dict[int, Solution] = {}
+    best: Solution | None = None
+    interrupted = False
+    for i in sorted(range(len(problems)), key=lambda i: problems[i].budget_bytes):
+        problem = problems[i]
+        if interrupted:
+            solution = replace(
+                solutions[next(iter(solutions))], status=Status.NO_PLAN, budget_bytes=problem.budget_bytes, plan=None,
+                cost=None, peak_bytes=None, overhead=None, bound=problem.graph.least_cost, gap=None, parameters={},
+                wall_s=0.0, message="interrupted before this budget was solved", stats={}, ended=Ending.INTERRUPTED,
+            )  # fmt: skip
+        else:
+            solution = solve(problem, best.plan if warm_start is None and best is not None else warm_start)
+            interrupted = solution.ended is Ending.INTERRUPTED
+        solutions[i] = solution
+        if solution.cost is not None and (best is None or best.cost is None or solution.cost < best.cost):
+            best = solution
+    return [solutions[i] for i in range(len(problems))]
+
+
+def share(solutions: Sequence[Solution]) -> list[Solution]:
+    """Solutions of one strategy, graph and scope, each with the best that all of them together prove.
+
+    A larger budget never keeps a costlier plan than a smaller one: ``parameters["plan_from_bytes"]`` says from
+    which budget a plan came. A bound proven for a larger budget holds for a smaller one. Claims that
+    contradict each other are FAILED.
+    """
+    order = sorted(range(len(solutions)), key=lambda i: solutions[i].budget_bytes)
+    shared = list(solutions)
+    best: Solution | None = None
+    for i in order:
+        one = shared[i]
+        if best is not None and best.cost is not None and _may_take(one):
+            if one.status is Status.INFEASIBLE or (one.bound or 0) > best.cost:
+                shared[i] = _contradicted(one, best)
+                continue
+            if one.cost is None or best.cost < one.cost:
+                origin = best.parameters.get("plan_from_bytes", best.budget_bytes)
+                note = f"plan found at {format_size(origin)}"
+                one = replace(
+                    one, plan=best.plan and replace(best.plan, budget_bytes=one.budget_bytes), cost=best.cost,
+                    peak_bytes=best.peak_bytes, overhead=best.overhead,
+                    parameters={**best.parameters, "plan_from_bytes": origin},
+                    message=f"{note}; {one.message}" if one.message else note,
+                )  # fmt: skip
+        if one.cost is not None and (best is None or best.cost is None or one.cost < best.cost):
+            best = one
+        shared[i] = one
+    bound: Solution | None = None
+    for i in reversed(order):
+        one = shared[i]
+        if bound is not None and bound.bound is not None and one.cost is not None and bound.bound > one.cost:
+            shared[i] = _contradicted(bound, one, at=one)
+            continue
+        if bound is not None and bound.bound is not None and _may_take_bound(one) and (one.bound or 0) < bound.bound:
+            proofs = [proof for proof in (bound.certificate, one.certificate) if proof is not None]
+            proof = max(proofs, key=lambda proof: proof.bound, default=None)
+            one = replace(one, bound=bound.bound, certificate=proof)  # of a larger budget: holds here
+        if one.bound is not None and (bound is None or bound.bound is None or one.bound > bound.bound):
+            bound = one
+        shared[i] = _with_gap(one)
+    return shared
+
+
+def _may_take(solution: Solution) -> bool:
+    return solution.status not in (Status.SKIPPED, Status.FAILED)
+
+
+def _may_take_bound(solution: Solution) -> bool:
+    return _may_take(solution) and solution.status is not Status.INFEASIBLE  # it has no cost to bound
+
+
+def _with_gap(solution: Solution) -> Solution:
+    if solution.cost is None or solution.bound is None:
+        return solution
+    gap = relative_gap(solution.cost, solution.bound)
+    optimal = gap <= GAP_TOLERANCE and (solution.status is Status.OPTIMAL or gap != solution.gap)
+    return replace(solution, gap=gap, status=Status.OPTIMAL if optimal else Status.FEASIBLE)
+
+
+def _contradicted(claim: Solution, plan: Solution, at: Solution | None = None) -> Solution:
+    what = "that no plan fits" if claim.status is Status.INFEASIBLE else f"the bound {claim.bound}"
+    where = at or claim
+    return replace(
+        where, status=Status.FAILED, plan=None, cost=None, peak_bytes=None, overhead=None, bound=None, gap=None,
+        contradicted=True,
+        message=f"strategy '{claim.strategy}' claims {what} at {format_size(claim.budget_bytes)}, "
+                f"but its plan for {format_size(plan.budget_bytes)} costs {plan.cost}",
+    )  # fmt: skip

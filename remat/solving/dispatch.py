@@ -1,0 +1,34 @@
+"""One strategy on one problem: in this process, or in a worker where the strategy or the caller asks for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from remat.context import Context
+from remat.problem import Problem, SolveOptions
+from remat.registry import get_strategy
+from remat.solution import Solution
+from remat.solving.here import solve_here
+from remat.solving.worker import solve_isolated
+
+
+def run_strategy(
+    context: Context,
+    strategy: str,
+    options: Mapping[str, Any],
+    *,
+    isolate: bool | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Solution:
+    """The solution of one strategy, see `remat.context.RunStrategy`; `should_stop` ends a worker."""
+    chosen = get_strategy(strategy)
+    chooses = context.problem.graph.has_implementations and chosen.implementations == "search"
+    if chosen.in_own_process(isolate) and not chooses:
+        return solve_isolated(context, strategy, options, should_stop)
+    return solve_here(context, strategy, options)
+
+
+def new_context(problem: Problem, options: SolveOptions) -> Context:
+    """A solve of `problem` that starts now."""
+    return Context.of(problem, options, run_strategy)

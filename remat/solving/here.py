@@ -1,0 +1,84 @@
+"""Strategies run in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from remat.context import Context
+from remat.errors import InvalidPlan, Skip
+from remat.problem import Problem
+from remat.registry import Strategy, get_strategy
+from remat.solution import Ending, Family, Outcome, Solution, Status, candidates_of
+from remat.solving.judgement import (
+    conclude,
+    conclude_early,
+    decide,
+    judge,
+    reason_of,
+    refuse_if_impossible,
+    without_plan,
+)
+
+
+def solve_here(context: Context, strategy: str, options: Mapping[str, Any]) -> Solution:
+    """Run one strategy in this process; what it handed over outlives it."""
+    began = time.monotonic()
+    solution = refuse_if_impossible(context.problem, strategy) or _run(context, get_strategy(strategy), options)
+    return replace(solution, wall_s=time.monotonic() - began)
+
+
+def _run(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> Solution:
+    name = strategy.name
+    try:
+        if context.problem.graph.has_implementations and strategy.implementations == "search":
+            from remat.solvers.choose import choose_and_solve  # imports Numba and SciPy, as every solver does
+
+            produced = choose_and_solve(context, strategy, options)
+        else:
+            produced = strategy(context, options)
+        outcome = produced if isinstance(produced, Outcome) else Outcome()
+        members, rejected = judge(context, candidates_of(produced), name)
+        if context.repeats and outcome.cut_by_clock is None:
+            outcome = replace(outcome, cut_by_clock=context.is_cut())
+    except Skip as skip:
+        return without_plan(context.problem, name, Status.SKIPPED, str(skip))
+    except KeyboardInterrupt:
+        kept = conclude_early(context, name, Ending.INTERRUPTED, "interrupted")
+        if kept.plan is None and kept.status is not Status.FAILED:
+            raise
+        return kept
+    except Exception as error:  # a strategy that crashes costs its own row, and the row says why
+        if isinstance(error, InvalidPlan):  # a claim that the judge refutes
+            context.incumbent.contradict(f"strategy '{name}' proposed a plan that cannot be executed: {error}")
+        return conclude_early(context, name, Ending.CRASHED, reason_of(error), status=Status.FAILED)
+    return conclude(context, name, outcome, members, rejected)
+
+
+def run_family(context: Context, strategy: str, options: Mapping[str, Any]) -> Family:
+    """Run a strategy that ignores the budget, in this process, and judge all of its plans."""
+    start = time.monotonic()
+    result = Family(strategy)
+    try:
+        members, rejected = judge(context, candidates_of(get_strategy(strategy)(context, options)))
+        result = replace(result, members=tuple(members), rejected=rejected)
+    except Skip as skip:
+        result = replace(result, status=Status.SKIPPED, message=str(skip))
+    except Exception as error:  # a strategy that crashes costs its own row, and the row says why
+        result = replace(result, status=Status.FAILED, message=reason_of(error))
+    return replace(result, wall_s=time.monotonic() - start)
+
+
+def solve_family(family: Family, problems: Sequence[Problem]) -> list[Solution]:
+    """For each problem the cheapest member of `family` that fits its budget; solves nothing."""
+    solutions = []
+    for problem in problems:
+        refusal = None if family.status else refuse_if_impossible(problem, family.strategy)
+        if family.status:
+            solution = without_plan(problem, family.strategy, family.status, family.message)
+        else:
+            solution = refusal or decide(problem, family.strategy, Outcome(), family.members, family.rejected)
+        solutions.append(replace(solution, wall_s=family.wall_s))
+    return solutions

@@ -1,0 +1,194 @@
+"""From what a strategy claims to a solution: every plan is replayed, every claim is held against the plans."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from remat.bounds.min_budget import describe_minimum
+from remat.context import Context
+from remat.errors import RematError
+from remat.graph import Graph
+from remat.incumbent import GAP_TOLERANCE, relative_gap
+from remat.plan import Plan, Scope
+from remat.problem import Problem
+from remat.simulator import Trace, simulate
+from remat.solution import Candidate, Ending, Member, Outcome, Solution, Status
+from remat.units import format_size
+
+NAMING_S = 1.7  # after the deadline, when the smallest budget is named at the latest; the promised overrun is longer
+
+
+def judge(context: Context, candidates: Iterator[Candidate], who: str = "") -> tuple[list[Member], str]:
+    """(members, why others were rejected): every candidate replayed by the simulator, and handed over."""
+    problem = context.problem
+    members: list[Member] = []
+    rejected = ""
+    for candidate in candidates:
+        plan = candidate.plan
+        if not problem.scope.contains(plan.scope):
+            rejected = f"its plan is {plan.scope}, but {problem.scope} was asked for"
+        else:
+            trace: Trace = simulate(problem.graph, plan)
+            members.append(Member(plan, trace.cost, trace.peak_bytes, candidate.parameters))
+            finder = str(candidate.parameters.get("from", who))
+            context.incumbent.take(plan, trace.cost, trace.peak_bytes, finder)
+        if time.monotonic() > context.deadline:
+            rejected = rejected or f"stopped at the time limit after {len(members)} plans"
+            break
+    return members, rejected
+
+
+def conclude(context: Context, strategy: str, outcome: Outcome, members: Sequence[Member], rejected: str) -> Solution:
+    """The solution of an outcome, with the plans and the bound that were handed over meanwhile."""
+    incumbent = context.incumbent
+    stats = {**outcome.stats, **incumbent.stats()}
+    more: dict[str, Any] = {"stats": stats, "cut_by_clock": outcome.cut_by_clock}
+    if incumbent.contradiction:
+        return without_plan(
+            context.problem, strategy, Status.FAILED, incumbent.contradiction, contradicted=True, **more
+        )
+    handed_over = list(members)
+    if incumbent.plan is not None and incumbent.cost is not None and incumbent.peak_bytes is not None:
+        handed_over.append(Member(incumbent.plan, incumbent.cost, incumbent.peak_bytes, {"from": incumbent.who}))
+    bound = max(outcome.bound or 0, incumbent.bound)
+    return decide(context.problem, strategy, replace(outcome, bound=bound), handed_over, rejected, **more)
+
+
+def decide(
+    problem: Problem, strategy: str, outcome: Outcome, members: Sequence[Member], rejected: str, **more: Any
+) -> Solution:
+    """Pick the cheapest member that fits and say what is proven about it; `more` are fields of the solution."""
+    budget = problem.budget_bytes
+    bound = max(problem.graph.least_cost, outcome.bound or 0)
+    fitting = [member for member in members if member.peak_bytes <= budget]
+    if fitting:
+        best = min(fitting, key=lambda member: (member.cost, member.peak_bytes))  # of equals the strategy's own
+        if outcome.infeasible or bound > best.cost:
+            claim = "that no plan fits" if outcome.infeasible else f"the bound {bound}"
+            message = f"strategy '{strategy}' claims {claim}, but its own plan fits and costs {best.cost}"
+            return without_plan(problem, strategy, Status.FAILED, message, contradicted=True, **more)
+        return _with_plan(problem, strategy, outcome, best, bound, **more)
+    if outcome.infeasible:
+        message = outcome.message or f"no {problem.scope} plan fits {format_size(budget)}"
+        message = f"{message}; {describe_minimum(problem.graph, problem.scope)}"
+        return without_plan(problem, strategy, Status.INFEASIBLE, message, **more)
+    if outcome.timed_out:
+        message = outcome.message or "no plan found within the time limit"
+        return without_plan(problem, strategy, Status.TIMEOUT, message, bound=bound, **more)
+    if members:
+        smallest = min(member.peak_bytes for member in members)
+        message = f"none of its {len(members)} plans fits; the smallest needs {format_size(smallest)}"
+    else:
+        message = outcome.message or rejected or "it proposed no plan"
+    return without_plan(problem, strategy, Status.NO_PLAN, message, bound=bound, **more)
+
+
+def _with_plan(problem: Problem, strategy: str, outcome: Outcome, best: Member, bound: int, **more: Any) -> Solution:
+    graph = problem.graph
+    gap = relative_gap(best.cost, bound)
+    return Solution(
+        status=Status.OPTIMAL if gap <= GAP_TOLERANCE else Status.FEASIBLE,
+        strategy=strategy,
+        graph_name=graph.name,
+        budget_bytes=problem.budget_bytes,
+        scope=problem.scope,
+        accounting=problem.accounting,
+        plan=replace(best.plan, budget_bytes=problem.budget_bytes),
+        cost=best.cost,
+        peak_bytes=best.peak_bytes,
+        overhead=best.cost / graph.total_cost - 1 if graph.total_cost else 0.0,
+        bound=bound,
+        gap=gap,
+        message=outcome.message,
+        parameters=dict(best.parameters),
+        certificate=outcome.certificate,
+        **more,
+    )
+
+
+def conclude_early(
+    context: Context, strategy: str, ended: Ending, message: str, *, status: Status = Status.TIMEOUT
+) -> Solution:
+    """A solution from what was handed over before a strategy ended otherwise than by returning.
+
+    Args:
+        ended: how it ended.
+        message: the same as one line.
+        status: if nothing was handed over.
+    """
+    incumbent = context.incumbent
+    if incumbent.plan is not None or incumbent.contradiction:
+        outcome = Outcome(message=f"{message}; the best plan found before is kept")
+        return replace(conclude(context, strategy, outcome, (), ""), ended=ended)
+    bound = None if status is Status.FAILED else incumbent.bound
+    return without_plan(context.problem, strategy, status, message, ended=ended, bound=bound)
+
+
+def without_plan(problem: Problem, strategy: str, status: Status, message: str, **more: Any) -> Solution:
+    """A solution that says why there is no plan; `more` are its other fields."""
+    return Solution(
+        status, strategy, problem.graph.name, problem.budget_bytes, problem.scope, problem.accounting,
+        message=message, **more,
+    )  # fmt: skip
+
+
+def at_least(solution: Solution, problem: Problem, warm_start: Plan) -> Solution:
+    """The solution, or the warm start if nothing cheaper was found."""
+    if solution.status in (Status.FAILED, Status.SKIPPED) or not problem.scope.contains(warm_start.scope):
+        return solution
+    trace = simulate(problem.graph, warm_start)
+    if trace.peak_bytes > problem.budget_bytes or (solution.cost is not None and solution.cost <= trace.cost):
+        return solution
+    known = Outcome(
+        bound=solution.bound, infeasible=solution.status is Status.INFEASIBLE, message=solution.message,
+        certificate=solution.certificate,
+    )  # fmt: skip
+    member = Member(warm_start, trace.cost, trace.peak_bytes, {"from": "warm start"})
+    return decide(
+        problem, solution.strategy, known, [member], "", stats=solution.stats, wall_s=solution.wall_s,
+        ended=solution.ended, cut_by_clock=solution.cut_by_clock,
+    )  # fmt: skip
+
+
+def name_minimum(solution: Solution, problem: Problem, deadline: float) -> Solution:
+    """The solution; where no plan was found, its message ends with the smallest budget known feasible.
+
+    An INFEASIBLE names it already. The time for it is what the promised overrun leaves.
+    """
+    if solution.status not in (Status.TIMEOUT, Status.NO_PLAN):
+        return solution
+    seconds = max(0.0, deadline + NAMING_S - time.monotonic())
+    least = describe_minimum(problem.graph, problem.scope, time_limit_s=seconds, budget_bytes=problem.budget_bytes)
+    return replace(solution, message=f"{solution.message}; {least}")
+
+
+def refuse_if_impossible(problem: Problem, strategy: str) -> Solution | None:
+    """An INFEASIBLE solution if some operation alone needs more than the budget."""
+    reason = why_impossible(problem.graph, problem.budget_bytes, problem.scope)
+    return without_plan(problem, strategy, Status.INFEASIBLE, reason) if reason else None
+
+
+def why_impossible(graph: Graph, budget_bytes: int, scope: Scope) -> str:
+    """Why no plan can be within the budget, where one operation or what is kept shows it; '' where neither does."""
+    needed, k = graph.largest_working_set()
+    if budget_bytes >= max(needed, graph.final_bytes):
+        return ""
+    what = f"operation {k} ({graph.operations[k].name}) alone needs {format_size(needed)}"
+    if graph.final_bytes > needed:
+        what = f"what must be there at the end (gradients, say) alone needs {format_size(graph.final_bytes)}"
+    least = describe_minimum(graph, scope, with_operation=graph.final_bytes > needed)
+    return f"budget {format_size(budget_bytes)} is too small: {what}; {least}"
+
+
+def reason_of(error: Exception) -> str:
+    """One line; the kind and place of an error that was not meant for users."""
+    if isinstance(error, RematError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{place}"

@@ -1,0 +1,415 @@
+"""Solves in a process of their own, with a hard limit: a solver that crashes costs one row.
+
+The parent starts ``remat.solving._worker JOB RESULT EVENTS`` (`remat.child`, a plain subprocess: spawned pools need an
+importable main module, which standard input and notebooks do not have) and reads what it writes: EVENTS, a
+line of JSON for each plan and bound handed over while it runs, which outlive a worker that is killed,
+and RESULT at the end. Plans that come back are judged again here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from remat import child
+from remat.certificate import BoundCertificate
+from remat.context import Context
+from remat.errors import DiskFull, InvalidInput, InvalidPlan
+from remat.files import write_text
+from remat.frontends.json import graph_to_dict
+from remat.graph import Graph
+from remat.incumbent import relative_gap
+from remat.plan import Plan, Scope
+from remat.problem import SolveOptions
+from remat.simulator import simulate
+from remat.solution import Ending, Family, Member, Solution, Status
+from remat.solving.judgement import conclude_early
+
+_running: set[subprocess.Popen[bytes]] = set()
+_interrupted: set[subprocess.Popen[bytes]] = set()  # of the running ones: asked to end
+
+POLL_S = 0.1  # how often what a worker tells is read
+GRACE_S = 2.0  # for a worker that was interrupted to write its result
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def hard_limit_s(time_limit_s: float) -> float:
+    """When a worker is killed: inside the promised overrun of 2 s plus 5 %."""
+    return time_limit_s * 1.03 + 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What another strategy proved of the same problem, or of one with a larger budget.
+
+    Attributes:
+        who: the strategy.
+        bound: lower bound on the cost of every plan; None for a proof that there is no plan.
+        message: what the strategy said, one line.
+    """
+
+    who: str
+    bound: int | None
+    message: str = ""
+
+    def decides(self, context: Context) -> bool:
+        """Whether a solve can end: its plan meets the bound, or there can be none."""
+        incumbent = context.incumbent
+        if self.bound is None or incumbent.cost is None:
+            return self.bound is None and incumbent.cost is None
+        gap = relative_gap(incumbent.cost, self.bound)
+        return incumbent.bound < self.bound <= incumbent.cost and gap <= context.options.target_gap
+
+    def solution(self, context: Context, strategy: str) -> Solution:
+        """The solution of a solve that ends by it."""
+        if self.bound is not None:
+            context.incumbent.offer_bound(self.bound, self.who)
+        proof = f"proven by {self.who}"
+        ended = conclude_early(context, strategy, Ending.DECIDED, proof, status=Status.INFEASIBLE)
+        stats = {**ended.stats, "proof_from": self.who}
+        if self.bound is None:
+            return replace(ended, bound=None, message=f"{proof}: {self.message}", stats=stats)
+        return replace(ended, message=f"its plan meets the bound {proof}", stats=stats)
+
+
+def solve_isolated(
+    context: Context, strategy: str, options: Mapping[str, Any], should_stop: Callable[[], bool] = lambda: False,
+    known: Callable[[], Known | None] = lambda: None,
+) -> Solution:  # fmt: skip
+    """Run one strategy on one problem in a subprocess; never raises because of what happens there.
+
+    What the worker hands over reaches the context's incumbent at once. Ctrl-C, `should_stop` and a proof of `known`
+    that decides the solve end the worker; what it has found is returned.
+
+    Raises:
+        KeyboardInterrupt: interrupted before any plan was found.
+    """
+    started, asked = time.monotonic(), time.time()
+    # A problem derived from the one asked (another budget) collects for itself; what fits is handed on.
+    own = context.about(context.problem)
+    events = _Events(own, context, should_stop, known)
+    rows, status, message = _ask(own, strategy, options, family=False, events=events)
+    solution = None if rows is None else _take_result(rows[0], own, context, strategy)
+    interrupted = Ending.INTERRUPTED in (events.ended, solution and solution.ended)
+    if events.decided is not None and not own.incumbent.contradiction:
+        solution = events.decided.solution(own, strategy)
+    elif solution is None or own.incumbent.contradiction:
+        ended = events.ended or Ending.CRASHED
+        solution = conclude_early(own, strategy, ended, message or own.incumbent.contradiction, status=status)
+    if interrupted and events.raised and solution.plan is None and solution.status is not Status.FAILED:
+        raise KeyboardInterrupt
+    solution = _timed_from(asked, solution, context.options.time_limit_s)
+    stats = {**solution.stats, **own.incumbent.stats()}  # timed from here: the start of the process counts
+    if events.peak_memory_bytes:
+        stats.setdefault("solver_peak_memory_bytes", events.peak_memory_bytes)
+    return replace(solution, stats=stats, wall_s=time.monotonic() - started)
+
+
+def _take_result(row: dict[str, Any], own: Context, outer: Context, strategy: str) -> Solution | None:
+    """What the worker returned, judged and handed over; None if its plan is wrong."""
+    try:
+        solution = _from_row(own.problem.graph, row)
+    except InvalidPlan as error:
+        own.incumbent.contradict(f"the worker returned a wrong plan: {error}")
+        return None
+    if solution.bound is not None and solution.status is not Status.FAILED:
+        outer.offer_bound(solution.bound, strategy)
+    if solution.plan is not None and solution.cost is not None and solution.peak_bytes is not None:
+        who = str(solution.parameters.get("from", strategy))
+        for incumbent in (own.incumbent, outer.incumbent):
+            incumbent.take(solution.plan, solution.cost, solution.peak_bytes, who)
+    return solution
+
+
+def _timed_from(asked: float, solution: Solution, time_limit_s: float) -> Solution:
+    """The solution with ``stats["start_s"]``, the seconds that the process took to start."""
+    stats = dict(solution.stats)
+    if "solver_began" not in stats:
+        return solution
+    start_s = stats["start_s"] = round(stats.pop("solver_began") - asked, 3)
+    message = solution.message
+    if solution.plan is None and start_s >= time_limit_s:
+        late = f"the time limit was over before the solver began (starting took {start_s:.1f} s)"
+        message = f"{late}; {message}" if message else late
+    return replace(solution, stats=stats, message=message)
+
+
+class _Events:
+    """Reads what a worker appends to its file of events, judges it and hands it over.
+
+    Attributes:
+        ended: how the worker ended, where it did not by itself.
+        decided: what ended the worker, if that was a proof of another strategy.
+        raised: it was this thread that Ctrl-C interrupted.
+        should_stop: asked several times a second whether to end the worker.
+        known: asked as often for what others have proven.
+        peak_memory_bytes: largest resident set that the worker told of.
+    """
+
+    def __init__(
+        self, own: Context, outer: Context, should_stop: Callable[[], bool], known: Callable[[], Known | None]
+    ):
+        self.own, self.outer, self.should_stop, self.known = own, outer, should_stop, known
+        self.ended, self.raised, self.peak_memory_bytes = Ending.RETURNED, False, 0
+        self.decided: Known | None = None
+        self.path: Path | None = None
+        self._at = 0
+
+    def is_over(self) -> bool:
+        """Whether the worker should end now, because it was asked to or because others have decided its problem."""
+        known = self.known()
+        if known is not None and known.decides(self.own):
+            self.decided = known
+        elif self.should_stop():
+            self.ended = Ending.INTERRUPTED
+        return self.decided is not None or bool(self.ended)
+
+    def read(self) -> None:
+        """Hand over every complete line that is new."""
+        if self.path is None or not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._at)
+            new = file.read()
+        lines, _, _ = new.rpartition(b"\n")  # the last line may be half written
+        self._at += len(lines) + (1 if lines else 0)
+        for line in lines.splitlines():
+            self._hand_over(json.loads(line))
+
+    def _hand_over(self, event: Mapping[str, Any]) -> None:
+        best, outer, problem = self.own.incumbent, self.outer, self.own.problem
+        self.peak_memory_bytes = max(self.peak_memory_bytes, event.get("peak_memory_bytes", 0))
+        if "bound" in event:
+            best.offer_bound(event["bound"], event["who"], at=event["at"])
+            outer.offer_bound(event["bound"], event["who"])
+        if "order" not in event:
+            return
+        try:
+            plan = Plan.from_order(problem.graph, event["order"], problem.budget_bytes, event["ways"])
+            trace = simulate(problem.graph, plan)
+        except InvalidPlan as error:
+            best.contradict(f"{event['who']} handed over a wrong plan: {error}")
+            return
+        if trace.cost != event["cost"]:
+            best.contradict(f"{event['who']} claims the cost {event['cost']}, but its plan costs {trace.cost}")
+        best.take(plan, trace.cost, trace.peak_bytes, event["who"], at=event["at"])
+        outer.incumbent.take(plan, trace.cost, trace.peak_bytes, event["who"], at=event["at"])
+
+
+def run_family_isolated(context: Context, strategy: str, options: Mapping[str, Any]) -> Family:
+    """`remat.solving.here.run_family` in a subprocess; every plan that comes back is judged again here."""
+    started = time.monotonic()
+    rows, status, message = _ask(context, strategy, options, family=True)
+    if rows is None:
+        return Family(strategy, status=status, message=message, wall_s=time.monotonic() - started)
+    row, graph = rows[0], context.problem.graph
+    members = []
+    try:
+        for member in row["members"]:
+            plan = plan_from_row(graph, member, None)
+            trace = simulate(graph, plan)
+            members.append(Member(plan, trace.cost, trace.peak_bytes, member["parameters"]))
+    except InvalidPlan as error:
+        message = f"the worker's plan is invalid: {error}"
+        return Family(strategy, status=Status.FAILED, message=message, wall_s=time.monotonic() - started)
+    status = Status(row["status"]) if row["status"] else None
+    return Family(strategy, tuple(members), row["rejected"], status, row["message"], row["wall_s"])
+
+
+def stop_workers() -> None:
+    """Kill every worker that runs now; for a caller that was interrupted."""
+    for process in list(_running):
+        _kill_group(process)
+
+
+def interrupt_workers() -> None:
+    """Ask every worker that runs now to end with what it has found; one that does not within seconds is killed."""
+    _interrupted.update(_running)
+
+
+def _ask(
+    context: Context, strategy: str, options: Mapping[str, Any], *, family: bool, events: _Events | None = None
+) -> tuple[list[dict[str, Any]] | None, Status, str]:
+    """(what the worker wrote, or None with the status and message that say why)."""
+    try:
+        return _exchange(context, strategy, options, family, events)
+    except (OSError, DiskFull) as error:  # or no memory for a process
+        return None, Status.FAILED, f"could not run the solver process: {error}"
+
+
+def _exchange(
+    context: Context, strategy: str, options: Mapping[str, Any], family: bool, events: _Events | None
+) -> tuple[list[dict[str, Any]] | None, Status, str]:
+    limit_s = context.remaining_s()
+    try:
+        json.dumps(dict(options))
+    except (TypeError, ValueError):
+        raise InvalidInput(f"options of strategy '{strategy}' must be plain, not {dict(options)!r:.80}") from None
+    with tempfile.TemporaryDirectory(prefix="remat-") as folder:
+        job, result, told = (Path(folder, name) for name in ("job.json", "result.json", "events.jsonl"))
+        warm_start = None
+        if context.options.warm_start is not None:
+            warm_start = str(Path(folder, "warm_start.json"))
+            context.options.warm_start.save(warm_start)
+        question = context.problem
+        asked = {
+            "graph": graph_to_dict(question.graph),
+            "problem": {
+                "budget_bytes": int(question.budget_bytes),
+                "scope": str(question.scope),
+                "accounting": question.accounting,
+                "cost_cap": question.cost_cap,
+            },
+            "options_of_solve": {
+                field.name: getattr(context.options, field.name)
+                for field in fields(SolveOptions) if field.name not in ("warm_start", "progress")
+            },
+            "warm_start": warm_start,
+            "ends_at": time.time() + limit_s,
+            "strategy": strategy,
+            "options": dict(options),
+            "family": family,
+        }  # fmt: skip
+        write_text(job, json.dumps(asked))
+        command = child.command("remat.solving._worker", str(job), str(result), str(told))
+        if events is None:
+            code, complaint = _run(command, limit_s, context.options.threads)
+        else:
+            events.path = told
+            code, complaint = _run(command, limit_s, context.options.threads, events)
+            events.read()
+        if result.exists():
+            return json.loads(result.read_text()), Status.FAILED, ""
+    if events is not None and (events.ended is Ending.INTERRUPTED or events.decided is not None):
+        return None, Status.TIMEOUT, "interrupted"
+    if code is None:
+        if events is not None:
+            events.ended = Ending.KILLED
+        return None, Status.TIMEOUT, f"did not stop by itself; killed after {limit_s:.1f} s"
+    how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+    if code == -signal.SIGKILL:
+        how += ", as the system does when memory runs out"
+    return None, Status.FAILED, f"the solver process died with {how}: {complaint or 'it printed nothing'}"
+
+
+def _run(command: Sequence[str], limit_s: float, threads: int, events: _Events | None = None) -> tuple[int | None, str]:
+    """(exit code or None if killed at the limit, last line of standard error)."""
+    ends_at = time.monotonic() + hard_limit_s(limit_s)
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=child.environment(dict.fromkeys(THREAD_VARIABLES, str(threads))),
+            start_new_session=True,  # Ctrl-C reaches the parent, which decides
+        )
+        _running.add(process)
+        try:
+            code = _wait(process, ends_at, events)
+        except KeyboardInterrupt:
+            if events is None:
+                raise
+            events.ended, events.raised = Ending.INTERRUPTED, True
+            code = _end_gently(process)
+        finally:
+            _running.discard(process)
+            _interrupted.discard(process)
+            if process.poll() is None:
+                _kill_group(process)
+        errors.seek(0)
+        lines = errors.read().decode(errors="replace").strip().splitlines()
+    return code, lines[-1][:300] if lines else ""
+
+
+def _wait(process: subprocess.Popen[bytes], ends_at: float, events: _Events | None) -> int | None:
+    """The exit code; None at the limit. What the worker tells is handed over meanwhile."""
+    while (left := ends_at - time.monotonic()) > 0:
+        try:
+            return process.wait(timeout=min(POLL_S, left))
+        except subprocess.TimeoutExpired:
+            pass
+        if events is not None:
+            events.read()
+        if process in _interrupted:
+            if events is not None:
+                events.ended = Ending.INTERRUPTED
+            return _end_gently(process)
+        if events is not None and events.is_over():
+            return _end_gently(process)
+    return None
+
+
+def _end_gently(process: subprocess.Popen[bytes]) -> int | None:
+    """SIGINT, and a moment to write the result; the exit code, None if it still runs then."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)
+    try:
+        return process.wait(timeout=GRACE_S)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it may end between the poll and the kill
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def solution_to_row(solution: Solution) -> dict[str, Any]:
+    """A JSON-ready form of a solution, its plan as steps."""
+    row = {name: getattr(solution, name) for name in Solution.__slots__ if name not in ("plan", "certificate")}
+    row["plan"] = None
+    row["certificate"] = None if solution.certificate is None else solution.certificate.to_dict()
+    if solution.plan is not None:
+        row["plan"] = plan_to_row(solution.plan)
+    return row
+
+
+def plan_to_row(plan: Plan) -> dict[str, Any]:
+    """A JSON-ready form of a plan's steps."""
+    return {"kinds": plan.kinds.tolist(), "ids": plan.ids.tolist(), "ways": list(plan.ways)}
+
+
+def plan_from_row(graph: Graph, row: Mapping[str, Any], budget_bytes: int | None) -> Plan:
+    """The plan of `plan_to_row`."""
+    ways = row.get("ways") or [""] * len(row["ids"])
+    return Plan.from_steps(graph, zip(row["kinds"], row["ids"], ways, strict=True), budget_bytes)
+
+
+def family_to_row(family: Family) -> dict[str, Any]:
+    """A JSON-ready form of a family, its plans as steps."""
+    return {
+        "status": family.status,
+        "message": family.message,
+        "rejected": family.rejected,
+        "wall_s": family.wall_s,
+        "members": [{**plan_to_row(m.plan), "parameters": dict(m.parameters)} for m in family.members],
+    }
+
+
+def _from_row(graph: Any, row: dict[str, Any]) -> Solution:
+    plan = row.pop("plan")
+    proof = row.pop("certificate")
+    certificate = None if proof is None else BoundCertificate.from_dict(proof, "the worker's certificate")
+    if plan is not None:
+        plan = plan_from_row(graph, plan, row["budget_bytes"])
+        trace = simulate(graph, plan)
+        if (trace.cost, trace.peak_bytes) != (row["cost"], row["peak_bytes"]):
+            raise InvalidPlan(f"cost {row['cost']} was reported, but it costs {trace.cost}")
+
+    return Solution(
+        plan=plan,
+        certificate=certificate,
+        **row | {"status": Status(row["status"]), "scope": Scope(row["scope"]), "ended": Ending(row["ended"])},
+    )

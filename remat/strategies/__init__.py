@@ -1,1 +1,0 @@
-"""Exact and approximate solvers, one file each; found through the registry."""

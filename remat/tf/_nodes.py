@@ -1,0 +1,254 @@
+"""Single TensorFlow operations as plain data: attributes, signatures, and running one from its signature.
+
+Private TensorFlow API in use (checked with 2.21.0): `op_def_registry.get`, for an operation's argument names,
+and `Tensor._handle_data`, for the shape of a variable.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from remat.errors import InvalidInput
+from remat.graph import Work
+from remat.tf._rules import OperationFacts, TensorFacts, flops
+
+# constants up to this size are written into signatures and folded into; larger ones are tensors
+SMALL_CONSTANT_BYTES = 4096
+# output i is the storage of input i (IdentityN), or output 0 that of input 0
+ALIASES = frozenset(
+    {"Reshape", "Squeeze", "ExpandDims", "Identity", "IdentityN", "StopGradient", "PreventGradient", "EnsureShape"}
+    | {"Bitcast"}
+)
+EMPTY_LISTS = frozenset({"EmptyTensorList", "TensorListReserve"})
+_SHAPE_KINDS = frozenset({"Shape", "ShapeN", "Size", "Rank", "VariableShape"})
+# read the rows they return, not the table
+_GATHERS = frozenset({"GatherV2", "Gather", "GatherNd", "ResourceGather", "ResourceGatherNd"})
+# stateful to TensorFlow's scheduler, but with nothing that a second run would change
+_HARMLESS = frozenset({"ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd", "Placeholder"})
+
+
+def shape_of(tensor: Any) -> tuple[int, ...]:
+    """Static shape; raises `InvalidInput` if a dimension is unknown."""
+    dims = tensor.shape.as_list() if tensor.shape.rank is not None else None
+    if dims is None or None in dims:
+        raise InvalidInput(
+            f"'{tensor.name}' ({tensor.op.type}) has no static shape ({tensor.shape}) once the batch size is fixed; "
+            "give the network's inputs fixed sizes"
+        )
+    return tuple(dims)
+
+
+def bytes_of(tensor: Any) -> int:
+    """Size of a tensor's storage; 0 for handles."""
+    if tensor.dtype.name in ("resource", "variant", "string"):
+        return 0
+    return math.prod(shape_of(tensor)) * tensor.dtype.size
+
+
+def is_stateful(op: Any) -> bool:
+    """Whether running `op` twice differs from running it once."""
+    return bool(op.op_def.is_stateful) and op.type not in _HARMLESS
+
+
+def attrs_of(op: Any) -> dict[str, Any] | None:
+    """Attributes that the inputs do not imply, as plain data; None if one of them is a function or a tensor."""
+    implied = {arg.type_attr for arg in op.op_def.input_arg} | {arg.type_list_attr for arg in op.op_def.input_arg}
+    plain: dict[str, Any] = {}
+    for declared in op.op_def.attr:
+        if declared.name in implied or declared.name.startswith("_"):
+            continue
+        if declared.type in ("func", "list(func)", "tensor", "list(tensor)"):
+            return None
+        plain[declared.name] = _plain(op.get_attr(declared.name), declared.type)
+    return plain
+
+
+def _plain(value: Any, kind: str) -> Any:
+    if kind.startswith("list("):
+        return [_plain(element, kind[5:-1]) for element in value]
+    if kind == "type":
+        return value.name
+    if kind == "shape":
+        return None if value.unknown_rank else [d.size for d in value.dim]
+    if kind == "string":
+        return value.decode("latin-1") if isinstance(value, bytes) else value
+    return value
+
+
+def operand(tensor: Any, constant: np.ndarray | None) -> dict[str, Any]:
+    """One entry of a signature's inputs: ``{"c": ..}`` for a small finite constant, else ``{"t": shape}``."""
+    finite = constant is not None and (constant.dtype.kind not in "fc" or bool(np.isfinite(constant).all()))
+    if constant is not None and finite and constant.nbytes <= SMALL_CONSTANT_BYTES and constant.dtype.kind in "biuf":
+        return {"c": constant.tolist(), "d": tensor.dtype.name}
+    return {"t": list(shape_of(tensor)), "d": tensor.dtype.name}
+
+
+def signature(op: Any, attrs: dict[str, Any] | None, operands: Sequence[dict[str, Any]]) -> str:
+    """Canonical JSON from which `run_signature` rebuilds the operation; '' if it cannot be rebuilt."""
+    if attrs is None or any(t.dtype.name in ("resource", "variant", "string") for t in (*op.inputs, *op.outputs)):
+        return ""
+    description = {
+        "fw": "tensorflow", "op": op.type, "attrs": attrs, "inputs": list(operands), "outputs": len(op.outputs)
+    }  # fmt: skip
+    return json.dumps(description, sort_keys=True, separators=(",", ":"))
+
+
+def work_of(op: Any, constants: dict[str, np.ndarray], size: Callable[[Any], int]) -> Work:
+    """FLOPs, traffic and signature of one operation.
+
+    Args:
+        constants: folded tensors by name; they cost no traffic.
+        size: bytes of a tensor's storage.
+    """
+    attrs = attrs_of(op)
+    described = OperationFacts(
+        op.type, tuple(_facts(t, constants) for t in op.inputs), tuple(_facts(t, constants) for t in op.outputs),
+        attrs or {},
+    )  # fmt: skip
+    written = sum(map(size, op.outputs))
+    sources = {t.name: t for t in op.inputs if t.name not in constants}
+    if op.type in _GATHERS:
+        sources.pop(op.inputs[0].name, None)
+        written *= 2
+    operands = [operand(t, constants.get(t.name)) for t in op.inputs]
+    floating = [t.dtype.name for t in (*op.outputs, *op.inputs) if t.dtype.is_floating]
+    return Work(
+        flops=flops(described),
+        bytes_moved=written + sum(map(size, sources.values())),
+        dtype=floating[0] if floating else (*op.outputs, *op.inputs)[0].dtype.name,
+        signature=signature(op, attrs, operands),
+        is_free=op.type in EMPTY_LISTS,
+    )
+
+
+def _facts(tensor: Any, constants: dict[str, np.ndarray]) -> TensorFacts:
+    constant = constants.get(tensor.name)
+    if constant is not None:
+        small = constant.nbytes <= SMALL_CONSTANT_BYTES
+        return TensorFacts(constant.shape, tensor.dtype.name, constant.tolist() if small else None)
+    shape = () if tensor.dtype.name in ("resource", "variant") else shape_of(tensor)
+    return TensorFacts(shape, tensor.dtype.name)
+
+
+def run_signature(description: dict[str, Any], tensors: Sequence[Any]) -> list[Any]:
+    """Run the operation of a parsed signature eagerly and return its outputs.
+
+    Args:
+        description: the parsed signature.
+        tensors: one per entry of ``description["inputs"]``; None where the entry is a constant.
+    """
+    import tensorflow as tf
+    from tensorflow.python.framework import op_def_registry
+
+    op_def = op_def_registry.get(description["op"])
+    values = [
+        tf.constant(entry["c"], dtype=entry["d"]) if "c" in entry and tensor is None else tensor
+        for entry, tensor in zip(description["inputs"], tensors, strict=True)
+    ]
+    return run(op_def, description["attrs"], values)
+
+
+def run(op_def: Any, attrs: dict[str, Any], values: Sequence[Any]) -> list[Any]:
+    """Run one operation eagerly through `tf.raw_ops`; list arguments take their share of the flat `values`."""
+    import tensorflow as tf
+
+    arguments: dict[str, Any] = {}
+    counts = {arg.number_attr for arg in op_def.input_arg if arg.number_attr}
+    n_lists = sum(1 for arg in op_def.input_arg if arg.type_list_attr)
+    at = 0
+    for arg in op_def.input_arg:
+        if arg.number_attr:
+            n = attrs[arg.number_attr]
+        elif arg.type_list_attr:
+            if n_lists > 1:
+                raise InvalidInput(f"{op_def.name} takes several lists of tensors and cannot be rebuilt")
+            n = len(values) - (len(op_def.input_arg) - 1)
+        else:
+            arguments[arg.name] = values[at]
+            at += 1
+            continue
+        arguments[arg.name] = list(values[at : at + n])
+        at += n
+    arguments |= {name: value for name, value in attrs.items() if name not in counts}
+    call = getattr(tf.raw_ops, op_def.name)
+    # a few arguments have another name in Python (ExpandDims: dim -> axis); those come in the same order
+    names = [name for name in inspect.signature(call).parameters if name != "name"]
+    renamed = dict(
+        zip((a for a in arguments if a not in names), (n for n in names if n not in arguments), strict=False)
+    )
+    result = call(**{renamed.get(name, name): value for name, value in arguments.items()})
+    if result is None or isinstance(result, tf.Operation):
+        return []
+    return list(result) if isinstance(result, (list, tuple)) else [result]
+
+
+def fold_all(operations: Iterable[Any]) -> dict[str, np.ndarray]:
+    """Tensor name -> value for every constant, and everything that follows from small constants and static shapes."""
+    constants: dict[str, np.ndarray] = {}
+    for op in operations:
+        folded = fold(op, [constants.get(t.name) for t in op.inputs])
+        if folded is not None:
+            constants |= {t.name: c for t, c in zip(op.outputs, folded, strict=True)}
+    return constants
+
+
+def fold(op: Any, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray] | None:
+    """The outputs of `op` if they are small constants: shapes, and pure functions of small constants."""
+    if op.type == "Const":
+        import tensorflow as tf
+
+        return [tf.make_ndarray(op.get_attr("value"))]
+    if op.type in _SHAPE_KINDS:
+        return _shapes(op)
+    known = [c for c in inputs if c is not None]
+    if op.op_def.is_stateful or not op.inputs or len(known) < len(inputs):
+        return None
+    attrs = attrs_of(op)
+    sizes = [_known_bytes(t) for t in op.outputs]
+    if attrs is None or None in sizes or sum(s for s in sizes if s) > SMALL_CONSTANT_BYTES:
+        return None
+    import tensorflow as tf
+
+    with tf.init_scope(), tf.device("CPU:0"):
+        tensors = [tf.constant(c, dtype=t.dtype) for c, t in zip(known, op.inputs, strict=True)]
+        return [t.numpy() for t in run(op.op_def, attrs, tensors)]
+
+
+def _known_bytes(tensor: Any) -> int | None:
+    if tensor.dtype.name in ("resource", "variant", "string"):
+        return None
+    # shape arithmetic (BroadcastGradientArgs, Where) may have outputs of unknown but tiny size
+    return 0 if tensor.shape.num_elements() is None else tensor.shape.num_elements() * tensor.dtype.size
+
+
+def _shapes(op: Any) -> list[np.ndarray] | None:
+    found = []
+    for source, out in zip(op.inputs, op.outputs, strict=True):
+        dtype = out.dtype.as_numpy_dtype
+        shape = variable_shape(source)[0] if op.type == "VariableShape" else source.shape
+        if op.type == "Rank" and shape.rank is not None:
+            found.append(np.asarray(shape.rank, dtype))
+        elif shape.num_elements() is None:
+            return None
+        elif op.type == "Size":
+            found.append(np.asarray(shape.num_elements(), dtype))
+        else:
+            found.append(np.asarray(shape.as_list(), dtype))
+    return found
+
+
+def variable_shape(handle: Any) -> tuple[Any, str]:
+    """(static shape, name of the element type) of the variable behind a handle; unknown rank if it is not known."""
+    import tensorflow as tf
+
+    known = getattr(handle, "_handle_data", None)
+    if known is None or not known.is_set:
+        return tf.TensorShape(None), ""  # pyright: ignore[reportArgumentType]  (unknown rank)
+    facts = known.shape_and_type[0]
+    return tf.TensorShape(facts.shape), tf.as_dtype(facts.dtype).name

@@ -1,0 +1,1 @@
+"""Keras networks that configurations name: own compact code, no downloads."""

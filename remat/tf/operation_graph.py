@@ -1,0 +1,409 @@
+"""Operation granularity for Keras 3 on TensorFlow: trace one training step, read its operations and storages.
+
+The step is the forward pass in training mode, the loss, and the gradients of the trainable
+variables; there is no optimizer in it, so optimizer state is not counted in `fixed_bytes`.
+Nothing of the network is executed: the trace has symbolic inputs of a static batch size.
+
+How the trace is read:
+
+* A value is a storage. Reshape, Squeeze, ExpandDims, Identity, StopGradient and the like are
+  aliases: not values, and their users depend on the base.
+* Variable reads and constants are free, never repeated and part of `fixed_bytes`: no operations.
+  Pure functions of small constants (the shape arithmetic that becomes static with the batch) are
+  folded when their result is at most 4 KiB, as TensorFlow's own constant folding does.
+* A variable that is read after it was assigned is the assigned tensor: an alias.
+* Operations that change state (variable assignment, stateful random numbers) run once.
+  Keras 3's dropout draws from a seed that it reads first, so repeating it is pure.
+* Nested functions are inlined. A loop (a recurrent layer) is one opaque operation with the FLOPs of
+  all its turns; the tensor lists it fills are values of their full length.
+* What neither the loss, nor a gradient, nor a state update needs is pruned.
+
+TensorFlow is imported on first use. Checked with TensorFlow 2.21.0 and Keras 3.15.1.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from remat.errors import InvalidInput, MissingPackage
+from remat.graph import Graph, Operation, Value, Work
+from remat.tf import _nodes as nodes
+from remat.tf._loops import LOOPS, Loop, read_loop
+
+_LARGE_CONSTANT_BYTES = 1024
+_SOURCE = "TensorFlow training step: forward, loss and gradients, no optimizer"
+_COMPUTE_POLICY = {"float32": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16", "float64": "float64"}
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """A traced training step and the graph read from it.
+
+    Attributes:
+        graph: operations and values.
+        function: the ``ConcreteFunction``; arguments are the input batches, then one label batch per
+            model output; results are the loss, then the gradients' tensors.
+        nodes: [N] the ``tf.Operation`` behind each operation.
+        tensors: [V] the ``tf.Tensor`` behind each value.
+    """
+
+    graph: Graph
+    function: Any
+    nodes: tuple[Any, ...]
+    tensors: tuple[Any, ...]
+
+
+def operation_graph(
+    model: Any,
+    batch_size: int,
+    name: str | None = None,
+    dtype: str | None = None,
+    loss: Callable[[Any, Any], Any] | None = None,
+) -> Graph:
+    """The graph of one training step of a Keras model, one operation per TensorFlow operation.
+
+    Costs are 0 and `Operation.work` is filled; gradients and the loss are `keep` values;
+    `fixed_bytes` holds variables, the batch with its labels, and large constants (no optimizer state).
+
+    Args:
+        model: a built Keras model with symbolic inputs, on the TensorFlow backend.
+        batch_size: samples per step.
+        name: of the graph; by default ``{model.name}_b{batch_size}_ops``.
+        dtype: that the activations must have; float16 and bfloat16 need a model built under the policy
+            ``mixed_float16`` or ``mixed_bfloat16``. By default the model's own.
+        loss: ``loss(labels, prediction) -> tensor``; its mean is differentiated. By default sparse
+            categorical cross-entropy over the last axis (integer labels), or the mean squared
+            error where that axis has one element.
+
+    Raises:
+        InvalidInput: batch size, dtype, or a model without static shapes.
+        MissingPackage: TensorFlow or Keras is not installed.
+    """
+    return trace_step(model, batch_size, name, dtype, loss).graph
+
+
+def trace_step(
+    model: Any,
+    batch_size: int,
+    name: str | None = None,
+    dtype: str | None = None,
+    loss: Callable[[Any, Any], Any] | None = None,
+) -> TracedStep:
+    """As `operation_graph`, with the trace itself, for executing plans; same arguments and errors."""
+    _check(model, batch_size, dtype)
+    function = _trace(model, batch_size, loss)
+    name = f"{model.name}_b{batch_size}_ops" if name is None else name
+    return StepReader(function, name, _bytes_of_variables(model.variables)).read()
+
+
+def _bytes_of_variables(variables: Sequence[Any]) -> int:
+    return sum(math.prod(v.shape) * np.dtype(v.value.dtype.as_numpy_dtype).itemsize for v in variables)
+
+
+def _import() -> tuple[Any, Any]:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        import keras
+        import tensorflow as tf
+    except ModuleNotFoundError as error:
+        raise MissingPackage(f"{error.name} is not installed: pip install 'remat[tensorflow]'") from None
+    if keras.backend.backend() != "tensorflow":
+        raise InvalidInput(f"Keras runs on '{keras.backend.backend()}'; set KERAS_BACKEND=tensorflow")
+    return tf, keras
+
+
+def _check(model: Any, batch_size: int, dtype: str | None) -> None:
+    _import()
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise InvalidInput(f"batch_size must be a positive integer, not {batch_size!r}")
+    if dtype is not None and dtype not in _COMPUTE_POLICY:
+        raise InvalidInput(f"dtype '{dtype}' is not supported; use {', '.join(_COMPUTE_POLICY)}")
+    if not getattr(model, "inputs", None) or not getattr(model, "outputs", None):
+        raise InvalidInput("the Keras model has no symbolic inputs: build it as a functional or Sequential model")
+    found = {layer.compute_dtype for layer in model.layers if layer.weights}
+    if dtype is not None and found and found != {dtype}:
+        raise InvalidInput(
+            f"the model computes in {'/'.join(sorted(found))}, not {dtype}: build it after "
+            f"keras.config.set_dtype_policy('{_COMPUTE_POLICY[dtype]}')"
+        )
+
+
+@contextmanager
+def nested_functions_inlined():
+    """Nested `tf.function`s run their Python bodies, so that the trace holds operations instead of calls."""
+    import tensorflow as tf
+
+    before = tf.config.functions_run_eagerly()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
+def _trace(model: Any, batch_size: int, loss: Callable[[Any, Any], Any] | None) -> Any:
+    import keras
+    import tensorflow as tf
+
+    inputs = [_batch_spec(t, batch_size) for t in model.inputs]
+    labels = [_label_spec(t, batch_size, loss) for t in model.outputs]
+
+    structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+
+    def step(inputs: Sequence[Any], labels: Sequence[Any]) -> tuple[Any, list[Any]]:
+        variables = [v.value for v in model.trainable_variables]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            for variable in variables:
+                tape.watch(variable)
+            predictions = tf.nest.flatten(model(tf.nest.pack_sequence_as(structure, inputs), training=True))
+            terms = [
+                tf.reduce_mean((loss or _default_loss)(y, p)) for y, p in zip(labels, predictions, strict=True)
+            ] + list(model.losses)
+            total = terms[0] if len(terms) == 1 else tf.add_n([tf.cast(t, terms[0].dtype) for t in terms])
+        gradients = tape.gradient(total, variables)
+        return total, [g for g in gradients if g is not None]
+
+    with nested_functions_inlined():
+        return tf.function(step, autograph=False).get_concrete_function(inputs, labels)
+
+
+def _batch_spec(tensor: Any, batch_size: int) -> Any:
+    import tensorflow as tf
+
+    shape = tuple(tensor.shape)
+    if None in shape[1:]:
+        raise InvalidInput(f"input '{tensor.name}' has unknown sizes {shape[1:]}: build the model with an input size")
+    return tf.TensorSpec((batch_size, *shape[1:]), tensor.dtype, name=f"input_{tensor.name}")
+
+
+def _label_spec(tensor: Any, batch_size: int, loss: Callable[[Any, Any], Any] | None) -> Any:
+    import tensorflow as tf
+
+    shape = (batch_size, *tuple(tensor.shape)[1:])
+    if None in shape:
+        raise InvalidInput(f"output '{tensor.name}' has unknown sizes {shape[1:]}: build the model with an input size")
+    if loss is None and len(shape) > 1 and shape[-1] > 1:
+        return tf.TensorSpec(shape[:-1], "int32", name="labels")
+    return tf.TensorSpec(shape, "float32", name="labels")
+
+
+def _default_loss(labels: Any, prediction: Any) -> Any:
+    import keras
+    import tensorflow as tf
+
+    if prediction.shape.rank < 2 or prediction.shape[-1] == 1:
+        return keras.losses.mean_squared_error(labels, prediction)
+    source = prediction.op
+    while source.type in nodes.ALIASES or source.type == "Cast":
+        source = source.inputs[0].op
+    prediction = tf.cast(prediction, "float32") if prediction.dtype.size < 4 else prediction
+    return keras.losses.sparse_categorical_crossentropy(labels, prediction, from_logits=source.type != "Softmax")
+
+
+class StepReader:
+    """Turns one traced function into a `Graph`; used once.
+
+    Attributes:
+        order: live operations in the order of creation, the free ones included.
+        constants: tensor name -> folded value.
+        forwarded: name of what a ``ReadVariableOp`` reads after an assignment -> the tensor that was assigned.
+        loops: by name of the ``While``.
+    """
+
+    def __init__(self, function: Any, name: str, variable_bytes: int):
+        """Read the operations; `variable_bytes` is what variables (and optimizer state, if any) hold."""
+        self.function, self.name, self.variable_bytes = function, name, variable_bytes
+        self.trace = function.graph
+        self.constants: dict[str, np.ndarray] = {}
+        self.loops: dict[str, Loop] = {}
+        self.forwarded: dict[str, Any] = {}
+        live = self._live()
+        self.order = _producers_first([op for op in self.trace.get_operations() if op in live])
+        for op in self.order:
+            if op.type in LOOPS:
+                limit = self.constants.get(op.inputs[1].name)
+                self.loops[op.name] = read_loop(op, limit, lambda i, op=op: self._bytes(self.base(op.inputs[i])))
+        self.forwarded = self._forwarded()
+
+    def read(self, order: Sequence[Any] | None = None, loss: Any = None, source: str = _SOURCE) -> TracedStep:
+        """The graph.
+
+        Args:
+            order: the operations of `order` in another executable order, which the graph's operations then have.
+            loss: the tensor after whose producer operations are ``is_backward``; by default the first result.
+        """
+        order = self.order if order is None else order
+        value_of: dict[str, int] = {}
+        operations: list[Operation] = []
+        values: list[Value] = []
+        kept_nodes, tensors = [], []
+        loss_tensor = self.base(self.function.outputs[0] if loss is None else loss)
+        kept = {self.base(t).name for t in self.function.outputs}
+        loss_at, after_loss = None, False
+        fixed = self.variable_bytes + sum(nodes.bytes_of(t) for t in (*self._batch(), *self._captured()))
+        large: dict[str, int] = {}
+        for op in order:
+            if self.is_free(op):
+                continue
+            bases = [b for t in op.inputs for b in self.storages(t)]
+            read = sorted({value_of[t.name] for t in bases if t.name in value_of})
+            for t in bases:
+                if t.name in self.constants and self.constants[t.name].nbytes > _LARGE_CONSTANT_BYTES:
+                    large[t.name] = self.constants[t.name].nbytes
+            made = tuple(range(len(values), len(values) + len(op.outputs)))
+            for v, t in zip(made, op.outputs, strict=True):
+                value_of[t.name] = v
+                values.append(Value(t.name, self._bytes(t), keep=t.name in kept))
+                tensors.append(t)
+            loop = self.loops.get(op.name)
+            operations.append(
+                Operation(
+                    name=op.name, kind=op.type, inputs=tuple(read), outputs=made, is_backward=after_loss,
+                    workspace_bytes=loop.workspace_bytes if loop else 0,
+                    run_once=self.changes_state(op),
+                    work=self._work(op),
+                )
+            )  # fmt: skip
+            kept_nodes.append(op)
+            if op is loss_tensor.op:
+                loss_at, after_loss = len(operations) - 1, True
+        if loss_at is None:
+            raise InvalidInput("the loss does not depend on the network's operations: nothing to trace")
+        graph = Graph(
+            self.name, tuple(operations), tuple(values), fixed + sum(large.values()), "", loss_at,
+            source=source,
+        )  # fmt: skip
+        return TracedStep(graph, self.function, tuple(kept_nodes), tuple(tensors))
+
+    def _live(self) -> set[Any]:
+        """Operations that a result or a state change needs; also folds constants on the way."""
+        self.constants = nodes.fold_all(self.trace.get_operations())
+        todo = [t.op for t in self.function.outputs]
+        todo += [op for op in self.trace.control_outputs if nodes.is_stateful(op)]
+        live: set[Any] = set()
+        while todo:
+            op = todo.pop()
+            if op not in live:
+                live.add(op)
+                todo += [t.op for t in op.inputs if t.name not in self.constants]
+        return live
+
+    def _forwarded(self) -> dict[str, Any]:
+        assigned: dict[str, Any] = {}  # by handle; None: by something that is no plain assignment
+        found = {}
+        for op in self.order:
+            handles = [t.name for t in op.inputs if t.dtype.name == "resource"]
+            if op.type == "AssignVariableOp":
+                assigned[handles[0]] = op.inputs[1]
+            elif op.type == "ReadVariableOp" and assigned.get(handles[0]) is not None:
+                found[op.outputs[0].name] = assigned[handles[0]]
+            elif self.changes_state(op):
+                assigned.update(dict.fromkeys(handles))
+        return found
+
+    def inputs(self, op: Any) -> Sequence[Any]:
+        """Tensors that `op` reads; of a read after an assignment what was assigned."""
+        return (
+            [self.forwarded[op.outputs[0].name]] if op.outputs and op.outputs[0].name in self.forwarded else op.inputs
+        )
+
+    def is_free(self, op: Any) -> bool:
+        """Whether `op` is no operation of the graph: an alias, a read, a constant or an argument."""
+        if op.type in nodes.ALIASES or op.type in ("Placeholder", "ReadVariableOp", "NoOp"):
+            return True
+        return bool(op.outputs) and all(t.name in self.constants for t in op.outputs)
+
+    def changes_state(self, op: Any) -> bool:
+        """Whether running `op` twice differs from running it once."""
+        loop = self.loops.get(op.name)
+        return loop.changes_state if loop else nodes.is_stateful(op)
+
+    def handles(self, op: Any) -> set[str]:
+        """Names of the handles of variables that `op` is given."""
+        return {self.base(t).name for t in self.inputs(op) if t.dtype.name == "resource"}
+
+    def contents(self, op: Any) -> set[str]:
+        """Names of the handles of variables whose contents are inputs of `op`."""
+        sources = [t.op for t in map(self.base, self.inputs(op)) if t.op.type == "ReadVariableOp"]
+        return {self.base(source.inputs[0]).name for source in sources}
+
+    def base(self, tensor: Any) -> Any:
+        """The tensor whose storage `tensor` is."""
+        while (base := self._step_to_base(tensor)) is not tensor:
+            tensor = base
+        return tensor
+
+    def _step_to_base(self, tensor: Any) -> Any:
+        if tensor.name not in self.constants:
+            op, i = tensor.op, tensor.value_index
+            if tensor.name in self.forwarded:
+                return self.forwarded[tensor.name]
+            if op.type in nodes.ALIASES:
+                return op.inputs[i if op.type == "IdentityN" else 0]
+            if op.name in self.loops and self.loops[op.name].alias_of[i] is not None:
+                return op.inputs[self.loops[op.name].alias_of[i]]
+        return tensor
+
+    def storages(self, tensor: Any) -> list[Any]:
+        """The tensor whose storage `tensor` is, and the outputs of loops (of 0 bytes) that lead to it."""
+        found = []
+        while (base := self._step_to_base(tensor)) is not tensor:
+            if tensor.op.name in self.loops:
+                found.append(tensor)
+            tensor = base
+        return [*found, tensor]
+
+    def _bytes(self, tensor: Any) -> int:
+        """Storage of a tensor or a tensor list; 0 for handles of variables."""
+        op = tensor.op
+        if op.name in self.loops:
+            return self.loops[op.name].output_bytes[tensor.value_index]
+        if tensor.dtype.name != "variant" or op.type in nodes.EMPTY_LISTS:
+            return nodes.bytes_of(tensor)
+        return max((self._bytes(self.base(t)) for t in op.inputs), default=0)
+
+    def _batch(self) -> list[Any]:
+        captured = {id(t) for t in self.trace.internal_captures}
+        return [t for t in self.trace.inputs if id(t) not in captured]
+
+    def _captured(self) -> list[Any]:
+        """Tensors from outside that the step reads, variables aside; small ones are constants of the trace."""
+        live = set(self.order)
+        return [t for t in self.trace.internal_captures if t.op.type == "Placeholder" and t.op in live]
+
+    def _work(self, op: Any) -> Work:
+        loop = self.loops.get(op.name)
+        if loop is None:
+            return nodes.work_of(op, self.constants, lambda t: self._bytes(self.base(t)))
+        floating = [t.dtype.name for t in op.outputs if t.dtype.is_floating]
+        return Work(loop.flops, loop.bytes_moved, floating[0] if floating else "float32")
+
+
+def _producers_first(operations: Sequence[Any]) -> list[Any]:
+    """In the given order, except that what an operation reads comes before it.
+
+    The gradient of a loop adds inputs to the loop, whose producers are younger than it.
+    """
+    wanted, done, ordered = set(operations), set(), []
+    for op in operations:
+        todo = [op]
+        while todo:
+            late = [t.op for t in todo[-1].inputs if t.op in wanted and t.op not in done]
+            if late:
+                todo += late
+                continue
+            op = todo.pop()
+            if op not in done:
+                done.add(op)
+                ordered.append(op)
+    return ordered

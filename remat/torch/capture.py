@@ -1,0 +1,361 @@
+"""Capture of a training step's joint forward and backward graph, through PyTorch's own compiler.
+
+Private PyTorch API: `aot_autograd` with a partition function of ours as a `torch.compile` backend. The
+partition function receives the functionalised joint graph at compile time, under fake tensors, and ends the
+compilation there: nothing is computed and no activation is allocated.
+docs/decisions/0004-joint-graphs-from-pytorch.md says why this route.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
+from torch._functorch import config as functorch_config
+from torch.utils._python_dispatch import _disable_current_modes
+
+from remat.errors import InvalidInput, MissingPackage, RematError
+from remat.torch._autocast import cast_once
+from remat.torch._random import bernoulli, bernoulli_like, rrelu, rrelu_
+from remat.torch._recurrent import gru_cell, replace_recurrent
+from remat.torch.layouts import layouts_of_kernels
+
+OLDEST = (2, 9)
+MOST_GRAPHS = 256
+_TRAIN_FLAG = {"native_batch_norm_backward": 7}  # position of `train`; running statistics are 3 and 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joint:
+    """A joint graph as captured.
+
+    Attributes:
+        module: functionalised forward and backward; its placeholders are `primals_*`, then `tangents_*`.
+        n_forward_outputs: that many leading outputs belong to the forward pass; the first
+            `n_mutations` of them are the new contents of mutated buffers.
+        mutated: [n_mutations] index into `primals` of the buffer that each of these outputs updates.
+        primals: the tensors that the `primals_*` placeholders stand for: parameters, buffers, inputs.
+        loss_output: index of the loss, or of the module's first output, among the outputs.
+    """
+
+    module: fx.GraphModule
+    n_forward_outputs: int
+    mutated: tuple[int, ...]
+    primals: tuple[torch.Tensor, ...]
+
+    @property
+    def places(self) -> dict[int, fx.Node]:
+        """The placeholder of each primal."""
+        places = self.module.graph.find_nodes(op="placeholder")
+        return {n.meta["desc"].idx: n for n in places if n.name.startswith("primals")}
+
+    @property
+    def tangents(self) -> tuple[fx.Node, ...]:
+        """The placeholders of the gradients of outputs, which the backward pass starts from."""
+        return tuple(n for n in self.module.graph.find_nodes(op="placeholder") if n.name.startswith("tangents"))
+
+    @property
+    def n_mutations(self) -> int:
+        return len(self.mutated)
+
+    @property
+    def loss_output(self) -> int:
+        return len(self.mutated)
+
+    @property
+    def outputs(self) -> tuple[fx.Node | None, ...]:
+        """Nodes returned: new buffer contents, the loss, then one gradient (or None) per primal."""
+        return tuple(self.module.graph.find_nodes(op="output")[0].args[0])
+
+
+Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule]]
+Backend = Callable[[fx.GraphModule, Sequence[Any], Partition], Callable[..., Any]]
+
+
+class _Captured(Exception):
+    """Ends the compilation once the joint graph is there."""
+
+
+def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) -> Joint:
+    """The joint graph of ``step(*args)``, which returns a scalar loss. Nothing is executed.
+
+    Raises:
+        InvalidInput: the step cannot be captured in one graph, or nothing in it needs a gradient.
+        MissingPackage: this PyTorch is too old.
+    """
+    joint = capture_module(step, args, {})
+    # What a step assigns to attributes comes out behind the loss; only the loss may be differentiated.
+    differentiated = [n.meta["desc"].output.idx for n in joint.tangents]
+    if differentiated != [0] or _numel(joint.outputs[joint.loss_output]) != 1:
+        loss = joint.outputs[joint.loss_output]
+        made = "nothing" if loss is None else f"a tensor of shape {list(loss.meta['val'].shape)}"
+        raise InvalidInput(
+            f"the training step must return one scalar loss, and returns {made}; give a loss_fn that makes a scalar"
+        )
+    return joint
+
+
+def capture_module(
+    module: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], backend: Backend | None = None
+) -> Joint:
+    """The joint graph of ``module(*args, **kwargs)`` and the backward pass from its outputs. Nothing is executed.
+
+    Args:
+        backend: that the step will be executed by, if not by eager kernels.
+
+    Raises: as `capture`.
+    """
+    found: dict[str, Any] = {}
+
+    def partition(joint: fx.GraphModule, n_forward_outputs: int) -> Any:
+        found["joint"] = read_joint(joint, n_forward_outputs, found["primals"])
+        raise _Captured
+
+    def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        found["primals"] = primals_of(graph)
+        replace_recurrent(graph)
+        return (backend or eager_backend)(graph, example_inputs, partition)
+
+    with refusals("the training step cannot be captured"), settings():
+        try:
+            torch.compile(module, backend=compile_graph, fullgraph=True, dynamic=False)(*args, **kwargs)
+        except BackendCompilerFailed:
+            if "joint" not in found:
+                raise
+        except _Captured:
+            pass
+    if "joint" not in found:
+        raise InvalidInput("nothing in the model needs a gradient: set requires_grad on what shall be trained")
+    return found["joint"]
+
+
+def eager_backend(
+    graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition, compiler: Any = None
+) -> Callable[..., Any]:
+    """Trace the joint graph of what Dynamo captured and split it; its calls are those of eager mode.
+
+    Args:
+        partition: (joint graph, number of forward outputs) -> (forward graph, backward graph).
+        compiler: of both, (graph, inputs) -> callable; by default they stay graphs.
+    """
+
+    def partition_fn(joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
+        with _disable_current_modes():  # measurements must see real tensors
+            return partition(joint, num_fwd_outputs)
+
+    compiler = compiler or _unused
+    with _dispatched_as_in_eager_mode():
+        return aot_autograd(
+            fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition_fn, decompositions=_AS_IN_EAGER_MODE
+        )(graph, example_inputs)
+
+
+@contextmanager
+def _dispatched_as_in_eager_mode() -> Iterator[None]:
+    """Operators that eager mode differentiates as a whole stay whole: PyTorch registers other formulas for tracing.
+
+    Others, which eager mode makes of in-place operations, are made of operations that leave the same layouts.
+    """
+    instead: dict[Any, dict[Any, Any]] = {op: {} for op in _whole_operators()}
+    instead.update((op, dict.fromkeys(_traced_instead(op), function)) for op, function in _LAID_OUT.items())
+    taken = []
+    try:
+        for op, kernels in instead.items():
+            taken.append((op, {key: op.py_kernels.pop(key) for key in _TRACED_INSTEAD if key in op.py_kernels}))
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
+        yield
+    finally:
+        for op, kernels in taken:
+            for key in _TRACED_INSTEAD:
+                op.py_kernels.pop(key, None)
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
+
+
+@functools.cache
+def _whole_operators() -> tuple[torch._ops.OpOverload, ...]:
+    names = ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d", "nearest1d", "nearest2d", "nearest3d",
+             "bilinear2d_aa", "bicubic2d_aa", "nearest_exact1d", "nearest_exact2d", "nearest_exact3d")  # fmt: skip
+    packets = [getattr(aten, f"{prefix}upsample_{name}", None) for name in names for prefix in ("", "_")]
+    packets += [aten.softshrink, aten.hardshrink, aten.multi_margin_loss, aten.multilabel_margin_loss_forward]
+    return tuple(getattr(packet, overload) for packet in packets if packet for overload in packet.overloads()
+                 if overload in ("default", "vec"))  # fmt: skip
+
+
+_TRACED_INSTEAD = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+def _traced_instead(op: torch._ops.OpOverload) -> tuple[torch._C.DispatchKey, ...]:
+    """Keys under which another formula replaces a call of the model; not those below, of what became of it."""
+    composite = op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    return _TRACED_INSTEAD if composite else _TRACED_INSTEAD[:1]
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+    """Dropout as eager mode computes it on a CPU, where its rounding differs from the fused operator's."""
+    if x.device.type != "cpu" or not train or p == 0:
+        return NotImplemented
+    if p == 1:  # nothing is drawn
+        nothing = aten.zeros.default([], dtype=x.dtype, device=x.device)
+        return aten.mul.Tensor(x, nothing), nothing
+    exact = np.float32 if x.dtype is torch.float32 else np.float64
+    if x.dtype in (torch.float32, torch.float64) and exact(1) / exact(1 - p) == exact(1 / (1 - p)):
+        return NotImplemented  # the same, in one operation
+    noise = aten.div.Scalar(bernoulli_like(x, 1 - p), 1 - p)
+    return aten.mul.Tensor(x, noise), noise
+
+
+def _dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> Any:
+    return NotImplemented if mask.dtype is torch.bool else aten.mul.Tensor(gradient, mask)
+
+
+def _bernoulli(x: torch.Tensor, p: float = 0.5, generator: torch.Generator | None = None) -> Any:
+    """The functional form of `Tensor.bernoulli_`."""
+    return NotImplemented if x.is_contiguous() or generator is not None else bernoulli_like(x, p)
+
+
+aten = torch.ops.aten
+_AS_IN_EAGER_MODE = {
+    aten.native_dropout.default: _dropout, aten.native_dropout_backward.default: _dropout_backward,
+    aten.bernoulli.p: _bernoulli,
+}  # fmt: skip
+_LAID_OUT = {
+    aten.gru_cell.default: gru_cell, aten.bernoulli.p: bernoulli,
+    aten.rrelu.default: rrelu, aten.rrelu_.default: rrelu_,
+}  # fmt: skip
+
+
+@contextmanager
+def settings() -> Iterator[None]:
+    """The compiler's settings under which steps are captured and executed.
+
+    Recurrent layers are let through (`replace_recurrent` sees to them); many shapes and modes may each have their
+    graph; DistributedDataParallel must not cut it into buckets; hooks that are added later are noticed; sizes of
+    storages do not depend on what was captured before; layouts are those of the kernels.
+    """
+    # The backward pass of eager mode does not cast, whatever casts around the forward pass.
+    with _quiet(), functorch_config.patch(backward_pass_autocast="off"), torch._dynamo.config.patch(
+        allow_rnn=True, recompile_limit=MOST_GRAPHS, accumulated_recompile_limit=4 * MOST_GRAPHS, optimize_ddp=False,
+        skip_nnmodule_hook_guards=False, fake_tensor_cache_enabled=False,
+    ), layouts_of_kernels():  # fmt: skip
+        yield
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let an operator that refuses its arguments raise without a traceback in PyTorch's log before."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was
+
+
+@contextmanager
+def refusals(what: str) -> Iterator[None]:
+    """What the compiler refuses becomes an `InvalidInput` of one line.
+
+    Raises:
+        InvalidInput: the step cannot be captured in one graph.
+        MissingPackage: this PyTorch is too old.
+    """
+    version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
+    if version < OLDEST:
+        raise MissingPackage(f"PyTorch {torch.__version__} is too old to capture a step: pip install 'torch>=2.9'")
+    try:
+        yield
+    except BackendCompilerFailed as error:
+        if isinstance(error.inner_exception, RematError):
+            raise error.inner_exception from None
+        raise InvalidInput(f"{what}: {_one_line(error.inner_exception)}") from error
+    except FailOnRecompileLimitHit as error:
+        raise InvalidInput(
+            f"{what}: the model has been compiled for {MOST_GRAPHS} different shapes, modes or Python values; "
+            "pad inputs to few shapes, and pass numbers that change as tensors"
+        ) from error
+    except TorchDynamoException as error:
+        if "fake tensor call" in _one_line(error):
+            raise InvalidInput(f"the model does not take these arguments: {_why(error)}") from error
+        raise InvalidInput(
+            f"the model does not compile into one graph: {_reason(error)}; "
+            "change that until torch.compile(model, fullgraph=True) accepts it"
+        ) from error
+
+
+def primals_of(graph: fx.GraphModule) -> tuple[Any, ...]:
+    """The real tensors behind the placeholders of a graph that Dynamo hands to its backend."""
+    return tuple(node.meta["grapharg"].example for node in graph.graph.find_nodes(op="placeholder"))
+
+
+def read_joint(module: fx.GraphModule, n_forward_outputs: int, primals: tuple[Any, ...]) -> Joint:
+    """A joint graph as a partition function receives it; the graph is changed in place (see below).
+
+    Raises:
+        InvalidInput: arguments share memory in a way that the compiler handles by views of a common base.
+    """
+    descriptions = [n.meta["desc"] for n in module.graph.find_nodes(op="placeholder")]
+    if any(type(d).__name__ == "ViewBaseAOTInput" for d in descriptions):
+        raise InvalidInput("arguments that overlap in memory are modified in place; pass copies of them")
+    _drop_unread_statistics(module)
+    joint = Joint(module, n_forward_outputs, _mutated(module), primals)
+    if torch.is_autocast_cache_enabled():
+        places, gradients = joint.places, joint.outputs[n_forward_outputs:]
+        cast_once(module.graph, {places[i]: gradient for i, gradient in enumerate(gradients) if gradient is not None})
+    module.recompile()
+    return joint
+
+
+def _unused(module: fx.GraphModule, _inputs: Any) -> Any:
+    return module
+
+
+def _numel(node: fx.Node | None) -> int:
+    return 0 if node is None else node.meta["val"].numel()
+
+
+def _reason(error: BaseException) -> str:
+    """What the compiler complains of: its headline, and why if it says that."""
+    headline, why = _one_line(error), _why(error)
+    return f"{headline} ({why})" if why else headline
+
+
+def _why(error: BaseException) -> str:
+    """The error that the model raised if there is one, else the compiler's explanation."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    headline = _one_line(error)
+    errors = re.findall(r"got (\w+(?:Error|Exception)\(.*)", str(error))
+    errors += [line for line in lines if re.search(r"\w(Error|Exception)\b", line) and line != headline]
+    explained = (line.removeprefix("Explanation:").strip() for line in lines if line.startswith("Explanation:"))
+    why = next(iter(errors), "") or next(explained, "")
+    return why.removeprefix("Developer debug context:").strip()[:240]
+
+
+def _one_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def _mutated(module: fx.GraphModule) -> tuple[int, ...]:
+    """Indices of the primals that the leading outputs update, from the outputs' descriptions."""
+    descriptions = module.graph.find_nodes(op="output")[0].meta["desc"]
+    return tuple(d.mutated_input.idx for d in descriptions if type(d).__name__ == "InputMutationAOTOutput")
+
+
+def _drop_unread_statistics(module: fx.GraphModule) -> None:
+    """Batch norm's backward is handed the running statistics but reads them in eval mode only."""
+    for node in module.graph.nodes:
+        at = _TRAIN_FLAG.get(getattr(getattr(node.target, "overloadpacket", None), "__name__", ""))
+        if node.op == "call_function" and at is not None and node.args[at]:
+            node.args = (*node.args[:3], None, None, *node.args[5:])

@@ -1,0 +1,55 @@
+"""Measuring what a real step holds, as PyTorch's allocator counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from remat.torch._loss import Meanwhile, backward_from, nothing
+from remat.torch.timing import peak_of
+
+
+def measured_peak(step: Callable[[], Any], device: str = "cpu") -> int:
+    """Most bytes that PyTorch's allocator holds while `step` runs, beyond what it held before.
+
+    On a CPU the profiler counts every allocation; on CUDA the caching allocator does.
+    """
+    return peak_of(step, device)[1]
+
+
+def peak_of_step(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str, loss: Meanwhile = nothing
+) -> int:
+    """Peak of a forward and backward pass; gradients, buffers and random numbers stay as they are.
+
+    Args:
+        loss: what a loss outside of the module does besides, see `backward_from`; by default it holds nothing.
+    """
+
+    def step() -> None:
+        outputs = model(*args, **kwargs)  # held meanwhile, as by a loop
+        backward_from(outputs, loss)
+
+    leaves = [
+        *model.parameters(),
+        *(x for x in tree_leaves((args, dict(kwargs))) if isinstance(x, Tensor) and x.is_leaf),
+    ]
+    before = [x.grad for x in leaves]
+    buffers = [b.detach().clone() for b in model.buffers()]
+    devices = [torch.cuda.current_device()] if device == "cuda" else []
+    with torch.random.fork_rng(devices), torch.enable_grad():
+        try:
+            step()  # compiles, and chooses kernels, which may take memory that later steps do not
+            for x in leaves:
+                x.grad = None
+            return measured_peak(step, device)
+        finally:
+            with torch.no_grad():
+                for buffer, old in zip(model.buffers(), buffers, strict=True):
+                    buffer.copy_(old)
+            for x, gradient in zip(leaves, before, strict=True):
+                x.grad = gradient

@@ -1,0 +1,84 @@
+"""What PyTorch's own partitioner would save for the backward pass, read off a captured step (checked with torch 2.13).
+
+`min_cut_rematerialization_partition` chooses the tensors that the forward pass saves, within a share
+(``activation_memory_budget``) of the bytes that would be saved without recomputation. It runs on a copy of the
+joint graph, with the costs of our operations as its runtime estimates; nothing of it is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch._functorch.config
+from torch import fx
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.custom_graph_pass import CustomRuntimeEstimator
+from torch.utils._pytree import tree_iter
+
+from remat.graph import Graph
+from remat.torch.step_graph import END_KIND, CapturedStep
+
+
+def plans(step: CapturedStep, graph: Graph, shares: Sequence[float]) -> dict[float, list[int]]:
+    """Orders of computations of ``graph`` (the step's, costed), one for each ``activation_memory_budget``."""
+    costs = {node.name: op.cost for op, nodes in zip(graph.operations, step.nodes, strict=True) for node in nodes}
+    return {share: order_with(graph, _saved_values(step, costs, share)) for share in shares}
+
+
+def _saved_values(step: CapturedStep, costs: Mapping[str, int], share: float) -> set[int]:
+    joint = step.joint
+    copied, places = fx.Graph(), dict[fx.Node, fx.Node]()
+    copied.graph_copy(joint.module.graph, places)
+    end = copied.output(tuple(None if node is None else places[node] for node in joint.outputs))
+    end.meta.update(joint.module.graph.find_nodes(op="output")[0].meta)
+    module = fx.GraphModule(joint.module, copied)
+    by_name = {node.name: node for node in joint.module.graph.nodes}
+    settings: dict[str, Any] = {
+        "activation_memory_budget": share,
+        "activation_memory_budget_solver": "dp",
+        "activation_memory_budget_runtime_estimator": _Costs(costs),
+        "cse": False,  # what remains keeps its names
+    }
+    with torch._functorch.config.patch(settings):
+        forward, _ = min_cut_rematerialization_partition(module, (), num_fwd_outputs=joint.n_forward_outputs)
+    outputs = forward.graph.find_nodes(op="output")[0].args[0]
+    names = [node.name for node in outputs[joint.n_forward_outputs :] if isinstance(node, fx.Node)]
+    return {v for name in names for v in tree_iter(step.storage[by_name[name]]) if isinstance(v, int)}
+
+
+class _Costs(CustomRuntimeEstimator):
+    """Costs of our operations by the names of their calls; 0 for views."""
+
+    def __init__(self, costs: Mapping[str, int]):
+        self.costs = costs
+
+    def __call__(self, node: fx.Node) -> float:
+        return float(self.costs.get(node.name, 0))
+
+    def uuid(self) -> None:
+        """None: nothing is to be cached."""
+        return None
+
+
+def order_with(graph: Graph, saved: set[int]) -> list[int]:
+    """Every operation in its order; what forward does not save is computed again where backward first reads it."""
+    end = next(k for k, op in enumerate(graph.operations) if op.kind == END_KIND)
+    order = list(range(end + 1))
+    kept = {v for v, value in enumerate(graph.values) if value.keep or not value.bytes}
+    once = {v for op in graph.operations if op.run_once for v in op.outputs}
+    there = {v for v in saved | kept | once if graph.producer[v] <= end}
+
+    def make(k: int) -> None:
+        stack = [k]
+        while stack:
+            missing = [graph.producer[v] for v in graph.operations[stack[-1]].inputs if v not in there]
+            if missing:
+                stack.append(missing[0])
+                continue
+            order.append(stack[-1])
+            there.update(graph.operations[stack.pop()].outputs)
+
+    for k in range(end + 1, len(graph)):
+        make(k)
+    return order

@@ -1,0 +1,301 @@
+"""The module that `rematerialize` returns: the model's own parameters, executed under a plan."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map
+
+from remat.errors import InvalidInput, warn
+from remat.execution import Planned, StepPlan
+from remat.torch import _aot, _optimizer, capture, step_graph
+from remat.torch._emit import emit
+from remat.torch._recurrent import replace_recurrent
+from remat.torch._ways import with_ways
+from remat.torch.implementations import NotInvertible
+from remat.torch.planner import Planner, describe_inputs
+from remat.units import format_size
+
+_numbers = itertools.count()
+
+
+class Rematerialized(Planned, nn.Module):
+    """A model whose training steps follow a plan; in every other respect the model itself.
+
+    Parameters, buffers, submodules and `state_dict` are the model's own objects under its own names, and
+    what the class does not know is looked up on the model. Without gradients (``torch.no_grad()``) the model runs as
+    it is. A step with other shapes (a smaller last batch) or another mode is captured and planned when it first occurs,
+    or before, by `prepare`.
+
+    Attributes:
+        model: the plain model.
+        plan: of a step on the sample arguments; ``print`` it, ``plan.save(path)`` it.
+        measured_peak_bytes: of that step, where it was verified, in the terms of `predicted_peak_bytes`.
+    """
+
+    plan: StepPlan
+    measured_peak_bytes: int | None = None
+
+    def __init__(self, model: nn.Module, planner: Planner, plan: StepPlan, backend: str, accumulates: bool = False):
+        super().__init__()
+        for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            self.__dict__[shared] = getattr(model, shared)
+        self.__dict__.update(model=model, _planner=planner, plan=plan, _backend=backend, training=model.training)
+        self.__dict__["_accumulates"] = accumulates  # or was told that it does
+        self.__dict__["_step"] = _CompiledStep(model, planner, backend)
+        _optimizer.watch(self, planner.state_bytes)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.model(*args, **kwargs)
+        if not self._accumulates:
+            self._tell_of_held_gradients()
+        if self._planner.implementations != "joint":
+            return self._step(args, kwargs)
+        random = _aot.random_states()
+        try:
+            return self._step(args, kwargs)
+        except NotInvertible as error:
+            _aot.set_random_states(random)
+            self._keep_what_cannot_be_inverted(str(error))
+            return self._step(args, kwargs)
+
+    def prepare(
+        self,
+        *sample_args: tuple[Any, ...] | list[tuple[Any, ...]],
+        sample_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[StepPlan, ...]:
+        """Plan steps on other arguments before they occur, so that a loop does not pause for it.
+
+        Steps are planned for the mode (train or eval) and the autocast that are in force now, within the same budget
+        in bytes. A step that fits without recomputation takes seconds; others take up to `time_limit_s` each.
+
+        Args:
+            sample_args: for each step a tuple of the model's positional arguments, or one list of such tuples; only
+                shapes and dtypes matter, and tensors on ``meta`` will do.
+            sample_kwargs: keyword arguments of the model, of each of these steps.
+
+        Returns:
+            A plan for each step.
+
+        Raises:
+            InvalidInput: no plan within the budget was found, or the model does not compile for these arguments.
+        """
+        planner, plans = self._planner, []
+        steps = sample_args[0] if len(sample_args) == 1 and isinstance(sample_args[0], list) else sample_args
+        if not steps or not all(isinstance(args, tuple) for args in steps):
+            raise InvalidInput("prepare takes tuples of the model's positional arguments, e.g. prepare((x,), (y,))")
+        for args in steps:
+            given = with_storages((args, keywords(sample_kwargs)), planner.device)
+            step = captured_step(self.model, given[0], given[1], self._backend, planner.implementations)
+            plans.append(planner.plan(step, describe_inputs(given)))
+        return tuple(plans)
+
+    def _keep_what_cannot_be_inverted(self, why: str) -> None:
+        """Plan this and later steps with implementations that invert nothing: in training a weight came near zero.
+
+        The forward pass ended before it changed a buffer, so it can be run again.
+        """
+        warn(f"{why}; from here on steps are planned with implementations='exact'")
+        planner = self._planner
+        planner.implementations = "exact"
+        planner.plans.clear()
+        self.__dict__["_step"] = _CompiledStep(self.model, planner, self._backend)
+
+    def _tell_of_held_gradients(self) -> None:
+        """Warn, once, if a step begins while gradients of an earlier one are held, which the budget does not count."""
+        storages = (p.grad.untyped_storage() for p in self.parameters() if p.grad is not None)
+        held = sum({storage._cdata: storage.nbytes() for storage in storages}.values())  # DDP's are views of buckets
+        if held:
+            self.__dict__["_accumulates"] = True
+            warn(
+                f"{format_size(held)} of gradients are held from an earlier step and come on top of the promised peak: "
+                "call zero_grad() before the forward pass, or give rematerialize(..., accumulate=True)"
+            )
+
+    def extra_repr(self) -> str:
+        return repr(self.plan)
+
+    def train(self, mode: bool = True) -> Rematerialized:
+        self.model.train(mode)
+        self.training = mode
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return self.model.load_state_dict(state_dict, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "model" not in self.__dict__:
+                raise
+            return getattr(self.__dict__["model"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__ or "model" not in self.__dict__:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.model, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.model, name)
+
+    def __len__(self) -> int:
+        return len(self.model)  # pyright: ignore[reportArgumentType] - of a Sequential, say; else its error
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.model[key]  # pyright: ignore[reportIndexIssue]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.model)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+    def __bool__(self) -> bool:
+        return True  # and not whether it has a length
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a rematerialized module cannot be pickled: save its state_dict() and its plan (plan.save)")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Rematerialized:
+        return Rematerialized(
+            copy.deepcopy(self.model, memo), self._planner, self.plan, self._backend, self._accumulates
+        )
+
+
+class _CompiledStep:
+    """A model's call, compiled for each new combination of shapes and modes with a plan of its own."""
+
+    def __init__(self, model: nn.Module, planner: Planner, backend: str):
+        self.model = model
+        self.called = threading.local()  # with what, for the name of a plan that is made during the call
+        compiler = _aot.backend_of(backend)
+
+        def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            primals = capture.primals_of(graph)
+            replace_recurrent(graph)
+
+            def partition(joint: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+                captured = capture.read_joint(joint, n_forward, primals)
+                step = step_of(captured, planner.name, model, backend, planner.implementations)
+                plan = planner.plan(step, self.called.inputs, in_loop=True)
+                return emit(step, plan.order.tolist(), plan.plan.chosen)
+
+            return compiler(graph, example_inputs, partition)
+
+        self.call = torch.compile(call_of(model), backend=compile_graph, fullgraph=True, dynamic=False)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        _aot.check_that_calls_are_compiled()
+        self.called.inputs = describe_inputs((args, kwargs))
+        what = "this step cannot be executed under a plan"
+        with _refusals(self.model, args, kwargs), capture.refusals(what), capture.settings():
+            outputs = self.call(*args, **kwargs)
+        _aot.leave_unread_gradients_out(outputs)
+        return outputs
+
+
+@contextmanager
+def _refusals(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Where the compiler refuses a call, say what is wrong with the model or the arguments if that is known."""
+    try:
+        yield
+    except InvalidInput:
+        check_momentum(model)
+        _check_arguments(model, args, kwargs)
+        raise
+
+
+def _check_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments that the model's `forward` does not have.
+
+    Raises:
+        InvalidInput: naming those that it has.
+    """
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = f"{type(model).__name__}.forward{signature}"
+        raise InvalidInput(f"{name} does not take these arguments: {error}") from None
+
+
+def check_momentum(model: nn.Module) -> None:
+    """Refuse batch norms that average over all steps: their factor is computed from a tensor, at every step anew.
+
+    Raises:
+        InvalidInput: naming the first one.
+    """
+    for name, module in model.named_modules():
+        averages = isinstance(module, _BatchNorm) and module.training and module.track_running_stats
+        if averages and module.momentum is None:
+            raise InvalidInput(
+                f"{name or 'the model'} ({type(module).__name__}) has momentum=None, which cannot be compiled: "
+                "set its momentum to a number, e.g. 0.1"
+            )
+
+
+def keywords(sample_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Keyword arguments as given, checked.
+
+    Raises:
+        InvalidInput: they are none.
+    """
+    given = {} if sample_kwargs is None else sample_kwargs
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise InvalidInput("sample_kwargs must hold the model's keyword arguments by name, e.g. {'mask': mask}")
+    return dict(given)
+
+
+def captured_step(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], backend: str, implementations: str
+) -> step_graph.CapturedStep:
+    """The step on these arguments, as the compiled call will capture it; nothing is computed."""
+    check_momentum(model)
+    with _refusals(model, args, kwargs), torch.enable_grad():
+        joint = capture.capture_module(call_of(model), args, kwargs, _aot.backend_of(backend))
+    return step_of(joint, type(model).__name__, model, backend, implementations)
+
+
+def with_storages(arguments: Any, device: str) -> Any:
+    """Arguments in which tensors without contents have storages on `device`: the compiler asks for these."""
+
+    def real(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or not (x.is_meta or isinstance(x, FakeTensor)):
+            return x
+        empty = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device if x.is_meta else x.device)
+        return empty.requires_grad_(x.requires_grad)
+
+    return tree_map(real, arguments)
+
+
+def call_of(model: nn.Module) -> Callable[..., Any]:
+    """The model's call as a function with code of its own, by which the compiler counts what it has compiled."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model(*args, **kwargs)
+
+    code = call.__code__.replace(co_name=f"rematerialized_{next(_numbers)}")
+    return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
+
+
+def step_of(
+    joint: capture.Joint, name: str, model: nn.Module, backend: str, implementations: str = "default"
+) -> step_graph.CapturedStep:
+    """The step behind a joint graph, with everything of the model resident, and with other implementations."""
+    resident = (*model.parameters(), *model.buffers())
+    step = step_graph.split_graph_of(joint, name, resident, replays_random=backend == "eager")
+    return with_ways(step, implementations)

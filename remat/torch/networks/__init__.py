@@ -1,0 +1,1 @@
+"""PyTorch networks that configurations name: own compact code, no downloads."""

@@ -1,0 +1,124 @@
+"""Peak of the framework's own step, without computing anything: the same code on tensors without contents.
+
+The model runs, and is differentiated, on fake tensors whose storages are followed from birth to death.
+What PyTorch keeps for the backward pass, and how long Python holds what it names, are therefore those of the
+real step; only kernels do not run, so that their workspaces come from measurements.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from remat.graph import Graph, Operation, Work
+from remat.torch._loss import backward_from
+from remat.torch._work import call_signature, storage_bytes
+from remat.torch.build import replaced_tensors
+from remat.torch.layouts import layouts_of_kernels
+
+
+@dataclass(frozen=True, slots=True)
+class PlainStep:
+    """Calls of the plain step in their order.
+
+    Attributes:
+        signatures: [C] of each call, '' where it cannot be written down or only gives a view or a property of a tensor.
+        held_bytes: [C] of storages made in the step when the call ends, what it made included.
+    """
+
+    signatures: tuple[str, ...]
+    held_bytes: tuple[int, ...]
+
+    def graph(self, name: str) -> Graph:
+        """Distinct calls as operations of their own, to be measured; not a graph to plan on."""
+        distinct = sorted({signature for signature in self.signatures if signature})
+        kinds = [json.loads(signature)["op"].rpartition(".")[0] for signature in distinct]
+        operations = tuple(
+            Operation(f"{kind}_{i}", kind, (), (), work=Work(signature=signature))
+            for i, (kind, signature) in enumerate(zip(kinds, distinct, strict=True))
+        )
+        return Graph(name, operations, ())
+
+    def peak_bytes(self, workspaces: Mapping[str, int]) -> int:
+        """Most bytes held in the step, with the workspace of each signature; what was there before is not in it."""
+        return max(
+            (
+                held + workspaces.get(signature, 0)
+                for signature, held in zip(self.signatures, self.held_bytes, strict=True)
+            ),
+            default=0,
+        )
+
+
+def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: int) -> PlainStep:
+    """Follow one forward and backward pass of `model` on fake tensors; model and gradients stay as they are.
+
+    Args:
+        loss_bytes: what a loss outside of the module holds between forward and backward, beside
+            the outputs and their gradients.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def bare(x: Tensor) -> Tensor:
+        return mode.from_tensor(x.detach()).requires_grad_(x.requires_grad)
+
+    fake_args, fake_kwargs = tree_map(lambda x: bare(x) if isinstance(x, Tensor) else x, (args, dict(kwargs)))
+    with replaced_tensors(model, bare):
+        follower = _Follower((*model.parameters(), *model.buffers(), *tree_leaves((fake_args, fake_kwargs))))
+        with layouts_of_kernels(), mode, follower:
+            outputs = model(*fake_args, **fake_kwargs)
+            backward_from(outputs, lambda _: follower.holding(loss_bytes))
+    return PlainStep(tuple(follower.signatures), tuple(follower.held))
+
+
+class _Follower(TorchDispatchMode):
+    """Adds up the storages that calls make, until each is dropped."""
+
+    def __init__(self, known: tuple[Any, ...]):
+        super().__init__()
+        self.known = {t.untyped_storage()._cdata for t in known if isinstance(t, Tensor)}
+        self.alive: dict[int, int] = {}
+        self.total_bytes = self.extra_bytes = 0
+        self.signatures: list[str] = []
+        self.held: list[int] = []
+
+    @contextmanager
+    def holding(self, extra_bytes: int) -> Iterator[None]:
+        """Something else holds as much meanwhile."""
+        self.extra_bytes = extra_bytes
+        try:
+            yield
+        finally:
+            self.extra_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        signature = call_signature(func, args, kwargs)  # before the call, which may change shapes in place
+        made = func(*args, **kwargs)
+        new = [self._follow(x) for x in tree_leaves(made) if isinstance(x, Tensor)]
+        self.signatures.append(signature if any(new) or func._schema.is_mutable else "")
+        self.held.append(self.total_bytes + self.extra_bytes)
+        return made
+
+    def _follow(self, tensor: Tensor) -> bool:
+        """Count the tensor's storage, if it is new: whether it is."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.known or key in self.alive:
+            return False
+        self.alive[key] = storage_bytes(tensor)
+        self.total_bytes += self.alive[key]
+        weakref.finalize(storage, self._drop, key)
+        return True
+
+    def _drop(self, key: int) -> None:
+        self.total_bytes -= self.alive.pop(key)

@@ -1,0 +1,437 @@
+"""From a captured joint graph to a `Graph`: values are storages, operations are ATen calls."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_iter, tree_map
+
+from remat.errors import InvalidInput
+from remat.graph import Graph, Operation, Value, Work
+from remat.torch._work import dense_bytes, kind_of, storage_bytes, tensor_bytes, tensors_of, work_of
+from remat.torch.capture import Joint
+
+aten = torch.ops.aten
+UPDATE_KIND = "remat.update_buffers"
+END_KIND = "remat.end_forward"
+# Batch norm in training reads the running statistics only to make the next ones, which nobody reads
+# in a repetition. Position of its `training` argument; -1 if it has none because it always trains.
+_STATISTICS_ONLY = {"aten._native_batch_norm_legit_functional": 5, "aten._batch_norm_with_update_functional": -1}
+_UNDECLARED_VIEWS = {"_unsafe_view"}  # alias their input without saying so in their schema
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class CapturedStep:
+    """A graph and the traced calls that it was made from, for whoever executes its plans.
+
+    Attributes:
+        graph: for planning.
+        joint: what was captured.
+        nodes: [N] calls that each operation stands for; one, except for the last forward operation
+            (`remat.update_buffers` or `remat.end_forward`), which computes small buffer contents and
+            writes all of them back.
+        storage: for every node its value id, None if it lives in fixed memory; a structure of these
+            for a call with several outputs. A view has its base's.
+        recipes: how (operation, implementation) is computed, where that is not the default one.
+    """
+
+    graph: Graph
+    joint: Joint
+    nodes: tuple[tuple[fx.Node, ...], ...]
+    storage: dict[fx.Node, Any]
+    recipes: Mapping[tuple[int, str], Any] = field(default_factory=dict)
+
+
+def graph_of(joint: Joint, name: str, fixed_tensors: tuple[torch.Tensor, ...] = ()) -> CapturedStep:
+    """Build the graph of a captured step; costs are 0 and `Operation.work` is filled.
+
+    Args:
+        fixed_tensors: further tensors that are resident throughout, e.g. parameters the step never reads.
+    """
+    return _Builder(joint, splits=False).build(name, fixed_tensors)
+
+
+def split_graph_of(
+    joint: Joint, name: str, fixed_tensors: tuple[torch.Tensor, ...] = (), *, replays_random: bool = True
+) -> CapturedStep:
+    """As `graph_of`, for a module whose loss is made of its outputs by others, in any order of its operations.
+
+    One operation `remat.end_forward` stands for what happens between forward and backward: it reads the outputs,
+    writes buffers back and produces the gradients of the outputs. Whoever called holds the outputs to the end of the
+    step. So they are kept and their operations run once: to free one would free nothing, and to compute it again
+    would make a second one. What must keep its relative order (random and state-changing operations, readers of
+    buffers before their update) is tied by values of 0 bytes, so that every plan of scope ``free`` is an execution.
+    A buffer whose old contents the backward pass reads is copied first. So is a gradient that PyTorch would
+    otherwise copy itself, as two parameters have it or its layout is not the parameter's.
+
+    Args:
+        replays_random: whether the executor can repeat a random operation; if not, each runs once.
+    """
+    _copy_what_backward_reads(joint)
+    _copy_what_accumulation_would(joint)
+    return _Builder(joint, splits=True, replays_random=replays_random).build(name, fixed_tensors)
+
+
+class _Builder:
+    def __init__(self, joint: Joint, splits: bool, replays_random: bool = True):
+        self.joint, self.splits, self.replays_random = joint, splits, replays_random
+        self.ordered: int | None = None  # token of the last operation that must keep its order
+        self.before_end: list[int] = []  # tokens of readers of what the end of the forward pass overwrites
+        self.graph = joint.module.graph
+        self.storage: dict[fx.Node, Any] = {}
+        places = joint.places
+        self.stale = {places[i] for i in joint.mutated}  # what the step overwrites, and views of it
+        self.operations: list[Operation] = []
+        self.calls: list[tuple[fx.Node, ...]] = []
+        self.values: list[Value] = []
+
+    def build(self, name: str, fixed_tensors: tuple[torch.Tensor, ...]) -> CapturedStep:
+        needed = self._needed()
+        updates = self._update_nodes()
+        outputs = self.joint.outputs
+        # Buffers are written back when nothing reads their old contents any more: after the forward
+        # pass, unless the backward pass does.
+        updated = not self.joint.mutated and not self.splits
+        last = not self.splits and any(_is_backward(user) for place in self.stale for user in place.users)
+        for node in self._in_order():
+            if node.op in ("placeholder", "get_attr"):
+                self.storage[node] = None
+            if node.op != "call_function" or node not in needed:
+                continue
+            if not updated and not last and _is_backward(node):
+                self._add_update(updates)
+                updated = True
+            if node.target is operator.getitem:
+                (whole,) = node.all_input_nodes
+                self.storage[node] = self.storage[whole][node.args[1]]
+                if whole in self.stale:
+                    self.stale.add(node)
+            elif (base := _base(node)) is not None:
+                root = self.storage[base]
+                if base in self.stale:
+                    self.stale.add(node)
+                self.storage[node] = tree_map(lambda _, root=root: root, node.meta["val"])
+            elif node not in updates:
+                self._add_call(node)
+        if not updated:
+            self._add_update(updates)
+        loss_value = self._root(outputs[self.joint.loss_output])
+        kept = {self._root(node) for node in outputs[self.joint.n_mutations :] if node is not None} - {None}
+        values = tuple(Value(v.name, v.bytes, i in kept) for i, v in enumerate(self.values))
+        if self.splits:
+            self._run_once_what_makes(kept)
+        loss = next((k for k, op in enumerate(self.operations) if loss_value in op.outputs), None)
+        if self.splits:
+            loss = next(k for k, op in enumerate(self.operations) if op.kind == END_KIND)
+        graph = Graph(
+            name=name,
+            operations=tuple(self.operations),
+            values=values,
+            fixed_bytes=self._fixed_bytes(fixed_tensors),
+            cost_unit="",
+            loss=loss,
+            source=f"joint training step captured by PyTorch {torch.__version__}",
+        )
+        return CapturedStep(graph, self.joint, tuple(self.calls), self.storage)
+
+    def _run_once_what_makes(self, kept: set[int | None]) -> None:
+        """What makes the outputs, which their caller holds; gradients are nobody's before the end."""
+        self.operations = [
+            replace(op, run_once=True) if not op.is_backward and not kept.isdisjoint(op.outputs) else op
+            for op in self.operations
+        ]
+
+    def _in_order(self) -> list[fx.Node]:
+        """The nodes as traced, but everything that makes forward outputs before the backward pass.
+
+        The compiler makes views of outputs anew at the very end of its trace.
+        """
+        forward, todo = set[fx.Node](), [n for n in self.joint.outputs[: self.joint.n_forward_outputs] if n is not None]
+        while todo:
+            node = todo.pop()
+            if node not in forward:
+                forward.add(node)
+                todo.extend(node.all_input_nodes)
+        nodes = list(self.graph.nodes)
+        first_backward = next((i for i, node in enumerate(nodes) if _is_backward(node)), len(nodes))
+        early = forward.union(nodes[:first_backward])
+        return [n for n in nodes if n in early] + [n for n in nodes if n not in early]
+
+    def _needed(self) -> set[fx.Node]:
+        """Nodes that an output depends on, and random ones: dropping a draw would shift the rest."""
+        stack = [node for node in self.joint.outputs if node is not None]
+        stack += [node for node in self.graph.nodes if is_random(node) or _is_mutable(node)]
+        needed: set[fx.Node] = set()
+        while stack:
+            node = stack.pop()
+            if node not in needed:
+                needed.add(node)
+                stack.extend(node.all_input_nodes)
+        return needed
+
+    def _update_nodes(self) -> set[fx.Node]:
+        """Calls on fixed tensors alone that only make new buffer contents (batch norm's counter)."""
+        fresh = set(self.joint.outputs[: self.joint.n_mutations])
+        rest = set(self.joint.outputs[self.joint.n_mutations :])
+        return {
+            node
+            for node in fresh
+            if node is not None
+            and node.op == "call_function"
+            and node.target is not operator.getitem
+            and node not in rest
+            and all(source.op == "placeholder" for source in node.all_input_nodes)
+            and all(user.op == "output" for user in node.users)
+        }
+
+    def _add_update(self, updates: set[fx.Node]) -> None:
+        """One operation that writes all new buffer contents back, at the end of the forward pass."""
+        fresh = self.joint.outputs[: self.joint.n_mutations]
+        made = [node for node in self.graph.nodes if node in updates]
+        read = {v for node in fresh if node is not None and node not in updates for v in self._roots(node)}
+        scratch = sum(tensor_bytes(t) for node in made for t in tensors_of(node.meta["val"]))
+        moved = 2 * sum(tensor_bytes(t) for node in fresh if node is not None for t in tensors_of(node.meta["val"]))
+        work = Work(flops=0, bytes_moved=moved, is_free=self.splits)
+        for node in made:
+            self.storage[node] = None
+        name, kind, tangents = "update_buffers", UPDATE_KIND, ()
+        if self.splits:
+            name, kind, tangents = "end_forward", END_KIND, self.joint.tangents
+            handed_out = self.joint.outputs[self.joint.n_mutations : self.joint.n_forward_outputs]
+            read |= {v for node in handed_out if node is not None for v in self._roots(node)}
+            read |= {*self.before_end, *([] if self.ordered is None else [self.ordered])}
+            scratch = max(scratch, self._start_bytes())
+        first = len(self.values)
+        for node in tangents:
+            self.storage[node] = len(self.values)
+            self.values.append(Value(node.name, dense_bytes(node.meta["val"])))
+        outputs = tuple(range(first, len(self.values)))
+        self.operations.append(
+            Operation(name, kind, tuple(sorted(read)), outputs, 0, scratch, run_once=True, work=work)
+        )
+        self.calls.append(tuple(made))
+
+    def _start_bytes(self) -> int:
+        """What the start of the backward pass needs beside outputs and the gradients that the backward pass takes.
+
+        A loss outside of the module holds `loss_bytes` while it makes a gradient for each output. Of outputs that are
+        views of one storage the backward pass takes one gradient; autograd adds it up from those of the views.
+        """
+        several = _views_of_outputs(self.joint)
+        views = [sum(dense_bytes(node.meta["val"]) for node in nodes) for nodes in several.values()]
+        bases = [dense_bytes(base.meta["val"]) for base in several]
+        only_bases = sum(dense_bytes(base.meta["val"]) for base in several if not _is_returned(base))
+        return max(loss_bytes(self.joint) + sum(views) - only_bases, sum(views) + 2 * max(bases, default=0))
+
+    def _add_call(self, node: fx.Node) -> None:
+        first = len(self.values)
+        by_storage: dict[int, int] = {}
+
+        def add(tensor: Any) -> int | None:
+            if not isinstance(tensor, torch.Tensor):
+                return None
+            if tensor.layout is not torch.strided:
+                raise InvalidInput(f"'{node.name}' makes a sparse tensor; let gradients be dense (sparse=False)")
+            key = tensor.untyped_storage()._cdata
+            if key not in by_storage:
+                by_storage[key] = len(self.values)
+                label = node.name if len(self.values) == first else f"{node.name}.{len(self.values) - first}"
+                self.values.append(Value(label, storage_bytes(tensor)))
+            return by_storage[key]
+
+        self.storage[node] = tree_map(add, node.meta["val"])
+        inputs = {v for source in node.all_input_nodes for v in self._roots(source)}
+        reads_stale = self._reads_stale(node)
+        if self.splits:
+            inputs |= self._tie(node, reads_stale)
+        kind = kind_of(node)
+        self.operations.append(
+            Operation(
+                name=node.name,
+                kind=kind,
+                inputs=tuple(sorted(inputs)),
+                outputs=tuple(range(first, len(self.values))),
+                is_backward=_is_backward(node),
+                run_once=_is_mutable(node) or reads_stale or (is_random(node) and not self.replays_random),
+                work=work_of(node, kind),
+            )
+        )
+        self.calls.append((node,))
+
+    def _tie(self, node: fx.Node, reads_stale: bool) -> set[int]:
+        """Give a call that must keep its place an output of 0 bytes; returns what it reads for the same reason."""
+        keeps_order = is_random(node) or _is_mutable(node)
+        if not keeps_order and not reads_stale:
+            return set()
+        token, before = len(self.values), self.ordered
+        self.values.append(Value(f"{node.name}.order", 0))
+        if reads_stale:
+            self.before_end.append(token)
+        if not keeps_order:
+            return set()
+        self.ordered = token
+        return set() if before is None else {before}
+
+    def _reads_stale(self, node: fx.Node) -> bool:
+        """Whether a repetition after the buffers were written back would compute something else."""
+        at = _STATISTICS_ONLY.get(kind_of(node))
+        if at is not None and (at < 0 or node.args[at] is True):
+            return False
+        return not self.stale.isdisjoint(node.all_input_nodes)
+
+    def _roots(self, node: fx.Node) -> Iterator[int]:
+        yield from (v for v in tree_iter(self.storage[node]) if isinstance(v, int))
+
+    def _root(self, node: fx.Node | None) -> int | None:
+        return None if node is None else next(self._roots(node), None)
+
+    def _fixed_bytes(self, tensors: tuple[torch.Tensor, ...]) -> int:
+        """Parameters, buffers, inputs, constants of the graph and the tangent of the loss, each storage once."""
+        constants = tuple(getattr(self.joint.module, str(node.target)) for node in self.graph.find_nodes(op="get_attr"))
+        sizes = {}
+        for tensor in (*tensors, *self.joint.primals, *constants):
+            if isinstance(tensor, torch.Tensor):
+                sizes[tensor.untyped_storage()._cdata] = storage_bytes(tensor)
+        tangents = () if self.splits else self.joint.tangents
+        return sum(sizes.values()) + sum(storage_bytes(n.meta["val"]) for n in tangents)
+
+
+def _copy_what_backward_reads(joint: Joint) -> None:
+    """Readers of a buffer that is overwritten read a copy if one of them is in the backward pass."""
+    graph = joint.module.graph
+    places = joint.places
+    for index in joint.mutated:
+        place, seen = places[index], set[fx.Node]()
+        todo = list(place.users)
+        while todo:  # through views, which are made again in the backward pass
+            user = todo.pop()
+            if user not in seen:
+                seen.add(user)
+                todo += list(user.users) if _base(user) is not None or user.target is operator.getitem else []
+        if not any(_is_backward(user) for user in seen):
+            continue
+        last = graph.find_nodes(op="placeholder")[-1]
+        copy = _call_after(last, "is_forward", aten.clone.default, place)
+        place.replace_all_uses_with(
+            copy, delete_user_cb=lambda user, copy=copy: user is not copy and user.op != "output"
+        )
+
+
+def _copy_what_accumulation_would(joint: Joint) -> None:
+    """Gradients of leaves that `AccumulateGrad` would clone are cloned by calls, which a plan sees.
+
+    It takes a gradient over if nobody else has it and its strides are those of a dense leaf, or contiguous.
+    """
+    first, (end,) = joint.n_forward_outputs, joint.module.graph.find_nodes(op="output")
+    outputs, taken = list(joint.outputs), set[fx.Node]()
+    for i, leaf in enumerate(joint.primals):
+        node = outputs[first + i]
+        if node is None or not isinstance(leaf, torch.Tensor) or not leaf.is_leaf:
+            continue
+        if node.meta["val"].layout is not torch.strided:
+            continue  # refused later
+        if node in taken or not _is_taken_over(node.meta["val"], leaf):
+            outputs[first + i] = node = _copy_like(node, leaf)
+        taken.add(node)
+    end.args = (tuple(outputs),)
+
+
+def _is_taken_over(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
+    if not _is_dense(leaf):
+        return gradient.is_contiguous()
+    sizes = zip(gradient.shape, gradient.stride(), leaf.stride(), strict=True)
+    return all(size == 1 or own == wanted for size, own, wanted in sizes)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return aten.is_non_overlapping_and_dense.default(tensor)
+
+
+def _copy_like(node: fx.Node, leaf: torch.Tensor) -> fx.Node:
+    """A copy with its dimensions in the order in which the leaf has them in memory."""
+    order = list(range(leaf.dim()))
+    if _is_dense(leaf):
+        order.sort(key=leaf.stride, reverse=True)
+    back = [order.index(dim) for dim in range(leaf.dim())]
+    ordered = _call_after(node, "is_backward", aten.permute.default, node, order)
+    copy = _call_after(ordered, "is_backward", aten.clone.default, ordered, memory_format=torch.contiguous_format)
+    return _call_after(copy, "is_backward", aten.permute.default, copy, back)
+
+
+def _call_after(node: fx.Node, tag: str, target: Any, source: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
+    """A call on `source` in the pass `tag`, written behind `node`."""
+    with node.graph.inserting_after(node):
+        made = node.graph.call_function(target, (source, *args), kwargs)
+    made.meta = {"val": target(source.meta["val"], *args, **kwargs), "partitioner_tag": tag}
+    return made
+
+
+def loss_bytes(joint: Joint) -> int:
+    """What a loss outside of the module needs beside outputs and their gradients, as cross-entropy does.
+
+    It saves one tensor of the size of the output (the logarithm of softmax) and makes one gradient on the way.
+    """
+    returned = [tangent for tangent in joint.tangents if _is_returned(tangent)]
+    views = [view for several in _views_of_outputs(joint).values() for view in several]
+    return 2 * sum(dense_bytes(node.meta["val"]) for node in (*returned, *views) if node.meta["val"].numel() > 1)
+
+
+def _views_of_outputs(joint: Joint) -> dict[fx.Node, list[fx.Node]]:
+    """The gradient of an output or of what outputs are views of -> further outputs whose gradients are added to it."""
+    outputs = joint.outputs[joint.n_mutations : joint.n_forward_outputs]
+    descriptions = joint.module.graph.find_nodes(op="output")[0].meta["desc"][joint.n_mutations :]
+    output_of = dict(zip(descriptions, outputs, strict=False))
+    differentiated = {output_of.get(tangent.meta["desc"].output): tangent for tangent in joint.tangents}
+    tangent_of = {_differentiable_base(node): tangent for node, tangent in differentiated.items() if node is not None}
+    views: dict[fx.Node, list[fx.Node]] = {}
+    for node in outputs:
+        base = None if node is None or node in differentiated else _differentiable_base(node)
+        if node is not None and base in tangent_of:
+            views.setdefault(tangent_of[base], []).append(node)
+    return views
+
+
+def _differentiable_base(node: fx.Node | None) -> fx.Node | None:
+    """What a node is a view of, through which gradients flow to it; the node itself if it is no view."""
+    while node is not None and (base := _base(node)) is not None:
+        node = None if node.target is aten.detach.default else base
+    return node
+
+
+def _is_returned(tangent: fx.Node) -> bool:
+    """Whether a gradient is of what the module returns itself, and not of what only views of it are returned of."""
+    return type(tangent.meta["desc"].output).__name__ == "PlainAOTOutput"
+
+
+def _schema(node: fx.Node) -> Any:
+    return getattr(node.target, "_schema", None)
+
+
+def _is_backward(node: fx.Node) -> bool:
+    return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the call draws from the device's default generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _is_mutable(node: fx.Node) -> bool:
+    schema = _schema(node)
+    return node.op == "call_function" and schema is not None and schema.is_mutable
+
+
+def _base(node: fx.Node) -> fx.Node | None:
+    """The node whose storage this call's output is a view of; None for a real computation."""
+    schema = _schema(node)
+    if schema is None or node.op != "call_function":
+        return None
+    views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    if views or schema.name.partition("::")[2] in _UNDECLARED_VIEWS:
+        return node.args[0] if isinstance(node.args[0], fx.Node) else None
+    return None

@@ -1,0 +1,172 @@
+"""Rebuild and time one ATen call from its signature (checked with torch 2.13)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from remat.cost.timing import Timing, measure, measure_as_in_step
+from remat.torch import _random, _recurrent, implementations  # noqa: F401 - the first two register operators
+
+# Integer tensors are indices. What they index, from the rebuilt arguments; others get zeros, which are valid anywhere.
+_INDEX_LIMITS: dict[str, Callable[[list[Any]], int]] = {
+    "embedding": lambda args: args[0].shape[0],
+    "embedding_dense_backward": lambda args: args[2],
+    "nll_loss_forward": lambda args: args[0].shape[-1],
+    "nll_loss_backward": lambda args: args[1].shape[-1],
+    "nll_loss2d_forward": lambda args: args[0].shape[1],
+    "nll_loss2d_backward": lambda args: args[1].shape[1],
+    "gather": lambda args: args[0].shape[args[1]],
+    "scatter": lambda args: args[0].shape[args[1]],
+    "scatter_add": lambda args: args[0].shape[args[1]],
+    "index_select": lambda args: args[0].shape[args[1]],
+    "index_add": lambda args: args[0].shape[args[1]],
+    "index": lambda args: min(args[0].shape),
+    "index_put": lambda args: min(args[0].shape),
+}
+
+# Which of its tensors the operation just before made, mostly: the gradient or the input, the first one of the others.
+_MADE_LAST = {"aten.addmm.default": 1, "aten.baddbmm.default": 1, "aten.embedding.default": 1}
+
+
+def time(description: dict[str, Any], device: str) -> Timing:
+    """Time the call, with random inputs of the same shapes, strides and dtypes; on a CPU as within a step."""
+    call, given = _call(description, device)
+    touched = given[_MADE_LAST.get(description["op"], 0) :][:1]
+    with torch.no_grad():
+        if device == "cuda":
+            return measure(call, _cuda_ns)
+        return measure_as_in_step(call, lambda: [tensor.sum() for tensor in touched])
+
+
+def workspace(description: dict[str, Any], device: str) -> int:
+    """Bytes that the call takes from PyTorch's allocator beyond its inputs and the outputs that it is asked for."""
+    call, given = _call(description, device)
+    with torch.no_grad():
+        call()  # the first call selects kernels, which may take memory that later ones do not
+        made, peak = peak_of(call, device)
+    known = {t.untyped_storage()._cdata for t in given}
+    own = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(_asked_for(made, description))}
+    return max(0, peak - sum(size for key, size in own.items() if key not in known))
+
+
+def _asked_for(made: Any, description: dict[str, Any]) -> Any:
+    """Outputs without those that the mask leaves out; a convolution's backward kernels make them all the same."""
+    mask = description["args"][-1] if "_backward" in description["op"] and description["args"] else None
+    if isinstance(mask, list) and isinstance(made, tuple | list) and [type(x) for x in mask] == [bool] * len(made):
+        return [x for x, is_asked in zip(made, mask, strict=True) if is_asked]
+    return made
+
+
+def peak_of(run: Callable[[], Any], device: str) -> tuple[Any, int]:
+    """(what `run` returns, most bytes that PyTorch's allocator held meanwhile, beyond what it held before)."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        made = run()
+        torch.cuda.synchronize()
+        return made, torch.cuda.max_memory_allocated() - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it writes two lines to stderr at each use
+    # Not `torch.profiler`, which is this one and imports the compiler.
+    with torch.autograd.profiler.profile(profile_memory=True) as profiler:
+        made = run()
+    held = peak = 0
+    for size in allocations(profiler):
+        held += size
+        peak = max(peak, held)
+    return made, peak
+
+
+def allocations(profiler: Any) -> list[int]:
+    """Bytes allocated (freed: negative) on the CPU, one after the other."""
+    events = [e for e in profiler.kineto_results.events() if e.name() == "[memory]"]
+    return [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+
+
+def _tensors(structure: Any) -> list[torch.Tensor]:
+    return [t for t in tree_leaves(structure) if isinstance(t, torch.Tensor)]
+
+
+def _call(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], list[torch.Tensor]]:
+    """The call with its arguments, and the tensors among these."""
+    if description["op"].startswith("implementation."):
+        return _implementation(description, device)
+    name, _, overload = description["op"].removeprefix("aten.").rpartition(".")
+    namespace = torch.ops.aten if description["op"].startswith("aten.") else torch.ops
+    call: Any = namespace
+    for part in name.split("."):
+        call = getattr(call, part)
+    call = getattr(call, overload)
+    if device == "cuda":
+        torch.cuda.empty_cache()  # blocks cut for the previous operation may not fit this one
+    pending: list[torch.Tensor] = []
+    args = _rebuild(description["args"], device, pending)
+    kwargs = _rebuild(description["kwargs"], device, pending)
+    if name == "max_pool2d_with_indices_backward":  # (gradient, input, window..., indices): only a forward knows them
+        args[7].copy_(torch.ops.aten.max_pool2d_with_indices.default(*args[1:7])[1])
+    elif name == "native_batch_norm_backward" and args[2] is not None:
+        # With fake tensors of half precision the saved statistics are so too; real ones have the weight's dtype.
+        args[5:7] = [None if x is None else x.to(args[2].dtype) for x in args[5:7]]
+    elif name == "remat.recurrent_backward" and args[1] is not None:
+        args[1] = torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
+    elif name in _INDEX_LIMITS:
+        limit = _INDEX_LIMITS[name](args)
+        for indices in pending:
+            indices.copy_(torch.randint(max(1, limit), indices.shape, device=device))
+    return (lambda: call(*args, **kwargs)), _tensors((args, kwargs))
+
+
+def _implementation(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], list[torch.Tensor]]:
+    """A call of one of `remat.torch.implementations`; packed masks and small indices are zeros, which are valid."""
+    name, _, side = description["op"].removeprefix("implementation.").rpartition(".")
+    if name == "batch_norm_from_leaky_relu":
+        call: Any = implementations.batch_norm_backward_from_leaky_relu
+    else:
+        call = getattr(implementations.IMPLEMENTATIONS[name], side)
+    args = _rebuild(description["args"], device, [])
+    if (name, side) == ("dropout_replayed", "backward"):
+        args[1] = torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
+    if name == "max_pool2d_offsets" and side == "backward":  # the middle of the window, which lies in the image
+        height, width = (args[3][0], args[3][-1])
+        args[-1].fill_(height // 2 * width + width // 2)
+    return (lambda: call(*args)), _tensors(args)
+
+
+def _cuda_ns(run: Callable[[], object], n: int) -> float:
+    started, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    started.record()
+    for _ in range(n):
+        run()
+    ended.record()
+    ended.synchronize()
+    return started.elapsed_time(ended) * 1e6
+
+
+def _rebuild(x: Any, device: str, integers: list[torch.Tensor]) -> Any:
+    """Arguments from their plain form; integer tensors (zero) are also appended to `integers`."""
+    if isinstance(x, list):
+        return [_rebuild(item, device, integers) for item in x]
+    if not isinstance(x, dict):
+        return x
+    if "x" in x:
+        attribute = getattr(torch, x["x"].removeprefix("torch."), None)
+        plain = isinstance(attribute, (torch.dtype, torch.layout, torch.memory_format))
+        return attribute if plain else torch.device(device)  # torch.cpu exists, and is a module
+    if "t" not in x:
+        return {key: _rebuild(item, device, integers) for key, item in x.items()}
+    dtype = getattr(torch, x["d"])
+    extent = 0 if 0 in x["t"] else 1 + sum((n - 1) * s for n, s in zip(x["t"], x["s"], strict=True))
+    storage = torch.zeros(extent, dtype=dtype, device=device)
+    if dtype.is_floating_point or dtype.is_complex:
+        storage.uniform_(0.1, 1.0) if dtype.is_floating_point else storage.fill_(1)
+    elif dtype is torch.bool:
+        storage.random_(0, 2)
+    tensor = storage.as_strided(x["t"], x["s"])
+    if dtype in (torch.int64, torch.int32):
+        integers.append(tensor)
+    return tensor
