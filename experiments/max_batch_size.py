@@ -44,7 +44,7 @@ from experiments.store import Store, write_json
 from remat.bounds.peak import peak_bound
 from remat.errors import InvalidInput
 from remat.plan import Plan
-from remat.registry import baselines, get_strategy
+from remat.registry import get_strategy, heuristics
 from remat.solution import Family, Solution
 
 SOLVES = 6  # time limits' worth of solving for one strategy of one network
@@ -247,7 +247,7 @@ class _Trial:
                 {"strategy": strategy, "rule": rule, "batch": batch}
                 for strategy, rule, batch in PUBLISHED.get(network.name, ()) if self.memory_bytes == 16 * 10**9
             ],
-            "heuristics": baselines(), "contradicted": self._contradictions(proven),
+            "heuristics": heuristics(), "contradicted": self._contradictions(proven),
         }  # fmt: skip
 
     def _batches(self, sample_bytes: Mapping[str, int | None]) -> dict[str, int | None]:

@@ -24,7 +24,7 @@ from experiments.solving import Bench, contradictions, is_final
 from experiments.store import Store, write_json
 from experiments.wandb_logger import import_wandb, log_run
 from remat.errors import InvalidInput
-from remat.registry import baselines
+from remat.registry import heuristics
 from remat.solution import Status
 from remat.units import format_cost, format_size
 
@@ -148,7 +148,7 @@ def _head(cfg: DictConfig, settings: Settings, subject: Subject, experiment: str
         "config": config,
         "graph_sha256": graph.sha256(),
         "store": os.path.relpath(STORE_FOLDER, folder),
-        "heuristics": baselines(),
+        "heuristics": heuristics(),
     }
 
 

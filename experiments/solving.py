@@ -196,8 +196,7 @@ class Bench:
         """One solve; where that may be, `start` is asked for a plan to begin from, and `known` while it runs."""
         key = self.key(name, budget)
         how = replace(self.how, progress=lambda progress: self.live.__setitem__(key, progress))
-        repeats = how.deterministic or how.work_limit is not None
-        shares = not repeats and not get_strategy(name).is_baseline
+        shares = not how.repeats and not get_strategy(name).is_baseline
         return Job(key, f"{name} at {format_size(budget, digits=3)}", self.problem(budget), name, how,
                    self.settings.options[name], start if shares else None, known if shares else None)  # fmt: skip
 

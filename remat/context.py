@@ -78,10 +78,9 @@ class Context:
 
     def about(self, problem: Problem, incumbent: Incumbent | None = None) -> Context:
         """A solve of another problem by this one's clock: with `incumbent`, or an empty one that reports to nobody."""
-        empty = Incumbent(problem.graph, problem.budget_bytes, problem.scope)
-        return replace(
-            self, problem=problem, incumbent=incumbent or empty, options=replace(self.options, progress=None)
-        )
+        if incumbent is None:
+            incumbent = Incumbent(problem.graph, problem.budget_bytes, problem.scope)
+        return replace(self, problem=problem, incumbent=incumbent)
 
     def remaining_s(self) -> float:
         """Seconds left until the deadline; never negative."""
@@ -89,8 +88,8 @@ class Context:
 
     @property
     def repeats(self) -> bool:
-        """Whether two runs must give the same: then counts limit the work, and the clock only ends all of it."""
-        return self.options.deterministic or self.options.work_limit is not None
+        """`SolveOptions.repeats`."""
+        return self.options.repeats
 
     @property
     def solver_threads(self) -> int:

@@ -65,6 +65,11 @@ class SolveOptions:
     target_gap: float = GAP_TOLERANCE
     progress: Callable[[Progress], None] | None = None
 
+    @property
+    def repeats(self) -> bool:
+        """Whether two runs must give the same: then counts limit the work, and the clock only ends all of it."""
+        return self.deterministic or self.work_limit is not None
+
     @classmethod
     def split(cls, keywords: Mapping[str, Any]) -> tuple[SolveOptions, dict[str, Any]]:
         """(options of the solve, options of the strategy) from the keyword arguments of a call.

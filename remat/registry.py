@@ -34,7 +34,7 @@ class Strategy:
             or plans, returns one, or returns an `Outcome`; it raises `Skip` where it does not apply.
         summary: first line of the docstring.
         options: names of the keyword options it takes, with their defaults.
-        takes_context: whether `run` has a second argument.
+        takes_context: whether `run` has a second positional argument without a default.
         is_baseline: a published heuristic: its results are its own, never shared between budgets.
         ignores_budget: its candidates do not depend on the budget, so one run serves a whole sweep.
         proves: it may return a bound or INFEASIBLE.
@@ -111,12 +111,13 @@ def strategy(
                 f"and {run.__module__}.{run.__qualname__}"
             )
         parameters = inspect.signature(run).parameters.values()
+        given = [p for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD and p.default is p.empty]
         _REGISTRY[name] = Strategy(
             name=name,
             run=run,
             summary=(inspect.getdoc(run) or "").partition("\n")[0],
             options={p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY},
-            takes_context=sum(p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for p in parameters) > 1,
+            takes_context=len(given) > 1,
             is_baseline=baseline,
             ignores_budget=ignores_budget,
             proves=proves,
@@ -137,7 +138,7 @@ def strategies() -> list[str]:
     return sorted(_REGISTRY)
 
 
-def baselines() -> list[str]:
+def heuristics() -> list[str]:
     """Names of the published heuristics, sorted."""
     return [name for name in strategies() if _REGISTRY[name].is_baseline]
 

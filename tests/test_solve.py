@@ -159,6 +159,18 @@ def test_two_strategies_of_one_name_are_refused(scripted):
         registry.strategy("scripted")(solve)
 
 
+def test_a_second_parameter_is_the_context_unless_it_has_a_default(scripted):
+    def with_a_default(problem, k=3):
+        return Plan.from_order(problem.graph, range(len(problem.graph))) if k == 3 else None
+
+    def with_a_context(problem, context):
+        return with_a_default(problem, 3 if context.deadline else 0)
+
+    scripted(with_a_default)
+    remat.strategy("with_a_context")(with_a_context)
+    assert [solve(DIAMOND, 9, name).cost for name in ("scripted", "with_a_context")] == [5, 5]
+
+
 def test_an_endless_family_is_cut_at_the_time_limit(scripted):
     def endless(problem):
         while True:

@@ -24,7 +24,7 @@ from experiments.solving import Bench
 from experiments.store import Store, code_version, write_json
 from remat.errors import InvalidInput
 from remat.extraction import extract_in_child
-from remat.registry import baselines
+from remat.registry import heuristics
 from remat.units import format_size
 
 
@@ -137,7 +137,7 @@ class Lab:
         head = {
             "title": title, "experiment": bench.experiment, "model": bench.subject.model, "gpu": config["gpu"],
             "config": config, "graph_sha256": bench.subject.graph.sha256(),
-            "store": os.path.relpath(self.store.folder, folder), "heuristics": baselines(),
+            "store": os.path.relpath(self.store.folder, folder), "heuristics": heuristics(),
         }  # fmt: skip
         write_json(folder / "run.json", head | {"keys": [row.key for row in rows], "families": list(families)})
         return name

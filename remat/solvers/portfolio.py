@@ -154,12 +154,10 @@ class _Run:
         def done() -> bool:
             return self._done(context)
 
-        if context.incumbent.plan is None and not context.repeats:
-            self._lean_plan(context)
-            if done():
-                return
         if small:
             self._small_milp(context)
+        if context.incumbent.plan is None and not context.repeats and not done():
+            self._lean_plan(context)
         refiner = self.refiner
         if not small and not done():
             share = REFINE_SHARE if self.columns <= WHOLE_COLUMNS else REFINE_SHARE_LARGE

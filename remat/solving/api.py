@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from remat.context import Context
 from remat.errors import InvalidInput
 from remat.graph import Graph, check_graph
 from remat.plan import Plan, parse_scope
@@ -148,5 +147,5 @@ def family(
     if not chosen.ignores_budget:
         raise InvalidInput(f"strategy '{strategy}' depends on the budget; it has no family to list")
     problem = Problem(graph, UNLIMITED, parse_scope(scope), check_accounting(accounting))
-    context: Context = new_context(problem, SolveOptions(time_limit_s=time_limit_s))
+    context = new_context(problem, SolveOptions(time_limit_s=time_limit_s))
     return judge(context, candidates_of(chosen(context, options)))[0]

@@ -32,7 +32,8 @@ def __getattr__(name: str) -> Any:
     import_keras()
     from remat.tf import _fit, _step, api
 
-    for module in (api, _fit, _step):
-        if hasattr(module, name):
-            globals()[name] = getattr(module, name)
+    globals().update(
+        compile=api.compile, rematerialize=api.rematerialize, fit_within=_fit.fit_within, prepare=_fit.prepare,
+        PlannedStep=_step.PlannedStep,
+    )  # fmt: skip
     return globals()[name]
