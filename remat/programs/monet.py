@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import scipy.sparse as sp
@@ -32,50 +32,47 @@ import scipy.sparse as sp
 from remat.errors import Skip
 from remat.graph import Graph
 from remat.implementation import DEFAULT, Implementation
+from remat.programs.program import TOLERANCE, Program, Rows, scale_of
 
-
-@dataclass(slots=True)
-class Rows:
-    """Rows ``coefficients @ x <= limit`` collected one after another."""
-
-    rows: list[int] = field(default_factory=list)
-    columns: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-    limits: list[float] = field(default_factory=list)
-
-    def add(self, terms: Iterable[tuple[int, float]], limit: float) -> None:
-        row = len(self.limits)
-        for column, value in terms:
-            self.rows.append(row)
-            self.columns.append(column)
-            self.values.append(value)
-        self.limits.append(limit)
-
-    def system(self, n_columns: int) -> tuple[sp.csr_array, np.ndarray]:
-        shape = (len(self.limits), n_columns)
-        matrix = sp.csr_array((np.array(self.values), (self.rows, self.columns)), shape=shape)
-        return matrix, np.array(self.limits)
+LOGIC, MEMORY = range(2)  # kinds of rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MonetModel:
-    """``min cost @ x + cost_constant`` subject to ``matrix @ x <= limits``, x binary.
+    """``min cost @ x + cost_constant`` subject to ``matrix @ x >= lower``, x binary.
 
     Attributes:
-        memory_rows: [rows] bool, which rows are of memory; in units of `unit_bytes`.
+        is_memory: [rows] bool, which rows are of memory, in units of bytes.
         works: [(t, i, way, column)] of W; `runs` of M; a column of -1 is fixed to one.
     """
 
     graph: Graph
     matrix: sp.csr_array
-    limits: np.ndarray
+    lower: np.ndarray
     cost: np.ndarray
     cost_constant: float
     cost_unit: int
-    memory_rows: np.ndarray
+    is_memory: np.ndarray
     n_forward: int
     works: tuple[tuple[int, int, str, int], ...]
     runs: tuple[tuple[int, int, str, int], ...]
+
+    @property
+    def cost_scale(self) -> float:
+        """Of the objective: the cost of all default implementations becomes at most `SCALED`."""
+        return scale_of(self.graph.total_cost / self.cost_unit)
+
+    def program(self) -> Program:
+        """The program for a solver; the budget gets half a unit of room, which is exact, or a millionth less of it."""
+        largest = max(1.0, float(-self.lower[self.is_memory].min(initial=-1.0)))
+        row_scale = np.where(self.is_memory, scale_of(largest), 1.0)
+        room = 0.5 if TOLERANCE * largest < 0.5 else -TOLERANCE * largest
+        n = len(self.cost)
+        return Program(
+            matrix=sp.csr_array(sp.diags_array(row_scale) @ self.matrix), cost=self.cost * self.cost_scale,
+            upper=np.ones(n), row_lower=(self.lower - np.where(self.is_memory, room, 0.0)) * row_scale,
+            is_integer=np.ones(n, dtype=bool), offset=self.cost_constant * self.cost_scale,
+        )  # fmt: skip
 
     def calls(self, x: np.ndarray) -> list[tuple[int, str]]:
         """(operation, way) of every computation of a solution, in order."""
@@ -120,7 +117,7 @@ class _Builder:
         self.W: dict[tuple[int, int], dict[str, int]] = {}
         self.S: dict[tuple[int, int], int] = {}
         self.M: dict[int, dict[str, int]] = {}
-        self.rows, self.memory = Rows(), Rows()
+        self.rows = Rows()
 
     def _usable(self, k: int) -> tuple[Implementation, ...]:
         """The ways of operation `k` that are exact and, for a backward one, which runs once, leave what is needed.
@@ -192,15 +189,13 @@ class _Builder:
                 constant += price
             else:
                 cost[column] = price
-        matrix, limits = self.rows.system(self.n_columns)
-        memory, most = self.memory.system(self.n_columns)
         return MonetModel(
-            graph, sp.csr_array(sp.vstack([matrix, memory])), np.concatenate([limits, most]), cost, constant, cost_unit,
-            np.arange(len(limits) + len(most)) >= len(limits), n, tuple(works), tuple(runs),
+            graph, self.rows.matrix(self.n_columns), np.array(self.rows.lower), cost, constant, cost_unit,
+            np.array(self.rows.kind) == MEMORY, n, tuple(works), tuple(runs),
         )  # fmt: skip
 
-    # A term of column -1 is the constant one: it moves to the other side.
-    def _add(self, rows: Rows, terms: Iterable[tuple[int, float]], limit: float) -> None:
+    def _add(self, terms: Iterable[tuple[int, float]], limit: float, kind: int = LOGIC) -> None:
+        """A row ``terms <= limit``. A term of column -1 is the constant one: it moves to the other side."""
         merged: dict[int, float] = {}
         for column, value in terms:
             if column < 0:
@@ -208,7 +203,7 @@ class _Builder:
             else:
                 merged[column] = merged.get(column, 0.0) + value
         if merged or limit < 0:
-            rows.add(merged.items(), limit)
+            self.rows.add(_minus(merged.items()), -limit, kind)
 
     def _made(self, t: int, v: int) -> list[tuple[int, float]]:
         """Terms that are one if `v` is made in stage `t`."""
@@ -240,47 +235,47 @@ class _Builder:
         for (t, _), columns in self.W.items():
             free = [(c, 1.0) for c in columns.values() if c >= 0]
             if free:
-                self._add(self.rows, free, 1)
+                self._add(free, 1)
                 if t == 0:
-                    self._add(self.rows, [(c, -1.0) for c, _ in free], -1)
+                    self._add([(c, -1.0) for c, _ in free], -1)
         for columns in self.M.values():
             free = [(c, 1.0) for c in columns.values() if c >= 0]
             if free:
-                self._add(self.rows, free, 1)
-                self._add(self.rows, [(c, -1.0) for c, _ in free], -1)
+                self._add(free, 1)
+                self._add([(c, -1.0) for c, _ in free], -1)
 
     def _stores(self) -> None:
         """What is stored was stored or made in the stage before, and not written over there."""
         for (t, v), column in self.S.items():
             before = [*self._made(t - 1, v), *self._stored(t - 1, v)]
-            self._add(self.rows, [(column, 1.0), *_minus(before)], 0)
+            self._add([(column, 1.0), *_minus(before)], 0)
             over = self._overwritten(t - 1, v, self.n)
             if over:
-                self._add(self.rows, [(column, 1.0), *over], 1)
+                self._add([(column, 1.0), *over], 1)
         for v in self.forward:
             if self.graph.values[v].keep:
-                self._add(self.rows, [(self.S[self.m + 1, v], -1.0)], -1)
+                self._add([(self.S[self.m + 1, v], -1.0)], -1)
 
     def _dependencies(self) -> None:
         for (t, i), columns in self.W.items():
             for way in self.ways[i]:
                 for v in way.inputs:
                     there = [*self._made(t, v), *self._stored(t, v), *_minus(self._overwritten(t, v, i))]
-                    self._add(self.rows, [(columns[way.name], 1.0), *_minus(there)], 0)
+                    self._add([(columns[way.name], 1.0), *_minus(there)], 0)
                     over = self._overwritten(t, v, i)
                     if over:  # where it was stored and made again, both copies are one
-                        self._add(self.rows, [(columns[way.name], 1.0), *over], 1)
+                        self._add([(columns[way.name], 1.0), *over], 1)
         for t, columns in self.M.items():
             for way in self.ways[self.n + t - 1]:
                 for v in way.inputs:
                     p = self.graph.producer[v]
                     if p >= self.n:
                         made = [(self.M[p - self.n + 1][w.name], -1.0) for w in self.ways[p] if v in w.outputs]
-                        self._add(self.rows, [(columns[way.name], 1.0), *made], 0)
+                        self._add([(columns[way.name], 1.0), *made], 0)
                 for v in self._forward_inputs(way):
                     over = self._overwritten(t, v, self.n)
                     there = [*self._made(t, v), *self._stored(t + 1, v), *_minus(over)]
-                    self._add(self.rows, [(columns[way.name], 1.0), *_minus(there)], 0)
+                    self._add([(columns[way.name], 1.0), *_minus(there)], 0)
 
     def _forward_inputs(self, way: Implementation) -> list[int]:
         return [v for v in way.inputs if self.graph.producer[v] < self.n]
@@ -310,9 +305,9 @@ class _Builder:
                     products[way.name, v] = stored
                     continue
                 both = products[way.name, v] = self._new()
-                self._add(self.rows, [(both, 1.0), (column, -1.0)], 0)
-                self._add(self.rows, [(both, 1.0), (stored, -1.0)], 0)
-                self._add(self.rows, [(column, 1.0), (stored, 1.0), (both, -1.0)], 1)
+                self._add([(both, 1.0), (column, -1.0)], 0)
+                self._add([(both, 1.0), (stored, -1.0)], 0)
+                self._add([(column, 1.0), (stored, 1.0), (both, -1.0)], 1)
         return products
 
     def _read_back(self, t: int, i: int, without: set[int], shared: dict[tuple[str, int], int]) -> list:
@@ -337,7 +332,7 @@ class _Builder:
                     terms.append((column, size[v]))
             return terms
 
-        self._add(self.memory, held(set()), self.budget - live)
+        self._add(held(set()), self.budget - live, MEMORY)
         if (t, i) not in self.W:
             return
         terms = held(local)
@@ -348,7 +343,7 @@ class _Builder:
             new = needed + read + sum(size[v] for v in way.outputs) + way.workspace_bytes // self.unit
             new -= 0 if way.overwrites is None else size[way.overwrites]
             terms.append((self.W[t, i][way.name], new))
-        self._add(self.memory, terms, self.budget - live)
+        self._add(terms, self.budget - live, MEMORY)
 
     def _backward_memory(self, t: int, live: int, shared: dict[tuple[str, int], int]) -> None:
         k, size = self.n + t - 1, self.size
@@ -358,7 +353,7 @@ class _Builder:
             new = sum(size[v] for v in way.outputs) + way.workspace_bytes // self.unit
             new -= 0 if way.overwrites is None else size[way.overwrites]
             terms.append((self.M[t][way.name], new))
-        self._add(self.memory, terms, self.budget - live)
+        self._add(terms, self.budget - live, MEMORY)
 
     def _gradients(self) -> list[int]:
         """[m + 1] size of the backward values held in each stage before its backward operation makes new ones."""
