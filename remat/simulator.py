@@ -14,7 +14,7 @@ import numpy as np
 from remat.errors import InvalidPlan
 from remat.graph import Graph, Operation
 from remat.implementation import Implementation
-from remat.plan import FREE, Plan, way_of
+from remat.plan import FREE, Plan, implementation_of
 from remat.units import format_size
 
 
@@ -167,12 +167,14 @@ class _Calls:
         made_by, calls = plan.ids.tolist(), list[Operation | Implementation](graph.operations)
         overwritten: dict[int, int] = {}
         number: dict[tuple[int, str], int] = {}
-        for step, (kind, k, name) in enumerate(zip(plan.kinds.tolist(), plan.ids.tolist(), plan.ways, strict=False)):
+        for step, (kind, k, name) in enumerate(
+            zip(plan.kinds.tolist(), plan.ids.tolist(), plan.implementations, strict=False)
+        ):
             if kind == FREE or not name:
                 continue
             if (k, name) not in number:
                 number[k, name] = len(calls)
-                implementation = way_of(graph, k, name, step)
+                implementation = implementation_of(graph, k, name, step)
                 if implementation.overwrites is not None:
                     overwritten[len(calls)] = implementation.overwrites
                 calls.append(implementation)

@@ -4,10 +4,10 @@ A. Shah, C.-Y. Wu, J. Mohan, V. Chidambaram, P. Krähenbühl: "Memory Optimizati
 Stage 0 is the forward pass, stage t = 1 .. m is the t-th backward operation, before which forward
 operations may be computed again, each at most once and in order. Variables, all binary:
 
-    W[t, i, w]   forward operation i is computed in stage t in way w; R[t, i] is their sum
+    W[t, i, w]   forward operation i is computed in stage t in implementation w; R[t, i] is their sum
     S[t, v]      forward value v is stored across stages t - 1 and t
-    M[t, p]      backward operation t runs in way p
-    SM[t, p, v]  M[t, p] and S[t + 1, v], for the forward values v that way p reads
+    M[t, p]      backward operation t runs in implementation p
+    SM[t, p, v]  M[t, p] and S[t + 1, v], for the forward values v that implementation p reads
 
 Memory in stage t, with G the gradients that live there and D the forward values that the backward operation reads:
 
@@ -43,7 +43,7 @@ class MonetModel:
 
     Attributes:
         is_memory: [rows] bool, which rows are of memory, in units of bytes.
-        works: [(t, i, way, column)] of W; `runs` of M; a column of -1 is fixed to one.
+        works: [(t, i, implementation, column)] of W; `runs` of M; a column of -1 is fixed to one.
     """
 
     graph: Graph
@@ -75,17 +75,20 @@ class MonetModel:
         )  # fmt: skip
 
     def calls(self, x: np.ndarray) -> list[tuple[int, str]]:
-        """(operation, way) of every computation of a solution, in order."""
+        """(operation, implementation) of every computation of a solution, in order."""
         chosen = [entry for entry in (*self.works, *self.runs) if entry[3] < 0 or x[entry[3]] > 0.5]
-        return [(k, "" if way == DEFAULT else way) for _, k, way, _ in sorted(chosen, key=lambda e: (e[0], e[1]))]
+        return [
+            (k, "" if implementation == DEFAULT else implementation)
+            for _, k, implementation, _ in sorted(chosen, key=lambda e: (e[0], e[1]))
+        ]
 
 
 def estimate_columns(graph: Graph) -> int:
     """About how many variables the model has."""
     forward = [op for op in graph.operations if not op.is_backward]
     stages = len(graph) - len(forward)
-    ways = sum(len(op.ways) for op in forward)
-    return stages * (ways + len(forward)) // 2 + ways
+    implementations = sum(len(op.all_implementations) for op in forward)
+    return stages * (implementations + len(forward)) // 2 + implementations
 
 
 def build_model(graph: Graph, budget_bytes: int) -> MonetModel:
@@ -105,11 +108,11 @@ class _Builder:
             raise Skip("MONeT plans a forward pass followed by a backward pass; this graph is not of that form")
         self.graph = graph
         self.m = len(graph) - self.n  # backward operations; stages 1 .. m
-        self.unit = math.gcd(*(v.bytes for v in graph.values),
-                             *(way.workspace_bytes for op in graph.operations for way in op.ways)) or 1  # fmt: skip
+        scratch = (own.workspace_bytes for op in graph.operations for own in op.all_implementations)
+        self.unit = math.gcd(*(v.bytes for v in graph.values), *scratch) or 1
         self.size = [value.bytes // self.unit for value in graph.values]
         self.budget = (budget_bytes - graph.fixed_bytes) // self.unit
-        self.ways = [self._usable(k) for k in range(len(graph))]
+        self.implementations = [self._usable(k) for k in range(len(graph))]
         self.forward = [v for v, p in enumerate(graph.producer) if p < self.n]
         self.overwriters = self._overwriters()
         self.last = self._last_stages()
@@ -120,33 +123,37 @@ class _Builder:
         self.rows = Rows()
 
     def _usable(self, k: int) -> tuple[Implementation, ...]:
-        """The ways of operation `k` that are exact and, for a backward one, which runs once, leave what is needed.
+        """Exact implementations of operation `k`; of a backward one, which runs once, those that leave what is needed.
 
         That is: make what is kept, and write over nothing that is kept or read later.
         """
         graph = self.graph
         kept = {v for v in graph.operations[k].outputs if graph.values[v].keep}
         usable = []
-        for way in graph.operations[k].ways:
-            x = way.overwrites
+        for implementation in graph.operations[k].all_implementations:
+            x = implementation.overwrites
             needed = x is not None and (
                 graph.values[x].keep
-                or any(x in other.inputs for j in range(k + 1, len(graph)) for other in graph.operations[j].ways)
+                or any(
+                    x in other.inputs
+                    for j in range(k + 1, len(graph))
+                    for other in graph.operations[j].all_implementations
+                )
             )
             is_gradient = x is not None and graph.producer[x] >= self.n
-            if way.is_lossy or (k >= self.n and x is not None and (needed or not is_gradient)):
+            if implementation.is_lossy or (k >= self.n and x is not None and (needed or not is_gradient)):
                 continue
-            if k >= self.n and not kept.issubset(way.outputs):
+            if k >= self.n and not kept.issubset(implementation.outputs):
                 continue
-            usable.append(way)
+            usable.append(implementation)
         return tuple(usable)
 
     def _last_stages(self) -> list[int]:
         """[n] last stage in which each forward operation can be of use."""
         last = [0] * self.n
         for k in range(len(self.graph) - 1, -1, -1):
-            for way in self.ways[k]:
-                for v in way.inputs:
+            for implementation in self.implementations[k]:
+                for v in implementation.inputs:
                     p = self.graph.producer[v]
                     if p < self.n:
                         last[p] = max(last[p], k - self.n + 1 if k >= self.n else last[k])
@@ -166,12 +173,17 @@ class _Builder:
             for i in range(n):
                 repeats = t <= min(self.last[i], self.m) and not graph.operations[i].run_once
                 if t == 0 or repeats:
-                    fixed = t == 0 and len(self.ways[i]) == 1
-                    self.W[t, i] = {way.name: -1 if fixed else self._new() for way in self.ways[i]}
+                    fixed = t == 0 and len(self.implementations[i]) == 1
+                    self.W[t, i] = {
+                        implementation.name: -1 if fixed else self._new() for implementation in self.implementations[i]
+                    }
                     works += [(t, i, name, column) for name, column in self.W[t, i].items()]
             if t:
-                ways = self.ways[n + t - 1]
-                self.M[t] = {way.name: -1 if len(ways) == 1 else self._new() for way in ways}
+                implementations = self.implementations[n + t - 1]
+                self.M[t] = {
+                    implementation.name: -1 if len(implementations) == 1 else self._new()
+                    for implementation in implementations
+                }
                 runs += [(t, n + t - 1, name, column) for name, column in self.M[t].items()]
         for v in self.forward:
             for t in range(1, self.m + 2):
@@ -181,10 +193,15 @@ class _Builder:
         self._stores()
         self._dependencies()
         self._memory()
-        cost_unit = math.gcd(*(way.cost for ways in self.ways for way in ways)) or 1
+        cost_unit = (
+            math.gcd(
+                *(implementation.cost for implementations in self.implementations for implementation in implementations)
+            )
+            or 1
+        )
         cost, constant = np.zeros(self.n_columns), 0.0
         for _, k, name, column in (*works, *runs):
-            price = graph.way(k, name).cost // cost_unit
+            price = graph.implementation(k, name).cost // cost_unit
             if column < 0:
                 constant += price
             else:
@@ -209,29 +226,33 @@ class _Builder:
         """Terms that are one if `v` is made in stage `t`."""
         p = self.graph.producer[v]
         columns = self.W.get((t, p), {})
-        return [(columns[way.name], 1.0) for way in self.ways[p] if way.name in columns and v in way.outputs]
+        return [
+            (columns[implementation.name], 1.0)
+            for implementation in self.implementations[p]
+            if implementation.name in columns and v in implementation.outputs
+        ]
 
     def _overwritten(self, t: int, v: int, before: int) -> list[tuple[int, float]]:
         """Terms that are one if an operation before `before` writes over `v` in stage `t`."""
         return [
-            (self.W[t, i][way.name], 1.0)
-            for i, way in self.overwriters.get(v, ()) if i < before and (t, i) in self.W
+            (self.W[t, i][implementation.name], 1.0)
+            for i, implementation in self.overwriters.get(v, ()) if i < before and (t, i) in self.W
         ]  # fmt: skip
 
     def _overwriters(self) -> dict[int, list[tuple[int, Implementation]]]:
-        """{value: (forward operation, way of it) that writes over it}, in order."""
+        """{value: (forward operation, implementation of it) that writes over it}, in order."""
         found: dict[int, list[tuple[int, Implementation]]] = {}
         for i in range(self.n):
-            for way in self.ways[i]:
-                if way.overwrites is not None:
-                    found.setdefault(way.overwrites, []).append((i, way))
+            for implementation in self.implementations[i]:
+                if implementation.overwrites is not None:
+                    found.setdefault(implementation.overwrites, []).append((i, implementation))
         return found
 
     def _stored(self, t: int, v: int) -> list[tuple[int, float]]:
         return [(self.S[t, v], 1.0)] if (t, v) in self.S else []
 
     def _choices(self) -> None:
-        """One way for each computation: all operations in stage 0, each at most once later."""
+        """One implementation for each computation: all operations in stage 0, each at most once later."""
         for (t, _), columns in self.W.items():
             free = [(c, 1.0) for c in columns.values() if c >= 0]
             if free:
@@ -258,27 +279,29 @@ class _Builder:
 
     def _dependencies(self) -> None:
         for (t, i), columns in self.W.items():
-            for way in self.ways[i]:
-                for v in way.inputs:
+            for implementation in self.implementations[i]:
+                for v in implementation.inputs:
                     there = [*self._made(t, v), *self._stored(t, v), *_minus(self._overwritten(t, v, i))]
-                    self._add([(columns[way.name], 1.0), *_minus(there)], 0)
+                    self._add([(columns[implementation.name], 1.0), *_minus(there)], 0)
                     over = self._overwritten(t, v, i)
                     if over:  # where it was stored and made again, both copies are one
-                        self._add([(columns[way.name], 1.0), *over], 1)
+                        self._add([(columns[implementation.name], 1.0), *over], 1)
         for t, columns in self.M.items():
-            for way in self.ways[self.n + t - 1]:
-                for v in way.inputs:
+            for implementation in self.implementations[self.n + t - 1]:
+                for v in implementation.inputs:
                     p = self.graph.producer[v]
                     if p >= self.n:
-                        made = [(self.M[p - self.n + 1][w.name], -1.0) for w in self.ways[p] if v in w.outputs]
-                        self._add([(columns[way.name], 1.0), *made], 0)
-                for v in self._forward_inputs(way):
+                        made = [
+                            (self.M[p - self.n + 1][w.name], -1.0) for w in self.implementations[p] if v in w.outputs
+                        ]
+                        self._add([(columns[implementation.name], 1.0), *made], 0)
+                for v in self._forward_inputs(implementation):
                     over = self._overwritten(t, v, self.n)
                     there = [*self._made(t, v), *self._stored(t + 1, v), *_minus(over)]
-                    self._add([(columns[way.name], 1.0), *_minus(there)], 0)
+                    self._add([(columns[implementation.name], 1.0), *_minus(there)], 0)
 
-    def _forward_inputs(self, way: Implementation) -> list[int]:
-        return [v for v in way.inputs if self.graph.producer[v] < self.n]
+    def _forward_inputs(self, implementation: Implementation) -> list[int]:
+        return [v for v in implementation.inputs if self.graph.producer[v] < self.n]
 
     def _memory(self) -> None:
         live = self._gradients()
@@ -293,18 +316,18 @@ class _Builder:
                 self._backward_memory(t, live[t], shared)
 
     def _products(self, t: int) -> dict[tuple[str, int], int]:
-        """(way, v) -> the column that is one if the backward operation runs in that way and v is stored after it."""
+        """(implementation, v) -> the column that is one if the backward operation runs so and v is stored after it."""
         products = {}
-        for way in self.ways[self.n + t - 1] if t else ():
-            column = self.M[t][way.name]
-            for v in self._forward_inputs(way):
+        for implementation in self.implementations[self.n + t - 1] if t else ():
+            column = self.M[t][implementation.name]
+            for v in self._forward_inputs(implementation):
                 if (t + 1, v) not in self.S:
                     continue
                 stored = self.S[t + 1, v]
                 if column < 0:
-                    products[way.name, v] = stored
+                    products[implementation.name, v] = stored
                     continue
-                both = products[way.name, v] = self._new()
+                both = products[implementation.name, v] = self._new()
                 self._add([(both, 1.0), (column, -1.0)], 0)
                 self._add([(both, 1.0), (stored, -1.0)], 0)
                 self._add([(column, 1.0), (stored, 1.0), (both, -1.0)], 1)
@@ -313,12 +336,12 @@ class _Builder:
     def _read_back(self, t: int, i: int, without: set[int], shared: dict[tuple[str, int], int]) -> list:
         """Bytes of what the backward operation reads, made before `i`, beyond what is stored; not of `without`."""
         terms = []
-        for way in self.ways[self.n + t - 1] if t else ():
-            for v in self._forward_inputs(way):
+        for implementation in self.implementations[self.n + t - 1] if t else ():
+            for v in self._forward_inputs(implementation):
                 if self.graph.producer[v] < i and v not in without:
-                    terms.append((self.M[t][way.name], self.size[v]))
-                    if (way.name, v) in shared:
-                        terms.append((shared[way.name, v], -self.size[v]))
+                    terms.append((self.M[t][implementation.name], self.size[v]))
+                    if (implementation.name, v) in shared:
+                        terms.append((shared[implementation.name, v], -self.size[v]))
         return terms
 
     def _forward_memory(self, t: int, i: int, local: set[int], live: int, shared: dict[tuple[str, int], int]) -> None:
@@ -337,22 +360,27 @@ class _Builder:
             return
         terms = held(local)
         needed = sum(size[v] for v in local)
-        for way in self.ways[i]:
-            # What this way alone reads counts beside its being stored: more than it is, never less.
-            read = sum(size[v] for v in way.inputs if v not in local)
-            new = needed + read + sum(size[v] for v in way.outputs) + way.workspace_bytes // self.unit
-            new -= 0 if way.overwrites is None else size[way.overwrites]
-            terms.append((self.W[t, i][way.name], new))
+        for implementation in self.implementations[i]:
+            # What this implementation alone reads counts beside its being stored: more than it is, never less.
+            read = sum(size[v] for v in implementation.inputs if v not in local)
+            new = (
+                needed
+                + read
+                + sum(size[v] for v in implementation.outputs)
+                + implementation.workspace_bytes // self.unit
+            )
+            new -= 0 if implementation.overwrites is None else size[implementation.overwrites]
+            terms.append((self.W[t, i][implementation.name], new))
         self._add(terms, self.budget - live, MEMORY)
 
     def _backward_memory(self, t: int, live: int, shared: dict[tuple[str, int], int]) -> None:
         k, size = self.n + t - 1, self.size
         terms = self._read_back(t, self.n, set(), shared)
         terms += [(self.S[t + 1, v], size[v]) for v in self.forward if (t + 1, v) in self.S and size[v]]
-        for way in self.ways[k]:
-            new = sum(size[v] for v in way.outputs) + way.workspace_bytes // self.unit
-            new -= 0 if way.overwrites is None else size[way.overwrites]
-            terms.append((self.M[t][way.name], new))
+        for implementation in self.implementations[k]:
+            new = sum(size[v] for v in implementation.outputs) + implementation.workspace_bytes // self.unit
+            new -= 0 if implementation.overwrites is None else size[implementation.overwrites]
+            terms.append((self.M[t][implementation.name], new))
         self._add(terms, self.budget - live, MEMORY)
 
     def _gradients(self) -> list[int]:
@@ -362,7 +390,11 @@ class _Builder:
         for v, p in enumerate(graph.producer):
             if p < self.n:
                 continue
-            readers = [k for k in range(p + 1, len(graph)) if any(v in way.inputs for way in self.ways[k])]
+            readers = [
+                k
+                for k in range(p + 1, len(graph))
+                if any(v in implementation.inputs for implementation in self.implementations[k])
+            ]
             end = self.m if graph.values[v].keep else max(readers, default=p) - self.n + 1
             for t in range(p - self.n + 2, end + 1):
                 live[t] += self.size[v]

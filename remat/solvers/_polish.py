@@ -17,7 +17,7 @@ def drop_unread_repeats(graph: Graph, calls: Sequence[tuple[int, str]]) -> list[
     kept: list[tuple[int, str]] = []
     for at in range(len(calls) - 1, -1, -1):
         k, name = calls[at]
-        implementation = graph.way(k, name)
+        implementation = graph.implementation(k, name)
         if at != first[k] and not any(is_needed[v] for v in implementation.outputs):
             continue
         kept.append((k, name))
