@@ -145,11 +145,14 @@ def test_search_finds_the_staged_optimum_of_small_graphs(plain, share):
 
 
 def test_greedy_plans_fit():
+    made = 0
     for graph in graphs(40):
         for budget in tight_budgets(graph):
             order = evict(GraphArrays.of(graph), budget - graph.fixed_bytes)
             if order is not None:
                 assert simulate(graph, Plan.from_order(graph, order.tolist())).peak_bytes <= budget
+                made += 1
+    assert made > 30
 
 
 @pytest.mark.parametrize("strategy", ["search", "portfolio"])
@@ -175,9 +178,8 @@ def test_no_plan_is_not_a_proof():
     graph = synthetic.layered(n=40)
     least = remat.min_budget(graph).lower_bound_bytes
     solution = solve(graph, least, "search", work_limit=3000)
-    assert solution.status in (Status.NO_PLAN, Status.FEASIBLE)
-    if solution.plan is None:
-        assert "nothing is proven" in solution.message
+    assert solution.status is Status.NO_PLAN
+    assert "nothing is proven" in solution.message
 
 
 @pytest.mark.parametrize("threads", [1, 2])
