@@ -248,7 +248,9 @@ def test_graphs_with_everything_fit_their_schema() -> None:
 
 
 def test_published_instances_and_the_zoo_fit_their_schemas(instances: Path) -> None:
-    for path in sorted(instances.glob("*/*.json")):
+    paths = sorted(instances.glob("*/*.json"))
+    assert paths
+    for path in paths:
         document = json.loads(path.read_text())
         schema_of(document).validate(document)
     for name in remat.zoo.names("graph")[:3]:
@@ -259,7 +261,9 @@ def test_published_instances_and_the_zoo_fit_their_schemas(instances: Path) -> N
 
 
 def test_every_published_instance_passes_the_check(instances: Path) -> None:
-    for path in sorted(instances.glob("*/*.json")):
+    paths = sorted(instances.glob("*/*.json"))
+    assert paths
+    for path in paths:
         line, remarks = check_file(path)
         assert line.startswith(f"{path}: remat-graph/1, graph '")
         assert remarks == []

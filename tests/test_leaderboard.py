@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from test_store import make_row
+from sweep_helpers import make_row
 
 import remat
 from analysis import leaderboard, leaderboard_page, standings

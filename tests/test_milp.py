@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import json
 
 import numpy as np
@@ -89,9 +90,11 @@ def test_nothing_is_claimed_for_a_wider_scope(scope):
 def test_each_solver_is_right_or_skipped(solver):
     solution = here(DIAMOND, 7, solver=solver)
     if solution.status is Status.SKIPPED:
-        assert solver != "highs"
-        assert solver in solution.message
-        pytest.skip(solution.message)
+        assert f"'{solver}'" in solution.message
+        if importlib.util.find_spec(BACKENDS[solver].package) is not None:
+            assert solver in ("gurobi", "mosek")  # the others need no licence
+            assert "icense" in solution.message
+        return
     assert (solution.status, solution.cost, solution.bound) == (Status.OPTIMAL, 6, 6)
     assert here(DIAMOND, 6, solver=solver).status is Status.INFEASIBLE
 
@@ -216,15 +219,19 @@ def test_infeasible_by_whole_units_needs_no_second_solve(monkeypatch):
 
 
 def test_fine_sizes_give_no_false_claims():
-    for budget in range(6 * GIGA - 2, 6 * GIGA + 4):
+    claims = []
+    for budget in (least + more for least in (6 * GIGA, 7 * GIGA) for more in range(-2, 4)):
         expected = optimum(FINE, budget, "staged")
         solution = here(FINE, budget)
         if solution.status is Status.OPTIMAL:
             assert solution.cost == expected
+            claims.append(solution.status)
         elif solution.status is Status.INFEASIBLE:
             assert expected is None
+            claims.append(solution.status)
         if solution.plan is not None:
             assert simulate(FINE, solution.plan).peak_bytes <= budget
+    assert set(claims) == {Status.OPTIMAL, Status.INFEASIBLE}
 
 
 def test_a_plan_is_a_point_of_the_equations():
@@ -261,11 +268,8 @@ def test_a_warm_start_is_the_first_incumbent(solver):
     equations = build(graph)
     units = (budget - graph.fixed_bytes) // equations.unit_bytes
     program, point = equations.program(units), equations.point(units, *start.matrices(graph))
-    try:
-        BACKENDS[solver].probe()
-        answer = BACKENDS[solver].solve(program, Limits(time_s=0.3, nodes=1), start=point)
-    except Skip as skip:
-        pytest.skip(str(skip))
+    pytest.importorskip(BACKENDS[solver].package)
+    answer = BACKENDS[solver].solve(program, Limits(time_s=0.3, nodes=1), start=point)
     assert answer.x is not None
     cost = program.cost @ answer.x / equations.cost_scale * equations.cost_unit
     assert cost <= simulate(graph, start).cost + 1e-6
@@ -282,16 +286,13 @@ def test_isolated_solve_equals_the_one_here():
     assert (solution.status, solution.cost, solution.scope) == (Status.OPTIMAL, 6, Scope.STAGED)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("gib", [9, 10])
 def test_recorded_optima_of_vgg16(instances, gib):
-    """Checkmate's MILP with Gurobi (records.json); HiGHS needs minutes where Gurobi needed seconds."""
+    """Of Checkmate's MILP with Gurobi (records.json): HiGHS proves the same."""
     records = json.loads((instances / "records.json").read_text())
     record = next(r for r in records if r["instance"] == "p100/vgg16_b176" and r["budget_gib"] == gib)
     graph = load_graph(instances / "p100" / "vgg16_b176.json")
-    solution = solve(graph, record["budget_bytes"], "checkmate_milp", time_limit_s=600, threads=2)
-    assert solution.status in (Status.OPTIMAL, Status.FEASIBLE)
-    assert solution.bound <= record["cost_ns"]
-    assert solution.cost >= record["cost_ns"] * (1 - 1e-4)
-    if solution.status is Status.OPTIMAL:
-        assert solution.cost <= record["cost_ns"] * (1 + 1e-4)
+    solution = solve(graph, record["budget_bytes"], "checkmate_milp", time_limit_s=120, threads=1)
+    assert solution.status is Status.OPTIMAL
+    assert solution.cost == pytest.approx(record["cost_ns"], rel=1e-4)
+    assert solution.cost * (1 - 1e-4) <= solution.bound <= record["cost_ns"]
