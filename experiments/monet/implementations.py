@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import remat
-from experiments.monet.desk import JOINT, NO_WINOGRAD, Desk
+from experiments.monet.cases import JOINT, NO_WINOGRAD, Context, bench_of_case, graph_of
 from experiments.monet.published import Network
 from remat.graph import Graph
 from remat.implementation import DEFAULT, Implementation
@@ -37,13 +37,13 @@ class Swap:
     budget_bytes: int
 
 
-def run(desk: Desk) -> dict[str, Any]:
+def run(context: Context) -> dict[str, Any]:
     """Counts for each plan, and the reason for each implementation that no plan of a level uses."""
     used, never = [], []
-    for network in desk.networks:
+    for network in context.networks:
         for level in (NO_WINOGRAD, JOINT):
-            graph = desk.graph(network, level)
-            plans = _plans(desk, network, level)
+            graph = graph_of(context, network, level)
+            plans = _plans(context, network, level)
             chosen: set[Way] = set()
             for (strategy, budget), plan in plans.items():
                 counts = count(graph, plan)
@@ -62,18 +62,18 @@ def run(desk: Desk) -> dict[str, Any]:
                                   "reason": reason(graph, own, kind, name)})  # fmt: skip
     offered = [
         {"network": network.name, "kind": kind, "way": name, "operations": n}
-        for network in desk.networks
-        for (kind, name), n in available(desk.graph(network, JOINT)).items()
+        for network in context.networks
+        for (kind, name), n in available(graph_of(context, network, JOINT)).items()
     ]
     return {"used": used, "never": never, "available": offered}
 
 
-def _plans(desk: Desk, network: Network, level: str) -> dict[tuple[str, int], Plan]:
+def _plans(context: Context, network: Network, level: str) -> dict[tuple[str, int], Plan]:
     """(strategy, budget) -> its plan."""
     found = {}
-    for case, row in desk.rows.items():
+    for case, row in context.rows.items():
         if (case.network, case.level, case.cost_cap) == (network.name, level, None):
-            plan = desk.bench_of(case).plan_of(row)
+            plan = bench_of_case(context, case).plan_of(row)
             if plan is not None:
                 found[case.strategy, case.budget_bytes] = plan
     return found
