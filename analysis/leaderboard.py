@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
+from analysis import html_page
 from analysis.command import command
 from analysis.leaderboard_page import page, read_leaderboard
 from analysis.results import Frame, read_json
@@ -59,10 +60,8 @@ def draw_leaderboard(folder: Path) -> list[Path]:
             if board.ranked:
                 pictures[board.name] = save(draw(board), figures / f"profile_{board.scope}_{board.accounting}")
                 written += pictures[board.name]
-    page_file = folder / "page.html"
-    with replacing(page_file) as scratch:
-        scratch.write_text(page(shown, {name: paths[0] for name, paths in pictures.items()}), encoding="utf-8")
-    return [*written, page_file]
+    text = page(shown, {name: paths[0] for name, paths in pictures.items()})
+    return [*written, html_page.write(text, folder / "page.html")]
 
 
 def _write_csv(frame: Frame, path: Path) -> Path:

@@ -23,7 +23,7 @@ from analysis.monet.points import (
     read_points,
     signed,
 )
-from analysis.paper.part import Part, Table
+from analysis.parts import Part, Table, prose
 from analysis.results import read_json
 from analysis.style import BLUE, GREY, LIGHT_GREY, OLIVE, ORANGE, SKY, WINE
 
@@ -42,14 +42,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
         for budget in sorted({p.budget_bytes for p in of(points, net["name"], levels, ("portfolio", "monet"))})
     ]
     return Part(
-        "Ablation: which kinds of implementations matter",
-        "MONeT's ablation adds implementations level by level: in place, convolution algorithms, gradients from "
-        "outputs, gradients from intermediate masks and indices. Its numbers are not at hand.",
-        _ours(cases, points, levels),
-        "Winograd's costs are modelled and flatter it: the level `+ Winograd` and those after it gain what no "
-        "measurement backs. `all but Winograd` has every other implementation. The portfolio solves each level on "
-        "its own in the same time, so a level may come out worse than one that it contains; `as contained` carries "
-        "the better plan on.",
+        *prose(__file__, overheads=_ours(cases, points, levels)),
         [("ablation", "Overhead at the smallest budget, by level of implementations; x: no plan",
           _figure(facts, points, levels))],
         [_table(cases, points, levels)],

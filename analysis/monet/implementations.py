@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.monet.points import JOINT, LEVELS, NO_WINOGRAD, gib, read_facts
-from analysis.paper.part import Part, Table
+from analysis.parts import Part, Table, prose
 
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
@@ -19,7 +19,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     label = {net["name"]: net["label"] for net in facts}
     used, never = document["used"], document["never"]
     everywhere = _never_anywhere(document)
-    said = ", ".join(f"{kind} {way}" for kind, way in everywhere) or "none"
+    nowhere = ", ".join(f"{kind} {way}" for kind, way in everywhere) or "none"
     groups = {}
     for entry in never:
         groups.setdefault(entry["reason"].partition(":")[0], []).append(entry)
@@ -32,13 +32,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
             for level in (NO_WINOGRAD, JOINT)
         ]  # fmt: skip
     return Part(
-        "Implementations used",
-        "MONeT's schedules mix implementations of one operator within a network, by budget; no counts are at hand.",
-        f"Never chosen in any network, budget or method: {said}. Reasons of those a network never uses, "
-        f"each computed from the graph or by putting the implementation into every plan: {counts}.",
-        "A count is of operations that run in that way at least once, of those that have it; what is not counted "
-        "runs in its default. A reason is of the portfolio's plans: `missed by the search` means that "
-        "such a plan would have been no worse, and more time would find it.",
+        *prose(__file__, never=nowhere, reasons=counts),
         figures,
         [_used_table(used, document["available"], label), _never_table(never, label)],
     )

@@ -24,7 +24,7 @@ from analysis.monet.points import (
     read_facts,
     signed,
 )
-from analysis.paper.part import Part, Table
+from analysis.parts import Part, Table, prose
 from analysis.style import BLACK, BLUE, FOREST, GREY, OLIVE, ORANGE, SKY, WINE
 
 TOP, BOTTOM = 32.0, -12.0  # percent, unless a curve needs more below
@@ -43,37 +43,25 @@ SAID_COSTS = {"profile": "published P100 costs", "roofline": "roofline costs"}
 def report(document: Mapping[str, Any], folder: Path) -> Part:
     """The figure, and the numbers behind it."""
     facts, points = read_facts(folder)
+    peaks = [f"{net['label']} {gib(net['pytorch_peak_bytes'])} (published {net['pytorch_gib']:g})" for net in facts]
     return Part(
-        "Memory against overhead",
-        "MONeT needs three times less memory than PyTorch at 9 to 16 % overhead; measured on a P100 of 16 GB, its "
-        "overheads are in the table. At 10 GiB U-Net and VGG-16 run faster than PyTorch's own step [code].",
-        _ours(facts, points),
-        "Published overheads are of executed steps, against PyTorch with its own choice of algorithms; ours are of "
-        "plans, against one pass of the default implementations. Winograd's modelled costs, where they may "
-        "be chosen, gain far more than any algorithm measured for MONeT, so the line without them is the one "
-        "to compare. A plan without Winograd is one of `all` too: where `all` is worse or has none, the search "
-        "has lost its way among more choices. Gist is a lossless plan with an assumed sparsity of one half. "
-        + _program_words(points),
+        *prose(__file__, overheads=_overheads(facts, points), peaks=", ".join(peaks), program=_program_words(points)),
         [("overhead", CAPTION, _figure(facts, points))],
         [_main_table(facts, points), _plain_table(facts, points), _all_solves(facts, points)],
     )  # fmt: skip
 
 
-def _ours(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> str:
-    said = []
+def _overheads(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> str:
+    """Each network at its smallest budget."""
+    texts = []
     for net in facts:
         budget = min(net["budgets_bytes"])
         ours, checkmate = (cheapest(of(points, net["name"], level, ALL), budget) for level in (NO_WINOGRAD, NONE))
         words = "no plan found" if ours is None else signed(ours.overhead)
         tried = of(points, net["name"], NONE, ALL)
         other = no_plan(tried, budget) or "not tried" if checkmate is None else signed(checkmate.overhead)
-        said.append(f"{net['label']} at {gib(budget)} GiB {words} (default implementations: {other})")
-    peaks = ", ".join(
-        f"{net['label']} {gib(net['pytorch_peak_bytes'])} (published {net['pytorch_gib']:g})" for net in facts
-    )
-    return (
-        f"All implementations but Winograd: {'; '.join(said)}. Plain PyTorch's peak by the simulator, in GiB: {peaks}."
-    )
+        texts.append(f"{net['label']} at {gib(budget)} GiB {words} (default implementations: {other})")
+    return "; ".join(texts)
 
 
 def _program_words(points: Sequence[Point]) -> str:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from analysis.monet.points import GIB, Point, gib, of, read_facts, read_points
 from analysis.monet.solver_time import NEAR, reached
-from analysis.paper.part import Part, Table
+from analysis.parts import Part, Table, prose
 from analysis.results import read_json
 from analysis.style import BLACK, BLUE, FOREST, WINE
 
@@ -21,23 +21,16 @@ TOP = 20.0
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
     """A row for each record."""
-    published = (
-        "Checkmate's MILP with Gurobi 9.0.3 on 12 threads (VGG-16: 48), up to 24 h for each solve; cost, bound, "
-        "status and time are stored with MONeT's schedules, and every stored schedule was replayed [data]."
-    )
     records = document["records"]
     if not records:
-        words = f"Skipped: {document['absent']}."
-        return Part("Checkpointing only, against recorded results", published, words, "Nothing was compared.")
+        title, published, *_ = prose(__file__, ours="")
+        return Part(title, published, f"Skipped: {document['absent']}.", "Nothing was compared.")
     facts, _ = read_facts(folder)
     label = {net["name"]: net["label"] for net in facts}
     total = {net["name"]: net["total_cost"] for net in facts}
     points = read_points(folder, read_json(folder / "overhead.json")["store"], document["rows"])
     return Part(
-        "Checkpointing only, against recorded results", published, _ours(records, points),
-        "The same graphs, costs and budgets; seconds here, hours on twelve threads there. Plans may repeat backward "
-        "operations here and in Checkmate's MILP, not in MONeT's program, whose own bound proves nothing of others' "
-        "plans. Recorded bounds are Gurobi's; ours are proven by corrected duals.",
+        *prose(__file__, ours=_ours(records, points)),
         [("records", "Cost above the recorded one at the recorded budgets; beyond the frame: at its top with the value",
           _figure(records, points, label))],
         [_table(records, points, label, total)],

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from analysis.monet.points import JOINT, LEVELS, NO_WINOGRAD, Point, gib, read_facts, read_points
-from analysis.paper.part import Part, Table
+from analysis.parts import Part, Table, prose
 from analysis.results import read_json
 from analysis.style import FOREST, OLIVE, ORANGE, WINE
 
@@ -39,7 +39,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     label = {net["name"]: net["label"] for net in facts}
     points = read_points(folder, read_json(folder / "overhead.json")["store"], document["rows"])
     solves = timed(points)
-    said = "; ".join(
+    counts = "; ".join(
         f"{NAMES[strategy]}, {LEVELS[level]}: {sum(t.near_s is not None for t in own)} of {len(own)}"
         for strategy, level in FORMS
         if (own := [t for t in solves if (t.point.strategy, t.point.level) == (strategy, level)])
@@ -52,14 +52,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
         for t in sorted(solves, key=lambda t: (list(label).index(t.point.network), -t.point.budget_bytes))
     ]  # fmt: skip
     return Part(
-        "Solver time to within 5 % of the best known plan",
-        "Times of MONeT's own program are not at hand. Checkmate's MILP with Gurobi on 12 threads took 3 to 21.5 h on "
-        "ResNet-50 to within 5 % of the best known, by the stored results (next part) [data].",
-        f"Solves that came within 5 % of the best plan known for their problem: {said}. Limit "
-        f"{max((t.point.limit_s for t in solves), default=0):g} s.",
-        "HiGHS instead of Gurobi, one thread, a limit of seconds or minutes instead of a day. Interfaces to the "
-        "program's solver report no incumbents on the way, so its time is that of its end. `Best known` is what "
-        "either of the two found for that network, budget and set of implementations in this run.",
+        *prose(__file__, counts=counts, limit_s=max((t.point.limit_s for t in solves), default=0)),
         [("solver_time", "Seconds to within 5 % of the best known, a mark for each budget; hollow, at the right edge: "
           "not reached", _figure(solves, label))],
         [Table("monet_solver_time", "Seconds; empty: not reached", [

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.monet.points import GIB, JOINT, NO_WINOGRAD, NONE, Point, cheapest, gib, no_plan, of, read_facts, signed
-from analysis.paper.part import Part, Table
+from analysis.parts import Part, Table, prose
 from analysis.style import BLACK, GREY, ORANGE, SKY, WINE
 
 BARS = ((NONE, "Default implementations (Checkmate's problem)", SKY),
@@ -23,18 +23,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     found = {(entry["network"], entry["level"]): entry for entry in document["found"]}
     percent = 100 * document["overhead"]
     return Part(
-        f"Memory at {percent:g} % overhead",
-        "Three times less memory than PyTorch at 9 to 16 % overhead; 1.2 to 1.8 times less than Checkmate at equal "
-        "compute [code, abstract].",
-        _ours(facts, found),
-        "Each number is the smallest budget with a plan in hand that costs at most "
-        f"{percent:g} % more than one pass of the default implementations (a plan with fewer implementations is one "
-        "with more); below it none was found in the time given, "
-        "which proves nothing, so that all of it, Checkmate's problem included, may still fall with more time. "
-        "Published: the smallest measured budget of the table whose overhead is within it, and PyTorch's measured "
-        "memory. Checkmate's ratio was published for equal compute with Gurobi's plans; ours is between two plans of "
-        "the portfolio. With Winograd's modelled costs time is saved that recomputation may spend: what that gains is "
-        "no measurement.",
+        *prose(__file__, percent=percent, ratios=_ours(facts, found)),
         [("ten_percent", f"Smallest memory with a plan of at most {percent:g} % overhead", _figure(facts, found))],
         [_table(facts, found, document["overhead"]), _tightest(facts, points)],
     )  # fmt: skip

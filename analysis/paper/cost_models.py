@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.paper.part import Part, Table, percent
+from analysis.parts import Part, Table, percent, prose
 
 
 def report(document: Mapping[str, Any], _: Path) -> Part:
@@ -16,7 +16,7 @@ def report(document: Mapping[str, Any], _: Path) -> Part:
     rows, costs = document["rows"], list(document["costs"])
     worst = max(rows, key=_loss, default=None)
     others = [_loss(row) for row in rows if row["chosen_under"] != row["judged_by"]]
-    said = "no plan was found" if worst is None else (
+    losses = "no plan was found" if worst is None else (
         f"the largest loss is {percent(_loss(worst))} ({worst['network']}, chosen under {worst['chosen_under']}, "
         f"judged by {worst['judged_by']}); half of the pairs lose at most {percent(_median(others))}"
     )  # fmt: skip
@@ -24,14 +24,8 @@ def report(document: Mapping[str, Any], _: Path) -> Part:
               for network in dict.fromkeys(row["network"] for row in rows)}  # fmt: skip
     left_out = f" Left out: {'; '.join(document['skipped'])}." if document["skipped"] else ""
     return Part(
-        "Cost models: FLOPs, roofline, measured",
-        "Checkmate plans by measured costs of a V100 and, for the largest batches, by FLOPs; what one loses under the "
-        "other is not published.",
-        f"Every plan of the portfolio at three budgets, judged by each cost model: {said}.",
-        f"Batch {document['batch']}, so that this machine's CPU can measure every operation; the roofline is the "
-        "GPU's. A loss is relative to the cheapest of the three plans under the judging costs. How "
-        f"near the plans are to the optimum under their own costs: {'; '.join(f'{n} {w}' for n, w in proven.items())}. "
-        f"Where that is wide, a loss may be one of the search, not of the cost model.{left_out}",
+        *prose(__file__, losses=losses, batch=document["batch"], gaps="; ".join(f"{n} {w}" for n, w in proven.items()),
+               left_out=left_out),
         [("cost_models", "Loss of a plan chosen under one cost model and judged by another", _figure(rows, costs))]
         if rows else [],
         [Table("cost_models", "Cost under the judging model over the cheapest", [

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from analysis.paper.part import Part, Table
+from analysis.parts import Part, Table, prose
 from analysis.results import read_rows
 from analysis.style import BLUE, ORANGE, WINE
 
@@ -32,13 +32,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
         for form in FORMS if (of := [c for c in cases if c["form"] == form])
     )  # fmt: skip
     return Part(
-        "Solver time",
-        "Checkmate allowed an hour for each solve with Gurobi; the recorded solves of ResNet50 (with MONeT's graphs) "
-        "took 2.8 to 16.7 h to the first plan.",
-        f"{counts}. Times are from the call on, with the start of the solver's process.",
-        "HiGHS instead of Gurobi for both MILPs, one thread for each solve, and the time limit in the last column. "
-        "The published form starts from nothing, the trimmed one from a greedy plan, as a user would run it. `Within` "
-        "is against the cheapest plan that any form found.",
+        *prose(__file__, counts=counts),
         [("solver_time", CAPTION, _figure(cases))],
         [Table("solver_time", "Seconds; empty: not reached within the limit", [
             "network", "budget GB", "form", "status", *MARKS, "limit",
