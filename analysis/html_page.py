@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -68,8 +68,7 @@ def figure(png: Path, caption: str, width_px: int | None = None) -> str:
     return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def facts(pairs: Mapping[str, str] | Iterable[tuple[str, str]]) -> str:
-    """What is known, as a list of terms; empty ones are left out."""
-    known = pairs.items() if isinstance(pairs, Mapping) else pairs
-    rows = "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in known if text)
+def facts(pairs: Iterable[tuple[str, str]]) -> str:
+    """(term, text) pairs as a list; those without text are left out."""
+    rows = "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in pairs if text)
     return f'<dl class="facts">{rows}</dl>'

@@ -139,7 +139,7 @@ def _page(head: Mapping[str, Any], parts: Sequence[tuple[str, Part]], folder: Pa
     source = {key: str(value) for key, value in head["provenance"].items()}
     if source.get("versions"):
         source["versions"] = ", ".join(f"{k} {v}" for k, v in json.loads(source["versions"]).items())
-    body.append(html_page.section("Provenance", "provenance", html_page.facts(source)))
+    body.append(html_page.section("Provenance", "provenance", html_page.facts(source.items())))
     return html_page.page(first.title, body)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
+from analysis.bars import grouped_bars
 from analysis.monet.points import (
     JOINT,
     LEVELS,
@@ -93,24 +93,17 @@ def _table(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str])
 def _figure(facts: Sequence[Mapping[str, Any]], points: Sequence[Point], levels: Sequence[str]) -> Figure:
     figure = Figure(figsize=(8.6, 3.6), layout="constrained")
     axes = figure.subplots()
-    width = 0.84 / len(levels)
-    budgets = {net["name"]: min(net["budgets_bytes"]) for net in facts}
-    for i, level in enumerate(levels):
-        at = np.arange(len(facts)) + (i - (len(levels) - 1) / 2) * width
-        values = [_value(points, net["name"], level, budgets[net["name"]]) for net in facts]
-        axes.bar(at, [0.0 if v is None else 100 * v for v in values], 0.92 * width, color=COLOURS[level],
-                 label=LEVELS[level])  # fmt: skip
-        for x, value in zip(at, values, strict=True):
-            if value is None:
-                axes.annotate("x", (x, 0), (0, 2), textcoords="offset points", ha="center", fontsize=8,
-                              color=COLOURS[level])  # fmt: skip
-            else:
-                axes.annotate(f"{100 * value:.0f}", (x, 100 * value), (0, 2 if value >= 0 else -8),
-                              textcoords="offset points", ha="center", fontsize=6)  # fmt: skip
+    at = [(net["name"], min(net["budgets_bytes"])) for net in facts]
+    groups = [f"{net['label']}\n{gib(budget)} GiB" for net, (_, budget) in zip(facts, at, strict=True)]
+    series = {LEVELS[level]: [_percent(_value(points, name, level, b)) for name, b in at] for level in levels}
+    labels = [["x" if value is None else f"{value:.0f}" for value in values] for values in series.values()]
+    grouped_bars(axes, groups, series, [COLOURS[level] for level in levels], labels)
     axes.axhline(0, color=GREY, lw=0.8)
-    axes.set_xticks(range(len(facts)), [f"{net['label']}\n{gib(budgets[net['name']])} GiB" for net in facts])
-    axes.grid(axis="x", visible=False)
     axes.margins(y=0.12)
     axes.set_ylabel("Overhead (%)")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=6)
     return figure
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share

@@ -9,9 +9,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from analysis.monet.points import GIB, Point, gib, of, read_facts, read_points
-from analysis.monet.solver_time import NEAR, reached
+from analysis.monet.solver_time import NEAR
 from analysis.parts import Part, Table, prose
 from analysis.results import read_json
+from analysis.solver_seconds import reached
 from analysis.style import BLACK, BLUE, FOREST, WINE
 
 OURS = (("portfolio", "Portfolio", WINE, "*"), ("checkmate_milp", "Checkmate MILP (HiGHS)", BLUE, "s"),
@@ -76,7 +77,7 @@ def _table(
                 cells += ["", "", ""]
                 continue
             change = "" if p.cost is None or cost is None else f" ({100 * (p.cost / cost - 1):+.2f} %)"
-            near = None if best is None else reached(p, NEAR * best)
+            near = None if best is None else reached(p.trajectory, p.cost, p.wall_s, NEAR * best)
             words = p.status if p.cost is None else _ms(p.cost) + change
             has_bound = p.bound is not None and p.bound > total[record["network"]] and p.status != "INFEASIBLE"
             cells += [words, _ms(p.bound) if has_bound else "", "" if near is None else f"{near:.1f}"]

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
+from analysis.bars import grouped_bars
 from analysis.monet.points import GIB, JOINT, NO_WINOGRAD, NONE, Point, cheapest, gib, no_plan, of, read_facts, signed
 from analysis.parts import Part, Table, prose
 from analysis.style import BLACK, GREY, ORANGE, SKY, WINE
@@ -106,24 +106,14 @@ def _tightest(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> Ta
 def _figure(facts: Sequence[Mapping[str, Any]], found: Mapping[tuple[str, str], Mapping[str, Any]]) -> Figure:
     figure = Figure(figsize=(8.2, 3.5), layout="constrained")
     axes = figure.subplots()
-    at, width = np.arange(len(facts)), 0.2
     plain = [net["pytorch_peak_bytes"] / GIB for net in facts]
-    axes.bar(at - 1.5 * width, plain, 0.9 * width, color=GREY, label="Plain PyTorch, simulated")
-    for i, (level, label, colour) in enumerate(BARS):
-        sizes = [found[net["name"], level]["found_bytes"] / GIB for net in facts]
-        where = at + (i - 0.5) * width
-        axes.bar(where, sizes, 0.9 * width, color=colour, label=label)
-        for x, size, most in zip(where, sizes, plain, strict=True):
-            axes.annotate(
-                f"{most / size:.1f}x", (x, size), (0, 2), textcoords="offset points", ha="center", fontsize=6.5
-            )
-    for x, net in zip(at, facts, strict=True):
-        published = _published(net, 0.1)
-        if published is not None:
-            axes.hlines(published, x - 2 * width, x + 2 * width, color=BLACK, lw=1.2, ls=(0, (3, 2)),
-                        label="MONeT published, within 10 %" if x == at[0] else "")  # fmt: skip
-    axes.set_xticks(at, [net["label"] for net in facts])
-    axes.grid(axis="x", visible=False)
+    series = {label: [found[net["name"], level]["found_bytes"] / GIB for net in facts] for level, label, _ in BARS}
+    ratios = [[f"{most / size:.1f}x" for most, size in zip(plain, sizes, strict=True)] for sizes in series.values()]
+    grouped_bars(axes, [net["label"] for net in facts], {"Plain PyTorch, simulated": plain, **series},
+                 [GREY, *(colour for *_, colour in BARS)], [[""] * len(plain), *ratios])  # fmt: skip
+    limits = [(x, limit) for x, net in enumerate(facts) if (limit := _published(net, 0.1)) is not None]
+    axes.hlines([limit for _, limit in limits], [x - 0.42 for x, _ in limits], [x + 0.42 for x, _ in limits],
+                color=BLACK, lw=1.2, ls=(0, (3, 2)), label="MONeT published, within 10 %")  # fmt: skip
     axes.set_ylabel("Memory (GiB)")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

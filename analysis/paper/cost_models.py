@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
+from analysis.bars import heatmap
 from analysis.parts import Part, Table, percent, prose
 
 
@@ -65,16 +67,10 @@ def _figure(rows: list[dict[str, Any]], costs: list[str]) -> Figure:
     top = 100 * max(_loss(row) for row in rows) or 1.0
     for axes, network in zip(all_axes, networks, strict=True):
         own = [row for row in rows if row["network"] == network]
-        losses = [[_largest(own, chosen, judge) for judge in costs] for chosen in costs]
-        axes.imshow(losses, cmap="cividis_r", vmin=0, vmax=top)
-        for y, line in enumerate(losses):
-            for x, loss in enumerate(line):
-                axes.text(x, y, f"{loss:.1f}", ha="center", va="center", color="white" if loss > 0.6 * top else "black")
-        axes.set_xticks(range(len(costs)), costs)
-        axes.set_yticks(range(len(costs)), costs)
+        losses = np.array([[_largest(own, chosen, judge) for judge in costs] for chosen in costs])
+        heatmap(axes, losses, np.char.mod("%.1f", losses), costs, costs, colours="cividis_r", top=top)
         axes.set_title(network, loc="left")
         axes.set_xlabel("judged by")
-        axes.grid(visible=False)
     all_axes[0].set_ylabel("chosen under")
     figure.suptitle("Largest loss over the budgets, in per cent", x=0.01, ha="left", fontsize=9)
     return figure

@@ -12,7 +12,6 @@ from pathlib import Path
 from omegaconf import DictConfig
 from rich.console import Console
 
-from analysis.monet import draw_monet
 from experiments.monet import ablation, implementations, overhead, records, solver_time, ten_percent
 from experiments.monet.cases import Context, Scale, published_graph
 from experiments.monet.published import NETWORKS, network
@@ -37,8 +36,14 @@ def run_monet(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
     scale = replace(QUICK if quick else FULL, time_limit_s=limit)
     settings = replace(for_implementations(cfg, settings), time_limit_s=limit)
     folder = folder.with_name(f"monet_{cfg.scale}_{folder.name.rpartition('_')[2]}")
-    paper = Paper("paper/monet", PARTS, NEEDS, _introduce, draw_monet)
+    paper = Paper("paper/monet", PARTS, NEEDS, _introduce, _draw)
     return paper.run(cfg, settings, scale, chosen_networks(cfg, NETWORKS, network), console, folder)
+
+
+def _draw(folder: Path) -> list[Path]:
+    from analysis.monet import draw_monet  # seaborn takes a second, for which error messages would wait
+
+    return draw_monet(folder)
 
 
 def _introduce(context: Context, _: Collection[str]) -> None:

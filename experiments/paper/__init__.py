@@ -12,7 +12,6 @@ from pathlib import Path
 from omegaconf import DictConfig
 from rich.console import Console
 
-from analysis.paper import draw_paper
 from experiments.paper import claims, cost_models, fig5, fig6, memory, rounding, solver_time, stages, table2, throughput
 from experiments.paper.graphs import Context, Scale, extract_all
 from experiments.paper.networks import NETWORKS, Network, network
@@ -40,8 +39,14 @@ def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
         limit = min(cfg.time_limit, QUICK.time_limit_s)
         scale = replace(QUICK, points=min(cfg.points, QUICK.points), time_limit_s=limit)
     settings = replace(settings, points=scale.points, time_limit_s=scale.time_limit_s)
-    paper = Paper("paper", PARTS, NEEDS, _extract, draw_paper)
+    paper = Paper("paper", PARTS, NEEDS, _extract, _draw)
     return paper.run(cfg, settings, scale, chosen_networks(cfg, NETWORKS, _keras_network), console, folder)
+
+
+def _draw(folder: Path) -> list[Path]:
+    from analysis.paper import draw_paper  # seaborn takes a second, for which error messages would wait
+
+    return draw_paper(folder)
 
 
 def _extract(context: Context, parts: Collection[str]) -> None:
