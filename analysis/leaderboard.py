@@ -19,9 +19,9 @@ from matplotlib.ticker import NullLocator
 from analysis import html_page
 from analysis.command import command
 from analysis.leaderboard_page import page, read_leaderboard
+from analysis.ranking import Board, Entry, as_records, profile
 from analysis.results import Frame, read_json
 from analysis.saving import save, style_context
-from analysis.standings import Board, Standing, as_records, profile
 from analysis.style import GREY, Style, style_of
 from remat.errors import InvalidInput
 from remat.files import replacing
@@ -104,11 +104,11 @@ def draw(board: Board) -> Figure:
     return figure
 
 
-def looks(standings: Sequence[Standing]) -> dict[str, Style]:
+def looks(entries: Sequence[Entry]) -> dict[str, Style]:
     """[entrant] its strategy's style; entrants of one strategy differ by the line."""
     styles: dict[str, Style] = {}
     seen: dict[str, int] = {}
-    for s in sorted(standings, key=lambda s: s.entrant):
+    for s in sorted(entries, key=lambda s: s.entrant):
         base = style_of(s.strategy)
         i = seen[s.strategy] = seen.get(s.strategy, -1) + 1
         line = LINES[(LINES.index(base.line) + i) % len(LINES)]

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from analysis import html_page
 from analysis.claims import contradictions
+from analysis.ranking import LEAST_SHARED, WORST, Board, Counted, Entry, boards, count_rows
 from analysis.results import read_store_rows
 from analysis.scales import show_count, show_percent, show_seconds
-from analysis.standings import LEAST_SHARED, WORST, Board, Counted, Standing, boards, count_rows
 from remat.errors import InvalidInput
 
 EMPTY = "holds no results yet: run something first, e.g. python run.py model=vgg19 budget=sweep"
@@ -70,7 +70,7 @@ def family_names(store: Path) -> list[str]:
     return sorted(names)
 
 
-def cells(place: int, s: Standing) -> list[str]:
+def cells(place: int, s: Entry) -> list[str]:
     """One line of the table, as text."""
     of = f"/{s.counted}"
     return [
@@ -88,7 +88,7 @@ def notes(board: Board) -> list[str]:
         f"{len(board.common)} that all ranked strategies attempted. Mean cost / best is geometric; no plan counts "
         f"as {WORST:g}. Best: within 0.01 % of the cheapest plan known."
     ]
-    if len(board.ranked) < len(board.standings):
+    if len(board.ranked) < len(board.entries):
         lines.append(
             f"–: not ranked, because with it the ranked ones would share less than {LEAST_SHARED:.0%} of the problems; "
             "its numbers are over what it attempted."
@@ -124,7 +124,7 @@ def tables(shown: Leaderboard) -> list[Table | Text]:
         table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
         for i, head in enumerate(HEADS):
             table.add_column(head, justify="left" if i == 1 else "right", no_wrap=i == 1)
-        for place, s in enumerate(board.standings, start=1):
+        for place, s in enumerate(board.entries, start=1):
             table.add_row(*map(Text, cells(place, s)))
         parts += [table, *(Text(line) for line in notes(board))]
     return parts
@@ -136,7 +136,7 @@ def page(shown: Leaderboard, pictures: dict[str, Path]) -> str:
     for board in shown.boards:
         body.append(f"<h2>{escape(board.name[0].upper() + board.name[1:])}</h2>")
         body += [f"<p>{escape(line)}</p>" for line in notes(board)]
-        rows = [cells(place, s) for place, s in enumerate(board.standings, start=1)]
+        rows = [cells(place, s) for place, s in enumerate(board.entries, start=1)]
         body.append(html_page.table(HEADS, rows, [head != "Strategy" for head in HEADS]))
         if board.name in pictures:
             body.append(html_page.figure(pictures[board.name], "Performance profiles"))

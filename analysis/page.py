@@ -8,9 +8,9 @@ from typing import Any
 
 from analysis import html_page, interactive
 from analysis.html_page import section
-from analysis.page_parts import failures, header, results_table, summary_table
+from analysis.overhead_data import overhead_data
 from analysis.page_provenance import how_to_repeat, provenance
-from analysis.panel import panel_of
+from analysis.page_sections import failures, header, results_table, summary_table
 from analysis.results import Run
 
 
@@ -23,21 +23,21 @@ def page(run: Run) -> str:
     """The page as HTML: plotly's script (4.8 MB) once, data as JSON, everything inline."""
     from plotly.offline import get_plotlyjs
 
-    panel = panel_of(run)
+    data = overhead_data(run)
     plots: dict[str, Any] = {}
     parts = [header(run)]
     if len(run.shown):
         parts.append(section("Strategies", "strategies", summary_table(run)))
-    if panel is not None:
-        plots["overhead"] = interactive.overhead_figure(panel, run)
+    if data is not None:
+        plots["overhead"] = interactive.overhead_figure(data, run)
         notes = (
             "Overhead is a plan's cost over the cost of running every operation once, minus 1. Filled markers are "
             "proven optimal, hollow ones are plans without a proof. Families are drawn as steps, the cheapest member "
             "that fits; small faint markers are their members. Below, every solve's status. Click a legend entry to "
             "hide it."
         )
-        if panel.above:
-            beyond = ", ".join(f"{label} up to {100 * v:,.0f} %" for label, v in panel.above.items())
+        if data.above:
+            beyond = ", ".join(f"{label} up to {100 * v:,.0f} %" for label, v in data.above.items())
             notes += f" Above the axis: {beyond} (double-click the plot to see all)."
         parts.append(section("Overhead against budget", "overhead-section", f'<div id="overhead" class="plot"></div>'
                               f'<p class="note">{escape(notes)}</p>'))  # fmt: skip

@@ -18,12 +18,11 @@ from analysis.monet.points import (
     cheapest,
     gib,
     no_plan,
-    of,
     read_facts,
     read_points,
-    signed,
+    select,
 )
-from analysis.parts import Part, Table, prose
+from analysis.parts import Part, Table, percent, prose
 from analysis.results import read_json
 from analysis.style import BLUE, GREY, LIGHT_GREY, OLIVE, ORANGE, SKY, WINE
 
@@ -39,7 +38,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     cases = [
         (net, budget)
         for net in facts
-        for budget in sorted({p.budget_bytes for p in of(points, net["name"], levels, ("portfolio", "monet"))})
+        for budget in sorted({p.budget_bytes for p in select(points, net["name"], levels, ("portfolio", "monet"))})
     ]
     return Part(
         *prose(__file__, overheads=_ours(cases, points, levels)),
@@ -50,7 +49,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
 
 
 def _value(points: Sequence[Point], net: str, level: str, budget: int) -> float | None:
-    found = cheapest([p for p in of(points, net, level, "portfolio") if p.budget_bytes <= budget], budget)
+    found = cheapest([p for p in select(points, net, level, "portfolio") if p.budget_bytes <= budget], budget)
     return None if found is None else found.overhead
 
 
@@ -69,7 +68,7 @@ def _ours(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str]) 
         steps = []
         for level in levels:
             value = _contained(points, own["name"], level, budget)
-            words = signed(value) or no_plan(of(points, own["name"], level, "portfolio"), budget)
+            words = percent(value) or no_plan(select(points, own["name"], level, "portfolio"), budget)
             steps.append(f"{LEVELS[level]} {words}")
         said.append(f"{net} at {gib(budget)} GiB: {', '.join(steps)}")
     return ". ".join(said) + "." if said else "Nothing was solved."
@@ -79,12 +78,12 @@ def _table(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str])
     rows = []
     for net, budget in cases:
         for level in levels:
-            own = of(points, net["name"], level, "portfolio")
-            monet = cheapest(of(points, net["name"], level, "monet"), budget)
+            own = select(points, net["name"], level, "portfolio")
+            monet = cheapest(select(points, net["name"], level, "monet"), budget)
             value = _value(points, net["name"], level, budget)
-            rows.append([net["label"], gib(budget), LEVELS[level], signed(value) or no_plan(own, budget),
-                         signed(_contained(points, net["name"], level, budget)),
-                         "" if monet is None else signed(monet.overhead)])  # fmt: skip
+            rows.append([net["label"], gib(budget), LEVELS[level], percent(value) or no_plan(own, budget),
+                         percent(_contained(points, net["name"], level, budget)),
+                         "" if monet is None else percent(monet.overhead)])  # fmt: skip
     return Table("monet_ablation", "Overhead by level of implementations; empty: not tried, or no plan", [
         "network", "GiB", "implementations", "portfolio", "as contained", "MONeT's program",
     ], rows)  # fmt: skip

@@ -20,11 +20,10 @@ from analysis.monet.points import (
     cheapest,
     gib,
     no_plan,
-    of,
     read_facts,
-    signed,
+    select,
 )
-from analysis.parts import Part, Table, prose
+from analysis.parts import Part, Table, percent, prose
 from analysis.style import BLACK, BLUE, FOREST, GREY, OLIVE, ORANGE, SKY, WINE
 
 TOP, BOTTOM = 32.0, -12.0  # percent, unless a curve needs more below
@@ -56,10 +55,10 @@ def _overheads(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> s
     texts = []
     for net in facts:
         budget = min(net["budgets_bytes"])
-        ours, checkmate = (cheapest(of(points, net["name"], level, ALL), budget) for level in (NO_WINOGRAD, NONE))
-        words = "no plan found" if ours is None else signed(ours.overhead)
-        tried = of(points, net["name"], NONE, ALL)
-        other = no_plan(tried, budget) or "not tried" if checkmate is None else signed(checkmate.overhead)
+        ours, checkmate = (cheapest(select(points, net["name"], level, ALL), budget) for level in (NO_WINOGRAD, NONE))
+        words = "no plan found" if ours is None else percent(ours.overhead)
+        tried = select(points, net["name"], NONE, ALL)
+        other = no_plan(tried, budget) or "not tried" if checkmate is None else percent(checkmate.overhead)
         texts.append(f"{net['label']} at {gib(budget)} GiB {words} (default implementations: {other})")
     return "; ".join(texts)
 
@@ -84,7 +83,7 @@ def _main_table(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> 
     for net in facts:
         published = dict(zip(map(round, (g * GIB for g in net["budgets_gib"])), net["overheads_percent"], strict=True))
         for budget in sorted(net["budgets_bytes"], reverse=True):
-            cells = [_cell(of(points, net["name"], level, who), budget) for level, who in (
+            cells = [_cell(select(points, net["name"], level, who), budget) for level, who in (
                 (NONE, ALL), (NO_WINOGRAD, "portfolio"), (NO_WINOGRAD, "monet"), (JOINT, "portfolio"), (JOINT, "monet"),
             )]  # fmt: skip
             known = published.get(budget)
@@ -98,20 +97,20 @@ def _main_table(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> 
 
 def _cell(points: Sequence[Point], budget: int) -> str:
     found = cheapest(points, budget)
-    return no_plan(points, budget) if found is None else signed(found.overhead)
+    return no_plan(points, budget) if found is None else percent(found.overhead)
 
 
 def _plain_table(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> Table:
     rows = []
     for net in facts:
-        gist = next(iter(of(points, net["name"], GIST, "gist")), None)
+        gist = next(iter(select(points, net["name"], GIST, "gist")), None)
         rows.append([
             net["label"], str(net["batch"]), SAID_COSTS[net["costs"]], str(net["operations"]),
             str(net["implementations"]), f"{net['total_cost'] / 1e6:.1f}", gib(net["default_peak_bytes"]),
             f"{net['pytorch_gib']:.2f}", gib(net["pytorch_peak_bytes"]),
-            signed(net["pytorch_cost"] / net["total_cost"] - 1),
+            percent(net["pytorch_cost"] / net["total_cost"] - 1),
             "" if gist is None or gist.peak_bytes is None else gib(gist.peak_bytes),
-            "" if gist is None else signed(gist.overhead),
+            "" if gist is None else percent(gist.overhead),
         ])  # fmt: skip
     return Table(
         "monet_plain", "One pass without recomputation: default implementations, plain PyTorch, Gist (memory in GiB)",
@@ -124,9 +123,9 @@ def _all_solves(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> 
     label = {net["name"]: net["label"] for net in facts}
     total = {net["name"]: net["total_cost"] for net in facts}
     rows = [
-        [label[p.network], p.level, p.strategy, gib(p.budget_bytes), p.status, signed(p.overhead),
+        [label[p.network], p.level, p.strategy, gib(p.budget_bytes), p.status, percent(p.overhead),
          "" if p.peak_bytes is None else gib(p.peak_bytes),
-         "" if p.bound is None else signed(p.bound / total[p.network] - 1),
+         "" if p.bound is None else percent(p.bound / total[p.network] - 1),
          f"{p.wall_s:.1f}"]
         for p in points
     ]  # fmt: skip
@@ -159,8 +158,8 @@ def _panel(axes: Axes, net: Mapping[str, Any], points: Sequence[Point]) -> None:
     bottom = min(BOTTOM, 5 * ((lowest - 4) // 5))
     axes.axhline(0, color=GREY, lw=0.7, zorder=1)
     for label, level, strategy, colour, marker, line in LINES:
-        budgets = sorted({p.budget_bytes for p in of(own, net["name"], level, strategy)})
-        found = [(b, cheapest(of(own, net["name"], level, strategy), b)) for b in budgets]
+        budgets = sorted({p.budget_bytes for p in select(own, net["name"], level, strategy)})
+        found = [(b, cheapest(select(own, net["name"], level, strategy), b)) for b in budgets]
         shown = [(b / GIB, 100 * p.overhead) for b, p in found if p is not None and p.overhead is not None]
         if shown:
             axes.plot([x for x, _ in shown], [min(y, TOP) for _, y in shown], color=colour, marker=marker, ls=line,

@@ -76,7 +76,7 @@ def read_facts(folder: Path) -> tuple[list[dict[str, Any]], list[Point]]:
     return document["networks"], read_points(folder, document["store"], document["rows"])
 
 
-def of(
+def select(
     points: Iterable[Point], network: str, levels: str | Sequence[str], strategies: str | Sequence[str]
 ) -> list[Point]:
     """Those of a network, levels and strategies, by budget."""
@@ -103,8 +103,3 @@ def no_plan(points: Iterable[Point], budget_bytes: int) -> str:
 def gib(size_bytes: float) -> str:
     """``9.31``, or ``10``."""
     return f"{size_bytes / GIB:.2f}".removesuffix(".00")
-
-
-def signed(share: float | None) -> str:
-    """``-1.23 %``; '' for None."""
-    return "" if share is None else f"{100 * share:.2f} %"

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.monet.points import GIB, Point, gib, of, read_facts, read_points
+from analysis.monet.points import GIB, Point, gib, read_facts, read_points, select
 from analysis.monet.solver_time import NEAR
 from analysis.parts import Part, Table, prose
 from analysis.results import read_json
@@ -39,7 +39,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
 
 
 def _at(points: Sequence[Point], record: Mapping[str, Any], strategy: str) -> Point | None:
-    own = [p for p in of(points, record["network"], "none", strategy) if p.budget_bytes == record["budget_bytes"]]
+    own = [p for p in select(points, record["network"], "none", strategy) if p.budget_bytes == record["budget_bytes"]]
     return own[0] if own else None
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from analysis.bars import grouped_bars
-from analysis.monet.points import GIB, JOINT, NO_WINOGRAD, NONE, Point, cheapest, gib, no_plan, of, read_facts, signed
-from analysis.parts import Part, Table, prose
+from analysis.monet.points import GIB, JOINT, NO_WINOGRAD, NONE, Point, cheapest, gib, no_plan, read_facts, select
+from analysis.parts import Part, Table, percent, prose
 from analysis.style import BLACK, GREY, ORANGE, SKY, WINE
 
 BARS = ((NONE, "Default implementations (Checkmate's problem)", SKY),
@@ -21,10 +21,10 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     """Bars of memory, and ratios to plain PyTorch and to Checkmate's problem."""
     facts, points = read_facts(folder)
     found = {(entry["network"], entry["level"]): entry for entry in document["found"]}
-    percent = 100 * document["overhead"]
+    limit = 100 * document["overhead"]
     return Part(
-        *prose(__file__, percent=percent, ratios=_ours(facts, found)),
-        [("ten_percent", f"Smallest memory with a plan of at most {percent:g} % overhead", _figure(facts, found))],
+        *prose(__file__, percent=limit, ratios=_ours(facts, found)),
+        [("ten_percent", f"Smallest memory with a plan of at most {limit:g} % overhead", _figure(facts, found))],
         [_table(facts, found, document["overhead"]), _tightest(facts, points)],
     )  # fmt: skip
 
@@ -32,7 +32,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
 def _published(net: Mapping[str, Any], overhead: float) -> float | None:
     """The smallest published budget, in GiB, within that overhead."""
     pairs = zip(net["budgets_gib"], net["overheads_percent"], strict=True)
-    return min((gib for gib, percent in pairs if percent <= 100 * overhead), default=None)
+    return min((gib for gib, measured in pairs if measured <= 100 * overhead), default=None)
 
 
 def _ratio(above: float, below: float) -> str:
@@ -89,12 +89,12 @@ def _tightest(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> Ta
             dict(zip(net["budgets_gib"], net["overheads_percent"], strict=True)),
         )
         least = min(net["budgets_gib"])
-        cells = [cheapest(of(points, net["name"], level, ("portfolio", "monet", "checkmate_milp")), budget)
+        cells = [cheapest(select(points, net["name"], level, ("portfolio", "monet", "checkmate_milp")), budget)
                  for level, _, _ in BARS]  # fmt: skip
         rows.append([
             net["label"], f"{least:g}", _ratio(net["pytorch_gib"], least), f"{published[least]:.2f} %", gib(budget),
             _ratio(net["pytorch_peak_bytes"], budget),
-            *(no_plan(of(points, net["name"], level, "portfolio"), budget) if p is None else signed(p.overhead)
+            *(no_plan(select(points, net["name"], level, "portfolio"), budget) if p is None else percent(p.overhead)
               for p, (level, _, _) in zip(cells, BARS, strict=True)),
         ])  # fmt: skip
     return Table("monet_tightest", "At the smallest budget: memory saved against plain PyTorch, and its overhead", [

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from analysis import overhead
-from analysis.panel import panel_of
+from analysis.overhead_data import overhead_data
 from analysis.paper.sweeps import Sweep, best_costs, best_heuristic, largest_gain, proven_words, sweeps
 from analysis.parts import Part, Table, percent, prose
 
@@ -42,7 +42,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
 
 
 def _figure(group: list[Sweep]) -> Figure | None:
-    panels = [(panel_of(sweep.run), sweep) for sweep in group]
+    panels = [(overhead_data(sweep.run), sweep) for sweep in group]
     shown = [(panel, sweep) for panel, sweep in panels if panel is not None]
     if not shown:
         return None

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from analysis import memory
-from analysis.choice import Shown, chosen_plan, store_all
 from analysis.matrices import COLOURS, MOST_CELLS, NOTHING, RESIDENT, cells
 from analysis.parts import Part, Table, prose
 from analysis.results import Run, load_run
+from analysis.shown_plans import ShownPlan, chosen_plan, store_all
 from analysis.style import AGAIN, BLUE, FIRST, HELD, ORANGE, order_of, style_of
 
 COLUMNS = 4
@@ -76,11 +76,11 @@ def _matrices(run: Run) -> Figure | None:
     graph = run.graph
     if graph is None:
         return None
-    plans: list[Shown] = []
+    plans: list[ShownPlan] = []
     for row in run.planned.itertuples():
         found = run.load_plan(row)
         if found is not None:
-            plans.append(Shown(row, *found))
+            plans.append(ShownPlan(row, *found))
     if not plans:
         return None
     plans.sort(key=lambda shown: order_of(shown.strategy))
