@@ -23,8 +23,8 @@ from analysis.comparison import LEAST_S, PROBLEM, TOLERANCE, Comparison, Pair, c
 from analysis.results import load_run
 from analysis.scales import show_count, show_percent
 from analysis.style import order_of
+from analysis.table import write_frame
 from remat.errors import RematError
-from remat.files import replacing
 from remat.units import format_size
 
 TIME_RATIO = 1.5
@@ -39,9 +39,7 @@ def write_csv(found: Comparison, path: Path) -> Path:
         for column in columns:
             line |= {f"{column}_a": pair.a.get(column), f"{column}_b": pair.b.get(column)}
         lines.append(line | {"tolerance": pair.tolerance, "verdict": pair.verdict, "changes": "; ".join(pair.changes)})
-    with replacing(path) as scratch:
-        pd.DataFrame(lines).to_csv(scratch, index=False)
-    return path
+    return write_frame(pd.DataFrame(lines), path)
 
 
 def report(found: Comparison, console: Console, tolerance: float, time_ratio: float) -> None:

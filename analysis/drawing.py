@@ -23,7 +23,6 @@ def draw_run(folder: Path) -> list[Path]:
     run = load_run(folder)
     written = [write_csv(run, folder / "table.csv")]
     target = folder / "figures"
-    target.mkdir(exist_ok=True)
     drawn = set()
     with style_context():
         for name, figure in figures(run):

@@ -20,11 +20,11 @@ from analysis import html_page
 from analysis.command import command
 from analysis.leaderboard_page import page, read_leaderboard
 from analysis.ranking import Board, Entry, as_records, profile
-from analysis.results import Frame, read_json
+from analysis.results import read_json
 from analysis.saving import save, style_context
 from analysis.style import GREY, Style, style_of
+from analysis.table import write_frame
 from remat.errors import InvalidInput
-from remat.files import replacing
 
 FILE = "leaderboard.json"
 KNEE_PERCENT = 0.1  # the profile's axis is linear below, logarithmic above
@@ -43,15 +43,14 @@ def draw_leaderboard(folder: Path) -> list[Path]:
     except (InvalidInput, KeyError, TypeError):
         raise InvalidInput(f"{folder} is not a leaderboard's folder: it has no readable {FILE}") from None
     shown = read_leaderboard(store)
-    written = [_write_csv(pd.DataFrame(list(as_records(shown.boards))), folder / "table.csv")]
+    written = [write_frame(pd.DataFrame(list(as_records(shown.boards))), folder / "table.csv")]
     if shown.boards:
         every = pd.concat(
             [board.rows.assign(scope=board.scope, accounting=board.accounting) for board in shown.boards],
             ignore_index=True,
         )
-        written.append(_write_csv(every, folder / "problems.csv"))
+        written.append(write_frame(every, folder / "problems.csv"))
     figures = folder / "figures"
-    figures.mkdir(parents=True, exist_ok=True)
     for stale in figures.glob("profile_*"):
         stale.unlink()
     pictures = {}
@@ -62,12 +61,6 @@ def draw_leaderboard(folder: Path) -> list[Path]:
                 written += pictures[board.name]
     text = page(shown, {name: paths[0] for name, paths in pictures.items()})
     return [*written, html_page.write(text, folder / "page.html")]
-
-
-def _write_csv(frame: Frame, path: Path) -> Path:
-    with replacing(path) as scratch:
-        frame.to_csv(scratch, index=False)
-    return path
 
 
 def draw(board: Board) -> Figure:

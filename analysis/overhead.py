@@ -43,7 +43,6 @@ def redraw(folder: Path) -> list[Path]:
     data = overhead_data(run)
     if data is None:
         raise InvalidInput(f"{folder}: no strategy has a plan, so there is no overhead to draw")
-    (folder / "figures").mkdir(exist_ok=True)
     with style_context():
         return save(draw(data, run), folder / "figures" / "overhead")
 

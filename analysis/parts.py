@@ -112,8 +112,7 @@ def read_parts(reports: Reports, folder: Path) -> list[tuple[str, Part]]:
 def draw_parts(reports: Reports, folder: Path, head: Mapping[str, Any], first: Front) -> list[Path]:
     """Write ``figures/``, ``tables/`` and ``page.html`` of every part that the folder holds; the files written."""
     written: list[Path] = []
-    for sub in ("figures", "tables"):
-        (folder / sub).mkdir(exist_ok=True)
+    (folder / "tables").mkdir(exist_ok=True)
     with style_context():
         parts = read_parts(reports, folder)
         for _, part in parts:

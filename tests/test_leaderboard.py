@@ -266,6 +266,7 @@ def test_named_strategies_are_run_where_they_are_missing(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def blank(_: object, stem: Path) -> list[Path]:
+        stem.parent.mkdir(exist_ok=True)
         stem.with_suffix(".png").touch()
         return [stem.with_suffix(".png")]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.max_batch_size import draw, load, look_of, network_label, strategies_of
+from analysis.max_batch_size import draw, found_rows, limit_rows, load, network_label
 from analysis.parts import Part, Table, prose
 from analysis.style import style_of
 
@@ -38,17 +38,9 @@ def max_found(document: Mapping[str, Any], rule: str) -> int:
 
 
 def _table(documents: list[dict[str, Any]], rule: Mapping[str, str]) -> Table:
-    name, rows = rule["name"], []
-    for strategy in strategies_of(documents):
-        records = [next((r for r in d["records"] if r["strategy"] == strategy), None) for d in documents]
-        found = ["" if r is None or r["found"][name] is None else str(r["found"][name]) for r in records]
-        if any(found):
-            rows.append([look_of(strategy).label, *found])
-    rows.append(["no plan has more (proven)", *(str(d["proven"][name]) for d in documents)])
-    strategies = dict.fromkeys(p["strategy"] for d in documents for p in d["published"] if p["rule"] == name)
-    for strategy in strategies:
-        batches = [next((str(p["batch"]) for p in d["published"] if (p["strategy"], p["rule"]) == (strategy, name)), "")
-                   for d in documents]  # fmt: skip
-        rows.append([f"published: {style_of(strategy).label}", *batches])
-    heads = ["strategy", *(network_label(d) for d in documents)]
-    return Table(f"fig6_{name}", rule["label"], heads, rows)
+    def label(strategy: str) -> str:
+        return style_of(strategy).label
+
+    rows = [row for row in found_rows(documents, rule["name"], label) if any(row[1:])]
+    rows += limit_rows(documents, rule["name"], label)
+    return Table(f"fig6_{rule['name']}", rule["label"], ["strategy", *map(network_label, documents)], rows)
