@@ -48,15 +48,30 @@ def section(title: str, anchor: str, body: str) -> str:
     return f'<section id="{anchor}"><h2>{escape(title)}</h2>{body}</section>'
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], is_number: Sequence[bool], *, tall: bool = False) -> str:
-    """A table of text, columns of numbers to the right; a tall one scrolls."""
+class Html(str):
+    """Text that is HTML already; every other text is escaped."""
+
+    __slots__ = ()
+
+
+def escaped(text: str) -> str:
+    """The text as HTML."""
+    return text if isinstance(text, Html) else escape(text)
+
+
+def table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], is_number: Sequence[bool], *, name: str = "",
+    tall: bool = False,
+) -> str:  # fmt: skip
+    """A table of text or `Html`, columns of numbers to the right; a tall one scrolls."""
 
     def line(tag: str, texts: Sequence[str]) -> str:
         kinds = [' class="n"' if number else "" for number in is_number]
-        return "".join(f"<{tag}{kind}>{escape(text)}</{tag}>" for text, kind in zip(texts, kinds, strict=True))
+        return "".join(f"<{tag}{kind}>{escaped(text)}</{tag}>" for text, kind in zip(texts, kinds, strict=True))
 
     body = "".join(f"<tr>{line('td', row)}</tr>" for row in rows)
-    inner = f"<table><thead><tr>{line('th', heads)}</tr></thead><tbody>{body}</tbody></table>"
+    known_as = f' id="{name}"' if name else ""
+    inner = f"<table{known_as}><thead><tr>{line('th', heads)}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="{"tall" if tall else "scroll"}">{inner}</div>'
 
 

@@ -26,12 +26,7 @@ def how_to_repeat(run: Run) -> str:
 
 
 def command_of(info: dict[str, Any]) -> str:
-    """The recorded command, or one put together from the configuration."""
-    command = info.get("command")
-    if isinstance(command, str) and command:
-        return command
-    if isinstance(command, list) and command:
-        return shlex.join(map(str, command))
+    """The command that repeats a run, put together from its configuration."""
     words = ["python", "run.py"]
     config = info.get("config") or {}
     for key in ("graph", "model", "gpu", "cost", "experiment", "budget", "strategies", "points", "time_limit", "seed",
