@@ -192,7 +192,7 @@ def test_throughput_says_where_recomputation_pays() -> None:
         "searches": [search], "memory_bytes": 16 * 10**9, "gpu": "V100",
     }  # fmt: skip
     part = throughput_part.report(document, Path())
-    assert "None was found to be on VGG19, where the bounds" in part.ours
+    assert "On VGG19 none was found; the bounds do not rule one out." in part.ours
     assert "U-Net (batch 40, 1.200x over the best batch without)" in part.ours
     assert "20 layers; 40 layers is proven impossible" in part.ours
     assert [name for name, _, _ in part.figures] == ["throughput", "largest_model"]

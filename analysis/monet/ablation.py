@@ -18,12 +18,10 @@ from analysis.monet.points import (
     cheapest,
     gib,
     no_plan,
-    read_facts,
     read_points,
     select,
 )
 from analysis.parts import Part, Table, percent, prose
-from analysis.results import read_json
 from analysis.style import BLUE, GREY, LIGHT_GREY, OLIVE, ORANGE, SKY, WINE
 
 COLOURS = {NONE: LIGHT_GREY, "in_place": SKY, "conv": BLUE, "output": OLIVE, JOINT: ORANGE, NO_WINOGRAD: WINE}
@@ -32,8 +30,7 @@ CUMULATIVE = (NONE, "in_place", "conv", "output", JOINT)  # each has what those 
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
     """Bars at the smallest budget, and every level at every budget of the ablation."""
-    facts, _ = read_facts(folder)
-    points = read_points(folder, read_json(folder / "overhead.json")["store"], document["rows"])
+    facts, points = read_points(folder, document)
     levels = document["levels"]
     cases = [
         (net, budget)
@@ -41,7 +38,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
         for budget in sorted({p.budget_bytes for p in select(points, net["name"], levels, ("portfolio", "monet"))})
     ]
     return Part(
-        *prose(__file__, overheads=_ours(cases, points, levels)),
+        *prose(__file__, overheads=_overheads(cases, points, levels)),
         [("ablation", "Overhead at the smallest budget, by level of implementations; x: no plan",
           _figure(facts, points, levels))],
         [_table(cases, points, levels)],
@@ -61,8 +58,8 @@ def _contained(points: Sequence[Point], net: str, level: str, budget: int) -> fl
     return min(known, default=None)
 
 
-def _ours(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str]) -> str:
-    said = []
+def _overheads(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str]) -> str:
+    texts = []
     for net in dict.fromkeys(net["label"] for net, _ in cases):
         own, budget = min(((n, b) for n, b in cases if n["label"] == net), key=lambda case: case[1])
         steps = []
@@ -70,8 +67,8 @@ def _ours(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str]) 
             value = _contained(points, own["name"], level, budget)
             words = percent(value) or no_plan(select(points, own["name"], level, "portfolio"), budget)
             steps.append(f"{LEVELS[level]} {words}")
-        said.append(f"{net} at {gib(budget)} GiB: {', '.join(steps)}")
-    return ". ".join(said) + "." if said else "Nothing was solved."
+        texts.append(f"{net} at {gib(budget)} GiB: {', '.join(steps)}")
+    return ". ".join(texts) + "." if texts else "Nothing was solved."
 
 
 def _table(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str]) -> Table:

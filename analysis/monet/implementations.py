@@ -10,13 +10,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.bars import heatmap
-from analysis.monet.points import JOINT, LEVELS, NO_WINOGRAD, gib, read_facts
+from analysis.monet.points import JOINT, LEVELS, NO_WINOGRAD, gib, read_points
 from analysis.parts import Part, Table, prose
 
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
     """Counts by budget, and the reasons."""
-    facts, _ = read_facts(folder)
+    facts, _ = read_points(folder)
     label = {net["name"]: net["label"] for net in facts}
     used, never = document["used"], document["never"]
     everywhere = _never_anywhere(document)

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 
 from analysis.monet.points import (
+    ALL,
     GIB,
     GIST,
     JOINT,
@@ -19,8 +20,8 @@ from analysis.monet.points import (
     Point,
     cheapest,
     gib,
-    no_plan,
-    read_facts,
+    overhead_words,
+    read_points,
     select,
 )
 from analysis.parts import Part, Table, percent, prose
@@ -36,12 +37,12 @@ LINES = (  # label, level, strategy, colour, marker, line
     ("MONeT's program, all", JOINT, "monet", OLIVE, "h", ":"),
 )
 CAPTION = "Overhead (%) against memory budget (GiB); plans beyond the frame are at its top with their value"
-SAID_COSTS = {"profile": "published P100 costs", "roofline": "roofline costs"}
+COST_NAMES = {"profile": "published P100 costs", "roofline": "roofline costs"}
 
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
     """The figure, and the numbers behind it."""
-    facts, points = read_facts(folder)
+    facts, points = read_points(folder)
     peaks = [f"{net['label']} {gib(net['pytorch_peak_bytes'])} (published {net['pytorch_gib']:g})" for net in facts]
     return Part(
         *prose(__file__, overheads=_overheads(facts, points), peaks=", ".join(peaks), program=_program_words(points)),
@@ -55,11 +56,11 @@ def _overheads(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> s
     texts = []
     for net in facts:
         budget = min(net["budgets_bytes"])
-        ours, checkmate = (cheapest(select(points, net["name"], level, ALL), budget) for level in (NO_WINOGRAD, NONE))
-        words = "no plan found" if ours is None else percent(ours.overhead)
-        tried = select(points, net["name"], NONE, ALL)
-        other = no_plan(tried, budget) or "not tried" if checkmate is None else percent(checkmate.overhead)
-        texts.append(f"{net['label']} at {gib(budget)} GiB {words} (default implementations: {other})")
+        ours, checkmate = (
+            overhead_words(select(points, net["name"], level, ALL), budget) or "not tried"
+            for level in (NO_WINOGRAD, NONE)
+        )
+        texts.append(f"{net['label']} at {gib(budget)} GiB {ours} (default implementations: {checkmate})")
     return "; ".join(texts)
 
 
@@ -75,15 +76,12 @@ def _program_words(points: Sequence[Point]) -> str:
     )
 
 
-ALL = ("portfolio", "checkmate_milp", "monet")
-
-
 def _main_table(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> Table:
     rows = []
     for net in facts:
         published = dict(zip(map(round, (g * GIB for g in net["budgets_gib"])), net["overheads_percent"], strict=True))
         for budget in sorted(net["budgets_bytes"], reverse=True):
-            cells = [_cell(select(points, net["name"], level, who), budget) for level, who in (
+            cells = [overhead_words(select(points, net["name"], level, who), budget) for level, who in (
                 (NONE, ALL), (NO_WINOGRAD, "portfolio"), (NO_WINOGRAD, "monet"), (JOINT, "portfolio"), (JOINT, "monet"),
             )]  # fmt: skip
             known = published.get(budget)
@@ -95,17 +93,12 @@ def _main_table(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> 
     )  # fmt: skip
 
 
-def _cell(points: Sequence[Point], budget: int) -> str:
-    found = cheapest(points, budget)
-    return no_plan(points, budget) if found is None else percent(found.overhead)
-
-
 def _plain_table(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> Table:
     rows = []
     for net in facts:
         gist = next(iter(select(points, net["name"], GIST, "gist")), None)
         rows.append([
-            net["label"], str(net["batch"]), SAID_COSTS[net["costs"]], str(net["operations"]),
+            net["label"], str(net["batch"]), COST_NAMES[net["costs"]], str(net["operations"]),
             str(net["implementations"]), f"{net['total_cost'] / 1e6:.1f}", gib(net["default_peak_bytes"]),
             f"{net['pytorch_gib']:.2f}", gib(net["pytorch_peak_bytes"]),
             percent(net["pytorch_cost"] / net["total_cost"] - 1),
@@ -183,5 +176,5 @@ def _panel(axes: Axes, net: Mapping[str, Any], points: Sequence[Point]) -> None:
     axes.set_ylim(bottom, TOP)
     axes.set_xlim(min(*xs, *net["budgets_gib"]) - 0.5, max(*xs, plain, net["pytorch_gib"]) + 0.6)
     axes.xaxis.set_major_locator(MultipleLocator(2))
-    axes.set_title(f"{net['label']} ({net['batch']}), {SAID_COSTS[net['costs']]}", loc="left", fontsize=9, pad=10)
+    axes.set_title(f"{net['label']} ({net['batch']}), {COST_NAMES[net['costs']]}", loc="left", fontsize=9, pad=10)
     axes.set(xlabel="Memory budget (GiB)", ylabel="Overhead (%)")

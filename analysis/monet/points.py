@@ -10,10 +10,12 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.parts import percent
 from analysis.results import WITH_PLAN, read_json, read_rows
 
 GIB = 2**30
 NONE, NO_WINOGRAD, JOINT, GIST = "none", "no_winograd", "joint", "gist"
+ALL = ("portfolio", "checkmate_milp", "monet")  # strategies that choose plans by budget
 LEVELS = {
     NONE: "default", "in_place": "+ in place", "conv": "+ Winograd", "output": "+ from outputs",
     "intermediate": "+ masks, indices", JOINT: "all", NO_WINOGRAD: "all but Winograd", GIST: "Gist's",
@@ -47,11 +49,15 @@ class Point:
     stats: Mapping[str, Any]
 
 
-def read_points(folder: Path, store: str, entries: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """A point for each entry of a document whose row the store has."""
-    entries = list(entries)
-    rows = {row.key: row for row in read_rows(folder / store, [e["key"] for e in entries]).itertuples()}
-    return [_point(entry, rows[entry["key"]]) for entry in entries if entry["key"] in rows]
+def read_points(folder: Path, document: Mapping[str, Any] | None = None) -> tuple[list[dict[str, Any]], list[Point]]:
+    """(what is known of each network, a point for each solve of a part's document that the store has).
+
+    Without a document, the solves are those of the part ``overhead``.
+    """
+    first = read_json(folder / "overhead.json")
+    entries = (document or first)["rows"]
+    rows = {row.key: row for row in read_rows(folder / first["store"], [e["key"] for e in entries]).itertuples()}
+    return first["networks"], [_point(entry, rows[entry["key"]]) for entry in entries if entry["key"] in rows]
 
 
 def _point(entry: Mapping[str, Any], row: Any) -> Point:
@@ -68,12 +74,6 @@ def _point(entry: Mapping[str, Any], row: Any) -> Point:
 
 def _integer(value: Any) -> int | None:
     return None if pd.isna(value) else int(value)
-
-
-def read_facts(folder: Path) -> tuple[list[dict[str, Any]], list[Point]]:
-    """(what is known of each network, the points) of the part ``overhead``."""
-    document = read_json(folder / "overhead.json")
-    return document["networks"], read_points(folder, document["store"], document["rows"])
 
 
 def select(
@@ -98,6 +98,12 @@ def no_plan(points: Iterable[Point], budget_bytes: int) -> str:
     if any(p.status == "INFEASIBLE" for p in own):
         return "infeasible"
     return "none found" if own else ""
+
+
+def overhead_words(points: Sequence[Point], budget_bytes: int) -> str:
+    """The overhead of the cheapest of these within the budget, or why there is none."""
+    found = cheapest(points, budget_bytes)
+    return no_plan(points, budget_bytes) if found is None else percent(found.overhead)
 
 
 def gib(size_bytes: float) -> str:

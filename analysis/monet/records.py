@@ -8,10 +8,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.monet.points import GIB, Point, gib, read_facts, read_points, select
+from analysis.monet.points import GIB, Point, gib, read_points, select
 from analysis.monet.solver_time import NEAR
 from analysis.parts import Part, Table, prose
-from analysis.results import read_json
 from analysis.solver_seconds import reached
 from analysis.style import BLACK, BLUE, FOREST, WINE
 
@@ -26,12 +25,11 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     if not records:
         title, published, *_ = prose(__file__, ours="")
         return Part(title, published, f"Skipped: {document['absent']}.", "Nothing was compared.")
-    facts, _ = read_facts(folder)
+    facts, points = read_points(folder, document)
     label = {net["name"]: net["label"] for net in facts}
     total = {net["name"]: net["total_cost"] for net in facts}
-    points = read_points(folder, read_json(folder / "overhead.json")["store"], document["rows"])
     return Part(
-        *prose(__file__, ours=_ours(records, points)),
+        *prose(__file__, ours=_outcome(records, points)),
         [("records", "Cost above the recorded one at the recorded budgets; beyond the frame: at its top with the value",
           _figure(records, points, label))],
         [_table(records, points, label, total)],
@@ -43,7 +41,7 @@ def _at(points: Sequence[Point], record: Mapping[str, Any], strategy: str) -> Po
     return own[0] if own else None
 
 
-def _ours(records: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> str:
+def _outcome(records: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> str:
     pairs = [(r, p) for r in records if (p := _at(points, r, "portfolio")) is not None]
     known = [(r["cost_ns"], p.cost) for r, p in pairs if r["cost_ns"] is not None and p.cost is not None]
     agree = sum(r["cost_ns"] is None and p.status == "INFEASIBLE" for r, p in pairs)
@@ -55,7 +53,7 @@ def _ours(records: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> str:
     equal = sum(abs(ratio) <= 1e-4 for ratio in ratios)
     return (
         f"The portfolio's plan is cheaper than the recorded one in {cheaper} of {len(known)} cases, equal (to 1e-4) in "
-        f"{equal}, dearer in {len(known) - cheaper - equal}; at worst {100 * max(ratios):.2f} % dearer, at best "
+        f"{equal}, more expensive in {len(known) - cheaper - equal}; at worst {100 * max(ratios):.2f} % more expensive, at best "
         f"{-100 * min(ratios):.2f} % cheaper. Of {impossible} budgets recorded as infeasible {agree} were proven so."
     )
 

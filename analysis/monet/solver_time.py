@@ -9,9 +9,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.monet.points import JOINT, LEVELS, NO_WINOGRAD, Point, gib, read_facts, read_points
+from analysis.monet.points import JOINT, LEVELS, NO_WINOGRAD, Point, gib, read_points
 from analysis.parts import Part, Table, prose
-from analysis.results import read_json
 from analysis.solver_seconds import draw, reached
 from analysis.style import FOREST, OLIVE, ORANGE, WINE
 
@@ -35,9 +34,8 @@ class Timed:
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
     """A row for each solve."""
-    facts, _ = read_facts(folder)
+    facts, points = read_points(folder, document)
     label = {net["name"]: net["label"] for net in facts}
-    points = read_points(folder, read_json(folder / "overhead.json")["store"], document["rows"])
     solves = timed(points)
     counts = "; ".join(
         f"{_form(strategy, level)}: {sum(t.near_s is not None for t in own)} of {len(own)}"

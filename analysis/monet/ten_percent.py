@@ -9,8 +9,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from analysis.bars import grouped_bars
-from analysis.monet.points import GIB, JOINT, NO_WINOGRAD, NONE, Point, cheapest, gib, no_plan, read_facts, select
-from analysis.parts import Part, Table, percent, prose
+from analysis.monet.points import ALL, GIB, JOINT, NO_WINOGRAD, NONE, Point, gib, overhead_words, read_points, select
+from analysis.parts import Part, Table, prose
 from analysis.style import BLACK, GREY, ORANGE, SKY, WINE
 
 BARS = ((NONE, "Default implementations (Checkmate's problem)", SKY),
@@ -19,11 +19,11 @@ BARS = ((NONE, "Default implementations (Checkmate's problem)", SKY),
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
     """Bars of memory, and ratios to plain PyTorch and to Checkmate's problem."""
-    facts, points = read_facts(folder)
+    facts, points = read_points(folder)
     found = {(entry["network"], entry["level"]): entry for entry in document["found"]}
     limit = 100 * document["overhead"]
     return Part(
-        *prose(__file__, percent=limit, ratios=_ours(facts, found)),
+        *prose(__file__, percent=limit, ratios=_ratios(facts, found)),
         [("ten_percent", f"Smallest memory with a plan of at most {limit:g} % overhead", _figure(facts, found))],
         [_table(facts, found, document["overhead"]), _tightest(facts, points)],
     )  # fmt: skip
@@ -39,21 +39,21 @@ def _ratio(above: float, below: float) -> str:
     return f"{above / below:.2f}x"
 
 
-def _ours(facts: Sequence[Mapping[str, Any]], found: Mapping[tuple[str, str], Mapping[str, Any]]) -> str:
+def _ratios(facts: Sequence[Mapping[str, Any]], found: Mapping[tuple[str, str], Mapping[str, Any]]) -> str:
     def spread(ratios: Sequence[float]) -> str:
         return f"{min(ratios):.2f}x to {max(ratios):.2f}x"
 
-    said = []
+    texts = []
     for level, label, _ in BARS[1:]:
         of_plain = [net["pytorch_peak_bytes"] / found[net["name"], level]["found_bytes"] for net in facts]
         of_checkmate = [
             found[net["name"], NONE]["found_bytes"] / found[net["name"], level]["found_bytes"] for net in facts
         ]
-        said.append(
+        texts.append(
             f"{label}: {spread(of_plain)} less than plain PyTorch, {spread(of_checkmate)} less than with default "
             "implementations"
         )
-    return "; ".join(said) + "."
+    return "; ".join(texts) + "."
 
 
 def _table(
@@ -84,18 +84,12 @@ def _tightest(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> Ta
     """How much less memory than PyTorch at the smallest budget, and at what overhead: published and ours."""
     rows = []
     for net in facts:
-        budget, published = (
-            min(net["budgets_bytes"]),
-            dict(zip(net["budgets_gib"], net["overheads_percent"], strict=True)),
-        )
-        least = min(net["budgets_gib"])
-        cells = [cheapest(select(points, net["name"], level, ("portfolio", "monet", "checkmate_milp")), budget)
-                 for level, _, _ in BARS]  # fmt: skip
+        budget, least = min(net["budgets_bytes"]), min(net["budgets_gib"])
+        published = dict(zip(net["budgets_gib"], net["overheads_percent"], strict=True))
         rows.append([
             net["label"], f"{least:g}", _ratio(net["pytorch_gib"], least), f"{published[least]:.2f} %", gib(budget),
             _ratio(net["pytorch_peak_bytes"], budget),
-            *(no_plan(select(points, net["name"], level, "portfolio"), budget) if p is None else percent(p.overhead)
-              for p, (level, _, _) in zip(cells, BARS, strict=True)),
+            *(overhead_words(select(points, net["name"], level, ALL), budget) for level, _, _ in BARS),
         ])  # fmt: skip
     return Table("monet_tightest", "At the smallest budget: memory saved against plain PyTorch, and its overhead", [
         "network", "published GiB", "less than PyTorch", "published overhead", "GiB", "less than PyTorch (simulated)",

@@ -106,7 +106,7 @@ def reason(graph: Graph, plans: Mapping[int, Plan], kind: str, name: str) -> str
     own = [k for k, op in enumerate(graph.operations) if op.kind == kind and any(w.name == name for w in op.ways)]
     better = _dominating(graph, own, name)
     if better:
-        return f"dominated: {better} is never dearer and reads and holds no more"
+        return f"dominated: {better} is never slower, and reads and holds no more"
     swaps = [swap for budget, plan in plans.items() for swap in (_swap(graph, plan, budget, own, name),) if swap]
     if not swaps:
         return "cannot be put into any plan found: what it needs is written over or not made there"
@@ -197,12 +197,12 @@ def _words(swaps: Sequence[Swap]) -> str:
         return f"missed by the search: {said(min(missed, key=lambda s: s.cost_share))}"
     smaller = [swap for swap in swaps if swap.peak_bytes < -SLIGHT * swap.budget_bytes]
     if cheaper:
-        return f"cheaper but beyond the budget: {said(min(cheaper, key=lambda s: s.peak_bytes))}"
+        return f"faster but beyond the budget: {said(min(cheaper, key=lambda s: s.peak_bytes))}"
     if smaller:
-        return f"smaller but dearer, and the budget is met without: {said(min(smaller, key=lambda s: s.cost_share))}"
+        return f"smaller but slower, and the budget is met without it: {said(min(smaller, key=lambda s: s.cost_share))}"
     best = min(swaps, key=lambda s: (s.cost_share, s.peak_bytes))
     if best.peak_bytes > SLIGHT * best.budget_bytes:
-        return f"never cheaper nor smaller: {said(best)}"
+        return f"neither faster nor smaller: {said(best)}"
     if abs(best.cost_share) <= SLIGHT:
         return f"makes no difference: {said(best)}"
-    return f"dearer and its saving is not at the peak: {said(best)}"
+    return f"slower, and its saving is not at the peak: {said(best)}"
