@@ -119,7 +119,7 @@ def _pair(rows_a: Frame, rows_b: Frame, tolerance: float, is_exact: bool) -> Pai
 
 
 def _median_row(rows: Frame) -> dict[str, Any]:
-    """The row of median cost, the higher of two; no plan is dearer than any."""
+    """The row of median cost, the higher of two; a missing plan ranks behind every cost."""
     ordered = rows.sort_values("cost", na_position="last", kind="stable")
     return ordered.iloc[len(ordered) // 2].to_dict()
 

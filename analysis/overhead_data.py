@@ -1,4 +1,4 @@
-"""What the overhead figure shows, gathered once for paper and page."""
+"""The numbers of the overhead figure, gathered once for paper and page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OverheadData:
-    """What the figure shows.
+    """The curves of the figure and its axes.
 
     Attributes:
         x_range: bytes, left and right end of the axis.
@@ -62,7 +62,7 @@ class OverheadData:
 
 
 def overhead_data(run: Run) -> OverheadData | None:
-    """What to draw, or None if no strategy has a plan."""
+    """The data of a run, or None if no strategy has a plan."""
     planned = run.planned
     if not len(planned):
         return None
@@ -157,5 +157,5 @@ def _bound(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def beyond(data: OverheadData, label: str) -> str:
-    """What to add to the label of a strategy that leaves the axis at the top."""
+    """An addition to the label of a strategy that leaves the axis at the top; else empty."""
     return f" (↑ {100 * data.above[label]:,.0f} %)" if label in data.above else ""

@@ -1,4 +1,4 @@
-"""From the rows of a store to a ranking of its strategies: performance profiles and what goes with them.
+"""From the rows of a store to a ranking of its strategies: performance profiles and their summaries.
 
 A problem is a graph, a budget, a scope and an accounting. On each, an entrant's ratio is its cost over the best cost
 known (Dolan and Moré, Benchmarking optimization software with performance profiles, Math. Programming 91, 2002);
@@ -132,7 +132,7 @@ def count_rows(rows: Frame, families: Sequence[str] = ()) -> Counted:
 
 
 def without_proofs_of_others(rows: Frame) -> Frame:
-    """The rows with what their own strategies proved: a solve that another strategy's proof ended proved nothing."""
+    """The rows without borrowed proofs: a solve that another strategy's proof ended has proven nothing itself."""
     borrowed = ["proof_from" in json.loads(text or "{}") for text in rows["stats"]]
     own_status = np.where(rows["cost"].notna(), "FEASIBLE", "NO_PLAN")
     return rows.assign(

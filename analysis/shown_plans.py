@@ -1,4 +1,4 @@
-"""Which plans are shown: one on paper, a few on the page."""
+"""The plans that are shown: one on paper, a few on the page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ShownPlan:
 
 
 def store_all(graph: Graph, accounting: str) -> Trace:
-    """Checkpoint-all, replayed: what plain training holds."""
+    """Checkpoint-all, replayed: the memory of plain training."""
     order = range(len(graph))
     if accounting == "published":
         return simulate(graph, Plan.from_steps(graph, frees_held_to_end(graph, order, range(len(graph.values)))))

@@ -98,7 +98,6 @@ def test_ratios_are_to_the_cheapest_plan_where_something_has_to_be_computed_agai
     assert sweeps.best_costs(run) == {5: (200, None), 10: (120, 110), 20: (130, 130), 30: (100, 100)}
     assert sweeps.ratios(run, "a") == [150 / 120, 1.0]
     assert sweeps.ratios(run, "b") == [1.0, 1.0, 1.0]
-    assert sweeps.geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
     assert sweeps.gaps(run)[5] == pytest.approx(0.5)  # nothing is proven there but that all has to run once
     sweep = sweeps.Sweep("net", "Net", "ours", run)
     assert sweeps.proven_words([sweep]).startswith("1 of 3 are proven")  # all is optimal at 30

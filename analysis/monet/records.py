@@ -53,8 +53,9 @@ def _outcome(records: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> s
     equal = sum(abs(ratio) <= 1e-4 for ratio in ratios)
     return (
         f"The portfolio's plan is cheaper than the recorded one in {cheaper} of {len(known)} cases, equal (to 1e-4) in "
-        f"{equal}, more expensive in {len(known) - cheaper - equal}; at worst {100 * max(ratios):.2f} % more expensive, at best "
-        f"{-100 * min(ratios):.2f} % cheaper. Of {impossible} budgets recorded as infeasible {agree} were proven so."
+        f"{equal} and more expensive in {len(known) - cheaper - equal}. At worst it costs {100 * max(ratios):.2f} % "
+        f"more, at best {-100 * min(ratios):.2f} % less. Of {impossible} budgets recorded as infeasible {agree} were "
+        "proven so."
     )
 
 

@@ -16,7 +16,10 @@ from analysis.style import style_of
 
 FASTER, FASTER_PUBLISHED, FASTER_ON = "faster than the best heuristic at an equal budget", "1.2x [2nd]", "unet"
 FASTER_AT = 16 * 10**9  # bytes of the V100, where it was claimed
-EARLY, EARLY_PUBLISHED = "faster than the best heuristic, any budget", "4.8x (an early abstract; over what is not said)"
+EARLY, EARLY_PUBLISHED = (
+    "faster than the best heuristic, any budget",
+    "4.8x (an early abstract; its denominator is not given)",
+)
 HELD = ", checkpoints held to the end (as the artifact counts)"
 SOURCES = (("published", "published graph and V100 costs"), ("ours", "our extraction, roofline"))
 
@@ -38,7 +41,7 @@ LARGER = (
 
 
 def report(_: Mapping[str, Any], folder: Path) -> Part:
-    """Rows for each claim that the folder's results speak of: where it was made, and where it is largest here."""
+    """Rows for each claim that the folder has results for: where it was made, and where it is largest here."""
     rows: list[list[str]] = []
     if (folder / "fig5.json").is_file():
         all_sweeps = list(sweeps(read_json(folder / "fig5.json"), folder))

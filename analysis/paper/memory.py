@@ -64,7 +64,7 @@ def _sizes(sizes: list[dict[str, Any]]) -> Figure:
 
 
 def _caption(run: Run) -> str:
-    """Of the schedules, with their budget and who is missing."""
+    """The figure's caption: network, budget, and the strategies without a plan."""
     budgets = {int(budget) for budget in run.shown["budget_bytes"]}
     without = [style_of(name).label for name in run.strategies if name not in set(run.planned["strategy"])]
     missing = f"; without a plan there: {', '.join(without)}" if without else ""

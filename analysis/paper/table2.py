@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
-from analysis.paper.sweeps import Sweep, decided_costs, geometric_mean, proven_words, ratios, sweeps
+from analysis.paper.sweeps import Sweep, decided_costs, proven_words, ratios, sweeps
 from analysis.parts import Part, Table, prose
 from analysis.results import read_json
 from analysis.style import style_of

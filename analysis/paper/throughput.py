@@ -1,4 +1,4 @@
-"""What the largest batch only stands for: samples a second, resolution, depth, and what a GiB is worth."""
+"""Samples a second, resolution, depth, and the price of a GiB: what a larger batch is wanted for."""
 
 from __future__ import annotations
 

@@ -16,17 +16,17 @@ from remat.plan import Plan
 from remat.search.choices import choose
 from remat.units import format_size
 
-SLIGHT = 1e-4  # of the cost, or of the budget: what is within it is as good
+SLIGHT = 1e-4  # share of the cost or of the budget; smaller differences count as none
 Way = tuple[str, str]  # kind of operation, name of the implementation
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """What a plan becomes where every operation of a kind that can runs in a way that it was not given.
+    """A plan after every operation of one kind was switched to an implementation that the plan did not use.
 
     Attributes:
-        cost_share: of the plan's cost, that is added.
-        peak_bytes: added to the plan's peak.
+        cost_share: the cost added, as a share of the plan's.
+        peak_bytes: the bytes added to the plan's peak.
         fits: whether the result fits the budget.
         budget_bytes: of the plan.
     """
@@ -89,7 +89,7 @@ def available(graph: Graph) -> dict[Way, int]:
 
 
 def count(graph: Graph, plan: Plan) -> dict[Way, int]:
-    """How many operations the plan runs in each way that is not the default one, at least once."""
+    """How many operations the plan runs at least once in each implementation other than the default one."""
     which: dict[Way, set[int]] = defaultdict(set)
     for k, name in zip(plan.order.tolist(), plan.chosen, strict=False):
         if name:
@@ -98,10 +98,10 @@ def count(graph: Graph, plan: Plan) -> dict[Way, int]:
 
 
 def reason(graph: Graph, plans: Mapping[int, Plan], kind: str, name: str) -> str:
-    """Why no plan of `plans` (by budget) uses that way of that kind of operation.
+    """Why no plan of `plans` (by budget) uses the implementation `name` of operations of that kind.
 
-    First from the way alone: another one that is never dearer and holds no more. Else every plan is tried with
-    it: each operation of the kind that can, and what must go with it, and the simulator says what it costs.
+    Either another implementation is never slower and holds no more. Or the simulator judges every plan with the
+    implementation put in, for each operation of the kind that has it, together with what its readers then need.
     """
     own = [k for k, op in enumerate(graph.operations) if op.kind == kind and any(w.name == name for w in op.ways)]
     better = _dominating(graph, own, name)
@@ -114,7 +114,7 @@ def reason(graph: Graph, plans: Mapping[int, Plan], kind: str, name: str) -> str
 
 
 def _dominating(graph: Graph, operations: Sequence[int], name: str) -> str:
-    """Another way, of every one of these operations, that is no dearer and no larger; '' without one."""
+    """Another implementation of all these operations that is no slower and no larger; '' without one."""
     common: set[str] | None = None
     for k in operations:
         way = graph.way(k, name)
@@ -135,7 +135,7 @@ def _is_no_worse(a: Implementation, b: Implementation) -> bool:
 
 
 def _swap(graph: Graph, plan: Plan, budget: int, operations: Sequence[int], name: str) -> Swap | None:
-    """The plan with one way for each operation, before and after; None if the way cannot be put in."""
+    """The plan with one implementation for each operation, before and after the switch; None if it is impossible."""
     wanted = [0] * len(graph)
     for k, way in zip(plan.order.tolist(), plan.chosen or ("",) * plan.n_computations, strict=True):
         wanted[k] = [w.name for w in graph.operations[k].ways].index(way or DEFAULT)
@@ -154,7 +154,7 @@ def _swap(graph: Graph, plan: Plan, budget: int, operations: Sequence[int], name
 
 
 def _adapt_readers(graph: Graph, k: int, way: Implementation, wanted: list[int]) -> None:
-    """Switch what reads operation `k`'s values to ways that `way` serves, its extra values first."""
+    """Switch the readers of operation `k` to implementations that read what `way` produces, its extra values first."""
     made = set(way.outputs)
     missing = {v for w in graph.operations[k].ways for v in w.outputs} - made
     extra = made - set(graph.operations[k].outputs)
@@ -170,7 +170,7 @@ def _adapt_readers(graph: Graph, k: int, way: Implementation, wanted: list[int])
 
 
 def _simulated(graph: Graph, plan: Plan, wanted: Sequence[int]) -> tuple[int, int, tuple[int, ...]] | None:
-    """(cost, peak, choice) of the plan's computations with that choice, or the nearest that serves."""
+    """(cost, peak, choice) of the plan with that choice of implementations, or with the nearest possible one."""
     chosen = choose(graph, wanted)
     if chosen is None:
         return None
@@ -183,7 +183,7 @@ def _simulated(graph: Graph, plan: Plan, wanted: Sequence[int]) -> tuple[int, in
 
 
 def _words(swaps: Sequence[Swap]) -> str:
-    """The kindest case for the way, in words; what changes next to nothing is no gain."""
+    """The case that speaks most for the implementation, in words; see `SLIGHT`."""
 
     def said(swap: Swap) -> str:
         time = f"{100 * swap.cost_share:+.2f} % time"

@@ -1,7 +1,7 @@
-"""Memory at 10 % overhead: for each set of implementations the smallest budget with such a plan in hand.
+"""Memory at 10 % overhead: for each set of implementations, the smallest budget for which such a plan is known.
 
-Between the largest budget at which no plan at most 10 % dearer was found (or the largest working set) and the smallest
-peak of one that was, the middle is tried, over and over. What lies below was not found in time, which proves nothing.
+Bisection. The lower end is the largest budget at which no plan within the overhead was found, or the largest working
+set; the upper end is the smallest peak of a plan that was found. That none was found in time proves nothing.
 """
 
 from __future__ import annotations

@@ -8,5 +8,5 @@ from experiments.paper.graphs import Context
 
 
 def run(context: Context) -> dict[str, Any]:
-    """The sweeps' own rows say everything; the table is made when it is drawn."""
+    """The table is made from the rows of this part when it is drawn."""
     return {"from": "fig5"}

@@ -1,4 +1,4 @@
-"""What the largest batch only stands for: the batch of highest throughput, the largest resolution, the deepest ResNet.
+"""The batch of highest throughput, the largest resolution and the deepest ResNet: what a larger batch is wanted for.
 
 `experiments.throughput` on the networks of Figure 6 and `experiments.largest_model` on the first of them.
 """
