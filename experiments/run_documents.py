@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
-from analysis.paper.part import Part, Table
+from analysis.parts import Part, Table
 from analysis.results import read_json
 from experiments.cli import complain
 from experiments.documents import DOCS, markdown_table, write_between_marks

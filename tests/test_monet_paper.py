@@ -87,7 +87,7 @@ def test_why_an_implementation_is_not_used() -> None:
     assert reason(graph, {300: masked}, "relu", "dear_mask").startswith("dominated: mask ")
     # 31 -> 41, and r's value is as large as b's
     assert reason(graph, {300: default}, "relu_ip_grad", "output").startswith(
-        "dearer and its saving is not at the peak"
+        "slower, and its saving is not at the peak"
     )
     # 31 -> 33; at the peak, relu's backward, the mask's 4 bytes stand for b's 100, and 204 are held when relu runs
     assert "+6.45 % time, -6 B at the peak" in reason(graph, {300: default}, "relu", "mask")

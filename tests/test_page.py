@@ -12,7 +12,8 @@ from typing import Any
 import fake_run
 import pytest
 
-from analysis.page import page, script_json, write_page
+from analysis.html_page import script_json
+from analysis.page import page, write_page
 from analysis.results import load_run
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

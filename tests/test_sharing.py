@@ -235,7 +235,7 @@ def test_scopes_are_never_one_line_or_column(tmp_path) -> None:
     from fake_run import chain, row, store_all_peak, write_run
     from rich.console import Console
 
-    from analysis.panel import _bound
+    from analysis.overhead_data import _bound
     from analysis.results import load_run
     from analysis.table import format_table, terminal_table
 

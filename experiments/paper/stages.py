@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from experiments.paper.lab import Lab
+from experiments.paper.graphs import Context, remember
 from remat.child import command as child_command
 from remat.child import environment
 from remat.errors import RematError
@@ -32,21 +32,22 @@ def unit_chain(layers: int) -> Graph:
     return Graph.from_nodes(f"unit_chain_{layers}", deps, [1] * len(deps), [1] * len(deps))
 
 
-def run(lab: Lab) -> dict[str, Any]:
+def run(context: Context) -> dict[str, Any]:
     """Relaxation and MILP of both forms; the optimum itself by A*, which is neither of them."""
-    graph, limit = unit_chain(LAYERS), lab.scale.unpartitioned_s
+    graph, limit = unit_chain(LAYERS), context.scale.unpartitioned_s
     least = next(b for b in range(1, len(graph)) if exhaustive(graph, b).plan is not None)
     children: list[subprocess.Popen[str]] = []
 
     def solve(case: tuple[int, str]) -> dict[str, Any]:
         budget, form = case
         determines = {"part": "stages", "graph": graph.sha256(), "budget": budget, "form": form, "limit": limit}
-        answer = lab.remember(determines, lambda: _in_child(children, LAYERS, budget, form, limit))
-        lab.say(f"budget {budget}, {form}: {'proven' if answer['proven'] else 'not proven'}, {answer['seconds']:.2f} s")
+        answer = remember(context, determines, lambda: _in_child(children, LAYERS, budget, form, limit))
+        proven = "proven" if answer["proven"] else "not proven"
+        context.print(f"budget {budget}, {form}: {proven}, {answer['seconds']:.2f} s")
         return answer
 
     cases = [(budget, form) for budget in (least, least + 1) for form in FORMS]
-    with ThreadPoolExecutor(lab.engine.at_once) as pool:
+    with ThreadPoolExecutor(context.engine.at_once) as pool:
         try:
             answers = list(pool.map(solve, cases))
         except BaseException:  # Ctrl-C: the solver does not hear it
