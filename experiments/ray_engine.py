@@ -19,7 +19,7 @@ from typing import Any
 
 from experiments.engine import WAKE_S, Job, failed
 from experiments.provenance import cpu_name, versions
-from experiments.store import code_version
+from experiments.store import source_hash
 from remat.errors import InvalidInput, MissingPackage, RematError
 from remat.registry import get_strategy
 from remat.solution import Family, Solution
@@ -143,7 +143,7 @@ class RayEngine:
             known = job.known() if job.known is not None else None
             how = replace(job.how, warm_start=start, progress=None)  # functions stay here
             sent = replace(job, how=how, warm_start=None, known=None if known is None else lambda known=known: known)
-            task = self._run.remote(sent, code_version(), versions())
+            task = self._run.remote(sent, source_hash(), versions())
             self._sent[task] = job
             room -= 1
 
@@ -169,7 +169,7 @@ class RayEngine:
 
 def run_job(job: Job, code: str, installed: dict[str, str]) -> Family | Solution:
     """`Job.run`, on a node of the cluster; a failure if what is installed there would make other rows."""
-    if code_version() != code:
+    if source_hash() != code:
         return failed(job, f"node {platform.node()} has another version of remat; install the same on every node")
     here = versions()
     other = sorted(name for name in installed.keys() | here.keys() if installed.get(name) != here.get(name))

@@ -20,7 +20,10 @@ from typing import Any
 
 import pyarrow as pa
 
+import baselines
+import remat
 from experiments.row import Row
+from remat import execution, solvers
 from remat.errors import InvalidInput, InvalidPlan
 from remat.files import read_json, read_table, sealed, unsealed, write_table, write_text
 from remat.frontends.json import load_graph, save_graph
@@ -213,25 +216,23 @@ def row_key(determines: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-@cache
 def code_version(*, whole: bool = False) -> str:
-    """Hash of the source that turns a graph into rows.
+    """The version of the results of this project's strategies; of measured steps as well, if `whole`.
 
-    Frontends, cost models and execution are left out, unless `whole`: what they do is in the hash of the graph.
-    The whole includes what measures executed plans.
+    It is raised by hand (`remat.solvers.VERSION`, `remat.execution.VERSION`). What frontends and cost models do is in
+    the hash of the graph.
     """
-    import baselines
-    import remat
+    return f"{solvers.VERSION}.{execution.VERSION}" if whole else str(solvers.VERSION)
 
+
+@cache
+def source_hash() -> str:
+    """Hash of the library's and the baselines' source: two nodes of a cluster run the same code if it is equal."""
     digest = hashlib.sha256()
     for package in (remat, baselines):
         root = Path(package.__path__[0])
         for path in sorted(root.rglob("*.py")):
-            name = path.relative_to(root)
-            if whole or name.parts[0] not in ("frontends", "networks", "cost", "torch", "tf"):
-                digest.update(f"{root.name}/{name.as_posix()}\0".encode() + path.read_bytes())
-    for path in sorted(Path(__file__).parent.glob("execution*.py")) if whole else ():
-        digest.update(f"{path.name}\0".encode() + path.read_bytes())
+            digest.update(f"{root.name}/{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 

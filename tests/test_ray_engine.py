@@ -177,12 +177,12 @@ def test_a_cluster_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch
 def test_a_node_with_other_versions_is_refused() -> None:
     from experiments.provenance import versions
     from experiments.ray_engine import run_job
-    from experiments.store import code_version
+    from experiments.store import source_hash
 
     job = Job("k", "k", Problem(GRAPH, PEAK), "checkpoint_all", SolveOptions(20.0))
     assert "another version of remat" in run_job(job, "other", versions()).message
-    assert "has numpy" in run_job(job, code_version(), versions() | {"numpy": "1.0"}).message
-    assert run_job(job, code_version(), versions()).status is None
+    assert "has numpy" in run_job(job, source_hash(), versions() | {"numpy": "1.0"}).message
+    assert run_job(job, source_hash(), versions()).status is None
 
 
 def test_what_is_lost_is_sent_again_three_times_and_what_ran_out_of_memory_is_not(

@@ -11,7 +11,7 @@ import pytest
 from sweep_helpers import make_row
 
 import remat
-from experiments.store import Store, code_version, row_key, write_json
+from experiments.store import Store, code_version, row_key, source_hash, write_json
 from remat import files
 from remat.errors import DiskFull
 from remat.solution import Family, Member, Status
@@ -168,18 +168,20 @@ def test_keys_tell_every_value_apart() -> None:
     assert row_key(dict(reversed(base.items()))) == row_key(base)  # order of writing is nothing
 
 
-def test_the_code_version_follows_the_solving_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_docstring_voids_no_row_and_a_raised_version_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import baselines
+    from remat import execution, solvers
 
-    (tmp_path / "one.py").write_text("a = 1")
-    (tmp_path / "frontends").mkdir()
-    (tmp_path / "frontends" / "f.py").write_text("b = 1")
+    (tmp_path / "one.py").write_text('"""Before."""')
     monkeypatch.setattr(baselines, "__path__", [str(tmp_path)])
-    versions = []
-    for path, text in ((None, ""), ("frontends/f.py", "b = 2"), ("one.py", "a = 2")):
-        if path:
-            (tmp_path / path).write_text(text)
-        code_version.cache_clear()
-        versions.append(code_version())
-    code_version.cache_clear()
-    assert versions[0] == versions[1] != versions[2]
+    source_hash.cache_clear()
+    before = code_version(), code_version(whole=True), source_hash()
+    (tmp_path / "one.py").write_text('"""After."""')
+    source_hash.cache_clear()
+    assert (code_version(), code_version(whole=True)) == before[:2]
+    assert source_hash() != before[2]  # nodes of a cluster must run the very same code
+    source_hash.cache_clear()
+    monkeypatch.setattr(execution, "VERSION", execution.VERSION + 1)
+    assert (code_version(), code_version(whole=True)) == (before[0], f"{solvers.VERSION}.{execution.VERSION}")
+    monkeypatch.setattr(solvers, "VERSION", solvers.VERSION + 1)
+    assert code_version() != before[0]

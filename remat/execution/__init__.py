@@ -12,6 +12,10 @@ from remat.execution.planning import (
 from remat.execution.progress import announce_pause
 from remat.execution.step_plan import Fingerprint, Planned, StepPlan, fingerprint_of, implementations_of
 
+# Of measured steps: raise it when the same plan may take another time or peak. Stored measurements of other versions
+# are then made again.
+VERSION = 1
+
 __all__ = [
     "Fingerprint",
     "Peaks",
