@@ -36,13 +36,13 @@ def draw_execution(folder: Path) -> list[Path]:
 
 def figure(run: Mapping[str, Any]) -> Figure:
     """Two panels on the same axes: what was predicted, what was measured."""
-    rows, job = [row for row in run["rows"] if "note" not in row], run["job"]
+    rows, job = [row for row in run["rows"] if row.get("measured_peak_bytes")], run["job"]
     drawing = Figure(figsize=(9.2, 4.0), layout="constrained")
     predicted, measured = drawing.subplots(1, 2, sharex=True, sharey=True)
     plain_ns = next(row["predicted_ns"] for row in rows if row["method"] == "plain")
     _panel(predicted, "Predicted", [
         (row["method"], row["predicted_peak_bytes"], row["predicted_ns"] / plain_ns)
-        for row in rows if row["predicted_peak_bytes"]
+        for row in rows if row.get("predicted_peak_bytes")
     ])  # fmt: skip
     _panel(measured, f"Measured ({job['device']}, medians of {job['rounds']} rounds)", [
         (row["method"], row["measured_peak_bytes"], row["measured_ratio"]) for row in rows
