@@ -11,9 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.results import read_json
-from analysis.saving import save, style_context
+from analysis.saving import save_in_run, write_csv
 from analysis.style import BLACK, ORANGE, SKY, Style, style_of
-from remat.files import replacing
 
 # Methods that are no strategies: what PyTorch offers by hand.
 _BY_HAND = {
@@ -26,12 +25,8 @@ _BY_HAND = {
 def draw_execution(folder: Path) -> list[Path]:
     """Draw the figure and write the table of a run; the paths written."""
     run = read_json(folder / "run.json")
-    table = folder / "table.csv"
-    with replacing(table) as scratch:
-        pd.DataFrame(run["rows"]).to_csv(scratch, index=False)
-    (folder / "figures").mkdir(exist_ok=True)
-    with style_context():
-        return [table, *save(figure(run), folder / "figures" / "execution")]
+    table = write_csv(pd.DataFrame(run["rows"]), folder / "table.csv")
+    return [table, *save_in_run(folder, "execution", lambda: figure(run))]
 
 
 def figure(run: Mapping[str, Any]) -> Figure:

@@ -20,7 +20,7 @@ from matplotlib.ticker import NullLocator
 from analysis.command import command
 from analysis.panel import KNEE_PERCENT, Curve, Panel, beyond, panel_of, ticks
 from analysis.results import WITH_PLAN, Run, load_run
-from analysis.saving import save, style_context
+from analysis.saving import save_in_run
 from analysis.scales import binary_scale
 from analysis.style import GREY, LIGHT_GREY, PALE, Style, order_of
 from remat.errors import InvalidInput
@@ -43,9 +43,7 @@ def redraw(folder: Path) -> list[Path]:
     panel = panel_of(run)
     if panel is None:
         raise InvalidInput(f"{folder}: no strategy has a plan, so there is no overhead to draw")
-    (folder / "figures").mkdir(exist_ok=True)
-    with style_context():
-        return save(draw(panel, run), folder / "figures" / "overhead")
+    return save_in_run(folder, "overhead", lambda: draw(panel, run))
 
 
 def draw(panel: Panel, run: Run) -> Figure:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import matplotlib as mpl
+import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -24,7 +25,8 @@ def style_context() -> Iterator[None]:
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write PNG and PDF without dates, so that equal results give equal files."""
+    """Write PNG and PDF without dates, so that equal results give equal files; makes their folder."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure)
     png, pdf = stem.with_suffix(".png"), stem.with_suffix(".pdf")
     with replacing(png) as scratch:
@@ -33,3 +35,16 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     with replacing(pdf) as scratch:
         figure.savefig(scratch, format="pdf", metadata={"CreationDate": None, "Producer": None, "Creator": None})
     return [png, pdf]
+
+
+def save_in_run(folder: Path, name: str, draw: Callable[[], Figure]) -> list[Path]:
+    """Draw a figure of a run into its folder, as ``figures/<name>.png`` and ``.pdf``; the paths written."""
+    with style_context():
+        return save(draw(), folder / "figures" / name)
+
+
+def write_csv(frame: pd.DataFrame, path: Path) -> Path:
+    """Write a table in one step; its path."""
+    with replacing(path) as scratch:
+        frame.to_csv(scratch, index=False)
+    return path

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from analysis.growth import draw_growth
 from experiments.budget_sweep import run_single
-from experiments.build import Subject
+from experiments.build import Subject, plain_peak
 from experiments.cli import check
 from experiments.config import register
 from experiments.engine import LocalEngine
@@ -37,7 +37,7 @@ from experiments.row import Row
 from experiments.settings import STORE_FOLDER, Settings
 from experiments.solving import Bench, is_contradicted
 from experiments.store import Store
-from remat import Graph, Plan, load_graph, simulate
+from remat import Graph, load_graph
 from remat.errors import RematError
 from remat.files import read_json, write_text
 from remat.frontends import synthetic
@@ -158,7 +158,7 @@ def generated() -> Iterator[Graph]:
 
 
 def _share(graph: Graph, share: float) -> int:
-    return int(share * simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes)
+    return int(share * plain_peak(graph))
 
 
 class Solver:
@@ -181,10 +181,9 @@ class Solver:
         """
         settings = replace(self.settings, scope=case.scope, **changes)
         subject = Subject(case.graph, None, None, None, None, "file", "file")
-        peak = _share(case.graph, 1.0)
         console = Console(stderr=True, quiet=not sys.stderr.isatty())
         with LocalEngine(1) as engine, SolveProgress(console, engine.at_once) as progress:
-            bench = Bench(subject, settings, "bench", store, engine, progress, peak)
+            bench = Bench(subject, settings, "bench", store, engine, progress, plain_peak(case.graph))
             row = run_single(bench, case.budget_bytes)[0][0]
         store.write_graph(case.graph)
         if is_contradicted(row):

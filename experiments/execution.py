@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.execution import draw_execution
+from experiments.progress import say_written
 from experiments.provenance import provenance
 from experiments.settings import Settings
 from experiments.steps.job import Job
@@ -42,9 +43,7 @@ def run_execution(cfg: DictConfig, settings: Settings, console: Console, folder:
         seed=settings.seed, threads=settings.threads,
     )  # fmt: skip
     execute(job, folder, console)
-    for path in draw_execution(folder):
-        what = {".html": "page", ".csv": "table"}.get(path.suffix, "figure")
-        console.print(f"{what:<8} {path}", markup=False, soft_wrap=True)
+    say_written(console, draw_execution(folder))
     return 0
 
 

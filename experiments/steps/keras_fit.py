@@ -9,15 +9,14 @@ from __future__ import annotations
 import gc
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 import remat.tf as rtf
 from experiments.steps.job import Candidate, Job, Method
+from experiments.steps.keras_models import functions_run_eagerly
 from experiments.steps.row import StepRow
 
 SMALLEST = 32  # pixels, where a network does not say otherwise
@@ -54,16 +53,6 @@ def trained(model: Any, data: tuple[np.ndarray, np.ndarray], samples: int) -> tu
     """Losses of an epoch, and the bytes of every variable after it; batches are in the order of `data`."""
     history = model.fit(*data, batch_size=samples, shuffle=False, verbose=0).history
     return history["loss"], [v.numpy().tobytes() for v in (*model.variables, *model.optimizer.variables)]
-
-
-@contextmanager
-def functions_run_eagerly() -> Iterator[None]:
-    """Without it Keras compiles grouped convolutions (ConvNeXt) with XLA in eager mode too, which changes last bits."""
-    tf.config.run_functions_eagerly(True)
-    try:
-        yield
-    finally:
-        tf.config.run_functions_eagerly(False)
 
 
 class KerasFit:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import remat.tf as rtf
 from experiments.steps.job import Candidate, Job, Method, fractions_of_plain
-from experiments.steps.keras_models import build
+from experiments.steps.keras_models import build, functions_run_eagerly
 from experiments.steps.keras_peers import cut_points, recompute_grad_step
 from experiments.steps.row import StepRow
 from remat.errors import InvalidInput
@@ -47,7 +47,9 @@ class KerasSteps:
         whole = self._rematerialized(EVERYTHING, cost="flops", verify=False)
         self.graph, self.fixed_bytes = whole.plan.graph, whole._step.graph.fixed_bytes
         self._plain = _traced(whole._step.function)
-        self.references = {"eager": self._eager_bits(), "tf.function": self._bits(self._plain.run.call)}
+        with functions_run_eagerly():
+            eager = self._bits(Objective(self.sample.model, self.sample.loss).step)
+        self.references = {"eager": eager, "tf.function": self._bits(self._plain.run.call)}
 
     def _rematerialized(self, budget: int | str, **options: Any) -> Any:
         return rtf.rematerialize(self.sample.model, self.sample.specs, budget, loss=self.sample.loss, **options)
@@ -103,13 +105,6 @@ class KerasSteps:
             "as_written_cpu_s": as_written.cpu_s, "measured_s": ours.wall_s, "measured_cpu_s": ours.cpu_s,
             "measured_ratio": ours.wall_s / first.wall_s,
         }  # fmt: skip
-
-    def _eager_bits(self) -> list[bytes]:
-        tf.config.run_functions_eagerly(True)
-        try:
-            return self._bits(Objective(self.sample.model, self.sample.loss).step)
-        finally:
-            tf.config.run_functions_eagerly(False)
 
     def _bits(self, step: Callable[..., Any]) -> list[bytes]:
         """Loss, gradients and variables after a step, as bytes; the variables are put back."""

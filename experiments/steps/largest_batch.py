@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 import remat
+from experiments.batch_search import SizeSearch
 from experiments.steps.job import Job, Method
 from experiments.steps.row import PLAIN, PORTFOLIO, StepLog, StepRow
 from experiments.steps.torch_steps import TorchSteps
@@ -26,20 +27,6 @@ SHRINK = 0.97
 Maker = Callable[[TorchSteps, int], Method | None]
 
 
-def largest(fits: Callable[[int], bool], first: int) -> int:
-    """The largest batch that fits, by doubling from `first` and bisection; 0 if not even one example does."""
-    good, bad = 0, first
-    while fits(bad):
-        good, bad = bad, 2 * bad
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        if fits(middle):
-            good = middle
-        else:
-            bad = middle
-    return good
-
-
 def largest_batches(job: Job, about: StepRow, log: StepLog, cache: Path) -> Iterator[StepRow]:
     """A row for each of `MAKERS` that the log does not have; it says so if no batch trains."""
     capacity = job.capacity_bytes or int(MARGIN * torch.cuda.mem_get_info()[0])
@@ -48,8 +35,11 @@ def largest_batches(job: Job, about: StepRow, log: StepLog, cache: Path) -> Iter
         row = replace(about, method=name, parameter=LABEL, budget_bytes=capacity)
         if log.of(row.key) is not None:
             continue
-        batch = largest(lambda batch, make=make: make(_steps(job, batch, cache), capacity) is not None, job.batch)
-        trained = None
+        search = SizeSearch(job.batch)
+        while (batch := search.next_size()) is not None:
+            fits = make(_steps(job, batch, cache), capacity) is not None
+            search.learn(batch, fits=fits, impossible=not fits)
+        batch, trained = search.found, None
         for _ in range(TRIES if batch else 0):
             trained = _trained(_steps(job, batch, cache), make, replace(row, batch=batch))
             if trained is not None:

@@ -60,23 +60,29 @@ def _about(job: Job) -> StepRow:
 
 
 def _methods(job: Job, about: StepRow, log: StepLog, cache: Path) -> Iterator[StepRow]:
-    """The plain step, what implementations offer, the peers, and the portfolio at every budget."""
+    """Rows of every choice of implementations that the job wants."""
     for implementations in sorted(job.implementations, key=WIDEST_FIRST.index):
-        labels = [f"{fraction:g}" for fraction in job.fractions]  # of the last rows, see `usual_budgets`
-        if labels and all(log.of((PORTFOLIO, label, implementations)) for label in labels):
-            continue
-        subject = _subject(job, implementations, cache)
-        mine = replace(about, batch=subject.batch, operations=len(subject.graph), fixed_bytes=subject.fixed_bytes)
-        for candidate in _candidates(subject, job, log):
-            row = replace(
-                mine, method=candidate.method, parameter=candidate.parameter, budget_bytes=candidate.budget_bytes,
-                implementations=implementations if candidate.method in (PORTFOLIO, OFFERED) else "default",
-            )  # fmt: skip
-            if log.of(row.key) is None:
-                row = replace(row, **_columns(subject, candidate))
-                plain = log.of((PLAIN, "")) or row
-                yield replace(row, plain_bytes=plain.measured_peak_bytes)
-        del subject  # its memory is needed for the next
+        labels = [f"{fraction:g}" for fraction in job.fractions]  # of the last rows, see `fractions_of_plain`
+        if not labels or not all(log.of((PORTFOLIO, label, implementations)) for label in labels):
+            yield from _rows_of_subject(job, implementations, about, log, cache)
+
+
+def _rows_of_subject(job: Job, implementations: str, about: StepRow, log: StepLog, cache: Path) -> Iterator[StepRow]:
+    """The plain step, what implementations offer, the peers, and the portfolio at every budget.
+
+    Nothing refers to the subject afterwards: its memory is needed for the next.
+    """
+    subject = _subject(job, implementations, cache)
+    about = replace(about, batch=subject.batch, operations=len(subject.graph), fixed_bytes=subject.fixed_bytes)
+    for candidate in _candidates(subject, job, log):
+        row = replace(
+            about, method=candidate.method, parameter=candidate.parameter, budget_bytes=candidate.budget_bytes,
+            implementations=implementations if candidate.method in (PORTFOLIO, OFFERED) else "default",
+        )  # fmt: skip
+        if log.of(row.key) is None:
+            row = replace(row, **_columns(subject, candidate))
+            plain = log.of((PLAIN, "")) or row
+            yield replace(row, plain_bytes=plain.measured_peak_bytes)
 
 
 def _subject(job: Job, implementations: str, cache: Path) -> Subject:
