@@ -243,7 +243,7 @@ def test_graphs_with_everything_fit_their_schema() -> None:
     assert document["format"] == "remat-graph/2"
     schema_of(document).validate(document)
     assert graph_from_dict(document) == graph
-    plan = remat.Plan.from_order(graph, [0], ways=["fast"]).document()
+    plan = remat.Plan.from_order(graph, [0], implementations=["fast"]).document()
     schema_of(plan).validate(json.loads(json.dumps(plan)))
 
 

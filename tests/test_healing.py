@@ -167,7 +167,7 @@ def test_plans_that_differ_in_implementations_have_files_of_their_own(tmp_path: 
     graph = replace(GRAPH, operations=(op, *GRAPH.operations[1:]))
     order, store = range(len(graph)), Store(tmp_path)
     plain = remat.Plan.from_order(graph, order)
-    other = remat.Plan.from_order(graph, order, ways=["fast", *[""] * (len(graph) - 1)])
+    other = remat.Plan.from_order(graph, order, implementations=["fast", *[""] * (len(graph) - 1)])
     assert store.write_plan("k", plain) != store.write_plan("k", other)
     assert store.write_plan("k", plain) == store.write_plan("k", plain)
 

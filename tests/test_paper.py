@@ -23,8 +23,7 @@ from experiments import cli
 from experiments.config import group_options, register
 from experiments.paper import PARTS
 from experiments.paper.naive_rounding import count_feasible, valid_samples
-from experiments.paper.stages import unit_chain
-from experiments.paper.unpartitioned import solve_published
+from experiments.paper.stages import solve_published, unit_chain
 from remat.graph import Graph
 from remat.search.exhaustive import exhaustive
 

@@ -91,7 +91,7 @@ def available(graph: Graph) -> dict[Way, int]:
 def count(graph: Graph, plan: Plan) -> dict[Way, int]:
     """How many operations the plan runs in each way that is not the default one, at least once."""
     which: dict[Way, set[int]] = defaultdict(set)
-    for k, name in zip(plan.order.tolist(), plan.chosen, strict=False):
+    for k, name in zip(plan.order.tolist(), plan.choices, strict=False):
         if name:
             which[graph.operations[k].kind, name].add(k)
     return {way: len(operations) for way, operations in which.items()}
@@ -103,7 +103,11 @@ def reason(graph: Graph, plans: Mapping[int, Plan], kind: str, name: str) -> str
     First from the way alone: another one that is never dearer and holds no more. Else every plan is tried with
     it: each operation of the kind that can, and what must go with it, and the simulator says what it costs.
     """
-    own = [k for k, op in enumerate(graph.operations) if op.kind == kind and any(w.name == name for w in op.ways)]
+    own = [
+        k
+        for k, op in enumerate(graph.operations)
+        if op.kind == kind and name in (w.name for w in op.all_implementations)
+    ]
     better = _dominating(graph, own, name)
     if better:
         return f"dominated: {better} is never dearer and reads and holds no more"
@@ -117,8 +121,8 @@ def _dominating(graph: Graph, operations: Sequence[int], name: str) -> str:
     """Another way, of every one of these operations, that is no dearer and no larger; '' without one."""
     common: set[str] | None = None
     for k in operations:
-        way = graph.way(k, name)
-        names = {w.name for w in graph.operations[k].ways if w.name != name and _is_no_worse(w, way)}
+        way = graph.implementation(k, name)
+        names = {w.name for w in graph.operations[k].all_implementations if w.name != name and _is_no_worse(w, way)}
         common = names if common is None else common & names
     return min(common or {""}, key=lambda n: (n == DEFAULT, n))
 
@@ -137,18 +141,18 @@ def _is_no_worse(a: Implementation, b: Implementation) -> bool:
 def _swap(graph: Graph, plan: Plan, budget: int, operations: Sequence[int], name: str) -> Swap | None:
     """The plan with one way for each operation, before and after; None if the way cannot be put in."""
     wanted = [0] * len(graph)
-    for k, way in zip(plan.order.tolist(), plan.chosen or ("",) * plan.n_computations, strict=True):
-        wanted[k] = [w.name for w in graph.operations[k].ways].index(way or DEFAULT)
+    for k, way in zip(plan.order.tolist(), plan.choices or ("",) * plan.n_computations, strict=True):
+        wanted[k] = [w.name for w in graph.operations[k].all_implementations].index(way or DEFAULT)
     before = _simulated(graph, plan, wanted)
     for k in operations:
-        wanted[k] = [w.name for w in graph.operations[k].ways].index(name)
+        wanted[k] = [w.name for w in graph.operations[k].all_implementations].index(name)
     for k in operations:
-        _adapt_readers(graph, k, graph.way(k, name), wanted)
+        _adapt_readers(graph, k, graph.implementation(k, name), wanted)
     after = _simulated(graph, plan, wanted)
     if before is None or after is None:
         return None
     chosen = after[2]
-    if not any(graph.operations[k].ways[chosen[k]].name == name for k in operations):
+    if not any(graph.operations[k].all_implementations[chosen[k]].name == name for k in operations):
         return None
     return Swap(after[0] / before[0] - 1, after[1] - before[1], after[1] <= max(budget, before[1]), budget)
 
@@ -156,11 +160,11 @@ def _swap(graph: Graph, plan: Plan, budget: int, operations: Sequence[int], name
 def _adapt_readers(graph: Graph, k: int, way: Implementation, wanted: list[int]) -> None:
     """Switch what reads operation `k`'s values to ways that `way` serves, its extra values first."""
     made = set(way.outputs)
-    missing = {v for w in graph.operations[k].ways for v in w.outputs} - made
+    missing = {v for w in graph.operations[k].all_implementations for v in w.outputs} - made
     extra = made - set(graph.operations[k].outputs)
     lost = missing | (set() if way.overwrites is None else {way.overwrites})
     for r in range(k + 1, len(graph)):
-        ways = graph.operations[r].ways if graph.operations[r].implementations else ()
+        ways = graph.operations[r].all_implementations if graph.operations[r].implementations else ()
         served = [i for i, w in enumerate(ways) if not lost & set(w.inputs) and not w.is_lossy]
         best = [i for i in served if extra & set(ways[i].inputs)]
         if best and not extra & set(ways[wanted[r]].inputs):
@@ -179,7 +183,7 @@ def _simulated(graph: Graph, plan: Plan, wanted: Sequence[int]) -> tuple[int, in
         trace = remat.simulate(graph, lifted)
     except remat.InvalidPlan:
         return None
-    return trace.cost, trace.peak_bytes, chosen.choice
+    return trace.cost, trace.peak_bytes, chosen.indices
 
 
 def _words(swaps: Sequence[Swap]) -> str:

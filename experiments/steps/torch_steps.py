@@ -124,11 +124,11 @@ class TorchSteps:
         ).plan  # fmt: skip
         assert plan is not None
         self.known.append(plan)
-        return self.planned("portfolio", plan.order.tolist(), budget_bytes, plan.chosen)
+        return self.planned("portfolio", plan.order.tolist(), budget_bytes, plan.choices)
 
-    def planned(self, name: str, order: list[int], budget_bytes: int | None, ways: Sequence[str] = ()) -> Method:
+    def planned(self, name: str, order: list[int], budget_bytes: int | None, chosen: Sequence[str] = ()) -> Method:
         """The module that executes a plan."""
-        plan = remat.Plan.from_order(self.graph, order, ways=ways)
+        plan = remat.Plan.from_order(self.graph, order, implementations=chosen)
         made = StepPlan(
             plan, self.graph, self.fingerprint, name, budget_bytes, None, self.fixed, self.job.cost,
             implementations=self.planner.implementations,
@@ -202,7 +202,7 @@ class TorchSteps:
             is_plain = method.run is self.module
             columns["gradient_error"] = rounding_error(self) if is_plain else gradient_error(self, method)
         if method.plan is not None and self.graph.has_implementations:
-            columns["chosen"] = dict(collections.Counter(name for name in method.plan.chosen if name).most_common())
+            columns["chosen"] = dict(collections.Counter(name for name in method.plan.choices if name).most_common())
             columns["held"] = held_by_those_who_offer(self.graph, method.plan)
         return columns
 
