@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.results import read_json
-from analysis.saving import save, style_context
+from analysis.saving import save_in_run
 from analysis.style import BLACK, ORANGE, SKY, Style, style_of
-from remat.files import replacing
+from analysis.table import write_frame
 
 # Methods that are no strategies: what PyTorch offers by hand.
 _BY_HAND = {
@@ -26,23 +26,19 @@ _BY_HAND = {
 def draw_execution(folder: Path) -> list[Path]:
     """Draw the figure and write the table of a run; the paths written."""
     run = read_json(folder / "run.json")
-    table = folder / "table.csv"
-    with replacing(table) as scratch:
-        pd.DataFrame(run["rows"]).to_csv(scratch, index=False)
-    (folder / "figures").mkdir(exist_ok=True)
-    with style_context():
-        return [table, *save(figure(run), folder / "figures" / "execution")]
+    table = write_frame(pd.DataFrame(run["rows"]), folder / "table.csv")
+    return [table, *save_in_run(folder, "execution", lambda: figure(run))]
 
 
 def figure(run: Mapping[str, Any]) -> Figure:
     """Two panels on the same axes: what was predicted, what was measured."""
-    rows, job = [row for row in run["rows"] if "note" not in row], run["job"]
+    rows, job = [row for row in run["rows"] if row.get("measured_peak_bytes")], run["job"]
     drawing = Figure(figsize=(9.2, 4.0), layout="constrained")
     predicted, measured = drawing.subplots(1, 2, sharex=True, sharey=True)
     plain_ns = next(row["predicted_ns"] for row in rows if row["method"] == "plain")
     _panel(predicted, "Predicted", [
         (row["method"], row["predicted_peak_bytes"], row["predicted_ns"] / plain_ns)
-        for row in rows if row["predicted_peak_bytes"]
+        for row in rows if row.get("predicted_peak_bytes")
     ])  # fmt: skip
     _panel(measured, f"Measured ({job['device']}, medians of {job['rounds']} rounds)", [
         (row["method"], row["measured_peak_bytes"], row["measured_ratio"]) for row in rows

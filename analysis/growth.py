@@ -16,7 +16,7 @@ LOOKS = {"layered": (BLUE, "o"), "chain": (VERMILLION, "s")}
 
 
 def draw_growth(rows: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:
-    """Draw `rows` (keys of `experiments.bench_solvers.Growth`) as a PNG and a PDF beside it.
+    """Draw `rows` (of `experiments.bench_solvers.growth`) as a PNG and a PDF beside it.
 
     Returns:
         The files written.

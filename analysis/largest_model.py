@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from analysis.command import command
 from analysis.results import read_json
-from analysis.saving import save, style_context
+from analysis.saving import save_in_run
 from analysis.style import BLUE, GREY, ORANGE, WINE
 from remat.errors import InvalidInput
 
@@ -33,9 +33,7 @@ def draw_run(folder: Path) -> list[Path]:
     document = read_json(Path(folder) / "run.json")
     if not document.get("searches"):
         raise InvalidInput(f"{Path(folder) / 'run.json'}: not a run of experiment=largest_model")
-    (Path(folder) / "figures").mkdir(exist_ok=True)
-    with style_context():
-        return save(draw(document["searches"], document["memory_bytes"]), Path(folder) / "figures" / "largest_model")
+    return save_in_run(Path(folder), "largest_model", lambda: draw(document["searches"], document["memory_bytes"]))
 
 
 def draw(searches: Sequence[Mapping[str, Any]], memory_bytes: int) -> Figure:

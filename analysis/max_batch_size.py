@@ -24,7 +24,7 @@ from rich.table import Table
 
 from analysis.command import command
 from analysis.results import read_json
-from analysis.saving import save, style_context
+from analysis.saving import save_in_run
 from analysis.style import BLACK, GREY, order_of, style_of
 from analysis.table import write_frame
 from remat.errors import InvalidInput
@@ -48,10 +48,8 @@ def draw_runs(folders: Sequence[Path], target: Path) -> list[Path]:
         InvalidInput: a folder is no run of this experiment.
     """
     documents = [document for folder in folders for document in load(folder)]
-    written = [write_csv(documents, target / "table.csv")]
-    with style_context():
-        written += save(draw(documents), target / "figures" / "max_batch_size")
-    return written
+    table = write_frame(_frame(documents), target / "table.csv")
+    return [table, *save_in_run(target, "max_batch_size", lambda: draw(documents))]
 
 
 def load(folder: Path) -> list[dict[str, Any]]:
@@ -85,12 +83,12 @@ def rows_of(documents: Sequence[Document]) -> list[dict[str, Any]]:
     return rows
 
 
-def write_csv(documents: Sequence[Document], path: Path) -> Path:
-    """`rows_of` as a file; atomically."""
+def _frame(documents: Sequence[Document]) -> pd.DataFrame:
+    """`rows_of` as columns."""
     frame = pd.DataFrame(rows_of(documents))
     for column in ("found", "proven_by_it", "proven", "published", "sample_peak_bytes"):
         frame[column] = frame[column].astype("Int64")
-    return write_frame(frame, path)
+    return frame
 
 
 def terminal_table(documents: Sequence[Document]) -> list[Table]:

@@ -20,7 +20,7 @@ from matplotlib.ticker import NullLocator
 from analysis.command import command
 from analysis.overhead_data import KNEE_PERCENT, Curve, OverheadData, beyond, overhead_data, ticks
 from analysis.results import WITH_PLAN, Run, load_run
-from analysis.saving import save, style_context
+from analysis.saving import save_in_run
 from analysis.scales import binary_scale
 from analysis.style import GREY, LIGHT_GREY, PALE, Style, order_of
 from remat.errors import InvalidInput
@@ -43,8 +43,7 @@ def redraw(folder: Path) -> list[Path]:
     data = overhead_data(run)
     if data is None:
         raise InvalidInput(f"{folder}: no strategy has a plan, so there is no overhead to draw")
-    with style_context():
-        return save(draw(data, run), folder / "figures" / "overhead")
+    return save_in_run(folder, "overhead", lambda: draw(data, run))
 
 
 def draw(data: OverheadData, run: Run) -> Figure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,3 +34,9 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     with replacing(pdf) as scratch:
         figure.savefig(scratch, format="pdf", metadata={"CreationDate": None, "Producer": None, "Creator": None})
     return [png, pdf]
+
+
+def save_in_run(folder: Path, name: str, draw: Callable[[], Figure]) -> list[Path]:
+    """Draw a figure of a run into its folder, as ``figures/<name>.png`` and ``.pdf``; the paths written."""
+    with style_context():
+        return save(draw(), folder / "figures" / name)

@@ -14,10 +14,10 @@ from matplotlib.ticker import NullLocator
 
 from analysis.command import command
 from analysis.results import read_json
-from analysis.saving import save, style_context
+from analysis.saving import save_in_run
 from analysis.style import GREY, style_of
+from analysis.table import write_frame
 from remat.errors import InvalidInput
-from remat.files import replacing
 
 
 def draw_run(folder: Path) -> list[Path]:
@@ -32,11 +32,8 @@ def draw_run(folder: Path) -> list[Path]:
         points = document["points"]
     except KeyError:
         raise InvalidInput(f"{folder / 'run.json'}: not a run of experiment=throughput") from None
-    with replacing(folder / "table.csv") as scratch:
-        pd.DataFrame(points).to_csv(scratch, index=False)
-    (folder / "figures").mkdir(exist_ok=True)
-    with style_context():
-        return [folder / "table.csv", *save(draw(document), folder / "figures" / "throughput")]
+    table = write_frame(pd.DataFrame(points), folder / "table.csv")
+    return [table, *save_in_run(folder, "throughput", lambda: draw(document))]
 
 
 def draw(document: Mapping[str, Any]) -> Figure:

@@ -1,4 +1,4 @@
-"""The largest batch of one strategy: rules of counting, and a bisection that finds and rules out."""
+"""Searches for the largest that trains: a batch of one strategy, by rules of counting; a size of any kind."""
 
 from __future__ import annotations
 
@@ -135,3 +135,40 @@ class Bisection:
         """The row with a plan whose budget is nearest: a start for the next solve."""
         planned = [row for row in self.rows if row.plan_file is not None]
         return min(planned, key=lambda row: abs(row.budget_bytes - budget_bytes), default=None)
+
+
+@dataclass(slots=True)
+class SizeSearch:
+    """Grows a size until one is not found, then halves what lies between; sizes are integers from `first` on.
+
+    Attributes:
+        growth: factor from one size to the next.
+        found: the largest size with a plan, 0 without any.
+        ruled_out: the smallest size proven impossible; larger ones are taken to be impossible too.
+        undecided: sizes tried in vain.
+    """
+
+    first: int
+    growth: int = 2
+    found: int = 0
+    ruled_out: int | None = None
+    undecided: list[int] = field(default_factory=list)
+
+    def next_size(self) -> int | None:
+        """What to try next; None if there is nothing between what is found and what failed."""
+        failed = [size for size in (self.ruled_out, *self.undecided) if size is not None]
+        if not failed:
+            return self.growth * self.found if self.found else self.first
+        least = min(failed)
+        if self.found:
+            return (self.found + least) // 2 if least - self.found > 1 else None
+        return least // 2 if least > 1 else None
+
+    def learn(self, size: int, *, fits: bool, impossible: bool) -> None:
+        """Take in a trial."""
+        if fits:
+            self.found = max(self.found, size)
+        elif impossible:
+            self.ruled_out = size if self.ruled_out is None else min(size, self.ruled_out)
+        else:
+            self.undecided.append(size)

@@ -2,31 +2,44 @@
 
 Instances are the files of REMAT_INSTANCES (or ``--instances``); without them, graphs of the same kinds
 that the project generates. Budgets: those of records.json; else shares of the peak of running every
-operation once. Rows are written as they finish and found again by the next run. Each solve has a process of
-its own; "start s" is the time until the strategy begins in it, and part of the times that follow.
+operation once. Rows are kept in the store of every run as they finish, and found again by the next one. Each solve has
+a process of its own; "start s" is the time until the strategy begins in it, and part of the times that follow.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import platform
 import re
 import statistics
+import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from analysis.growth import draw_growth
+from experiments.budget_sweep import run_single
+from experiments.build import Subject, plain_peak
+from experiments.cli import check
+from experiments.config import register
+from experiments.engine import LocalEngine
+from experiments.progress import SolveProgress
 from experiments.provenance import provenance
-from experiments.store import code_version
-from remat import Ending, Graph, Plan, Solution, load_graph, simulate, solve_sweep
+from experiments.row import Row
+from experiments.settings import STORE_FOLDER, Settings
+from experiments.solving import Bench, is_contradicted
+from experiments.store import Store
+from remat import Graph, load_graph
 from remat.errors import RematError
-from remat.files import read_json
+from remat.files import read_json, write_text
 from remat.frontends import synthetic
 from remat.incumbent import GAP_TOLERANCE
 
@@ -53,12 +66,12 @@ GAP_GOALS = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One solve: an instance, a budget and a scope, with what is recorded about it."""
+    """One solve: an instance, a budget (`budget` is for people) and a scope, with what is recorded about it."""
 
     instance: str
     graph: Graph
     budget_bytes: int
-    label: str
+    budget: str
     scope: str = "staged"
     record_cost: int | None = None
     record_proven: bool = False
@@ -68,64 +81,47 @@ class Case:
     goal_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What one solve gave; costs in the graph's unit, times in seconds."""
+@dataclass(frozen=True)
+class Comparison:
+    """A case with its row."""
 
-    instance: str
-    budget: str
-    budget_bytes: int
-    scope: str
-    strategy: str
-    time_limit_s: float
-    threads: int
-    code: str
-    status: str
-    cost: int | None
-    overhead: float | None
-    bound: int | None
-    gap: float | None
-    first_plan_s: float | None
-    within_1pct_s: float | None
-    wall_s: float
-    peak_memory_bytes: int | None
-    record_cost: int | None
-    record_proven: bool
-    record_s: float | None
-    published_overhead: float | None
-    found_by: str
-    message: str
-    target_gap: float = 0.0
-    graph_sha256: str = ""
-    machine: str = ""
-    date: str = ""
-    start_s: float | None = None
-    goal_gap: float | None = None
-    goal_s: float | None = None
+    case: Case
+    row: Row
+
+    @cached_property
+    def stats(self) -> dict[str, Any]:
+        """What the solver says of its run."""
+        return json.loads(self.row.stats)
 
     @property
     def solve_s(self) -> float:
         """Wall time without the start of the solver's process."""
-        return self.wall_s - (self.start_s or 0.0)
+        return self.row.wall_s - (self.stats.get("start_s") or 0.0)
 
     @property
     def against_record(self) -> float | None:
         """cost / recorded cost - 1."""
-        return None if self.cost is None or not self.record_cost else self.cost / self.record_cost - 1
+        return None if self.row.cost is None or not self.case.record_cost else self.row.cost / self.case.record_cost - 1
 
     @property
     def goal(self) -> str:
         """Whether the result is as good as what it is compared with; '' if with nothing."""
-        if self.goal_gap is not None and self.goal_s is not None:
-            met = self.gap is not None and self.gap <= self.goal_gap and self.solve_s <= self.goal_s
-        elif self.record_cost:
+        case, row = self.case, self.row
+        if case.goal_gap is not None and case.goal_s is not None:
+            met = row.gap is not None and row.gap <= case.goal_gap and self.solve_s <= case.goal_s
+        elif case.record_cost:
             difference = self.against_record
-            met = difference is not None and (difference <= NEAR if self.record_proven else difference < 0)
-        elif self.published_overhead is not None:
-            met = self.overhead is not None and round(100 * self.overhead, 2) <= self.published_overhead + 0.005
+            met = difference is not None and (difference <= NEAR if case.record_proven else difference < 0)
+        elif case.published_overhead is not None:
+            met = row.overhead is not None and round(100 * row.overhead, 2) <= case.published_overhead + 0.005
         else:
             return ""
         return "met" if met else "MISSED"
+
+    def line(self) -> str:
+        """Both as JSON."""
+        known = {name: getattr(self.case, name) for name in Case.__dataclass_fields__ if name != "graph"}
+        return json.dumps({**known, **asdict(self.row)})
 
 
 def cases(folder: Path | None) -> Iterator[Case]:
@@ -162,38 +158,37 @@ def generated() -> Iterator[Graph]:
 
 
 def _share(graph: Graph, share: float) -> int:
-    return int(share * simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes)
+    return int(share * plain_peak(graph))
 
 
-def run_case(
-    case: Case, strategy: str, time_limit_s: float, threads: int, options: dict[str, Any], target_gap: float = 0.0
-) -> Result:
-    """Solve one case in a process of its own, so that its memory is measured alone.
+class Solver:
+    """A strategy with its limits, run on one case at a time."""
 
-    Raises:
-        KeyboardInterrupt: it was interrupted; what it had found is no result.
-        SystemExit: the judge contradicts what the solver claims.
-    """
-    solution = solve_sweep(
-        case.graph, [case.budget_bytes], strategy, scope=case.scope, time_limit_s=time_limit_s, threads=threads,
-        isolate=True, target_gap=target_gap or GAP_TOLERANCE, **options,
-    )[0]  # fmt: skip
-    if solution.contradicted:
-        raise SystemExit(f"bench: {case.instance} at {case.label}: {solution.message}")
-    if solution.ended is Ending.INTERRUPTED:
-        raise KeyboardInterrupt
-    return _result(case, strategy, time_limit_s, threads, target_gap, solution)
+    def __init__(self, strategy: str, time_limit_s: float, threads: int, overrides: Sequence[str] = ()) -> None:
+        register()
+        asked = [f"strategies=[{strategy}]", f"time_limit={time_limit_s}", f"threads={threads}", *overrides]
+        self.settings: Settings = check(asked, multirun=False)[0]
 
+    def solve(self, case: Case, store: Store, **changes: Any) -> Comparison:
+        """The case's row, from the store or solved now in a process of its own, so that its memory is measured alone.
 
-def _result(case: Case, strategy: str, time_limit_s: float, threads: int, target_gap: float, s: Solution) -> Result:
-    return Result(
-        case.instance, case.label, case.budget_bytes, case.scope, strategy, time_limit_s, threads, code_version(),
-        str(s.status), s.cost, s.overhead, s.bound, s.gap, s.stats.get("first_plan_s"), s.stats.get("within_1pct_s"),
-        s.wall_s, s.stats.get("solver_peak_memory_bytes"), case.record_cost, case.record_proven, case.record_s,
-        case.published_overhead, str(s.parameters.get("from", "")), s.message, target_gap,
-        case.graph.sha256(), provenance().cpu, time.strftime("%Y-%m-%d"),
-        s.stats.get("start_s"), case.goal_gap, case.goal_s,
-    )  # fmt: skip
+        Args:
+            changes: of the settings.
+
+        Raises:
+            KeyboardInterrupt: it was interrupted.
+            SystemExit: the judge contradicts what the solver claims.
+        """
+        settings = replace(self.settings, scope=case.scope, **changes)
+        subject = Subject(case.graph, None, None, None, None, "file", "file")
+        console = Console(stderr=True, quiet=not sys.stderr.isatty())
+        with LocalEngine(1) as engine, SolveProgress(console, engine.at_once) as progress:
+            bench = Bench(subject, settings, "bench", store, engine, progress, plain_peak(case.graph))
+            row = run_single(bench, case.budget_bytes)[0][0]
+        store.write_graph(case.graph)
+        if is_contradicted(row):
+            raise SystemExit(f"bench: {case.instance} at {case.budget}: {row.message}")
+        return Comparison(case, row)
 
 
 HEADER = (
@@ -202,151 +197,115 @@ HEADER = (
 )  # fmt: skip
 
 
-def table(results: Sequence[Result]) -> str:
+def table(results: Sequence[Comparison]) -> str:
     """The results as Markdown tables, one for each scope: their costs and bounds do not compare."""
     parts = []
-    for scope in dict.fromkeys(r.scope for r in results):
-        rows = [table_row(r) for r in results if r.scope == scope]
+    for scope in dict.fromkeys(r.case.scope for r in results):
+        rows = [table_row(r) for r in results if r.case.scope == scope]
         head = ["| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER)]
         parts.append("\n".join([f"Scope {scope}:", "", *head, *rows]))
     return "\n\n".join(parts)
 
 
-def table_row(r: Result) -> str:
+def table_row(compared: Comparison) -> str:
     """One line of the table."""
+    case, row, stats = compared.case, compared.row, compared.stats
 
     def number(value: float | None, digits: int, factor: float = 1.0) -> str:
         return "" if value is None else f"{factor * value:.{digits}f}"
 
-    record = "" if r.record_cost is None else f"{r.record_cost:,}" + ("" if r.record_proven else " (24 h)")
-    if r.published_overhead is not None:
-        record = f"{r.published_overhead} % (published)"
-    goal = r.goal
-    if r.goal_gap is not None:
-        goal = f"{goal}: {100 * r.goal_gap:g} % in {r.goal_s:g} s"
+    record = "" if case.record_cost is None else f"{case.record_cost:,}" + ("" if case.record_proven else " (24 h)")
+    if case.published_overhead is not None:
+        record = f"{case.published_overhead} % (published)"
+    goal = compared.goal
+    if case.goal_gap is not None:
+        goal = f"{goal}: {100 * case.goal_gap:g} % in {case.goal_s:g} s"
     cells = (
-        r.instance, r.budget, r.status, "" if r.cost is None else f"{r.cost:,}",
-        number(r.overhead, 3, 100), "" if r.bound is None else f"{r.bound:,}", number(r.gap, 3, 100),
-        number(r.start_s, 2), number(r.first_plan_s, 2), number(r.within_1pct_s, 1), number(r.wall_s, 1),
-        number(r.peak_memory_bytes, 0, 2**-20), record, number(r.against_record, 4, 100), number(r.record_s, 0), goal,
+        case.instance, case.budget, row.status, "" if row.cost is None else f"{row.cost:,}",
+        number(row.overhead, 3, 100), "" if row.bound is None else f"{row.bound:,}", number(row.gap, 3, 100),
+        number(stats.get("start_s"), 2), number(stats.get("first_plan_s"), 2), number(stats.get("within_1pct_s"), 1),
+        number(row.wall_s, 1), number(stats.get("solver_peak_memory_bytes"), 0, 2**-20), record,
+        number(compared.against_record, 4, 100), number(case.record_s, 0), goal,
     )  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 
 
-class Rows:
-    """The file of rows: what was solved before by this code on this machine is not solved again."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.known = {_key(r): r for r in self._read() if r.status != "FAILED"}
-
-    def solve(self, case: Case, strategy: str, time_limit_s: float, threads: int, target_gap: float = 0.0) -> Result:
-        """The stored result of the case, or that of `run_case`, stored as soon as it is there."""
-        key = (case.instance, case.budget_bytes, case.scope, strategy, time_limit_s, threads, target_gap,
-               code_version(), case.graph.sha256(), provenance().cpu)  # fmt: skip
-        result = self.known.get(key)
-        if result is None:
-            result = run_case(case, strategy, time_limit_s, threads, {}, target_gap)
-            with self.path.open("a") as file:  # one line, one write: an interrupted run loses nothing
-                file.write(json.dumps(asdict(result)) + "\n")
-        return result
-
-    def _read(self) -> Iterator[Result]:
-        """The rows of the file; a line that an interrupted run wrote in part is none."""
-        for line in self.path.read_text().splitlines() if self.path.exists() else ():
-            with contextlib.suppress(json.JSONDecodeError):
-                yield Result(**json.loads(line))
+def chosen_cases(arguments: argparse.Namespace) -> list[Case]:
+    """Those that ``--only`` names, with the gap that is aimed at where ``--gaps`` asks for it."""
+    found = [case for case in cases(_folder(arguments)) if _is_wanted(arguments, case)]
+    if not arguments.gaps:
+        return found
+    aimed = [(case, GAP_GOALS[case.instance, case.budget]) for case in found
+             if (case.instance, case.budget) in GAP_GOALS]  # fmt: skip
+    return [replace(case, goal_gap=gap, goal_s=seconds) for case, (gap, seconds) in aimed]
 
 
-def _key(r: Result) -> tuple[Any, ...]:
-    return (r.instance, r.budget_bytes, r.scope, r.strategy, r.time_limit_s, r.threads, r.target_gap, r.code,
-            r.graph_sha256, r.machine)  # fmt: skip
+def _is_wanted(arguments: argparse.Namespace, case: Case) -> bool:
+    return bool(re.search(arguments.only or "", f"{case.instance} {case.budget} {case.scope}"))
 
 
-def bench(arguments: argparse.Namespace) -> list[Result]:
-    """Run every case that the store of rows does not have yet."""
-    kept = Rows(Path(arguments.out))
-    results = []
-    for case in cases(_folder(arguments)):
-        if arguments.only and not re.search(arguments.only, f"{case.instance} {case.label} {case.scope}"):
-            continue
-        time_limit_s, target_gap = arguments.time_limit, arguments.target_gap
-        if arguments.gaps:
-            if (case.instance, case.label) not in GAP_GOALS:
-                continue
-            goal_gap, goal_s = GAP_GOALS[case.instance, case.label]
-            case = replace(case, goal_gap=goal_gap, goal_s=goal_s)
-            time_limit_s, target_gap = arguments.time_limit or max(goal_s, TIME_LIMIT_S), target_gap or goal_gap
-        result = kept.solve(case, arguments.strategy, time_limit_s, arguments.threads, target_gap)
-        results.append(replace(result, goal_gap=case.goal_gap, goal_s=case.goal_s))
+def bench(arguments: argparse.Namespace) -> list[Comparison]:
+    """Solve every case that the store does not have, and write the file of rows."""
+    store, out, results = Store(STORE_FOLDER), Path(arguments.out), []
+    lines = out.read_text().splitlines() if out.exists() else []
+    solver = Solver(arguments.strategy, arguments.time_limit or TIME_LIMIT_S, arguments.threads)
+    for case in chosen_cases(arguments):
+        limit_s = arguments.time_limit or max(case.goal_s or 0.0, TIME_LIMIT_S)
+        target_gap = arguments.target_gap or case.goal_gap or GAP_TOLERANCE
+        results.append(solver.solve(case, store, time_limit_s=limit_s, target_gap=target_gap))
         print(table_row(results[-1]), flush=True)
+        lines = list(dict.fromkeys([*lines, results[-1].line()]))
+        write_text(out, "\n".join(lines) + "\n")
     return results
 
 
 def compare(arguments: argparse.Namespace) -> None:
     """Seconds to a proven optimum of checkmate_milp's two formulations (without the process's start), their ratio."""
-    for case in cases(_folder(arguments)):
-        if case.scope != "staged" or (
-            arguments.only and not re.search(arguments.only, f"{case.instance} {case.label}")
-        ):
+    solvers = {form: Solver("checkmate_milp", arguments.time_limit, arguments.threads, [f"formulation={form}"])
+               for form in ("trimmed", "published")}  # fmt: skip
+    for case in chosen_cases(arguments):
+        if case.scope != "staged":
             continue
-        seconds: dict[str, list[float]] = {}
-        for form in ("trimmed", "published"):
+        shown, medians = {}, {}
+        for form, solver in solvers.items():
+            seconds = []
             for _ in range(arguments.repeats):
-                r = run_case(case, "checkmate_milp", arguments.time_limit, arguments.threads, {"formulation": form})
-                if r.status == "OPTIMAL":
-                    seconds.setdefault(form, []).append(r.solve_s)
-        proven = {form: len(times) for form, times in seconds.items()}
-        seconds = {form: times for form, times in seconds.items() if len(times) == arguments.repeats}
-        shown = {form: f"proven in {count} of {arguments.repeats} runs" for form, count in proven.items()}
-        shown |= {form: f"{statistics.median(times):.1f} s" for form, times in seconds.items()}
-        ratio = ""
-        if len(seconds) == 2:
-            ratio = (
-                f"{statistics.median(seconds['published']) / statistics.median(seconds['trimmed']):.0f} times faster"
-            )
-        print(f"{case.instance} {case.label}: trimmed {shown.get('trimmed', 'not proven')}, "
-              f"published {shown.get('published', 'not proven')} {ratio}", flush=True)  # fmt: skip
+                with tempfile.TemporaryDirectory() as folder:  # nothing is found again
+                    compared = solver.solve(case, Store(Path(folder)))
+                seconds += [compared.solve_s] if compared.row.status == "OPTIMAL" else []
+            shown[form] = f"proven in {len(seconds)} of {arguments.repeats} runs" if seconds else "not proven"
+            if len(seconds) == arguments.repeats:
+                medians[form] = statistics.median(seconds)
+                shown[form] = f"{medians[form]:.1f} s"
+        ratio = f" {medians['published'] / medians['trimmed']:.0f} times faster" if len(medians) == 2 else ""
+        print(f"{case.instance} {case.budget}: trimmed {shown['trimmed']}, published {shown['published']}{ratio}",
+              flush=True)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """What a strategy gave on a graph of some size; times in seconds, overhead as a fraction."""
-
-    kind: str
-    operations: int
-    edges: int
-    time_limit_s: float
-    first_plan_s: float | None
-    within_1pct_s: float | None
-    overhead: float | None
-    peak_memory_bytes: int | None
-
-
-def growth(arguments: argparse.Namespace) -> list[Growth]:
+def growth(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """First plan, plan quality and memory of `search` against the size of the graph."""
-    Path(arguments.figure).parent.mkdir(parents=True, exist_ok=True)
-    kept = Rows(Path(arguments.out))
+    store, solver = Store(STORE_FOLDER), Solver("search", arguments.time_limit, arguments.threads)
     graphs = [("layered", synthetic.layered(n=n, name=f"layered_n{n}")) for n in GROWTH_LAYERED]
     graphs += [("chain", synthetic.chain(n=n // 2, name=f"chain_n{n}")) for n in GROWTH_CHAINS]
     rows = []
     for kind, graph in graphs:
-        if arguments.only and not re.search(arguments.only, graph.name):
-            continue
         case = Case(graph.name, graph, _share(graph, 0.9), "90%")
-        r = kept.solve(case, "search", arguments.time_limit, arguments.threads)
-        row = Growth(
-            kind, len(graph), graph.n_edges, arguments.time_limit, r.first_plan_s, r.within_1pct_s, r.overhead,
-            r.peak_memory_bytes,
-        )  # fmt: skip
-        rows.append(row)
+        if not _is_wanted(arguments, case):
+            continue
+        compared = solver.solve(case, store)
+        row, stats = compared.row, compared.stats
+        rows.append({
+            "kind": kind, "operations": row.n_operations, "edges": row.n_edges, "time_limit_s": row.time_limit_s,
+            "first_plan_s": stats.get("first_plan_s"), "within_1pct_s": stats.get("within_1pct_s"),
+            "overhead": row.overhead, "peak_memory_bytes": stats.get("solver_peak_memory_bytes"),
+        })  # fmt: skip
         overhead = "no plan" if row.overhead is None else f"overhead {100 * row.overhead:.2f} %"
-        memory = "" if row.peak_memory_bytes is None else f", {row.peak_memory_bytes / 2**20:.0f} MiB"
-        print(f"{graph.name}: {row.operations:,} operations, {row.edges:,} edges, first plan {row.first_plan_s} s, "
-              f"{overhead} after {r.wall_s:.0f} s{memory}", flush=True)  # fmt: skip
+        size = rows[-1]["peak_memory_bytes"]
+        memory = "" if size is None else f", {size / 2**20:.0f} MiB"
+        print(f"{graph.name}: {row.n_operations:,} operations, {row.n_edges:,} edges, first plan "
+              f"{rows[-1]['first_plan_s']} s, {overhead} after {row.wall_s:.0f} s{memory}", flush=True)  # fmt: skip
     if rows:
-        written = draw_growth([asdict(row) for row in rows], Path(arguments.figure))
+        written = draw_growth(rows, Path(arguments.figure))
         print(f"drawn: {', '.join(str(path) for path in written)}")
     return rows
 
@@ -379,7 +338,7 @@ def main() -> None:
     parser.add_argument("--gaps", action="store_true", help="the proven gaps that are aimed at, until each is reached")
     parser.add_argument("--growth", action="store_true", help="search against the size of the graph")
     parser.add_argument("--figure", default="runs/growth.png", help="of --growth")
-    parser.add_argument("--out", default="runs/bench.jsonl", help="rows, found again by the next run")
+    parser.add_argument("--out", default="runs/bench.jsonl", help="file of rows, for people; the store has them too")
     parser.add_argument("--markdown", help="write the table there too")
     arguments = parser.parse_args()
     try:
@@ -408,7 +367,7 @@ def _run(arguments: argparse.Namespace) -> None:
     if not results:
         raise SystemExit("bench: no case; see --only, --instances and --generated")
     where = provenance()
-    limits = sorted({r.time_limit_s for r in results})
+    limits = sorted({r.row.time_limit_s for r in results})
     limit = " or ".join(f"{seconds:g} s" for seconds in limits)
     text = (
         f"{table(results)}\n\n{time.strftime('%Y-%m-%d')}, {where.cpu}, {os.cpu_count()} cores, Python "

@@ -10,28 +10,27 @@ from __future__ import annotations
 import argparse
 import datetime
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import torch
 from rich.console import Console
-from rich.table import Table
 
 from analysis.execution import draw_execution
-from experiments.execution import COST_CACHE, ON_A_CPU, execute, job_of, resized, run_child, torch_model
+from experiments.execution import execute, job_of
 from experiments.settings import RUNS_FOLDER
+from experiments.steps.launch import COST_CACHE, measured
+from experiments.steps.row import as_json
+from experiments.steps.table import terminal_table
+from experiments.steps.torch_sizes import ON_A_CPU, ON_A_GPU, resized, torch_model
 from experiments.store import write_json
 from remat.cost.profile import provenance_of
 from remat.cost.stored import RESULTS_FOLDER, store
 from remat.errors import InvalidInput
+from remat.torch.planner import default_gpu
 from remat.units import parse_size
 
-# What a GPU of 16 GB or more trains; GPT-2 is the medium one. On a CPU: `experiments.execution.ON_A_CPU`.
-ON_A_GPU: dict[str, dict[str, Any]] = {
-    "resnet50": {"batch_size": 128},
-    "unet": {"batch_size": 11},
-    "gpt2": {"batch_size": 8, "options": {"length": 1024, "width": 1024, "n_layers": 24, "n_heads": 16}},
-    "vit": {"batch_size": 64},
-}
+COLUMNS = ("method", "batch", "predicted MB", "measured MB", "samples/s", "remark")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -52,14 +51,14 @@ def main(arguments: list[str] | None = None) -> None:
     for name in given.models.split(","):
         spec = resized(torch_model(name), ON_A_CPU if given.device == "cpu" else ON_A_GPU)
         job = job_of(spec, given.device, quick=given.quick, time_limit_s=given.time_limit)
+        torch.set_num_threads(job.threads)  # costs on a CPU are kept under the threads of who measured them
         folder = RUNS_FOLDER / f"device_{gpu}_{name}"
         run = execute(job, folder, console)
-        memory = {"capacity_bytes": parse_size(given.memory) if given.memory else None}
-        batches = folder / "batches"
-        batches.mkdir(exist_ok=True)
-        write_json(batches / "job.json", job | memory | {"cache": str(COST_CACHE.resolve())})
-        run["largest_batches"] = run_child("experiments.execution_batch", batches, console)
-        _print_batches(console, run["largest_batches"])
+        capacity = parse_size(given.memory) if given.memory else None
+        batches = replace(job, peers=False, fractions=(), largest_batches=True, capacity_bytes=capacity)
+        rows = measured(batches, folder / "batches", console)
+        console.print(terminal_table(rows, COLUMNS))
+        run["largest_batches"] = as_json(rows)
         date = datetime.date.today().isoformat()
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / f"{date}_{name}.json", run | {"date": date})
@@ -72,23 +71,9 @@ def main(arguments: list[str] | None = None) -> None:
 def _name_of(device: str) -> str:
     if device == "cpu":
         return "cpu"
-    import torch
-
-    from remat.torch.planner import default_gpu
-
     if not torch.cuda.is_available():
         raise InvalidInput("PyTorch finds no CUDA device here; try it with --device cpu --memory 500MB --quick")
     return default_gpu(device).name
-
-
-def _print_batches(console: Console, rows: list[dict[str, Any]]) -> None:
-    table = Table("method", "largest batch", "predicted MB", "measured MB", "samples/s")
-    for row in rows:
-        table.add_row(
-            row["method"], str(row["batch_size"]), f"{row['predicted_peak_bytes'] / 1e6:.1f}",
-            f"{row['measured_peak_bytes'] / 1e6:.1f}", f"{row['samples_per_s']:.1f}",
-        )  # fmt: skip
-    console.print(table)
 
 
 if __name__ == "__main__":

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import collections
+import json
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from experiments.documents import markdown_table
+from experiments.steps.row import PORTFOLIO, StepRow
+from experiments.steps.table import BUDGET, MODEL, table
 from remat.implementation import DEFAULT
 
-Measured = dict[str, Any]  # a model, its device and its rows
-Row = dict[str, Any]
-
 MAIN = (
-    "model, batch (operations)", "budget", "operators", "predicted MB", "measured MB", "measured / predicted",
-    "predicted overhead", "measured overhead", "gradient error", "computations by other implementations",
+    MODEL, BUDGET, "implementations", "predicted MB", "measured MB", "measured / predicted", "predicted overhead",
+    "measured overhead", "gradient error", "computations by other implementations",
 )  # fmt: skip
 FUSED = (
     "In plans `batch_norm_from_leaky_relu` is batch norm's part of the backward pass of `batch_norm_leaky_relu`: from "
@@ -25,119 +25,92 @@ FUSED = (
 PROMISE = 1.03  # measured over predicted, at most
 
 
-def document(run: dict[str, Any]) -> str:
+def document(rows: Sequence[StepRow]) -> str:
     """Everything that stands between the marks of docs/implementations.md."""
     parts = ["### What there is", implementations(), "### Measured"]
-    if not run["models"]:
+    if not rows:
         return "\n\n".join([*parts, "Not measured yet."])
-    models = sorted(run["models"].values(), key=lambda measured: measured["device"] != "cpu")
-    lines = [line_of(measured, row) for measured in models for row in shown(measured)]
-    never = never_chosen(models)
+    by_device = sorted(rows, key=lambda row: row.device != "cpu")
+    never = never_chosen(by_device)
     parts += [
-        _how(run, models), "\n".join([*main_heads(), *lines]), "\n".join(f"- {line}" for line in summary(models)),
+        _how(by_device), table(shown(by_device), MAIN), "\n".join(f"- {line}" for line in summary(by_device)),
         "### Offered and never chosen", never or "Every implementation that was offered runs in some plan.",
     ]  # fmt: skip
     return "\n\n".join(parts)
 
 
-def main_heads() -> list[str]:
-    return markdown_table(MAIN, ()).splitlines()
+def shown(rows: Sequence[StepRow]) -> list[StepRow]:
+    """Of each model the plain step's row, then those of plans, the largest budget first."""
+    models = list(dict.fromkeys((row.device, row.model) for row in rows))
+    return sorted(rows, key=lambda row: (models.index((row.device, row.model)), -(row.budget_bytes or math.inf),
+                                         row.implementations))  # fmt: skip
 
 
-def shown(measured: Measured) -> list[Row]:
-    """The plain step's row, then those of plans, the largest budget first."""
-    rows = [row for row in measured["rows"] if row["method"] != "offered"]
-    return sorted(rows, key=lambda row: (-row.get("budget_bytes", math.inf), row["method"]))
-
-
-def line_of(measured: Measured, row: Row) -> str:
-    """A row of the main table."""
-    plain = next(r for r in measured["rows"] if r["method"] == "plain")
-    where = "" if measured["device"] == "cpu" else f" on {measured['device']}"
-    cells = [f"{measured['model']}{where}, {measured['batch']} ({plain['operations']})"]
-    if row["method"] == "plain":
-        cells += ["plain", ""]
-    else:
-        cells += [f"{row['parameter']}: {row['budget_bytes'] / 1e6:.1f} MB", row["method"]]
-    if "note" in row:
-        cells += [_reason(row["note"]), "", "", "", "", "", ""]
-    else:
-        peak, error = row["predicted_peak_bytes"], row.get("gradient_error", 0.0)
-        overhead = row.get("predicted_overhead")
-        bits = {True: "same bits", False: "0, other bits elsewhere", None: "0"}[row["same"]]
-        if row["method"] == "plain":
-            bits = f"{error:.1e} by rounding"
-        elif error:
-            bits = f"{error:.1e}"
-        cells += [
-            f"{peak / 1e6:.1f}" if peak else "", f"{row['measured_peak_bytes'] / 1e6:.1f}",
-            f"{row['measured_peak_bytes'] / peak:.4f}" if peak else "",
-            "" if overhead is None else f"{overhead:+.1%}", _measured_overhead(row),
-            bits, _counted(row.get("chosen", {})),
-        ]  # fmt: skip
-    return f"| {' | '.join(cells)} |"
-
-
-def summary(models: Iterable[Measured]) -> list[str]:
+def summary(rows: Sequence[StepRow]) -> list[str]:
     """What the rows say of the promise, and of joint plans beside those that only recompute."""
-    plans = [(m, row) for m in models for row in m["rows"] if row["method"] not in ("plain", "offered")]
-    ended = [(m, row) for m, row in plans if "note" not in row]
+    plans = [row for row in rows if row.method == PORTFOLIO]
     lines = []
-    for operators in ("default", "exact", "joint"):
-        mine = [(row["measured_peak_bytes"] / row["predicted_peak_bytes"], m, row)
-                for m, row in ended if row["method"] == operators]  # fmt: skip
-        if mine:
-            worst, m, row = max(mine, key=lambda x: x[0])
-            kept = "" if worst <= PROMISE else f": MORE THAN {PROMISE - 1:.0%} ABOVE"
-            bits = [row["same"] for _, _, row in mine]
-            late = [_late(row) for _, _, row in mine]
-            lines.append(
-                f"`{operators}`: measured over predicted peak is at most {worst:.4f} ({m['model']} at "
-                f"{row['parameter']}){kept}; {bits.count(True)} of {len(mine)} plans leave the plain step's bits, the "
-                f"largest gradient error is {max(row['gradient_error'] for _, _, row in mine):.1e}; step times are "
-                f"{_spread(late)} of those predicted over plain, in {sum(ratio <= PROMISE for ratio in late)} of "
-                f"{len(mine)} plans at most {PROMISE - 1:.0%} above"
-            )
-    of = {(m["device"], m["model"], row["method"], row["parameter"]): row for m, row in plans}
-    pairs = [(row, of.get((m["device"], m["model"], "default", row["parameter"]))) for m, row in plans
-             if row["method"] == "joint"]  # fmt: skip
-    both = [(joint, other) for joint, other in pairs if other and "note" not in joint and "note" not in other]
+    for chosen_from in ("default", "exact", "joint"):
+        mine = [row for row in plans if _is_measured(row) and row.implementations == chosen_from]
+        lines += [_promise(chosen_from, mine)] if mine else []
+    of = {(row.device, row.model, row.implementations, row.parameter): row for row in plans}
+    pairs = [(row, of.get((row.device, row.model, "default", row.parameter))) for row in plans
+             if row.implementations == "joint"]  # fmt: skip
+    both = [(joint, other) for joint, other in pairs if other and _is_measured(joint) and _is_measured(other)]
     if both:
-        predicted = [(1 + a["predicted_overhead"]) / (1 + b["predicted_overhead"]) for a, b in both]
-        taken = [a["measured_ratio"] / b["measured_ratio"] for a, b in both]
+        predicted = [(1 + (a.predicted_overhead or 0.0)) / (1 + (b.predicted_overhead or 0.0)) for a, b in both]
+        taken = [(a.measured_ratio or 0.0) / (b.measured_ratio or 1.0) for a, b in both]
         lines.append(
             f"At equal budgets a step of the joint plan takes {_spread(predicted)} of the time of the default one by "
             f"prediction, {_spread(taken)} measured ({sum(r < 1 for r in predicted)} of {len(both)} predicted to be "
             f"faster, {sum(r > 1 for r in predicted)} slower)"
         )
-    only = [joint for joint, other in pairs if "note" not in joint and other and "note" in other]
-    lost = [joint for joint, other in pairs if "note" in joint and other and "note" not in other]
+    only = [joint for joint, other in pairs if _is_measured(joint) and other and not _is_measured(other)]
+    lost = [joint for joint, other in pairs if not _is_measured(joint) and other and _is_measured(other)]
     if pairs:
         lines.append(f"At {len(only)} budgets only the joint plan exists, at {len(lost)} only the default one")
     return lines
 
 
-def never_chosen(models: Iterable[Measured]) -> str:
+def _is_measured(row: StepRow) -> bool:
+    return row.measured_peak_bytes is not None
+
+
+def _promise(chosen_from: str, rows: Sequence[StepRow]) -> str:
+    """Whether plans that choose from these implementations kept to their predictions."""
+    over = [(row.measured_peak_bytes or 0) / (row.predicted_peak_bytes or 1) for row in rows]
+    worst, row = max(zip(over, rows, strict=True), key=lambda x: x[0])
+    kept = "" if worst <= PROMISE else f": MORE THAN {PROMISE - 1:.0%} ABOVE"
+    late = [(row.measured_ratio or 0.0) / (1 + (row.predicted_overhead or 0.0)) for row in rows]
+    return (
+        f"`{chosen_from}`: measured over predicted peak is at most {worst:.4f} ({row.model} at "
+        f"{row.parameter}){kept}; {sum(bool(row.same_as) for row in rows)} of {len(rows)} plans leave the plain step's "
+        f"bits, the largest gradient error is {max(row.gradient_error or 0.0 for row in rows):.1e}; step times are "
+        f"{_spread(late)} of those predicted over plain, in {sum(ratio <= PROMISE for ratio in late)} of "
+        f"{len(rows)} plans at most {PROMISE - 1:.0%} above"
+    )
+
+
+def never_chosen(rows: Iterable[StepRow]) -> str:
     """Implementations that no plan runs, and why, where that can be computed; '' if there are none."""
-    offers: dict[str, list[tuple[Measured, dict[str, Any]]]] = collections.defaultdict(list)
+    offers: dict[str, dict[tuple[str, str], dict[str, Any]]] = collections.defaultdict(dict)
     chosen: set[str] = set()
     held: dict[str, float] = collections.defaultdict(float)
-    for measured in models:
-        latest = {}  # of those offered to exact and to joint plans
-        for row in measured["rows"]:
-            latest |= row.get("offered", {})
-            chosen |= set(row.get("chosen", {}))
-            for name, share in row.get("held", {}).items():
-                held[name] = max(held[name], share)
-        for name, offer in latest.items():
-            offers[name].append((measured, offer))
-    rows = [
-        (f"`{name}`", ", ".join(m["model"] for m, _ in mine), str(sum(o["operations"] for _, o in mine)),
-         _why_never([o for _, o in mine], held[name]))
+    for row in rows:
+        for name, offer in (row.offered or {}).items():  # the last of those offered to exact and to joint plans
+            offers[name][row.device, row.model] = offer
+        chosen |= set(row.chosen or {})
+        for name, share in (row.held or {}).items():
+            held[name] = max(held[name], share)
+    lines = [
+        (f"`{name}`", ", ".join(model for _, model in mine), str(sum(o["operations"] for o in mine.values())),
+         _why_never(list(mine.values()), held[name]))
         for name, mine in sorted(offers.items()) if name not in chosen
     ]  # fmt: skip
     heads = ("implementation", "offered in", "operations", "why it is in no plan")
-    return markdown_table(heads, rows).replace("| --- | --: | --: | --: |", "| --- | --- | --: | --- |") if rows else ""
+    return (
+        markdown_table(heads, lines).replace("| --- | --: | --: | --: |", "| --- | --- | --: | --- |") if lines else ""
+    )
 
 
 def _why_never(offers: list[dict[str, Any]], held: float) -> str:
@@ -186,26 +159,18 @@ def implementations() -> str:
     return f"{table}\n\n{FUSED}"
 
 
-def _how(run: dict[str, Any], models: list[Measured]) -> str:
-    dates = sorted({measured["date"] for measured in models})
-    gpu = "" if any(m["device"] == "cuda" for m in models) else " No GPU was at hand."
+def _how(rows: Sequence[StepRow]) -> str:
+    dates, first = sorted({row.finished_at[:10] for row in rows}), rows[0]
+    torch = json.loads(first.versions or "{}").get("torch", "")
+    gpu = "" if any(row.device == "cuda" for row in rows) else " No GPU was at hand."
     return (
-        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, {run['cpu']}, {run['threads']} threads, PyTorch "
-        f"{run['versions'].get('torch', '')}, eager backend, {run['time_limit_s']:g} s per plan, times as medians over "
-        f"{run['rounds']} rounds of a plain and a planned step each (quartiles in brackets): the plain row says how "
-        f"far a plain step is from itself.{gpu} Gradient errors are the largest, relative to the largest gradient; "
+        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, {first.cpu}, {first.threads} threads, PyTorch {torch}, "
+        f"eager backend, {first.time_limit_s:g} s per plan, times as medians over {first.rounds} rounds of a plain and "
+        f"a planned step each (quartiles in brackets): the plain row says how far a plain step is from itself.{gpu} "
+        "Gradient errors are the largest, relative to the largest gradient; "
         "that of the plain row is what the plain step's gradients change by if every parameter is another in its last "
         "bit. A forward and a backward operation are two computations, and so is each repetition."
     )
-
-
-def _late(row: Row) -> float:
-    return row["measured_ratio"] / (1 + row["predicted_overhead"])
-
-
-def _measured_overhead(row: Row) -> str:
-    spread = [f"{100 * (quartile - 1):+.0f}" for quartile in row.get("ratio_quartiles", ())]  # older rows have none
-    return f"{row['measured_ratio'] - 1:+.1%}" + (f" ({' to '.join(spread)})" if spread else "")
 
 
 def _spread(ratios: Iterable[float]) -> str:
@@ -216,13 +181,3 @@ def _spread(ratios: Iterable[float]) -> str:
 def _range(slower: list[float]) -> str:
     low, high = 1 + min(slower), 1 + max(slower)
     return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
-
-
-def _counted(chosen: dict[str, int]) -> str:
-    return ", ".join(f"{name} {n}" for name, n in chosen.items())
-
-
-def _reason(note: str) -> str:
-    """Why there is no plan, in one line that does not break a table."""
-    _, found, rest = note.partition(" within ")
-    return (rest if found else note).replace("|", "/")[:200]

@@ -16,7 +16,7 @@ fixed_bytes, key}], failed: [why a network could not be built]}].
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,12 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-import remat
 from analysis.largest_model import draw_run
-from experiments.build import CACHE_FOLDER, Subject
+from experiments.batch_search import SizeSearch
+from experiments.build import CACHE_FOLDER, Subject, plain_peak
 from experiments.engine import Engine
 from experiments.engines import make_engine
-from experiments.progress import SolveProgress
+from experiments.progress import SolveProgress, say_written
 from experiments.row import Row
 from experiments.settings import STORE_FOLDER, Settings
 from experiments.solving import Bench, solve_each
@@ -46,43 +46,6 @@ RESOLUTION_BATCH, DEPTH_BATCH = 32, 128
 STAGE3_OF_RESNET50 = 6
 RESNET_INPUT = (224, 224, 3)  # ImageNet
 TRIALS, QUICK_TRIALS = 12, 4
-
-
-@dataclass(slots=True)
-class SizeSearch:
-    """Grows a size until one is not found, then halves what lies between; sizes are integers from `first` on.
-
-    Attributes:
-        growth: factor from one size to the next.
-        found: the largest size with a plan, 0 without any.
-        ruled_out: the smallest size proven impossible; larger ones are taken to be impossible too.
-        undecided: sizes tried in vain.
-    """
-
-    first: int
-    growth: int = 2
-    found: int = 0
-    ruled_out: int | None = None
-    undecided: list[int] = field(default_factory=list)
-
-    def next_size(self) -> int | None:
-        """What to try next; None if there is nothing between what is found and what failed."""
-        failed = [size for size in (self.ruled_out, *self.undecided) if size is not None]
-        if not failed:
-            return self.growth * self.found if self.found else self.first
-        least = min(failed)
-        if self.found:
-            return (self.found + least) // 2 if least - self.found > 1 else None
-        return least // 2 if least > 1 else None
-
-    def learn(self, size: int, *, fits: bool, impossible: bool) -> None:
-        """Take in a trial."""
-        if fits:
-            self.found = max(self.found, size)
-        elif impossible:
-            self.ruled_out = size if self.ruled_out is None else min(size, self.ruled_out)
-        else:
-            self.undecided.append(size)
 
 
 def run_largest_model(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
@@ -104,9 +67,7 @@ def run_largest_model(cfg: DictConfig, settings: Settings, console: Console, fol
         for line in search["failed"]:
             console.print(f"not built: {line}", markup=False, soft_wrap=True)
         console.print(f"{search['what']} at batch {search['batch']}: {search['found_label'] or 'none'}{above}")
-    console.print(f"table    {folder / 'run.json'}", markup=False, soft_wrap=True)
-    for path in draw_run(folder):
-        console.print(f"figure   {path}", markup=False, soft_wrap=True)
+    say_written(console, [folder / "run.json", *draw_run(folder)])
     return 0
 
 
@@ -155,10 +116,9 @@ class _Benches:
         graph = apply_cost(extract_in_child(spec, CACHE_FOLDER / "graphs"), "flops", None)
         cap = graph.total_cost + sum(op.cost for op in graph.operations if not op.is_backward)
         subject = Subject(graph, spec.name, spec.framework, spec.granularity, spec.batch_size, "flops", "modelled")
-        plain = remat.simulate(graph, remat.Plan.from_order(graph, range(len(graph)))).peak_bytes
         known = replace(settings, options=settings.options | {STRATEGY: settings.options.get(STRATEGY, {})})
         self.store.write_graph(graph)
-        bench = Bench(subject, known, "largest_model", self.store, self.engine, self.progress, plain, cap)
+        bench = Bench(subject, known, "largest_model", self.store, self.engine, self.progress, plain_peak(graph), cap)
         return graph, cap, solve_each([(bench, STRATEGY, int(settings.gpu.memory_bytes))])[0]
 
 

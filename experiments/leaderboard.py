@@ -20,7 +20,7 @@ from analysis.leaderboard_page import EMPTY, read_leaderboard, tables
 from analysis.scales import show_count
 from experiments.build import Subject
 from experiments.engines import make_engine
-from experiments.progress import SolveProgress, duration
+from experiments.progress import SolveProgress, duration, say_written
 from experiments.row import Row
 from experiments.settings import RUNS_FOLDER, STORE_FOLDER, Settings
 from experiments.solving import Bench
@@ -43,9 +43,7 @@ def run_leaderboard(cfg: DictConfig, settings: Settings, console: Console, folde
         drawn = draw_leaderboard(folder)
     for part in tables(read_leaderboard(STORE_FOLDER)):
         console.print(part, soft_wrap=True)
-    for path in drawn:
-        what = {".html": "page", ".csv": "table"}.get(path.suffix, "figure")
-        console.print(f"{what:<8} {path}", markup=False, soft_wrap=True)
+    say_written(console, drawn)
     return 0
 
 

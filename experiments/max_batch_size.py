@@ -29,14 +29,13 @@ from typing import Any
 from omegaconf import DictConfig
 from rich.console import Console
 
-import remat
 from analysis.max_batch_size import draw_runs, terminal_table
 from experiments.batch_search import RULES, Bisection
-from experiments.build import Subject
+from experiments.build import Subject, plain_peak
 from experiments.engine import Engine, Job
 from experiments.engines import make_engine
 from experiments.per_sample import PerSample, per_sample
-from experiments.progress import SolveProgress
+from experiments.progress import SolveProgress, say_written
 from experiments.row import Row
 from experiments.settings import STORE_FOLDER, Settings
 from experiments.solving import Bench, compile_search, finished_jobs, is_final, keep_interrupted
@@ -77,9 +76,7 @@ def run_max_batch_size(cfg: DictConfig, settings: Settings, console: Console, fo
     drawn = draw_runs([folder], folder)
     for table in terminal_table(documents):
         console.print(table)
-    for path in drawn:
-        what = {".csv": "table"}.get(path.suffix, "figure")
-        console.print(f"{what:<8} {path}", markup=False, soft_wrap=True)
+    say_written(console, drawn)
     refuted = [claim for document in documents for claim in document["contradicted"]]
     for claim in refuted:
         console.print(f"error: contradicted: {claim}", markup=False, soft_wrap=True)
@@ -181,8 +178,7 @@ class _Trial:
         assert spec is not None
         subject = Subject(network.graph, spec.name, spec.framework, spec.granularity, 1, "flops", "modelled")
         store.write_graph(network.graph)
-        plain = remat.Plan.from_order(network.graph, range(len(network.graph)))
-        self.plain_bytes = remat.simulate(network.graph, plain).peak_bytes
+        self.plain_bytes = plain_peak(network.graph)
         self.proven_bytes = peak_bound(network.graph).bytes
 
         def bench(**changes: Any) -> Bench:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
@@ -16,6 +17,13 @@ def make_console() -> Console:
     """Standard output; wide enough for the tables where there is no terminal."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=WIDTH_WITHOUT_TERMINAL)
+
+
+def say_written(console: Console, paths: Iterable[Path]) -> None:
+    """A line for each file that a run has written."""
+    for path in paths:
+        what = {".html": "page", ".csv": "table", ".json": "table"}.get(path.suffix, "figure")
+        console.print(f"{what:<8} {path}", markup=False, soft_wrap=True)
 
 
 def duration(seconds: float) -> str:

@@ -16,14 +16,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from experiments.documents import DOCS, markdown_table, write_between_marks
-from experiments.execution import for_a_cpu, torch_model
-from experiments.execution_subject import Subject
 from experiments.provenance import cpu_name, versions
+from experiments.steps.job import Job
+from experiments.steps.torch_sizes import for_a_cpu, torch_model
+from experiments.steps.torch_steps import TorchSteps
 from remat.cost.timing import Timing, measure, measure_as_in_step
 from remat.errors import RematError
 from remat.graph import Graph
@@ -58,10 +60,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _section(name: str, rounds: int, threads: int) -> str:
     spec = for_a_cpu(torch_model(name))
     with tempfile.TemporaryDirectory(prefix="remat-costs-") as cache:
-        job = {"spec": asdict(spec), "device": "cpu", "cost": "flops", "time_limit_s": 1.0, "seed": 0,
-               "threads": threads, "cache": cache}  # fmt: skip
-        subject = Subject(job)
-    module = subject.planned("plain order", "", list(range(len(subject.graph))), None).module
+        job = Job("torch", name, spec.batch_size, asdict(spec), cost="flops", threads=threads)
+        subject = TorchSteps(job, "default", Path(cache))
+    module = subject.planned("plain order", list(range(len(subject.graph))), None).run
     subject.seconds(module)
     found: dict[str, dict[str, list[float]]] = {how: collections.defaultdict(list) for how in HOW}
     ways = dict(zip(HOW, (lambda: _in_step(subject, module), *_alone(subject.graph)), strict=True))
@@ -81,7 +82,7 @@ def _row(kind: str, n: int, ms: Iterable[float]) -> list[str]:
     return [kind, str(n), *(f"{x:.1f}" for x in ms)]
 
 
-def _in_step(subject: Subject, module: torch.nn.Module) -> dict[str, float]:
+def _in_step(subject: TorchSteps, module: torch.nn.Module) -> dict[str, float]:
     """Milliseconds of a step by kind, calls within calls not counted."""
     with torch.autograd.profiler.profile() as profiler:
         subject.seconds(module)

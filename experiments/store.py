@@ -12,7 +12,7 @@ import hashlib
 import json
 import typing
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from functools import cache
 from pathlib import Path
@@ -234,12 +234,6 @@ def source_hash() -> str:
         for path in sorted(root.rglob("*.py")):
             digest.update(f"{root.name}/{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def rows_of_other_models(path: Path | None, models: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows that are not of `models` in a table's JSON file, so that a run of some models keeps the others'."""
-    rows = read_json(path)["rows"] if path is not None and path.exists() else []
-    return [row for row in rows if row["model"] not in models]
 
 
 def write_json(path: Path, document: Any) -> None:

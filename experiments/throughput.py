@@ -22,14 +22,13 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-import remat
 from analysis.throughput import draw_run
 from experiments.batch_search import RULES
-from experiments.build import CACHE_FOLDER, Subject
+from experiments.build import CACHE_FOLDER, Subject, plain_peak
 from experiments.engine import Engine
 from experiments.engines import make_engine
 from experiments.per_sample import of_batch, pair, per_sample
-from experiments.progress import SolveProgress
+from experiments.progress import SolveProgress, say_written
 from experiments.row import Row
 from experiments.settings import STORE_FOLDER, Settings
 from experiments.solving import Bench, solve_each
@@ -68,8 +67,7 @@ def run_throughput(cfg: DictConfig, settings: Settings, console: Console, folder
         known = price["ms_per_gib"]
         worth = "not known: the relaxation was not solved" if known is None else f"{known:.3f} ms a step (of the bound)"
         console.print(f"one more GiB at batch {price['batch']}: {worth}", markup=False)
-    for path in draw_run(folder):
-        console.print(f"{'table' if path.suffix == '.csv' else 'figure':<8} {path}", markup=False, soft_wrap=True)
+    say_written(console, draw_run(folder))
     return 0 if document["best"] is not None else 1
 
 
@@ -84,17 +82,15 @@ def throughput(
     network = per_sample(spec)
     memory_bytes = int(settings.gpu.memory_bytes)
     rule = RULES[0]
-    order = remat.Plan.from_order(network.graph, range(len(network.graph)))
-    plain = rule.batch(remat.simulate(network.graph, order).peak_bytes, network, memory_bytes)
+    plain = rule.batch(plain_peak(network.graph), network, memory_bytes)
     most = rule.batch(network.graph.largest_working_set()[0], network, memory_bytes)
 
     def bench(batch: int) -> Bench:
         costed = apply_cost(of_batch(one, two, batch), settings.cost, settings.gpu, cache_folder=CACHE_FOLDER / "costs")
         subject = Subject(costed, spec.name, spec.framework, spec.granularity, batch, settings.cost, "modelled")
-        once = remat.simulate(costed, remat.Plan.from_order(costed, range(len(costed)))).peak_bytes
         known = replace(settings, options=settings.options | {STRATEGY: settings.options.get(STRATEGY, {})})
         store.write_graph(costed)
-        return Bench(subject, known, "throughput", store, engine, progress, once)
+        return Bench(subject, known, "throughput", store, engine, progress, plain_peak(costed))
 
     benches: dict[int, Bench] = {}
     rows: dict[int, Row] = {}

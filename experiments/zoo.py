@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import remat
-from experiments.execution import ON_A_CPU, for_a_cpu, torch_model
 from experiments.provenance import provenance
+from experiments.steps.torch_sizes import ON_A_CPU, for_a_cpu, torch_model
 from experiments.store import write_json
 from remat import zoo
 from remat.cost import CostWarning

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import experiments.bench_solvers as bench
+from experiments.engine import LocalEngine
+from experiments.store import Store
 from remat import save_graph
 from remat.frontends.synthetic import chain
+
+COMMITTED = Path(__file__).parents[1] / "results" / "bench"
+SHARED = {"instance", "budget", "budget_bytes", "scope", "strategy", "status", "cost", "bound", "gap", "overhead",
+          "wall_s", "record_cost", "published_overhead", "goal_gap", "goal_s"}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _own_store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
 
 
 def run(monkeypatch, *arguments: str) -> None:
@@ -27,9 +40,13 @@ def test_generated_graphs_give_a_table_that_the_next_run_continues(monkeypatch, 
     (row,) = [json.loads(line) for line in out.read_text().splitlines()]
     assert row["cost"] >= row["bound"] > 0
     assert f"{row['cost']:,}" in markdown.read_text()
-    monkeypatch.setattr(bench, "run_case", lambda *_: pytest.fail("what is finished is not solved again"))
+    for path in COMMITTED.glob("*.jsonl"):
+        assert all(row.keys() >= SHARED <= json.loads(line).keys() for line in path.read_text().splitlines())
+    assert Store(bench.STORE_FOLDER).read_row(row["key"], bench.load_graph(next(tmp_path.glob("runs/store/graphs/*"))))
+    monkeypatch.setattr(LocalEngine, "submit", lambda *_: pytest.fail("what is finished is not solved again"))
     run(monkeypatch, *arguments)
     assert f"{row['cost']:,}" in capsys.readouterr().out
+    assert [json.loads(line) for line in out.read_text().splitlines()] == [row]
 
 
 @pytest.mark.parametrize(
@@ -38,10 +55,9 @@ def test_generated_graphs_give_a_table_that_the_next_run_continues(monkeypatch, 
      (99_999, False, "met"), (100_000, False, "MISSED"), (None, True, "MISSED")],
 )  # fmt: skip
 def test_goals_are_within_a_ten_thousandth_of_an_optimum_and_below_what_was_not_proven(cost, proven, goal):
-    result = bench.Result(
-        "i", "1 GiB", 1 << 30, "staged", "portfolio", 60, 2, "", "FEASIBLE", cost, 0.0, 1, None, None, None, 1.0, None,
-        100_000, proven, 1.0, None, "", "",
-    )  # fmt: skip
+    case = bench.Case("i", chain(n=4), 1 << 30, "1 GiB", record_cost=100_000, record_proven=proven)
+    row = SimpleNamespace(cost=cost)
+    result = bench.Comparison(case, row)
     assert result.goal == goal
 
 
@@ -52,7 +68,7 @@ def test_records_of_a_folder_become_cases(tmp_path):
     record = {"instance": "p100/tiny", "budget_bytes": 1 << 20, "budget_gib": 0.5, "cost_ns": 9, "solve_s": 3.0}
     (tmp_path / "records.json").write_text(json.dumps([record | {"status": "optimal"}]))
     (case,) = bench.cases(tmp_path)
-    assert (case.instance, case.label, case.record_cost, case.record_proven) == ("p100/tiny", "0.5 GiB", 9, True)
+    assert (case.instance, case.budget, case.record_cost, case.record_proven) == ("p100/tiny", "0.5 GiB", 9, True)
 
 
 def test_growth_is_drawn(monkeypatch, tmp_path, capsys):
@@ -63,3 +79,17 @@ def test_growth_is_drawn(monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().out.count("first plan") == 3
     assert figure.stat().st_size > 5000
     assert figure.with_suffix(".pdf").exists()
+
+
+def test_a_heuristic_is_compared_too(monkeypatch, capsys):
+    """One that ignores the budget: its family is solved once."""
+    run(monkeypatch, "--generated", "--only", "chain_n48", "--strategy", "chen_sqrtn", "--time-limit", "2")
+    out = capsys.readouterr().out
+    assert out.count("| generated/chain_n48 | ") == 6  # each when it is done, and in the table
+    assert "FEASIBLE" in out
+
+
+def test_formulations_are_compared(monkeypatch, capsys):
+    arguments = ("--generated", "--only", "chain_n48 90%", "--compare", "--repeats", "2", "--time-limit", "20")
+    run(monkeypatch, *arguments)
+    assert "generated/chain_n48 90%: trimmed " in capsys.readouterr().out

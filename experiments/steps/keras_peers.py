@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from experiments.tf_models import Sample
+from experiments.steps.keras_models import Sample
 from remat.tf.capture import trace
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,16 @@ class Sample:
         """Set all variables."""
         for variable, value in zip(self.model.variables, state, strict=True):
             variable.value.assign(value)
+
+
+@contextmanager
+def functions_run_eagerly() -> Iterator[None]:
+    """Without it Keras compiles grouped convolutions (ConvNeXt) with XLA in eager mode too, which changes last bits."""
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(False)
 
 
 def _application(name: str) -> Callable[[], keras.Model]:

@@ -1,142 +1,18 @@
-"""``python -m experiments.execution_ways JOB``: plans that choose implementations of one PyTorch model, measured.
-
-Runs in a process of its own for `experiments.execution_joint`. At every budget a plan for each ``implementations=``
-is a row of the job's file as soon as it is measured; a row that is there is neither planned nor measured again. What is
-offered to each is a row too.
-"""
+"""What implementations offer to a model's graph, and what is held where they could run."""
 
 from __future__ import annotations
 
 import collections
-import gc
-import json
 import statistics
-import sys
-import time
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
 import remat
-from experiments.execution_subject import Subject, measure
-from remat.cost import CostWarning
-from remat.files import read_lines, write_lines
 from remat.graph import Graph
 from remat.implementation import DEFAULT, Implementation
-
-# So that all ways of an operation are timed in the same passes: on a machine that does something else too, times of
-# different minutes do not compare.
-WIDEST_FIRST = ("joint", "exact", "default")
-
-
-def main(job_path: str) -> None:
-    job = json.loads(Path(job_path).read_text())
-    warnings.simplefilter("ignore", CostWarning)
-    rows = Rows(Path(job["rows"]))
-    for operators in sorted(job["operators"], key=WIDEST_FIRST.index):
-        wanted = [(operators, f"{fraction:g}") for fraction in job["fractions"]]
-        if all(map(rows.of, (*wanted, ("offered", operators)))):
-            continue
-        subject = Subject(job, operators)
-        plain = rows.of(("plain", "")) or rows.add(_plain(subject))
-        if not rows.of(("offered", operators)):
-            rows.add({"method": "offered", "parameter": operators, "offered": offered(subject.graph)})
-        plain_bytes = plain["predicted_peak_bytes"] or plain["measured_peak_bytes"]
-        for (_, parameter), fraction in zip(wanted, job["fractions"], strict=True):
-            if not rows.of((operators, parameter)):
-                rows.add(_planned(subject, operators, parameter, int(fraction * plain_bytes)))
-        del subject
-        torch._dynamo.reset()
-        gc.collect()
-
-
-class Rows:
-    """The rows of a job, in its file as soon as there are any."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.known = read_lines(path)
-
-    def of(self, key: tuple[str, str]) -> dict[str, Any] | None:
-        """The row of a method and its parameter."""
-        return next((row for row in self.known if (row["method"], row["parameter"]) == key), None)
-
-    def add(self, row: dict[str, Any]) -> dict[str, Any]:
-        self.known.append(row)
-        write_lines(self.path, self.known)
-        print("row", json.dumps(row), flush=True)
-        return row
-
-
-def _plain(subject: Subject) -> dict[str, Any]:
-    method = subject.followed("plain", "", subject.module, subject.module)
-    row = measure(subject, method, subject.job["rounds"])
-    return row | {"operations": len(subject.graph), "gradient_error": rounding_error(subject)}
-
-
-def _planned(subject: Subject, operators: str, parameter: str, budget_bytes: int) -> dict[str, Any]:
-    """Predictions and measurements of the plan at a budget; that there is none is a row too."""
-    what = {"method": operators, "parameter": parameter, "budget_bytes": budget_bytes}
-    began = time.perf_counter()
-    try:
-        method = subject.best_within(budget_bytes, parameter)
-    except remat.InvalidInput as error:
-        return what | {"planning_s": time.perf_counter() - began, "note": str(error).splitlines()[0]}
-    assert method.plan is not None
-    assert method.ns is not None
-    row = what | {
-        "planning_s": time.perf_counter() - began,
-        "predicted_overhead": method.ns / subject.graph.total_cost - 1,
-        "chosen": dict(collections.Counter(name for name in method.plan.choices if name).most_common()),
-        "held": held_by_those_who_offer(subject.graph, method.plan),
-        "gradient_error": gradient_error(subject, method.module),
-    }
-    return measure(subject, method, subject.job["rounds"]) | row
-
-
-def gradient_error(subject: Subject, module: nn.Module) -> float:
-    """Largest difference of a gradient from the plain step's, relative to the largest gradient of that."""
-    return _difference(_gradients(subject, subject.module), _gradients(subject, module))
-
-
-def rounding_error(subject: Subject) -> float:
-    """The same for the plain step, if every parameter is another in its last bit: what rounding alone can do."""
-    plain = _gradients(subject, subject.module)
-    parameters = list(subject.module.parameters())
-    before = [p.detach().clone() for p in parameters]
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in parameters:
-            up = torch.rand(p.shape, generator=generator) < 0.5
-            p.copy_(torch.nextafter(p, torch.where(up, torch.inf, -torch.inf).to(p)))
-    try:
-        return _difference(plain, _gradients(subject, subject.module))
-    finally:
-        with torch.no_grad():
-            for p, old in zip(parameters, before, strict=True):
-                p.copy_(old)
-
-
-def _gradients(subject: Subject, module: nn.Module) -> list[torch.Tensor | None]:
-    subject.put_buffers_back()
-    torch.manual_seed(1)
-    module(*subject.args).backward()
-    kept = [None if p.grad is None else p.grad.detach().clone() for p in subject.module.parameters()]
-    subject.module.zero_grad()
-    return kept
-
-
-def _difference(plain: list[torch.Tensor | None], ours: list[torch.Tensor | None]) -> float:
-    assert [x is None for x in plain] == [x is None for x in ours]
-    pairs = [(a, b) for a, b in zip(plain, ours, strict=True) if a is not None and b is not None]
-    largest = max(float(a.abs().max()) for a, _ in pairs)
-    return max(float((a - b).abs().max()) for a, b in pairs) / largest if largest else 0.0
 
 
 def held_by_those_who_offer(graph: Graph, plan: remat.Plan) -> dict[str, float]:
@@ -289,7 +165,3 @@ def _overwrites_what_is_read(choice: _Choice, graph: Graph) -> bool:
         way.overwrites is not None and any(user > k for user in graph.users[way.overwrites])
         for k, way in zip(choice.operations, choice.ways, strict=True)
     )
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

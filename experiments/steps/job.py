@@ -1,0 +1,130 @@
+"""What the harness asks of a framework, and what it is asked itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import remat
+from experiments.steps.row import PLAIN, PORTFOLIO, StepRow
+
+FRACTIONS = (0.8, 0.6, 0.45)  # usual budgets, of the plain peak
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A model to measure; everything that its rows depend on beside code, versions and machine.
+
+    Attributes:
+        subject: which adapter: ``torch``, ``keras`` (loss and gradients), ``keras_fit`` (`fit_within`).
+        spec: of a PyTorch model, a `ModelSpec` as JSON; None for a Keras model, which `model` names.
+        rounds: timed steps of each method; 0 for none.
+        fractions: budgets, of the plain peak.
+        peers: measure what others offer too; in PyTorch also plans at the peak of each.
+        gradient_errors: measure them too; needs memory for two copies of the gradients.
+        largest_batches: instead of all this, find the largest batches within `capacity_bytes`; None for what a GPU has.
+    """
+
+    subject: str
+    model: str
+    batch: int | None = None
+    spec: dict[str, Any] | None = None
+    device: str = "cpu"
+    cost: str = "profile"
+    time_limit_s: float = 30.0
+    seed: int = 0
+    threads: int = 2
+    rounds: int = 7
+    implementations: Sequence[str] = ("default",)
+    fractions: Sequence[float] = ()
+    peers: bool = False
+    gradient_errors: bool = False
+    largest_batches: bool = False
+    capacity_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way to train, ready to run.
+
+    Attributes:
+        run: what the framework's adapter runs.
+        peak_bytes, ns: predicted; None where the method cannot be followed without computing.
+        overhead: predicted, over every operation once.
+        plan: of a method that executes one.
+    """
+
+    run: Any
+    peak_bytes: int | None = None
+    ns: int | None = None
+    overhead: float | None = None
+    recomputed: int | None = None
+    plan: remat.Plan | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A row to be: its method, which of the method's points, and what makes it; None for a row about the graph."""
+
+    method: str
+    parameter: str
+    make: Callable[[], Method] | None = None
+    budget_bytes: int | None = None
+
+
+class Subject(Protocol):
+    """A model in its framework: built, captured, ready to be run and measured in every way.
+
+    Attributes:
+        batch: its size.
+        graph: of the step, with costs.
+        fixed_bytes: see `StepRow`.
+    """
+
+    batch: int | None
+    graph: remat.Graph
+    fixed_bytes: int
+
+    def plain(self) -> Method:
+        """The framework's own step."""
+        ...
+
+    def peers(self) -> Iterable[Candidate]:
+        """What others offer."""
+        ...
+
+    def budgets(self, known: Sequence[StepRow]) -> Iterable[tuple[str, int]]:
+        """(label, bytes) where plans are wanted, after the rows of the plain step and the peers."""
+        ...
+
+    def best_within(self, budget_bytes: int) -> Method:
+        """The best plan of the portfolio; raises `InvalidInput` if none was found."""
+        ...
+
+    def peak_bytes(self, method: Method) -> int:
+        """Most bytes held in a step, what is always there included."""
+        ...
+
+    def same_as(self, method: Method) -> str | None:
+        """See `StepRow.same_as`."""
+        ...
+
+    def measured(self, method: Method) -> dict[str, Any]:
+        """Other columns of a row: times in turns with the plain step, and what only this framework has."""
+        ...
+
+
+def peaks_of_others(known: Sequence[StepRow]) -> Iterator[tuple[str, int]]:
+    """Budgets: the peak of the plain step and of every peer, the largest first."""
+    for peak in sorted({row.peak_bytes for row in known if row.method != PORTFOLIO and row.peak_bytes}, reverse=True):
+        yield f"as {peak / 1e6:.1f} MB", peak
+
+
+def fractions_of_plain(job: Job, known: Sequence[StepRow]) -> Iterator[tuple[str, int]]:
+    """Budgets: the job's fractions of the plain peak."""
+    plain = next(row.peak_bytes for row in known if row.method == PLAIN)
+    assert plain is not None
+    for fraction in job.fractions:
+        yield f"{fraction:g}", int(fraction * plain)

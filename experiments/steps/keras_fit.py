@@ -1,0 +1,111 @@
+"""The harness's adapter for `remat.tf.fit_within`: a network of keras.applications, trained by Keras's own ``fit``.
+
+Each has the smallest input that it accepts, random weights, and a budget below what its plan without recomputation
+needs, which is below the plain `tf.function`'s peak.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+import remat.tf as rtf
+from experiments.steps.job import Candidate, Job, Method
+from experiments.steps.keras_models import functions_run_eagerly
+from experiments.steps.row import StepRow
+
+SMALLEST = 32  # pixels, where a network does not say otherwise
+LARGER = {"InceptionResNetV2": 75, "InceptionV3": 75, "Xception": 71}
+CLASSES = 10
+STEPS = 2
+BATCH = 8
+LOSS = "sparse_categorical_crossentropy"
+
+
+def names() -> list[str]:
+    """Networks of keras.applications."""
+    return [n for n, made in vars(keras.applications).items() if n[0].isupper() and inspect.isfunction(made)]
+
+
+def built(name: str, **compiled: Any) -> Any:
+    """The network with random weights, the same in every call, compiled."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    pixels = LARGER.get(name, SMALLEST)
+    model = getattr(keras.applications, name)(weights=None, input_shape=(pixels, pixels, 3), classes=CLASSES)
+    model.compile(keras.optimizers.SGD(1e-3, momentum=0.9), LOSS, **compiled)
+    return model
+
+
+def batch_of(name: str, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    """`STEPS` batches of images and their labels."""
+    pixels = LARGER.get(name, SMALLEST)
+    x = np.random.default_rng(0).uniform(0, 255, (STEPS * samples, pixels, pixels, 3)).astype("float32")
+    return x, np.arange(STEPS * samples) % CLASSES
+
+
+def trained(model: Any, data: tuple[np.ndarray, np.ndarray], samples: int) -> tuple[list[float], list[bytes]]:
+    """Losses of an epoch, and the bytes of every variable after it; batches are in the order of `data`."""
+    history = model.fit(*data, batch_size=samples, shuffle=False, verbose=0).history
+    return history["loss"], [v.numpy().tobytes() for v in (*model.variables, *model.optimizer.variables)]
+
+
+class KerasFit:
+    """A network in ``fit``; `Method.run` measures its step."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.batch, self.samples = job.batch, job.batch or BATCH
+        self.model, self.data = built(job.model), batch_of(job.model, self.samples)
+        whole = self._planned("1TB", verify=False)
+        self.graph, self.fixed_bytes = whole.plan.graph, whole.plan.graph.fixed_bytes
+        self.whole_peak_bytes = whole.predicted_peak_bytes
+        self._plain = Method(whole.measure_plain, note=f"{self.data[0].shape[1]} pixels")
+
+    def _planned(self, budget: int | str, **options: Any) -> Any:
+        rtf.fit_within(self.model, budget, cost=self.job.cost, time_limit_s=self.job.time_limit_s, **options)
+        rtf.prepare(self.model, (self.data[0][: self.samples], self.data[1][: self.samples]))
+        return self.model.remat
+
+    def plain(self) -> Method:
+        """The `tf.function` of the step."""
+        return self._plain
+
+    def peers(self) -> Sequence[Candidate]:
+        """None."""
+        return ()
+
+    def budgets(self, known: Sequence[StepRow]) -> Iterator[tuple[str, int]]:
+        """Fractions of the way from what is always there to the peak without recomputation."""
+        for fraction in self.job.fractions:
+            yield f"{fraction:g}", int(self.fixed_bytes + fraction * (self.whole_peak_bytes - self.fixed_bytes))
+
+    def best_within(self, budget_bytes: int) -> Method:
+        """See `Subject`; of a new model, because `same_as` trains it."""
+        self.model = built(self.job.model)
+        step = self._planned(budget_bytes)
+        repeats = len(step.plan.order) - len(step.plan.graph)
+        return Method(step.measure, step.predicted_peak_bytes, None, step.overhead, repeats, note=self._plain.note)
+
+    def peak_bytes(self, method: Method) -> int:
+        """See `Subject`."""
+        return method.run().peak_bytes
+
+    def same_as(self, method: Method) -> str | None:
+        """``eager`` if losses, weights, moving averages and seeds after some steps of the plan have its bits."""
+        if method is self._plain:
+            return None
+        ours = trained(self.model, self.data, self.samples)
+        gc.collect()
+        with functions_run_eagerly():
+            eager = trained(built(self.job.model, run_eagerly=True), self.data, self.samples)
+        return "eager" if ours == eager else ""
+
+    def measured(self, method: Method) -> dict[str, Any]:
+        """Nothing more."""
+        return {}

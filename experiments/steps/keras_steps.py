@@ -1,0 +1,126 @@
+"""The harness's adapter for Keras: a model's traced step, its plans, and `tf.recompute_grad` over its blocks.
+
+Peaks and times are taken in fresh processes. Times of the steps of a row are taken in turns, with the allocators of
+such a process; CPU time is of all threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+import remat.tf as rtf
+from experiments.steps.job import Candidate, Job, Method, fractions_of_plain
+from experiments.steps.keras_models import build, functions_run_eagerly
+from experiments.steps.keras_peers import cut_points, recompute_grad_step
+from experiments.steps.row import StepRow
+from remat.errors import InvalidInput
+from remat.tf.adapter import executed_as_written
+from remat.tf.api import Objective
+from remat.tf.emit import EmittedStep, emit, emit_plain
+from remat.tf.portable import measure_step, time_steps
+
+EVERYTHING = "1000TB"  # a budget of which nothing is left: the plan is the trace itself
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A step to measure elsewhere, and to call here for its bits."""
+
+    emitted: EmittedStep
+    as_written: bool
+    call: Callable[..., Any]
+
+
+class KerasSteps:
+    """A model of `keras_models`; `Method.run` is a `Run`."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.sample = build(job.model, job.batch)
+        self.batch: int | None = self.sample.specs[0].shape[0]
+        whole = self._rematerialized(EVERYTHING, cost="flops", verify=False)
+        self.graph, self.fixed_bytes = whole.plan.graph, whole._step.graph.fixed_bytes
+        self._plain = _traced(whole._step.function)
+        with functions_run_eagerly():
+            eager = self._bits(Objective(self.sample.model, self.sample.loss).step)
+        self.references = {"eager": eager, "tf.function": self._bits(self._plain.run.call)}
+
+    def _rematerialized(self, budget: int | str, **options: Any) -> Any:
+        return rtf.rematerialize(self.sample.model, self.sample.specs, budget, loss=self.sample.loss, **options)
+
+    def plain(self) -> Method:
+        """The `tf.function` of the step."""
+        return self._plain
+
+    def peers(self) -> Iterator[Candidate]:
+        """`tf.recompute_grad` over about sqrt(n) blocks."""
+        segments = max(2, math.isqrt(len(cut_points(self.sample.model))))
+
+        def make() -> Method:
+            try:
+                return _traced(recompute_grad_step(self.sample, segments))
+            except ValueError as error:
+                raise InvalidInput(str(error)) from None
+
+        yield Candidate("tf.recompute_grad", f"{segments} blocks", make)
+
+    def budgets(self, known: Sequence[StepRow]) -> Iterator[tuple[str, int]]:
+        """See `Subject`."""
+        return fractions_of_plain(self.job, known)
+
+    def best_within(self, budget_bytes: int) -> Method:
+        """See `Subject`."""
+        job = self.job
+        step = self._rematerialized(budget_bytes, time_limit_s=job.time_limit_s, cost=job.cost, seed=job.seed)
+        order = step.plan.order.tolist()
+        run = Run(emit(step._step, order), True, step)
+        return Method(run, step.predicted_peak_bytes, None, step.overhead, len(order) - len(self.graph))
+
+    def peak_bytes(self, method: Method) -> int:
+        """See `Subject`."""
+        run = method.run
+        return measure_step(run.emitted, as_written=run.as_written).above(self.fixed_bytes).peak_bytes
+
+    def same_as(self, method: Method) -> str:
+        """Which of the eager step and the plain `tf.function` without grappler has the same bits."""
+        ours = self._bits(method.run.call)
+        return ", ".join(name for name, bits in self.references.items() if bits == ours)
+
+    def measured(self, method: Method) -> dict[str, Any]:
+        """Median times of the plain `tf.function`, of that one as written, and of the method."""
+        if not self.job.rounds:
+            return {}
+        plain, run = self._plain.run.emitted, method.run
+        first, as_written, ours = time_steps(
+            [(plain, False), (plain, True), (run.emitted, run.as_written)], self.job.rounds
+        )
+        return {
+            "plain_s": first.wall_s, "plain_cpu_s": first.cpu_s, "as_written_s": as_written.wall_s,
+            "as_written_cpu_s": as_written.cpu_s, "measured_s": ours.wall_s, "measured_cpu_s": ours.cpu_s,
+            "measured_ratio": ours.wall_s / first.wall_s,
+        }  # fmt: skip
+
+    def _bits(self, step: Callable[..., Any]) -> list[bytes]:
+        """Loss, gradients and variables after a step, as bytes; the variables are put back."""
+        before = self.sample.state()
+        results = step(*self.sample.batch)
+        bits = [t.numpy().tobytes() for t in tf.nest.flatten(results, expand_composites=True) if t is not None]
+        bits += [value.tobytes() for value in self.sample.state()]
+        self.sample.restore(before)
+        return bits
+
+
+def _traced(function: Any) -> Method:
+    return Method(Run(emit_plain(function), False, partial(_as_written, function)))
+
+
+def _as_written(function: Any, *batch: Any) -> Any:
+    """A traced function's results with grappler off."""
+    with executed_as_written():
+        return function(*batch)

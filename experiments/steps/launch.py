@@ -1,0 +1,62 @@
+"""Jobs measured in processes of their own, through a store of rows: a stopped job goes on, a finished one is read."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from experiments.provenance import cpu_name, versions
+from experiments.settings import RUNS_FOLDER
+from experiments.steps.job import Job
+from experiments.steps.row import StepLog, StepRow
+from experiments.store import code_version, row_key, write_json
+from remat.child import command, environment
+from remat.errors import RematError
+from remat.files import read_lines, write_lines
+
+COST_CACHE = RUNS_FOLDER / "cache" / "costs"
+
+
+def measured(job: Job, folder: Path, console: Console) -> list[StepRow]:
+    """All rows of a job: those in the store, and those that a process of its own measures now.
+
+    Args:
+        folder: for the job and what the process prints.
+
+    Raises:
+        RematError: the process failed.
+    """
+    made_by = {"job": asdict(job), "code": code_version(whole=True), "versions": versions(), "cpu": cpu_name()}
+    path = RUNS_FOLDER / "store" / "steps" / f"{row_key(made_by)}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "job.json", asdict(job))
+    write_lines(path, read_lines(path))  # without damaged lines, of which the child could not warn
+    arguments = [str(file.resolve()) for file in (folder / "job.json", path, COST_CACHE)]
+    _run(command("experiments.steps.measure", *arguments), folder / "execution.log", console)
+    return StepLog(path).rows
+
+
+def _run(child_command: Sequence[str], log_path: Path, console: Console) -> None:
+    """Run the measuring process; the console shows which row is done."""
+    with log_path.open("w") as log, console.status("capturing and planning ...") as status:
+        child = subprocess.Popen(
+            child_command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment({}, here=True)
+        )
+        try:
+            assert child.stdout is not None
+            for line in child.stdout:
+                if line.startswith("row "):
+                    status.update(f"{line[4:].strip()} done ...")
+        except BaseException:
+            child.kill()
+            raise
+        finally:
+            child.wait()
+    if child.returncode:
+        last = (log_path.read_text().strip().splitlines() or ["it printed nothing"])[-1]
+        raise RematError(f"the measuring process ended with code {child.returncode}: {last[:300]} (see {log_path})")

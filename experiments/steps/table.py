@@ -1,0 +1,119 @@
+"""Tables of executed steps: the columns that there are, as Markdown and in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.table import Table
+
+from experiments.documents import markdown_table
+from experiments.steps.row import OFFERED, PLAIN, PORTFOLIO, StepRow
+
+MODEL, METHOD, BUDGET = "model, batch (operations)", "method", "budget"
+_SAID_BEFORE_A_RESULT = (MODEL, METHOD, BUDGET, "implementations", "plain MB", "always there MB")
+
+
+def table(rows: Iterable[StepRow], columns: Sequence[str]) -> str:
+    """A Markdown table; a row without a measurement says why."""
+    return markdown_table(columns, (cells(row, columns) for row in rows if row.method != OFFERED))
+
+
+def terminal_table(rows: Iterable[StepRow], columns: Sequence[str]) -> Table:
+    """The same for the terminal."""
+    made = Table(*columns)
+    for row in rows:
+        if row.method != OFFERED:
+            made.add_row(*cells(row, columns))
+    return made
+
+
+def cells(row: StepRow, columns: Sequence[str]) -> list[str]:
+    """A line of a table."""
+    if row.measured_peak_bytes is not None:
+        return [COLUMNS[column](row) for column in columns]
+    said = [COLUMNS[column](row) for column in columns if column in _SAID_BEFORE_A_RESULT]
+    return [*said, reason(row.note), *[""] * (len(columns) - len(said) - 1)]
+
+
+def reason(note: str) -> str:
+    """Why there is no plan, in one line that does not break a table."""
+    _, found, rest = note.partition(" within ")
+    return (rest if found else note).replace("|", "/")[:200]
+
+
+def _mb(size: int | None) -> str:
+    return "" if size is None else f"{size / 1e6:.1f}"
+
+
+def _model(row: StepRow) -> str:
+    where = "" if row.device == "cpu" else f" on {row.device}"
+    batch = "" if row.batch is None else f", {row.batch}"
+    return f"{row.model}{where}{batch} ({row.operations})"
+
+
+def _budget(row: StepRow) -> str:
+    if row.method == PLAIN:
+        return PLAIN
+    size = "" if row.budget_bytes is None else f"{_mb(row.budget_bytes)} MB"
+    return ": ".join(filter(None, (row.parameter, size)))
+
+
+def _accuracy(row: StepRow) -> str:
+    if row.predicted_peak_bytes is None or row.measured_peak_bytes is None:
+        return ""
+    return f"{row.measured_peak_bytes / row.predicted_peak_bytes:.4f}"
+
+
+def _predicted_overhead(row: StepRow) -> str:
+    return "" if row.predicted_overhead is None or row.method == PLAIN else f"{row.predicted_overhead:+.1%}"
+
+
+def _measured_overhead(row: StepRow) -> str:
+    if row.measured_ratio is None:
+        return ""
+    spread = [f"{100 * (quartile - 1):+.0f}" for quartile in row.ratio_quartiles or ()]  # old rows have none
+    return f"{row.measured_ratio - 1:+.1%}" + (f" ({' to '.join(spread)})" if spread else "")
+
+
+def _over(ours: float | None, base: float | None, unit: str = "") -> str:
+    if ours is None or base is None:
+        return ""
+    return f"{ours / base - 1:+.1%}" + (f" ({base * 1e3:.0f} to {ours * 1e3:.0f}{unit})" if unit else "")
+
+
+def _bits(row: StepRow) -> str:
+    return "the plain step differs from itself" if row.same_as is None else row.same_as or "nobody"
+
+
+def _gradient_error(row: StepRow) -> str:
+    if row.method == PLAIN:
+        return f"{row.gradient_error or 0.0:.1e} by rounding"
+    if row.gradient_error:
+        return f"{row.gradient_error:.1e}"
+    return {None: "0", "": "0, other bits elsewhere"}.get(row.same_as, "same bits")
+
+
+COLUMNS: dict[str, Callable[[StepRow], str]] = {
+    MODEL: _model,
+    METHOD: lambda row: row.method,
+    "implementations": lambda row: row.implementations if row.method == PORTFOLIO else "",
+    BUDGET: _budget,
+    "batch": lambda row: "" if row.batch is None else str(row.batch),
+    "always there MB": lambda row: _mb(row.fixed_bytes),
+    "plain MB": lambda row: _mb(row.plain_bytes),
+    "predicted MB": lambda row: _mb(row.predicted_peak_bytes),
+    "measured MB": lambda row: _mb(row.measured_peak_bytes),
+    "measured / predicted": _accuracy,
+    "predicted overhead": _predicted_overhead,
+    "measured overhead": _measured_overhead,
+    "wall over as written": lambda row: _over(row.measured_s, row.as_written_s, " ms"),
+    "wall over plain": lambda row: _over(row.measured_s, row.plain_s, " ms"),
+    "CPU over as written": lambda row: _over(row.measured_cpu_s, row.as_written_cpu_s),
+    "CPU over plain": lambda row: _over(row.measured_cpu_s, row.plain_cpu_s),
+    "samples/s": lambda row: f"{row.batch / row.measured_s:.1f}" if row.batch and row.measured_s else "",
+    "repeats": lambda row: "" if row.recomputed is None else str(row.recomputed),
+    "gradient error": _gradient_error,
+    "bits of": _bits,
+    "computations by other implementations": lambda row: ", ".join(f"{k} {n}" for k, n in (row.chosen or {}).items()),
+    "remark": lambda row: row.note,
+}

@@ -1,0 +1,60 @@
+"""PyTorch models by name, at sizes for a CPU or a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from experiments.config import CONF_FOLDER
+from experiments.settings import configured_model
+from remat.errors import InvalidInput
+from remat.frontends.spec import ModelSpec
+
+# What two CPU cores train in about a second: the networks of these names, narrower and on smaller inputs.
+ON_A_CPU: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "batch_size": 8,
+        "options": {"length": 256, "vocabulary": 4000, "width": 192, "n_layers": 6, "n_heads": 6},
+    },
+    "vit": {
+        "batch_size": 16, "input_size": (3, 96, 96), "options": {"patch": 8, "width": 192, "n_layers": 6, "n_heads": 6},
+    },
+    "resnet50": {"batch_size": 16, "input_size": (3, 128, 128)},
+    "unet": {"batch_size": 2, "input_size": (3, 128, 128)},
+    "mobilenet_v2": {"batch_size": 16, "input_size": (3, 128, 128)},
+    "vgg16": {"batch_size": 32, "input_size": (3, 96, 96)},
+    "densenet121": {"batch_size": 8, "input_size": (3, 96, 96)},
+    "lstm": {"batch_size": 16, "options": {"length": 48, "vocabulary": 1000, "width": 128}},
+}  # fmt: skip
+# What a GPU of 16 GB or more trains; GPT-2 is the medium one.
+ON_A_GPU: dict[str, dict[str, Any]] = {
+    "resnet50": {"batch_size": 128},
+    "unet": {"batch_size": 11},
+    "gpt2": {"batch_size": 8, "options": {"length": 1024, "width": 1024, "n_layers": 24, "n_heads": 16}},
+    "vit": {"batch_size": 64},
+}
+
+
+def torch_model(name: str) -> ModelSpec:
+    """The configured PyTorch model ``torch_<name>``.
+
+    Raises:
+        InvalidInput: there is none.
+    """
+    twin = CONF_FOLDER / "model" / f"torch_{name}.yaml"
+    if not twin.exists():
+        known = sorted(p.stem.removeprefix("torch_") for p in twin.parent.glob("torch_*.yaml"))
+        raise InvalidInput(f"no PyTorch model '{name}'; known: {', '.join(known)}")
+    return configured_model(twin.stem)
+
+
+def for_a_cpu(spec: ModelSpec) -> ModelSpec:
+    """The same model at a size that two CPU cores train in about a second, if one is known."""
+    return resized(spec, ON_A_CPU)
+
+
+def resized(spec: ModelSpec, sizes: Mapping[str, Mapping[str, Any]]) -> ModelSpec:
+    """The same model at the size that a table gives for its name, if it does."""
+    size = sizes.get(spec.name.removeprefix("torch_"), {})
+    return replace(spec, **{**size, "options": spec.options | size.get("options", {})})

@@ -1,0 +1,286 @@
+"""The harness's adapter for PyTorch: a model's captured and costed step, its plans and its peers."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import functools
+import gc
+import hashlib
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import remat
+from experiments.steps.job import Candidate, Job, Method, fractions_of_plain, peaks_of_others
+from experiments.steps.offers import held_by_those_who_offer
+from experiments.steps.row import PLAIN, StepRow
+from experiments.steps.torch_peers import blocks, checkpointed
+from remat.cost import apply_cost
+from remat.cost.profile import profile_workspaces
+from remat.execution import Peaks, StepPlan, find_plan, fingerprint_of
+from remat.frontends.spec import ModelSpec, load_target
+from remat.torch import build, capture
+from remat.torch import graphs as frontend
+from remat.torch.measure import peak_of_step
+from remat.torch.module import Rematerialized, call_of, step_of
+from remat.torch.plain import PlainStep, plain_step
+from remat.torch.planner import VERSION, Planner, default_gpu, describe_inputs
+
+
+class TorchSteps:
+    """A model with its loss, its arguments and its captured, costed step; `Method.run` is a module.
+
+    Args:
+        implementations: which implementations its plans choose from, as in `remat.torch.rematerialize`.
+        cache: folder of measured costs.
+    """
+
+    def __init__(self, job: Job, implementations: str, cache: Path):
+        torch._dynamo.reset()
+        gc.collect()  # of the model before this one
+        if job.device == "cuda":
+            torch.cuda.empty_cache()
+        assert job.spec is not None
+        self.job = job
+        self.batch = job.batch
+        spec = ModelSpec(**job.spec)
+        torch.set_num_threads(job.threads)
+        torch.manual_seed(job.seed)
+        model, args, loss = build.build(spec, load_target(spec.target), job.device)
+        step, args = build.loss_step(model, args, loss)
+        self.module = step.to(job.device).train()
+        self.buffers = copy.deepcopy(dict(self.module.named_buffers()))
+        self.args = tuple(_filled(x, job.device, _classes(model)) for x in args)
+        captured = capture.capture_module(call_of(self.module), self.args, {})
+        self.step = step_of(captured, spec.name, self.module, "eager", implementations)
+        self.planner = Planner(
+            name=spec.name, budget_bytes=0, strategy="portfolio", scope="free", cost=job.cost,
+            gpu=default_gpu(job.device), device=job.device, time_limit_s=job.time_limit_s, seed=job.seed,
+            threads=job.threads, cache_folder=cache, plain=Peaks(None), beside=lambda _joint: {},
+            state_bytes=lambda: 0, implementations=implementations,
+        )  # fmt: skip
+        graph, self.fixed = self.planner.with_everything_resident(self.step)
+        self.graph = self.planner.weigh(graph, self.step)
+        frontend.remember(self.step, self.graph)  # for torch_mincut
+        self.fingerprint = fingerprint_of(graph.default(), "torch", VERSION, describe_inputs(self.args))
+        self.fixed_bytes = self.step.graph.fixed_bytes
+        self.known: list[remat.Plan] = []  # which the portfolio begins from
+
+    def plain(self) -> Method:
+        """The framework's own step."""
+        return self.followed(self.module, self.module)
+
+    def peers(self) -> Iterator[Candidate]:
+        """Checkpoints per block, selective checkpointing, and the min-cut partitioner."""
+        if any(True for _ in blocks(self.module)):
+            yield self._by_hand("checkpoint_blocks", "1 of 1", 1, selective=False)
+            yield self._by_hand("checkpoint_blocks", "1 of 2", 2, selective=False)
+            yield self._by_hand("selective_checkpoint", "products kept", 1, selective=True)
+        self.known += self.mincut.values()
+        for share, plan in self.mincut.items():
+            make = functools.partial(self.planned, "torch_mincut", plan.order.tolist(), None)
+            yield Candidate("torch_mincut", f"{share:g}", make)
+
+    def _by_hand(self, name: str, parameter: str, every: int, *, selective: bool) -> Candidate:
+        def make() -> Method:
+            kinds = (checkpointed(self.module, every, selective=selective, replays_random=r) for r in (True, False))
+            return self.followed(*kinds)
+
+        return Candidate(name, parameter, make)
+
+    @functools.cached_property
+    def mincut(self) -> dict[float, remat.Plan]:
+        """Plans of the min-cut partitioner that differ, by its ``activation_memory_budget``."""
+        plans: dict[float, remat.Plan] = {}
+        for member in remat.family(self.graph, "torch_mincut", scope="free"):
+            order = member.plan.order.tolist()
+            if all(order != known.order.tolist() for known in plans.values()):
+                plans[member.parameters["activation_memory_budget"]] = member.plan
+        return plans
+
+    def budgets(self, known: Sequence[StepRow]) -> Iterator[tuple[str, int]]:
+        """The peaks of the peers, where they are measured, then the fractions of the plain peak."""
+        if self.job.peers:
+            yield from peaks_of_others(known)
+        yield from fractions_of_plain(self.job, known)
+
+    def best_within(self, budget_bytes: int) -> Method:
+        """`portfolio` at a budget, at least as cheap as every plan that is known and fits.
+
+        Raises:
+            InvalidInput: no plan was found.
+        """
+        job = self.job
+        plan = find_plan(
+            self.graph, budget_bytes, strategy="portfolio", scope="free", time_limit_s=job.time_limit_s,
+            seed=job.seed, threads=job.threads, known=self.known,
+        ).plan  # fmt: skip
+        assert plan is not None
+        self.known.append(plan)
+        return self.planned("portfolio", plan.order.tolist(), budget_bytes, plan.choices)
+
+    def planned(self, name: str, order: list[int], budget_bytes: int | None, chosen: Sequence[str] = ()) -> Method:
+        """The module that executes a plan."""
+        plan = remat.Plan.from_order(self.graph, order, implementations=chosen)
+        made = StepPlan(
+            plan, self.graph, self.fingerprint, name, budget_bytes, None, self.fixed, self.job.cost,
+            implementations=self.planner.implementations,
+        )  # fmt: skip
+        planner = replace(self.planner, plans={self.fingerprint.sha256: made})  # what `rematerialize(plan=made)` makes
+        module = Rematerialized(self.module, planner, made, "eager")
+        overhead = made.trace.cost / self.graph.total_cost - 1
+        return Method(module, made.peak_bytes, made.trace.cost, overhead, len(made.recomputed), plan)
+
+    def followed(self, module: nn.Module, without_random: nn.Module) -> Method:
+        """A method that is eager PyTorch code: its calls are followed on tensors without contents."""
+        if any(isinstance(part, nn.RNNBase) for part in module.modules()):
+            # Without contents these layers run unrolled, which needs other memory than their kernels.
+            return Method(module, ns=self.graph.total_cost if module is self.module else None)
+        try:
+            plain = plain_step(without_random, self.args, {}, 0)
+        except RuntimeError as error:  # e.g. a checkpoint's own checks that need real tensors
+            return Method(module, note=f"cannot be predicted: {str(error).splitlines()[0]}")
+        peak, ns = self._predict(plain)
+        return Method(module, peak, ns, ns / self.graph.total_cost - 1)
+
+    def _predict(self, plain: PlainStep) -> tuple[int, int]:
+        calls = plain.graph(name=self.planner.name)
+        sizes, _ = profile_workspaces(calls, self.planner.cache_folder, self.planner.device)
+        planner = self.planner
+        calls = apply_cost(calls, planner.cost, planner.gpu, cache_folder=planner.cache_folder, device=planner.device)
+        of = {op.work.signature: (size, op.cost) for op, size in zip(calls.operations, sizes, strict=True) if op.work}
+        peak = plain.peak_bytes({signature: size for signature, (size, _) in of.items()})
+        return self.fixed_bytes + peak, sum(of[s][1] for s in plain.signatures if s in of)
+
+    def peak_bytes(self, method: Method) -> int:
+        """See `Subject`."""
+        return self.fixed_bytes + peak_of_step(method.run, self.args, {}, self.job.device)
+
+    def same_as(self, method: Method) -> str | None:
+        """``plain`` or ''; None if the plain step differs from itself."""
+        if self._left_by_plain is None:
+            return None
+        return PLAIN if self._left_by_plain == self._left_by(method.run) else ""
+
+    @functools.cached_property
+    def _left_by_plain(self) -> list[str] | None:
+        """What the framework's own step leaves behind; None if that differs from run to run (atomics on a GPU)."""
+        left = self._left_by(self.module)
+        return left if left == self._left_by(self.module) else None
+
+    def _left_by(self, module: nn.Module) -> list[str]:
+        """Hashes of loss, gradients, buffers and random state after one step from the same beginning."""
+        loss = self._step_from_the_beginning(module)
+        tensors = [loss.detach(), *(p.grad for p in self.module.parameters() if p.grad is not None)]
+        tensors += [*self.module.buffers(), torch.get_rng_state()]
+        tensors += [torch.cuda.get_rng_state()] if self.job.device == "cuda" else []
+        left = [hashlib.sha256(x.cpu().reshape(-1).view(torch.uint8).numpy().data).hexdigest() for x in tensors]
+        self.module.zero_grad()
+        return left
+
+    def _step_from_the_beginning(self, module: nn.Module) -> Tensor:
+        """The loss of a step with the first buffers and random state; gradients are left in place."""
+        with torch.no_grad():
+            for name, buffer in self.module.named_buffers():
+                buffer.copy_(self.buffers[name])
+        torch.manual_seed(1)
+        loss = module(*self.args)
+        loss.backward()
+        return loss
+
+    def measured(self, method: Method) -> dict[str, Any]:
+        """Times; what implementations a plan chooses; how far its gradients are from the plain step's."""
+        columns = self._times(method.run, self.job.rounds) if self.job.rounds else {}
+        if self.job.gradient_errors:
+            is_plain = method.run is self.module
+            columns["gradient_error"] = rounding_error(self) if is_plain else gradient_error(self, method)
+        if method.plan is not None and self.graph.has_implementations:
+            columns["chosen"] = dict(collections.Counter(name for name in method.plan.choices if name).most_common())
+            columns["held"] = held_by_those_who_offer(self.graph, method.plan)
+        return columns
+
+    def _times(self, module: nn.Module, rounds: int) -> dict[str, Any]:
+        """Medians of the plain step and this one, and of the ratio with its quartiles."""
+        times: tuple[list[float], list[float]] = ([], [])
+        for i in range(rounds):
+            turns = ((self.module, times[0]), (module, times[1]))
+            for one, into in turns if i % 2 == 0 else reversed(turns):  # memory and caches are the first one's
+                into.append(self.seconds(one))
+        ratios = [b / a for a, b in zip(*times, strict=True)]
+        low, ratio, high = statistics.quantiles(ratios, n=4, method="inclusive") if rounds > 1 else ratios * 3
+        return {
+            "plain_s": statistics.median(times[0]), "measured_s": statistics.median(times[1]),
+            "measured_ratio": ratio, "ratio_quartiles": [low, high],
+        }  # fmt: skip
+
+    def seconds(self, module: nn.Module) -> float:
+        """Of one step, the optimizer's not included."""
+        cuda = self.job.device == "cuda"
+        if cuda:
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        module(*self.args).backward()
+        if cuda:
+            torch.cuda.synchronize()
+        took = time.perf_counter() - began
+        self.module.zero_grad()
+        return took
+
+    def gradients(self, module: nn.Module) -> list[Tensor | None]:
+        """Copies of the gradients of one step."""
+        self._step_from_the_beginning(module)
+        kept = [None if p.grad is None else p.grad.detach().clone() for p in self.module.parameters()]
+        self.module.zero_grad()
+        return kept
+
+
+def gradient_error(subject: TorchSteps, method: Method) -> float:
+    """Largest difference of a gradient from the plain step's, relative to the largest gradient of that."""
+    return _difference(subject.gradients(subject.module), subject.gradients(method.run))
+
+
+def rounding_error(subject: TorchSteps) -> float:
+    """The same for the plain step, if every parameter is another in its last bit: what rounding alone can do."""
+    plain = subject.gradients(subject.module)
+    parameters = list(subject.module.parameters())
+    before = [p.detach().clone() for p in parameters]
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in parameters:
+            up = torch.rand(p.shape, generator=generator) < 0.5
+            p.copy_(torch.nextafter(p, torch.where(up, torch.inf, -torch.inf).to(p)))
+    try:
+        return _difference(plain, subject.gradients(subject.module))
+    finally:
+        with torch.no_grad():
+            for p, old in zip(parameters, before, strict=True):
+                p.copy_(old)
+
+
+def _difference(plain: list[torch.Tensor | None], ours: list[torch.Tensor | None]) -> float:
+    assert [x is None for x in plain] == [x is None for x in ours]
+    pairs = [(a, b) for a, b in zip(plain, ours, strict=True) if a is not None and b is not None]
+    largest = max(float(a.abs().max()) for a, _ in pairs)
+    return max(float((a - b).abs().max()) for a, b in pairs) / largest if largest else 0.0
+
+
+def _classes(model: nn.Module) -> int:
+    """Numbers below which integers are valid indices and classes: rows of the smallest table, or of the last layer."""
+    tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    heads = [m.out_features for m in model.modules() if isinstance(m, nn.Linear)]
+    return max(2, max(tables) if tables else heads[-1] if heads else 2)
+
+
+def _filled(x: Any, device: str, n_classes: int) -> Any:
+    if not isinstance(x, Tensor):
+        return x
+    if x.is_floating_point():
+        return torch.randn(x.shape, dtype=x.dtype, device=device)
+    return torch.randint(0, n_classes, x.shape, dtype=x.dtype, device=device)
