@@ -16,6 +16,8 @@ What is used, and where PyTorch keeps it:
 Operators (``torch.ops.aten``) are not private, though names of some begin with an underscore: graphs are made of them.
 """
 
+# ruff: noqa: F401 - the other modules import from here what is only imported here
+
 from __future__ import annotations
 
 import logging
@@ -49,66 +51,6 @@ from torch.fx.graph import _BoxedCodeGen
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten, tree_iter, tree_leaves, tree_map
-
-__all__ = [
-    "BACKWARD",
-    "COPIED_META",
-    "FORWARD",
-    "BackendCompilerFailed",
-    "BatchNorm",
-    "DataDependentOutputException",
-    "DynamicOutputShapeException",
-    "FailOnRecompileLimitHit",
-    "FakeTensor",
-    "FakeTensorMode",
-    "OpOverload",
-    "TorchDispatchMode",
-    "TorchDynamoException",
-    "aot_autograd",
-    "base_of",
-    "boxed",
-    "called_by_name",
-    "compiler_is_disabled",
-    "compiler_settings",
-    "compiler_stance",
-    "composite_kernel",
-    "corrected_fakes",
-    "current_dispatch_mode",
-    "descriptions_of_outputs",
-    "differentiated_output",
-    "example_of",
-    "flat_weights",
-    "forbid_overwriting",
-    "gradients_without_holes",
-    "in_pass",
-    "inductor",
-    "is_compiled_backward",
-    "is_in_backward",
-    "is_in_forward",
-    "is_plain_output",
-    "is_view_base",
-    "kernels_instead",
-    "make_contiguous_strides_for",
-    "mark_boxed",
-    "memory_events",
-    "min_cut",
-    "module_tensors",
-    "mutated_input",
-    "native_recurrent",
-    "outside_modes",
-    "pass_of",
-    "primal_index",
-    "primals_of",
-    "schema_of",
-    "share_tables",
-    "storage_key",
-    "suggest_memory_format",
-    "tree_flatten",
-    "tree_iter",
-    "tree_leaves",
-    "tree_map",
-    "with_descriptions",
-]  # fmt: skip
 
 outside_modes, current_dispatch_mode = _disable_current_modes, _get_current_dispatch_mode
 _Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule]]

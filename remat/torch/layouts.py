@@ -123,6 +123,9 @@ _RULES: dict[Any, Rule] = {
     aten._batch_norm_with_update.default: _as_input(0), aten._batch_norm_with_update_functional.default: _as_input(0),
     aten.native_batch_norm_backward.default: _as_input(1), aten.batch_norm_backward.default: _as_input(1),
     aten.reflection_pad2d_backward.default: _as_input(1), aten.replication_pad2d_backward.default: _as_input(1),
+    aten.reflection_pad2d.default: _as_input(0), aten.replication_pad2d.default: _as_input(0),  # for PyTorch 2.11
+    aten.reflection_pad3d.default: _as_input(0), aten.replication_pad3d.default: _as_input(0),
+    aten.reflection_pad3d_backward.default: _as_input(1), aten.replication_pad3d_backward.default: _as_input(1),
     aten.max_unpool2d.default: _as_input(0), aten.channel_shuffle.default: _as_input(0),
     aten.hardswish_backward.default: _elementwise, aten.hardsigmoid_backward.default: _elementwise,
     aten.softplus_backward.default: _elementwise,
