@@ -23,19 +23,22 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("numpy", "scipy", "numba", "highspy", "ortools", "transformers", "pytest", "pytest-xdist", "hypothesis")
 NEEDED_BYTES = 12 * 10**9  # what pip downloads is on the disk while it installs
-TESTS = (*(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/test_torch_*.py"))), "tests/test_zoo.py")
+TESTS = tuple(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/test_torch_*.py")))
 
 
 def main() -> int:
     """Returns the exit status of pytest, or 1 where it could not be run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("version", help="of PyTorch, e.g. 2.15.0")
-    parser.add_argument("pytest", nargs=argparse.REMAINDER, help="arguments of pytest instead of all tests of PyTorch")
+    parser.add_argument(
+        "pytest", nargs=argparse.REMAINDER, help="its arguments; without tests/... all tests of PyTorch run"
+    )
     given = parser.parse_args()
     if not re.fullmatch(r"\d+\.\d+\.\d+\S*", given.version):
         return fail(
             f"the version of PyTorch must look like 2.15.0, not {given.version!r}: make test-torch TORCH=2.15.0"
         )
+    names_tests = any(argument.startswith("tests/") for argument in given.pytest)
     free = shutil.disk_usage(tempfile.gettempdir()).free
     if free < NEEDED_BYTES:
         where = tempfile.gettempdir()
@@ -43,12 +46,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)  # as Ctrl-C: the environment is deleted
     folder = Path(tempfile.mkdtemp(prefix=f"remat-torch-{given.version}-"))
     try:
-        return tested(given.version, folder, given.pytest or list(TESTS))
+        return tested(given.version, folder, [*given.pytest, *(() if names_tests else TESTS)])
     except KeyboardInterrupt:
         return fail("stopped")
     finally:
-        shutil.rmtree(folder)
-        print(f"Deleted {folder}.", flush=True)
+        delete(folder)
 
 
 def tested(version: str, folder: Path, tests: list[str]) -> int:
@@ -81,6 +83,15 @@ def install(version: str, folder: Path) -> int:
     ):
         code = code or subprocess.run([*pip, *wanted], check=False).returncode
     return code
+
+
+def delete(folder: Path) -> None:
+    """Delete the environment; a child that was just stopped may still write a file or two."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        time.sleep(3)
+        shutil.rmtree(folder)
+    print(f"Deleted {folder}.", flush=True)
 
 
 def python_of(folder: Path) -> Path:
