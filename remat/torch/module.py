@@ -178,32 +178,35 @@ class _CompiledStep:
     """A model's call, compiled for each new combination of shapes and modes with a plan of its own."""
 
     def __init__(self, model: nn.Module, planner: Planner, backend: str):
-        self.model = model
+        self.model, self.planner, self.backend = model, planner, backend
         self.called = threading.local()  # with what, for the name of a plan that is made during the call
-        compiler = _aot.backend_of(backend)
-
-        def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-            primals = primals_of(graph)
-            replace_recurrent(graph)
-
-            def partition(joint: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
-                captured = capture.read_joint(joint, n_forward, primals)
-                step = step_of(captured, planner.name, model, backend, planner.implementations)
-                plan = planner.plan(step, self.called.inputs, in_loop=True)
-                return emit(step, plan.order.tolist(), plan.plan.chosen)
-
-            return compiler(graph, example_inputs, partition)
-
-        self.call = torch.compile(call_of(model), backend=compile_graph, fullgraph=True, dynamic=False)
+        # By which parameters need a gradient: the compiler of PyTorch 2.11 does not notice when that changes.
+        self.compiled: dict[tuple[bool, ...], Callable[..., Any]] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         _aot.check_that_calls_are_compiled()
         self.called.inputs = describe_inputs((args, kwargs))
+        trained = tuple(p.requires_grad for p in self.model.parameters())
+        if trained not in self.compiled:
+            call = call_of(self.model)
+            self.compiled[trained] = torch.compile(call, backend=self._compile, fullgraph=True, dynamic=False)
         what = "this step cannot be executed under a plan"
         with _refusals(self.model, args, kwargs), capture.refusals(what), capture.settings():
-            outputs = self.call(*args, **kwargs)
+            outputs = self.compiled[trained](*args, **kwargs)
         _aot.leave_unread_gradients_out(outputs)
         return outputs
+
+    def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        primals, planner = primals_of(graph), self.planner
+        replace_recurrent(graph)
+
+        def partition(joint: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+            captured = capture.read_joint(joint, n_forward, primals)
+            step = step_of(captured, planner.name, self.model, self.backend, planner.implementations)
+            plan = planner.plan(step, self.called.inputs, in_loop=True)
+            return emit(step, plan.order.tolist(), plan.plan.chosen)
+
+        return _aot.backend_of(self.backend)(graph, example_inputs, partition)
 
 
 @contextmanager
