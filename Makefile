@@ -6,12 +6,13 @@ endif
 VENV_PYTHON := .venv/bin/python
 ARGS ?=
 
-.PHONY: help setup sweep test test-slow fuzz lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint device clean
+.PHONY: help setup sweep test test-slow test-torch fuzz lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint device clean
 
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
 	@echo "make test       set up, then run the tests"
 	@echo "make test-slow  the long tests (about 7 minutes)"
+	@echo "make test-torch TORCH=2.15.0  the tests of PyTorch with that version, in an environment that is deleted afterwards"
 	@echo "make fuzz       random modules, graphs and certificates against plain steps and brute force (ARGS='--help' for more)"
 	@echo "make check      lint and type checks"
 	@echo "make models     every configured model: nodes, edges, bytes, seconds"
@@ -37,6 +38,10 @@ test: setup
 
 test-slow: setup
 	$(VENV_PYTHON) -m pytest -m slow $(ARGS)
+
+test-torch:
+	@test -n "$(PYTHON)" || { echo "test-torch: no Python 3.11 to 3.13 found" >&2; exit 1; }
+	@$(PYTHON) tools/test_torch.py "$(TORCH)" $(ARGS)
 
 fuzz: setup
 	$(VENV_PYTHON) tests/fuzz.py $(ARGS)

@@ -275,6 +275,7 @@ def test_what_comes_on_top_of_the_promise_is_counted_or_told_of() -> None:
     ours.requires_grad_(True)  # from now on everything is trained, and the optimizer will hold more
     adam.zero_grad()
     step(ours, (x,))
+    assert all(p.grad is not None for p in model.parameters())
     latest = list(ours._planner.plans.values())[-1]
     assert latest.fixed["optimizer state"] > 3 * before
     with pytest.warns(UserWarning, match="gradients are held from an earlier step"):

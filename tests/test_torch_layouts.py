@@ -73,9 +73,18 @@ def normalised(gradient: Any, x: Any) -> Any:
     )
 
 
+def padded(mode: str, shape: tuple[int, ...], memory_format: Any) -> None:
+    x = torch.rand(shape).contiguous(memory_format=memory_format).requires_grad_()
+    torch.nn.functional.pad(x, (1, 1) * (len(shape) - 2), mode).square().sum().backward()
+
+
 @pytest.mark.parametrize(
     "call",
     [
+        lambda: padded("replicate", (2, 8, 4, 4), torch.channels_last),
+        lambda: padded("reflect", (2, 8, 4, 4), torch.channels_last),
+        lambda: padded("replicate", (2, 8, 4, 4, 4), torch.channels_last_3d),
+        lambda: padded("reflect", (2, 8, 4, 4, 4), torch.channels_last_3d),
         lambda: normalised(turned(7, 5, 8), turned(7, 5, 8)),
         lambda: aten.native_layer_norm(turned(7, 5, 8).bfloat16(), [8], torch.rand(8), torch.rand(8), 1e-5),
         lambda: aten.hardsigmoid_backward(torch.rand(13, 8, 8), turned(13, 8, 8)),

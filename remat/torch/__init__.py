@@ -14,8 +14,16 @@ except ModuleNotFoundError as error:
         raise
     raise MissingPackage("PyTorch is not installed: pip install 'remat[torch]'") from None
 
-from remat.torch._rematerialize import rematerialize
-from remat.torch.measure import measured_peak
-from remat.torch.module import Rematerialized
+from remat.torch import _version
+
+_version.refuse_old()
+try:
+    from remat.torch._rematerialize import rematerialize
+    from remat.torch.measure import measured_peak
+    from remat.torch.module import Rematerialized
+except (ImportError, AttributeError) as error:
+    if not _version.is_untested():
+        raise
+    raise _version.newer_fails(f"what remat needs of it is not there ({error})") from error
 
 __all__ = ["Rematerialized", "measured_peak", "rematerialize"]

@@ -1,4 +1,4 @@
-"""PyTorch's private interface that executing a plan needs beside that of capturing a step (checked with torch 2.13).
+"""What executing a plan needs of PyTorch beside capturing a step: halves that run, random states, repetitions.
 
 AOT autograd compiles a module's forward and backward pass; our partition function decides what each of them
 computes. Its convention: the forward graph takes the primals and returns the module's outputs followed by what
@@ -15,13 +15,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
-from torch._guards import TracingContext
-from torch.fx.graph import _BoxedCodeGen
-from torch.utils._python_dispatch import _get_current_dispatch_mode
-from torch.utils._pytree import tree_leaves
 
 from remat.errors import InvalidInput
+from remat.torch import _private
+from remat.torch._private import tree_leaves
 from remat.torch.capture import Backend, Partition, eager_backend
 
 aten = torch.ops.aten
@@ -37,27 +34,18 @@ _undefined = threading.local()  # forward outputs that the loss did not depend o
 
 
 def _boxed(module: fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
-    context = TracingContext.try_get()
-    if context is not None and context.fw_metadata is not None:
-        context.fw_metadata.bw_donated_idxs = []  # nothing is overwritten: backward may run twice (retain_graph)
+    _private.forbid_overwriting()  # backward may run twice (retain_graph)
     output_of: dict[str, int] | None = module.meta.get(TANGENTS)
-    variants = {frozenset[str](): _compiled(module)}
+    variants = {frozenset[str](): _private.boxed(module)}
 
     def run(args: list[Any]) -> Any:
         unread = _undefined.__dict__.pop("outputs", ()) if output_of is not None else ()
         missing = frozenset(name for name, output in (output_of or {}).items() if output in unread)
         if missing not in variants:
-            variants[missing] = _compiled(without_tangents(module, missing))
+            variants[missing] = _private.boxed(without_tangents(module, missing))
         return variants[missing](args)
 
-    run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
-    return run
-
-
-def _compiled(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    module.graph.set_codegen(_BoxedCodeGen())
-    module.recompile()
-    return module.forward
+    return _private.mark_boxed(run)
 
 
 def without_tangents(module: fx.GraphModule, missing: Collection[str]) -> fx.GraphModule:
@@ -122,7 +110,7 @@ def leave_unread_gradients_out(outputs: Any) -> None:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if "CompiledFunctionBackward" in node.name():
+        if _private.is_compiled_backward(node):
             node.register_prehook(_note_undefined)
         else:  # a view that was made again of an output
             todo.extend(before for before, _ in node.next_functions)
@@ -138,21 +126,20 @@ def check_that_calls_are_compiled() -> None:
     Raises:
         InvalidInput: the compiler is switched off, or a mode is active that it steps aside for.
     """
-    if torch._dynamo.config.disable:
+    if _private.compiler_is_disabled():
         raise InvalidInput("PyTorch's compiler is switched off, so no plan is followed: unset TORCHDYNAMO_DISABLE")
-    stance = torch._dynamo.eval_frame._stance.stance
+    stance = _private.compiler_stance()
     if stance not in ("default", "fail_on_recompile"):
         raise InvalidInput(f"torch.compiler.set_stance({stance!r}) follows no plan: set it to 'default'")
-    mode = _get_current_dispatch_mode()
+    mode = _private.current_dispatch_mode()
     if mode is not None:
         raise InvalidInput(f"under a {type(mode).__name__} nothing is compiled, so no plan is followed: leave it out")
 
 
 def finish(graph: fx.Graph, outputs: list[fx.Node | None], descriptions: list[Any]) -> None:
     """Write the output of a half; what has no description is saved for backward."""
-    n_saved = len(outputs) - len(descriptions)
     end = graph.output(tuple(outputs))
-    end.meta["desc"] = [*descriptions, *(SavedForBackwardsAOTOutput(i) for i in range(n_saved))]
+    _private.with_descriptions(end, descriptions, len(outputs) - len(descriptions))
     graph.lint()
 
 
@@ -239,11 +226,7 @@ def _batch_norm_again(
 
 def backend_of(name: str) -> Backend:
     """The backend of that name, one of `BACKENDS`."""
-    if name == "inductor":
-        from remat.torch._inductor import inductor  # takes seconds to import
-
-        return inductor
-    return eager
+    return _private.inductor if name == "inductor" else eager
 
 
 BACKENDS = ("eager", "inductor")

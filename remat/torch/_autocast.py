@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from remat.torch import _private
+
 aten = torch.ops.aten
 _LOWER = (torch.bfloat16, torch.float16)
 # A conversion that the model itself asks for, by the name of its call; eager mode does not keep these.
@@ -67,7 +69,7 @@ def _add_before_casting(graph: fx.Graph, total: fx.Node, dtype: torch.dtype) -> 
 
 def _call(graph: fx.Graph, target: Any, args: tuple[fx.Node, ...], kwargs: dict[str, Any], like: fx.Node) -> fx.Node:
     made = graph.call_function(target, args, kwargs)
-    made.meta = {key: like.meta[key] for key in ("partitioner_tag",) if key in like.meta}
+    made.meta = _private.pass_of(like)
     made.meta["val"] = target(*(arg.meta["val"] for arg in args), **kwargs)
     return made
 
@@ -83,7 +85,7 @@ def _inner(node: fx.Node) -> list[fx.Node]:
 
 
 def _is_sum(node: fx.Node) -> bool:
-    within = len(node.users) == 1 and node.meta.get("partitioner_tag") != "is_forward"
+    within = len(node.users) == 1 and not _private.is_in_forward(node)
     return node.target is aten.add.Tensor and not node.kwargs and len(node.all_input_nodes) == 2 and within
 
 
@@ -96,5 +98,4 @@ def _is_cast_from(node: fx.Node, dtype: torch.dtype) -> bool:
 
 
 def _is_explicit(node: fx.Node) -> bool:
-    behind = node.meta.get("source_fn_stack") or [("", None)]
-    return behind[-1][1] in _EXPLICIT
+    return _private.called_by_name(node) in _EXPLICIT

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from remat.errors import InvalidPlan
-from remat.torch import _aot
+from remat.torch import _aot, _private
 from remat.torch._with_implementations import Kept, Recipe, arguments_in
 from remat.torch.step_graph import END_KIND, CapturedStep, is_random
 
@@ -91,7 +91,7 @@ class _Emitter:
                 self._compute(k)
             self.done.add(k)
         gradients = [None if n is None else self._fetch(n) for n in joint.outputs[n_forward:]]
-        descriptions = list(joint.module.graph.find_nodes(op="output")[0].meta["desc"])
+        descriptions = _private.descriptions_of_outputs(joint.module.graph)
         tangents = [self._hold(node) for node in joint.tangents]
         _put_first(self.backward.graph, [*self.saved.values(), *tangents])
         outputs += [self.forward.made[x] for x in self.saved]
@@ -105,8 +105,8 @@ class _Emitter:
         """Placeholder of each gradient of an output in the backward half -> which forward output it is of."""
         named = {}
         for node in self.joint.tangents:
-            output = getattr(node.meta["desc"], "output", None)
-            if output is not None and type(output).__name__ == "PlainAOTOutput":
+            output = _private.differentiated_output(node)
+            if _private.is_plain_output(output):
                 named[self.backward.made[node].name] = self.joint.n_mutations + output.idx
         return named
 
@@ -209,7 +209,7 @@ class _Emitter:
 
     def _place(self, half: _Half, what: fx.Node | _State | Kept, name: str, meta: dict[str, Any]) -> fx.Node:
         half.made[what] = half.graph.placeholder(name)
-        half.made[what].meta.update({key: meta[key] for key in ("val", "tensor_meta", "desc") if key in meta})
+        half.made[what].meta.update({key: meta[key] for key in _private.COPIED_META if key in meta})
         return half.made[what]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import make_contiguous_strides_for
-from torch.utils._pytree import tree_leaves
+
+from remat.torch._private import base_of, make_contiguous_strides_for, tree_leaves
 
 Meanwhile = Callable[[list[Tensor]], AbstractContextManager[Any]]
 
@@ -39,7 +39,8 @@ def backward_from(outputs: Any, meanwhile: Meanwhile = nothing) -> None:
 
 
 def _is_of_a_leaf(x: Tensor) -> bool:
-    base = x if x._base is None else x._base
+    viewed = base_of(x)
+    base = x if viewed is None else viewed
     return base.is_leaf and base.requires_grad
 
 

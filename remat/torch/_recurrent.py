@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
+from remat.torch import _private
+
 KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-_NATIVE = {getattr(torch._VF, kind): kind for kind in KINDS}
+_NATIVE = {_private.native_recurrent(kind): kind for kind in KINDS}
 _OPTIONS = (
     "str kind, Tensor input, Tensor[] hx, Tensor[] weights, bool has_biases, int num_layers, float dropout, "
     "bool train, bool bidirectional, bool batch_first, ScalarType? autocast, bool[] needs_grad"
@@ -45,7 +47,7 @@ def replace_recurrent(graph: fx.GraphModule) -> None:
         data, hx, weights, *options = node.args
         hx = list(hx) if isinstance(hx, (list, tuple)) else [hx]
         with graph.graph.inserting_before(node):
-            if node.meta["example_value"][0].device.type == "cpu":
+            if _private.example_of(node)[0].device.type == "cpu":
                 made = _layer_by_layer(graph.graph, kind, data, hx, list(weights), options)
             else:
                 made = _one_call(graph.graph, kind, data, hx, list(weights), options)
@@ -63,8 +65,7 @@ def gru_cell(
     last bits. CUDA has a kernel of its own.
     """
     if x.device.type != "cpu":
-        kernel = torch._C.DispatchKey.CompositeImplicitAutograd
-        return torch.ops.aten.gru_cell.default._op_dk(kernel, x, hidden, w_ih, w_hh, b_ih, b_hh)
+        return _private.composite_kernel(torch.ops.aten.gru_cell.default, x, hidden, w_ih, w_hh, b_ih, b_hh)
     sizes = (2 * hidden.shape[1], hidden.shape[1])
     x_gates, x_new = F.linear(x, w_ih, b_ih).unsafe_split_with_sizes(sizes, 1)
     h_gates, h_new = F.linear(hidden, w_hh, b_hh).unsafe_split_with_sizes(sizes, 1)
@@ -119,7 +120,7 @@ def _layer_by_layer(
     """One operation for each layer, with dropout between them; a tuple of results as the native call's."""
     has_biases, num_layers, dropout, train, bidirectional, batch_first = options
     call, n_directions, n_weights = graph.call_function, 1 + bidirectional, len(weights) // num_layers
-    swaps = batch_first and data.meta["example_value"].dim() == 3  # inside, steps come first, as in the native kernels
+    swaps = batch_first and _private.example_of(data).dim() == 3  # inside, steps come first, as in the native kernels
     current = call(torch.transpose, (data, 0, 1)) if swaps else data
     last: list[list[fx.Node]] = []
     for layer in range(num_layers):
@@ -144,7 +145,7 @@ def _run(kind: str, data: Tensor, hx: Sequence[Tensor], weights: Sequence[Tensor
     states = tuple(hx) if kind == "lstm" else hx[0]
     # Eager mode keeps casts of leaves only, which the input is not.
     with torch.autocast(data.device.type, autocast, enabled=autocast is not None, cache_enabled=False):
-        return getattr(torch._VF, kind)(data, states, list(weights), *options)
+        return _private.native_recurrent(kind)(data, states, list(weights), *options)
 
 
 def _leaves(given: Sequence[Tensor], needs_grad: Sequence[bool]) -> list[Tensor]:
@@ -188,7 +189,7 @@ def _layouts(
 
     def probe() -> tuple[list[Layout], list[Layout]]:
         layer = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}.get(kind, torch.nn.RNN)
-        weights = layer(5, 3, num_layers, device=device, dtype=dtypes[-1], **options)._flat_weights
+        weights = _private.flat_weights(layer(5, 3, num_layers, device=device, dtype=dtypes[-1], **options))
         n, batch = num_layers * (1 + bidirectional), ((7 if batch_first else 6),) if batched else ()
         widths = [2 if projected else 3, 3][: 2 if kind == "lstm" else 1]
         shapes = [(7, 6, 5) if batched else (7, 5), *((n, *batch, width) for width in widths)]

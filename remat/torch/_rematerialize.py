@@ -19,6 +19,7 @@ from remat.execution import Peaks, StepPlan, check_options, default_cache, imple
 from remat.graph import Graph
 from remat.plan import parse_scope
 from remat.torch import _aot, _optimizer
+from remat.torch._self_check import check_untested_version
 from remat.torch._with_implementations import CHOICES
 from remat.torch.capture import Joint
 from remat.torch.measure import peak_of_step
@@ -96,6 +97,7 @@ def rematerialize(
     Raises:
         InvalidInput: (a ValueError) no plan within the budget was found; the model does not compile into one graph; an
             option is wrong; a plan was made for something else.
+        MissingPackage: this PyTorch is newer than any that was tested, and a plan changes what a small step computes.
     """
     _check(model, sample_args, backend)
     given_plan, plan = plan, zoo.resolved(plan)
@@ -111,6 +113,7 @@ def rematerialize(
     kwargs = keywords(sample_kwargs)
     strategy, scope = str(strategy), str(parse_scope(scope))
     device = device_of(model, (sample_args, kwargs))
+    check_untested_version(device)
     step = captured_step(model, sample_args, kwargs, backend, implementations)
     inputs = describe_inputs((sample_args, kwargs))
 

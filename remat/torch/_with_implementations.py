@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_iter, tree_map
 
 from remat.graph import Value, Work
 from remat.implementation import Implementation
+from remat.torch._private import FakeTensor, tree_iter, tree_map
 from remat.torch._work import _plain, storage_bytes, tensor_bytes, tensors_of
 from remat.torch.implementations import (
     IMPLEMENTATIONS,

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_iter
 
 from remat.graph import Work
 from remat.torch import flop_rules
+from remat.torch._private import OpOverload, tree_iter
 
 CUDA_BLOCK_BYTES = 512
 
@@ -63,7 +63,7 @@ def work_of(node: fx.Node, kind: str) -> Work:
 
 def call_signature(target: Any, args: Any, kwargs: Any) -> str:
     """Canonical JSON from which a call can be rebuilt; '' if an argument cannot be written down."""
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return ""
     try:
         plain = {"fw": "torch", "op": str(target), "args": _plain(args), "kwargs": _plain(kwargs)}

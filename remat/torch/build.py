@@ -9,16 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map
 
 from remat.errors import InvalidInput, unknown_name
 from remat.frontends.spec import DTYPES, ModelSpec, check_options
+from remat.torch._private import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    module_tensors,
+    tree_map,
+)
 
 LOSSES = ("mean", "cross_entropy", "bce")
 
@@ -133,7 +134,7 @@ def replaced_tensors(model: nn.Module, replacement: Callable[[Tensor], Tensor]) 
     (`torch.func.functional_call` does not put back the buffers of a module that occurs twice.)
     """
     made: dict[int, Tensor] = {}
-    before = [(tensors, dict(tensors)) for m in model.modules() for tensors in (m._parameters, m._buffers)]
+    before = [(tensors, dict(tensors)) for m in model.modules() for tensors in module_tensors(m)]
     try:
         for tensors, old in before:
             for key, x in old.items():
@@ -186,7 +187,7 @@ def _materialize(model: nn.Module) -> None:
         return made[id(x)]
 
     for module in model.modules():
-        for tensors in (module._parameters, module._buffers, module.__dict__):
+        for tensors in (*module_tensors(module), module.__dict__):
             for key, x in list(tensors.items()):
                 if isinstance(x, Tensor) and x.is_meta:
                     tensors[key] = real(x)  # pyright: ignore[reportArgumentType] - a parameter for a parameter

@@ -1,15 +1,13 @@
 """Capture of a training step's joint forward and backward graph, through PyTorch's own compiler.
 
-Private PyTorch API: `aot_autograd` with a partition function of ours as a `torch.compile` backend. The
-partition function receives the functionalised joint graph at compile time, under fake tensors, and ends the
-compilation there: nothing is computed and no activation is allocated.
-docs/decisions/0004-joint-graphs-from-pytorch.md says why this route.
+AOT autograd runs as a `torch.compile` backend with a partition function of ours. That function receives the
+functionalised joint graph at compile time, under fake tensors, and ends the compilation there: nothing is computed and
+no activation is allocated. docs/decisions/0004-joint-graphs-from-pytorch.md says why this route.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,18 +17,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx, nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
-from torch._functorch import config as functorch_config
-from torch.utils._python_dispatch import _disable_current_modes
 
-from remat.errors import InvalidInput, MissingPackage, RematError
+from remat.errors import InvalidInput, RematError
+from remat.torch import _private
 from remat.torch._autocast import cast_once
+from remat.torch._private import (
+    BackendCompilerFailed,
+    FailOnRecompileLimitHit,
+    OpOverload,
+    TorchDynamoException,
+    primals_of,
+)
 from remat.torch._random import bernoulli, bernoulli_like, rrelu, rrelu_
 from remat.torch._recurrent import gru_cell, replace_recurrent
 from remat.torch.layouts import layouts_of_kernels
 
-OLDEST = (2, 9)
 MOST_GRAPHS = 256
 _TRAIN_FLAG = {"native_batch_norm_backward": 7}  # position of `train`; running statistics are 3 and 4
 
@@ -57,7 +58,7 @@ class Joint:
     def places(self) -> dict[int, fx.Node]:
         """The placeholder of each primal."""
         places = self.module.graph.find_nodes(op="placeholder")
-        return {n.meta["desc"].idx: n for n in places if n.name.startswith("primals")}
+        return {_private.primal_index(n): n for n in places if n.name.startswith("primals")}
 
     @property
     def tangents(self) -> tuple[fx.Node, ...]:
@@ -91,11 +92,10 @@ def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) 
 
     Raises:
         InvalidInput: the step cannot be captured in one graph, or nothing in it needs a gradient.
-        MissingPackage: this PyTorch is too old.
     """
     joint = capture_module(step, args, {})
     # What a step assigns to attributes comes out behind the loss; only the loss may be differentiated.
-    differentiated = [n.meta["desc"].output.idx for n in joint.tangents]
+    differentiated = [_private.differentiated_output(n).idx for n in joint.tangents]
     if differentiated != [0] or _numel(joint.outputs[joint.loss_output]) != 1:
         loss = joint.outputs[joint.loss_output]
         made = "nothing" if loss is None else f"a tensor of shape {list(loss.meta['val'].shape)}"
@@ -150,56 +150,26 @@ def eager_backend(
     """
 
     def partition_fn(joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
-        with _disable_current_modes():  # measurements must see real tensors
+        with _private.outside_modes():  # measurements must see real tensors
             return partition(joint, num_fwd_outputs)
 
     compiler = compiler or _unused
-    with _dispatched_as_in_eager_mode():
-        return aot_autograd(
+    # Operators that eager mode differentiates as a whole stay whole: PyTorch registers other formulas for tracing.
+    # Others, which eager mode makes of in-place operations, are made of operations that leave the same layouts.
+    with _private.kernels_instead({**dict.fromkeys(_whole_operators()), **_LAID_OUT}):
+        return _private.aot_autograd(
             fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition_fn, decompositions=_AS_IN_EAGER_MODE
         )(graph, example_inputs)
 
 
-@contextmanager
-def _dispatched_as_in_eager_mode() -> Iterator[None]:
-    """Operators that eager mode differentiates as a whole stay whole: PyTorch registers other formulas for tracing.
-
-    Others, which eager mode makes of in-place operations, are made of operations that leave the same layouts.
-    """
-    instead: dict[Any, dict[Any, Any]] = {op: {} for op in _whole_operators()}
-    instead.update((op, dict.fromkeys(_traced_instead(op), function)) for op, function in _LAID_OUT.items())
-    taken = []
-    try:
-        for op, kernels in instead.items():
-            taken.append((op, {key: op.py_kernels.pop(key) for key in _TRACED_INSTEAD if key in op.py_kernels}))
-            op.py_kernels.update(kernels)
-            op._dispatch_cache.clear()
-        yield
-    finally:
-        for op, kernels in taken:
-            for key in _TRACED_INSTEAD:
-                op.py_kernels.pop(key, None)
-            op.py_kernels.update(kernels)
-            op._dispatch_cache.clear()
-
-
 @functools.cache
-def _whole_operators() -> tuple[torch._ops.OpOverload, ...]:
+def _whole_operators() -> tuple[OpOverload, ...]:
     names = ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d", "nearest1d", "nearest2d", "nearest3d",
              "bilinear2d_aa", "bicubic2d_aa", "nearest_exact1d", "nearest_exact2d", "nearest_exact3d")  # fmt: skip
     packets = [getattr(aten, f"{prefix}upsample_{name}", None) for name in names for prefix in ("", "_")]
     packets += [aten.softshrink, aten.hardshrink, aten.multi_margin_loss, aten.multilabel_margin_loss_forward]
     return tuple(getattr(packet, overload) for packet in packets if packet for overload in packet.overloads()
                  if overload in ("default", "vec"))  # fmt: skip
-
-
-_TRACED_INSTEAD = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
-
-
-def _traced_instead(op: torch._ops.OpOverload) -> tuple[torch._C.DispatchKey, ...]:
-    """Keys under which another formula replaces a call of the model; not those below, of what became of it."""
-    composite = op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-    return _TRACED_INSTEAD if composite else _TRACED_INSTEAD[:1]
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
@@ -238,29 +208,12 @@ _LAID_OUT = {
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """The compiler's settings under which steps are captured and executed.
+    """The compiler's settings under which steps are captured and executed; layouts are those of the kernels.
 
-    Recurrent layers are let through (`replace_recurrent` sees to them); many shapes and modes may each have their
-    graph; DistributedDataParallel must not cut it into buckets; hooks that are added later are noticed; sizes of
-    storages do not depend on what was captured before; layouts are those of the kernels.
+    `replace_recurrent` sees to the recurrent layers that the settings let through.
     """
-    # The backward pass of eager mode does not cast, whatever casts around the forward pass.
-    with _quiet(), functorch_config.patch(backward_pass_autocast="off"), torch._dynamo.config.patch(
-        allow_rnn=True, recompile_limit=MOST_GRAPHS, accumulated_recompile_limit=4 * MOST_GRAPHS, optimize_ddp=False,
-        skip_nnmodule_hook_guards=False, fake_tensor_cache_enabled=False,
-    ), layouts_of_kernels():  # fmt: skip
+    with _private.compiler_settings(MOST_GRAPHS), layouts_of_kernels():
         yield
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Let an operator that refuses its arguments raise without a traceback in PyTorch's log before."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    was, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = was
 
 
 @contextmanager
@@ -269,11 +222,7 @@ def refusals(what: str) -> Iterator[None]:
 
     Raises:
         InvalidInput: the step cannot be captured in one graph.
-        MissingPackage: this PyTorch is too old.
     """
-    version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
-    if version < OLDEST:
-        raise MissingPackage(f"PyTorch {torch.__version__} is too old to capture a step: pip install 'torch>=2.9'")
     try:
         yield
     except BackendCompilerFailed as error:
@@ -294,19 +243,13 @@ def refusals(what: str) -> Iterator[None]:
         ) from error
 
 
-def primals_of(graph: fx.GraphModule) -> tuple[Any, ...]:
-    """The real tensors behind the placeholders of a graph that Dynamo hands to its backend."""
-    return tuple(node.meta["grapharg"].example for node in graph.graph.find_nodes(op="placeholder"))
-
-
 def read_joint(module: fx.GraphModule, n_forward_outputs: int, primals: tuple[Any, ...]) -> Joint:
     """A joint graph as a partition function receives it; the graph is changed in place (see below).
 
     Raises:
         InvalidInput: arguments share memory in a way that the compiler handles by views of a common base.
     """
-    descriptions = [n.meta["desc"] for n in module.graph.find_nodes(op="placeholder")]
-    if any(type(d).__name__ == "ViewBaseAOTInput" for d in descriptions):
+    if any(map(_private.is_view_base, module.graph.find_nodes(op="placeholder"))):
         raise InvalidInput("arguments that overlap in memory are modified in place; pass copies of them")
     _drop_unread_statistics(module)
     joint = Joint(module, n_forward_outputs, _mutated(module), primals)
@@ -349,8 +292,8 @@ def _one_line(error: BaseException) -> str:
 
 def _mutated(module: fx.GraphModule) -> tuple[int, ...]:
     """Indices of the primals that the leading outputs update, from the outputs' descriptions."""
-    descriptions = module.graph.find_nodes(op="output")[0].meta["desc"]
-    return tuple(d.mutated_input.idx for d in descriptions if type(d).__name__ == "InputMutationAOTOutput")
+    mutated = map(_private.mutated_input, _private.descriptions_of_outputs(module.graph))
+    return tuple(i for i in mutated if i is not None)
 
 
 def _drop_unread_statistics(module: fx.GraphModule) -> None:

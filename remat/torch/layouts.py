@@ -1,4 +1,4 @@
-"""Memory that PyTorch's CPU kernels make where its tensors without contents say otherwise (checked with torch 2.13).
+"""Memory that PyTorch's CPU kernels make where its tensors without contents say otherwise.
 
 A step is captured on tensors without contents. Where such a tensor has another memory layout than the kernel's result,
 the trace makes copies that eager mode does not make, or leaves some out, and workspaces are measured on the wrong
@@ -14,10 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch._aot_autograd import collect_metadata_analysis
-from torch._prims_common import suggest_memory_format
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_iter
+
+from remat.torch._private import (
+    FakeTensorMode,
+    corrected_fakes,
+    gradients_without_holes,
+    suggest_memory_format,
+    tree_iter,
+)
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]  # (what PyTorch says, arguments of the call) -> what the kernel makes, without contents
@@ -26,49 +30,16 @@ Rule = Callable[..., Any]  # (what PyTorch says, arguments of the call) -> what 
 @contextmanager
 def layouts_of_kernels() -> Iterator[None]:
     """Let tensors without contents have the layouts and storages of what kernels make."""
-    dispatch = FakeTensorMode.dispatch
-
-    def corrected(self: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = dispatch(self, func, types, args, kwargs)
-        rule = _RULES.get(func)
-        if rule is None or any(x.device.type != "cpu" for x in tree_iter(args) if isinstance(x, Tensor)):
-            return made
-        with self:
-            return rule(made, *args)
-
-    FakeTensorMode.dispatch = corrected
-    try:
-        with _gradients_without_holes():
-            yield
-    finally:
-        FakeTensorMode.dispatch = dispatch
-
-
-@contextmanager
-def _gradients_without_holes() -> Iterator[None]:
-    """Let the gradient of an output that is a part of a larger tensor be dense, as one that a loss makes is.
-
-    By default the backward pass takes it in the output's strides: of ``x[:, 0]`` it would be as large as ``x``.
-    """
-    name = "coerce_tangent_and_suggest_memory_format"
-    original = getattr(collect_metadata_analysis, name)
-
-    def dense(output: Any) -> Any:
-        made, layout, is_other = original(output)
-        if (
-            type(layout).__name__ != "MemoryFormatMeta"
-            or layout.stride is None
-            or made.clone().stride() == made.stride()
-        ):
-            return made, layout, is_other
-        made = made.clone()
-        return made, type(layout).from_tensor(made), True
-
-    setattr(collect_metadata_analysis, name, dense)
-    try:
+    with corrected_fakes(_as_kernels_make), gradients_without_holes():
         yield
-    finally:
-        setattr(collect_metadata_analysis, name, original)
+
+
+def _as_kernels_make(mode: FakeTensorMode, func: Any, args: Any, made: Any) -> Any:
+    rule = _RULES.get(func)
+    if rule is None or any(x.device.type != "cpu" for x in tree_iter(args) if isinstance(x, Tensor)):
+        return made
+    with mode:
+        return rule(made, *args)
 
 
 def _contiguous(made: Any, *_args: Any) -> Any:
@@ -152,6 +123,9 @@ _RULES: dict[Any, Rule] = {
     aten._batch_norm_with_update.default: _as_input(0), aten._batch_norm_with_update_functional.default: _as_input(0),
     aten.native_batch_norm_backward.default: _as_input(1), aten.batch_norm_backward.default: _as_input(1),
     aten.reflection_pad2d_backward.default: _as_input(1), aten.replication_pad2d_backward.default: _as_input(1),
+    aten.reflection_pad2d.default: _as_input(0), aten.replication_pad2d.default: _as_input(0),  # for PyTorch 2.11
+    aten.reflection_pad3d.default: _as_input(0), aten.replication_pad3d.default: _as_input(0),
+    aten.reflection_pad3d_backward.default: _as_input(1), aten.replication_pad3d_backward.default: _as_input(1),
     aten.max_unpool2d.default: _as_input(0), aten.channel_shuffle.default: _as_input(0),
     aten.hardswish_backward.default: _elementwise, aten.hardsigmoid_backward.default: _elementwise,
     aten.softplus_backward.default: _elementwise,

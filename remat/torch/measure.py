@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from remat.torch._loss import Meanwhile, backward_from, nothing
+from remat.torch._private import tree_leaves
 from remat.torch.timing import peak_of
 
 

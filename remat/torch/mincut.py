@@ -1,4 +1,4 @@
-"""What PyTorch's own partitioner would save for the backward pass, read off a captured step (checked with torch 2.13).
+"""What PyTorch's own partitioner would save for the backward pass, read off a captured step.
 
 `min_cut_rematerialization_partition` chooses the tensors that the forward pass saves, within a share
 (``activation_memory_budget``) of the bytes that would be saved without recomputation. It runs on a copy of the
@@ -8,15 +8,11 @@ joint graph, with the costs of our operations as its runtime estimates; nothing 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import torch._functorch.config
 from torch import fx
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._inductor.custom_graph_pass import CustomRuntimeEstimator
-from torch.utils._pytree import tree_iter
 
 from remat.graph import Graph
+from remat.torch._private import min_cut, tree_iter
 from remat.torch.step_graph import END_KIND, CapturedStep
 
 
@@ -34,31 +30,10 @@ def _saved_values(step: CapturedStep, costs: Mapping[str, int], share: float) ->
     end.meta.update(joint.module.graph.find_nodes(op="output")[0].meta)
     module = fx.GraphModule(joint.module, copied)
     by_name = {node.name: node for node in joint.module.graph.nodes}
-    settings: dict[str, Any] = {
-        "activation_memory_budget": share,
-        "activation_memory_budget_solver": "dp",
-        "activation_memory_budget_runtime_estimator": _Costs(costs),
-        "cse": False,  # what remains keeps its names
-    }
-    with torch._functorch.config.patch(settings):
-        forward, _ = min_cut_rematerialization_partition(module, (), num_fwd_outputs=joint.n_forward_outputs)
+    forward = min_cut(module, joint.n_forward_outputs, costs, share)
     outputs = forward.graph.find_nodes(op="output")[0].args[0]
     names = [node.name for node in outputs[joint.n_forward_outputs :] if isinstance(node, fx.Node)]
     return {v for name in names for v in tree_iter(step.storage[by_name[name]]) if isinstance(v, int)}
-
-
-class _Costs(CustomRuntimeEstimator):
-    """Costs of our operations by the names of their calls; 0 for views."""
-
-    def __init__(self, costs: Mapping[str, int]):
-        self.costs = costs
-
-    def __call__(self, node: fx.Node) -> float:
-        return float(self.costs.get(node.name, 0))
-
-    def uuid(self) -> None:
-        """None: nothing is to be cached."""
-        return None
 
 
 def order_with(graph: Graph, saved: set[int]) -> list[int]:

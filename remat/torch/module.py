@@ -13,14 +13,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_map
 
 from remat.errors import InvalidInput, warn
 from remat.execution import Planned, StepPlan
 from remat.torch import _aot, _optimizer, capture, step_graph
 from remat.torch._emit import emit
+from remat.torch._private import BatchNorm, FakeTensor, primals_of, share_tables, storage_key, tree_map
 from remat.torch._recurrent import replace_recurrent
 from remat.torch._with_implementations import with_implementations
 from remat.torch.implementations import NotInvertible
@@ -49,8 +47,7 @@ class Rematerialized(Planned, nn.Module):
 
     def __init__(self, model: nn.Module, planner: Planner, plan: StepPlan, backend: str, accumulates: bool = False):
         super().__init__()
-        for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-            self.__dict__[shared] = getattr(model, shared)
+        share_tables(self, model)
         self.__dict__.update(model=model, _planner=planner, plan=plan, _backend=backend, training=model.training)
         self.__dict__["_accumulates"] = accumulates  # or was told that it does
         self.__dict__["_step"] = _CompiledStep(model, planner, backend)
@@ -115,8 +112,9 @@ class Rematerialized(Planned, nn.Module):
 
     def _tell_of_held_gradients(self) -> None:
         """Warn, once, if a step begins while gradients of an earlier one are held, which the budget does not count."""
-        storages = (p.grad.untyped_storage() for p in self.parameters() if p.grad is not None)
-        held = sum({storage._cdata: storage.nbytes() for storage in storages}.values())  # DDP's are views of buckets
+        gradients = (p.grad for p in self.parameters() if p.grad is not None)
+        sizes = {storage_key(x): x.untyped_storage().nbytes() for x in gradients}  # DDP's are views of buckets
+        held = sum(sizes.values())
         if held:
             self.__dict__["_accumulates"] = True
             warn(
@@ -180,32 +178,35 @@ class _CompiledStep:
     """A model's call, compiled for each new combination of shapes and modes with a plan of its own."""
 
     def __init__(self, model: nn.Module, planner: Planner, backend: str):
-        self.model = model
+        self.model, self.planner, self.backend = model, planner, backend
         self.called = threading.local()  # with what, for the name of a plan that is made during the call
-        compiler = _aot.backend_of(backend)
-
-        def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-            primals = capture.primals_of(graph)
-            replace_recurrent(graph)
-
-            def partition(joint: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
-                captured = capture.read_joint(joint, n_forward, primals)
-                step = step_of(captured, planner.name, model, backend, planner.implementations)
-                plan = planner.plan(step, self.called.inputs, in_loop=True)
-                return emit(step, plan.order.tolist(), plan.plan.choices)
-
-            return compiler(graph, example_inputs, partition)
-
-        self.call = torch.compile(call_of(model), backend=compile_graph, fullgraph=True, dynamic=False)
+        # By which parameters need a gradient: the compiler of PyTorch 2.11 does not notice when that changes.
+        self.compiled: dict[tuple[bool, ...], Callable[..., Any]] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         _aot.check_that_calls_are_compiled()
         self.called.inputs = describe_inputs((args, kwargs))
+        trained = tuple(p.requires_grad for p in self.model.parameters())
+        if trained not in self.compiled:
+            call = call_of(self.model)
+            self.compiled[trained] = torch.compile(call, backend=self._compile, fullgraph=True, dynamic=False)
         what = "this step cannot be executed under a plan"
         with _refusals(self.model, args, kwargs), capture.refusals(what), capture.settings():
-            outputs = self.call(*args, **kwargs)
+            outputs = self.compiled[trained](*args, **kwargs)
         _aot.leave_unread_gradients_out(outputs)
         return outputs
+
+    def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        primals, planner = primals_of(graph), self.planner
+        replace_recurrent(graph)
+
+        def partition(joint: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+            captured = capture.read_joint(joint, n_forward, primals)
+            step = step_of(captured, planner.name, self.model, self.backend, planner.implementations)
+            plan = planner.plan(step, self.called.inputs, in_loop=True)
+            return emit(step, plan.order.tolist(), plan.plan.choices)
+
+        return _aot.backend_of(self.backend)(graph, example_inputs, partition)
 
 
 @contextmanager
@@ -240,7 +241,7 @@ def check_momentum(model: nn.Module) -> None:
         InvalidInput: naming the first one.
     """
     for name, module in model.named_modules():
-        averages = isinstance(module, _BatchNorm) and module.training and module.track_running_stats
+        averages = isinstance(module, BatchNorm) and module.training and module.track_running_stats
         if averages and module.momentum is None:
             raise InvalidInput(
                 f"{name or 'the model'} ({type(module).__name__}) has momentum=None, which cannot be compiled: "

@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from remat.graph import Graph, Operation, Work
 from remat.torch._loss import backward_from
+from remat.torch._private import FakeTensorMode, TorchDispatchMode, schema_of, storage_key, tree_leaves, tree_map
 from remat.torch._work import call_signature, storage_bytes
 from remat.torch.build import replaced_tensors
 from remat.torch.layouts import layouts_of_kernels
@@ -85,7 +83,7 @@ class _Follower(TorchDispatchMode):
 
     def __init__(self, known: tuple[Any, ...]):
         super().__init__()
-        self.known = {t.untyped_storage()._cdata for t in known if isinstance(t, Tensor)}
+        self.known = {storage_key(t) for t in known if isinstance(t, Tensor)}
         self.alive: dict[int, int] = {}
         self.total_bytes = self.extra_bytes = 0
         self.signatures: list[str] = []
@@ -105,19 +103,18 @@ class _Follower(TorchDispatchMode):
         signature = call_signature(func, args, kwargs)  # before the call, which may change shapes in place
         made = func(*args, **kwargs)
         new = [self._follow(x) for x in tree_leaves(made) if isinstance(x, Tensor)]
-        self.signatures.append(signature if any(new) or func._schema.is_mutable else "")
+        self.signatures.append(signature if any(new) or schema_of(func).is_mutable else "")
         self.held.append(self.total_bytes + self.extra_bytes)
         return made
 
     def _follow(self, tensor: Tensor) -> bool:
         """Count the tensor's storage, if it is new: whether it is."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_key(tensor)
         if key in self.known or key in self.alive:
             return False
         self.alive[key] = storage_bytes(tensor)
         self.total_bytes += self.alive[key]
-        weakref.finalize(storage, self._drop, key)
+        weakref.finalize(tensor.untyped_storage(), self._drop, key)
         return True
 
     def _drop(self, key: int) -> None:

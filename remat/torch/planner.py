@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_flatten
 
 from remat.cost import Noise, costs_and_noise
 from remat.cost.gpu import DEFAULT_GPU, Gpu, gpus, load_gpu
@@ -30,6 +29,7 @@ from remat.execution import (
 from remat.graph import Graph, Operation
 from remat.plan import Plan
 from remat.torch import _aot
+from remat.torch._private import tree_flatten
 from remat.torch._work import CUDA_BLOCK_BYTES
 from remat.torch.capture import Joint
 from remat.torch.step_graph import CapturedStep, is_random

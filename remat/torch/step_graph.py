@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_iter, tree_map
 
 from remat.errors import InvalidInput
 from remat.graph import Graph, Operation, Value, Work
+from remat.torch import _private
+from remat.torch._private import is_in_backward, schema_of, storage_key, tree_iter, tree_map
 from remat.torch._work import dense_bytes, kind_of, storage_bytes, tensor_bytes, tensors_of, work_of
 from remat.torch.capture import Joint
 
@@ -97,13 +98,13 @@ class _Builder:
         # Buffers are written back when nothing reads their old contents any more: after the forward
         # pass, unless the backward pass does.
         updated = not self.joint.mutated and not self.splits
-        last = not self.splits and any(_is_backward(user) for place in self.stale for user in place.users)
+        last = not self.splits and any(is_in_backward(user) for place in self.stale for user in place.users)
         for node in self._in_order():
             if node.op in ("placeholder", "get_attr"):
                 self.storage[node] = None
             if node.op != "call_function" or node not in needed:
                 continue
-            if not updated and not last and _is_backward(node):
+            if not updated and not last and is_in_backward(node):
                 self._add_update(updates)
                 updated = True
             if node.target is operator.getitem:
@@ -158,7 +159,7 @@ class _Builder:
                 forward.add(node)
                 todo.extend(node.all_input_nodes)
         nodes = list(self.graph.nodes)
-        first_backward = next((i for i, node in enumerate(nodes) if _is_backward(node)), len(nodes))
+        first_backward = next((i for i, node in enumerate(nodes) if is_in_backward(node)), len(nodes))
         early = forward.union(nodes[:first_backward])
         return [n for n in nodes if n in early] + [n for n in nodes if n not in early]
 
@@ -237,7 +238,7 @@ class _Builder:
                 return None
             if tensor.layout is not torch.strided:
                 raise InvalidInput(f"'{node.name}' makes a sparse tensor; let gradients be dense (sparse=False)")
-            key = tensor.untyped_storage()._cdata
+            key = storage_key(tensor)
             if key not in by_storage:
                 by_storage[key] = len(self.values)
                 label = node.name if len(self.values) == first else f"{node.name}.{len(self.values) - first}"
@@ -256,7 +257,7 @@ class _Builder:
                 kind=kind,
                 inputs=tuple(sorted(inputs)),
                 outputs=tuple(range(first, len(self.values))),
-                is_backward=_is_backward(node),
+                is_backward=is_in_backward(node),
                 run_once=_is_mutable(node) or reads_stale or (is_random(node) and not self.replays_random),
                 work=work_of(node, kind),
             )
@@ -296,7 +297,7 @@ class _Builder:
         sizes = {}
         for tensor in (*tensors, *self.joint.primals, *constants):
             if isinstance(tensor, torch.Tensor):
-                sizes[tensor.untyped_storage()._cdata] = storage_bytes(tensor)
+                sizes[storage_key(tensor)] = storage_bytes(tensor)
         tangents = () if self.splits else self.joint.tangents
         return sum(sizes.values()) + sum(storage_bytes(n.meta["val"]) for n in tangents)
 
@@ -313,10 +314,10 @@ def _copy_what_backward_reads(joint: Joint) -> None:
             if user not in seen:
                 seen.add(user)
                 todo += list(user.users) if _base(user) is not None or user.target is operator.getitem else []
-        if not any(_is_backward(user) for user in seen):
+        if not any(is_in_backward(user) for user in seen):
             continue
         last = graph.find_nodes(op="placeholder")[-1]
-        copy = _call_after(last, "is_forward", aten.clone.default, place)
+        copy = _call_after(last, _private.FORWARD, aten.clone.default, place)
         place.replace_all_uses_with(
             copy, delete_user_cb=lambda user, copy=copy: user is not copy and user.op != "output"
         )
@@ -358,16 +359,16 @@ def _copy_like(node: fx.Node, leaf: torch.Tensor) -> fx.Node:
     if _is_dense(leaf):
         order.sort(key=leaf.stride, reverse=True)
     back = [order.index(dim) for dim in range(leaf.dim())]
-    ordered = _call_after(node, "is_backward", aten.permute.default, node, order)
-    copy = _call_after(ordered, "is_backward", aten.clone.default, ordered, memory_format=torch.contiguous_format)
-    return _call_after(copy, "is_backward", aten.permute.default, copy, back)
+    ordered = _call_after(node, _private.BACKWARD, aten.permute.default, node, order)
+    copy = _call_after(ordered, _private.BACKWARD, aten.clone.default, ordered, memory_format=torch.contiguous_format)
+    return _call_after(copy, _private.BACKWARD, aten.permute.default, copy, back)
 
 
 def _call_after(node: fx.Node, tag: str, target: Any, source: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
     """A call on `source` in the pass `tag`, written behind `node`."""
     with node.graph.inserting_after(node):
         made = node.graph.call_function(target, (source, *args), kwargs)
-    made.meta = {"val": target(source.meta["val"], *args, **kwargs), "partitioner_tag": tag}
+    made.meta = {"val": target(source.meta["val"], *args, **kwargs), **_private.in_pass(tag)}
     return made
 
 
@@ -384,9 +385,9 @@ def loss_bytes(joint: Joint) -> int:
 def _views_of_outputs(joint: Joint) -> dict[fx.Node, list[fx.Node]]:
     """The gradient of an output or of what outputs are views of -> further outputs whose gradients are added to it."""
     outputs = joint.outputs[joint.n_mutations : joint.n_forward_outputs]
-    descriptions = joint.module.graph.find_nodes(op="output")[0].meta["desc"][joint.n_mutations :]
+    descriptions = _private.descriptions_of_outputs(joint.module.graph)[joint.n_mutations :]
     output_of = dict(zip(descriptions, outputs, strict=False))
-    differentiated = {output_of.get(tangent.meta["desc"].output): tangent for tangent in joint.tangents}
+    differentiated = {output_of.get(_private.differentiated_output(tangent)): tangent for tangent in joint.tangents}
     tangent_of = {_differentiable_base(node): tangent for node, tangent in differentiated.items() if node is not None}
     views: dict[fx.Node, list[fx.Node]] = {}
     for node in outputs:
@@ -405,15 +406,7 @@ def _differentiable_base(node: fx.Node | None) -> fx.Node | None:
 
 def _is_returned(tangent: fx.Node) -> bool:
     """Whether a gradient is of what the module returns itself, and not of what only views of it are returned of."""
-    return type(tangent.meta["desc"].output).__name__ == "PlainAOTOutput"
-
-
-def _schema(node: fx.Node) -> Any:
-    return getattr(node.target, "_schema", None)
-
-
-def _is_backward(node: fx.Node) -> bool:
-    return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
+    return _private.is_plain_output(_private.differentiated_output(tangent))
 
 
 def is_random(node: fx.Node) -> bool:
@@ -422,13 +415,13 @@ def is_random(node: fx.Node) -> bool:
 
 
 def _is_mutable(node: fx.Node) -> bool:
-    schema = _schema(node)
+    schema = schema_of(node.target)
     return node.op == "call_function" and schema is not None and schema.is_mutable
 
 
 def _base(node: fx.Node) -> fx.Node | None:
     """The node whose storage this call's output is a view of; None for a real computation."""
-    schema = _schema(node)
+    schema = schema_of(node.target)
     if schema is None or node.op != "call_function":
         return None
     views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)

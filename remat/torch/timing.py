@@ -1,4 +1,4 @@
-"""Rebuild and time one ATen call from its signature (checked with torch 2.13)."""
+"""Rebuild and time one ATen call from its signature."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from remat.cost.timing import Timing, measure, measure_as_in_step
 from remat.torch import _random, _recurrent, implementations  # noqa: F401 - the first two register operators
+from remat.torch._private import memory_events, storage_key, tree_leaves
 
 # Integer tensors are indices. What they index, from the rebuilt arguments; others get zeros, which are valid anywhere.
 _INDEX_LIMITS: dict[str, Callable[[list[Any]], int]] = {
@@ -49,8 +49,8 @@ def workspace(description: dict[str, Any], device: str) -> int:
     with torch.no_grad():
         call()  # the first call selects kernels, which may take memory that later ones do not
         made, peak = peak_of(call, device)
-    known = {t.untyped_storage()._cdata for t in given}
-    own = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(_asked_for(made, description))}
+    known = {storage_key(t) for t in given}
+    own = {storage_key(t): t.untyped_storage().nbytes() for t in _tensors(_asked_for(made, description))}
     return max(0, peak - sum(size for key, size in own.items() if key not in known))
 
 
@@ -84,8 +84,7 @@ def peak_of(run: Callable[[], Any], device: str) -> tuple[Any, int]:
 
 def allocations(profiler: Any) -> list[int]:
     """Bytes allocated (freed: negative) on the CPU, one after the other."""
-    events = [e for e in profiler.kineto_results.events() if e.name() == "[memory]"]
-    return [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+    return [e.nbytes() for e in memory_events(profiler)]
 
 
 def _tensors(structure: Any) -> list[torch.Tensor]:

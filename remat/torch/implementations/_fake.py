@@ -1,9 +1,10 @@
-"""Tensors without contents, of which a rule pass learns what shapes a function makes (checked with torch 2.13)."""
+"""Tensors without contents, of which a rule pass learns what shapes a function makes."""
 
 from __future__ import annotations
 
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+
+from remat.torch._private import FakeTensor
 
 
 def is_fake(tensor: Tensor) -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import fx
 
+from remat.torch._private import schema_of
+
 
 class Family(enum.Enum):
     """What an implementation changes."""
@@ -102,7 +104,7 @@ def all_arguments(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     def of(argument: Any) -> Any:
         return kwargs.get(argument.name, argument.default_value if argument.has_default_value() else None)
 
-    return (*args, *(of(argument) for argument in target._schema.arguments[len(args) :]))
+    return (*args, *(of(argument) for argument in schema_of(target).arguments[len(args) :]))
 
 
 def value_of(x: Any) -> Any:

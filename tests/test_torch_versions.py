@@ -1,0 +1,185 @@
+"""PyTorch's private interfaces lie in one module; a PyTorch that was not tested is checked or refused."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import remat.torch as rt  # noqa: E402
+from remat.errors import MissingPackage  # noqa: E402
+from remat.torch import _aot, _self_check, _version  # noqa: E402
+
+ROOM = Path(__file__).parents[1] / "remat" / "torch"
+ADAPTER = ROOM / "_private.py"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the user's."""
+    monkeypatch.setenv("REMAT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_private_interfaces_are_used_in_the_adapter_only() -> None:
+    files = sorted(set(ROOM.rglob("*.py")) - {ADAPTER})
+    trees = {path.relative_to(ROOM): ast.parse(path.read_text(encoding="utf-8")) for path in files}
+    own = {name for tree in trees.values() for name in defined_names(tree)}
+    found = [f"{path}:{line} {name}" for path, tree in trees.items() for line, name in private_names(tree, own)]
+    assert not found, "\n".join(found)
+
+
+def test_the_rule_finds_each_form() -> None:
+    forms = (
+        "import torch._dynamo", "from torch.fx.graph import _Code", "from torch._guards import Guard", "x._base",
+        "torch._C.f()", "getattr(x, '_cdata')", "f(node)[0].meta['desc']", "node.meta.get('desc')", "import functorch",
+    )  # fmt: skip
+    others = ("self._own", "aten._softmax.default", "torch.ops.aten._softmax", "x.__dict__", "node.meta['val']")
+    for source in forms:
+        assert list(private_names(ast.parse(source), {"_own"})), source
+    for source in others:
+        assert not list(private_names(ast.parse(source), {"_own"})), source
+
+
+def private_names(tree: ast.AST, own: set[str]) -> Iterator[tuple[int, str]]:
+    """(line, name) of everything that begins with an underscore and is not the package's own.
+
+    Operators (``aten._softmax``) are not meant. What the compiler notes in a node's `meta` is, but for ``val``.
+    """
+    for node in ast.walk(tree):
+        for name in names_in(node):
+            parts = name.split(".")
+            private = any(is_private(part) and part not in own for part in parts)
+            if private or parts[0] == "functorch" or name.startswith("torch.fx.experimental"):
+                yield node.lineno, name  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def names_in(node: ast.AST) -> list[str]:
+    """What a node imports or looks up; a key of `meta` as ``_meta_<key>``."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Attribute):
+        return [] if is_operator(node.value) else [node.attr]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and isinstance(node.args[1], ast.Constant):
+        return [str(node.args[1].value)]
+    if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).endswith(".meta.get"):
+        return meta_key(node.args[0])
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "meta":
+        return meta_key(node.slice)
+    return []
+
+
+def meta_key(key: ast.expr) -> list[str]:
+    return [f"_meta_{key.value}"] if isinstance(key, ast.Constant) and key.value != "val" else []
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def is_operator(node: ast.expr) -> bool:
+    """``aten``, ``torch.ops.aten`` or an attribute of either."""
+    while isinstance(node, ast.Attribute) and node.attr != "aten":
+        node = node.value
+    return ast.unparse(node) in ("aten", "torch.ops.aten")
+
+
+def defined_names(tree: ast.AST) -> Iterator[str]:
+    """Functions, classes, imported modules of remat, keywords, and attributes that are assigned, by `__dict__` too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("remat"):
+            yield from (node.module or "").split(".")
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.keyword) and node.arg:
+            yield node.arg
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        elif isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith(".__dict__"):
+            yield ast.unparse(node.slice).strip("'")
+
+
+def test_an_old_pytorch_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.10.2+cpu")
+    with pytest.raises(
+        MissingPackage, match=r"PyTorch 2\.10\.2\+cpu is older than 2\.11, .*: pip install 'torch>=2\.11'$"
+    ):
+        importlib.reload(rt)
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cpu", "2.15.1+cu132"])
+def test_a_tested_pytorch_is_not_checked(version: str, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    _version.refuse_old()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _self_check.check_untested_version("cpu")
+    assert not cache.exists()
+
+
+def test_a_newer_pytorch_is_checked_once(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.16.0")
+    before = torch.get_rng_state()
+    with pytest.warns(UserWarning, match=r"PyTorch 2\.16\.0 is newer than 2\.15, the newest .* the bits of the plain"):
+        _self_check.check_untested_version("cpu")
+    assert torch.equal(torch.get_rng_state(), before)
+    monkeypatch.setattr(_self_check, "differing_results", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _self_check.check_untested_version("cpu")  # the verdict is remembered
+    assert len(list((cache / "torch").iterdir())) == 1
+    monkeypatch.setattr(torch, "__version__", "2.16.1")
+    with pytest.raises(MissingPackage, match="a step under a plan fails"):  # but not for another version
+        _self_check.check_untested_version("cpu")
+
+
+def draws_anew(_state: Any, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`_aot.with_random_state` of a PyTorch in which states are not set."""
+    return target(*args, **kwargs)
+
+
+def test_a_newer_pytorch_that_changes_results_is_refused(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.16.0")
+    refused = (
+        r"newer than 2\.15.* gives other results than the plain step \(gradient of .*\): pip install 'torch<2\.16'$"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(_aot, "with_random_state", draws_anew)
+        with pytest.raises(MissingPackage, match=refused):
+            rt.rematerialize(torch.nn.Linear(2, 2), (torch.randn(3, 2),), "1MB")
+    with pytest.raises(MissingPackage, match=refused):  # the verdict is remembered
+        rt.rematerialize(torch.nn.Linear(2, 2), (torch.randn(3, 2),), "1MB")
+
+
+def test_the_check_repeats_dropout_and_batch_norm() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 4)
+    )
+    plan = _self_check._recomputing(model, torch.randn(4, 4), "cpu").plan
+    assert {"addmm", "_native_batch_norm_legit_functional", "native_dropout"} <= set(plan.recomputed)
+
+
+def test_a_newer_pytorch_without_what_is_needed_is_refused_in_one_line() -> None:
+    script = (
+        "import torch, torch._prims_common as module\n"
+        "torch.__version__ = '2.16.0'\n"
+        "del module.suggest_memory_format\n"
+        "import remat.torch\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, check=False)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode
+    assert "MissingPackage: PyTorch 2.16.0 is newer than 2.15" in last
+    assert "suggest_memory_format" in last
