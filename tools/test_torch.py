@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def tested(version: str, folder: Path, tests: list[str]) -> int:
     print(f"Installed after {time.monotonic() - started:.0f} s. Running the tests ...", flush=True)
     cache = {"REMAT_CACHE": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
     command = [str(python_of(folder)), "-m", "pytest", "-n", "1", "-p", "no:cacheprovider", *tests]
-    code = subprocess.run(command, cwd=ROOT, env=os.environ | cache, check=False).returncode
+    code = run(command, os.environ | cache)
     verdict = "passed" if not code else f"failed (exit {code})"
     print(f"PyTorch {version}: tests {verdict} after {time.monotonic() - started:.0f} s.", flush=True)
     return code
@@ -74,22 +75,33 @@ def install(version: str, folder: Path) -> int:
     constraints = folder / "constraints.txt"
     pins = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
     constraints.write_text("\n".join(pin for pin in pins if not pin.startswith("torch==")) + "\n", encoding="utf-8")
-    code = subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=False).returncode
+    code = run([sys.executable, "-m", "venv", str(folder / "venv")])
     extra = shlex.split(os.environ.get("PIP_ARGS", ""))
     pip = [str(python_of(folder)), "-m", "pip", "install", "--quiet", "--no-cache-dir", *extra]
     for wanted in (
         ["--constraint", str(constraints), f"torch=={version}", *PACKAGES],
         ["--no-deps", "--editable", str(ROOT), "--editable", str(ROOT / "baselines")],
     ):
-        code = code or subprocess.run([*pip, *wanted], check=False).returncode
+        code = code or run([*pip, *wanted])
     return code
 
 
+def run(command: list[str], env: Mapping[str, str] | None = None) -> int:
+    """The exit status; its children end with it, and so write nothing more, where this process is stopped."""
+    child = subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True)
+    try:
+        return child.wait()
+    except KeyboardInterrupt:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        raise
+
+
 def delete(folder: Path) -> None:
-    """Delete the environment; a child that was just stopped may still write a file or two."""
+    """Delete the environment; a child that was just killed may still finish a file."""
     shutil.rmtree(folder, ignore_errors=True)
+    time.sleep(1)
     if folder.exists():
-        time.sleep(3)
         shutil.rmtree(folder)
     print(f"Deleted {folder}.", flush=True)
 
