@@ -5,8 +5,9 @@ PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 endif
 VENV_PYTHON := .venv/bin/python
 ARGS ?=
+export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup sweep test test-slow fuzz lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint device clean
+.PHONY: help setup sweep test test-slow fuzz docs lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint device clean
 
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
@@ -14,6 +15,7 @@ help:
 	@echo "make test-slow  the long tests (about 7 minutes)"
 	@echo "make fuzz       random modules, graphs and certificates against plain steps and brute force (ARGS='--help' for more)"
 	@echo "make check      lint and type checks"
+	@echo "make docs       the site with everything to read, into site/"
 	@echo "make models     every configured model: nodes, edges, bytes, seconds"
 	@echo "make published  published numbers of the papers beside ours"
 	@echo "make roofline   the roofline against published P100 costs (needs REMAT_INSTANCES)"
@@ -41,10 +43,15 @@ test-slow: setup
 fuzz: setup
 	$(VENV_PYTHON) tests/fuzz.py $(ARGS)
 
+docs: setup
+	$(VENV_PYTHON) -m mkdocs build --strict --quiet $(ARGS)
+	@echo "the site is in site/; open site/index.html"
+
 lint: setup
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
 	.venv/bin/lint-imports --no-logo --no-cache
+	$(VENV_PYTHON) -m mkdocs build --strict --quiet
 
 types: setup
 	$(VENV_PYTHON) -m pyright
@@ -84,4 +91,4 @@ device: setup
 	$(VENV_PYTHON) -m experiments.device_results $(ARGS)
 
 clean:
-	rm -rf .venv build dist *.egg-info
+	rm -rf .venv build dist site *.egg-info

@@ -114,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
         print(tables(documents))
         if "--write" in flags:
             write_json(RESULTS, {"experiment": "max_batch_size", "networks": documents})
-            write_between_marks(DOCS / "max-batch-size.md", COMMAND, tables(documents))
+            write_between_marks(DOCS / "results" / "largest-batch.md", COMMAND, tables(documents))
             png = next(path for path in drawn if path.suffix == ".png")
             shutil.copy(png, DOCS / "figures" / "max_batch_size.png")
         print(*drawn, sep="\n")

@@ -1,6 +1,6 @@
 """`make models`: every configured model at each granularity, extracted now; non-zero if any fails.
 
-python -m experiments.models_table [--write] [MODEL ...]; --write puts the table into docs/models.md.
+python -m experiments.models_table [--write] [MODEL ...]; --write puts the table into docs/reference/models.md.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str]) -> int:
         line = f"{failed.spec.name} ({failed.spec.granularity}) failed: {failed.error}"
         console.print(line, markup=False, soft_wrap=True)
     if write:
-        write_between_marks(DOCS / "models.md", COMMAND, markdown_table(HEADS, rows))
+        write_between_marks(DOCS / "reference" / "models.md", COMMAND, markdown_table(HEADS, rows))
     return 1 if failures else 0
 
 

@@ -1,7 +1,7 @@
 """A run of ``experiment=paper/monet`` as a document: ``python -m experiments.monet_tables RUN [--write]``.
 
 Prints what was published, what we got, why they differ, and the tables, as Markdown; solves nothing. ``--write`` puts
-it into docs/monet.md and the figures beside it.
+it into docs/results/monet.md and the figures beside it.
 """
 
 from __future__ import annotations

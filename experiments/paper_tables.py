@@ -1,7 +1,7 @@
 """A run of the paper as a document: ``python -m experiments.paper_tables RUN [--write]``.
 
 Prints what was published, what we got, why they differ, and every table, as Markdown; solves nothing. ``--write`` puts
-it into docs/paper.md and the figures named in `FIGURES` beside it.
+it into docs/results/checkmate.md and the figures named in `FIGURES` beside it.
 """
 
 from __future__ import annotations

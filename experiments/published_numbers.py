@@ -1,7 +1,7 @@
 """Published values beside ours: ``python -m experiments.published_numbers [--write]``.
 
 The worked example and the largest batches of Checkmate (Jain et al., MLSys 2020), VGG19 at Keras-layer
-granularity with FLOP costs. ``--write`` puts the tables into docs/published-numbers.md.
+granularity with FLOP costs. ``--write`` puts the tables into docs/results/published-numbers.md.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str]) -> int:
         text = f"{notebook}\n\n{batches}"
         print(text)
         if "--write" in arguments:
-            write_between_marks(DOCS / "published-numbers.md", COMMAND, text)
+            write_between_marks(DOCS / "results" / "published-numbers.md", COMMAND, text)
     except RematError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -24,7 +24,7 @@ FIGURE = DOCS / "figures" / "vgg19_sweep.png"
 
 
 def table(rows: pd.DataFrame, gpu_bytes: int) -> str:
-    """Overheads as Markdown, proven optima marked, cheapest strategies first.
+    """Overheads as Markdown, proven optima marked, cheapest strategies first; strategies that agree share a line.
 
     Args:
         rows: of a run's table.csv: strategy, budget_bytes, status, overhead.
@@ -33,13 +33,15 @@ def table(rows: pd.DataFrame, gpu_bytes: int) -> str:
     within = [budget for budget in budgets if budget <= gpu_bytes] or budgets
     shown = sorted({budgets[0], within[-1], budgets[-1]})
     mean = {name: mine["overhead"].fillna(1e9).mean() for name, mine in rows.groupby("strategy")}  # no plan: last
-    cells = []
+    alike: dict[tuple[str, ...], list[str]] = {}
     for strategy in sorted(mean, key=lambda name: mean[name]):
         mine = rows[rows["strategy"] == strategy]
         ended = dict(zip(mine["budget_bytes"], zip(mine["status"], mine["overhead"], strict=True), strict=True))
-        cells.append([f"`{strategy}`", *(_cell(*ended[budget]) for budget in shown)])
+        if any(ended[budget][0] != "SKIPPED" for budget in shown):
+            alike.setdefault(tuple(_cell(*ended[budget]) for budget in shown), []).append(f"`{strategy}`")
     return markdown_table(
-        ["overhead at a budget of", *(f"{b / 1e9:.2f} GB ({b / 2**30:.2f} GiB)" for b in shown)], cells
+        ["overhead at a budget of", *(f"{b / 1e9:.2f} GB ({b / 2**30:.2f} GiB)" for b in shown)],
+        [[", ".join(names), *cells] for cells, names in alike.items()],
     )
 
 

@@ -3,7 +3,7 @@
 The P100 profiles published with monet-schedules name each operation's kind, bytes and time, but no
 shapes. The three networks are rebuilt here as lists of operations with shapes, aligned with the
 profiles by kind and bytes, and each aligned operation's roofline time is compared with the measured
-one. ``--write`` puts the tables into docs/roofline.md.
+one. ``--write`` puts the tables into docs/results/roofline.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from remat.frontends.spec import ModelSpec
 from remat.graph import Work
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENT = DOCS / "roofline.md"
+DOCUMENT = DOCS / "results" / "roofline.md"
 COMMAND = "python -m experiments.roofline_check --write"
 PUBLISHED_MULTIPLE_BYTES = 1024  # the profiles' sizes are rounded up to this
 

@@ -1,4 +1,4 @@
-"""Every code block of docs/keras.md runs, one after the other, as a reader would type them."""
+"""Every code block of docs/how-to/keras.md runs, one after the other, as a reader would type them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remat.tf import _plan
 from remat.tf._workspace import Footprint
 from remat.tf.portable import StepMeasurement
 
-GUIDE = Path(__file__).parents[1] / "docs" / "keras.md"
+GUIDE = Path(__file__).parents[1] / "docs" / "how-to" / "keras.md"
 
 
 @pytest.fixture
