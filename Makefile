@@ -59,13 +59,13 @@ types: setup
 check: lint types
 
 models: setup
-	$(VENV_PYTHON) -m experiments.models_table $(ARGS)
+	$(VENV_PYTHON) -m experiments.tables models $(ARGS)
 
 published: setup
-	$(VENV_PYTHON) -m experiments.published_numbers $(ARGS)
+	$(VENV_PYTHON) -m experiments.tables published_numbers $(ARGS)
 
 roofline: setup
-	$(VENV_PYTHON) -m experiments.roofline_check $(ARGS)
+	$(VENV_PYTHON) -m experiments.tables roofline $(ARGS)
 
 bench: setup
 	$(VENV_PYTHON) -m experiments.bench_solvers $(ARGS)
