@@ -15,7 +15,7 @@ help:
 	@echo "make test-slow  the long tests (about 7 minutes)"
 	@echo "make fuzz       random modules, graphs and certificates against plain steps and brute force (ARGS='--help' for more)"
 	@echo "make check      lint and type checks"
-	@echo "make docs       the site with everything to read, into site/"
+	@echo "make docs       the site with everything to read, into site/ (.venv/bin/mkdocs serve: with search)"
 	@echo "make models     every configured model: nodes, edges, bytes, seconds"
 	@echo "make published  published numbers of the papers beside ours"
 	@echo "make roofline   the roofline against published P100 costs (needs REMAT_INSTANCES)"

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from experiments.config import group_options
-from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
+from experiments.documents import DOCS, Document, Drawing, LongTable, link_to
 from experiments.provenance import provenance
 from experiments.settings import configured_model
 from remat.errors import RematError, unknown_name
@@ -87,13 +87,14 @@ def summary(table: LongTable) -> str:
     kinds: dict[tuple[str, str], list[Sequence[str]]] = {}
     for row in table.rows:
         kinds.setdefault((row[1], row[2]), []).append(row)
-    rows = []
+    lines = []
     for (framework, granularity), members in kinds.items():
         sizes = [int(row[4]) for row in members if row[4].isdigit()]
-        rows.append([framework, granularity, ", ".join(f"`{row[0]}`" for row in members),
-                     f"{min(sizes):,} to {max(sizes):,}" if sizes else "FAILED"])  # fmt: skip
-    heads = ["framework", "granularity", "models", "operations"]
-    return f"{markdown_table(heads, rows)}\n\nEvery graph: {link_to(table, DOCUMENT.page)}."
+        operations = f"{min(sizes):,} to {max(sizes):,} operations" if sizes else "FAILED"
+        lines.append(
+            f"- **{framework}, by {granularity}** ({operations}): {', '.join(f'`{row[0]}`' for row in members)}"
+        )
+    return "\n".join([*lines, f"\nEvery graph: {link_to(table, DOCUMENT.page)}."])
 
 
 DOCUMENT = Document("models", DOCS / "reference" / "models.md", draw)

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+import remat
+from experiments.config import Config
+
 ROOT = Path(__file__).parents[1]
 SHELVES = ("Start", "How to", "Results", "Reference")
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src",
@@ -97,3 +100,26 @@ def test_the_site_has_four_shelves_and_every_page_is_on_one(site: Path) -> None:
 def test_linked_files_of_the_repository_are_in_the_site(site: Path) -> None:
     schemas = {path.name for path in (ROOT / "remat" / "schemas").glob("*.json")}
     assert schemas <= {path.name for path in (site / "files" / "remat" / "schemas").iterdir()}
+
+
+def test_every_key_of_the_configuration_is_documented_with_its_default() -> None:
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+    documented = dict(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", page, re.MULTILINE))
+    content = yaml.safe_load((ROOT / "conf" / "config.yaml").read_text())
+    groups = {}
+    for entry in content.pop("defaults"):
+        if isinstance(entry, dict):
+            groups |= {group: name for group, name in entry.items() if " " not in group}
+    del content["hydra"]
+    assert set(documented) == set(Config.__dataclass_fields__) | set(groups)
+    assert {key: yaml.safe_load(value) for key, value in documented.items()} == groups | content
+
+
+def test_the_reference_lists_every_public_name() -> None:
+    page = (ROOT / "docs" / "reference" / "python.md").read_text()
+    named = set(re.findall(r"^::: remat\.(\w+)$", page, re.MULTILINE))
+    assert named == set(remat.__all__) - {"zoo"}  # a module, with a section of its own
+    headings = set(re.findall(r"heading: remat\.tf\.(\w+)", page))
+    public = re.search(r"^__all__ = (\[.*\])$", (ROOT / "remat" / "tf" / "__init__.py").read_text(), re.MULTILINE)
+    assert public is not None
+    assert headings == set(yaml.safe_load(public[1]))

@@ -14,7 +14,7 @@ import pytest
 from fake_run import full_run
 
 from analysis.paper import draw_paper
-from experiments import documents, run_documents, solver_tables, tables
+from experiments import documents, models_table, run_documents, solver_tables, tables
 from experiments.documents import DOCS, ROOT, TABLES, Document, Drawing, LongTable, between_marks, marks
 
 MARK = re.compile(r"^<!-- tables: (.*) -->$", re.MULTILINE)
@@ -232,3 +232,12 @@ def test_a_link_leads_from_the_page_to_the_table() -> None:
     table = LongTable("t", ["a"], [["1"]])
     assert documents.link_to(table, DOCS / "results" / "x.md") == "[t.csv](../../results/tables/t.csv) (1 rows)"
     assert "](results/tables/t.csv)" in documents.link_to(table, ROOT / "README.md")
+
+
+def test_models_are_summed_up_by_framework_and_granularity() -> None:
+    heads, *rows = csv_of("models")
+    assert tuple(heads) == models_table.HEADS
+    document = models_table.DOCUMENT
+    assert models_table.summary(LongTable("models", heads, rows)) == between_marks(document.page, document.command)
+    failed = [["a", "torch", "operation", "1", "FAILED", "", "", "", "2.0"]]
+    assert "- **torch, by operation** (FAILED): `a`" in models_table.summary(LongTable("models", heads, failed))
