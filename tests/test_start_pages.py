@@ -1,4 +1,7 @@
-"""The pages of docs/start: short, and every command and code block of theirs runs as a reader would type it."""
+"""The pages of docs/start: short, and every command and code block of theirs runs as a reader would type it.
+
+The blocks of the page about Keras run in test_keras_guide.py.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from test_keras_guide import _nothing_measured  # noqa: F401  (a fixture)
 
 from experiments import cli
 from experiments.config import register
@@ -99,10 +101,3 @@ def test_the_pytorch_page_runs(folder: Path, capsys: pytest.CaptureFixture[str])
     assert printed.count("loss ") == 3
     assert (folder / "plan.json").is_file()
     assert any(model.plan.recomputed)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-@pytest.mark.usefixtures("_nothing_measured")
-def test_the_keras_page_runs(folder: Path) -> None:
-    model = run_blocks("keras")["model"]
-    assert any(model.remat.plan.recomputed)  # pyright: ignore[reportAttributeAccessIssue]
-    assert (folder / "model.keras").is_file()
