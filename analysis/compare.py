@@ -23,8 +23,8 @@ from analysis.comparison import LEAST_S, PROBLEM, TOLERANCE, Comparison, Pair, c
 from analysis.results import load_run
 from analysis.scales import show_count, show_percent
 from analysis.style import order_of
+from analysis.table import write_frame
 from remat.errors import RematError
-from remat.files import replacing
 from remat.units import format_size
 
 TIME_RATIO = 1.5
@@ -39,15 +39,13 @@ def write_csv(found: Comparison, path: Path) -> Path:
         for column in columns:
             line |= {f"{column}_a": pair.a.get(column), f"{column}_b": pair.b.get(column)}
         lines.append(line | {"tolerance": pair.tolerance, "verdict": pair.verdict, "changes": "; ".join(pair.changes)})
-    with replacing(path) as scratch:
-        pd.DataFrame(lines).to_csv(scratch, index=False)
-    return path
+    return write_frame(pd.DataFrame(lines), path)
 
 
 def report(found: Comparison, console: Console, tolerance: float, time_ratio: float) -> None:
     """Print provenance, contradictions, changes, times and what only one run has."""
 
-    def say(line: str, style: str = "") -> None:
+    def print_line(line: str, style: str = "") -> None:
         console.print(Text(line, style=style), soft_wrap=True)
 
     if found.sources:
@@ -56,13 +54,13 @@ def report(found: Comparison, console: Console, tolerance: float, time_ratio: fl
             table.add_row(*(Text(text or "–") for text in line))
         console.print(table)
     else:
-        say("code, versions, machine and configuration: the same")
+        print_line("code, versions, machine and configuration: the same")
     for line in found.refuted:
-        say(f"contradicted: {line}", "bold red")
+        print_line(f"contradicted: {line}", "bold red")
     changed = [pair for pair in found.pairs if pair.changes]
     same = sum(pair.a["key"] == pair.b["key"] for pair in found.pairs)
     verdicts = [pair.verdict for pair in changed]
-    say(
+    print_line(
         f"{show_count(len(found.pairs), 'solve')} in both runs ({same} of them the very same row of one store): "
         f"{verdicts.count('better')} better in B, {verdicts.count('worse')} worse, {verdicts.count('other')} otherwise "
         f"changed, {len(found.pairs) - len(changed)} unchanged"
@@ -71,36 +69,38 @@ def report(found: Comparison, console: Console, tolerance: float, time_ratio: fl
     loosest = max((pair.tolerance for pair in found.pairs), default=0.0)
     if exact < len(found.pairs):
         spread = f" or what seeds differ by ({loosest:.3%} at most)" if loosest > tolerance else ""
-        say(
+        print_line(
             f"costs of {exact} compared exactly (they repeat, or both are proven); of {len(found.pairs) - exact} that "
             f"end at the clock a change beyond {tolerance:.3%}{spread} counts"
         )
     if changed:
         console.print(_table(changed))
-    _say_times(found.pairs, time_ratio, say)
+    _print_times(found.pairs, time_ratio, print_line)
     for who, rows in (("A", found.only_a), ("B", found.only_b)):
         if len(rows):
             counts = rows.groupby(["graph_name", "strategy"], sort=True).size()
             named = ", ".join(f"{strategy} on {graph} ({count})" for (graph, strategy), count in counts.items())
-            say(f"only in {who}: {show_count(len(rows), 'solve')}: {named}")
+            print_line(f"only in {who}: {show_count(len(rows), 'solve')}: {named}")
     for line in found.nearer:
-        say(f"  {line}")
+        print_line(f"  {line}")
 
 
-def _say_times(pairs: Sequence[Pair], time_ratio: float, say: Any) -> None:
+def _print_times(pairs: Sequence[Pair], time_ratio: float, print_line: Any) -> None:
     """Medians only: a single solve's time says little."""
     ratios = time_ratios(pairs)
     every = [ratio for values in ratios.values() for ratio in values]
     if not every:
-        say(f"wall times: nothing to compare (no two solves of {LEAST_S:g} s or more)")
+        print_line(f"wall times: nothing to compare (no two solves of {LEAST_S:g} s or more)")
         return
     middle = statistics.median(every)
     word = "within the noise" if 1 / time_ratio <= middle <= time_ratio else "slower" if middle > 1 else "faster"
-    say(f"wall times: B takes {middle:.2f} times as long as A, the median of {show_count(len(every), 'solve')}: {word}")
+    print_line(
+        f"wall times: B takes {middle:.2f} times as long as A, the median of {show_count(len(every), 'solve')}: {word}"
+    )
     for strategy in sorted(ratios, key=order_of):
         middle = statistics.median(ratios[strategy])
         if not 1 / time_ratio <= middle <= time_ratio:
-            say(f"  {strategy}: {middle:.2f} times (median of {len(ratios[strategy])})")
+            print_line(f"  {strategy}: {middle:.2f} times (median of {len(ratios[strategy])})")
 
 
 def _table(pairs: Sequence[Pair]) -> Table:

@@ -76,7 +76,7 @@ def compare(a: Run, b: Run, tolerance: float = TOLERANCE) -> Comparison:
     if not set(rows_a["graph_sha256"]) & set(rows_b["graph_sha256"]):
         raise InvalidInput(f"nothing in common: {_graphs(a, rows_a)}; {_graphs(b, rows_b)}")
     exact = set(a.families["strategy"]) | set(b.families["strategy"])
-    repeats = _repeats(a) and _repeats(b) and _said(rows_a, "seed") == _said(rows_b, "seed")
+    repeats = _repeats(a) and _repeats(b) and _values(rows_a, "seed") == _values(rows_b, "seed")
     keys = [*PROBLEM, "budget_bytes"]
     groups_a, groups_b = dict(list(rows_a.groupby(keys))), dict(list(rows_b.groupby(keys)))
     pairs = [
@@ -119,7 +119,7 @@ def _pair(rows_a: Frame, rows_b: Frame, tolerance: float, is_exact: bool) -> Pai
 
 
 def _median_row(rows: Frame) -> dict[str, Any]:
-    """The row of median cost, the higher of two; no plan is dearer than any."""
+    """The row of median cost, the higher of two; a missing plan ranks behind every cost."""
     ordered = rows.sort_values("cost", na_position="last", kind="stable")
     return ordered.iloc[len(ordered) // 2].to_dict()
 
@@ -184,7 +184,7 @@ def _nearer(who: str, rows: Frame, other: str, others: Frame, tolerance: float) 
 
 
 def _sources(a: Run, b: Run, rows_a: Frame, rows_b: Frame) -> list[tuple[str, str, str]]:
-    found = [(name, _said(rows_a, name), _said(rows_b, name)) for name in SOURCES]
+    found = [(name, _values(rows_a, name), _values(rows_b, name)) for name in SOURCES]
     versions = _versions(rows_a), _versions(rows_b)
     packages = sorted(versions[0] | versions[1])
     found += [(name, versions[0].get(name, ""), versions[1].get(name, "")) for name in packages]
@@ -195,7 +195,7 @@ def _sources(a: Run, b: Run, rows_a: Frame, rows_b: Frame) -> list[tuple[str, st
     return [line for line in found if line[1] != line[2]]
 
 
-def _said(rows: Frame, column: str) -> str:
+def _values(rows: Frame, column: str) -> str:
     values = {str(value) for value in rows[column].dropna()} - {""} if column in rows else set()
     return ", ".join(sorted(value[:12] if column == "git_commit" else value for value in values))
 

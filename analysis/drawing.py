@@ -8,11 +8,11 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from analysis import matrices, memory, network, overhead
-from analysis.choice import chosen_plan, store_all
+from analysis.overhead_data import overhead_data
 from analysis.page import write_page
-from analysis.panel import panel_of
 from analysis.results import Run, load_run
 from analysis.saving import save, style_context
+from analysis.shown_plans import chosen_plan, store_all
 from analysis.table import write_csv
 
 FIGURES = ("overhead", "memory", "matrices", "network")
@@ -23,7 +23,6 @@ def draw_run(folder: Path) -> list[Path]:
     run = load_run(folder)
     written = [write_csv(run, folder / "table.csv")]
     target = folder / "figures"
-    target.mkdir(exist_ok=True)
     drawn = set()
     with style_context():
         for name, figure in figures(run):
@@ -39,9 +38,9 @@ def draw_run(folder: Path) -> list[Path]:
 
 def figures(run: Run) -> Iterator[tuple[str, Figure]]:
     """(name, figure) of every figure that the run's results support."""
-    panel = panel_of(run)
-    if panel is not None:
-        yield "overhead", overhead.draw(panel, run)
+    data = overhead_data(run)
+    if data is not None:
+        yield "overhead", overhead.draw(data, run)
     if run.graph is None:
         return
     shown = chosen_plan(run)

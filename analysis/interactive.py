@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from analysis.choice import Shown, chosen_plan, page_plans, store_all
 from analysis.matrices import COLOURS, COMPUTED, MAX_OPERATIONS, NOTHING, RECOMPUTED, RESIDENT, cells
 from analysis.memory import Timeline, time_axis, timeline
 from analysis.network import bars_of
 from analysis.overhead import STRIP
-from analysis.panel import Panel, bend, beyond, ticks
+from analysis.overhead_data import OverheadData, bend, beyond, ticks
 from analysis.results import WITH_PLAN, Run
 from analysis.scales import Scale, byte_scale, show_cost, show_percent
+from analysis.shown_plans import ShownPlan, chosen_plan, page_plans, store_all
 from analysis.style import BACKWARD, FORWARD, GREY, style_of
 from remat.graph import Graph
 from remat.units import format_size
@@ -31,28 +31,28 @@ STRIP_SYMBOLS = {
 }  # fmt: skip
 
 
-def overhead_figure(panel: Panel, run: Run) -> dict[str, Any]:
+def overhead_figure(data: OverheadData, run: Run) -> dict[str, Any]:
     """The overhead plot with a status strip below; a click in the legend toggles a strategy."""
     figure = go.Figure()
-    scale = panel.scale
+    scale = data.scale
 
     def height(percent: Any) -> list[float]:
-        return _list(bend(percent) if panel.is_bent else percent)
+        return _list(bend(percent) if data.is_bent else percent)
 
-    if panel.bound is not None:
-        at, over = panel.bound
+    if data.bound is not None:
+        at, over = data.bound
         figure.add_scatter(
             x=_list(at / scale.factor), y=height(100 * over), text=_percents(over), mode="lines",
             name="proven lower bound", fill="tozeroy",
             line={"color": GREY, "dash": "dot", "width": 1, "shape": "vh"}, fillcolor="rgba(0,0,0,0.06)",
             hovertemplate="at least %{text}<extra>lower bound</extra>",
         )  # fmt: skip
-    for curve in panel.curves:
+    for curve in data.curves:
         style, group = curve.style, curve.strategy
         line = {"color": style.colour, "width": 1.3 * style.width, "dash": style.dash}
         if curve.steps is not None and curve.members is not None:
             at, over = curve.steps
-            at, over = np.append(at, max(at[-1], panel.x_range[1])), np.append(over, over[-1])
+            at, over = np.append(at, max(at[-1], data.x_range[1])), np.append(over, over[-1])
             figure.add_scatter(
                 x=_list(at / scale.factor), y=height(100 * over), mode="lines", line=line | {"shape": "hv"},
                 legendgroup=group, showlegend=False, hoverinfo="skip",
@@ -74,7 +74,7 @@ def overhead_figure(panel: Panel, run: Run) -> dict[str, Any]:
                 y=height(100 * rows["overhead"].astype(float)) if len(rows) else [None],
                 text=[_hover(row, run.cost_unit) for row in rows.itertuples()],
                 mode="markers" if curve.steps is not None else "lines+markers",
-                name=style.label + beyond(panel, style.label), legendgroup=group,
+                name=style.label + beyond(data, style.label), legendgroup=group,
                 line=line | {"shape": "hv"},
                 marker={
                     "symbol": [style.symbol + _open(s) for s in rows["status"]] or style.symbol,
@@ -82,62 +82,62 @@ def overhead_figure(panel: Panel, run: Run) -> dict[str, Any]:
                 },
                 hovertemplate=f"%{{text}}<extra>{style.label}</extra>",
             )  # fmt: skip
-    _strip(figure, panel)
-    _marks(figure, panel, run)
-    n = len(panel.curves)
+    _strip(figure, data)
+    _marks(figure, data, run)
+    n = len(data.curves)
     tall = 470 + 22 * n
     split = (22 * n + 10) / (tall - 110)
-    low, high = height([-3 * panel.y_top if not panel.is_bent else -0.06, 100 * panel.y_top])
+    low, high = height([-3 * data.y_top if not data.is_bent else -0.06, 100 * data.y_top])
     y_axis: dict[str, Any] = {"title": {"text": "Compute overhead (%)"}, "range": [low, high]}
-    if panel.is_bent:
+    if data.is_bent:
         y_axis["title"] = {"text": "Compute overhead (%, arcsinh scale)"}
-        y_axis |= {"tickvals": height(ticks(panel)), "ticktext": [f"{t:g}" for t in ticks(panel)]}
+        y_axis |= {"tickvals": height(ticks(data)), "ticktext": [f"{t:g}" for t in ticks(data)]}
     x_axis = GRID | {
         "title": {"text": f"Memory budget ({scale.unit}, everything included)"},
-        "range": [v / scale.factor for v in panel.x_range], "anchor": "y2",
+        "range": [v / scale.factor for v in data.x_range], "anchor": "y2",
     }  # fmt: skip
     figure.update_layout(
         template="none", font=FONT, height=tall, margin={"l": 190, "r": 20, "t": 25, "b": 50}, hovermode="closest",
         xaxis=x_axis, legend={"y": 1, "tracegroupgap": 2},
         yaxis=GRID | y_axis | {"domain": [split + 0.03, 1]},
         yaxis2={"domain": [0, split], "range": [n - 0.5, -0.5], "showgrid": False, "zeroline": False,
-                "tickvals": list(range(n)), "ticktext": [c.style.label for c in panel.curves],
+                "tickvals": list(range(n)), "ticktext": [c.style.label for c in data.curves],
                 "tickfont": {"size": 11}},
     )  # fmt: skip
     return figure.to_plotly_json()
 
 
-def _strip(figure: go.Figure, panel: Panel) -> None:
+def _strip(figure: go.Figure, data: OverheadData) -> None:
     """Every solve's status; one legend entry for each status without a plan."""
     named: set[str] = set()
-    for level, curve in enumerate(panel.curves):
+    for level, curve in enumerate(data.curves):
         for status, group in curve.all_rows.groupby("status", sort=True):
             status = str(status)
             lacks = status not in WITH_PLAN
             colour = "#b00020" if status == "FAILED" else GREY if lacks else curve.style.colour
-            x = _list(group["budget_bytes"].astype(float) / panel.scale.factor)
+            x = _list(group["budget_bytes"].astype(float) / data.scale.factor)
             figure.add_scatter(
                 x=x, y=[level] * len(x), yaxis="y2", mode="markers", name=STRIP.get(status, status),
                 legendgroup=status if lacks else curve.strategy, showlegend=lacks and status not in named,
                 marker={"symbol": STRIP_SYMBOLS.get(status, "diamond"), "size": 8, "color": colour,
                         "line": {"width": 1.5, "color": colour}},
                 text=[f"<b>{status}</b> {_wrap(m)}" for m in group["message"]],
-                hovertemplate=f"%{{x:.3f}} {panel.scale.unit}: %{{text}}<extra>{curve.style.label}</extra>",
+                hovertemplate=f"%{{x:.3f}} {data.scale.unit}: %{{text}}<extra>{curve.style.label}</extra>",
             )  # fmt: skip
             named |= {status} if lacks else set()
 
 
-def _marks(figure: go.Figure, panel: Panel, run: Run) -> None:
-    factor = panel.scale.factor
-    if panel.impossible_bytes is not None and panel.impossible_bytes > panel.x_range[0]:
+def _marks(figure: go.Figure, data: OverheadData, run: Run) -> None:
+    factor = data.scale.factor
+    if data.impossible_bytes is not None and data.impossible_bytes > data.x_range[0]:
         figure.add_shape(
-            type="rect", xref="x", yref="paper", x0=panel.x_range[0] / factor, x1=panel.impossible_bytes / factor,
+            type="rect", xref="x", yref="paper", x0=data.x_range[0] / factor, x1=data.impossible_bytes / factor,
             y0=0, y1=1, fillcolor="rgba(0,0,0,0.08)", line={"width": 0}, layer="below",
         )  # fmt: skip
         figure.add_scatter(x=[None], y=[None], mode="markers", name="infeasible (proven)",
                            marker={"symbol": "square", "size": 11, "color": "rgba(0,0,0,0.12)"})  # fmt: skip
-    if panel.gpu_bytes is not None:
-        x = panel.gpu_bytes / factor
+    if data.gpu_bytes is not None:
+        x = data.gpu_bytes / factor
         figure.add_shape(type="line", xref="x", yref="paper", x0=x, x1=x, y0=0, y1=1,
                          line={"color": "#222222", "width": 1.2, "dash": "dash"})  # fmt: skip
         figure.add_annotation(x=x, xref="x", y=1, yref="paper", yanchor="bottom", showarrow=False,
@@ -210,7 +210,7 @@ def plan_payload(run: Run) -> dict[str, Any]:
     }
 
 
-def _plan(graph: Graph, one: Shown, time: Scale, scale: Scale) -> dict[str, Any]:
+def _plan(graph: Graph, one: ShownPlan, time: Scale, scale: Scale) -> dict[str, Any]:
     line = timeline(graph, one.trace)
     row, style = one.row, style_of(one.strategy)
     facts = (

@@ -16,14 +16,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
+from analysis import html_page
 from analysis.command import command
 from analysis.leaderboard_page import page, read_leaderboard
-from analysis.results import Frame, read_json
+from analysis.ranking import Board, Entry, as_records, profile
+from analysis.results import read_json
 from analysis.saving import save, style_context
-from analysis.standings import Board, Standing, as_records, profile
 from analysis.style import GREY, Style, style_of
+from analysis.table import write_frame
 from remat.errors import InvalidInput
-from remat.files import replacing
 
 FILE = "leaderboard.json"
 KNEE_PERCENT = 0.1  # the profile's axis is linear below, logarithmic above
@@ -42,15 +43,14 @@ def draw_leaderboard(folder: Path) -> list[Path]:
     except (InvalidInput, KeyError, TypeError):
         raise InvalidInput(f"{folder} is not a leaderboard's folder: it has no readable {FILE}") from None
     shown = read_leaderboard(store)
-    written = [_write_csv(pd.DataFrame(list(as_records(shown.boards))), folder / "table.csv")]
+    written = [write_frame(pd.DataFrame(list(as_records(shown.boards))), folder / "table.csv")]
     if shown.boards:
         every = pd.concat(
             [board.rows.assign(scope=board.scope, accounting=board.accounting) for board in shown.boards],
             ignore_index=True,
         )
-        written.append(_write_csv(every, folder / "problems.csv"))
+        written.append(write_frame(every, folder / "problems.csv"))
     figures = folder / "figures"
-    figures.mkdir(parents=True, exist_ok=True)
     for stale in figures.glob("profile_*"):
         stale.unlink()
     pictures = {}
@@ -59,16 +59,8 @@ def draw_leaderboard(folder: Path) -> list[Path]:
             if board.ranked:
                 pictures[board.name] = save(draw(board), figures / f"profile_{board.scope}_{board.accounting}")
                 written += pictures[board.name]
-    page_file = folder / "page.html"
-    with replacing(page_file) as scratch:
-        scratch.write_text(page(shown, {name: paths[0] for name, paths in pictures.items()}), encoding="utf-8")
-    return [*written, page_file]
-
-
-def _write_csv(frame: Frame, path: Path) -> Path:
-    with replacing(path) as scratch:
-        frame.to_csv(scratch, index=False)
-    return path
+    text = page(shown, {name: paths[0] for name, paths in pictures.items()})
+    return [*written, html_page.write(text, folder / "page.html")]
 
 
 def draw(board: Board) -> Figure:
@@ -105,11 +97,11 @@ def draw(board: Board) -> Figure:
     return figure
 
 
-def looks(standings: Sequence[Standing]) -> dict[str, Style]:
+def looks(entries: Sequence[Entry]) -> dict[str, Style]:
     """[entrant] its strategy's style; entrants of one strategy differ by the line."""
     styles: dict[str, Style] = {}
     seen: dict[str, int] = {}
-    for s in sorted(standings, key=lambda s: s.entrant):
+    for s in sorted(entries, key=lambda s: s.entrant):
         base = style_of(s.strategy)
         i = seen[s.strategy] = seen.get(s.strategy, -1) + 1
         line = LINES[(LINES.index(base.line) + i) % len(LINES)]

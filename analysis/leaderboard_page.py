@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib import resources
 from pathlib import Path
-from string import Template
 
 import pyarrow.parquet as pq
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from analysis import html_page
 from analysis.claims import contradictions
+from analysis.ranking import LEAST_SHARED, WORST, Board, Counted, Entry, boards, count_rows
 from analysis.results import read_store_rows
 from analysis.scales import show_count, show_percent, show_seconds
-from analysis.standings import LEAST_SHARED, WORST, Board, Counted, Standing, boards, count_rows
 from remat.errors import InvalidInput
 
 EMPTY = "holds no results yet: run something first, e.g. python run.py model=vgg19 budget=sweep"
@@ -73,7 +70,7 @@ def family_names(store: Path) -> list[str]:
     return sorted(names)
 
 
-def cells(place: int, s: Standing) -> list[str]:
+def cells(place: int, s: Entry) -> list[str]:
     """One line of the table, as text."""
     of = f"/{s.counted}"
     return [
@@ -91,7 +88,7 @@ def notes(board: Board) -> list[str]:
         f"{len(board.common)} that all ranked strategies attempted. Mean cost / best is geometric; no plan counts "
         f"as {WORST:g}. Best: within 0.01 % of the cheapest plan known."
     ]
-    if len(board.ranked) < len(board.standings):
+    if len(board.ranked) < len(board.entries):
         lines.append(
             f"–: not ranked, because with it the ranked ones would share less than {LEAST_SHARED:.0%} of the problems; "
             "its numbers are over what it attempted."
@@ -127,7 +124,7 @@ def tables(shown: Leaderboard) -> list[Table | Text]:
         table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
         for i, head in enumerate(HEADS):
             table.add_column(head, justify="left" if i == 1 else "right", no_wrap=i == 1)
-        for place, s in enumerate(board.standings, start=1):
+        for place, s in enumerate(board.entries, start=1):
             table.add_row(*map(Text, cells(place, s)))
         parts += [table, *(Text(line) for line in notes(board))]
     return parts
@@ -139,15 +136,13 @@ def page(shown: Leaderboard, pictures: dict[str, Path]) -> str:
     for board in shown.boards:
         body.append(f"<h2>{escape(board.name[0].upper() + board.name[1:])}</h2>")
         body += [f"<p>{escape(line)}</p>" for line in notes(board)]
-        body.append(_html(HEADS, [cells(place, s) for place, s in enumerate(board.standings, start=1)], 1))
+        rows = [cells(place, s) for place, s in enumerate(board.entries, start=1)]
+        body.append(html_page.table(HEADS, rows, [head != "Strategy" for head in HEADS]))
         if board.name in pictures:
-            data = base64.b64encode(pictures[board.name].read_bytes()).decode()
-            body.append(f'<img style="max-width:100%" alt="performance profiles" src="data:image/png;base64,{data}">')
-        body.append("<h3>Problems</h3>" + _html(("Graph", "Budgets", "Strategies"), _problems(board), 0))
-    return Template((resources.files("analysis") / "page.html").read_text(encoding="utf-8")).substitute(
-        title="Leaderboard", css=(resources.files("analysis") / "page.css").read_text(encoding="utf-8"),
-        body="\n".join(body), data="{}", plotly="", js="",
-    )  # fmt: skip
+            body.append(html_page.figure(pictures[board.name], "Performance profiles"))
+        problems = html_page.table(("Graph", "Budgets", "Strategies"), _problems(board), (False, True, True))
+        body.append(f"<h3>Problems</h3>{problems}")
+    return html_page.page("Leaderboard", body)
 
 
 def _problems(board: Board) -> list[list[str]]:
@@ -156,14 +151,3 @@ def _problems(board: Board) -> list[list[str]]:
         [f"{name} ({sha[:8]})", str(part["budget_bytes"].nunique()), str(part["entrant"].nunique())]
         for (name, sha), part in groups
     ]
-
-
-def _html(heads: Sequence[str], lines: Sequence[Sequence[str]], text: int) -> str:
-    """A table whose column `text` is words, the others numbers."""
-
-    def line(tag: str, texts: Sequence[str]) -> str:
-        kinds = ["" if i == text else ' class="n"' for i in range(len(texts))]
-        return "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for kind, cell in zip(kinds, texts, strict=True))
-
-    body = "".join(f"<tr>{line('td', cells)}</tr>" for cells in lines)
-    return f'<div class="scroll"><table><thead><tr>{line("th", heads)}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.choice import Shown
+from analysis.shown_plans import ShownPlan
 from analysis.style import AGAIN, FIRST, HELD, HELD_FULL
 from remat.graph import Graph
 from remat.plan import Plan
@@ -44,7 +44,7 @@ def cells(graph: Graph, plan: Plan, most: int) -> tuple[np.ndarray, np.ndarray, 
     return R, filled / valid, block
 
 
-def draw(graph: Graph, shown: Shown) -> Figure:
+def draw(graph: Graph, shown: ShownPlan) -> Figure:
     """R left, S right; rows are stages, columns operations."""
     n = len(graph)
     R, S, block = cells(graph, shown.plan, MOST_CELLS)

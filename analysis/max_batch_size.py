@@ -7,7 +7,7 @@ the folder of the first. Each way of counting has a panel of its own: they are n
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,11 @@ from rich.table import Table
 from analysis.command import command
 from analysis.results import read_json
 from analysis.saving import save, style_context
-from analysis.style import BLACK, GREY, TEAL, Style, order_of, style_of
+from analysis.style import BLACK, GREY, order_of, style_of
+from analysis.table import write_frame
 from remat.errors import InvalidInput
-from remat.files import replacing
 
 DIRECT = "max_batch_milp"
-_DIRECT_STYLE = Style("Direct MILP (batch as variable)", TEAL, "s", "square")
 PALE = ("checkpoint_all_ap", "ap_sqrtn", "ap_greedy", "lp_rounding_random")  # they share another's colour
 PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
 LOW = 13  # percent: a bar too short for its number
@@ -50,7 +49,6 @@ def draw_runs(folders: Sequence[Path], target: Path) -> list[Path]:
     """
     documents = [document for folder in folders for document in load(folder)]
     written = [write_csv(documents, target / "table.csv")]
-    (target / "figures").mkdir(parents=True, exist_ok=True)
     with style_context():
         written += save(draw(documents), target / "figures" / "max_batch_size")
     return written
@@ -92,9 +90,7 @@ def write_csv(documents: Sequence[Document], path: Path) -> Path:
     frame = pd.DataFrame(rows_of(documents))
     for column in ("found", "proven_by_it", "proven", "published", "sample_peak_bytes"):
         frame[column] = frame[column].astype("Int64")
-    with replacing(path) as scratch:
-        frame.to_csv(scratch, index=False)
-    return path
+    return write_frame(frame, path)
 
 
 def terminal_table(documents: Sequence[Document]) -> list[Table]:
@@ -105,30 +101,35 @@ def terminal_table(documents: Sequence[Document]) -> list[Table]:
         table.add_column(f"largest batch: {rule['label']}", no_wrap=True)
         for document in documents:
             table.add_column(document["network"], justify="right")
-        for strategy in strategies_of(documents):
-            found = [
-                (_record(document, strategy) or {"found": {}})["found"].get(rule["name"]) for document in documents
-            ]
-            table.add_row(strategy, *("–" if batch is None else str(batch) for batch in found))
+        for row in found_rows(documents, rule["name"], str):
+            table.add_row(*(cell or "–" for cell in row))
         table.add_section()
-        table.add_row("no plan has more (proven)", *(str(d["proven"][rule["name"]]) for d in documents))
-        for strategy in dict.fromkeys(
-            p["strategy"] for d in documents for p in d["published"] if p["rule"] == rule["name"]
-        ):
-            table.add_row(f"published, {strategy}", *(_published(d, strategy, rule["name"]) for d in documents))
+        for row in limit_rows(documents, rule["name"], str):
+            table.add_row(*row)
         tables.append(table)
     return tables
 
 
-def _published(document: Document, strategy: str, rule: str) -> str:
-    known = [p["batch"] for p in document["published"] if (p["strategy"], p["rule"]) == (strategy, rule)]
-    return str(known[0]) if known else ""
+def found_rows(documents: Sequence[Document], rule: str, label: Callable[[str], str]) -> Iterator[list[str]]:
+    """(label, largest batch found in each network or '') of every strategy."""
+    for strategy in strategies_of(documents):
+        records = [_record(document, strategy) for document in documents]
+        found = [None if record is None else record["found"][rule] for record in records]
+        yield [label(strategy), *("" if batch is None else str(batch) for batch in found)]
+
+
+def limit_rows(documents: Sequence[Document], rule: str, label: Callable[[str], str]) -> Iterator[list[str]]:
+    """What is proven impossible to exceed in each network, then the batches published for each strategy."""
+    yield ["no plan has more (proven)", *(str(document["proven"][rule]) for document in documents)]
+    known = [{p["strategy"]: str(p["batch"]) for p in d["published"] if p["rule"] == rule} for d in documents]
+    for strategy in dict.fromkeys(strategy for published in known for strategy in published):
+        yield [f"published: {label(strategy)}", *(published.get(strategy, "") for published in known)]
 
 
 def strategies_of(documents: Sequence[Document]) -> list[str]:
     """Names in the figures' order."""
     names = {record["strategy"] for document in documents for record in document["records"]}
-    return sorted(names, key=lambda name: (name == DIRECT, order_of(name)))
+    return sorted(names, key=order_of)
 
 
 def _record(document: Document, strategy: str) -> dict[str, Any] | None:
@@ -150,7 +151,7 @@ def draw(documents: Sequence[Document]) -> Figure:
     for axes, rule in zip(panels, rules, strict=True):
         _panel(axes, documents, names, rule)
     panels[-1].set_xticks(range(len(documents)), [network_label(document) for document in documents])
-    handles: list[Any] = [Patch(label=look_of(name).label, **_face(name)) for name in names]
+    handles: list[Any] = [Patch(label=style_of(name).label, **_face(name)) for name in names]
     handles.append(Line2D([], [], color=BLACK, lw=1.0, label="proven: no plan has more"))
     handles.append(Line2D([], [], ls="", marker="D", ms=4.5, mfc="white", mec=BLACK, label="published"))
     figure.legend(handles=handles, loc="outside right upper")
@@ -166,13 +167,9 @@ def _has_plan(document: Document, strategy: str) -> bool:
     return record is not None and any(batch is not None for batch in record["found"].values())
 
 
-def look_of(strategy: str) -> Style:
-    return _DIRECT_STYLE if strategy == DIRECT else style_of(strategy)
-
-
 def _face(strategy: str) -> dict[str, Any]:
     """How its bars are filled."""
-    colour = look_of(strategy).colour
+    colour = style_of(strategy).colour
     if strategy not in PALE:
         return {"facecolor": colour}
     return {"facecolor": [0.45 + 0.55 * x for x in to_rgb(colour)], "edgecolor": colour, "linewidth": 0.7}

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.choice import Shown
 from analysis.scales import Scale, byte_scale, cost_scale
+from analysis.shown_plans import ShownPlan
 from analysis.style import AGAIN, BLACK, GREY, LIGHT_GREY, PALE, style_of
 from remat.graph import Graph
 from remat.simulator import Trace
@@ -57,7 +57,7 @@ def time_axis(graph: Graph, largest: float, by_cost: bool) -> tuple[Scale, str]:
     return scale, f"{what} ({scale.unit})"
 
 
-def draw(graph: Graph, shown: Shown, plain: Trace) -> Figure:
+def draw(graph: Graph, shown: ShownPlan, plain: Trace) -> Figure:
     """The chosen plan as a filled line, checkpoint-all behind it, recomputations as a strip of ticks."""
     mine, base = timeline(graph, shown.trace), timeline(graph, plain)
     budget = int(shown.row.budget_bytes)
@@ -104,7 +104,7 @@ def draw(graph: Graph, shown: Shown, plain: Trace) -> Figure:
     return figure
 
 
-def _legend(graph: Graph, shown: Shown, plain: Trace, mine: Timeline, scale: Scale) -> list[Line2D | Patch]:
+def _legend(graph: Graph, shown: ShownPlan, plain: Trace, mine: Timeline, scale: Scale) -> list[Line2D | Patch]:
     style = style_of(shown.strategy)
 
     def size(n: int) -> str:

@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 
 from analysis.command import command
-from analysis.panel import KNEE_PERCENT, Curve, Panel, beyond, panel_of, ticks
+from analysis.overhead_data import KNEE_PERCENT, Curve, OverheadData, beyond, overhead_data, ticks
 from analysis.results import WITH_PLAN, Run, load_run
 from analysis.saving import save, style_context
 from analysis.scales import binary_scale
@@ -40,73 +40,72 @@ def redraw(folder: Path) -> list[Path]:
         InvalidInput: no such run, a file of it cannot be read, or no strategy has a plan.
     """
     run = load_run(folder)
-    panel = panel_of(run)
-    if panel is None:
+    data = overhead_data(run)
+    if data is None:
         raise InvalidInput(f"{folder}: no strategy has a plan, so there is no overhead to draw")
-    (folder / "figures").mkdir(exist_ok=True)
     with style_context():
-        return save(draw(panel, run), folder / "figures" / "overhead")
+        return save(draw(data, run), folder / "figures" / "overhead")
 
 
-def draw(panel: Panel, run: Run) -> Figure:
+def draw(data: OverheadData, run: Run) -> Figure:
     """The figure for paper: curves above, a strip with every solve's status below."""
-    n = len(panel.curves)
+    n = len(data.curves)
     strip_height = 0.17 * n + 0.1
     figure = Figure(figsize=(8.2, 4.1 + strip_height), layout="constrained")
     axes, strip = figure.subplots(2, 1, sharex=True, height_ratios=(4.0, strip_height))
-    draw_axes(axes, panel, run)
-    _shade_impossible(strip, panel)
+    draw_axes(axes, data, run)
+    _shade_impossible(strip, data)
     axes.tick_params(labelbottom=False)
-    _draw_strip(strip, panel)
-    strip.set_xlabel(f"Memory budget ({panel.scale.unit}, everything included)")
+    _draw_strip(strip, data)
+    strip.set_xlabel(f"Memory budget ({data.scale.unit}, everything included)")
     axes.set_title(run.title, loc="left", fontweight="bold", parse_math=False)
-    handles = [*legend([panel]), *strip_legend(panel)]
+    handles = [*legend([data]), *strip_legend(data)]
     figure.legend(handles=handles, loc="outside right upper", handlelength=2.6, labelspacing=0.45)
     return figure
 
 
-def draw_axes(axes: Axes, panel: Panel, run: Run) -> None:
+def draw_axes(axes: Axes, data: OverheadData, run: Run) -> None:
     """The curves with their axes, without a title, a strip and a legend."""
-    factor = panel.scale.factor
-    for curve in panel.curves:
-        _draw_curve(axes, curve, panel)
-    if panel.bound is not None:
-        at, over = panel.bound
+    factor = data.scale.factor
+    for curve in data.curves:
+        _draw_curve(axes, curve, data)
+    if data.bound is not None:
+        at, over = data.bound
         axes.step(at / factor, 100 * over, where="pre", color=GREY, lw=0.9, ls=(0, (1, 1.5)), zorder=1.5)
         axes.fill_between(at / factor, 0, 100 * over, step="pre", color=PALE, alpha=0.45, lw=0, zorder=0.5)
-    _shade_impossible(axes, panel)
-    if panel.is_bent:
+    _shade_impossible(axes, data)
+    if data.is_bent:
         axes.set_yscale("asinh", linear_width=KNEE_PERCENT)
-        axes.set_yticks(ticks(panel), [f"{t:g}" for t in ticks(panel)], minor=False)
+        axes.set_yticks(ticks(data), [f"{t:g}" for t in ticks(data)], minor=False)
         axes.yaxis.set_minor_locator(NullLocator())
-        axes.set_ylim(-0.12 * KNEE_PERCENT, 100 * panel.y_top)
+        axes.set_ylim(-0.12 * KNEE_PERCENT, 100 * data.y_top)
     else:
-        axes.set_ylim(-3 * panel.y_top, 100 * panel.y_top)
-    axes.set_xlim(panel.x_range[0] / factor, panel.x_range[1] / factor)
-    axes.set_ylabel("Compute overhead (%, arcsinh scale)" if panel.is_bent else "Compute overhead (%)")
-    _binary_axis(axes, panel)
-    if panel.gpu_bytes is not None:
+        axes.set_ylim(-3 * data.y_top, 100 * data.y_top)
+    axes.set_xlim(data.x_range[0] / factor, data.x_range[1] / factor)
+    axes.set_ylabel("Compute overhead (%, arcsinh scale)" if data.is_bent else "Compute overhead (%)")
+    _binary_axis(axes, data)
+    if data.gpu_bytes is not None:
         axes.annotate(
-            f"{run.gpu_name} memory", (panel.gpu_bytes / factor, 1), xycoords=("data", "axes fraction"),
+            f"{run.gpu_name} memory", (data.gpu_bytes / factor, 1), xycoords=("data", "axes fraction"),
             xytext=(-3, -4), textcoords="offset points", rotation=90, ha="right", va="top", fontsize=7.5, color=GREY,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8},
         )  # fmt: skip
 
 
-def _shade_impossible(axes: Axes, panel: Panel) -> None:
+def _shade_impossible(axes: Axes, data: OverheadData) -> None:
     """Hatch budgets without any plan, and mark the GPU's memory."""
-    factor = panel.scale.factor
-    if panel.impossible_bytes is not None and panel.impossible_bytes > panel.x_range[0]:
+    factor = data.scale.factor
+    if data.impossible_bytes is not None and data.impossible_bytes > data.x_range[0]:
         axes.axvspan(
-            panel.x_range[0] / factor, panel.impossible_bytes / factor, facecolor="#F1F1F1", edgecolor="#CFCFCF",
+            data.x_range[0] / factor, data.impossible_bytes / factor, facecolor="#F1F1F1", edgecolor="#CFCFCF",
             hatch="////", lw=0, zorder=0,
         )  # fmt: skip
-    if panel.gpu_bytes is not None:
-        axes.axvline(panel.gpu_bytes / factor, color=BLACK_LINE, lw=1.0, ls=(0, (5, 2)), zorder=2)
+    if data.gpu_bytes is not None:
+        axes.axvline(data.gpu_bytes / factor, color=BLACK_LINE, lw=1.0, ls=(0, (5, 2)), zorder=2)
 
 
-def _draw_curve(axes: Axes, curve: Curve, panel: Panel) -> None:
-    factor, style = panel.scale.factor, curve.style
+def _draw_curve(axes: Axes, curve: Curve, data: OverheadData) -> None:
+    factor, style = data.scale.factor, curve.style
     line = {"color": style.colour, "lw": style.width, "ls": style.line}
     if curve.members is not None:
         axes.plot(
@@ -117,10 +116,10 @@ def _draw_curve(axes: Axes, curve: Curve, panel: Panel) -> None:
     x, y = rows["budget_bytes"].astype(float) / factor, 100 * rows["overhead"].astype(float)
     if curve.steps is not None:
         at, over = curve.steps
-        axes.step(np.append(at, max(at[-1], panel.x_range[1])) / factor, 100 * np.append(over, over[-1]),
+        axes.step(np.append(at, max(at[-1], data.x_range[1])) / factor, 100 * np.append(over, over[-1]),
                   where="post", alpha=0.9, zorder=2.5, **line)  # fmt: skip
     elif len(rows):  # a plan serves every larger budget, until a cheaper one is found
-        right = max(x.max(), panel.x_range[1] / factor)
+        right = max(x.max(), data.x_range[1] / factor)
         axes.step(np.append(x, right), np.append(y, y.iloc[-1]), where="post", zorder=3, **line)
     proven = (rows["status"] == "OPTIMAL").to_numpy()
     for which, face in ((proven, style.colour), (~proven, "white")):
@@ -128,12 +127,12 @@ def _draw_curve(axes: Axes, curve: Curve, panel: Panel) -> None:
                   mec=style.colour, mew=1.1, zorder=4 if curve.steps is None else 3.5)  # fmt: skip
 
 
-def _binary_axis(axes: Axes, panel: Panel) -> None:
+def _binary_axis(axes: Axes, data: OverheadData) -> None:
     """The same budgets in GiB along the top."""
-    binary = binary_scale(panel.scale)
-    if binary.factor == panel.scale.factor:
+    binary = binary_scale(data.scale)
+    if binary.factor == data.scale.factor:
         return
-    ratio = panel.scale.factor / binary.factor
+    ratio = data.scale.factor / binary.factor
     top = axes.secondary_xaxis("top", functions=(lambda v: np.multiply(v, ratio), lambda v: np.divide(v, ratio)))
     top.set_xlabel(binary.unit, loc="right", labelpad=2, color=GREY)
     top.tick_params(colors=GREY)
@@ -141,14 +140,14 @@ def _binary_axis(axes: Axes, panel: Panel) -> None:
     top.spines["top"].set_color(LIGHT_GREY)
 
 
-def _draw_strip(strip: Axes, panel: Panel) -> None:
-    factor = panel.scale.factor
-    for level, curve in enumerate(panel.curves):
+def _draw_strip(strip: Axes, data: OverheadData) -> None:
+    factor = data.scale.factor
+    for level, curve in enumerate(data.curves):
         for status, group in curve.all_rows.groupby("status", sort=True):
             x = group["budget_bytes"].astype(float) / factor
             strip.plot(x, [level] * len(x), ls="", clip_on=False, zorder=3, **strip_marker(str(status), curve.style))
-    strip.set_ylim(len(panel.curves) - 0.4, -0.6)
-    strip.set_yticks(range(len(panel.curves)), [curve.style.label for curve in panel.curves], fontsize=7)
+    strip.set_ylim(len(data.curves) - 0.4, -0.6)
+    strip.set_yticks(range(len(data.curves)), [curve.style.label for curve in data.curves], fontsize=7)
     strip.grid(visible=False)
     strip.tick_params(axis="y", length=0)
 
@@ -162,13 +161,13 @@ def strip_marker(status: str, style: Style) -> dict[str, Any]:
     return {"marker": shape, "ms": 4.5, "color": GREY if status != "FAILED" else "#C00000", "mew": 0.9}
 
 
-def legend(panels: Sequence[Panel]) -> list[Line2D | Patch]:
-    """Handles for everything that these panels show, each once."""
+def legend(several: Sequence[OverheadData]) -> list[Line2D | Patch]:
+    """Handles for everything that these figures show, each once."""
     curves: dict[str, tuple[Curve, str]] = {}
-    for panel in panels:
-        for curve in panel.curves:
+    for data in several:
+        for curve in data.curves:
             if len(curve.rows) or curve.steps is not None:
-                note = beyond(panel, curve.style.label) if len(panels) == 1 else ""
+                note = beyond(data, curve.style.label) if len(several) == 1 else ""
                 curves.setdefault(curve.strategy, (curve, note))
     handles: list[Line2D | Patch] = [
         Line2D([], [], color=c.style.colour, ls=c.style.line, lw=c.style.width, marker=c.style.marker, ms=5,
@@ -180,18 +179,18 @@ def legend(panels: Sequence[Panel]) -> list[Line2D | Patch]:
         handles.append(Line2D([], [], ls="", marker="o", ms=2.6, color=GREY, alpha=0.5, label="member of a family"))
     handles.append(Line2D([], [], ls="", marker="o", ms=5, mfc=GREY, mec=GREY, label="filled: proven optimal"))
     handles.append(Line2D([], [], ls="", marker="o", ms=5, mfc="white", mec=GREY, label="hollow: not proven"))
-    if any(panel.bound is not None for panel in panels):
+    if any(data.bound is not None for data in several):
         handles.append(Line2D([], [], color=GREY, lw=0.9, ls=(0, (1, 1.5)), label="proven lower bound"))
-    if any(p.impossible_bytes is not None and p.impossible_bytes > p.x_range[0] for p in panels):
+    if any(p.impossible_bytes is not None and p.impossible_bytes > p.x_range[0] for p in several):
         handles.append(Patch(facecolor="#F1F1F1", edgecolor="#BBBBBB", hatch="////", lw=0, label="infeasible (proven)"))
     return handles
 
 
-def strip_legend(panel: Panel) -> list[Line2D]:
+def strip_legend(data: OverheadData) -> list[Line2D]:
     """Handles of the strip's markers for what has no plan."""
-    present = {s for c in panel.curves for s in c.all_rows["status"].unique()}
+    present = {s for c in data.curves for s in c.all_rows["status"].unique()}
     return [
-        Line2D([], [], ls="", label=words, **strip_marker(status, panel.curves[0].style))  # type: ignore[arg-type]
+        Line2D([], [], ls="", label=words, **strip_marker(status, data.curves[0].style))  # type: ignore[arg-type]
         for status, words in STRIP.items() if status in present and status not in WITH_PLAN
     ]  # fmt: skip
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis import html_page
 from analysis.results import Frame, Run
 from remat.units import format_size
 
@@ -25,12 +26,7 @@ def how_to_repeat(run: Run) -> str:
 
 
 def command_of(info: dict[str, Any]) -> str:
-    """The recorded command, or one put together from the configuration."""
-    command = info.get("command")
-    if isinstance(command, str) and command:
-        return command
-    if isinstance(command, list) and command:
-        return shlex.join(map(str, command))
+    """The command that repeats a run, put together from its configuration."""
     words = ["python", "run.py"]
     config = info.get("config") or {}
     for key in ("graph", "model", "gpu", "cost", "experiment", "budget", "strategies", "points", "time_limit", "seed",
@@ -76,11 +72,9 @@ def provenance(run: Run) -> str:
         facts.append(
             (f"GPU {str(key).replace('_', ' ')}", json.dumps(value) if isinstance(value, dict) else str(value))
         )
-    listed = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts if v)
     config = json.dumps(run.info.get("config") or {}, indent=2, sort_keys=True, default=str)
     return (
-        f'<dl class="facts">{listed}</dl><details><summary>Whole configuration</summary><pre>{escape(config)}</pre>'
-        "</details>"
+        f"{html_page.facts(facts)}<details><summary>Whole configuration</summary><pre>{escape(config)}</pre></details>"
     )
 
 

@@ -24,7 +24,8 @@ def style_context() -> Iterator[None]:
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write PNG and PDF without dates, so that equal results give equal files."""
+    """Write PNG and PDF without dates, so that equal results give equal files; makes their folder."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure)
     png, pdf = stem.with_suffix(".png"), stem.with_suffix(".pdf")
     with replacing(png) as scratch:

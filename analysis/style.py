@@ -90,6 +90,7 @@ STYLES: dict[str, Style] = {
     "interval_cp": _style("Interval CP", INDIGO, "h", "-", 1.8),
     "search": _style("Eviction search", GREEN, "^", "--", 1.8),
     "portfolio": _style("Portfolio", WINE, "*", "-", 2.0),
+    "max_batch_milp": _style("Direct MILP (batch as variable)", TEAL, "s"),
 }
 
 _SPARE_COLOURS = (TEAL, FOREST, INDIGO, OLIVE, WINE, BLUE, GREEN)

@@ -28,9 +28,13 @@ SHORT = {"INFEASIBLE": "infeas.", "NO_PLAN": "no plan"}
 
 def write_csv(run: Run, path: Path) -> Path:
     """Every row of the run, full precision, sizes in bytes and costs in the graph's unit; atomically."""
-    columns = [column for column in CSV_COLUMNS if column in run.rows]
+    return write_frame(run.rows[[column for column in CSV_COLUMNS if column in run.rows]], path)
+
+
+def write_frame(frame: Frame, path: Path) -> Path:
+    """Write a table as CSV, atomically."""
     with replacing(path) as scratch:
-        run.rows[columns].to_csv(scratch, index=False)
+        frame.to_csv(scratch, index=False)
     return path
 
 

@@ -28,32 +28,37 @@ def gist(problem: Problem, *, lossy: bool = False) -> Candidate:
     year={2018}}
     """
     graph = problem.graph
-    if not any(way.name == "sparse" for op in graph.operations for way in op.implementations):
+    if not any(implementation.name == "sparse" for op in graph.operations for implementation in op.implementations):
         raise Skip("it needs a graph with encodings: monet_graph(..., gist=True) or with_gist of remat.frontends.monet")
-    ways = _ways(graph, _LOSSLESS + (_LOSSY if lossy else ()))
-    return Candidate(Plan.from_order(graph, range(len(graph)), ways=ways), {"lossy": lossy})
+    implementations = _implementations(graph, _LOSSLESS + (_LOSSY if lossy else ()))
+    return Candidate(Plan.from_order(graph, range(len(graph)), implementations=implementations), {"lossy": lossy})
 
 
-def _ways(graph: Graph, encodings: tuple[str, ...]) -> list[str]:
+def _implementations(graph: Graph, encodings: tuple[str, ...]) -> list[str]:
     """[N] the way of each operation."""
     names = [""] * len(graph)
     decoders: dict[int, list[int]] = {}  # encoded copy -> backward operations with a way that reads it
     for k, op in enumerate(graph.operations):
-        for way in op.implementations if op.is_backward else ():
-            for v in way.inputs if way.name in encodings else ():
+        for implementation in op.implementations if op.is_backward else ():
+            for v in implementation.inputs if implementation.name in encodings else ():
                 decoders.setdefault(v, []).append(k)
     for k, op in enumerate(graph.operations):
         if op.is_backward or op.kind in _LEFT_ALONE:
             continue
-        known = {way.name: way for way in op.implementations}
+        known = {implementation.name: implementation for implementation in op.implementations}
         encoding = next((name for name in encodings if name in known), None)
         if encoding is not None:
             for user in (k, *decoders.get(known[encoding].outputs[-1], ())):
                 names[user] = encoding
-    read = {v for k, op in enumerate(graph.operations) if op.is_backward for v in graph.way(k, names[k]).inputs}
+    read = {
+        v for k, op in enumerate(graph.operations) if op.is_backward for v in graph.implementation(k, names[k]).inputs
+    }
     for k, op in enumerate(graph.operations):
         in_place = f"in_place_{names[k]}".removesuffix("_")
-        ways = () if op.kind in _LEFT_ALONE else op.implementations
-        if any(way.name == in_place and way.overwrites not in read for way in ways):
+        implementations = () if op.kind in _LEFT_ALONE else op.implementations
+        if any(
+            implementation.name == in_place and implementation.overwrites not in read
+            for implementation in implementations
+        ):
             names[k] = in_place
     return names

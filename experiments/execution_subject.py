@@ -122,7 +122,7 @@ class Subject:
     def planned(
         self, name: str, parameter: str, order: list[int], budget_bytes: int | None, ways: Sequence[str] = ()
     ) -> Method:
-        plan = remat.Plan.from_order(self.graph, order, ways=ways)
+        plan = remat.Plan.from_order(self.graph, order, implementations=ways)
         made = StepPlan(
             plan, self.graph, self.fingerprint, name, budget_bytes, None, self.fixed, self.job["cost"],
             implementations=self.planner.implementations,
@@ -143,7 +143,7 @@ class Subject:
             seed=job["seed"], threads=job["threads"], known=known,
         ).plan  # fmt: skip
         assert plan is not None
-        return self.planned("portfolio", parameter, plan.order.tolist(), budget_bytes, plan.chosen)
+        return self.planned("portfolio", parameter, plan.order.tolist(), budget_bytes, plan.choices)
 
     def followed(self, name: str, parameter: str, module: nn.Module, without_random: nn.Module) -> Method:
         """A method that is eager PyTorch code: its calls are followed on tensors without contents."""

@@ -93,7 +93,7 @@ def _planned(subject: Subject, operators: str, parameter: str, budget_bytes: int
     row = what | {
         "planning_s": time.perf_counter() - began,
         "predicted_overhead": method.ns / subject.graph.total_cost - 1,
-        "chosen": dict(collections.Counter(name for name in method.plan.chosen if name).most_common()),
+        "chosen": dict(collections.Counter(name for name in method.plan.choices if name).most_common()),
         "held": held_by_those_who_offer(subject.graph, method.plan),
         "gradient_error": gradient_error(subject, method.module),
     }
@@ -245,11 +245,12 @@ def _choices(graph: Graph) -> Iterator[_Choice]:
         if (k, name) in made_for:
             continue  # with the operation that reads it
         # Another name than the maker's: a way that shares what that one makes.
-        pairs = [(m, name if name in _names(graph, m) else _maker(graph, m, graph.way(k, name))) for m in makers]
+        own = graph.implementation(k, name)
+        pairs = [(m, name if name in _names(graph, m) else _maker(graph, m, own)) for m in makers]
         pairs.append((k, name))
         operations = tuple(m for m, _ in pairs)
-        ways = tuple(graph.way(m, called) for m, called in pairs)
-        defaults = tuple(graph.operations[m].ways[0] for m in operations)
+        ways = tuple(graph.implementation(m, called) for m, called in pairs)
+        defaults = tuple(graph.operations[m].all_implementations[0] for m in operations)
         yield _Choice(
             name, operations, ways, sum(way.cost for way in ways), sum(way.cost for way in defaults),
             _only_read_by(graph, operations, ways, readers) - _only_read_by(graph, operations, defaults, readers),

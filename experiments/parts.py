@@ -1,67 +1,219 @@
-"""Experiments made of parts: each a module with ``run(context)``, whose document is kept as soon as it has finished."""
+"""A paper's experiment: its parts run one after the other, and each one's document is written as soon as it is done.
+
+A part is a module with ``run(context)``. It solves through the store and returns what its drawing needs, as JSON. The
+module of the same name in `analysis` draws it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Any, Generic, Protocol, TypeVar
 
+from omegaconf import DictConfig
 from rich.console import Console
 
-from experiments.progress import SolveProgress
+import remat
+from experiments.build import Subject
+from experiments.config import as_dict
+from experiments.engine import Engine
+from experiments.engines import make_engine
+from experiments.progress import SolveProgress, duration
 from experiments.provenance import provenance
-from experiments.store import write_json
+from experiments.row import Row
+from experiments.settings import RUNS_FOLDER, Settings
+from experiments.solving import Bench, contradictions
+from experiments.store import Store, write_json
 from remat.errors import InvalidInput, unknown_name
 from remat.files import read_json
 
 
-class Context(Protocol):
-    """What the parts of a run share, as far as running them needs it."""
+class HasInstance(Protocol):
+    """A network of a paper, as far as every paper needs it.
 
+    Attributes:
+        instance: the published graph with its costs, relative to the folder of instances; None if there is none.
+    """
+
+    @property
+    def instance(self) -> str | None: ...
+
+
+NetworkT = TypeVar("NetworkT", bound=HasInstance)
+ScaleT = TypeVar("ScaleT")
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class PartContext(Generic[NetworkT, ScaleT]):
+    """What the parts of one run share.
+
+    Attributes:
+        scale: how much is done; each paper has a class of its own.
+        networks: those of the run, in the paper's order.
+        instances: folder of published graphs and records, or None.
+        folder: of the run; a part writes what its drawing needs below it.
+        benches: one for each graph and its settings.
+        rows: [solve] rows that later parts read; the key is the paper's own.
+    """
+
+    cfg: DictConfig
+    settings: Settings
+    scale: ScaleT
+    networks: tuple[NetworkT, ...]
+    instances: Path | None
+    store: Store
+    engine: Engine
     progress: SolveProgress
     console: Console
     folder: Path
+    benches: list[Bench] = field(default_factory=list)
+    rows: dict[Any, Row] = field(default_factory=dict)
+    _made: dict[Hashable, Any] = field(default_factory=dict)
 
-    def say(self, line: str) -> None:
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returned when this key was first asked for."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def bench(
+        self, subject: Subject, experiment: str, *, strategies: Sequence[str] | None = None,
+        options: Mapping[str, Mapping[str, Any]] | None = None, **changes: Any,
+    ) -> Bench:  # fmt: skip
+        """A bench for one graph; `options` are added to those of the strategies, `changes` are of the settings."""
+        names = tuple(self.settings.strategies if strategies is None else strategies)
+        merged = {name: {**self.settings.options.get(name, {}), **(options or {}).get(name, {})} for name in names}
+        settings = replace(self.settings, strategies=names, options=merged, **changes)
+        self.store.write_graph(subject.graph)
+        plain = remat.family(subject.graph.default(), "checkpoint_all", accounting=settings.accounting)[0]
+        bench = Bench(subject, settings, experiment, self.store, self.engine, self.progress, plain.peak_bytes)
+        self.benches.append(bench)
+        return bench
+
+    def published_file(self, network: NetworkT) -> Path | None:
+        """The network's published graph; None without one, or without the folder of instances."""
+        file = self.instances / network.instance if self.instances and network.instance else None
+        return file if file is not None and file.is_file() else None
+
+    def store_from(self, folder: Path) -> str:
+        """The store's path relative to `folder`, as documents hold it."""
+        return os.path.relpath(self.store.folder, folder)
+
+    def print(self, line: str) -> None:
         """A line to the user."""
-        ...
+        self.console.print(line, markup=False, soft_wrap=True)
 
 
-def asked_parts(given: Iterable[Any] | None, known: Collection[str], needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """The parts asked for (None: all), each after what it needs.
+Part = Callable[[Any], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """A paper as an experiment.
+
+    Attributes:
+        name: of the experiment; its last word names the file that heads the run's folder.
+        parts: [name] its function, in the order of the page.
+        needs: [part] the parts whose documents it reads.
+        prepare: called with the context and the parts wanted, before the first of them.
+        draw: draws the run's folder and returns the files written.
+    """
+
+    name: str
+    parts: Mapping[str, Part]
+    needs: Mapping[str, Sequence[str]]
+    prepare: Callable[[Any, Collection[str]], None]
+    draw: Callable[[Path], list[Path]]
+
+    def wanted_parts(self, given: Iterable[Any] | None) -> list[str]:
+        """The parts asked for (None: all), each after those that it needs.
+
+        Raises:
+            UnknownName: there is no such part.
+        """
+        asked = list(self.parts) if given is None else [str(part) for part in given]
+        for part in asked:
+            if part not in self.parts:
+                raise unknown_name("part", part, self.parts)
+        wanted = {need for part in asked for need in self.needs.get(part, ())} | set(asked)
+        return [part for part in self.parts if part in wanted]
+
+    def run(
+        self, cfg: DictConfig, settings: Settings, scale: Any, networks: tuple[Any, ...], console: Console, folder: Path
+    ) -> int:
+        """Run the parts wanted and draw everything that the folder holds; the exit code: 1 if a claim was refuted."""
+        began = time.monotonic()
+        parts, instances = self.wanted_parts(cfg.parts), _instances_folder(cfg)
+        folder.mkdir(parents=True, exist_ok=True)
+        head = {"experiment": self.name, "config": as_dict(cfg), "scale": asdict(scale),
+                "provenance": asdict(provenance()), "cores": os.cpu_count()}  # fmt: skip
+        write_json(folder / f"{self.name.rpartition('/')[2]}.json", head)
+        engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
+        with engine, SolveProgress(console, engine.at_once) as progress:
+            store = Store(RUNS_FOLDER / "store")
+            context = PartContext(cfg, settings, scale, networks, instances, store, engine, progress, console, folder)
+            self.prepare(context, parts)
+            documents = [_run_part(part, self.parts[part], context) for part in parts]
+        refuted = [line for document in documents for line in document.get("contradicted", [])]
+        for bench in context.benches:
+            if bench.cost_cap is None:  # a solve within a cap ends as soon as the cap is met or ruled out
+                refuted += contradictions(list(bench.kept.values()))
+        context.print(f"{progress.n_finished} solved now, in {duration(time.monotonic() - began)}")
+        return _draw(self.draw, context, refuted)
+
+
+def parts_of(*modules: ModuleType) -> dict[str, Part]:
+    """[name of a module] its function ``run``."""
+    return {module.__name__.rpartition(".")[2]: module.run for module in modules}
+
+
+def chosen_networks(cfg: DictConfig, known: Iterable[str], network: Callable[[str], T]) -> tuple[T, ...]:
+    """The networks asked for, each once; all known ones if none is named.
 
     Raises:
-        UnknownName: there is no such part.
+        InvalidInput: an empty list, or a name that `network` refuses.
     """
-    asked = list(known) if given is None else [str(part) for part in given]
-    for part in asked:
-        if part not in known:
-            raise unknown_name("part", part, known)
-    wanted = {need for part in asked for need in needs.get(part, ())} | set(asked)
-    return [part for part in known if part in wanted]
+    names = list(dict.fromkeys(known if cfg.networks is None else map(str, cfg.networks)))
+    if not names:
+        raise InvalidInput("networks= is empty; leave it out for all of the paper's")
+    return tuple(map(network, names))
 
 
-def run_parts(
-    parts: Mapping[str, Callable[[Any], dict[str, Any]]], wanted: Iterable[str], context: Context
-) -> list[dict[str, Any]]:
-    """Run the parts wanted one after the other and write each one's document into the folder; the documents."""
-    documents = []
-    for part in wanted:
-        context.say(f"--- {part}")
-        started, before = time.monotonic(), context.progress.n_finished
-        document = parts[part](context)
-        path = context.folder / f"{part}.json"
-        made = _made_now(path, time.monotonic() - started, context.progress.n_finished - before)
-        write_json(path, document | {"made": made})
-        documents.append(document)
-    return documents
+def _instances_folder(cfg: DictConfig) -> Path | None:
+    """The folder of published graphs, by ``instances=`` or REMAT_INSTANCES.
+
+    Raises:
+        InvalidInput: it was named on the command line and is not there.
+    """
+    if cfg.instances is not None:
+        folder = Path(cfg.instances)
+        if not folder.is_dir():
+            raise InvalidInput(f"instances={cfg.instances}: no such folder")
+        return folder
+    named = os.environ.get("REMAT_INSTANCES")
+    return Path(named) if named and Path(named).is_dir() else None
+
+
+def _run_part(name: str, run: Part, context: PartContext[Any, Any]) -> dict[str, Any]:
+    """Run one part and write its document into the folder; the document."""
+    context.print(f"--- {name}")
+    started, before = time.monotonic(), context.progress.n_finished
+    document = run(context)
+    path = context.folder / f"{name}.json"
+    made = _made_now(path, time.monotonic() - started, context.progress.n_finished - before)
+    write_json(path, document | {"made": made})
+    return document
 
 
 def _made_now(path: Path, seconds: float, solved: int) -> dict[str, Any]:
-    """When a part was made, by which code and in what time: what stood there if nothing had to be solved now."""
+    """When and by which code a part was made, and in what time; if nothing was solved now, what the file says."""
     if not solved and path.is_file():
         with contextlib.suppress(InvalidInput, KeyError, TypeError):  # damaged: it is written anew
             return read_json(path)["made"]
@@ -70,14 +222,14 @@ def _made_now(path: Path, seconds: float, solved: int) -> dict[str, Any]:
             "git_commit": source.git_commit, "git_dirty": source.git_dirty}  # fmt: skip
 
 
-def draw_and_say(draw: Callable[[Path], list[Path]], context: Context, refuted: Iterable[str]) -> int:
-    """Draw the run, say where everything is and which claims were refuted; the exit code."""
+def _draw(draw: Callable[[Path], list[Path]], context: PartContext[Any, Any], refuted: Iterable[str]) -> int:
+    """Draw the run, print where everything is and which claims were refuted; the exit code."""
     with context.console.status("drawing ..."):
         drawn = draw(context.folder)
     for what, ending in (("tables", ".csv"), ("figures", ".pdf"), ("page", ".html")):
         for path in sorted({path if ending == ".html" else path.parent for path in drawn if path.suffix == ending}):
-            context.say(f"{what:<8} {path}")
+            context.print(f"{what:<8} {path}")
     lines = list(dict.fromkeys(refuted))
     for line in lines:
-        context.say(f"error: contradicted: {line}")
+        context.print(f"error: contradicted: {line}")
     return 1 if lines else 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis import monet, paper
-from analysis.paper.part import Part
+from analysis.parts import Part
 from analysis.results import ROW_COLUMNS, read_json
 from analysis.saving import style_context
 from experiments.documents import DOCS, Document, Drawing, LongTable, link_to

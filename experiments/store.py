@@ -94,8 +94,8 @@ class Store:
     def write_plan(self, key: str, plan: Plan) -> str:
         """Write `plan`; its path relative to the store."""
         digest = hashlib.sha256(plan.kinds.tobytes() + plan.ids.tobytes())
-        if plan.ways:
-            digest.update(json.dumps(plan.ways).encode())
+        if plan.implementations:
+            digest.update(json.dumps(plan.implementations).encode())
         name = f"plans/{key}-{digest.hexdigest()[:12]}.json"
         plan.save(self.folder / name)
         return name
@@ -172,7 +172,7 @@ class Store:
                     {
                         "kinds": member.plan.kinds.tolist(),
                         "ids": member.plan.ids.tolist(),
-                        **({"ways": member.plan.ways} if member.plan.ways else {}),
+                        **({"ways": member.plan.implementations} if member.plan.implementations else {}),
                     }
                 ),
             }

@@ -34,7 +34,7 @@ class Operation:
         is_backward: belongs to the backward pass.
         run_once: must be computed exactly once (state updates).
         work: what it does, for cost models; None for graphs that come with costs.
-        implementations: other ways to run it than the default one that the fields above describe.
+        implementations: those beside the default one, which the fields above describe.
     """
 
     name: str
@@ -52,8 +52,8 @@ class Operation:
         _make_plain(self, "cost", "workspace_bytes", "inputs", "outputs")
 
     @property
-    def ways(self) -> tuple[Implementation, ...]:
-        """Every way to run it: the default one, then `implementations`."""
+    def all_implementations(self) -> tuple[Implementation, ...]:
+        """The default one, then `implementations`."""
         own = Implementation(DEFAULT, self.inputs, self.outputs, self.cost, self.workspace_bytes, work=self.work)
         return own, *self.implementations
 
@@ -125,8 +125,8 @@ class Graph:
                 if v in extra:
                     raise InvalidGraph(f"{where} reads the extra value {v} by default; only implementations may")
                 users[v].append(k)
-            for way in op.implementations:
-                self._check_inputs(way.inputs, producer, f"{where}, implementation '{way.name}',")
+            for implementation in op.implementations:
+                self._check_inputs(implementation.inputs, producer, f"{where}, implementation '{implementation.name}',")
             for v in op.outputs:
                 if not 0 <= v < n_values:
                     raise InvalidGraph(f"{where} produces value {v}, which does not exist")
@@ -158,14 +158,14 @@ class Graph:
     def _check_implementations(self, k: int, op: Operation, producer: list[int]) -> set[int]:
         """Check those of operation `k` and enter the extra values that they produce, which are returned."""
         extra: set[int] = set()
-        names = [way.name for way in op.ways]
-        for way in op.implementations:
-            where = f"operation {k} ({op.name}), implementation '{way.name}',"
-            if names.count(way.name) > 1 or not way.name:
+        names = [implementation.name for implementation in op.all_implementations]
+        for implementation in op.implementations:
+            where = f"operation {k} ({op.name}), implementation '{implementation.name}',"
+            if names.count(implementation.name) > 1 or not implementation.name:
                 raise InvalidGraph(f"{where} must have a name of its own")
-            if len(set(way.outputs)) != len(way.outputs):
+            if len(set(implementation.outputs)) != len(implementation.outputs):
                 raise InvalidGraph(f"{where} lists an output twice")
-            for v in way.outputs:
+            for v in implementation.outputs:
                 if not 0 <= v < len(self.values):
                     raise InvalidGraph(f"{where} produces value {v}, which does not exist")
                 if producer[v] not in (-1, k):
@@ -175,11 +175,11 @@ class Graph:
                     producer[v] = k
                 if self.values[v].keep and v not in op.outputs:
                     raise InvalidGraph(f"{where} produces the extra value {v}, which cannot be kept")
-            if way.overwrites is not None:
-                is_input = way.overwrites in way.inputs
+            if implementation.overwrites is not None:
+                is_input = implementation.overwrites in implementation.inputs
                 same = (
-                    is_input and way.outputs
-                    and self.values[way.overwrites].bytes == self.values[way.outputs[0]].bytes
+                    is_input and implementation.outputs
+                    and self.values[implementation.overwrites].bytes == self.values[implementation.outputs[0]].bytes
                 )  # fmt: skip
                 if not same:
                     raise InvalidGraph(f"{where} can overwrite only an input, by a first output of the same size")
@@ -265,8 +265,11 @@ class Graph:
 
     @property
     def least_cost(self) -> int:
-        """Cost of running every operation once, each in its cheapest way: no plan costs less."""
-        return sum(min(way.cost for way in op.ways) if op.implementations else op.cost for op in self.operations)
+        """Cost of running every operation once, each in its cheapest implementation: no plan costs less."""
+        return sum(
+            min(implementation.cost for implementation in op.all_implementations) if op.implementations else op.cost
+            for op in self.operations
+        )
 
     def default(self) -> Graph:
         """The graph with default implementations only; its ids are the same."""
@@ -275,13 +278,13 @@ class Graph:
         operations = tuple(replace(op, implementations=()) for op in self.operations)
         return replace(self, operations=operations, values=self.values[: len(self.values) - self.n_extra])
 
-    def way(self, k: int, name: str) -> Implementation:
+    def implementation(self, k: int, name: str) -> Implementation:
         """The implementation of operation `k` of that name; raises `KeyError`."""
         if name in ("", DEFAULT):
-            return self.operations[k].ways[0]
-        for way in self.operations[k].implementations:
-            if way.name == name:
-                return way
+            return self.operations[k].all_implementations[0]
+        for implementation in self.operations[k].implementations:
+            if implementation.name == name:
+                return implementation
         raise KeyError(name)
 
     @property
@@ -292,16 +295,16 @@ class Graph:
         )
 
     def working_set_bytes(self, k: int) -> int:
-        """Bytes that operation `k` needs at once in its least demanding way, fixed bytes included."""
+        """Bytes that operation `k` needs at once in its least demanding implementation, fixed bytes included."""
         op = self.operations[k]
         if op.implementations:
-            return self.fixed_bytes + min(map(self._touched_bytes, op.ways))
+            return self.fixed_bytes + min(map(self._touched_bytes, op.all_implementations))
         return self.fixed_bytes + sum(self.values[v].bytes for v in (*op.inputs, *op.outputs)) + op.workspace_bytes
 
-    def _touched_bytes(self, way: Implementation) -> int:
-        touched = sum(self.values[v].bytes for v in (*way.inputs, *way.outputs))
-        shared = 0 if way.overwrites is None else self.values[way.overwrites].bytes
-        return touched - shared + way.workspace_bytes
+    def _touched_bytes(self, implementation: Implementation) -> int:
+        touched = sum(self.values[v].bytes for v in (*implementation.inputs, *implementation.outputs))
+        shared = 0 if implementation.overwrites is None else self.values[implementation.overwrites].bytes
+        return touched - shared + implementation.workspace_bytes
 
     @property
     def final_bytes(self) -> int:
@@ -321,36 +324,43 @@ class Graph:
         return tuple(sorted({self.producer[v] for v in self.operations[k].inputs}))
 
     def with_costs(self, costs: Sequence[int], cost_unit: str) -> Graph:
-        """The same graph with other costs (what a cost model returns), one for each of `all_ways`."""
+        """The same graph with other costs (what a cost model returns), one for each of `every_implementation`."""
         return self._with_each("cost", costs, cost_unit)
 
     def with_workspaces(self, sizes: Sequence[int]) -> Graph:
-        """The same graph with other scratch memory, in bytes, one size for each of `all_ways`."""
+        """The same graph with other scratch memory, in bytes, one size for each of `every_implementation`."""
         return self._with_each("workspace_bytes", sizes, self.cost_unit)
 
     def _with_each(self, field: str, numbers: Sequence[int], cost_unit: str) -> Graph:
-        n = sum(len(op.ways) for op in self.operations)
+        n = sum(len(op.all_implementations) for op in self.operations)
         if len(numbers) != n:
             raise InvalidGraph(f"{len(numbers)} numbers of {field} given for {n} operations")
         each = iter(numbers)
 
         def changed(op: Operation) -> Operation:
             own = {field: int(next(each))}
-            others = tuple(replace(way, **{field: int(next(each))}) for way in op.implementations)
+            others = tuple(replace(implementation, **{field: int(next(each))}) for implementation in op.implementations)
             return replace(op, **own, implementations=others)
 
         return replace(self, operations=tuple(map(changed, self.operations)), cost_unit=cost_unit)
 
-    def all_ways(self) -> Graph:
-        """A graph of every way to run every operation, in order, without values: what a cost model looks at."""
+    def every_implementation(self) -> Graph:
+        """A graph of every implementation of every operation, in order, without values: input of a cost model."""
         if not self.has_implementations:
             return self
-        ways = [
-            replace(op, inputs=(), outputs=(), work=way.work, implementations=(), workspace_bytes=way.workspace_bytes)
+        implementations = [
+            replace(
+                op,
+                inputs=(),
+                outputs=(),
+                work=implementation.work,
+                implementations=(),
+                workspace_bytes=implementation.workspace_bytes,
+            )
             for op in self.operations
-            for way in op.ways
+            for implementation in op.all_implementations
         ]
-        return Graph(self.name, tuple(ways), (), 0, self.cost_unit)
+        return Graph(self.name, tuple(implementations), (), 0, self.cost_unit)
 
     def sha256(self) -> str:
         """Hash of everything a plan's validity, cost and memory depend on (names and work excluded)."""
@@ -368,8 +378,11 @@ class Graph:
         if self.has_implementations:
             content.append(
                 [
-                    [[w.name, w.inputs, w.outputs, w.cost, w.workspace_bytes, w.overwrites, w.is_lossy] for w in ways]
-                    for ways in (op.implementations for op in self.operations)
+                    [
+                        [w.name, w.inputs, w.outputs, w.cost, w.workspace_bytes, w.overwrites, w.is_lossy]
+                        for w in implementations
+                    ]
+                    for implementations in (op.implementations for op in self.operations)
                 ]
             )
         return hashlib.sha256(json.dumps(content, separators=(",", ":"), default=int).encode()).hexdigest()
@@ -406,8 +419,8 @@ def _wrong_texts(graph: Graph) -> Iterator[str]:
     for k, op in enumerate(graph.operations):
         yield from wrong(op.name, f"the name of operation {k}")
         yield from wrong(op.kind, f"the kind of operation {k}")
-        for way in op.implementations:
-            yield from wrong(way.name, f"the name of an implementation of operation {k}")
+        for implementation in op.implementations:
+            yield from wrong(implementation.name, f"the name of an implementation of operation {k}")
     for i, value in enumerate(graph.values):
         if i >= len(graph.operations) or value.name != graph.operations[i].name:  # said once
             yield from wrong(value.name, f"the name of value {i}")
@@ -428,8 +441,11 @@ def _wrong_integers(graph: Graph) -> Iterator[str]:
 
     found = [] if is_count(graph.fixed_bytes) else [wrong(graph.fixed_bytes, "fixed_bytes")]
     for k, op in enumerate(graph.operations):
-        for way, whose in ((op, ""), *((way, f"implementation '{way.name}' of ") for way in op.implementations)):
-            for what, number in (("cost", way.cost), ("workspace_bytes", way.workspace_bytes)):
+        for implementation, whose in (
+            (op, ""),
+            *((implementation, f"implementation '{implementation.name}' of ") for implementation in op.implementations),
+        ):
+            for what, number in (("cost", implementation.cost), ("workspace_bytes", implementation.workspace_bytes)):
                 if not is_count(number):
                     found.append(wrong(number, f"{what} of {whose}operation {k} ({op.name})"))
     for i, value in enumerate(graph.values):
@@ -438,7 +454,10 @@ def _wrong_integers(graph: Graph) -> Iterator[str]:
     yield from found
     if found:
         return
-    dearest = sum(max(way.cost for way in op.ways) if op.implementations else op.cost for op in graph.operations)
+    dearest = sum(
+        max(implementation.cost for implementation in op.all_implementations) if op.implementations else op.cost
+        for op in graph.operations
+    )
     if sum(v.bytes for v in graph.values) > MAX_BYTES or dearest > MAX_BYTES:
         yield f"the graph's total bytes or cost exceed {MAX_BYTES}"
     if graph.loss is not None and not 0 <= graph.loss < len(graph.operations):

@@ -31,7 +31,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """Another way to run an operation: with other costs, other inputs, extra outputs, or in place.
+    """One of several ways to run an operation: with other costs, other inputs, extra outputs, or in place.
 
     Attributes:
         name: unique within the operation, not ``default``, e.g. ``mask`` or ``im2col``.

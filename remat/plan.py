@@ -51,8 +51,8 @@ class Plan:
         graph_name, graph_sha256: the graph it was made for.
         kinds: [steps] uint8, `COMPUTE` or `FREE`.
         ids: [steps] int32, operation id of a compute step, value id of a free step.
-        ways: [steps] name of the implementation of each compute step, '' for the default one and for frees; () if
-            every one is the default.
+        implementations: [steps] name of that of each compute step, '' for the default one and for frees; () if every
+            one is the default.
         budget_bytes: what it was made for, or None.
         scope: derived from the compute steps.
     """
@@ -63,24 +63,24 @@ class Plan:
     ids: np.ndarray
     scope: Scope
     budget_bytes: int | None = None
-    ways: tuple[str, ...] = ()
+    implementations: tuple[str, ...] = ()
 
     @classmethod
     def from_order(
-        cls, graph: Graph, order: Sequence[int], budget_bytes: int | None = None, ways: Sequence[str] = ()
+        cls, graph: Graph, order: Sequence[int], budget_bytes: int | None = None, implementations: Sequence[str] = ()
     ) -> Plan:
         """A plan from computations alone; every value is freed at its last use.
 
         Args:
-            ways: [C] name of the implementation of each computation, '' for the default one; () for defaults only.
+            implementations: [C] name of that of each computation, '' for the default one; () for defaults only.
 
         Raises:
-            InvalidPlan: `order` or `ways` name an operation or an implementation that does not exist.
+            InvalidPlan: `order` or `implementations` name an operation or an implementation that does not exist.
         """
-        steps = frees_at_last_use(graph, order, ways)
-        if not any(ways):
+        steps = frees_at_last_use(graph, order, implementations)
+        if not any(implementations):
             return cls.from_steps(graph, steps, budget_bytes)
-        named = iter(ways)
+        named = iter(implementations)
         return cls.from_steps(graph, [(k, i, next(named) if k == COMPUTE else "") for k, i in steps], budget_bytes)
 
     @classmethod
@@ -95,7 +95,7 @@ class Plan:
             InvalidPlan: a step names an operation, a value or an implementation that does not exist.
         """
         steps = list(steps)
-        ways = tuple(step[2] if len(step) == 3 and step[2] != DEFAULT else "" for step in steps)
+        implementations = tuple(step[2] if len(step) == 3 and step[2] != DEFAULT else "" for step in steps)
         pairs = np.array([step[:2] for step in steps], dtype=np.int64).reshape(-1, 2)
         limits = np.where(pairs[:, 0] == FREE, len(graph.values), len(graph))
         wrong = np.nonzero((pairs[:, 1] < 0) | (pairs[:, 1] >= limits))[0]
@@ -103,13 +103,15 @@ class Plan:
             _check_id(graph, int(pairs[wrong[0], 0]), int(pairs[wrong[0], 1]), int(wrong[0]))
         kinds, ids = pairs[:, 0].astype(np.uint8), pairs[:, 1].astype(np.int32)
         scope = scope_of_order(ids[kinds == COMPUTE], len(graph))
-        if any(ways):
-            for step, (kind, k, name) in enumerate(zip(kinds.tolist(), ids.tolist(), ways, strict=True)):
+        if any(implementations):
+            for step, (kind, k, name) in enumerate(zip(kinds.tolist(), ids.tolist(), implementations, strict=True)):
                 if name:
                     if kind == FREE:
                         raise InvalidPlan(f"a free has no implementation, but '{name}' is given", step)
-                    way_of(graph, k, name, step)
-        return cls(graph.name, graph.sha256(), kinds, ids, scope, budget_bytes, ways if any(ways) else ())
+                    implementation_of(graph, k, name, step)
+        return cls(
+            graph.name, graph.sha256(), kinds, ids, scope, budget_bytes, implementations if any(implementations) else ()
+        )
 
     @classmethod
     def from_matrices(
@@ -148,17 +150,19 @@ class Plan:
         return int(np.count_nonzero(self.kinds == COMPUTE))
 
     @property
-    def chosen(self) -> tuple[str, ...]:
+    def choices(self) -> tuple[str, ...]:
         """[computations] name of the implementation of each, '' for the default one; () if every one is that."""
-        return tuple(name for name, kind in zip(self.ways, self.kinds.tolist(), strict=False) if kind == COMPUTE)
+        return tuple(
+            name for name, kind in zip(self.implementations, self.kinds.tolist(), strict=False) if kind == COMPUTE
+        )
 
     @property
     def steps(self) -> list[tuple[str, int] | tuple[str, int, str]]:
         """The steps as ``("compute", operation)`` and ``("free", value)``; a third entry names an implementation."""
         pairs = [(_STEP_NAMES[k], i) for k, i in zip(self.kinds.tolist(), self.ids.tolist(), strict=True)]
-        if not self.ways:
+        if not self.implementations:
             return [*pairs]
-        return [(*pair, name) if name else pair for pair, name in zip(pairs, self.ways, strict=True)]
+        return [(*pair, name) if name else pair for pair, name in zip(pairs, self.implementations, strict=True)]
 
     def matrices(self, graph: Graph) -> tuple[np.ndarray, np.ndarray]:
         """(R_TN, S_TV): computations per stage (counts), residency at the start of each stage.
@@ -293,7 +297,7 @@ def _check_step(step: Any, i: int, graph: Graph | None) -> None:
     kind = _STEP_NAMES.index(step[0])
     _check_id(graph, kind, step[1], i)
     if name and graph.has_implementations:
-        way_of(graph, step[1], name, i)
+        implementation_of(graph, step[1], name, i)
 
 
 def _check_id(graph: Graph, kind: int, i: int, step: int) -> None:
@@ -303,18 +307,18 @@ def _check_id(graph: Graph, kind: int, i: int, step: int) -> None:
         raise InvalidPlan(f"{what} {i} does not exist (the graph has {limit})", step)
 
 
-def way_of(graph: Graph, k: int, name: str, step: int) -> Implementation:
+def implementation_of(graph: Graph, k: int, name: str, step: int) -> Implementation:
     """The implementation of operation `k` of that name; raises `InvalidPlan`."""
     try:
-        return graph.way(k, name)
+        return graph.implementation(k, name)
     except KeyError:
-        known = ", ".join(way.name for way in graph.operations[k].ways)
+        known = ", ".join(implementation.name for implementation in graph.operations[k].all_implementations)
         raise InvalidPlan(
             f"operation {k} ({graph.operations[k].name}) has no implementation '{name}' (it has {known})", step
         ) from None
 
 
-def frees_at_last_use(graph: Graph, order: Sequence[int], ways: Sequence[str] = ()) -> list[tuple[int, int]]:
+def frees_at_last_use(graph: Graph, order: Sequence[int], implementations: Sequence[str] = ()) -> list[tuple[int, int]]:
     """Insert a free after the last use of each computed copy of each value.
 
     A copy that nobody reads before it is computed again (or the end) goes right after it was
@@ -322,7 +326,7 @@ def frees_at_last_use(graph: Graph, order: Sequence[int], ways: Sequence[str] = 
     use before that, so that two copies are never held. A value that is overwritten needs no free.
 
     Args:
-        ways: [C] name of the implementation of each computation, '' for the default one; () for defaults only.
+        implementations: [C] name of that of each computation, '' for the default one; () for defaults only.
     """
     operations, values = graph.operations, graph.values
     order = list(order)
@@ -331,11 +335,18 @@ def frees_at_last_use(graph: Graph, order: Sequence[int], ways: Sequence[str] = 
             raise InvalidPlan(f"operation {k} does not exist (the graph has {len(operations)})", step)
     calls: Sequence[Operation | Implementation] = [operations[k] for k in order]
     overwritten: dict[int, int] = {}
-    if any(ways):
-        if len(ways) != len(order):
-            raise InvalidPlan(f"{len(ways)} implementations given for {len(order)} computations")
-        chosen = [way_of(graph, k, name, step) for step, (k, name) in enumerate(zip(order, ways, strict=True))]
-        overwritten = {step: way.overwrites for step, way in enumerate(chosen) if way.overwrites is not None}
+    if any(implementations):
+        if len(implementations) != len(order):
+            raise InvalidPlan(f"{len(implementations)} implementations given for {len(order)} computations")
+        chosen = [
+            implementation_of(graph, k, name, step)
+            for step, (k, name) in enumerate(zip(order, implementations, strict=True))
+        ]
+        overwritten = {
+            step: implementation.overwrites
+            for step, implementation in enumerate(chosen)
+            if implementation.overwrites is not None
+        }
         calls = chosen
     # Walk backwards: a value is live at a step if it is read later, before it is produced again.
     live = [value.keep for value in values]

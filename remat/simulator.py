@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat.errors import InvalidPlan
-from remat.graph import Graph
+from remat.graph import Graph, Operation
 from remat.implementation import Implementation
-from remat.plan import FREE, Plan, way_of
+from remat.plan import FREE, Plan, implementation_of
 from remat.units import format_size
 
 
@@ -66,33 +66,17 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
     """
     if plan.graph_sha256 != graph.sha256():
         raise InvalidPlan(f"the plan was made for another graph ('{plan.graph_name}'), not for this '{graph.name}'")
+    calls = _Calls.of(graph, plan)
+    inputs, outputs, born, overwritten = calls.inputs, calls.outputs, calls.born_bytes, calls.overwritten
+    workspace, cost, size = calls.workspace_bytes, calls.cost, calls.size
     operations, n, n_values = graph.operations, len(graph), len(graph.values)
-    size = [int(value.bytes) for value in graph.values]
-    inputs = [op.inputs for op in operations]
-    outputs = [op.outputs for op in operations]
-    born = [sum(size[v] for v in op.outputs) for op in operations]
-    workspace = [int(op.workspace_bytes) for op in operations]
-    cost = [int(op.cost) for op in operations]
-
-    # The default implementation of operation k is call k; what a plan chooses otherwise comes after them.
-    calls, overwritten = _calls(graph, plan), {}
-    for way in () if calls is None else calls[1]:
-        inputs.append(way.inputs)
-        outputs.append(way.outputs)
-        born.append(sum(size[v] for v in way.outputs))
-        workspace.append(int(way.workspace_bytes))
-        cost.append(int(way.cost))
-        if way.overwrites is not None:
-            overwritten[len(inputs) - 1] = way.overwrites
-    made_by = plan.ids.tolist() if calls is None else calls[0]
-
     resident = bytearray(n_values)
     held = graph.fixed_bytes
     running, after, elapsed_at = [], [], []
     count = [0] * n
     elapsed = 0
     saved = _taken_over(plan, sharing, size) if any(sharing) else {}
-    for step, (kind, i, j) in enumerate(zip(plan.kinds.tolist(), plan.ids.tolist(), made_by, strict=True)):
+    for step, (kind, i, j) in enumerate(zip(plan.kinds.tolist(), plan.ids.tolist(), calls.made_by, strict=True)):
         if kind == FREE:
             if not 0 <= i < n_values:
                 raise InvalidPlan(f"frees value {i}, which does not exist", step)
@@ -130,15 +114,7 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
         after.append(held - saved.get(step, 0))
         elapsed_at.append(elapsed)
 
-    for i, times in enumerate(count):
-        if times == 0:
-            raise InvalidPlan(f"never computes operation {i} ({operations[i].name})")
-        if times > 1 and operations[i].run_once:
-            raise InvalidPlan(f"computes operation {i} ({operations[i].name}) {times} times; it must run exactly once")
-    for v, value in enumerate(graph.values):
-        if value.keep and not resident[v]:
-            raise InvalidPlan(f"ends without value {v} ({value.name}), which must be kept")
-
+    _check_end(graph, count, resident)
     running_bytes = np.array(running, dtype=np.int64)
     peak_at = int(running_bytes.argmax()) if running else -1
     return Trace(
@@ -167,20 +143,61 @@ def load_and_simulate(path: str | os.PathLike[str], graph: Graph) -> tuple[Plan,
         raise error.of_file(os.fspath(path)) from None
 
 
-def _calls(graph: Graph, plan: Plan) -> tuple[list[int], list[Implementation]] | None:
-    """([steps] call of each step, the calls that are not defaults); None if every one is a default."""
-    if not plan.ways:
-        return None
-    number: dict[tuple[int, str], int] = {}
-    chosen: list[Implementation] = []
-    made_by = plan.ids.tolist()
-    for step, (kind, k, name) in enumerate(zip(plan.kinds.tolist(), plan.ids.tolist(), plan.ways, strict=True)):
-        if kind != FREE and name:
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """Lists that the replay reads; call k is operation k by default, what a plan chooses otherwise comes after them.
+
+    Attributes:
+        inputs, outputs, born_bytes, workspace_bytes, cost: of each call; size: bytes of each value.
+        overwritten: call -> the value whose storage its first output takes.
+        made_by: [steps] call of each step; of a free, its value.
+    """
+
+    inputs: list[tuple[int, ...]]
+    outputs: list[tuple[int, ...]]
+    born_bytes: list[int]
+    workspace_bytes: list[int]
+    cost: list[int]
+    size: list[int]
+    overwritten: dict[int, int]
+    made_by: list[int]
+
+    @classmethod
+    def of(cls, graph: Graph, plan: Plan) -> _Calls:
+        made_by, calls = plan.ids.tolist(), list[Operation | Implementation](graph.operations)
+        overwritten: dict[int, int] = {}
+        number: dict[tuple[int, str], int] = {}
+        for step, (kind, k, name) in enumerate(
+            zip(plan.kinds.tolist(), plan.ids.tolist(), plan.implementations, strict=False)
+        ):
+            if kind == FREE or not name:
+                continue
             if (k, name) not in number:
-                number[k, name] = len(graph) + len(chosen)
-                chosen.append(way_of(graph, k, name, step))
+                number[k, name] = len(calls)
+                implementation = implementation_of(graph, k, name, step)
+                if implementation.overwrites is not None:
+                    overwritten[len(calls)] = implementation.overwrites
+                calls.append(implementation)
             made_by[step] = number[k, name]
-    return made_by, chosen
+        size = [int(value.bytes) for value in graph.values]
+        return cls(
+            [call.inputs for call in calls], [call.outputs for call in calls],
+            [sum(size[v] for v in call.outputs) for call in calls], [int(call.workspace_bytes) for call in calls],
+            [int(call.cost) for call in calls], size, overwritten, made_by,
+        )  # fmt: skip
+
+
+def _check_end(graph: Graph, count: Sequence[int], resident: bytearray) -> None:
+    """Raise `InvalidPlan` if an operation ran too rarely or too often, or a kept value is missing."""
+    operations = graph.operations
+    for i, times in enumerate(count):
+        if times == 0:
+            raise InvalidPlan(f"never computes operation {i} ({operations[i].name})")
+        if times > 1 and operations[i].run_once:
+            raise InvalidPlan(f"computes operation {i} ({operations[i].name}) {times} times; it must run exactly once")
+    for v, value in enumerate(graph.values):
+        if value.keep and not resident[v]:
+            raise InvalidPlan(f"ends without value {v} ({value.name}), which must be kept")
 
 
 def _taken_over(plan: Plan, sharing: Sharing, size: Sequence[int]) -> dict[int, int]:

@@ -54,7 +54,7 @@ def replay(graph: Graph, steps: Sequence[tuple[int, int] | tuple[int, int, str]]
             continue
         if i not in range(len(graph.operations)):
             raise Rejected(at)
-        way = next(way for way in graph.operations[i].ways if way.name == ("".join(named) or "default"))
+        way = next(way for way in graph.operations[i].all_implementations if way.name == ("".join(named) or "default"))
         if not all(copies[v] for v in way.inputs):
             raise Rejected(at)
         if len(way.outputs) == 1 and copies[way.outputs[0]]:
@@ -121,7 +121,7 @@ def optimum(graph: Graph, budget_bytes: int, scope: str) -> int | None:
             if again and op.run_once:
                 continue
             position = k if scope == "staged" and again else -1
-            for way in op.ways:
+            for way in op.all_implementations:
                 if not set(way.inputs) <= resident or (len(way.outputs) == 1 and way.outputs[0] in resident):
                     continue
                 gone = set() if way.overwrites is None else {way.overwrites}

@@ -24,10 +24,30 @@ def warm_search() -> None:
 
 @pytest.fixture(scope="module")
 def torch_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Measurements of PyTorch's operations are shared by the tests, in whatever process they run."""
+    """Measurements of PyTorch's operations are shared by the tests of a session, in whatever process they run."""
+    folder = tmp_path_factory.getbasetemp()
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder  # of one worker; of all sessions
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REMAT_CACHE", str(tmp_path_factory.getbasetemp().parent / "torch_execution_cache"))
+        patch.setenv("REMAT_CACHE", str(shared / "torch_cache"))
         yield
+
+
+@pytest.fixture(scope="module")
+def tf_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Measurements of TensorFlow's steps are shared by the tests of a process: each session measures what it claims."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REMAT_CACHE", str(tmp_path_factory.getbasetemp() / "tf_cache"))
+        yield
+
+
+@pytest.fixture
+def kernels_not_measured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of TensorFlow are taken to need no memory, except in tests marked `needs_compiler`: measuring is slow."""
+    if request.node.get_closest_marker("skipif") is None:
+        from remat.tf import _plan
+        from remat.tf._workspace import Footprint
+
+        monkeypatch.setattr(_plan, "measure_footprint", lambda step: Footprint(step.graph, step.planned, ()))
 
 
 @pytest.fixture

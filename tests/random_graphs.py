@@ -132,7 +132,7 @@ def wrong_with_plan(graph: Graph, solution: Solution, folder: Path) -> str:
     plan = solution.plan
     assert plan is not None
     trace = simulate(graph, plan)
-    ways = plan.ways or [""] * len(plan.ids)
+    ways = plan.implementations or [""] * len(plan.ids)
     truth = replay(graph, list(zip(plan.kinds.tolist(), plan.ids.tolist(), ways, strict=True)))
     said = (solution.cost, solution.peak_bytes)
     if not said == (trace.cost, trace.peak_bytes) == (truth.cost, truth.peak_bytes):

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from helpers import install_package
+
 DOCUMENT = Path(__file__).parents[1] / "docs" / "how-to" / "add-a-strategy.md"
 
 USE = """
@@ -44,20 +46,8 @@ assert "my_package.heuristics" in str(caught[0].message) and "no_such_module" in
 """
 
 
-def install(folder: Path, code: str, entry_points: str) -> None:
-    """What installing a package with one module of strategies leaves behind."""
-    package = folder / "my_package"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "heuristics.py").write_text(code)
-    metadata = folder / "my_package-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(entry_points)
-
-
 def test_broken_plugin_is_named_and_leaves_the_others(tmp_path: Path) -> None:
-    install(tmp_path, "import no_such_module\n", "[remat.strategies]\nmine = my_package.heuristics\n")
+    install_package(tmp_path, "import no_such_module\n", "[remat.strategies]\nmine = my_package.heuristics\n")
     done = subprocess.run([sys.executable, "-c", BROKEN], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
@@ -69,7 +59,7 @@ def test_documented_strategy_is_found_and_runs(tmp_path: Path) -> None:
     assert len(meaningful) < 40
     toml = re.search(r'```toml\n\[project.entry-points."(.*?)"\]\n(\w+) = "(.*?)"\n```', DOCUMENT.read_text())
     assert toml is not None
-    install(tmp_path, code[1], f"[{toml[1]}]\n{toml[2]} = {toml[3]}\n")
+    install_package(tmp_path, code[1], f"[{toml[1]}]\n{toml[2]} = {toml[3]}\n")
     done = subprocess.run([sys.executable, "-c", USE], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
@@ -77,7 +67,7 @@ def test_documented_strategy_is_found_and_runs(tmp_path: Path) -> None:
 def test_an_outside_strategy_is_in_the_leaderboard(tmp_path: Path) -> None:
     code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     assert code is not None
-    install(tmp_path, code[1], "[remat.strategies]\nmine = my_package.heuristics\n")
+    install_package(tmp_path, code[1], "[remat.strategies]\nmine = my_package.heuristics\n")
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
 
     def run(*arguments: str) -> str:

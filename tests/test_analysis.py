@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 
 import analysis
-from analysis import choice, drawing, matrices, memory, network, overhead, saving, scales, style
-from analysis import panel as panel_module
+from analysis import drawing, matrices, memory, network, overhead, saving, scales, shown_plans, style
+from analysis import overhead_data as overhead_module
 from analysis.command import command
 from analysis.page import page
 from analysis.results import load_run
@@ -60,12 +60,14 @@ def test_draws_everything(drawn: tuple[Path, list[Path]]) -> None:
 
 
 def test_figure_files_repeat(drawn: tuple[Path, list[Path]], tmp_path: Path) -> None:
-    run = load_run(drawn[0])
+    run, again = load_run(drawn[0]), []
     with saving.style_context():
         for name, figure in drawing.figures(run):
             if name in ("overhead", "memory"):
-                for path in saving.save(figure, tmp_path / name):
-                    assert path.read_bytes() == (drawn[0] / "figures" / path.name).read_bytes(), path.name
+                again += saving.save(figure, tmp_path / name)
+    assert len(again) == 4  # a PNG and a PDF of each
+    for path in again:
+        assert path.read_bytes() == (drawn[0] / "figures" / path.name).read_bytes(), path.name
 
 
 def test_the_overhead_figure_alone_is_the_same(
@@ -107,9 +109,9 @@ def test_csv_holds_every_row(drawn: tuple[Path, list[Path]]) -> None:
 
 def test_family_steps_are_the_cheapest_member_that_fits(drawn: tuple[Path, list[Path]]) -> None:
     run = load_run(drawn[0])
-    panel = panel_module.panel_of(run)
-    assert panel is not None
-    curve = next(c for c in panel.curves if c.strategy == "chen_greedy")
+    data = overhead_module.overhead_data(run)
+    assert data is not None
+    curve = next(c for c in data.curves if c.strategy == "chen_greedy")
     assert curve.steps is not None
     at, over = curve.steps
     members = run.families[run.families["strategy"] == "chen_greedy"]
@@ -121,10 +123,10 @@ def test_family_steps_are_the_cheapest_member_that_fits(drawn: tuple[Path, list[
 
 def test_bound_holds_for_smaller_budgets(drawn: tuple[Path, list[Path]]) -> None:
     run = load_run(drawn[0])
-    panel = panel_module.panel_of(run)
-    assert panel is not None
-    assert panel.bound is not None
-    at, over = panel.bound
+    data = overhead_module.overhead_data(run)
+    assert data is not None
+    assert data.bound is not None
+    at, over = data.bound
     for budget, value in zip(at, over, strict=True):
         known = [r.bound for r in run.rows.itertuples() if not pd.isna(r.bound) and r.budget_bytes >= budget]
         assert value == pytest.approx(max(known) / run.total_cost - 1)
@@ -132,52 +134,52 @@ def test_bound_holds_for_smaller_budgets(drawn: tuple[Path, list[Path]]) -> None
 
 def test_gpu_memory_far_away_does_not_stretch_the_axis(drawn: tuple[Path, list[Path]]) -> None:
     run = load_run(drawn[0])
-    panel = panel_module.panel_of(run)
-    assert panel is not None
-    assert panel.gpu_bytes is None
-    assert panel.x_range[1] < 1.2 * int(run.rows["budget_bytes"].max())
+    data = overhead_module.overhead_data(run)
+    assert data is not None
+    assert data.gpu_bytes is None
+    assert data.x_range[1] < 1.2 * int(run.rows["budget_bytes"].max())
     budgets_end = int(run.rows["budget_bytes"].max())
     run.info["gpu"]["memory_bytes"] = budgets_end + 10_000
-    near = panel_module.panel_of(run)
+    near = overhead_module.overhead_data(run)
     assert near is not None
     assert near.gpu_bytes == budgets_end + 10_000
     assert near.x_range[1] > budgets_end + 10_000
 
 
 def test_infeasible_region_is_the_largest_proof(drawn: tuple[Path, list[Path]]) -> None:
-    panel = panel_module.panel_of(load_run(drawn[0]))
-    assert panel is not None
+    data = overhead_module.overhead_data(load_run(drawn[0]))
+    assert data is not None
     # By hand: the fixed 100 kB, and grad reads its mirror and the gradient above: 60 + 50 + 50 kB at most.
-    assert panel.impossible_bytes == 100_000 + 160_000
+    assert data.impossible_bytes == 100_000 + 160_000
 
 
 def test_one_outlier_does_not_flatten_the_others() -> None:
-    def curve(name: str, largest: float) -> panel_module.Curve:
+    def curve(name: str, largest: float) -> overhead_module.Curve:
         rows = pd.DataFrame({"overhead": [0.0, largest]})
-        return panel_module.Curve(name, style.style_of(name), rows, rows, None, None)
+        return overhead_module.Curve(name, style.style_of(name), rows, rows, None, None)
 
-    top, above = panel_module._y_top(
+    top, above = overhead_module._y_top(
         [curve("search", 0.1), curve("chen_sqrtn", 0.3), curve("griewank", 9.0)], (0.0, 1.0)
     )
     assert 0.3 < top < 0.5
     assert above == {style.style_of("griewank").label: 9.0}
-    top, above = panel_module._y_top([curve("search", 0.1), curve("chen_sqrtn", 0.3)], (0.0, 1.0))
+    top, above = overhead_module._y_top([curve("search", 0.1), curve("chen_sqrtn", 0.3)], (0.0, 1.0))
     assert top > 0.3
     assert not above
 
 
 def test_axis_bends_only_where_the_best_are_tiny() -> None:
-    def curves(*over: float) -> list[panel_module.Curve]:
+    def curves(*over: float) -> list[overhead_module.Curve]:
         rows = pd.DataFrame({"overhead": over})
-        return [panel_module.Curve("search", style.style_of("search"), rows, rows, None, None)]
+        return [overhead_module.Curve("search", style.style_of("search"), rows, rows, None, None)]
 
-    assert panel_module._is_bent(curves(0.0, 0.002, 0.2), 0.25)
-    assert not panel_module._is_bent(curves(0.0, 0.05, 0.2), 0.25)
-    assert not panel_module._is_bent(curves(0.0), 0.1)
-    assert panel_module.bend(0.0) == 0
+    assert overhead_module._is_bent(curves(0.0, 0.002, 0.2), 0.25)
+    assert not overhead_module._is_bent(curves(0.0, 0.05, 0.2), 0.25)
+    assert not overhead_module._is_bent(curves(0.0), 0.1)
+    assert overhead_module.bend(0.0) == 0
     # Twice as much is log 2 higher far above the knee, twice as high far below it.
-    assert panel_module.bend(200.0) - panel_module.bend(100.0) == pytest.approx(np.log(2), rel=1e-4)
-    assert panel_module.bend(0.002) / panel_module.bend(0.001) == pytest.approx(2, rel=1e-4)
+    assert overhead_module.bend(200.0) - overhead_module.bend(100.0) == pytest.approx(np.log(2), rel=1e-4)
+    assert overhead_module.bend(0.002) / overhead_module.bend(0.001) == pytest.approx(2, rel=1e-4)
 
 
 def test_landmarks_keep_their_distance() -> None:
@@ -206,6 +208,7 @@ def test_names_in_the_network_figure_do_not_overlap() -> None:
     )
     figure = network.draw(graph)
     figure.draw_without_rendering()
+    assert figure.axes
     for axes in figure.axes:
         boxes = sorted((text.get_window_extent() for text in axes.texts), key=lambda box: box.x0)
         assert len(boxes) > 1
@@ -269,7 +272,7 @@ def test_no_recomputation_vanishes_in_large_matrices(most: int) -> None:
 
 
 def test_chosen_plan_needs_recomputation(drawn: tuple[Path, list[Path]]) -> None:
-    shown = choice.chosen_plan(load_run(drawn[0]))
+    shown = shown_plans.chosen_plan(load_run(drawn[0]))
     assert shown is not None
     assert shown.row.overhead > 0
     assert shown.strategy == "checkmate_milp"  # ties in cost go to the proven plan

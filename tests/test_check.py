@@ -257,12 +257,14 @@ def test_graphs_with_everything_fit_their_schema() -> None:
     assert document["format"] == "remat-graph/2"
     schema_of(document).validate(document)
     assert graph_from_dict(document) == graph
-    plan = remat.Plan.from_order(graph, [0], ways=["fast"]).document()
+    plan = remat.Plan.from_order(graph, [0], implementations=["fast"]).document()
     schema_of(plan).validate(json.loads(json.dumps(plan)))
 
 
 def test_published_instances_and_the_zoo_fit_their_schemas(instances: Path) -> None:
-    for path in sorted(instances.glob("*/*.json")):
+    paths = sorted(instances.glob("*/*.json"))
+    assert paths
+    for path in paths:
         document = json.loads(path.read_text())
         schema_of(document).validate(document)
     for name in remat.zoo.names("graph")[:3]:
@@ -273,7 +275,9 @@ def test_published_instances_and_the_zoo_fit_their_schemas(instances: Path) -> N
 
 
 def test_every_published_instance_passes_the_check(instances: Path) -> None:
-    for path in sorted(instances.glob("*/*.json")):
+    paths = sorted(instances.glob("*/*.json"))
+    assert paths
+    for path in paths:
         line, remarks = check_file(path)
         assert line.startswith(f"{path}: remat-graph/1, graph '")
         assert remarks == []

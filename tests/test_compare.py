@@ -191,11 +191,11 @@ def test_times_are_judged_by_medians(tmp_path: Path) -> None:
     found = compared(tmp_path, a, b)
     assert comparison.time_ratios(found.pairs) == {ANYTIME: [1.0, 2.0, 9.0]}
     said: list[str] = []
-    compare._say_times(found.pairs, 1.5, said.append)
+    compare._print_times(found.pairs, 1.5, said.append)
     assert "2.00 times as long as A, the median of 3 solves: slower" in said[0]
     assert said[1].startswith("  search: 2.00 times")
     said.clear()
-    compare._say_times(found.pairs, 2.5, said.append)
+    compare._print_times(found.pairs, 2.5, said.append)
     assert len(said) == 1
     assert "within the noise" in said[0]
 

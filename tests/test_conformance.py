@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from brute_force import optimum, random_graph, scope_by_definition, training_cha
 import remat
 from remat import Graph, Operation, Scope, Status, Value, simulate
 from remat.registry import get_strategy
+from remat.solvers import portfolio
 from remat.solving.api import solve_sweep
 
 # In a sweep of small graphs the portfolio's MILP would only repeat checkmate_milp; test_solve runs it.
@@ -56,18 +58,34 @@ def branching(n: int) -> Graph:
     )  # fmt: skip
 
 
-GRAPHS = {
+SMALL = {
     "chain": training_chain(4),
     "skip": skip_graph(),
     "random": random_graph(np.random.default_rng(11), 8, min_bytes=1, min_cost=1),
     "several": several_outputs(),
     "branching": branching(8),
 }
+# Too large for every exhaustive solver.
+LARGE = {
+    "long chain": training_chain(14),
+    "long branching": branching(13),
+    "long random": random_graph(np.random.default_rng(12), 26, min_bytes=1, min_cost=1),
+}
+GRAPHS = SMALL | LARGE
+# Budgets from just feasible to comfortable, and the least staged costs within them, as recorded on 2026-11-23. Tests
+# below find them again by other means.
+RECORDED = {
+    "long chain": {3: 120, 9: 48, 15: 42},
+    "long branching": {37: 218, 67: 132, 98: 115},
+    "long random": {13: 81, 20: 60, 27: 55},
+}
 
 
 @cache
 def budgets(graph: str) -> tuple[int, ...]:
     """From just feasible to comfortable."""
+    if graph in RECORDED:
+        return tuple(RECORDED[graph])
     least = remat.min_budget(GRAPHS[graph]).bytes
     most = simulate(GRAPHS[graph], remat.Plan.from_order(GRAPHS[graph], range(len(GRAPHS[graph])))).peak_bytes
     return least, (least + most) // 2, most
@@ -75,24 +93,27 @@ def budgets(graph: str) -> tuple[int, ...]:
 
 @cache
 def best(graph: str, budget: int) -> int | None:
-    """The staged optimum by exhaustive search, None where that takes too long."""
+    """The staged optimum: recorded, by exhaustive search, or None where that takes too long."""
+    if graph in RECORDED:
+        return RECORDED[graph][budget]
     return optimum(GRAPHS[graph], budget, "staged") if len(GRAPHS[graph]) <= 9 else None
 
 
 def run(strategy: str, graph: str, wanted: tuple[int, ...], **more):
-    return solve_sweep(
-        GRAPHS[graph], wanted, strategy, time_limit_s=20, threads=1, isolate=False, **OPTIONS.get(strategy, {}) | more
-    )
+    options = {"time_limit_s": 20, "threads": 1, "isolate": False} | OPTIONS.get(strategy, {}) | more
+    return solve_sweep(GRAPHS[graph], wanted, strategy, **options)
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("strategy", remat.strategies())
 def test_every_strategy_conforms(strategy, graph):
-    for budget, solution in zip(budgets(graph), run(strategy, graph, budgets(graph)), strict=True):
+    solutions = run(strategy, graph, budgets(graph))
+    for tight, wide in pairwise(solutions):  # more memory never costs more
+        assert tight.cost is None or (wide.cost is not None and wide.cost <= tight.cost)
+    for budget, solution in zip(budgets(graph), solutions, strict=True):
         assert (solution.strategy, solution.budget_bytes) == (strategy, budget)
         assert solution.status in set(Status) - {Status.FAILED}, solution.message
-        if solution.status is Status.INFEASIBLE:
-            pytest.fail(f"a plan exists within {budget}")
+        assert solution.status is not Status.INFEASIBLE, f"a plan exists within {budget}"
         if solution.status not in WITH_PLAN:
             assert solution.plan is None
             assert solution.cost is None
@@ -120,7 +141,7 @@ def test_the_same_seed_gives_the_same_plan(strategy):
 
 @pytest.mark.parametrize("strategy", remat.strategies())
 def test_a_budget_that_cannot_be_met_is_a_status(strategy):
-    for graph, one in GRAPHS.items():
+    for graph, one in SMALL.items():
         impossible, zero = one.largest_working_set()[0] - 1, 0
         for solution in run(strategy, graph, (impossible, zero)):
             assert solution.plan is None
@@ -144,3 +165,74 @@ def test_every_strategy_says_what_it_is(strategy):
     chosen = get_strategy(strategy)
     assert 10 < len(chosen.summary) <= 110
     assert chosen.run.__doc__
+
+
+# --- graphs that no exhaustive solver decides: each proof against another one
+
+
+@pytest.fixture
+def nothing_exhaustive(monkeypatch):
+    """The portfolio's A* fails the test: a graph is decided by search and proof."""
+
+    def called(*_, **__):
+        pytest.fail("A* was asked")
+
+    monkeypatch.setattr(portfolio, "exhaustive", called)
+
+
+@pytest.mark.usefixtures("nothing_exhaustive")
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("graph", LARGE)
+def test_the_portfolio_proves_the_recorded_costs(graph, threads):
+    """Each budget by itself: no plan and no bound comes from another one."""
+    for budget, cost in RECORDED[graph].items():
+        (solution,) = run("portfolio", graph, (budget,), threads=threads, work_limit=None)
+        assert (solution.status, solution.cost, solution.bound) == (Status.OPTIMAL, cost, cost)
+        assert simulate(GRAPHS[graph], solution.plan).cost == cost
+    (none,) = run("portfolio", graph, (min(RECORDED[graph]) - 1,), threads=threads, work_limit=None)
+    assert none.status is Status.INFEASIBLE
+
+
+@pytest.mark.parametrize("graph", LARGE)
+def test_the_published_program_proves_the_recorded_costs(graph):
+    """Another formulation, through another interface; at the smallest budget it needs minutes."""
+    for budget in sorted(RECORDED[graph])[1:]:
+        (solution,) = run("checkmate_milp", graph, (budget,), formulation="published")
+        assert (solution.status, solution.cost) == (Status.OPTIMAL, RECORDED[graph][budget])
+    least = remat.min_budget(GRAPHS[graph])
+    assert (least.bytes, least.is_exact) == (min(RECORDED[graph]), True)
+
+
+def test_the_binomial_schedule_has_the_recorded_costs_of_a_chain():
+    """Griewank and Walther prove it optimal on chains, without any program."""
+    solutions = run("griewank", "long chain", budgets("long chain"))
+    assert [solution.cost for solution in solutions] == list(RECORDED["long chain"].values())
+
+
+@pytest.mark.usefixtures("nothing_exhaustive")
+@pytest.mark.parametrize("graph", LARGE)
+def test_the_certificate_of_a_large_problem_is_checked_without_a_solver(graph, monkeypatch):
+    """As for a problem of many columns: the LP bound comes before the MILP of the whole."""
+    monkeypatch.setattr(portfolio, "SMALL_COLUMNS", 0)
+    one, (budget, cost) = GRAPHS[graph], min(RECORDED[graph].items())
+    (solution,) = run("portfolio", graph, (budget,), work_limit=None)
+    assert (solution.status, solution.cost) == (Status.OPTIMAL, cost)
+    proven = remat.verify_bound(one, solution.certificate, budget=budget, scope="staged")
+    assert one.total_cost < proven <= cost
+    with pytest.raises(remat.InvalidInput, match=f"up to {budget} B, not for {budget + 1}"):
+        remat.verify_bound(one, solution.certificate, budget=budget + 1)
+
+
+@pytest.mark.parametrize("scope", ["fixed_order", "free"])
+@pytest.mark.parametrize("graph", LARGE)
+def test_wider_scopes_claim_no_more_than_the_recorded_costs(graph, scope):
+    """A staged plan is a plan of every scope, and thus above every bound."""
+    solutions = run("portfolio", graph, budgets(graph), scope=scope)
+    assert all(solution.plan for solution in solutions[1:])
+    for solution in solutions:
+        assert solution.bound <= RECORDED[graph][solution.budget_bytes]
+        if solution.plan is not None:
+            assert Scope(scope).contains(solution.plan.scope)
+            trace = simulate(GRAPHS[graph], solution.plan)
+            assert trace.peak_bytes <= solution.budget_bytes
+            assert solution.bound <= solution.cost == trace.cost

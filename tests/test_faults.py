@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from test_add_a_strategy import install
-from test_sweep import GRAPH, sweep
+from helpers import install_package
+from sweep_helpers import MIRROR, sweep
 
 import remat
 from experiments.store import Store
@@ -58,7 +58,7 @@ def rows_of(store: Path) -> list[dict]:
 
 
 def run_command(here: Path, *arguments: str, paths: tuple[Path, ...] = ()) -> subprocess.Popen[str]:
-    remat.save_graph(GRAPH, here / "mirror.json")
+    remat.save_graph(MIRROR, here / "mirror.json")
     path = os.pathsep.join(map(str, [*paths, ROOT]))
     return subprocess.Popen(
         [sys.executable, str(ROOT / "run.py"), "graph=mirror.json", *arguments], cwd=here, text=True,
@@ -73,7 +73,7 @@ def test_solvers_that_crash_and_hang_cost_their_rows(tmp_path: Path, engine: str
     plugin, here = tmp_path / "plugin", tmp_path / "here"
     plugin.mkdir()
     here.mkdir()
-    install(plugin, PLUGIN, "[remat.strategies]\nmine = my_package\n")
+    install_package(plugin, PLUGIN)
     where = ["engine=ray", "engine.address=local"] if engine == "ray" else ["engine.jobs=2"]
     run = run_command(here, "points=2", "time_limit=10", f"strategies=[{','.join(ENDS)}]", *where, paths=(plugin,))
     out, errors = run.communicate(timeout=300)
@@ -124,6 +124,6 @@ def test_two_runs_of_one_store_at_once(tmp_path: Path) -> None:
     assert len({(row.strategy, row.budget_bytes) for row in solved}) == len(solved) == 3 * len(budgets)
     for row in solved:
         if row.plan_file is not None:
-            trace = remat.simulate(GRAPH, store.read_plan(row, GRAPH))
+            trace = remat.simulate(MIRROR, store.read_plan(row, MIRROR))
             assert (trace.cost, trace.peak_bytes) == (row.cost, row.peak_bytes)
     assert not list(tmp_path.rglob("*.part"))

@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +16,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from test_sweep import GRAPH, sweep
+from helpers import wait_for
+from sweep_helpers import MIRROR, sweep
 
 import remat
 from experiments import cli
@@ -54,7 +54,7 @@ def solved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row]]:
     folder = tmp_path_factory.mktemp("solved")
     rows, _, _ = sweep(folder, **CHEAP)
     store = Store(folder)
-    store.write_graph(GRAPH)
+    store.write_graph(MIRROR)
     store.remember("paper", {"question": 1}, lambda: {"answer": 42})
     return folder, rows
 
@@ -115,7 +115,7 @@ def test_a_damaged_file_of_the_store_is_made_again_and_named(
         warnings.simplefilter("always")
         again, _, bench = sweep(folder, **CHEAP)
         store = Store(folder)
-        store.write_graph(GRAPH)
+        store.write_graph(MIRROR)
         assert store.remember("paper", {"question": 1}, lambda: {"answer": 42}) == {"answer": 42}
     told = [str(warning.message) for warning in caught]
     assert outcome(again) == outcome(rows)
@@ -126,7 +126,7 @@ def test_a_damaged_file_of_the_store_is_made_again_and_named(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         once_more, _, bench = sweep(folder, **CHEAP)
-        Store(folder).write_graph(GRAPH)
+        Store(folder).write_graph(MIRROR)
         assert Store(folder).remember("paper", {"question": 1}, lambda: None) == {"answer": 42}
     assert (outcome(once_more), bench.solved) == (outcome(rows), 0)
 
@@ -147,7 +147,7 @@ def test_a_plan_of_another_row_is_not_taken_for_this_one(tmp_path: Path, solved:
 
 def test_a_changed_step_is_an_error_that_names_the_file_and_the_step(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    plan = remat.Plan.from_order(GRAPH, range(len(GRAPH)))
+    plan = remat.Plan.from_order(MIRROR, range(len(MIRROR)))
     plan.save(path)
     document = json.loads(path.read_text())
     for step, words in (
@@ -157,17 +157,17 @@ def test_a_changed_step_is_an_error_that_names_the_file_and_the_step(tmp_path: P
     ):
         path.write_text(json.dumps(document | {"steps": [step, *document["steps"][1:]]}))
         with pytest.raises(remat.InvalidPlan, match=words) as caught:
-            load_and_simulate(path, GRAPH)
+            load_and_simulate(path, MIRROR)
         assert str(caught.value).startswith(f"{path}: step 0: ")
         assert caught.value.step == 0
 
 
 def test_plans_that_differ_in_implementations_have_files_of_their_own(tmp_path: Path) -> None:
-    op = replace(GRAPH.operations[0], implementations=(Implementation("fast", (), (0,), 1),))
-    graph = replace(GRAPH, operations=(op, *GRAPH.operations[1:]))
+    op = replace(MIRROR.operations[0], implementations=(Implementation("fast", (), (0,), 1),))
+    graph = replace(MIRROR, operations=(op, *MIRROR.operations[1:]))
     order, store = range(len(graph)), Store(tmp_path)
     plain = remat.Plan.from_order(graph, order)
-    other = remat.Plan.from_order(graph, order, ways=["fast", *[""] * (len(graph) - 1)])
+    other = remat.Plan.from_order(graph, order, implementations=["fast", *[""] * (len(graph) - 1)])
     assert store.write_plan("k", plain) != store.write_plan("k", other)
     assert store.write_plan("k", plain) == store.write_plan("k", plain)
 
@@ -231,7 +231,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """A run of one cheap strategy in a folder of its own, as from the command line; its exit code."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["run.py"])
-    remat.save_graph(GRAPH, tmp_path / "mirror.json")
+    remat.save_graph(MIRROR, tmp_path / "mirror.json")
     return lambda: cli.main(["graph=mirror.json", "budget=5", "strategies=checkpoint_all"])
 
 
@@ -314,7 +314,7 @@ def test_a_family_that_was_lost_once_is_not_lost_for_ever(tmp_path: Path, killin
     mended, _, _ = sweep(tmp_path, **only)
     assert [row.key for row in lost] == [row.key for row in mended]
     assert [row.status for row in mended] != [row.status for row in lost]
-    stored = [Store(tmp_path).read_row(row.key, GRAPH) for row in lost]
+    stored = [Store(tmp_path).read_row(row.key, MIRROR) for row in lost]
     assert stored == mended
 
 
@@ -345,10 +345,10 @@ def test_a_child_ends_at_once_when_its_parent_is_killed(tmp_path: Path, moment: 
     (tmp_path / "held.py").write_text(HOLDS_THE_LOCK)
     parent, pid = _parent_and_child(tmp_path, PARENT)
     if moment == "at work":
-        _wait_for((tmp_path / "alive").exists)
+        wait_for((tmp_path / "alive").exists)
     parent.kill()
     parent.wait()
-    assert _wait_for(lambda: not _is_alive(pid)) < (1.0 if moment == "at work" else 5.0)
+    assert wait_for(lambda: not _is_alive(pid)) < (1.0 if moment == "at work" else 5.0)
 
 
 def test_a_child_watches_where_the_kernel_does_not_tell_it(tmp_path: Path) -> None:
@@ -360,10 +360,10 @@ def test_a_child_watches_where_the_kernel_does_not_tell_it(tmp_path: Path) -> No
         PARENT,
     )
     parent, pid = _parent_and_child(tmp_path, watched)
-    _wait_for((tmp_path / "alive").exists)
+    wait_for((tmp_path / "alive").exists)
     parent.kill()
     parent.wait()
-    assert _wait_for(lambda: not _is_alive(pid)) < 3.0
+    assert wait_for(lambda: not _is_alive(pid)) < 3.0
 
 
 def _parent_and_child(folder: Path, code: str) -> tuple[subprocess.Popen[str], int]:
@@ -374,15 +374,6 @@ def _parent_and_child(folder: Path, code: str) -> tuple[subprocess.Popen[str], i
     )  # fmt: skip
     assert parent.stdout is not None
     return parent, int(parent.stdout.readline())
-
-
-def _wait_for(condition: Callable[[], bool]) -> float:
-    """Seconds until it holds; fails after twenty."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < 20
-        time.sleep(0.02)
-    return time.monotonic() - began
 
 
 def _is_alive(pid: int) -> bool:

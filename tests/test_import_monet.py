@@ -162,7 +162,9 @@ def test_a_solution_becomes_a_graph_with_its_implementations(tmp_path: Path, fak
     assert [(w.name, w.cost, w.workspace_bytes) for w in conv_grad.implementations] == [
         ("algorithm_1", 1_000_000, 2 * MIB)
     ]
-    with_mask = Plan.from_order(graph, range(8), ways=["", "in_place_BinaryActReLU", *[""] * 4, "BinaryActReLU", ""])
+    with_mask = Plan.from_order(
+        graph, range(8), implementations=["", "in_place_BinaryActReLU", *[""] * 4, "BinaryActReLU", ""]
+    )
     trace = simulate(graph, with_mask)  # the convolution's output is gone when the gradient is computed
     assert trace.cost == (200 + 75 + 50 + 0 + 50 + 50 + 70 + 300) * 10_000
 

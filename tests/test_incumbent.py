@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import context_of
+from helpers import context_of, install_package
 
 import remat
 from remat import (
@@ -231,13 +231,7 @@ SCRIPT = """
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds an installed package of strategies, and a script that solves with one."""
     folder = tmp_path_factory.mktemp("plugin")
-    package, info = folder / "enders", folder / "enders-1.0.dist-info"
-    package.mkdir()
-    info.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "bad.py").write_text(textwrap.dedent(PLUGIN))
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: enders\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[remat.strategies]\nenders = enders\n")
+    install_package(folder, PLUGIN)
     (folder / "script.py").write_text(textwrap.dedent(SCRIPT))
     return folder
 

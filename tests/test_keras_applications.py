@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from test_tf_execution import QUICK, _own_cache, needs_compiler, rtf  # noqa: F401  (a fixture)
+from tf_helpers import QUICK, needs_compiler
 
+import remat.tf as rtf
 from experiments import keras_applications as applications
-from remat.tf import _plan
-from remat.tf._workspace import Footprint
+
+pytestmark = pytest.mark.usefixtures("tf_cache")
 
 
+@pytest.mark.usefixtures("kernels_not_measured")
 @pytest.mark.parametrize(
     "name",
     ["EfficientNetB0", *(pytest.param(name, marks=pytest.mark.slow) for name in ("MobileNetV2", "ConvNeXtTiny"))],
 )
-def test_bits_of_networks_that_recompute(name, monkeypatch):
+def test_bits_of_networks_that_recompute(name):
     """Two images, kernels not measured; captured constants (EfficientNet), grouped convolutions (ConvNeXt)."""
-    monkeypatch.setattr(_plan, "measure_footprint", lambda step: Footprint(step.graph, step.planned, ()))
     model, data = applications.built(name), applications.batch_of(name, 2)
     rtf.fit_within(model, "1TB", **QUICK)
     rtf.prepare(model, (data[0][:2], data[1][:2]))

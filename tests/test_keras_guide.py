@@ -6,29 +6,23 @@ import re
 from pathlib import Path
 
 import pytest
-from test_tf_execution import _own_cache, rtf, tf  # noqa: F401  (a fixture)
+from tf_helpers import simulated_peak
 
-import remat
+import remat.tf as rtf
 from remat.cost import apply_cost
-from remat.execution import Peaks
 from remat.tf import _plan
-from remat.tf._workspace import Footprint
 from remat.tf.portable import StepMeasurement
+
+pytestmark = pytest.mark.usefixtures("tf_cache")
 
 GUIDE = Path(__file__).parents[1] / "docs" / "how-to" / "keras.md"
 
 
 @pytest.fixture
-def _nothing_measured(monkeypatch):
+def _nothing_measured(kernels_not_measured, monkeypatch):
     """Each measurement takes a process, and they have tests of their own."""
-
-    def peak(step):
-        once = remat.Plan.from_order(step.graph, range(len(step.graph)))
-        return Peaks(remat.simulate(step.graph, once).peak_bytes)
-
     find_plan = _plan.find_plan
-    monkeypatch.setattr(_plan, "measured_plain_peak", peak)
-    monkeypatch.setattr(_plan, "measure_footprint", lambda step: Footprint(step.graph, step.planned, ()))
+    monkeypatch.setattr(_plan, "measured_plain_peak", simulated_peak)
     monkeypatch.setattr(_plan, "measure_step", lambda *_, **__: StepMeasurement(0, 0, 0.0, 0.0))
     monkeypatch.setattr(_plan, "costs_and_noise", lambda graph, *_, **__: (apply_cost(graph, "flops", None), None))
     monkeypatch.setattr(_plan, "find_plan", lambda *a, **k: find_plan(*a, **k | {"time_limit_s": 2.0}))

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from test_store import make_row
+from sweep_helpers import make_row
 
 import remat
-from analysis import leaderboard, leaderboard_page, standings
+from analysis import leaderboard, leaderboard_page, ranking
 from analysis.results import read_store_rows
 from experiments import cli
 from experiments.config import register
@@ -56,8 +56,8 @@ BY_HAND = [
 
 def test_ranking_by_hand(tmp_path: Path) -> None:
     (board,) = shown(tmp_path, BY_HAND).boards
-    a, b, c = board.standings
-    assert [s.entrant for s in board.standings] == ["a", "b", "c"]
+    a, b, c = board.entries
+    assert [s.entrant for s in board.entries] == ["a", "b", "c"]
     assert a.score == pytest.approx((1 * 1 * 10) ** (1 / 3))
     assert b.score == pytest.approx((10 * 1.1 * 1.2) ** (1 / 3))
     assert c.score is None  # with it the others would share one problem of three
@@ -67,30 +67,30 @@ def test_ranking_by_hand(tmp_path: Path) -> None:
 
 def test_profiles_by_hand(tmp_path: Path) -> None:
     (board,) = shown(tmp_path, BY_HAND).boards
-    taus, shares = standings.profile(board.common["a"].tolist())
+    taus, shares = ranking.profile(board.common["a"].tolist())
     assert (taus.tolist(), shares.tolist()) == ([1.0], [2 / 3])
-    taus, shares = standings.profile(board.common["b"].tolist())
+    taus, shares = ranking.profile(board.common["b"].tolist())
     assert (taus.tolist(), shares.tolist()) == ([1.0, 1.1, 1.2], [0.0, 1 / 3, 2 / 3])
-    taus, shares = standings.profile([math.inf])
+    taus, shares = ranking.profile([math.inf])
     assert (taus.tolist(), shares.tolist()) == ([1.0], [0.0])
 
 
 def test_a_profile_counts_what_a_definition_counts() -> None:
     ratios = [*np.random.default_rng(0).integers(4, 20, 30) / 4, math.inf, math.inf]
-    taus, shares = standings.profile(ratios)
+    taus, shares = ranking.profile(ratios)
     for tau in (1.0, 1.1, 1.25, 2.6, 5.0):
         value = shares[np.searchsorted(taus, tau, side="right") - 1]
         assert value == sum(one <= tau for one in ratios) / len(ratios)
 
 
 def test_a_ratio_above_the_worst_counts_as_no_plan_does() -> None:
-    assert standings.geometric_mean([1.0, math.inf]) == standings.geometric_mean([1.0, 50.0]) == pytest.approx(10**0.5)
-    assert standings.geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
+    assert ranking.geometric_mean([1.0, math.inf]) == ranking.geometric_mean([1.0, 50.0]) == pytest.approx(10**0.5)
+    assert ranking.geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
 
 
 def test_ranked_are_those_that_share_half_the_problems() -> None:
     def choose(**attempted: str) -> list[str]:
-        return standings.choose_ranked(pd.DataFrame({k: [c == "x" for c in v] for k, v in attempted.items()}))
+        return ranking.choose_ranked(pd.DataFrame({k: [c == "x" for c in v] for k, v in attempted.items()}))
 
     assert choose(a="xxxx", b="xx..", c="..xx") == ["a", "b"]
     assert choose(a="xxxx", b="xxx.", c="xx..") == ["a", "b", "c"]
@@ -124,7 +124,7 @@ def test_a_row_stored_again_with_a_better_bound_is_one_solve(tmp_path: Path) -> 
     again = row("a", 10, 100, bound=95, gap=0.05, key="again")
     found = shown(tmp_path, [solved, again])
     assert found.counted.superseded == 0
-    assert found.boards[0].standings[0].gap == pytest.approx(0.05)
+    assert found.boards[0].entries[0].gap == pytest.approx(0.05)
 
 
 def test_several_seeds_give_the_median_and_the_higher_of_two(tmp_path: Path) -> None:
@@ -152,8 +152,8 @@ def test_time_limits_are_apart_unless_the_strategy_ignores_the_budget(tmp_path: 
 def test_options_are_apart(tmp_path: Path) -> None:
     given = json.dumps({"options": {"solver": "scip", "formulation": "published"}})
     (board,) = shown(tmp_path, [row("a", 10, 100), row("a", 10, 110, stats=given, key="other")]).boards
-    assert [s.entrant for s in board.standings] == ["a", "a (formulation=published, solver=scip)"]
-    styles = leaderboard.looks(board.standings)
+    assert [s.entrant for s in board.entries] == ["a", "a (formulation=published, solver=scip)"]
+    styles = leaderboard.looks(board.entries)
     assert len({style.line for style in styles.values()}) == len({style.label for style in styles.values()}) == 2
 
 
@@ -161,7 +161,7 @@ def test_what_does_not_apply_is_no_failure(tmp_path: Path) -> None:
     rows = [row("a", 10, 100), row("a", 20, 100), row("b", 10, 110), row("b", 20, None, status="SKIPPED"),
             row("c", 10, None, status="FAILED"), row("c", 20, None, status="TIMEOUT")]  # fmt: skip
     (board,) = shown(tmp_path, rows).boards
-    by_name = {s.entrant: s for s in board.standings}
+    by_name = {s.entrant: s for s in board.entries}
     assert (by_name["b"].attempted, by_name["b"].skipped, by_name["b"].solved) == (1, 1, 1)
     assert (by_name["c"].attempted, by_name["c"].skipped, by_name["c"].solved) == (2, 0, 0)
     assert len(board.common) == 1  # of budget 20 b says nothing
@@ -183,7 +183,7 @@ def test_problems_without_any_plan_are_named_and_left_out(tmp_path: Path) -> Non
     assert (board.without_plan, len(board.ratios)) == (1, 1)
     assert "1 problem with a known plan, 1 without" in leaderboard_page.notes(board)[0]
     (nothing,) = shown(tmp_path / "other", [row("a", 10, None)]).boards
-    assert (nothing.standings, nothing.without_plan) == ((), 1)
+    assert (nothing.entries, nothing.without_plan) == ((), 1)
 
 
 def test_a_graph_that_costs_nothing_has_ratios(tmp_path: Path) -> None:
@@ -266,6 +266,7 @@ def test_named_strategies_are_run_where_they_are_missing(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def blank(_: object, stem: Path) -> list[Path]:
+        stem.parent.mkdir(exist_ok=True)
         stem.with_suffix(".png").touch()
         return [stem.with_suffix(".png")]
 
@@ -311,7 +312,7 @@ def test_a_proof_counts_for_the_strategy_that_made_it(tmp_path: Path) -> None:
         row("b", 10, 100, status="OPTIMAL", bound=100, gap=0.0, **borrowed),
     ]
     (board,) = shown(tmp_path, rows).boards
-    proven = {s.entrant: (s.proven, s.gap) for s in board.standings}
+    proven = {s.entrant: (s.proven, s.gap) for s in board.entries}
     assert (proven["a"], proven["b"]) == ((1, 0.0), (0, None))
 
 

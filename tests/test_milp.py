@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import json
 
 import numpy as np
@@ -89,9 +90,11 @@ def test_nothing_is_claimed_for_a_wider_scope(scope):
 def test_each_solver_is_right_or_skipped(solver):
     solution = here(DIAMOND, 7, solver=solver)
     if solution.status is Status.SKIPPED:
-        assert solver != "highs"
-        assert solver in solution.message
-        pytest.skip(solution.message)
+        assert f"'{solver}'" in solution.message
+        if importlib.util.find_spec(BACKENDS[solver].package) is not None:
+            assert solver in ("gurobi", "mosek")  # the others need no licence
+            assert "icense" in solution.message
+        return
     assert (solution.status, solution.cost, solution.bound) == (Status.OPTIMAL, 6, 6)
     assert here(DIAMOND, 6, solver=solver).status is Status.INFEASIBLE
 
@@ -153,9 +156,7 @@ def test_the_estimate_is_close_to_what_is_built():
     rng = np.random.default_rng(5)
     for kind in KINDS.values():
         graph = random_graph(rng, 40, min_bytes=1, **kind)
-        eq = build(graph)
-        made = sum(getattr(eq, name).nnz for name in eq.__slots__ if hasattr(getattr(eq, name), "nnz"))
-        made += eq.haz_R.nnz + eq.haz_S.nnz  # (6) and (7) both hold the hazards
+        made = build(graph).program(1).matrix.nnz
         assert 0.7 * made < estimate_nonzeros(graph) < 1.5 * made
 
 
@@ -168,7 +169,7 @@ class Scripted:
     def probe(self):
         pass
 
-    def solve(self, problem, limits, *, start=False):
+    def solve(self, program, limits, *, start=None):
         self.calls += 1
         return self.answers.pop(0)
 
@@ -196,8 +197,7 @@ def test_a_limit_without_incumbent_is_a_timeout(monkeypatch):
 def test_real_solver_at_its_time_limit_has_no_solution():
     graph = random_graph(np.random.default_rng(3), 60, min_bytes=1)
     budget = graph.largest_working_set()[0] + 2
-    model = importlib.import_module("remat.solvers.checkmate_milp")._Model(build(graph), budget)
-    answer = BACKENDS["highs"].solve(model.problem, Limits(time_s=0.01))
+    answer = BACKENDS["highs"].solve(build(graph).program(budget), Limits(time_s=0.01))
     assert (answer.verdict, answer.has_solution) == (Verdict.LIMIT, False)
 
 
@@ -219,15 +219,19 @@ def test_infeasible_by_whole_units_needs_no_second_solve(monkeypatch):
 
 
 def test_fine_sizes_give_no_false_claims():
-    for budget in range(6 * GIGA - 2, 6 * GIGA + 4):
+    claims = []
+    for budget in (least + more for least in (6 * GIGA, 7 * GIGA) for more in range(-2, 4)):
         expected = optimum(FINE, budget, "staged")
         solution = here(FINE, budget)
         if solution.status is Status.OPTIMAL:
             assert solution.cost == expected
+            claims.append(solution.status)
         elif solution.status is Status.INFEASIBLE:
             assert expected is None
+            claims.append(solution.status)
         if solution.plan is not None:
             assert simulate(FINE, solution.plan).peak_bytes <= budget
+    assert set(claims) == {Status.OPTIMAL, Status.INFEASIBLE}
 
 
 def test_a_plan_is_a_point_of_the_equations():
@@ -237,16 +241,23 @@ def test_a_plan_is_a_point_of_the_equations():
         budget = min_budget(graph).bytes
         plan = greedy_eviction(graph, budget) or Plan.from_order(graph, range(len(graph)))
         R_TN, S_TV = plan.matrices(graph)
-        eq = build(graph)
-        R, S, F, U = eq.point(R_TN > 0, S_TV)
-        hazards = eq.haz_R @ R + eq.haz_S @ S + eq.haz_const
-        assert (eq.dep_R @ R + eq.dep_S @ S >= 0).all()
-        assert (eq.hold_R @ R + eq.hold_S @ S >= eq.hold_rhs).all()
-        assert ((hazards >= 1 - F) & (eq.kappa * (1 - F) >= hazards)).all()
-        assert np.allclose(eq.use_U @ U, eq.use_R @ R + eq.use_S @ S + eq.use_F @ F)
-        trace = simulate(graph, plan)
-        assert (U + eq.workspace_R @ R).max() * eq.unit_bytes + graph.fixed_bytes == trace.peak_bytes
-        assert eq.cost @ R * eq.cost_unit == trace.cost
+        equations, trace = build(graph), simulate(graph, plan)
+        units = (trace.peak_bytes - graph.fixed_bytes) // equations.unit_bytes
+        assert holds(equations, units, R_TN, S_TV)
+        assert not holds(equations, units - 1, R_TN, S_TV)
+        program = equations.program(units)
+        cost = program.cost @ equations.point(units, R_TN, S_TV) / equations.cost_scale * equations.cost_unit
+        assert cost == pytest.approx(trace.cost)
+
+
+def holds(equations, units, R_TN, S_TV):
+    """Whether the matrices are a point of the program at this budget."""
+    program, x = equations.program(units), equations.point(units, R_TN, S_TV)
+    rows, much = program.matrix @ x, 1e-9
+    return (
+        (rows >= program.row_lower - much).all() and (rows <= program.row_upper + much).all()
+        and (x >= program.lower).all() and (x <= program.upper).all()
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("solver", ["highs", "gurobi"])
@@ -254,15 +265,14 @@ def test_a_warm_start_is_the_first_incumbent(solver):
     graph = random_graph(np.random.default_rng(3), 13, min_bytes=1, min_cost=1)
     least = min_budget(graph)
     budget, start = least.bytes, least.plan
-    model = importlib.import_module("remat.solvers.checkmate_milp")._Model(build(graph), budget - graph.fixed_bytes)
-    model.start_from(*start.matrices(graph))
-    try:
-        BACKENDS[solver].probe()
-        answer = BACKENDS[solver].solve(model.problem, Limits(time_s=0.3, nodes=1), start=True)
-    except Skip as skip:
-        pytest.skip(str(skip))
-    assert answer.has_solution
-    assert model.problem.value <= simulate(graph, start).cost + 1e-6
+    equations = build(graph)
+    units = (budget - graph.fixed_bytes) // equations.unit_bytes
+    program, point = equations.program(units), equations.point(units, *start.matrices(graph))
+    pytest.importorskip(BACKENDS[solver].package)
+    answer = BACKENDS[solver].solve(program, Limits(time_s=0.3, nodes=1), start=point)
+    assert answer.x is not None
+    cost = program.cost @ answer.x / equations.cost_scale * equations.cost_unit
+    assert cost <= simulate(graph, start).cost + 1e-6
 
 
 def test_running_once_needs_no_solver(monkeypatch):
@@ -276,16 +286,13 @@ def test_isolated_solve_equals_the_one_here():
     assert (solution.status, solution.cost, solution.scope) == (Status.OPTIMAL, 6, Scope.STAGED)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("gib", [9, 10])
 def test_recorded_optima_of_vgg16(instances, gib):
-    """Checkmate's MILP with Gurobi (records.json); HiGHS needs minutes where Gurobi needed seconds."""
+    """Of Checkmate's MILP with Gurobi (records.json): HiGHS proves the same."""
     records = json.loads((instances / "records.json").read_text())
     record = next(r for r in records if r["instance"] == "p100/vgg16_b176" and r["budget_gib"] == gib)
     graph = load_graph(instances / "p100" / "vgg16_b176.json")
-    solution = solve(graph, record["budget_bytes"], "checkmate_milp", time_limit_s=600, threads=2)
-    assert solution.status in (Status.OPTIMAL, Status.FEASIBLE)
-    assert solution.bound <= record["cost_ns"]
-    assert solution.cost >= record["cost_ns"] * (1 - 1e-4)
-    if solution.status is Status.OPTIMAL:
-        assert solution.cost <= record["cost_ns"] * (1 + 1e-4)
+    solution = solve(graph, record["budget_bytes"], "checkmate_milp", time_limit_s=120, threads=1)
+    assert solution.status is Status.OPTIMAL
+    assert solution.cost == pytest.approx(record["cost_ns"], rel=1e-4)
+    assert solution.cost * (1 - 1e-4) <= solution.bound <= record["cost_ns"]

@@ -41,7 +41,7 @@ def leaky() -> Network:
 
 def running(graph: Graph, ways: Sequence[str]) -> list[int]:
     """Bytes held beside the fixed ones while each operation runs, once and in order."""
-    trace = simulate(graph, Plan.from_order(graph, range(len(graph)), ways=ways))
+    trace = simulate(graph, Plan.from_order(graph, range(len(graph)), implementations=ways))
     return [int(held) - graph.fixed_bytes for held in trace.running_bytes]
 
 
@@ -125,7 +125,7 @@ def test_hand_computed_alternatives() -> None:
         ["output", "mask"], ["winograd"], [],
     ]  # fmt: skip
     # 2 images of 4 x 4 tiles, 36 points each: 4 channels in, 8 out, and 32 filters
-    winograd = graph.way(0, "winograd")
+    winograd = graph.implementation(0, "winograd")
     assert winograd.workspace_bytes == 4 * 36 * (32 * 4 + 32 * 8 + 32) == 59904
     assert winograd.work is not None
     assert winograd.work.flops == 2 * 36 * 32 * 4 * 8 + 14 * 2 * 59904
@@ -137,7 +137,7 @@ def test_hand_computed_alternatives() -> None:
 def test_hand_computed_plain_pytorch() -> None:
     graph = training_graph(tiny(), "tiny")
     plan = plain_pytorch(graph)
-    assert plan.chosen == ("", "in_place", "indices_int64", *[""] * 6, "indices_int64", "output", "", "")
+    assert plan.choices == ("", "in_place", "indices_int64", *[""] * 6, "indices_int64", "output", "", "")
     held = simulate(graph, plan).running_bytes - graph.fixed_bytes
     assert held.tolist() == [
         16384, 16384, 28672, 32768, 30720, 32768, 30720, 30720, 32768, 45056, 49152, 16384, 16384,
@@ -167,7 +167,7 @@ def test_levels_are_cumulative_and_share_their_default(name: str) -> None:
     for smaller, larger in pairwise(graphs):
         for few, many in zip(smaller.operations, larger.operations, strict=True):
             assert few.implementations == many.implementations[: len(few.implementations)]
-    ways = [sum(len(op.ways) for op in graph.operations) for graph in graphs]
+    ways = [sum(len(op.all_implementations) for op in graph.operations) for graph in graphs]
     assert ways == sorted(ways)
     assert len(set(ways)) >= 4  # MobileNetV2 has no dense 3x3 convolution of stride 1: its level conv adds nothing
     assert at("joint") == graphs[-1]
@@ -190,7 +190,7 @@ def plan_with(graph: Graph, k: int, way: Implementation) -> Plan:
                 w.name for w in graph.operations[user].implementations
                 if way.overwrites not in w.inputs and max(w.inputs) < first_extra
             )  # fmt: skip
-    return Plan.from_order(graph, range(len(graph)), ways=names)
+    return Plan.from_order(graph, range(len(graph)), implementations=names)
 
 
 @pytest.mark.parametrize("name", ["leaky", "vgg16", "unet", "mobilenet_v2", "googlenet"])
@@ -219,7 +219,7 @@ def test_all_ways_are_weighed_by_any_cost_model() -> None:
 def test_winograd_is_slower_where_the_transforms_weigh_more() -> None:
     graph = monet_graph("vgg16")
     convolutions = [k for k, op in enumerate(graph.operations) if op.kind == "aten::_convolution"]
-    gains = [graph.operations[k].cost / graph.way(k, "winograd").cost for k in convolutions]
+    gains = [graph.operations[k].cost / graph.implementation(k, "winograd").cost for k in convolutions]
     assert gains[0] < 1 < gains[1] < max(gains) < 4  # 3 channels in; 64; 512
     without = monet_graph("vgg16", winograd=False)
     names = [{way.name for op in g.operations for way in op.implementations} for g in (graph, without)]
@@ -250,7 +250,9 @@ def test_gist_saves_memory_and_lossy_more(name: str) -> None:
     assert lossy.plan is not None
     assert lossy.peak_bytes <= exact.peak_bytes < plain.peak_bytes
     assert exact.cost > plain.cost
-    assert not any(graph.way(k, w).is_lossy for k, w in zip(exact.plan.order.tolist(), exact.plan.chosen, strict=True))
+    assert not any(
+        graph.implementation(k, w).is_lossy for k, w in zip(exact.plan.order.tolist(), exact.plan.choices, strict=True)
+    )
     dense = remat.solve(with_gist(monet_graph(name, 8), 0.0), "64GB", "gist")
     assert dense.peak_bytes > exact.peak_bytes
 

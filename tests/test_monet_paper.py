@@ -79,7 +79,7 @@ def relu_chain() -> Graph:
 def test_why_an_implementation_is_not_used() -> None:
     graph = relu_chain()
     default = Plan.from_order(graph, range(4))
-    masked = Plan.from_order(graph, range(4), ways=["", "mask", "", "mask"])
+    masked = Plan.from_order(graph, range(4), implementations=["", "mask", "", "mask"])
     assert available(graph) == {("relu", "mask"): 1, ("relu", "dear_mask"): 1, ("relu_ip_grad", "mask"): 1,
                                 ("relu_ip_grad", "output"): 1}  # fmt: skip
     assert count(graph, masked) == {("relu", "mask"): 1, ("relu_ip_grad", "mask"): 1}
@@ -87,7 +87,7 @@ def test_why_an_implementation_is_not_used() -> None:
     assert reason(graph, {300: masked}, "relu", "dear_mask").startswith("dominated: mask ")
     # 31 -> 41, and r's value is as large as b's
     assert reason(graph, {300: default}, "relu_ip_grad", "output").startswith(
-        "dearer and its saving is not at the peak"
+        "slower, and its saving is not at the peak"
     )
     # 31 -> 33; at the peak, relu's backward, the mask's 4 bytes stand for b's 100, and 204 are held when relu runs
     assert "+6.45 % time, -6 B at the peak" in reason(graph, {300: default}, "relu", "mask")
@@ -120,7 +120,7 @@ def test_times_are_to_the_best_of_both_solvers() -> None:
 
 def test_the_store_keeps_the_ways_of_a_family(tmp_path: Path) -> None:
     graph = relu_chain()
-    plan = Plan.from_order(graph, range(4), ways=["", "mask", "", "mask"])
+    plan = Plan.from_order(graph, range(4), implementations=["", "mask", "", "mask"])
     store = Store(tmp_path)
     store.write_family("key", Family("gist", (Member(plan, 33, 204, {}),)), graph, "exact")
     family = store.read_family("key", "gist", graph)

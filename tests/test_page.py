@@ -12,7 +12,8 @@ from typing import Any
 import fake_run
 import pytest
 
-from analysis.page import page, script_json, write_page
+from analysis.html_page import script_json
+from analysis.page import page, write_page
 from analysis.results import load_run
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -45,7 +46,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     binary = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     driver = shutil.which("chromedriver")
     if binary is None or driver is None:
-        pytest.skip("no chromium or no chromedriver on PATH: install them to test the page")
+        pytest.skip("no chromium or no chromedriver on PATH: apt-get install chromium chromium-driver (Debian)")
     options = webdriver.ChromeOptions()
     options.binary_location = binary
     profile = tmp_path_factory.mktemp("profile")

@@ -5,26 +5,29 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
+import analysis.monet
+import analysis.paper
+import experiments.monet
+from analysis.bars import grouped_bars
 from analysis.paper import draw_paper, sweeps
 from analysis.paper import throughput as throughput_part
 from analysis.paper.claims import Larger, _batches
-from analysis.paper.part import Table
 from analysis.paper.solver_time import _cases
 from analysis.paper.table2 import _rows
-from analysis.paper.tables import html
+from analysis.parts import LEADS, Table, html_of, prose
 from experiments import cli
 from experiments.config import group_options, register
 from experiments.paper import PARTS
 from experiments.paper.naive_rounding import count_feasible, valid_samples
-from experiments.paper.stages import unit_chain
-from experiments.paper.unpartitioned import solve_published
+from experiments.paper.stages import solve_published, unit_chain
 from remat.graph import Graph
 from remat.search.exhaustive import exhaustive
 
@@ -99,7 +102,6 @@ def test_ratios_are_to_the_cheapest_plan_where_something_has_to_be_computed_agai
     assert sweeps.best_costs(run) == {5: (200, None), 10: (120, 110), 20: (130, 130), 30: (100, 100)}
     assert sweeps.ratios(run, "a") == [150 / 120, 1.0]
     assert sweeps.ratios(run, "b") == [1.0, 1.0, 1.0]
-    assert sweeps.geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
     assert sweeps.gaps(run)[5] == pytest.approx(0.5)  # nothing is proven there but that all has to run once
     sweep = sweeps.Sweep("net", "Net", "ours", run)
     assert sweeps.proven_words([sweep]).startswith("1 of 3 are proven")  # all is optimal at 30
@@ -193,7 +195,7 @@ def test_throughput_says_where_recomputation_pays() -> None:
         "searches": [search], "memory_bytes": 16 * 10**9, "gpu": "V100",
     }  # fmt: skip
     part = throughput_part.report(document, Path())
-    assert "None was found to be on VGG19, where the bounds" in part.ours
+    assert "On VGG19 none was found; the bounds do not rule one out." in part.ours
     assert "U-Net (batch 40, 1.200x over the best batch without)" in part.ours
     assert "20 layers; 40 layers is proven impossible" in part.ours
     assert [name for name, _, _ in part.figures] == ["throughput", "largest_model"]
@@ -204,10 +206,35 @@ def test_throughput_says_where_recomputation_pays() -> None:
 
 
 def test_a_table_escapes_what_it_shows() -> None:
-    text = html(Table("t", "a & b", ["x", "y"], [["<b>", "1,234.5 %"]]))
+    text = html_of(Table("t", "a & b", ["x", "y"], [["<b>", "1,234.5 %"]]))
     assert "&lt;b&gt;" in text
     assert "a &amp; b" in text
-    assert "<td class=n>1,234.5 %</td>" in text
+    assert '<td class="n">1,234.5 %</td>' in text
+
+
+@pytest.mark.parametrize(("ran", "drawn"), [(PARTS, analysis.paper), (experiments.monet.PARTS, analysis.monet)])
+def test_a_part_has_one_name_and_its_prose_is_markdown(ran: dict[str, Any], drawn: ModuleType) -> None:
+    assert list(ran) == list(drawn.REPORTS)
+    for name in ran:
+        title, *texts = Path(drawn.__file__ or "").with_name(f"{name}.md").read_text().strip().split("\n\n")
+        assert title.startswith("# ")
+        assert [text.startswith(lead) for text, lead in zip(texts, LEADS, strict=True)] == [True] * 3
+
+
+def test_prose_has_values_where_its_markdown_has_names(tmp_path: Path) -> None:
+    text = "# Part {n}\n\n**Published.** One\nline.\n\n**Ours.** {share:.1f} %.\n\n**Why they differ.** {why}\n"
+    (tmp_path / "part.md").write_text(text)
+    values = {"n": 1, "share": 2.345, "why": "Braces {stay}."}
+    assert prose(str(tmp_path / "part.py"), **values) == ("Part 1", "One line.", "2.3 %.", "Braces {stay}.")
+
+
+def test_bars_stand_in_groups_and_a_missing_one_has_its_label() -> None:
+    axes = Figure().subplots()
+    grouped_bars(axes, ["a", "b"], {"x": [1.0, None], "y": [2.0, 3.0]}, ["red", "blue"], [["1", "-"], ["2", "3"]])
+    heights = [[bar.get_height() for bar in container] for container in axes.containers]
+    assert heights == [[1.0, 0.0], [2.0, 3.0]]
+    assert [text.get_text() for text in axes.texts] == ["1", "-", "2", "3"]
+    assert axes.get_legend_handles_labels()[1] == ["x", "y"]
 
 
 def test_every_part_has_a_configuration_of_its_own() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import remat
-from remat.solvers._polish import drop_needless_repeats
+from remat.solvers._polish import drop_needless_repeats, drop_unread_repeats
 
 # A chain 0 -> 1 -> 2 whose last operation reads 0 again; 4 bytes each, unit costs.
 GRAPH = remat.Graph.from_nodes("skip", [[], [0], [1], [0, 2]], [4, 4, 4, 4], [1, 1, 1, 1])
@@ -24,6 +24,11 @@ def test_a_repeat_that_the_budget_needs_stays() -> None:
     # With 0 held, 0, 1, 2 take 14 bytes while 2 runs; without it 10.
     assert drop_needless_repeats(wide, repeating, 13, FOREVER).order.tolist() == [0, 1, 2, 3, 0, 4]
     assert drop_needless_repeats(wide, repeating, 14, FOREVER).order.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_repeat_that_nobody_reads_is_dropped_and_so_are_those_it_read() -> None:
+    calls = [(k, "") for k in (0, 1, 2, 0, 1, 0, 3)]  # the second 1, and the second 0 that it reads, are read by nobody
+    assert [k for k, _ in drop_unread_repeats(GRAPH, calls)] == [0, 1, 2, 0, 3]
 
 
 def test_stops_at_the_deadline() -> None:

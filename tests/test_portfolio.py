@@ -23,7 +23,6 @@ from remat.errors import Skip
 from remat.frontends import synthetic
 from remat.registry import get_strategy
 from remat.search.anneal import Annealer, Best, minimise_cost
-from remat.search.evict import evict
 from remat.search.greedy import greedy_eviction
 
 SCOPES = ("staged", "fixed_order", "free")
@@ -144,14 +143,6 @@ def test_search_finds_the_staged_optimum_of_small_graphs(plain, share):
     assert found >= share * total
 
 
-def test_greedy_plans_fit():
-    for graph in graphs(40):
-        for budget in tight_budgets(graph):
-            order = evict(GraphArrays.of(graph), budget - graph.fixed_bytes)
-            if order is not None:
-                assert simulate(graph, Plan.from_order(graph, order.tolist())).peak_bytes <= budget
-
-
 @pytest.mark.parametrize("strategy", ["search", "portfolio"])
 def test_runs_with_a_work_limit_repeat(strategy):
     graph = synthetic.layered(n=60)
@@ -175,9 +166,8 @@ def test_no_plan_is_not_a_proof():
     graph = synthetic.layered(n=40)
     least = remat.min_budget(graph).lower_bound_bytes
     solution = solve(graph, least, "search", work_limit=3000)
-    assert solution.status in (Status.NO_PLAN, Status.FEASIBLE)
-    if solution.plan is None:
-        assert "nothing is proven" in solution.message
+    assert solution.status is Status.NO_PLAN
+    assert "nothing is proven" in solution.message
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -314,7 +304,7 @@ def test_where_the_greedy_fails_the_search_begins_with_the_cheapest_baseline_tha
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = importlib.import_module("remat.solvers.search")
-    monkeypatch.setattr(module, "evict", lambda *_: None)
+    monkeypatch.setattr(module, "greedy_eviction", lambda *_, **__: None)
     graph = synthetic.skip(depth=5, varied=True, seed=1)
     members = []
     for name in remat.strategies():

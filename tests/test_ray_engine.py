@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_sweep import settings
+from helpers import wait_for
+from sweep_helpers import settings
 
 import remat
 from experiments.build import Subject
@@ -63,10 +64,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any
         yield cluster, cluster.add_node(num_cpus=1)
     finally:
         cluster.shutdown()
-        patience = time.monotonic() + 20
-        while (left := processes_in(tmp_path)) and time.monotonic() < patience:
-            time.sleep(0.5)
-        assert not left
+        wait_for(lambda: not processes_in(tmp_path))
 
 
 def processes_in(here: Path) -> list[str]:
@@ -153,14 +151,8 @@ def run_py(here: Path, *arguments: str) -> subprocess.Popen[str]:
 def test_ctrl_c_keeps_what_the_nodes_have_found_and_leaves_no_process(tmp_path: Path) -> None:
     run = run_py(tmp_path, "model=layered", "model.options.n=60", "points=2", "time_limit=100",
                  "strategies=[checkpoint_all,search]")  # fmt: skip
-    patience = time.monotonic() + 60
-    while len(list(tmp_path.glob("runs/store/rows/*"))) < 2 and time.monotonic() < patience:
-        time.sleep(0.1)
-    while (
-        not any("remat.solving._worker" in command for command in processes_in(tmp_path))
-        and time.monotonic() < patience
-    ):
-        time.sleep(0.1)
+    wait_for(lambda: len(list(tmp_path.glob("runs/store/rows/*"))) >= 2, patience_s=60)
+    wait_for(lambda: any("remat.solving._worker" in command for command in processes_in(tmp_path)), patience_s=60)
     time.sleep(6)  # into the first solves that depend on the budget
     run.send_signal(signal.SIGINT)
     _, errors = run.communicate(timeout=60)
@@ -172,10 +164,7 @@ def test_ctrl_c_keeps_what_the_nodes_have_found_and_leaves_no_process(tmp_path: 
     assert [row.strategy for row in cut] == ["search"] * len(cut)
     assert cut
     assert all(row.cost is not None for row in cut)
-    patience = time.monotonic() + 20
-    while (left := processes_in(tmp_path)) and time.monotonic() < patience:
-        time.sleep(0.5)
-    assert not left
+    wait_for(lambda: not processes_in(tmp_path))
 
 
 def test_a_cluster_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

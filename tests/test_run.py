@@ -9,12 +9,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from test_sweep import settings
+from helpers import wait_for
+from sweep_helpers import settings
 
 import analysis
 import remat
@@ -261,10 +261,7 @@ def test_what_is_finished_outlives_an_interrupted_run(
         if line.startswith("[1/"):
             break
     rows = here / "runs/store/rows"
-    patience = time.monotonic() + 30
-    while len(list(rows.glob("*.parquet"))) < 3 and time.monotonic() < patience:
-        time.sleep(0.05)
-    time.sleep(1.0)  # into the first exact solve
+    wait_for(lambda: len(list(rows.glob("*.parquet"))) >= 3 and _workers_in(here), patience_s=60)  # an exact solve
     run.send_signal(how)
     _, errors = run.communicate(timeout=30)
     assert run.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)
@@ -276,13 +273,12 @@ def test_what_is_finished_outlives_an_interrupted_run(
     assert not list((here / "runs").rglob("*.part"))
     for path in kept:
         pq.read_table(path)
-    time.sleep(0.5)  # the kernel ends a worker with its parent
-    assert not _workers_of(run.pid, here)
+    wait_for(lambda: not _workers_in(here))  # the kernel ends a worker with its parent
     assert cli.main([a.replace(",checkmate_milp", "") for a in hard]) == 0
     assert "0 solved now" in capsys.readouterr().out
 
 
-def _workers_of(pid: int, here: Path) -> list[str]:
+def _workers_in(here: Path) -> list[str]:
     """Worker processes whose folder is `here`: those of other runs on the machine do not count."""
     found = []
     for entry in Path("/proc").glob("[0-9]*") if Path("/proc/self").exists() else ():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from brute_force import optimum, training_chain
 from helpers import context_of
-from test_sweep import GRAPH, at, settings
+from sweep_helpers import MIRROR, at, settings
 
 import remat
 from experiments.budget_sweep import run_sweep
@@ -152,7 +152,7 @@ class Here(LocalEngine):
                 raise KeyboardInterrupt
             job = self.jobs.pop(0)
             start = job.warm_start() if job.warm_start is not None else None
-            self.starts.append((job.problem.budget_bytes, start and simulate(GRAPH, start).cost))
+            self.starts.append((job.problem.budget_bytes, start and simulate(MIRROR, start).cost))
             context = new_context(job.problem, replace(job.how, warm_start=start))
             yield job, solve_here(context, job.strategy, job.options)
 
@@ -161,15 +161,15 @@ class Here(LocalEngine):
 
     def interrupt(self):
         job = self.jobs[0]
-        plan = Plan.from_order(GRAPH, range(len(GRAPH)))
-        solution = solve_sweep(GRAPH, [5], job.strategy, isolate=False)[0]
+        plan = Plan.from_order(MIRROR, range(len(MIRROR)))
+        solution = solve_sweep(MIRROR, [5], job.strategy, isolate=False)[0]
         return [(job, replace(solution, plan=plan, budget_bytes=5, status=Status.FEASIBLE, ended=Ending.INTERRUPTED))]
 
 
 def sweep(folder: Path, engine: Here, **changes: object) -> tuple[list[Row], Bench]:
-    subject = Subject(GRAPH, None, None, None, None, "file", "file")
+    subject = Subject(MIRROR, None, None, None, None, "file", "file")
     chosen = settings(strategies=("scripted",), options={"scripted": {}}, **changes)
-    peak = remat.family(GRAPH, "checkpoint_all")[0].peak_bytes
+    peak = remat.family(MIRROR, "checkpoint_all")[0].peak_bytes
     with SolveProgress(make_console(), 1) as progress, engine:
         bench = Bench(subject, chosen, "test", Store(folder), engine, progress, peak)
         return run_sweep(bench)[0], bench
@@ -178,7 +178,7 @@ def sweep(folder: Path, engine: Here, **changes: object) -> tuple[list[Row], Ben
 def only_tight(problem: Problem) -> Outcome:
     if problem.budget_bytes > 3:
         return Outcome(timed_out=True)
-    plan = solve_sweep(GRAPH, [3], "checkmate_milp", isolate=False)[0].plan
+    plan = solve_sweep(MIRROR, [3], "checkmate_milp", isolate=False)[0].plan
     assert plan is not None
     return Outcome((Candidate(plan),))
 
@@ -188,7 +188,7 @@ def test_finished_budgets_feed_the_queued_ones_unless_runs_must_repeat(scripted,
     scripted(only_tight)
     engine = Here()
     rows, bench = sweep(tmp_path, engine, deterministic=deterministic)
-    cost = optimum(GRAPH, 3, "staged")
+    cost = optimum(MIRROR, 3, "staged")
     later = None if deterministic else cost
     assert engine.starts == [(3, None), (4, later), (5, later)]
     assert [row.cost for row in rows] == [cost] * 3
@@ -235,7 +235,7 @@ def test_scopes_are_never_one_line_or_column(tmp_path) -> None:
     from fake_run import chain, row, store_all_peak, write_run
     from rich.console import Console
 
-    from analysis.panel import _bound
+    from analysis.overhead_data import _bound
     from analysis.results import load_run
     from analysis.table import format_table, terminal_table
 
@@ -262,7 +262,7 @@ def test_scopes_are_never_one_line_or_column(tmp_path) -> None:
     assert drawn[1].max() == pytest.approx(total // 10 / total)  # of the free rows: it holds for the staged ones too
 
 
-def sweep_of(folder: Path, *names: str, engine: LocalEngine, graph=GRAPH, budget: int = 3) -> dict[str, Row]:
+def sweep_of(folder: Path, *names: str, engine: LocalEngine, graph=MIRROR, budget: int = 3) -> dict[str, Row]:
     """[strategy] its row of `Bench.run_budgets` at one budget."""
     subject = Subject(graph, None, None, None, None, "file", "file")
     chosen = settings(strategies=names, options={name: {} for name in names}, time_limit_s=60.0, threads=1)
@@ -276,7 +276,7 @@ def test_a_strategy_has_the_cheaper_plan_of_its_member_and_says_so(scripted, tmp
     registry.strategy("whole", members=("scripted",))(lambda problem: Outcome(bound=problem.graph.total_cost))
     rows = sweep_of(tmp_path, "scripted", "whole", engine=Here())
     member, whole = rows["scripted"], rows["whole"]
-    assert member.cost == whole.cost == optimum(GRAPH, 3, "staged")
+    assert member.cost == whole.cost == optimum(MIRROR, 3, "staged")
     assert (whole.plan_file, whole.plan_from) == (member.plan_file, 3)
     assert whole.status == "FEASIBLE"
     assert "plan found by scripted" in whole.message
@@ -287,7 +287,7 @@ def test_a_member_does_not_get_the_plan_of_the_whole(scripted, tmp_path) -> None
     registry.strategy("whole", members=("scripted",))(only_tight)
     scripted(lambda problem: Outcome())
     rows = sweep_of(tmp_path, "scripted", "whole", engine=Here())
-    assert rows["whole"].cost == optimum(GRAPH, 3, "staged")
+    assert rows["whole"].cost == optimum(MIRROR, 3, "staged")
     assert rows["scripted"].cost is None
 
 
@@ -296,7 +296,7 @@ def test_a_proven_optimum_ends_a_search_that_has_it(tmp_path) -> None:
     rows = sweep_of(tmp_path, "search", "portfolio", engine=LocalEngine(1))
     search, portfolio = rows["search"], rows["portfolio"]
     assert portfolio.status == search.status == "OPTIMAL"
-    assert search.bound == portfolio.bound == optimum(GRAPH, 3, "staged")
+    assert search.bound == portfolio.bound == optimum(MIRROR, 3, "staged")
     assert search.message == "its plan meets the bound proven by portfolio"
     assert json.loads(search.stats)["proof_from"] == "portfolio"
     assert search.wall_s < 30  # of the 60 that it would search
@@ -318,7 +318,7 @@ def test_a_budget_that_is_proven_infeasible_is_not_searched(tmp_path) -> None:
 
 
 def test_a_bound_above_a_plan_is_a_contradiction_and_ends_nothing() -> None:
-    problem = context_of(GRAPH, 5)
-    problem.offer(Plan.from_order(GRAPH, range(len(GRAPH))), "test")
+    problem = context_of(MIRROR, 5)
+    problem.offer(Plan.from_order(MIRROR, range(len(MIRROR))), "test")
     assert Known("liar", problem.incumbent.cost + 1).decides(problem) is False
     assert Known("liar", None).decides(problem) is False

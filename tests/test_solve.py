@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from brute_force import training_chain
-from helpers import context_of
+from helpers import context_of, install_package
 
 import remat
 from remat import Candidate, Graph, InvalidInput, Outcome, Plan, Skip, Status, registry, simulate, solve
@@ -238,13 +238,7 @@ SCRIPT = """
 @pytest.fixture
 def plugin(tmp_path):
     """A folder that holds an installed package of strategies that misbehave, and a script."""
-    package, info = tmp_path / "crashers", tmp_path / "crashers-1.0.dist-info"
-    (package).mkdir()
-    info.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "bad.py").write_text(textwrap.dedent(CRASHERS))
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: crashers\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[remat.strategies]\ncrashers = crashers\n")
+    install_package(tmp_path, CRASHERS)
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
     (tmp_path / "json.py").write_text("raise ImportError('a file of the current folder was imported')")
     return tmp_path
@@ -268,7 +262,7 @@ def test_processes_that_misbehave_cost_one_row(plugin):
         "prints": "OPTIMAL", "checkpoint_all": "OPTIMAL",
     }  # fmt: skip
     assert "SIGKILL" in rows["killed"][1]
-    assert "KeyError: 'who' (bad.py:" in rows["raises"][1]
+    assert "KeyError: 'who' (heuristics.py:" in rows["raises"][1]
     assert "killed after 4.0 s" in rows["hangs"][1]
     assert rows["prints"][2] == 3
     assert rows["hangs"][3] < 4 * 1.05 + 2 + 1  # a second of noise

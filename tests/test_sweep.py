@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_store import make_row
+from sweep_helpers import MIRROR, N, at, sweep
 
 import remat
-from experiments.budget_sweep import is_reusable, run_sweep, sweep_budgets, through
-from experiments.build import Subject
-from experiments.engine import LocalEngine
+from experiments.budget_sweep import is_reusable, sweep_budgets, through
 from experiments.progress import SolveProgress, duration, make_console
 from experiments.row import Row
-from experiments.settings import Settings
-from experiments.solving import Bench, reuse_plans
+from experiments.solving import reuse_plans
 from experiments.store import Store
-from remat.cost.gpu import load_gpu
 
 
 def test_budgets_are_even_whole_and_hold_both_ends() -> None:
@@ -33,15 +28,6 @@ def test_budgets_are_even_whole_and_hold_both_ends() -> None:
     assert through([10, 20, 40, 80], 20) == [10, 20, 40, 80]
     assert through([10, 20, 40, 80], 80) == [10, 20, 40, 80]  # an end, or beyond
     assert through([10, 20], 15) == [10, 20]
-
-
-def at(budget: int, cost: int | None, bound: int | None, status: str = "FEASIBLE") -> Row:
-    gap = (cost - bound) / cost if cost is not None and bound is not None else None
-    plan = f"plans/{budget}.json" if cost is not None else None
-    peak = budget - 1 if cost is not None else None
-    overhead = None if cost is None else cost / 100 - 1
-    return make_row(str(budget), budget_bytes=budget, cost=cost, bound=bound, gap=gap, status=status, plan_file=plan,
-                    peak_bytes=peak, total_cost=100, message="", overhead=overhead)  # fmt: skip
 
 
 def test_a_cheaper_plan_of_a_smaller_budget_is_taken_and_says_so() -> None:
@@ -87,34 +73,6 @@ def test_baselines_are_never_reused() -> None:
     assert not is_reusable("checkpoint_all")
 
 
-# 4 forward nodes of 1 byte and their gradients: the gradient of node i reads node i and the gradient before.
-N = 4
-DEPS = [[i - 1] if i else [] for i in range(N)] + [[N - 1 - i] + ([N + i - 1] if i else []) for i in range(N)]
-GRAPH = remat.Graph.from_nodes("mirror", DEPS, [1] * 2 * N, [1] * 2 * N, cost_unit="unit",
-                               backward=[i >= N for i in range(2 * N)])  # fmt: skip
-
-
-def settings(**changes: object) -> Settings:
-    base = Settings(
-        spec=None, graph_file=None, cost="file", gpu=load_gpu("v100"), device=None, budget_bytes=None, points=3,
-        strategies=("checkpoint_all", "chen_sqrtn", "checkmate_milp"),
-        options={name: {} for name in ("checkpoint_all", "chen_sqrtn", "checkmate_milp")}, scope="staged",
-        accounting="exact", time_limit_s=60.0, work_limit=None, seed=0, threads=1, deterministic=False, jobs=2,
-        logger="none", wandb_mode="offline", wandb_project="remat",
-    )  # fmt: skip
-    return replace(base, **changes)
-
-
-def sweep(folder: Path, **changes: object) -> tuple[list[Row], list[str], Bench]:
-    subject = Subject(GRAPH, None, None, None, None, "file", "file")
-    chosen = settings(**changes)
-    peak = remat.family(GRAPH, "checkpoint_all")[0].peak_bytes
-    with SolveProgress(make_console(), 2) as progress, LocalEngine(2) as engine:
-        bench = Bench(subject, chosen, "test", Store(folder), engine, progress, peak)
-        rows, families = run_sweep(bench)
-    return rows, families, bench
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row], list[str]]:
     folder = tmp_path_factory.mktemp("store")
@@ -141,7 +99,7 @@ def test_every_row_holds_its_plan_and_where_it_came_from(done: tuple[Path, list[
         if row.plan_file is None:
             assert row.cost is None
             continue
-        trace = remat.simulate(GRAPH, Store(folder).read_plan(row, GRAPH))
+        trace = remat.simulate(MIRROR, Store(folder).read_plan(row, MIRROR))
         assert (trace.cost, trace.peak_bytes) == (row.cost, row.peak_bytes)
         assert trace.peak_bytes <= row.budget_bytes
         assert json.loads(row.versions)["numpy"]

@@ -5,24 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from orders import random_order
-from test_tf_execution import (
-    LOSS,
-    _eagerly,
-    _kernels_not_measured,  # noqa: F401  (a fixture)
-    _own_cache,  # noqa: F401  (a fixture)
-    _planned,
-    keras,
-    layers,
-    needs_compiler,
-    rtf,
-    tf,
-)
+from tf_helpers import LOSS, eagerly, keras, layers, needs_compiler, planned_step, tf
 
+import remat.tf as rtf
 from remat.errors import InvalidInput, RematError
 from remat.tf._heap import run_child, why_it_failed
 from remat.tf.capture import capture_step, trace
 from remat.tf.emit import emit, emit_plain
 from remat.tf.portable import load_step, measure_step, save_step
+
+pytestmark = pytest.mark.usefixtures("tf_cache", "kernels_not_measured")
 
 N = 300  # TensorFlow captures up to 128 elements as a constant of the trace, larger tensors as a placeholder
 
@@ -61,10 +53,10 @@ def test_captured_tensors_of_every_kind(size, tmp_path):
     kinds = {inner.op.type for _, inner in function.graph.captures}
     assert kinds == ({"Const"} if size < N else {"Placeholder"})
     captured = capture_step(function, "s", {})
-    expected = [t.numpy().tobytes() for t in _eagerly(step, x)]
+    expected = [t.numpy().tobytes() for t in eagerly(step, x)]
     order = random_order(captured.planned, np.random.default_rng(0), 0.3)
     assert len(order) > len(captured.planned)
-    assert [t.numpy().tobytes() for t in _planned(captured, order)(x)] == expected
+    assert [t.numpy().tobytes() for t in planned_step(captured, order)(x)] == expected
     for emitted in (emit(captured, order), emit_plain(function)):
         save_step(emitted, tmp_path)
         call, _ = load_step(tmp_path)

@@ -5,27 +5,25 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from orders import random_order
-from test_tf_execution import (
+from tf_helpers import (
     LOSS,
     QUICK,
-    _batch,
-    _built,
-    _eagerly,
-    _kernels_not_measured,  # noqa: F401  (a fixture)
-    _own_cache,  # noqa: F401  (a fixture)
-    _specs,
-    _state,
     attention,
+    batch_for,
+    built,
     convolutional,
     drawing_twice,
+    eagerly,
     keras,
     layers,
     needs_compiler,
-    rtf,
+    specs_of,
+    state_of,
     tf,
 )
 
 import remat
+import remat.tf as rtf
 from remat.errors import InvalidInput
 from remat.execution import StepPlan
 from remat.plan import Scope
@@ -34,6 +32,8 @@ from remat.tf._step import PlannedStep
 from remat.tf.api import Objective
 from remat.tf.capture import capture_step, trace
 from remat.tf.emit import emit
+
+pytestmark = pytest.mark.usefixtures("tf_cache", "kernels_not_measured")
 
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
@@ -49,9 +49,9 @@ def test_random_plans_with_early_updates_give_the_bits_of_eager_mode(factory, op
     """Weights, slots, moving averages and seeds after two iterations in which a fifth of all values is repeated."""
     results = {}
     for planned in (False, True):
-        model, optimizer_ = _built(factory), OPTIMIZERS[optimizer]()
-        x, y = _batch(model, 8)
-        step = rtf.compile(model, LOSS, optimizer_, *_specs((x, y)), budget="1GB", **QUICK)
+        model, optimizer_ = built(factory), OPTIMIZERS[optimizer]()
+        x, y = batch_for(model, 8)
+        step = rtf.compile(model, LOSS, optimizer_, *specs_of((x, y)), budget="1GB", **QUICK)
         if planned:
             captured = step._step
             order = random_order(captured.planned, np.random.default_rng(1), 0.2)
@@ -64,11 +64,11 @@ def test_random_plans_with_early_updates_give_the_bits_of_eager_mode(factory, op
         else:
             run = _eager_iteration(model, optimizer_)
         variables = [*model.variables, *optimizer_.variables]
-        before = _state(variables)
+        before = state_of(variables)
         found = []
         for _ in range(2):
             run(x, y)
-            found.append([a.tobytes() for a in _state(variables)])
+            found.append([a.tobytes() for a in state_of(variables)])
         assert found[0] != [a.tobytes() for a in before]
         results[planned] = found
     assert results[True] == results[False]
@@ -86,8 +86,8 @@ def _eager_iteration(model, optimizer):
     objective = Objective(model, LOSS)
 
     def run(x, y):
-        _, _, gradients = _eagerly(objective.differentiate, x, y, optimizer.scale_loss)
-        _eagerly(optimizer.apply, gradients, model.trainable_variables)
+        _, _, gradients = eagerly(objective.differentiate, x, y, optimizer.scale_loss)
+        eagerly(optimizer.apply, gradients, model.trainable_variables)
 
     return run
 
@@ -182,8 +182,8 @@ def _updated_from(captured, value):
 
 
 def test_other_scopes_keep_the_epilogue_last():
-    model = _built(convolutional)
-    specs = _specs(_batch(model, 8))
+    model = built(convolutional)
+    specs = specs_of(batch_for(model, 8))
     for scope in ("fixed_order", "free"):
         step = rtf.compile(model, LOSS, "sgd", *specs, budget="1GB", **QUICK, scope=scope)
         n = len(step._step.planned)
@@ -196,16 +196,16 @@ def test_other_scopes_keep_the_epilogue_last():
 @pytest.mark.slow
 def test_a_budget_below_all_gradients_is_met():
     """Issue 16, item 6: most of what ResNet50V2 needs at a small size is variables and gradients."""
-    model = _built(lambda: keras.Sequential([keras.Input((512,)), *[layers.Dense(512, "tanh") for _ in range(8)],
+    model = built(lambda: keras.Sequential([keras.Input((512,)), *[layers.Dense(512, "tanh") for _ in range(8)],
                                              layers.Dense(5, "softmax")]))  # fmt: skip
-    batch = _batch(model, 8)
-    step = rtf.compile(model, LOSS, "sgd", *_specs(batch), budget="12.5MB", **(QUICK | {"verify": True}))
+    batch = batch_for(model, 8)
+    step = rtf.compile(model, LOSS, "sgd", *specs_of(batch), budget="12.5MB", **(QUICK | {"verify": True}))
     variables = sum(v.value.numpy().nbytes for v in model.trainable_variables)
     assert step.budget_bytes < 1.5 * variables
     assert step.measure().peak_bytes <= step.budget_bytes
     assert step.measure().peak_bytes == pytest.approx(step.predicted_peak_bytes, rel=0.02)
     with pytest.raises(InvalidInput, match=r"applying the gradients alone needs 1\d\.\d\d MB"):
-        rtf.compile(model, LOSS, keras.optimizers.SGD(global_clipnorm=1.0), *_specs(batch), budget="12.5MB", **QUICK)
+        rtf.compile(model, LOSS, keras.optimizers.SGD(global_clipnorm=1.0), *specs_of(batch), budget="12.5MB", **QUICK)
 
 
 def test_a_check_of_a_gradient_comes_before_every_update():

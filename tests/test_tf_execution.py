@@ -14,94 +14,42 @@ from pathlib import Path
 import numpy as np
 import pytest
 from orders import random_order
+from tf_helpers import (
+    LOSS,
+    NETWORKS,
+    QUICK,
+    attention,
+    batch_for,
+    batch_of,
+    bits_of,
+    built,
+    captured_step,
+    convolutional,
+    eagerly,
+    keras,
+    layers,
+    needs_compiler,
+    planned_step,
+    put_state,
+    recurrent,
+    specs_of,
+    state_of,
+    tf,
+    two_in_two_out,
+)
 
 import remat
+import remat.tf as rtf
 from remat.errors import InvalidInput, InvalidPlan
+from remat.tf import _plan
+from remat.tf._workspace import Footprint
+from remat.tf.adapter import executed_as_written
+from remat.tf.api import Objective
+from remat.tf.capture import capture_step, trace
+from remat.tf.emit import emit
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-keras = pytest.importorskip("keras", reason="keras is not installed: pip install 'remat[tensorflow]'")
-tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed: pip install 'remat[tensorflow]'")
-
-import remat.tf as rtf  # noqa: E402
-from remat.tf import _heap, _plan  # noqa: E402
-from remat.tf._step import PlannedStep  # noqa: E402
-from remat.tf._workspace import Footprint  # noqa: E402
-from remat.tf.adapter import executed_as_written  # noqa: E402
-from remat.tf.api import Objective  # noqa: E402
-from remat.tf.capture import capture_step, trace  # noqa: E402
-from remat.tf.emit import emit  # noqa: E402
-
-layers = keras.layers
 ROOT = Path(__file__).parents[1]
-QUICK = {"cost": "flops", "time_limit_s": 4.0, "verify": False}
-needs_compiler = pytest.mark.skipif(bool(_heap.can_measure()), reason=f"memory not measured: {_heap.can_measure()}")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory):
-    """Measurements of this session only, so that every test measures what it claims."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REMAT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _kernels_not_measured(request, monkeypatch):
-    """Except where memory is what a test is about: measuring takes a process each."""
-    if request.node.get_closest_marker("skipif") is None:
-        monkeypatch.setattr(_plan, "measure_footprint", lambda step: Footprint(step.graph, step.planned, ()))
-
-
-# --- networks ------------------------------------------------------------------------------------
-
-
-def convolutional():
-    """Convolutions, batch norm, dropout, a skip connection, pooling."""
-    x = inputs = keras.Input((16, 16, 3))
-    x = skip = layers.Conv2D(8, 3, padding="same", activation="relu")(x)
-    x = layers.BatchNormalization()(x)
-    x = layers.Dropout(0.3)(layers.DepthwiseConv2D(3, padding="same")(x))
-    x = layers.ReLU()(layers.Add()([x, skip]))
-    for _ in range(4):
-        x = layers.Conv2D(8, 3, padding="same", activation="tanh")(x)
-    x = layers.MaxPool2D()(x)
-    x = layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same", use_bias=False)(x))
-    return keras.Model(inputs, layers.Dense(5, activation="softmax")(layers.Flatten()(x)))
-
-
-def attention():
-    """Embedding (a sparse gradient), attention, dropout, layer norm."""
-    inputs = keras.Input((6,), dtype="int32")
-    x = layers.Embedding(11, 8)(inputs)
-    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 4, dropout=0.2)(x, x))
-    return keras.Model(inputs, layers.Dense(5, activation="softmax")(layers.GlobalAveragePooling1D()(x)))
-
-
-def two_in_two_out():
-    """Shared weights, two inputs and two outputs, an activity regularizer."""
-    a, b = keras.Input((6,)), keras.Input((6,))
-    shared = layers.Dense(8, activation="tanh", activity_regularizer="l2")
-    x = layers.Concatenate()([shared(a), shared(b)])
-    left = layers.Dense(5, activation="softmax")(layers.Dropout(0.5)(x))
-    return keras.Model([a, b], [left, layers.Dense(5, activation="softmax")(layers.BatchNormalization()(x))])
-
-
-def recurrent():
-    inputs = keras.Input((5, 3))
-    x = layers.LSTM(6, return_sequences=True)(layers.Dense(4, activation="relu")(inputs))
-    return keras.Model(inputs, layers.Dense(5, activation="softmax")(layers.GRU(4)(x)))
-
-
-def drawing_twice():
-    """A dropout that is used twice draws twice from one seed."""
-    inputs, drop = keras.Input((5, 3)), layers.Dropout(0.3)
-    x = drop(layers.Dense(4, activation="tanh")(drop(inputs)))
-    return keras.Model(inputs, layers.Dense(5, activation="softmax")(layers.LSTM(4, dropout=0.2)(x)))
-
-
-NETWORKS = [convolutional, attention, two_in_two_out, recurrent, drawing_twice]
-LOSS = "sparse_categorical_crossentropy"
+pytestmark = pytest.mark.usefixtures("tf_cache", "kernels_not_measured")
 
 
 def wide(batch=16):
@@ -110,72 +58,12 @@ def wide(batch=16):
     for _ in range(6):
         x = layers.Conv2D(16, 3, padding="same", activation="relu")(x)
     x = layers.GlobalAveragePooling2D()(layers.BatchNormalization()(x))
-    return keras.Model(inputs, layers.Dense(5, activation="softmax")(x)), _batch_of([(batch, 48, 48, 3)], 1)
+    return keras.Model(inputs, layers.Dense(5, activation="softmax")(x)), batch_of([(batch, 48, 48, 3)], 1)
 
 
 def tight(plain_plan, share):
     """`share` of the plain peak, or what the largest kernel needs on this CPU (oneDNN without AVX-512: 29 MB)."""
     return max(share, 1.1 * plain_plan.graph.largest_working_set()[0] / plain_plan.plain_peak_bytes)
-
-
-def _batch_of(shapes, n_labels, integers=False):
-    rng = np.random.default_rng(1)
-    make = (lambda s: tf.constant(rng.integers(0, 11, s), "int32")) if integers else (
-        lambda s: tf.constant(rng.normal(size=s), "float32")
-    )  # fmt: skip
-    x = [make(s) for s in shapes]
-    y = [tf.constant(rng.integers(0, 5, shapes[0][:1]), "int32") for _ in range(n_labels)]
-    return (x[0] if len(x) == 1 else x), (y[0] if len(y) == 1 else y)
-
-
-def _batch(model, n=4):
-    return _batch_of([(n, *t.shape[1:]) for t in model.inputs], len(model.outputs), model.inputs[0].dtype == "int32")
-
-
-def _specs(batch):
-    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), batch)
-
-
-def _built(factory):
-    keras.utils.set_random_seed(0)
-    return factory()
-
-
-def _state(variables):
-    return [v.value.numpy() for v in variables]
-
-
-def _put(variables, state):
-    for variable, value in zip(variables, state, strict=True):
-        variable.value.assign(value)
-
-
-def _bits(results, variables):
-    flat = [t for t in tf.nest.flatten(results, expand_composites=True) if t is not None]
-    return [t.numpy().tobytes() for t in flat], [a.tobytes() for a in _state(variables)]
-
-
-def _eagerly(function, *arguments):
-    tf.config.run_functions_eagerly(True)
-    try:
-        return function(*arguments)
-    finally:
-        tf.config.run_functions_eagerly(False)
-
-
-def _captured(model, batch):
-    objective = Objective(model, LOSS)
-    function = trace(objective.step, _specs(batch))
-    return objective, capture_step(function, "m", {}, objective.values[0], objective.gradients)
-
-
-def _planned(step, order):
-    """A step that executes `order`, planned by nobody."""
-    full = [*order, *range(len(step.planned), len(step.graph))]
-    plan = remat.Plan.from_order(step.graph, full)
-    remat.simulate(step.graph, plan)
-    return PlannedStep(step, remat.execution.StepPlan(
-        plan, step.graph, _plan.fingerprint(step, ""), "random", None, None, {}, "flops"))  # fmt: skip
 
 
 # --- bits ----------------------------------------------------------------------------------------
@@ -184,29 +72,29 @@ def _planned(step, order):
 @pytest.mark.parametrize("factory", NETWORKS, ids=lambda f: f.__name__)
 def test_random_plans_give_the_bits_of_the_eager_step(factory):
     """Loss, gradients, moving averages and seeds; with up to ten times the operations."""
-    model = _built(factory)
-    batch = _batch(model)
-    objective, step = _captured(model, batch)
-    before = _state(model.variables)
-    expected = _bits(_eagerly(objective.step, *batch), model.variables)
+    model = built(factory)
+    batch = batch_for(model)
+    objective, step = captured_step(model, batch)
+    before = state_of(model.variables)
+    expected = bits_of(eagerly(objective.step, *batch), model.variables)
     assert expected[1] != [a.tobytes() for a in before] or factory in (recurrent,)  # state has moved
     for share, seed in ((0.0, 0), (0.02, 1), (0.3, 2)):
         order = random_order(step.planned, np.random.default_rng(seed), share)
         assert (len(order) > len(step.planned)) == (share > 0)
-        run = _planned(step, order)
+        run = planned_step(step, order)
         for _ in range(2):  # the second call starts from the same state again
-            _put(model.variables, before)
-            assert _bits(run(*batch), model.variables) == expected
-        _put(model.variables, before)
+            put_state(model.variables, before)
+            assert bits_of(run(*batch), model.variables) == expected
+        put_state(model.variables, before)
 
 
 def test_any_order_gives_the_same_bits():
     """A random topological order of the first computations, as scope=free allows."""
-    model = _built(convolutional)
-    batch = _batch(model)
-    objective, step = _captured(model, batch)
-    before = _state(model.variables)
-    expected = _bits(_eagerly(objective.step, *batch), model.variables)
+    model = built(convolutional)
+    batch = batch_for(model)
+    objective, step = captured_step(model, batch)
+    before = state_of(model.variables)
+    expected = bits_of(eagerly(objective.step, *batch), model.variables)
     graph, rng = step.planned, random.Random(3)
     waiting, order, made = set(range(len(graph))), [], set()
     while waiting:
@@ -215,13 +103,13 @@ def test_any_order_gives_the_same_bits():
         order.append(k)
         made.update(graph.operations[k].outputs)
     assert order != sorted(order)
-    _put(model.variables, before)
-    assert _bits(_planned(step, order)(*batch), model.variables) == expected
+    put_state(model.variables, before)
+    assert bits_of(planned_step(step, order)(*batch), model.variables) == expected
 
 
 def test_a_loop_is_one_operation_and_may_be_computed_again():
-    model = _built(recurrent)
-    _, step = _captured(model, _batch(model))
+    model = built(recurrent)
+    _, step = captured_step(model, batch_for(model))
     loops = [k for k, op in enumerate(step.planned.operations) if op.kind in ("While", "StatelessWhile")]
     assert len(loops) == 4  # two layers, forward and backward
     order = random_order(step.planned, np.random.default_rng(2), 0.3)
@@ -234,14 +122,14 @@ def test_two_dropouts_of_a_recurrent_layer():
     inputs = keras.Input((5, 3))
     x = layers.LSTM(4, dropout=0.2, recurrent_dropout=0.2)(inputs)
     model = keras.Model(inputs, layers.Dense(5, activation="softmax")(x))
-    batch = _batch(model)
-    objective, step = _captured(model, batch)
-    before = _state(model.variables)
+    batch = batch_for(model)
+    objective, step = captured_step(model, batch)
+    before = state_of(model.variables)
     with executed_as_written():
-        expected = _bits(trace(objective.step, _specs(batch))(*batch), model.variables)
-    _put(model.variables, before)
+        expected = bits_of(trace(objective.step, specs_of(batch))(*batch), model.variables)
+    put_state(model.variables, before)
     order = random_order(step.planned, np.random.default_rng(1), 0.3)
-    assert _bits(_planned(step, order)(*batch), model.variables) == expected
+    assert bits_of(planned_step(step, order)(*batch), model.variables) == expected
 
 
 @pytest.mark.slow
@@ -262,11 +150,11 @@ def test_results_are_those_of_the_plain_function_without_its_optimizers():
 def test_twenty_iterations_are_those_of_the_eager_optimizer(tmp_path):
     losses, weights = {}, {}
     for planned in (True, False):
-        model = _built(convolutional)
-        x, y = _batch(model, 8)
+        model = built(convolutional)
+        x, y = batch_for(model, 8)
         optimizer = keras.optimizers.AdamW(1e-2, clipnorm=1.0)
         if planned:
-            step = rtf.compile(model, LOSS, optimizer, *_specs((x, y)), budget="680kB", **QUICK)
+            step = rtf.compile(model, LOSS, optimizer, *specs_of((x, y)), budget="680kB", **QUICK)
             assert step.plan.recomputed
             assert step.predicted_peak_bytes <= step.budget_bytes == 680_000
             assert step.overhead == step.plan.overhead > 0
@@ -277,21 +165,21 @@ def test_twenty_iterations_are_those_of_the_eager_optimizer(tmp_path):
             objective = Objective(model, LOSS)
 
             def run():
-                value, gradients = _eagerly(objective.step, x, y)  # noqa: B023
+                value, gradients = eagerly(objective.step, x, y)  # noqa: B023
                 optimizer.apply(gradients, model.trainable_variables)  # noqa: B023
                 return value
 
         losses[planned] = [float(run()) for _ in range(20)]
-        weights[planned] = [a.tobytes() for a in _state([*model.variables, *optimizer.variables])]
+        weights[planned] = [a.tobytes() for a in state_of([*model.variables, *optimizer.variables])]
     assert losses[True] == losses[False]
     assert losses[True][-1] < losses[True][0]
     assert weights[True] == weights[False]
 
 
 def test_compile_returns_the_prediction_and_the_loss():
-    model = _built(two_in_two_out)
-    x, y = _batch(model)
-    step = rtf.compile(model, LOSS, keras.optimizers.SGD(0.0), *_specs((x, y)), budget="1GB", **QUICK)
+    model = built(two_in_two_out)
+    x, y = batch_for(model)
+    step = rtf.compile(model, LOSS, keras.optimizers.SGD(0.0), *specs_of((x, y)), budget="1GB", **QUICK)
     prediction, value = step(x, y)
     assert [tuple(p.shape) for p in prediction] == [(4, 5), (4, 5)]
     terms = [float(tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(a, b)))
@@ -309,7 +197,7 @@ def two_by_name():
 
 def test_losses_by_the_names_of_the_outputs():
     """And what could be mistaken is refused: a dict's order is not that of a list."""
-    model = _built(two_by_name)
+    model = built(two_by_name)
     rng = np.random.default_rng(2)
     x = {name: tf.constant(rng.normal(size=(4, 6)), "float32") for name in "ab"}
     y = {"left": tf.constant([0, 1, 2, 3]), "right": tf.constant(rng.normal(size=(4, 1)), "float32")}
@@ -317,9 +205,9 @@ def test_losses_by_the_names_of_the_outputs():
     prediction = model(x)
     terms = [keras.losses.get(losses[name])(y[name], prediction[name]) for name in ("left", "right")]
     expected = sum(float(tf.reduce_mean(t)) for t in terms)
-    value = rtf.rematerialize(model, _specs((x, y)), "1GB", loss=losses, **QUICK)(x, y)[0]
+    value = rtf.rematerialize(model, specs_of((x, y)), "1GB", loss=losses, **QUICK)(x, y)[0]
     assert abs(float(value) - expected) < 1e-5
-    value = rtf.compile(model, losses, "sgd", *_specs((x, y)), budget="1GB", **QUICK)(x, y)[1]
+    value = rtf.compile(model, losses, "sgd", *specs_of((x, y)), budget="1GB", **QUICK)(x, y)[1]
     assert abs(float(value) - expected) < 1e-5
     listed = [y["left"], y["right"]]
     for labels, loss, says in (
@@ -329,7 +217,7 @@ def test_losses_by_the_names_of_the_outputs():
         (y, "entropy of some kind", "is no Keras loss"),
     ):
         with pytest.raises(InvalidInput, match=says):
-            rtf.rematerialize(model, _specs((x, labels)), "1GB", loss=loss, **QUICK)
+            rtf.rematerialize(model, specs_of((x, labels)), "1GB", loss=loss, **QUICK)
 
 
 class Recorder(keras.callbacks.Callback):
@@ -342,7 +230,7 @@ class Recorder(keras.callbacks.Callback):
 
 
 def _fit(planned, **compiled):
-    model = _built(convolutional)
+    model = built(convolutional)
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), LOSS, metrics=["accuracy"], **compiled)
     if planned:
         assert rtf.fit_within(model, budget="570kB", **QUICK) is model
@@ -397,12 +285,12 @@ def test_fit_plans_a_train_step_of_ones_own():
 
     results = []
     for planned in (True, False):
-        base = _built(two_in_two_out)
+        base = built(two_in_two_out)
         model = Halved(base.inputs, base.outputs)
         model.compile("sgd", [LOSS, LOSS], run_eagerly=not planned)
         if planned:
             rtf.fit_within(model, budget="1MB", **QUICK)
-        x, y = _batch(model, 8)
+        x, y = batch_for(model, 8)
         data = tf.data.Dataset.from_tensors((tuple(x), tuple(y))).repeat(3)
         results.append((model.fit(data, epochs=1, verbose=0).history, [a.tobytes() for a in model.get_weights()]))
     assert results[0] == results[1]
@@ -412,8 +300,8 @@ def test_compiling_anew_makes_new_steps():
     """With the optimizer and the metrics of before but another loss; what was planned must not run any more."""
     results = []
     for planned in (True, False):
-        model, optimizer = _built(attention), keras.optimizers.SGD(0.1)
-        x, y = _batch(model, 8)
+        model, optimizer = built(attention), keras.optimizers.SGD(0.1)
+        x, y = batch_for(model, 8)
         if planned:
             rtf.fit_within(model, "1GB", **QUICK)
         for weight in (1.0, 3.0):
@@ -434,13 +322,13 @@ def test_a_model_without_variables_yet():
             rtf.fit_within(model, "1GB", **QUICK)
         x, y = np.ones((8, 3), "float32"), np.ones((8, 5), "float32")
         history = model.fit(x, y, batch_size=4, epochs=2, verbose=0).history
-        results.append((history, [a.tobytes() for a in _state([*model.variables, *model.optimizer.variables])]))
+        results.append((history, [a.tobytes() for a in state_of([*model.variables, *model.optimizer.variables])]))
     assert results[0] == results[1]
     model = keras.Sequential([layers.Dense(2)])
     step = rtf.compile(model, "mse", "adam", tf.TensorSpec((4, 3)), tf.TensorSpec((4, 2)), budget="1GB", **QUICK)
-    before = _state(model.variables)
+    before = state_of(model.variables)
     step(tf.ones((4, 3)), tf.ones((4, 2)))
-    assert any((a != b).any() for a, b in zip(before, _state(model.variables), strict=True))
+    assert any((a != b).any() for a, b in zip(before, state_of(model.variables), strict=True))
 
 
 @needs_compiler
@@ -458,17 +346,17 @@ def test_example_script_trains(monkeypatch, capsys, budget):
 
 
 def test_an_exception_in_the_step_leaves_every_variable_as_it_was():
-    model = _built(convolutional)
-    x, y = _batch(model)
+    model = built(convolutional)
+    x, y = batch_for(model)
     optimizer = keras.optimizers.Adam()
-    step = rtf.compile(model, LOSS, optimizer, *_specs((x, y)), budget="1GB", **QUICK)
+    step = rtf.compile(model, LOSS, optimizer, *specs_of((x, y)), budget="1GB", **QUICK)
     variables = [*model.variables, *optimizer.variables]
-    before = [a.tobytes() for a in _state(variables)]
+    before = [a.tobytes() for a in state_of(variables)]
     with pytest.raises(tf.errors.InvalidArgumentError):
         step(x, y + 100)  # a label out of range: found by the loss, after the forward pass
-    assert [a.tobytes() for a in _state(variables)] == before
+    assert [a.tobytes() for a in state_of(variables)] == before
     step(x, y)
-    assert [a.tobytes() for a in _state(variables)] != before
+    assert [a.tobytes() for a in state_of(variables)] != before
 
 
 @pytest.mark.parametrize(
@@ -483,15 +371,15 @@ def test_an_exception_in_the_step_leaves_every_variable_as_it_was():
     ],
 )
 def test_unusable_budgets(budget, says):
-    model = _built(two_in_two_out)
+    model = built(two_in_two_out)
     with pytest.raises(ValueError, match=says) as error:
-        rtf.rematerialize(model, _specs(_batch(model)), budget, loss=LOSS, **QUICK)
+        rtf.rematerialize(model, specs_of(batch_for(model)), budget, loss=LOSS, **QUICK)
     assert "\n" not in str(error.value)
 
 
 def test_jit_compile_is_refused_with_the_reason():
-    model = _built(two_in_two_out)
-    specs = _specs(_batch(model))
+    model = built(two_in_two_out)
+    specs = specs_of(batch_for(model))
     reason = "jit_compile=True undoes rematerialization"
     with pytest.raises(InvalidInput, match=reason):
         rtf.rematerialize(model, specs, "1GB", loss=LOSS, jit_compile=True)
@@ -501,15 +389,15 @@ def test_jit_compile_is_refused_with_the_reason():
         rtf.rematerialize(tf.function(lambda x: x, jit_compile=True), (tf.TensorSpec((1,)),), "1GB")
     model.compile("sgd", [LOSS, LOSS], jit_compile=True)
     rtf.fit_within(model, "1GB", **QUICK)
-    x, y = _batch(model)
+    x, y = batch_for(model)
     with pytest.raises(InvalidInput, match=reason):
         model.fit(x, y, verbose=0)
 
 
 def test_a_batch_of_another_shape_is_refused():
-    model = _built(attention)
-    x, y = _batch(model)
-    step = rtf.rematerialize(model, _specs((x, y)), "1GB", loss=LOSS, **QUICK)
+    model = built(attention)
+    x, y = batch_for(model)
+    step = rtf.rematerialize(model, specs_of((x, y)), "1GB", loss=LOSS, **QUICK)
     with pytest.raises(ValueError, match=r"planned for \(4, 6\) and called with \(3, 6\)"):
         step(x[:3], y[:3])
     with pytest.raises(ValueError, match="the step takes int32"):
@@ -571,7 +459,7 @@ def test_stateful_random_numbers_keep_their_order_and_run_once():
     planned = rtf.rematerialize(step, (tf.TensorSpec((64,)),), "1GB", **QUICK)
     captured = planned._step
     assert captured.in_order_only
-    again = _planned(captured, random_order(captured.planned, np.random.default_rng(0), 0.5))
+    again = planned_step(captured, random_order(captured.planned, np.random.default_rng(0), 0.5))
     kinds = [captured.graph.operations[k].kind for k in again.plan.order.tolist()]
     assert kinds.count("RandomUniform") == 3
     assert len(kinds) > len(captured.graph)
@@ -581,39 +469,39 @@ def test_stateful_random_numbers_keep_their_order_and_run_once():
 
 
 def test_a_saved_plan_runs_without_a_solver_and_only_where_it_belongs(tmp_path, monkeypatch):
-    model = _built(convolutional)
-    batch = _batch(model)
-    step = rtf.rematerialize(model, _specs(batch), "300kB", loss=LOSS, **QUICK)
+    model = built(convolutional)
+    batch = batch_for(model)
+    step = rtf.rematerialize(model, specs_of(batch), "300kB", loss=LOSS, **QUICK)
     assert step.plan.recomputed
     path = tmp_path / "plan.json"
     step.plan.save(path)
     monkeypatch.setattr(_plan, "find_plan", None)  # a solve would fail
-    before = _state(model.variables)
-    expected = _bits(step(*batch), model.variables)
+    before = state_of(model.variables)
+    expected = bits_of(step(*batch), model.variables)
     for plan in (path, str(path), step.plan):
-        _put(model.variables, before)
-        again = rtf.rematerialize(model, _specs(batch), loss=LOSS, plan=plan)
+        put_state(model.variables, before)
+        again = rtf.rematerialize(model, specs_of(batch), loss=LOSS, plan=plan)
         assert again.plan.order.tolist() == step.plan.order.tolist()
         assert again.predicted_peak_bytes == step.predicted_peak_bytes
         assert again.overhead == step.overhead
-        assert _bits(again(*batch), model.variables) == expected
+        assert bits_of(again(*batch), model.variables) == expected
 
-    assert rtf.rematerialize(model, _specs(batch), "400kB", loss=LOSS, plan=path).budget_bytes == 400_000
+    assert rtf.rematerialize(model, specs_of(batch), "400kB", loss=LOSS, plan=path).budget_bytes == 400_000
     with pytest.raises(InvalidInput, match=r"above the budget of 1\.00 kB"):
-        rtf.rematerialize(model, _specs(batch), "1kB", loss=LOSS, plan=path)
+        rtf.rematerialize(model, specs_of(batch), "1kB", loss=LOSS, plan=path)
     with pytest.raises(InvalidPlan, match=r"the plan's: .*\n.*this step's: "):
-        rtf.rematerialize(model, _specs(_batch(model, 5)), loss=LOSS, plan=path)
+        rtf.rematerialize(model, specs_of(batch_for(model, 5)), loss=LOSS, plan=path)
     with pytest.raises(InvalidPlan, match=r"the plan's: .*\n.*this step's: "):
-        rtf.rematerialize(model, _specs(_batch(model, 5)), loss=LOSS, plan=step.plan)
-    other = _built(convolutional)
+        rtf.rematerialize(model, specs_of(batch_for(model, 5)), loss=LOSS, plan=step.plan)
+    other = built(convolutional)
     other.layers[1].trainable = False
     with pytest.raises(InvalidPlan, match="another model"):
-        rtf.rematerialize(other, _specs(batch), loss=LOSS, plan=path)
+        rtf.rematerialize(other, specs_of(batch), loss=LOSS, plan=path)
     document = json.loads(path.read_text())
     document["execution"]["version"] = "2.0.0"
     path.write_text(json.dumps(document))
     with pytest.raises(InvalidPlan, match=r"tensorflow 2\.0\.0, this is 2\."):
-        rtf.rematerialize(model, _specs(batch), loss=LOSS, plan=path)
+        rtf.rematerialize(model, specs_of(batch), loss=LOSS, plan=path)
 
 
 # --- memory --------------------------------------------------------------------------------------
@@ -654,8 +542,8 @@ def test_the_promise_is_kept_and_the_prediction_is_close():
     """Measured in a fresh process, at a fraction of the plain step, which is measured too."""
     keras.utils.set_random_seed(0)
     model, batch = wide()
-    share = tight(rtf.rematerialize(model, _specs(batch), 1.0, loss=LOSS, **QUICK).plan, 0.45)
-    step = rtf.rematerialize(model, _specs(batch), share, loss=LOSS, **QUICK)
+    share = tight(rtf.rematerialize(model, specs_of(batch), 1.0, loss=LOSS, **QUICK).plan, 0.45)
+    step = rtf.rematerialize(model, specs_of(batch), share, loss=LOSS, **QUICK)
     measured, plain = step.measure(), step.plan.plain_peak_bytes
     assert plain is not None
     assert abs(step.budget_bytes / (share * plain) - 1) < 1e-6
@@ -735,8 +623,8 @@ def test_a_kernel_that_takes_an_input_for_scratch_is_found():
 
 
 def test_steps_are_timed_side_by_side():
-    model = _built(two_in_two_out)
-    step = rtf.rematerialize(model, _specs(_batch(model)), "1GB", loss=LOSS, **QUICK)
+    model = built(two_in_two_out)
+    step = rtf.rematerialize(model, specs_of(batch_for(model)), "1GB", loss=LOSS, **QUICK)
     times = step.measure_times(rounds=3)
     assert set(times) == {"planned", "plain", "plain as written"}
     assert all(0 < t.best_s <= t.wall_s and t.cpu_s > 0 for t in times.values())
@@ -805,8 +693,8 @@ def test_the_optimizer_counts_to_the_budget():
     """Adam's slots and the temporaries of its update, measured."""
     keras.utils.set_random_seed(0)
     model, batch = wide()
-    share = tight(rtf.compile(model, LOSS, "adam", *_specs(batch), budget=1.0, **QUICK).plan, 0.5)
-    step = rtf.compile(model, LOSS, "adam", *_specs(batch), budget=share, **(QUICK | {"verify": True}))
+    share = tight(rtf.compile(model, LOSS, "adam", *specs_of(batch), budget=1.0, **QUICK).plan, 0.5)
+    step = rtf.compile(model, LOSS, "adam", *specs_of(batch), budget=share, **(QUICK | {"verify": True}))
     measured = step.measure()
     assert measured.peak_bytes <= step.budget_bytes
     assert 0.98 <= measured.peak_bytes / step.predicted_peak_bytes <= 1.02

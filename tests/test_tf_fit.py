@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_tf_execution import (
-    LOSS,
-    QUICK,
-    _built,
-    _kernels_not_measured,  # noqa: F401  (a fixture)
-    _own_cache,  # noqa: F401  (a fixture)
-    keras,
-    layers,
-    rtf,
-    tf,
-)
+from tf_helpers import LOSS, QUICK, built, keras, layers, simulated_peak, tf
 
-import remat
+import remat.tf as rtf
 from remat.errors import InvalidInput
-from remat.execution import Peaks
 from remat.tf import _plan
+
+pytestmark = pytest.mark.usefixtures("tf_cache", "kernels_not_measured")
 
 
 @pytest.fixture
@@ -28,9 +19,9 @@ def plain_peaks(monkeypatch):
     asked = []
 
     def simulated(step):
-        once = remat.Plan.from_order(step.graph, range(len(step.graph)))
-        asked.append(remat.simulate(step.graph, once).peak_bytes)
-        return Peaks(asked[-1])
+        peaks = simulated_peak(step)
+        asked.append(peaks.plain_bytes)
+        return peaks
 
     monkeypatch.setattr(_plan, "measured_plain_peak", simulated)
     return asked
@@ -46,7 +37,7 @@ def deep():
 
 
 def _model(**compiled):
-    model = _built(deep)
+    model = built(deep)
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), LOSS, metrics=["accuracy"], **compiled)
     return model
 
@@ -162,7 +153,7 @@ def test_prepare_refuses_what_it_cannot_plan():
     model = _model()
     with pytest.raises(InvalidInput, match=r"call remat\.tf\.fit_within\(model, budget\) first"):
         rtf.prepare(model, _data(8))
-    uncompiled = rtf.fit_within(_built(deep), "1GB", **QUICK)
+    uncompiled = rtf.fit_within(built(deep), "1GB", **QUICK)
     with pytest.raises(InvalidInput, match="compile the model first"):
         rtf.prepare(uncompiled, _data(8))
     rtf.fit_within(model, "1GB", **QUICK)

@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
+from torch_helpers import IMAGES, Net, squares  # noqa: E402
 
 import remat  # noqa: E402
 import remat.torch as rt  # noqa: E402
@@ -30,12 +31,8 @@ from remat.torch.networks.transformer import gpt2  # noqa: E402
 from remat.torch.plain import plain_step  # noqa: E402
 from remat.torch.planner import there_before  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("warm_search")
-IMAGES = (8, 3, 32, 32)
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
-
-
-pytestmark = pytest.mark.usefixtures("torch_cache", "torch_seed")
+pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -46,28 +43,9 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-class Net(nn.Module):
-    """Convolutions with batch norm, in-place ReLU and dropout."""
-
-    def __init__(self, width: int = 24, n: int = 3, dropout: float = 0.1):
-        super().__init__()
-        self.convs = nn.ModuleList(nn.Conv2d(3 if i == 0 else width, width, 3, padding=1) for i in range(n))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(n))
-        self.drop, self.head = nn.Dropout(dropout), nn.Linear(width, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = self.drop(F.relu(norm(conv(x)), inplace=True))
-        return self.head(x.mean((2, 3)))
-
-
 def rematerialize(model: nn.Module, args: tuple[Any, ...], budget: Any = 0.75, **options: Any) -> rt.Rematerialized:
     options = {"cost": "flops", "time_limit_s": 0.6, "strategy": "search"} | options
     return rt.rematerialize(model, args, budget, **options)
-
-
-def squares(output: torch.Tensor) -> torch.Tensor:
-    return output.float().square().mean()
 
 
 def step(
@@ -764,7 +742,7 @@ def test_a_saved_plan_needs_no_solver(tmp_path: Path) -> None:
 import sys, torch
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import remat.torch as rt
-from test_torch_execution import IMAGES, Net
+from torch_helpers import IMAGES, Net
 model = rt.rematerialize(Net(), (torch.randn(IMAGES),), plan={str(path)!r})
 model(torch.randn(IMAGES)).sum().backward()
 print(model.predicted_peak_bytes, model.budget_bytes, len(model.plan.order))
@@ -940,7 +918,7 @@ import os, sys, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, sys.argv[1])
 import remat.torch as rt
-from test_torch_execution import IMAGES, Net, squares
+from torch_helpers import IMAGES, Net, squares
 rank = int(sys.argv[2])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[3], rank=rank, world_size=2)
 torch.manual_seed(0)

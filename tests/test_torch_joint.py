@@ -102,8 +102,8 @@ def test_exact_plans_give_the_bits_of_the_plain_model(tmp_path) -> None:
 
 def test_joint_plans_keep_their_promise_and_gradients_to_rounding(tmp_path) -> None:
     module = planned("joint", tmp_path, verify=True)
-    assert any(module.plan.plan.chosen)
-    assert "other ways" in str(module.plan)
+    assert any(module.plan.plan.choices)
+    assert "  implementations " in str(module.plan)
     assert module.measured_peak_bytes is not None
     assert module.measured_peak_bytes <= module.budget_bytes
     assert abs(module.measured_peak_bytes / module.predicted_peak_bytes - 1) < 0.03
@@ -128,7 +128,7 @@ def test_any_choice_gives_the_gradients(seed: int) -> None:
     choices = Choices(step_.graph)
     chosen = None
     while chosen is None:
-        chosen = choices.choose([r.randrange(len(ways)) for ways in choices.ways])
+        chosen = choices.choose([r.randrange(len(ways)) for ways in choices.implementations])
     # Everything that can be is computed a second time before the backward pass ends.
     graph = chosen.graph
     first = next(k for k, op in enumerate(graph.operations) if op.is_backward)
@@ -136,8 +136,8 @@ def test_any_choice_gives_the_gradients(seed: int) -> None:
     order = [*range(first), *(again if seed % 2 else ()), *range(first, len(graph))]
     plan = chosen.lift(Plan.from_order(graph, order))
     simulate(step_.graph, plan)
-    forward, backward = emit(step_, plan.order.tolist(), plan.chosen)
-    used = {name for name in plan.chosen if name}
+    forward, backward = emit(step_, plan.order.tolist(), plan.choices)
+    used = {name for name in plan.choices if name}
     assert used
     model = fresh()
     primals = step_.joint.primals
@@ -171,7 +171,7 @@ def test_a_saved_plan_runs_without_a_solver(tmp_path) -> None:
         assert torch.equal(mine, theirs)
     moved = rt.rematerialize(copy.deepcopy(fresh()), (X,), plan=module.plan)
     assert isinstance(moved.plan, StepPlan)
-    assert moved.plan.plan.chosen == module.plan.plan.chosen
+    assert moved.plan.plan.choices == module.plan.plan.choices
     document["execution"]["implementations"][3] = [["nothing", 1, -1]]
     (tmp_path / "other.json").write_text(json.dumps(document))
     with pytest.raises(remat.InvalidPlan, match="names, costs and bytes"):
@@ -213,12 +213,12 @@ def inverting(tmp_path) -> rt.Rematerialized:
 
     made = planned("joint", tmp_path, 1.0).plan
     choices = Choices(made.graph)
-    names = [[way.name for way in ways] for ways in choices.ways]
+    names = [[way.name for way in ways] for ways in choices.implementations]
     wanted = [ways.index("batch_norm_from_output") if "batch_norm_from_output" in ways else 0 for ways in names]
     chosen = choices.choose(wanted)
     assert chosen is not None
     plan = chosen.lift(Plan.from_order(chosen.graph, range(len(chosen.graph))))
-    assert "batch_norm_from_output" in plan.chosen
+    assert "batch_norm_from_output" in plan.choices
     return rt.rematerialize(fresh(), (X,), plan=replace(made, plan=plan, budget_bytes=None), cost="roofline", gpu="cpu")
 
 

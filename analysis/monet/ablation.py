@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
+from analysis.bars import grouped_bars
 from analysis.monet.points import (
     JOINT,
     LEVELS,
@@ -18,13 +18,10 @@ from analysis.monet.points import (
     cheapest,
     gib,
     no_plan,
-    of,
-    read_facts,
     read_points,
-    signed,
+    select,
 )
-from analysis.paper.part import Part, Table
-from analysis.results import read_json
+from analysis.parts import Part, Table, percent, prose
 from analysis.style import BLUE, GREY, LIGHT_GREY, OLIVE, ORANGE, SKY, WINE
 
 COLOURS = {NONE: LIGHT_GREY, "in_place": SKY, "conv": BLUE, "output": OLIVE, JOINT: ORANGE, NO_WINOGRAD: WINE}
@@ -33,23 +30,15 @@ CUMULATIVE = (NONE, "in_place", "conv", "output", JOINT)  # each has what those 
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
     """Bars at the smallest budget, and every level at every budget of the ablation."""
-    facts, _ = read_facts(folder)
-    points = read_points(folder, read_json(folder / "overhead.json")["store"], document["rows"])
+    facts, points = read_points(folder, document)
     levels = document["levels"]
     cases = [
         (net, budget)
         for net in facts
-        for budget in sorted({p.budget_bytes for p in of(points, net["name"], levels, ("portfolio", "monet"))})
+        for budget in sorted({p.budget_bytes for p in select(points, net["name"], levels, ("portfolio", "monet"))})
     ]
     return Part(
-        "Ablation: which kinds of implementations matter",
-        "MONeT's ablation adds implementations level by level: in place, convolution algorithms, gradients from "
-        "outputs, gradients from intermediate masks and indices. Its numbers are not at hand.",
-        _ours(cases, points, levels),
-        "Winograd's costs are modelled and flatter it: the level `+ Winograd` and those after it gain what no "
-        "measurement backs. `all but Winograd` has every other implementation. The portfolio solves each level on "
-        "its own in the same time, so a level may come out worse than one that it contains; `as contained` carries "
-        "the better plan on.",
+        *prose(__file__, overheads=_overheads(cases, points, levels)),
         [("ablation", "Overhead at the smallest budget, by level of implementations; x: no plan",
           _figure(facts, points, levels))],
         [_table(cases, points, levels)],
@@ -57,7 +46,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
 
 
 def _value(points: Sequence[Point], net: str, level: str, budget: int) -> float | None:
-    found = cheapest([p for p in of(points, net, level, "portfolio") if p.budget_bytes <= budget], budget)
+    found = cheapest([p for p in select(points, net, level, "portfolio") if p.budget_bytes <= budget], budget)
     return None if found is None else found.overhead
 
 
@@ -69,29 +58,29 @@ def _contained(points: Sequence[Point], net: str, level: str, budget: int) -> fl
     return min(known, default=None)
 
 
-def _ours(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str]) -> str:
-    said = []
+def _overheads(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str]) -> str:
+    texts = []
     for net in dict.fromkeys(net["label"] for net, _ in cases):
         own, budget = min(((n, b) for n, b in cases if n["label"] == net), key=lambda case: case[1])
         steps = []
         for level in levels:
             value = _contained(points, own["name"], level, budget)
-            words = signed(value) or no_plan(of(points, own["name"], level, "portfolio"), budget)
+            words = percent(value) or no_plan(select(points, own["name"], level, "portfolio"), budget)
             steps.append(f"{LEVELS[level]} {words}")
-        said.append(f"{net} at {gib(budget)} GiB: {', '.join(steps)}")
-    return ". ".join(said) + "." if said else "Nothing was solved."
+        texts.append(f"{net} at {gib(budget)} GiB: {', '.join(steps)}")
+    return ". ".join(texts) + "." if texts else "Nothing was solved."
 
 
 def _table(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str]) -> Table:
     rows = []
     for net, budget in cases:
         for level in levels:
-            own = of(points, net["name"], level, "portfolio")
-            monet = cheapest(of(points, net["name"], level, "monet"), budget)
+            own = select(points, net["name"], level, "portfolio")
+            monet = cheapest(select(points, net["name"], level, "monet"), budget)
             value = _value(points, net["name"], level, budget)
-            rows.append([net["label"], gib(budget), LEVELS[level], signed(value) or no_plan(own, budget),
-                         signed(_contained(points, net["name"], level, budget)),
-                         "" if monet is None else signed(monet.overhead)])  # fmt: skip
+            rows.append([net["label"], gib(budget), LEVELS[level], percent(value) or no_plan(own, budget),
+                         percent(_contained(points, net["name"], level, budget)),
+                         "" if monet is None else percent(monet.overhead)])  # fmt: skip
     return Table("monet_ablation", "Overhead by level of implementations; empty: not tried, or no plan", [
         "network", "GiB", "implementations", "portfolio", "as contained", "MONeT's program",
     ], rows)  # fmt: skip
@@ -100,24 +89,17 @@ def _table(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str])
 def _figure(facts: Sequence[Mapping[str, Any]], points: Sequence[Point], levels: Sequence[str]) -> Figure:
     figure = Figure(figsize=(8.6, 3.6), layout="constrained")
     axes = figure.subplots()
-    width = 0.84 / len(levels)
-    budgets = {net["name"]: min(net["budgets_bytes"]) for net in facts}
-    for i, level in enumerate(levels):
-        at = np.arange(len(facts)) + (i - (len(levels) - 1) / 2) * width
-        values = [_value(points, net["name"], level, budgets[net["name"]]) for net in facts]
-        axes.bar(at, [0.0 if v is None else 100 * v for v in values], 0.92 * width, color=COLOURS[level],
-                 label=LEVELS[level])  # fmt: skip
-        for x, value in zip(at, values, strict=True):
-            if value is None:
-                axes.annotate("x", (x, 0), (0, 2), textcoords="offset points", ha="center", fontsize=8,
-                              color=COLOURS[level])  # fmt: skip
-            else:
-                axes.annotate(f"{100 * value:.0f}", (x, 100 * value), (0, 2 if value >= 0 else -8),
-                              textcoords="offset points", ha="center", fontsize=6)  # fmt: skip
+    at = [(net["name"], min(net["budgets_bytes"])) for net in facts]
+    groups = [f"{net['label']}\n{gib(budget)} GiB" for net, (_, budget) in zip(facts, at, strict=True)]
+    series = {LEVELS[level]: [_percent(_value(points, name, level, b)) for name, b in at] for level in levels}
+    labels = [["x" if value is None else f"{value:.0f}" for value in values] for values in series.values()]
+    grouped_bars(axes, groups, series, [COLOURS[level] for level in levels], labels)
     axes.axhline(0, color=GREY, lw=0.8)
-    axes.set_xticks(range(len(facts)), [f"{net['label']}\n{gib(budgets[net['name']])} GiB" for net in facts])
-    axes.grid(axis="x", visible=False)
     axes.margins(y=0.12)
     axes.set_ylabel("Overhead (%)")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=6)
     return figure
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share

@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.monet.points import JOINT, LEVELS, NO_WINOGRAD, gib, read_facts
-from analysis.paper.part import Part, Table
+from analysis.bars import heatmap
+from analysis.monet.points import JOINT, LEVELS, NO_WINOGRAD, gib, read_points
+from analysis.parts import Part, Table, prose
 
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
     """Counts by budget, and the reasons."""
-    facts, _ = read_facts(folder)
+    facts, _ = read_points(folder)
     label = {net["name"]: net["label"] for net in facts}
     used, never = document["used"], document["never"]
     everywhere = _never_anywhere(document)
-    said = ", ".join(f"{kind} {way}" for kind, way in everywhere) or "none"
+    nowhere = ", ".join(f"{kind} {way}" for kind, way in everywhere) or "none"
     groups = {}
     for entry in never:
         groups.setdefault(entry["reason"].partition(":")[0], []).append(entry)
@@ -32,13 +33,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
             for level in (NO_WINOGRAD, JOINT)
         ]  # fmt: skip
     return Part(
-        "Implementations used",
-        "MONeT's schedules mix implementations of one operator within a network, by budget; no counts are at hand.",
-        f"Never chosen in any network, budget or method: {said}. Reasons of those a network never uses, "
-        f"each computed from the graph or by putting the implementation into every plan: {counts}.",
-        "A count is of operations that run in that way at least once, of those that have it; what is not counted "
-        "runs in its default. A reason is of the portfolio's plans: `missed by the search` means that "
-        "such a plan would have been no worse, and more time would find it.",
+        *prose(__file__, never=nowhere, reasons=counts),
         figures,
         [_used_table(used, document["available"], label), _never_table(never, label)],
     )
@@ -91,27 +86,24 @@ def _figure(document: Mapping[str, Any], facts: Sequence[Mapping[str, Any]], lev
     columns = [(net, budget) for net in facts for budget in sorted(net["budgets_bytes"], reverse=True)]
     solved = {(network, budget) for network, budget, _, _ in counts}
     shares = np.full((len(ways), len(columns)), np.nan)
-    figure = Figure(figsize=(0.42 * len(columns) + 3.4, 0.21 * len(ways) + 1.3), layout="constrained")
-    axes = figure.subplots()
+    texts = np.full(shares.shape, "", dtype=object)
     for j, (net, budget) in enumerate(columns):
         for i, (kind, way) in enumerate(ways):
             if (net["name"], kind, way) in most and (net["name"], budget) in solved:
                 n = counts.get((net["name"], budget, kind, way), 0)
-                shares[i, j] = n / most[net["name"], kind, way]
-                axes.annotate(str(n), (j, i), ha="center", va="center", fontsize=6,
-                              color="white" if shares[i, j] > 0.6 else "#333333")  # fmt: skip
-    axes.imshow(shares, cmap="Purples", vmin=0, vmax=1, aspect="auto")
-    axes.set_yticks(range(len(ways)), [f"{short(kind)}: {way}" for kind, way in ways], fontsize=6.5)
-    axes.set_xticks(range(len(columns)), [gib(budget) for _, budget in columns], fontsize=7)
-    axes.grid(visible=False)
+                shares[i, j], texts[i, j] = n / most[net["name"], kind, way], str(n)
+    figure = Figure(figsize=(0.42 * len(columns) + 3.4, 0.21 * len(ways) + 1.3), layout="constrained")
+    axes = figure.subplots()
+    heatmap(axes, shares, texts, [f"{short(kind)}: {way}" for kind, way in ways],
+            [gib(budget) for _, budget in columns], colours="Purples", top=1)  # fmt: skip
     start = 0
     for net in facts:
         n = len(net["budgets_bytes"])
-        axes.annotate(net["label"], (start + (n - 1) / 2, -0.8), ha="center", va="bottom", fontsize=8,
+        axes.annotate(net["label"], (start + n / 2, -0.3), ha="center", va="bottom", fontsize=8,
                       annotation_clip=False)  # fmt: skip
         start += n
         if start < len(columns):
-            axes.axvline(start - 0.5, color="#777777", lw=0.8)
+            axes.axvline(start, color="#777777", lw=0.8)
     axes.set_xlabel("Memory budget (GiB)")
     return figure
 

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 
 from analysis.monet.points import (
+    ALL,
     GIB,
     GIST,
     JOINT,
@@ -19,12 +20,11 @@ from analysis.monet.points import (
     Point,
     cheapest,
     gib,
-    no_plan,
-    of,
-    read_facts,
-    signed,
+    overhead_words,
+    read_points,
+    select,
 )
-from analysis.paper.part import Part, Table
+from analysis.parts import Part, Table, percent, prose
 from analysis.style import BLACK, BLUE, FOREST, GREY, OLIVE, ORANGE, SKY, WINE
 
 TOP, BOTTOM = 32.0, -12.0  # percent, unless a curve needs more below
@@ -37,43 +37,31 @@ LINES = (  # label, level, strategy, colour, marker, line
     ("MONeT's program, all", JOINT, "monet", OLIVE, "h", ":"),
 )
 CAPTION = "Overhead (%) against memory budget (GiB); plans beyond the frame are at its top with their value"
-SAID_COSTS = {"profile": "published P100 costs", "roofline": "roofline costs"}
+COST_NAMES = {"profile": "published P100 costs", "roofline": "roofline costs"}
 
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
     """The figure, and the numbers behind it."""
-    facts, points = read_facts(folder)
+    facts, points = read_points(folder)
+    peaks = [f"{net['label']} {gib(net['pytorch_peak_bytes'])} (published {net['pytorch_gib']:g})" for net in facts]
     return Part(
-        "Memory against overhead",
-        "MONeT needs three times less memory than PyTorch at 9 to 16 % overhead; measured on a P100 of 16 GB, its "
-        "overheads are in the table. At 10 GiB U-Net and VGG-16 run faster than PyTorch's own step [code].",
-        _ours(facts, points),
-        "Published overheads are of executed steps, against PyTorch with its own choice of algorithms; ours are of "
-        "plans, against one pass of the default implementations. Winograd's modelled costs, where they may "
-        "be chosen, gain far more than any algorithm measured for MONeT, so the line without them is the one "
-        "to compare. A plan without Winograd is one of `all` too: where `all` is worse or has none, the search "
-        "has lost its way among more choices. Gist is a lossless plan with an assumed sparsity of one half. "
-        + _program_words(points),
+        *prose(__file__, overheads=_overheads(facts, points), peaks=", ".join(peaks), program=_program_words(points)),
         [("overhead", CAPTION, _figure(facts, points))],
         [_main_table(facts, points), _plain_table(facts, points), _all_solves(facts, points)],
     )  # fmt: skip
 
 
-def _ours(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> str:
-    said = []
+def _overheads(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> str:
+    """Each network at its smallest budget."""
+    texts = []
     for net in facts:
         budget = min(net["budgets_bytes"])
-        ours, checkmate = (cheapest(of(points, net["name"], level, ALL), budget) for level in (NO_WINOGRAD, NONE))
-        words = "no plan found" if ours is None else signed(ours.overhead)
-        tried = of(points, net["name"], NONE, ALL)
-        other = no_plan(tried, budget) or "not tried" if checkmate is None else signed(checkmate.overhead)
-        said.append(f"{net['label']} at {gib(budget)} GiB {words} (default implementations: {other})")
-    peaks = ", ".join(
-        f"{net['label']} {gib(net['pytorch_peak_bytes'])} (published {net['pytorch_gib']:g})" for net in facts
-    )
-    return (
-        f"All implementations but Winograd: {'; '.join(said)}. Plain PyTorch's peak by the simulator, in GiB: {peaks}."
-    )
+        ours, checkmate = (
+            overhead_words(select(points, net["name"], level, ALL), budget) or "not tried"
+            for level in (NO_WINOGRAD, NONE)
+        )
+        texts.append(f"{net['label']} at {gib(budget)} GiB {ours} (default implementations: {checkmate})")
+    return "; ".join(texts)
 
 
 def _program_words(points: Sequence[Point]) -> str:
@@ -88,15 +76,12 @@ def _program_words(points: Sequence[Point]) -> str:
     )
 
 
-ALL = ("portfolio", "checkmate_milp", "monet")
-
-
 def _main_table(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> Table:
     rows = []
     for net in facts:
         published = dict(zip(map(round, (g * GIB for g in net["budgets_gib"])), net["overheads_percent"], strict=True))
         for budget in sorted(net["budgets_bytes"], reverse=True):
-            cells = [_cell(of(points, net["name"], level, who), budget) for level, who in (
+            cells = [overhead_words(select(points, net["name"], level, who), budget) for level, who in (
                 (NONE, ALL), (NO_WINOGRAD, "portfolio"), (NO_WINOGRAD, "monet"), (JOINT, "portfolio"), (JOINT, "monet"),
             )]  # fmt: skip
             known = published.get(budget)
@@ -108,22 +93,17 @@ def _main_table(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> 
     )  # fmt: skip
 
 
-def _cell(points: Sequence[Point], budget: int) -> str:
-    found = cheapest(points, budget)
-    return no_plan(points, budget) if found is None else signed(found.overhead)
-
-
 def _plain_table(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> Table:
     rows = []
     for net in facts:
-        gist = next(iter(of(points, net["name"], GIST, "gist")), None)
+        gist = next(iter(select(points, net["name"], GIST, "gist")), None)
         rows.append([
-            net["label"], str(net["batch"]), SAID_COSTS[net["costs"]], str(net["operations"]),
+            net["label"], str(net["batch"]), COST_NAMES[net["costs"]], str(net["operations"]),
             str(net["implementations"]), f"{net['total_cost'] / 1e6:.1f}", gib(net["default_peak_bytes"]),
             f"{net['pytorch_gib']:.2f}", gib(net["pytorch_peak_bytes"]),
-            signed(net["pytorch_cost"] / net["total_cost"] - 1),
+            percent(net["pytorch_cost"] / net["total_cost"] - 1),
             "" if gist is None or gist.peak_bytes is None else gib(gist.peak_bytes),
-            "" if gist is None else signed(gist.overhead),
+            "" if gist is None else percent(gist.overhead),
         ])  # fmt: skip
     return Table(
         "monet_plain", "One pass without recomputation: default implementations, plain PyTorch, Gist (memory in GiB)",
@@ -136,9 +116,9 @@ def _all_solves(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> 
     label = {net["name"]: net["label"] for net in facts}
     total = {net["name"]: net["total_cost"] for net in facts}
     rows = [
-        [label[p.network], p.level, p.strategy, gib(p.budget_bytes), p.status, signed(p.overhead),
+        [label[p.network], p.level, p.strategy, gib(p.budget_bytes), p.status, percent(p.overhead),
          "" if p.peak_bytes is None else gib(p.peak_bytes),
-         "" if p.bound is None else signed(p.bound / total[p.network] - 1),
+         "" if p.bound is None else percent(p.bound / total[p.network] - 1),
          f"{p.wall_s:.1f}"]
         for p in points
     ]  # fmt: skip
@@ -171,8 +151,8 @@ def _panel(axes: Axes, net: Mapping[str, Any], points: Sequence[Point]) -> None:
     bottom = min(BOTTOM, 5 * ((lowest - 4) // 5))
     axes.axhline(0, color=GREY, lw=0.7, zorder=1)
     for label, level, strategy, colour, marker, line in LINES:
-        budgets = sorted({p.budget_bytes for p in of(own, net["name"], level, strategy)})
-        found = [(b, cheapest(of(own, net["name"], level, strategy), b)) for b in budgets]
+        budgets = sorted({p.budget_bytes for p in select(own, net["name"], level, strategy)})
+        found = [(b, cheapest(select(own, net["name"], level, strategy), b)) for b in budgets]
         shown = [(b / GIB, 100 * p.overhead) for b, p in found if p is not None and p.overhead is not None]
         if shown:
             axes.plot([x for x, _ in shown], [min(y, TOP) for _, y in shown], color=colour, marker=marker, ls=line,
@@ -196,5 +176,5 @@ def _panel(axes: Axes, net: Mapping[str, Any], points: Sequence[Point]) -> None:
     axes.set_ylim(bottom, TOP)
     axes.set_xlim(min(*xs, *net["budgets_gib"]) - 0.5, max(*xs, plain, net["pytorch_gib"]) + 0.6)
     axes.xaxis.set_major_locator(MultipleLocator(2))
-    axes.set_title(f"{net['label']} ({net['batch']}), {SAID_COSTS[net['costs']]}", loc="left", fontsize=9, pad=10)
+    axes.set_title(f"{net['label']} ({net['batch']}), {COST_NAMES[net['costs']]}", loc="left", fontsize=9, pad=10)
     axes.set(xlabel="Memory budget (GiB)", ylabel="Overhead (%)")

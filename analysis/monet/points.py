@@ -10,10 +10,12 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.parts import percent
 from analysis.results import WITH_PLAN, read_json, read_rows
 
 GIB = 2**30
 NONE, NO_WINOGRAD, JOINT, GIST = "none", "no_winograd", "joint", "gist"
+ALL = ("portfolio", "checkmate_milp", "monet")  # strategies that choose plans by budget
 LEVELS = {
     NONE: "default", "in_place": "+ in place", "conv": "+ Winograd", "output": "+ from outputs",
     "intermediate": "+ masks, indices", JOINT: "all", NO_WINOGRAD: "all but Winograd", GIST: "Gist's",
@@ -47,11 +49,15 @@ class Point:
     stats: Mapping[str, Any]
 
 
-def read_points(folder: Path, store: str, entries: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """A point for each entry of a document whose row the store has."""
-    entries = list(entries)
-    rows = {row.key: row for row in read_rows(folder / store, [e["key"] for e in entries]).itertuples()}
-    return [_point(entry, rows[entry["key"]]) for entry in entries if entry["key"] in rows]
+def read_points(folder: Path, document: Mapping[str, Any] | None = None) -> tuple[list[dict[str, Any]], list[Point]]:
+    """(what is known of each network, a point for each solve of a part's document that the store has).
+
+    Without a document, the solves are those of the part ``overhead``.
+    """
+    first = read_json(folder / "overhead.json")
+    entries = (document or first)["rows"]
+    rows = {row.key: row for row in read_rows(folder / first["store"], [e["key"] for e in entries]).itertuples()}
+    return first["networks"], [_point(entry, rows[entry["key"]]) for entry in entries if entry["key"] in rows]
 
 
 def _point(entry: Mapping[str, Any], row: Any) -> Point:
@@ -70,13 +76,7 @@ def _integer(value: Any) -> int | None:
     return None if pd.isna(value) else int(value)
 
 
-def read_facts(folder: Path) -> tuple[list[dict[str, Any]], list[Point]]:
-    """(what is known of each network, the points) of the part ``overhead``."""
-    document = read_json(folder / "overhead.json")
-    return document["networks"], read_points(folder, document["store"], document["rows"])
-
-
-def of(
+def select(
     points: Iterable[Point], network: str, levels: str | Sequence[str], strategies: str | Sequence[str]
 ) -> list[Point]:
     """Those of a network, levels and strategies, by budget."""
@@ -100,11 +100,12 @@ def no_plan(points: Iterable[Point], budget_bytes: int) -> str:
     return "none found" if own else ""
 
 
+def overhead_words(points: Sequence[Point], budget_bytes: int) -> str:
+    """The overhead of the cheapest of these within the budget, or why there is none."""
+    found = cheapest(points, budget_bytes)
+    return no_plan(points, budget_bytes) if found is None else percent(found.overhead)
+
+
 def gib(size_bytes: float) -> str:
     """``9.31``, or ``10``."""
     return f"{size_bytes / GIB:.2f}".removesuffix(".00")
-
-
-def signed(share: float | None) -> str:
-    """``-1.23 %``; '' for None."""
-    return "" if share is None else f"{100 * share:.2f} %"

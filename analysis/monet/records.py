@@ -8,10 +8,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.monet.points import GIB, Point, gib, of, read_facts, read_points
-from analysis.monet.solver_time import NEAR, reached
-from analysis.paper.part import Part, Table
-from analysis.results import read_json
+from analysis.monet.points import GIB, Point, gib, read_points, select
+from analysis.monet.solver_time import NEAR
+from analysis.parts import Part, Table, prose
+from analysis.solver_seconds import reached
 from analysis.style import BLACK, BLUE, FOREST, WINE
 
 OURS = (("portfolio", "Portfolio", WINE, "*"), ("checkmate_milp", "Checkmate MILP (HiGHS)", BLUE, "s"),
@@ -21,23 +21,15 @@ TOP = 20.0
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
     """A row for each record."""
-    published = (
-        "Checkmate's MILP with Gurobi 9.0.3 on 12 threads (VGG-16: 48), up to 24 h for each solve; cost, bound, "
-        "status and time are stored with MONeT's schedules, and every stored schedule was replayed [data]."
-    )
     records = document["records"]
     if not records:
-        words = f"Skipped: {document['absent']}."
-        return Part("Checkpointing only, against recorded results", published, words, "Nothing was compared.")
-    facts, _ = read_facts(folder)
+        title, published, *_ = prose(__file__, ours="")
+        return Part(title, published, f"Skipped: {document['absent']}.", "Nothing was compared.")
+    facts, points = read_points(folder, document)
     label = {net["name"]: net["label"] for net in facts}
     total = {net["name"]: net["total_cost"] for net in facts}
-    points = read_points(folder, read_json(folder / "overhead.json")["store"], document["rows"])
     return Part(
-        "Checkpointing only, against recorded results", published, _ours(records, points),
-        "The same graphs, costs and budgets; seconds here, hours on twelve threads there. Plans may repeat backward "
-        "operations here and in Checkmate's MILP, not in MONeT's program, whose own bound proves nothing of others' "
-        "plans. Recorded bounds are Gurobi's; ours are proven by corrected duals.",
+        *prose(__file__, ours=_outcome(records, points)),
         [("records", "Cost above the recorded one at the recorded budgets; beyond the frame: at its top with the value",
           _figure(records, points, label))],
         [_table(records, points, label, total)],
@@ -45,11 +37,11 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
 
 
 def _at(points: Sequence[Point], record: Mapping[str, Any], strategy: str) -> Point | None:
-    own = [p for p in of(points, record["network"], "none", strategy) if p.budget_bytes == record["budget_bytes"]]
+    own = [p for p in select(points, record["network"], "none", strategy) if p.budget_bytes == record["budget_bytes"]]
     return own[0] if own else None
 
 
-def _ours(records: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> str:
+def _outcome(records: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> str:
     pairs = [(r, p) for r in records if (p := _at(points, r, "portfolio")) is not None]
     known = [(r["cost_ns"], p.cost) for r, p in pairs if r["cost_ns"] is not None and p.cost is not None]
     agree = sum(r["cost_ns"] is None and p.status == "INFEASIBLE" for r, p in pairs)
@@ -61,8 +53,9 @@ def _ours(records: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> str:
     equal = sum(abs(ratio) <= 1e-4 for ratio in ratios)
     return (
         f"The portfolio's plan is cheaper than the recorded one in {cheaper} of {len(known)} cases, equal (to 1e-4) in "
-        f"{equal}, dearer in {len(known) - cheaper - equal}; at worst {100 * max(ratios):.2f} % dearer, at best "
-        f"{-100 * min(ratios):.2f} % cheaper. Of {impossible} budgets recorded as infeasible {agree} were proven so."
+        f"{equal} and more expensive in {len(known) - cheaper - equal}. At worst it costs {100 * max(ratios):.2f} % "
+        f"more, at best {-100 * min(ratios):.2f} % less. Of {impossible} budgets recorded as infeasible {agree} were "
+        "proven so."
     )
 
 
@@ -83,7 +76,7 @@ def _table(
                 cells += ["", "", ""]
                 continue
             change = "" if p.cost is None or cost is None else f" ({100 * (p.cost / cost - 1):+.2f} %)"
-            near = None if best is None else reached(p, NEAR * best)
+            near = None if best is None else reached(p.trajectory, p.cost, p.wall_s, NEAR * best)
             words = p.status if p.cost is None else _ms(p.cost) + change
             has_bound = p.bound is not None and p.bound > total[record["network"]] and p.status != "INFEASIBLE"
             cells += [words, _ms(p.bound) if has_bound else "", "" if near is None else f"{near:.1f}"]

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
-from analysis.monet.points import JOINT, LEVELS, NO_WINOGRAD, Point, gib, read_facts, read_points
-from analysis.paper.part import Part, Table
-from analysis.results import read_json
+from analysis.monet.points import JOINT, LEVELS, NO_WINOGRAD, Point, gib, read_points
+from analysis.parts import Part, Table, prose
+from analysis.solver_seconds import draw, reached
 from analysis.style import FOREST, OLIVE, ORANGE, WINE
 
 NEAR = 1.05
@@ -35,12 +34,11 @@ class Timed:
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
     """A row for each solve."""
-    facts, _ = read_facts(folder)
+    facts, points = read_points(folder, document)
     label = {net["name"]: net["label"] for net in facts}
-    points = read_points(folder, read_json(folder / "overhead.json")["store"], document["rows"])
     solves = timed(points)
-    said = "; ".join(
-        f"{NAMES[strategy]}, {LEVELS[level]}: {sum(t.near_s is not None for t in own)} of {len(own)}"
+    counts = "; ".join(
+        f"{_form(strategy, level)}: {sum(t.near_s is not None for t in own)} of {len(own)}"
         for strategy, level in FORMS
         if (own := [t for t in solves if (t.point.strategy, t.point.level) == (strategy, level)])
     )
@@ -52,14 +50,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
         for t in sorted(solves, key=lambda t: (list(label).index(t.point.network), -t.point.budget_bytes))
     ]  # fmt: skip
     return Part(
-        "Solver time to within 5 % of the best known plan",
-        "Times of MONeT's own program are not at hand. Checkmate's MILP with Gurobi on 12 threads took 3 to 21.5 h on "
-        "ResNet-50 to within 5 % of the best known, by the stored results (next part) [data].",
-        f"Solves that came within 5 % of the best plan known for their problem: {said}. Limit "
-        f"{max((t.point.limit_s for t in solves), default=0):g} s.",
-        "HiGHS instead of Gurobi, one thread, a limit of seconds or minutes instead of a day. Interfaces to the "
-        "program's solver report no incumbents on the way, so its time is that of its end. `Best known` is what "
-        "either of the two found for that network, budget and set of implementations in this run.",
+        *prose(__file__, counts=counts, limit_s=max((t.point.limit_s for t in solves), default=0)),
         [("solver_time", "Seconds to within 5 % of the best known, a mark for each budget; hollow, at the right edge: "
           "not reached", _figure(solves, label))],
         [Table("monet_solver_time", "Seconds; empty: not reached", [
@@ -79,15 +70,12 @@ def timed(points: Sequence[Point]) -> list[Timed]:
     found = []
     for p in points:
         least = best.get((p.network, p.level, p.budget_bytes))
-        found.append(Timed(p, reached(p, None), None if least is None else reached(p, NEAR * least), least))
+        found.append(Timed(p, _reached(p, None), None if least is None else _reached(p, NEAR * least), least))
     return found
 
 
-def reached(point: Point, at_most: float | None) -> float | None:
-    """Seconds until a plan of that cost (any, if None); a plan that came with the answer alone counts at its end."""
-    if point.cost is None or (at_most is not None and point.cost > at_most):
-        return None
-    return min((s for s, cost in point.trajectory if at_most is None or cost <= at_most), default=point.wall_s)
+def _reached(point: Point, at_most: float | None) -> float | None:
+    return reached(point.trajectory, point.cost, point.wall_s, at_most)
 
 
 def _seconds(seconds: float | None) -> str:
@@ -95,26 +83,14 @@ def _seconds(seconds: float | None) -> str:
 
 
 def _figure(solves: Sequence[Timed], label: Mapping[str, str]) -> Figure:
-    figure = Figure(figsize=(7.4, 0.6 * len(label) + 1.5), layout="constrained")
-    axes = figure.subplots()
+    dots = {
+        _form(*form): [(label[t.point.network], t.near_s) for t in solves if (t.point.strategy, t.point.level) == form]
+        for form in FORMS
+    }
+    looks = {_form(*form): look for form, look in FORMS.items()}
     limit = max((t.point.limit_s for t in solves), default=1.0)
-    names = list(label)
-    for number, ((strategy, level), (colour, marker)) in enumerate(FORMS.items()):
-        own = [t for t in solves if (t.point.strategy, t.point.level) == (strategy, level)]
-        offset = 0.18 * (number - 1.5)
-        hit = [(max(t.near_s, 0.05), names.index(t.point.network) + offset) for t in own if t.near_s is not None]
-        missed = [names.index(t.point.network) + offset for t in own if t.near_s is None]
-        size = 8 if marker == "*" else 5
-        axes.plot([x for x, _ in hit], [y for _, y in hit], ls="", marker=marker, color=colour, ms=size, alpha=0.85,
-                  label=f"{NAMES[strategy]}, {LEVELS[level]}")  # fmt: skip
-        axes.plot([1.6 * limit] * len(missed), missed, ls="", marker=marker, mfc="none", mec=colour, ms=size)
-    axes.axvline(1.3 * limit, color="#BBBBBB", lw=0.8)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlim(0.04, 2.0 * limit)
-    axes.set_yticks(range(len(names)), [label[name] for name in names])
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_xlabel("Seconds")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    return figure
+    return draw({"": dots}, looks, list(label.values()), limit, (7.4, 0.6 * len(label) + 1.5))
+
+
+def _form(strategy: str, level: str) -> str:
+    return f"{NAMES[strategy]}, {LEVELS[level]}"

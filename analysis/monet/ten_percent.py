@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.monet.points import GIB, JOINT, NO_WINOGRAD, NONE, Point, cheapest, gib, no_plan, of, read_facts, signed
-from analysis.paper.part import Part, Table
+from analysis.bars import grouped_bars
+from analysis.monet.points import ALL, GIB, JOINT, NO_WINOGRAD, NONE, Point, gib, overhead_words, read_points, select
+from analysis.parts import Part, Table, prose
 from analysis.style import BLACK, GREY, ORANGE, SKY, WINE
 
 BARS = ((NONE, "Default implementations (Checkmate's problem)", SKY),
@@ -19,23 +19,12 @@ BARS = ((NONE, "Default implementations (Checkmate's problem)", SKY),
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
     """Bars of memory, and ratios to plain PyTorch and to Checkmate's problem."""
-    facts, points = read_facts(folder)
+    facts, points = read_points(folder)
     found = {(entry["network"], entry["level"]): entry for entry in document["found"]}
-    percent = 100 * document["overhead"]
+    limit = 100 * document["overhead"]
     return Part(
-        f"Memory at {percent:g} % overhead",
-        "Three times less memory than PyTorch at 9 to 16 % overhead; 1.2 to 1.8 times less than Checkmate at equal "
-        "compute [code, abstract].",
-        _ours(facts, found),
-        "Each number is the smallest budget with a plan in hand that costs at most "
-        f"{percent:g} % more than one pass of the default implementations (a plan with fewer implementations is one "
-        "with more); below it none was found in the time given, "
-        "which proves nothing, so that all of it, Checkmate's problem included, may still fall with more time. "
-        "Published: the smallest measured budget of the table whose overhead is within it, and PyTorch's measured "
-        "memory. Checkmate's ratio was published for equal compute with Gurobi's plans; ours is between two plans of "
-        "the portfolio. With Winograd's modelled costs time is saved that recomputation may spend: what that gains is "
-        "no measurement.",
-        [("ten_percent", f"Smallest memory with a plan of at most {percent:g} % overhead", _figure(facts, found))],
+        *prose(__file__, percent=limit, ratios=_ratios(facts, found)),
+        [("ten_percent", f"Smallest memory with a plan of at most {limit:g} % overhead", _figure(facts, found))],
         [_table(facts, found, document["overhead"]), _tightest(facts, points)],
     )  # fmt: skip
 
@@ -43,28 +32,28 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
 def _published(net: Mapping[str, Any], overhead: float) -> float | None:
     """The smallest published budget, in GiB, within that overhead."""
     pairs = zip(net["budgets_gib"], net["overheads_percent"], strict=True)
-    return min((gib for gib, percent in pairs if percent <= 100 * overhead), default=None)
+    return min((gib for gib, measured in pairs if measured <= 100 * overhead), default=None)
 
 
 def _ratio(above: float, below: float) -> str:
     return f"{above / below:.2f}x"
 
 
-def _ours(facts: Sequence[Mapping[str, Any]], found: Mapping[tuple[str, str], Mapping[str, Any]]) -> str:
+def _ratios(facts: Sequence[Mapping[str, Any]], found: Mapping[tuple[str, str], Mapping[str, Any]]) -> str:
     def spread(ratios: Sequence[float]) -> str:
         return f"{min(ratios):.2f}x to {max(ratios):.2f}x"
 
-    said = []
+    texts = []
     for level, label, _ in BARS[1:]:
         of_plain = [net["pytorch_peak_bytes"] / found[net["name"], level]["found_bytes"] for net in facts]
         of_checkmate = [
             found[net["name"], NONE]["found_bytes"] / found[net["name"], level]["found_bytes"] for net in facts
         ]
-        said.append(
+        texts.append(
             f"{label}: {spread(of_plain)} less than plain PyTorch, {spread(of_checkmate)} less than with default "
             "implementations"
         )
-    return "; ".join(said) + "."
+    return "; ".join(texts) + "."
 
 
 def _table(
@@ -95,18 +84,12 @@ def _tightest(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> Ta
     """How much less memory than PyTorch at the smallest budget, and at what overhead: published and ours."""
     rows = []
     for net in facts:
-        budget, published = (
-            min(net["budgets_bytes"]),
-            dict(zip(net["budgets_gib"], net["overheads_percent"], strict=True)),
-        )
-        least = min(net["budgets_gib"])
-        cells = [cheapest(of(points, net["name"], level, ("portfolio", "monet", "checkmate_milp")), budget)
-                 for level, _, _ in BARS]  # fmt: skip
+        budget, least = min(net["budgets_bytes"]), min(net["budgets_gib"])
+        published = dict(zip(net["budgets_gib"], net["overheads_percent"], strict=True))
         rows.append([
             net["label"], f"{least:g}", _ratio(net["pytorch_gib"], least), f"{published[least]:.2f} %", gib(budget),
             _ratio(net["pytorch_peak_bytes"], budget),
-            *(no_plan(of(points, net["name"], level, "portfolio"), budget) if p is None else signed(p.overhead)
-              for p, (level, _, _) in zip(cells, BARS, strict=True)),
+            *(overhead_words(select(points, net["name"], level, ALL), budget) for level, _, _ in BARS),
         ])  # fmt: skip
     return Table("monet_tightest", "At the smallest budget: memory saved against plain PyTorch, and its overhead", [
         "network", "published GiB", "less than PyTorch", "published overhead", "GiB", "less than PyTorch (simulated)",
@@ -117,24 +100,14 @@ def _tightest(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> Ta
 def _figure(facts: Sequence[Mapping[str, Any]], found: Mapping[tuple[str, str], Mapping[str, Any]]) -> Figure:
     figure = Figure(figsize=(8.2, 3.5), layout="constrained")
     axes = figure.subplots()
-    at, width = np.arange(len(facts)), 0.2
     plain = [net["pytorch_peak_bytes"] / GIB for net in facts]
-    axes.bar(at - 1.5 * width, plain, 0.9 * width, color=GREY, label="Plain PyTorch, simulated")
-    for i, (level, label, colour) in enumerate(BARS):
-        sizes = [found[net["name"], level]["found_bytes"] / GIB for net in facts]
-        where = at + (i - 0.5) * width
-        axes.bar(where, sizes, 0.9 * width, color=colour, label=label)
-        for x, size, most in zip(where, sizes, plain, strict=True):
-            axes.annotate(
-                f"{most / size:.1f}x", (x, size), (0, 2), textcoords="offset points", ha="center", fontsize=6.5
-            )
-    for x, net in zip(at, facts, strict=True):
-        published = _published(net, 0.1)
-        if published is not None:
-            axes.hlines(published, x - 2 * width, x + 2 * width, color=BLACK, lw=1.2, ls=(0, (3, 2)),
-                        label="MONeT published, within 10 %" if x == at[0] else "")  # fmt: skip
-    axes.set_xticks(at, [net["label"] for net in facts])
-    axes.grid(axis="x", visible=False)
+    series = {label: [found[net["name"], level]["found_bytes"] / GIB for net in facts] for level, label, _ in BARS}
+    ratios = [[f"{most / size:.1f}x" for most, size in zip(plain, sizes, strict=True)] for sizes in series.values()]
+    grouped_bars(axes, [net["label"] for net in facts], {"Plain PyTorch, simulated": plain, **series},
+                 [GREY, *(colour for *_, colour in BARS)], [[""] * len(plain), *ratios])  # fmt: skip
+    limits = [(x, limit) for x, net in enumerate(facts) if (limit := _published(net, 0.1)) is not None]
+    axes.hlines([limit for _, limit in limits], [x - 0.42 for x, _ in limits], [x + 0.42 for x, _ in limits],
+                color=BLACK, lw=1.2, ls=(0, (3, 2)), label="MONeT published, within 10 %")  # fmt: skip
     axes.set_ylabel("Memory (GiB)")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

@@ -5,27 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from analysis.paper import claims, cost_models, fig5, fig6, memory, rounding, solver_time, stages, table2, throughput
-from analysis.paper.report import Parts, draw_parts, read_parts
+from analysis.parts import Part, draw_parts, front, read_parts, reports_of
 from analysis.results import read_json
 
-REPORTS = {
-    "fig5": fig5.report,
-    "fig6": fig6.report,
-    "throughput": throughput.report,
-    "table2": table2.report,
-    "stages": stages.report,
-    "rounding": rounding.report,
-    "solver_time": solver_time.report,
-    "memory": memory.report,
-    "cost_models": cost_models.report,
-    "claims": claims.report,
-}
-
-__all__ = ["draw_paper", "parts_of"]
+REPORTS = reports_of(fig5, fig6, throughput, table2, stages, rounding, solver_time, memory, cost_models, claims)
 
 
-def parts_of(folder: Path) -> Parts:
-    """What `analysis.paper.report.read_parts` finds of this run."""
+def parts_of(folder: Path) -> list[tuple[str, Part]]:
+    """What `analysis.parts.read_parts` finds of this run."""
     return read_parts(REPORTS, folder)
 
 
@@ -35,5 +22,7 @@ def draw_paper(folder: Path) -> list[Path]:
     Raises:
         InvalidInput: the folder is no run of the paper, or a file of it cannot be read.
     """
-    folder = Path(folder)
-    return draw_parts(parts_of, folder, read_json(folder / "paper.json"))
+    head = read_json(Path(folder) / "paper.json")
+    config = head["config"]
+    first = front(__file__, name=config["scale"], cores=head["cores"], gpu=config["gpu"].get("name"), **head["scale"])
+    return draw_parts(REPORTS, Path(folder), head, first)

@@ -9,14 +9,17 @@ from typing import Any
 
 from analysis.max_batch_size import load, network_label
 from analysis.paper.fig6 import max_found
-from analysis.paper.part import Part, Table
 from analysis.paper.sweeps import Sweep, largest_gain, sweeps
+from analysis.parts import Part, Table, prose
 from analysis.results import heuristics_of, read_json
 from analysis.style import style_of
 
 FASTER, FASTER_PUBLISHED, FASTER_ON = "faster than the best heuristic at an equal budget", "1.2x [2nd]", "unet"
 FASTER_AT = 16 * 10**9  # bytes of the V100, where it was claimed
-EARLY, EARLY_PUBLISHED = "faster than the best heuristic, any budget", "4.8x (an early abstract; over what is not said)"
+EARLY, EARLY_PUBLISHED = (
+    "faster than the best heuristic, any budget",
+    "4.8x (an early abstract; its denominator is not given)",
+)
 HELD = ", checkpoints held to the end (as the artifact counts)"
 SOURCES = (("published", "published graph and V100 costs"), ("ours", "our extraction, roofline"))
 
@@ -38,7 +41,7 @@ LARGER = (
 
 
 def report(_: Mapping[str, Any], folder: Path) -> Part:
-    """Rows for each claim that the folder's results speak of: where it was made, and where it is largest here."""
+    """Rows for each claim that the folder has results for: where it was made, and where it is largest here."""
     rows: list[list[str]] = []
     if (folder / "fig5.json").is_file():
         all_sweeps = list(sweeps(read_json(folder / "fig5.json"), folder))
@@ -50,15 +53,7 @@ def report(_: Mapping[str, Any], folder: Path) -> Part:
             for rule in documents[0]["rules"] if documents else ():
                 rows += _batches(claim, documents, rule)
     return Part(
-        "Claims",
-        "Up to 5.1x larger inputs than checkpoint-all (MobileNet) and 1.73x the best heuristic's batch [code] (the "
-        "text says it of MobileNet, the caption of Figure 6 of U-Net); 1.2x faster than the best heuristic at an equal "
-        "budget (U-Net, 16 GB) [2nd]; 4.8x in an early abstract.",
-        "Each ratio with its denominator: where it was claimed, and where it is largest here.",
-        "The last column divides the published batch by our denominator: where it gives the published ratio, the "
-        "denominators agree. A speedup is a ratio of modelled step costs at one budget; but for the row of the early "
-        "abstract, among the budgets at which some heuristic at most doubles the cost of a step: below them it is "
-        "large and says little.",
+        *prose(__file__),
         tables=[Table("claims", "Published and ours", [
             "claim", "published", "ours", "where", "denominator", "published batch over it",
         ], rows)],

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.paper.part import Part, Table, percent
+from analysis.bars import heatmap
+from analysis.parts import Part, Table, percent, prose
 
 
 def report(document: Mapping[str, Any], _: Path) -> Part:
@@ -16,7 +18,7 @@ def report(document: Mapping[str, Any], _: Path) -> Part:
     rows, costs = document["rows"], list(document["costs"])
     worst = max(rows, key=_loss, default=None)
     others = [_loss(row) for row in rows if row["chosen_under"] != row["judged_by"]]
-    said = "no plan was found" if worst is None else (
+    losses = "no plan was found" if worst is None else (
         f"the largest loss is {percent(_loss(worst))} ({worst['network']}, chosen under {worst['chosen_under']}, "
         f"judged by {worst['judged_by']}); half of the pairs lose at most {percent(_median(others))}"
     )  # fmt: skip
@@ -24,14 +26,8 @@ def report(document: Mapping[str, Any], _: Path) -> Part:
               for network in dict.fromkeys(row["network"] for row in rows)}  # fmt: skip
     left_out = f" Left out: {'; '.join(document['skipped'])}." if document["skipped"] else ""
     return Part(
-        "Cost models: FLOPs, roofline, measured",
-        "Checkmate plans by measured costs of a V100 and, for the largest batches, by FLOPs; what one loses under the "
-        "other is not published.",
-        f"Every plan of the portfolio at three budgets, judged by each cost model: {said}.",
-        f"Batch {document['batch']}, so that this machine's CPU can measure every operation; the roofline is the "
-        "GPU's. A loss is relative to the cheapest of the three plans under the judging costs. How "
-        f"near the plans are to the optimum under their own costs: {'; '.join(f'{n} {w}' for n, w in proven.items())}. "
-        f"Where that is wide, a loss may be one of the search, not of the cost model.{left_out}",
+        *prose(__file__, losses=losses, batch=document["batch"], gaps="; ".join(f"{n} {w}" for n, w in proven.items()),
+               left_out=left_out),
         [("cost_models", "Loss of a plan chosen under one cost model and judged by another", _figure(rows, costs))]
         if rows else [],
         [Table("cost_models", "Cost under the judging model over the cheapest", [
@@ -71,16 +67,10 @@ def _figure(rows: list[dict[str, Any]], costs: list[str]) -> Figure:
     top = 100 * max(_loss(row) for row in rows) or 1.0
     for axes, network in zip(all_axes, networks, strict=True):
         own = [row for row in rows if row["network"] == network]
-        losses = [[_largest(own, chosen, judge) for judge in costs] for chosen in costs]
-        axes.imshow(losses, cmap="cividis_r", vmin=0, vmax=top)
-        for y, line in enumerate(losses):
-            for x, loss in enumerate(line):
-                axes.text(x, y, f"{loss:.1f}", ha="center", va="center", color="white" if loss > 0.6 * top else "black")
-        axes.set_xticks(range(len(costs)), costs)
-        axes.set_yticks(range(len(costs)), costs)
+        losses = np.array([[_largest(own, chosen, judge) for judge in costs] for chosen in costs])
+        heatmap(axes, losses, np.char.mod("%.1f", losses), costs, costs, colours="cividis_r", top=top)
         axes.set_title(network, loc="left")
         axes.set_xlabel("judged by")
-        axes.grid(visible=False)
     all_axes[0].set_ylabel("chosen under")
     figure.suptitle("Largest loss over the budgets, in per cent", x=0.01, ha="left", fontsize=9)
     return figure

@@ -10,10 +10,11 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from analysis import overhead
-from analysis.panel import panel_of
-from analysis.paper.part import Part, Table, percent
+from analysis.overhead_data import overhead_data
 from analysis.paper.sweeps import Sweep, best_costs, best_heuristic, largest_gain, proven_words, sweeps
+from analysis.parts import Part, Table, percent, prose
 
+PUBLISHED = "The published graphs carry the costs behind the published figure"
 SOURCE = {"published": "published graph, V100 costs", "ours": "our extraction, roofline costs"}
 
 
@@ -27,29 +28,21 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
             name = f"fig5_{label.lower().replace(' ', '_').replace('-', '')}"
             figures.append((name, f"{label}: compute overhead against memory budget", drawn))
     gain = largest_gain(all_sweeps)
-    said = "" if gain is None else (
+    gain_words = "" if gain is None else (
         f" The largest gain over the best heuristic, where that at most doubles the cost, is {gain.ratio:.3f}x, on "
         f"{gain.sweep.label} ({SOURCE[gain.sweep.source]})."
     )  # fmt: skip
     has_published = any(sweep.source == "published" for sweep in all_sweeps)
+    published = PUBLISHED if has_published else "The published graphs were not at hand (set REMAT_INSTANCES)"
     return Part(
-        "Overhead against budget (Figure 5)",
-        "Checkmate's optimum lies below every heuristic on VGG16 (batch 256), MobileNet (512) and U-Net (32), with "
-        "costs measured on a V100 and an hour for each solve; up to 1.2x faster than the best heuristic, on U-Net "
-        "[2nd].",
-        f"{len(all_sweeps)} sweeps.{said} Of the cheapest plans at the budgets that need "
-        f"recomputation, {proven_words(all_sweeps)}.",
-        ("The published graphs carry the costs behind the published figure" if has_published else
-         "The published graphs were not at hand (set REMAT_INSTANCES)")
-        + "; our own extraction has other costs (a roofline of the GPU) and counts parameters and the input batch, so "
-        "its budgets are larger. Budgets are total memory, with frees at last use.",
+        *prose(__file__, sweeps=len(all_sweeps), gain=gain_words, proven=proven_words(all_sweeps), published=published),
         figures,
         [Table("fig5_best", "Cheapest plan, proven lower bound and best heuristic, as overhead", *_table(all_sweeps))],
     )  # fmt: skip
 
 
 def _figure(group: list[Sweep]) -> Figure | None:
-    panels = [(panel_of(sweep.run), sweep) for sweep in group]
+    panels = [(overhead_data(sweep.run), sweep) for sweep in group]
     shown = [(panel, sweep) for panel, sweep in panels if panel is not None]
     if not shown:
         return None

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.max_batch_size import draw, load, look_of, network_label, strategies_of
-from analysis.paper.part import Part, Table
+from analysis.max_batch_size import draw, found_rows, limit_rows, load, network_label
+from analysis.parts import Part, Table, prose
 from analysis.style import style_of
 
 CAPTION = "Largest batch as a share of what is proven impossible to exceed"
@@ -24,19 +24,9 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
         for d in documents for p in d["published"]
         if p["strategy"] == "checkmate_milp" and max_found(d, p["rule"]) < p["batch"]
     ]  # fmt: skip
+    missed_words = f"Below a published batch: {'; '.join(missed)}." if missed else "No published batch is missed."
     return Part(
-        "Largest batch (Figure 6)",
-        "Checkmate: U-Net 61 [2nd], FCN8 60, SegNet 62, VGG19 289 (proved), ResNet50 193 (the bar about 225 [mem]), "
-        "MobileNet 1105 [code], by a quadratic program within a day, so lower bounds where not proved; on VGG19 "
-        "checkpoint-all 167, Chen sqrt(n) 197, Chen greedy 266 [code]. At most one more forward pass, FLOP costs, 16e9 "
-        "bytes.",
-        f"In {len(closed)} of {len(documents)} networks the batch found is the proven limit in every way of counting."
-        + (f" Below a published batch: {'; '.join(missed)}." if missed else " No published batch is missed."),
-        "The artifact subtracts parameters and gradients (2P) twice and holds checkpoints to the end of the step, the "
-        "paper's text subtracts 2P once, and exact accounting counts the input batch too: three panels, never mixed. A "
-        "published batch above a proven limit needs more than the card has while a single operation runs, so the "
-        "artifact's graph must have differed. On ResNet50 the published program was far from its end: heuristics alone "
-        "have more here.",
+        *prose(__file__, closed=len(closed), networks=len(documents), missed=missed_words),
         [("fig6", CAPTION, draw(documents))] if documents else [],
         [_table(documents, rule) for rule in documents[0]["rules"]] if documents else [],
     )  # fmt: skip
@@ -48,17 +38,9 @@ def max_found(document: Mapping[str, Any], rule: str) -> int:
 
 
 def _table(documents: list[dict[str, Any]], rule: Mapping[str, str]) -> Table:
-    name, rows = rule["name"], []
-    for strategy in strategies_of(documents):
-        records = [next((r for r in d["records"] if r["strategy"] == strategy), None) for d in documents]
-        found = ["" if r is None or r["found"][name] is None else str(r["found"][name]) for r in records]
-        if any(found):
-            rows.append([look_of(strategy).label, *found])
-    rows.append(["no plan has more (proven)", *(str(d["proven"][name]) for d in documents)])
-    strategies = dict.fromkeys(p["strategy"] for d in documents for p in d["published"] if p["rule"] == name)
-    for strategy in strategies:
-        batches = [next((str(p["batch"]) for p in d["published"] if (p["strategy"], p["rule"]) == (strategy, name)), "")
-                   for d in documents]  # fmt: skip
-        rows.append([f"published: {style_of(strategy).label}", *batches])
-    heads = ["strategy", *(network_label(d) for d in documents)]
-    return Table(f"fig6_{name}", rule["label"], heads, rows)
+    def label(strategy: str) -> str:
+        return style_of(strategy).label
+
+    rows = [row for row in found_rows(documents, rule["name"], label) if any(row[1:])]
+    rows += limit_rows(documents, rule["name"], label)
+    return Table(f"fig6_{rule['name']}", rule["label"], ["strategy", *map(network_label, documents)], rows)

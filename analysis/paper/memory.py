@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from analysis import memory
-from analysis.choice import Shown, chosen_plan, store_all
 from analysis.matrices import COLOURS, MOST_CELLS, NOTHING, RESIDENT, cells
-from analysis.paper.part import Part, Table
+from analysis.parts import Part, Table, prose
 from analysis.results import Run, load_run
+from analysis.shown_plans import ShownPlan, chosen_plan, store_all
 from analysis.style import AGAIN, BLUE, FIRST, HELD, ORANGE, order_of, style_of
 
 COLUMNS = 4
@@ -26,11 +26,11 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     chain, schedules = load_run(folder / document["over_time"]), load_run(folder / document["matrices"])
     figures = []
     shown = chosen_plan(chain)
-    said = "no plan of the chain was found."
+    chain_words = "no plan of the chain was found."
     if shown is not None and chain.graph is not None:
         plain = store_all(chain.graph, str(shown.row.accounting))
         figures.append(("memory_over_time", "Memory held over a training step", memory.draw(chain.graph, shown, plain)))
-        said = (f"the chain's peak falls from {plain.peak_bytes:,} to {shown.trace.peak_bytes:,} bytes for "
+        chain_words = (f"the chain's peak falls from {plain.peak_bytes:,} to {shown.trace.peak_bytes:,} bytes for "
                 f"{100 * (shown.trace.cost / plain.cost - 1):.1f} % more computation.")  # fmt: skip
     sizes = document["sizes"]
     figures.append(("features_parameters", "Features against parameters", _sizes(sizes)))
@@ -38,13 +38,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     if matrices is not None:
         figures.append(("schedules", _caption(schedules), matrices))
     return Part(
-        "Memory: over time, by kind, and as schedules (Figures 1 and 7)",
-        "Figure 1: a 32-layer network's memory over time, held by all features and by a rematerialized schedule. "
-        "Features take far more memory than parameters in well-known networks. The schedules of strategies as "
-        "matrices R.",
-        f"With our costs and sizes {said}",
-        "The published curve is of a network whose layers are not given; ours is a chain of equal layers. Sizes are "
-        "at the batch of the published experiment, float32.",
+        *prose(__file__, chain=chain_words),
         figures,
         [Table("features_parameters", "Float32", ["network", "batch", "features GB", "parameters GB", "ratio"], [
             [s["label"], str(s["batch"]), f"{s['features_bytes'] / 1e9:.2f}", f"{s['parameter_bytes'] / 1e9:.3f}",
@@ -70,7 +64,7 @@ def _sizes(sizes: list[dict[str, Any]]) -> Figure:
 
 
 def _caption(run: Run) -> str:
-    """Of the schedules, with their budget and who is missing."""
+    """The figure's caption: network, budget, and the strategies without a plan."""
     budgets = {int(budget) for budget in run.shown["budget_bytes"]}
     without = [style_of(name).label for name in run.strategies if name not in set(run.planned["strategy"])]
     missing = f"; without a plan there: {', '.join(without)}" if without else ""
@@ -82,11 +76,11 @@ def _matrices(run: Run) -> Figure | None:
     graph = run.graph
     if graph is None:
         return None
-    plans: list[Shown] = []
+    plans: list[ShownPlan] = []
     for row in run.planned.itertuples():
         found = run.load_plan(row)
         if found is not None:
-            plans.append(Shown(row, *found))
+            plans.append(ShownPlan(row, *found))
     if not plans:
         return None
     plans.sort(key=lambda shown: order_of(shown.strategy))

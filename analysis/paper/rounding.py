@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.paper.part import Part, Table, percent
+from analysis.parts import Part, Table, percent, prose
 from analysis.results import Run, load_run
 from analysis.scales import byte_scale
 from analysis.style import BLACK, BLUE, ORANGE, WINE
@@ -22,14 +22,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     runs = [(panel["label"], load_run(folder / panel["folder"])) for panel in document["panels"]]
     rows = [row for label, run in runs for row in _rows(label, run)]
     return Part(
-        "Rounding the relaxation",
-        "Two-phase rounding with epsilon = 0.1 and thresholds 0.1 to 0.9 [code]; rounding R as well, without phase "
-        "two, gave no feasible plan in 50,000 samples (VGG16, 4x smaller budget) [2nd].",
-        f"Without phase two: {_naive(document)}. Every rounding of S below has been completed by phase two and judged "
-        "by the simulator, whether it fits or not.",
-        "The relaxation is that of the trimmed model (memory at the ends of stages), whose S differs from the "
-        "published one's where several are optimal; budgets are ours, three tenths of the way from the smallest one "
-        "of which nine tenths suffice to checkpoint-all's peak.",
+        *prose(__file__, naive=_naive(document)),
         [("rounding", "Cost against peak memory of every rounding", _figure(runs))],
         [Table("rounding", "Roundings that fit, and the cheapest of them", [
             "network", "kind", "roundings", "fit", "cheapest that fits / optimum", "optimum proven within",

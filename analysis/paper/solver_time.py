@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
 
-from analysis.paper.part import Part, Table
-from analysis.results import read_rows
+from analysis.parts import Part, Table, prose
+from analysis.results import WITH_PLAN, read_rows
+from analysis.solver_seconds import draw, reached
 from analysis.style import BLUE, ORANGE, WINE
 
 FORMS = {"published MILP": (ORANGE, "s"), "trimmed MILP": (BLUE, "o"), "portfolio": (WINE, "*")}
@@ -32,13 +32,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
         for form in FORMS if (of := [c for c in cases if c["form"] == form])
     )  # fmt: skip
     return Part(
-        "Solver time",
-        "Checkmate allowed an hour for each solve with Gurobi; the recorded solves of ResNet50 (with MONeT's graphs) "
-        "took 2.8 to 16.7 h to the first plan.",
-        f"{counts}. Times are from the call on, with the start of the solver's process.",
-        "HiGHS instead of Gurobi for both MILPs, one thread for each solve, and the time limit in the last column. "
-        "The published form starts from nothing, the trimmed one from a greedy plan, as a user would run it. `Within` "
-        "is against the cheapest plan that any form found.",
+        *prose(__file__, counts=counts),
         [("solver_time", CAPTION, _figure(cases))],
         [Table("solver_time", "Seconds; empty: not reached within the limit", [
             "network", "budget GB", "form", "status", *MARKS, "limit",
@@ -52,50 +46,29 @@ def _cases(document: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
     known = [(entry, by_key[entry["key"]]) for entry in document["rows"] if entry["key"] in by_key]
     best: dict[tuple[str, int], int] = {}
     for entry, row in known:
-        if row.status in ("OPTIMAL", "FEASIBLE"):
+        if row.status in WITH_PLAN:
             place = entry["network"], int(row.budget_bytes)
             best[place] = min(int(row.cost), best.get(place, int(row.cost)))
     cases = []
     for entry, row in known:
         least = best.get((entry["network"], int(row.budget_bytes)))
-        steps = json.loads(row.stats).get("trajectory", [])
-        done = float(row.wall_s)
+        steps = [(s, cost) for s, cost, _ in json.loads(row.stats).get("trajectory", [])]
+        cost = int(row.cost) if row.status in WITH_PLAN else None
         case: dict[str, Any] = {"network": entry["network"], "form": entry["form"], "status": row.status,
                                 "budget_bytes": int(row.budget_bytes), "limit_s": float(row.time_limit_s)}  # fmt: skip
-        has_plan = row.status in ("OPTIMAL", "FEASIBLE")
-        for mark, factor in zip(MARKS, (float("inf"), 1.05, 1.01), strict=False):
-            reached = [s for s, cost, _ in steps if least is not None and cost <= factor * least]
-            # A plan that came with the answer alone has no step of its own.
-            at_end = done if has_plan and least is not None and int(row.cost) <= factor * least else None
-            case[mark] = min(reached) if reached else at_end
-        case[MARKS[3]] = done if row.status in ("OPTIMAL", "INFEASIBLE") else None
+        for mark, factor in zip(MARKS, (None, 1.05, 1.01), strict=False):
+            at_most = None if least is None or factor is None else factor * least
+            case[mark] = reached(steps, cost, float(row.wall_s), at_most)
+        case[MARKS[3]] = float(row.wall_s) if row.status in ("OPTIMAL", "INFEASIBLE") else None
         cases.append(case)
     return cases
 
 
 def _figure(cases: list[dict[str, Any]]) -> Figure:
-    figure = Figure(figsize=(8.2, 3.4), layout="constrained")
-    all_axes = figure.subplots(1, len(MARKS), sharey=True)
-    labels = list(dict.fromkeys(case["network"] for case in cases))
-    for axes, mark in zip(all_axes, MARKS, strict=True):
-        for number, (form, (colour, marker)) in enumerate(FORMS.items()):
-            points = [(case[mark], labels.index(case["network"])) for case in cases
-                      if case["form"] == form and case[mark] is not None]  # fmt: skip
-            axes.plot([max(x, 0.1) for x, _ in points], [y + 0.22 * (number - 1) for _, y in points], ls="",
-                      marker=marker, color=colour, ms=5 if marker != "*" else 8, label=form)  # fmt: skip
-            missed = [labels.index(case["network"]) for case in cases if case["form"] == form and case[mark] is None]
-            limit = max((case["limit_s"] for case in cases), default=1.0)
-            axes.plot([1.15 * limit] * len(missed), [y + 0.22 * (number - 1) for y in missed], ls="", marker=marker,
-                      mfc="none", mec=colour, mew=0.8, ms=4 if marker != "*" else 6)  # fmt: skip
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlim(0.1, 1.5 * max((case["limit_s"] for case in cases), default=1.0))
-        axes.set_title(mark, loc="left")
-        axes.set_xlabel("Seconds")
-    all_axes[0].set_yticks(range(len(labels)), labels)
-    all_axes[0].set_ylim(len(labels) - 0.5, -0.5)
-    handles, names = all_axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=3)
-    return figure
+    panels = {
+        mark: {form: [(case["network"], case[mark]) for case in cases if case["form"] == form] for form in FORMS}
+        for mark in MARKS
+    }
+    networks = list(dict.fromkeys(case["network"] for case in cases))
+    limit = max((case["limit_s"] for case in cases), default=1.0)
+    return draw(panels, FORMS, networks, limit, (8.2, 3.4))

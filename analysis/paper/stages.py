@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.paper.part import Part, Table
+from analysis.parts import Part, Table, prose
 
 
 def report(document: Mapping[str, Any], _: Path) -> Part:
@@ -28,17 +28,12 @@ def report(document: Mapping[str, Any], _: Path) -> Part:
         else f"the unpartitioned form is not solved after {limit:.0f} s"
     )  # fmt: skip
     wider = sorted({row["budget"] for row in document["rows"] if row["optimum_fixed_order"] != row["optimum"]})
+    outside = f"; at budget {wider} a plan outside the stages is cheaper" if wider else ""
     return Part(
-        "Frontier-advancing stages (integrality gap)",
-        "8-layer chain: solve time 9.4 h without and 0.23 s with frontier-advancing stages; integrality gap 21.56 and "
-        "1.18 [2nd]; 17 nodes and a budget of 4, which are our first two rows.",
-        f"The chain of {document['layers']} layers ({document['operations']} operations of cost 1 and 1 byte): gap "
-        f"{gaps['unpartitioned']} without and {gaps['frontier-advancing']} with stages, at the two smallest budgets "
-        f"that have a plan; with stages it is proven in {times or 'no case'}, while {unpartitioned}.",
-        "Published with Gurobi, here it is HiGHS as in SciPy. The published chain's costs and sizes were not at hand: "
-        "with ours (all 1) the gaps at budget 4 are wider in both forms, while their order is the same. The "
-        "optimum is that of an exhaustive search (A*), not of either form"
-        + ("." if not wider else f"; at budget {wider} a plan outside the stages is cheaper."),
+        *prose(
+            __file__, layers=document["layers"], operations=document["operations"], gap_without=gaps["unpartitioned"],
+            gap_with=gaps["frontier-advancing"], times=times or "no case", unpartitioned=unpartitioned, wider=outside,
+        ),
         tables=[Table("stages", "Relaxation and MILP, costs in runs of an operation", [
             "budget bytes", "form", "columns", "LP value", "LP seconds", "optimum", "integrality gap", "MILP's plan",
             "MILP's bound", "seconds",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ USEFUL = 2.0  # costs of a plain step; at the tightest budgets only plans that k
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """One panel: its stored run, whose graph it is, and the heuristics as the artifact counts memory."""
+    """One sweep: its stored run, whose graph it is, and the heuristics as the artifact counts memory."""
 
     network: str
     label: str
@@ -25,7 +24,7 @@ class Sweep:
 
 
 def sweeps(document: Mapping[str, Any], folder: Path) -> Iterator[Sweep]:
-    """The panels of a fig5 document."""
+    """The sweeps of a fig5 document."""
     for panel in document["panels"]:
         yield Sweep(panel["network"], panel["label"], panel["source"], load_run(folder / panel["folder"]),
                     load_run(folder / panel["artifact"]) if "artifact" in panel else None)  # fmt: skip
@@ -81,7 +80,7 @@ def largest_gain(
 
 
 def decided_costs(run: Run) -> dict[int, int]:
-    """[budget_bytes] the cheapest known cost, where something has to be computed again: elsewhere all are optimal."""
+    """[budget_bytes] the cheapest known cost, at budgets that need recomputation: elsewhere every plan is optimal."""
     return {budget: cost for budget, (cost, _) in best_costs(run).items() if cost > run.total_cost}
 
 
@@ -90,11 +89,6 @@ def ratios(run: Run, strategy: str, of: Run | None = None) -> list[float]:
     best, own = decided_costs(run), (run if of is None else of).shown
     rows = own[(own["strategy"] == strategy) & own["cost"].notna()]
     return [int(row.cost) / best[int(row.budget_bytes)] for row in rows.itertuples() if int(row.budget_bytes) in best]
-
-
-def geometric_mean(values: list[float]) -> float:
-    """Of positive numbers."""
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def gaps(run: Run) -> dict[int, float]:
@@ -106,7 +100,7 @@ def gaps(run: Run) -> dict[int, float]:
 
 
 def proven_words(group: Iterable[Sweep]) -> str:
-    """How many of the cheapest plans are proven to be within a hundredth of the optimum, and which is the farthest.
+    """How many of the cheapest plans are proven to be within 1 % of the optimum, and the widest gap.
 
     At the budgets of `decided_costs`.
     """

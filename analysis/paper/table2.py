@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
-from analysis.paper.part import Part, Table
-from analysis.paper.sweeps import Sweep, decided_costs, geometric_mean, proven_words, ratios, sweeps
+from analysis.paper.sweeps import Sweep, decided_costs, proven_words, ratios, sweeps
+from analysis.parts import Part, Table, prose
 from analysis.results import read_json
 from analysis.style import style_of
 
@@ -26,18 +27,7 @@ def report(_: Mapping[str, Any], folder: Path) -> Part:
     all_sweeps = list(sweeps(read_json(folder / "fig5.json"), folder))
     rows = [row for sweep in all_sweeps for row in _rows(sweep)]
     return Part(
-        "Cost over the optimum (Table 2)",
-        "Geometric means over a sweep's budgets of cost / optimal cost, in FLOPs, for AP sqrt(n), AP greedy, Griewank "
-        "and two-phase rounding [2nd]/[mem]; the maxima were not at hand.",
-        "The same for every registered strategy, at the budgets where something has to be computed again; `budgets` "
-        "says at how many of them it has a plan. Rows `as the artifact counts` are of the same heuristics holding "
-        "their checkpoints to the end of the step, as the published ones do.",
-        f"The denominator is the cheapest plan of any strategy under exact accounting: {proven_words(all_sweeps)}. "
-        "Freeing at last use makes a heuristic cheaper at an equal budget than what was published. The published "
-        "ratios are of FLOPs, these of the panel's costs; the published sweep's budgets are not known, and a strategy "
-        "without a plan at tight budgets looks better than it is in a mean: compare the counts. Griewank's mean grows "
-        "with the share of tight budgets (see the maxima). Our two-phase rounding is repaired and improved by a search "
-        "unless options.lp_rounding.improve=false.",
+        *prose(__file__, proven=proven_words(all_sweeps)),
         tables=[Table(
             "table2", "Cost / cheapest known cost",
             ["network", "graph", "strategy", "geometric mean", "maximum", "budgets", "published [2nd]/[mem]"], rows,

@@ -1,4 +1,4 @@
-"""What the largest batch only stands for: samples a second, resolution, depth, and what a GiB is worth."""
+"""Samples a second, resolution, depth, and the price of a GiB: what a larger batch is wanted for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from analysis.largest_model import KINDS
 from analysis.largest_model import draw as draw_sizes
 from analysis.max_batch_size import network_label
-from analysis.paper.part import Part, Table, percent
+from analysis.parts import Part, Table, percent, prose
 from analysis.throughput import plot
 
 COLUMNS = 3
@@ -27,25 +27,22 @@ def report(document: Mapping[str, Any], _: Path) -> Part:
     open_ones = [network_label(d) for d in at_plain if not _is_closed(d)]
     beyond = [f"{network_label(d)} (batch {d['best']}, {_gain(d)} over the best batch without)"
               for d in networks if d["best"] > d["plain_batch"]]  # fmt: skip
-    said = " ".join((
-        *((f"Of the batches tried, none that needs recomputation is faster than the best without, by proof on "
-           f"{', '.join(closed)}.",) if closed else ()),
-        *((f"None was found to be on {', '.join(open_ones)}, where the bounds leave it open.",) if open_ones else ()),
-        *((f"It does on {', '.join(beyond)}.",) if beyond else ()),
-        *(f"The largest {s['what']} at batch {s['batch']}: {s['found_label'] or 'none found'}"
-          + (f"; {s['ruled_out_label']} is proven impossible." if s["ruled_out"] else "; no limit was proven.")
-          for s in searches),
-    ))  # fmt: skip
+    sentences = []
+    if closed:
+        sentences.append(f"On {', '.join(closed)} no batch tried that needs recomputation is faster than the best "
+                         "without: this is proven.")  # fmt: skip
+    if open_ones:
+        sentences.append(f"On {', '.join(open_ones)} none was found; the bounds do not rule one out.")
+    if beyond:
+        sentences.append(f"Recomputation pays on {', '.join(beyond)}.")
+    for s in searches:
+        limit = f"{s['ruled_out_label']} is proven impossible." if s["ruled_out"] else "no limit was proven."
+        sentences.append(f"The largest {s['what']} at batch {s['batch']}: {s['found_label'] or 'none found'}; {limit}")
     figures = [("throughput", f"Samples a second against batch size, {gpu}, roofline costs", _curves(networks))]
     sizes = [("largest_model", "Sizes tried, and what they would need without recomputation",
               draw_sizes(searches, memory))]  # fmt: skip
     return Part(
-        "Throughput, resolution, depth and the price of memory",
-        "Not published: Checkmate reports the largest batch alone.",
-        said,
-        "The step times are the roofline's, whose operations do not slow down at small batches as a real GPU's do, so "
-        "a larger batch pays only while its recomputation is cheaper than what it saves in traffic of parameters. The "
-        "price of memory is the slope of the linear relaxation's bound in the budget, not of the integer optimum.",
+        *prose(__file__, found=" ".join(sentences)),
         (figures if networks else []) + (sizes if searches else []),
         ([_table(networks)] if networks else []) + ([_prices(networks)] if networks else []) + [
             _trials(search, number) for number, search in enumerate(searches)

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.monet.desk import JOINT, NO_WINOGRAD, Case, Desk
+from omegaconf import DictConfig
+
+from experiments.monet.cases import JOINT, NO_WINOGRAD, Case, Context, budgets_of, graph_of, solve
+from remat.errors import InvalidInput, unknown_name
 from remat.frontends.monet import LEVELS
 from remat.programs.monet import estimate_columns
 
 
-def run(desk: Desk) -> dict[str, Any]:
+def run(context: Context) -> dict[str, Any]:
     """A row for each network, level and method at the smallest budgets."""
-    cases = []
-    levels = (*(JOINT if level == LEVELS[-1] else level for level in desk.levels), NO_WINOGRAD)
-    for network in desk.networks:
-        for budget in sorted(desk.budgets(network))[: desk.scale.ablation_budgets]:
+    cases, scale = [], context.scale
+    levels = (*(JOINT if level == LEVELS[-1] else level for level in levels_of(context.cfg)), NO_WINOGRAD)
+    for network in context.networks:
+        for budget in sorted(budgets_of(context, network))[: scale.ablation_budgets]:
             for level in levels:
                 cases.append(Case(network.name, level, "portfolio", budget))
-                if desk.scale.all_budgets and estimate_columns(desk.graph(network, level)) <= desk.scale.monet_columns:
+                if scale.all_budgets and estimate_columns(graph_of(context, network, level)) <= scale.monet_columns:
                     cases.append(Case(network.name, level, "monet", budget))
-    return {"rows": desk.solve(cases), "levels": list(levels)}
+    return {"rows": solve(context, cases), "levels": list(levels)}
+
+
+def levels_of(cfg: DictConfig) -> tuple[str, ...]:
+    """The levels asked for, each once, in their order.
+
+    Raises:
+        InvalidInput: an empty list or an unknown level.
+    """
+    asked = list(LEVELS) if cfg.levels is None else list(map(str, cfg.levels))
+    for level in asked:
+        if level not in LEVELS:
+            raise unknown_name("level of implementations", level, LEVELS)
+    if not asked:
+        raise InvalidInput("levels= is empty; leave it out for all of them")
+    return tuple(level for level in LEVELS if level in asked)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import remat
-from experiments.monet.desk import JOINT, NO_WINOGRAD, Desk
+from experiments.monet.cases import JOINT, NO_WINOGRAD, Context, bench_of_case, graph_of
 from experiments.monet.published import Network
 from remat.graph import Graph
 from remat.implementation import DEFAULT, Implementation
@@ -16,17 +16,17 @@ from remat.plan import Plan
 from remat.search.choices import choose
 from remat.units import format_size
 
-SLIGHT = 1e-4  # of the cost, or of the budget: what is within it is as good
+SLIGHT = 1e-4  # share of the cost or of the budget; smaller differences count as none
 Way = tuple[str, str]  # kind of operation, name of the implementation
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """What a plan becomes where every operation of a kind that can runs in a way that it was not given.
+    """A plan after every operation of one kind was switched to an implementation that the plan did not use.
 
     Attributes:
-        cost_share: of the plan's cost, that is added.
-        peak_bytes: added to the plan's peak.
+        cost_share: the cost added, as a share of the plan's.
+        peak_bytes: the bytes added to the plan's peak.
         fits: whether the result fits the budget.
         budget_bytes: of the plan.
     """
@@ -37,13 +37,13 @@ class Swap:
     budget_bytes: int
 
 
-def run(desk: Desk) -> dict[str, Any]:
+def run(context: Context) -> dict[str, Any]:
     """Counts for each plan, and the reason for each implementation that no plan of a level uses."""
     used, never = [], []
-    for network in desk.networks:
+    for network in context.networks:
         for level in (NO_WINOGRAD, JOINT):
-            graph = desk.graph(network, level)
-            plans = _plans(desk, network, level)
+            graph = graph_of(context, network, level)
+            plans = _plans(context, network, level)
             chosen: set[Way] = set()
             for (strategy, budget), plan in plans.items():
                 counts = count(graph, plan)
@@ -62,18 +62,18 @@ def run(desk: Desk) -> dict[str, Any]:
                                   "reason": reason(graph, own, kind, name)})  # fmt: skip
     offered = [
         {"network": network.name, "kind": kind, "way": name, "operations": n}
-        for network in desk.networks
-        for (kind, name), n in available(desk.graph(network, JOINT)).items()
+        for network in context.networks
+        for (kind, name), n in available(graph_of(context, network, JOINT)).items()
     ]
     return {"used": used, "never": never, "available": offered}
 
 
-def _plans(desk: Desk, network: Network, level: str) -> dict[tuple[str, int], Plan]:
+def _plans(context: Context, network: Network, level: str) -> dict[tuple[str, int], Plan]:
     """(strategy, budget) -> its plan."""
     found = {}
-    for case, row in desk.rows.items():
+    for case, row in context.rows.items():
         if (case.network, case.level, case.cost_cap) == (network.name, level, None):
-            plan = desk.bench_of(case).plan_of(row)
+            plan = bench_of_case(context, case).plan_of(row)
             if plan is not None:
                 found[case.strategy, case.budget_bytes] = plan
     return found
@@ -89,24 +89,28 @@ def available(graph: Graph) -> dict[Way, int]:
 
 
 def count(graph: Graph, plan: Plan) -> dict[Way, int]:
-    """How many operations the plan runs in each way that is not the default one, at least once."""
+    """How many operations the plan runs at least once in each implementation other than the default one."""
     which: dict[Way, set[int]] = defaultdict(set)
-    for k, name in zip(plan.order.tolist(), plan.chosen, strict=False):
+    for k, name in zip(plan.order.tolist(), plan.choices, strict=False):
         if name:
             which[graph.operations[k].kind, name].add(k)
     return {way: len(operations) for way, operations in which.items()}
 
 
 def reason(graph: Graph, plans: Mapping[int, Plan], kind: str, name: str) -> str:
-    """Why no plan of `plans` (by budget) uses that way of that kind of operation.
+    """Why no plan of `plans` (by budget) uses the implementation `name` of operations of that kind.
 
-    First from the way alone: another one that is never dearer and holds no more. Else every plan is tried with
-    it: each operation of the kind that can, and what must go with it, and the simulator says what it costs.
+    Either another implementation is never slower and holds no more. Or the simulator judges every plan with the
+    implementation put in, for each operation of the kind that has it, together with what its readers then need.
     """
-    own = [k for k, op in enumerate(graph.operations) if op.kind == kind and any(w.name == name for w in op.ways)]
+    own = [
+        k
+        for k, op in enumerate(graph.operations)
+        if op.kind == kind and name in (w.name for w in op.all_implementations)
+    ]
     better = _dominating(graph, own, name)
     if better:
-        return f"dominated: {better} is never dearer and reads and holds no more"
+        return f"dominated: {better} is never slower, and reads and holds no more"
     swaps = [swap for budget, plan in plans.items() for swap in (_swap(graph, plan, budget, own, name),) if swap]
     if not swaps:
         return "cannot be put into any plan found: what it needs is written over or not made there"
@@ -114,11 +118,11 @@ def reason(graph: Graph, plans: Mapping[int, Plan], kind: str, name: str) -> str
 
 
 def _dominating(graph: Graph, operations: Sequence[int], name: str) -> str:
-    """Another way, of every one of these operations, that is no dearer and no larger; '' without one."""
+    """Another implementation of all these operations that is no slower and no larger; '' without one."""
     common: set[str] | None = None
     for k in operations:
-        way = graph.way(k, name)
-        names = {w.name for w in graph.operations[k].ways if w.name != name and _is_no_worse(w, way)}
+        way = graph.implementation(k, name)
+        names = {w.name for w in graph.operations[k].all_implementations if w.name != name and _is_no_worse(w, way)}
         common = names if common is None else common & names
     return min(common or {""}, key=lambda n: (n == DEFAULT, n))
 
@@ -135,32 +139,32 @@ def _is_no_worse(a: Implementation, b: Implementation) -> bool:
 
 
 def _swap(graph: Graph, plan: Plan, budget: int, operations: Sequence[int], name: str) -> Swap | None:
-    """The plan with one way for each operation, before and after; None if the way cannot be put in."""
+    """The plan with one implementation for each operation, before and after the switch; None if it is impossible."""
     wanted = [0] * len(graph)
-    for k, way in zip(plan.order.tolist(), plan.chosen or ("",) * plan.n_computations, strict=True):
-        wanted[k] = [w.name for w in graph.operations[k].ways].index(way or DEFAULT)
+    for k, way in zip(plan.order.tolist(), plan.choices or ("",) * plan.n_computations, strict=True):
+        wanted[k] = [w.name for w in graph.operations[k].all_implementations].index(way or DEFAULT)
     before = _simulated(graph, plan, wanted)
     for k in operations:
-        wanted[k] = [w.name for w in graph.operations[k].ways].index(name)
+        wanted[k] = [w.name for w in graph.operations[k].all_implementations].index(name)
     for k in operations:
-        _adapt_readers(graph, k, graph.way(k, name), wanted)
+        _adapt_readers(graph, k, graph.implementation(k, name), wanted)
     after = _simulated(graph, plan, wanted)
     if before is None or after is None:
         return None
     chosen = after[2]
-    if not any(graph.operations[k].ways[chosen[k]].name == name for k in operations):
+    if not any(graph.operations[k].all_implementations[chosen[k]].name == name for k in operations):
         return None
     return Swap(after[0] / before[0] - 1, after[1] - before[1], after[1] <= max(budget, before[1]), budget)
 
 
 def _adapt_readers(graph: Graph, k: int, way: Implementation, wanted: list[int]) -> None:
-    """Switch what reads operation `k`'s values to ways that `way` serves, its extra values first."""
+    """Switch the readers of operation `k` to implementations that read what `way` produces, its extra values first."""
     made = set(way.outputs)
-    missing = {v for w in graph.operations[k].ways for v in w.outputs} - made
+    missing = {v for w in graph.operations[k].all_implementations for v in w.outputs} - made
     extra = made - set(graph.operations[k].outputs)
     lost = missing | (set() if way.overwrites is None else {way.overwrites})
     for r in range(k + 1, len(graph)):
-        ways = graph.operations[r].ways if graph.operations[r].implementations else ()
+        ways = graph.operations[r].all_implementations if graph.operations[r].implementations else ()
         served = [i for i, w in enumerate(ways) if not lost & set(w.inputs) and not w.is_lossy]
         best = [i for i in served if extra & set(ways[i].inputs)]
         if best and not extra & set(ways[wanted[r]].inputs):
@@ -170,7 +174,7 @@ def _adapt_readers(graph: Graph, k: int, way: Implementation, wanted: list[int])
 
 
 def _simulated(graph: Graph, plan: Plan, wanted: Sequence[int]) -> tuple[int, int, tuple[int, ...]] | None:
-    """(cost, peak, choice) of the plan's computations with that choice, or the nearest that serves."""
+    """(cost, peak, choice) of the plan with that choice of implementations, or with the nearest possible one."""
     chosen = choose(graph, wanted)
     if chosen is None:
         return None
@@ -179,11 +183,11 @@ def _simulated(graph: Graph, plan: Plan, wanted: Sequence[int]) -> tuple[int, in
         trace = remat.simulate(graph, lifted)
     except remat.InvalidPlan:
         return None
-    return trace.cost, trace.peak_bytes, chosen.choice
+    return trace.cost, trace.peak_bytes, chosen.indices
 
 
 def _words(swaps: Sequence[Swap]) -> str:
-    """The kindest case for the way, in words; what changes next to nothing is no gain."""
+    """The case that speaks most for the implementation, in words; see `SLIGHT`."""
 
     def said(swap: Swap) -> str:
         time = f"{100 * swap.cost_share:+.2f} % time"
@@ -197,12 +201,12 @@ def _words(swaps: Sequence[Swap]) -> str:
         return f"missed by the search: {said(min(missed, key=lambda s: s.cost_share))}"
     smaller = [swap for swap in swaps if swap.peak_bytes < -SLIGHT * swap.budget_bytes]
     if cheaper:
-        return f"cheaper but beyond the budget: {said(min(cheaper, key=lambda s: s.peak_bytes))}"
+        return f"faster but beyond the budget: {said(min(cheaper, key=lambda s: s.peak_bytes))}"
     if smaller:
-        return f"smaller but dearer, and the budget is met without: {said(min(smaller, key=lambda s: s.cost_share))}"
+        return f"smaller but slower, and the budget is met without it: {said(min(smaller, key=lambda s: s.cost_share))}"
     best = min(swaps, key=lambda s: (s.cost_share, s.peak_bytes))
     if best.peak_bytes > SLIGHT * best.budget_bytes:
-        return f"never cheaper nor smaller: {said(best)}"
+        return f"neither faster nor smaller: {said(best)}"
     if abs(best.cost_share) <= SLIGHT:
         return f"makes no difference: {said(best)}"
-    return f"dearer and its saving is not at the peak: {said(best)}"
+    return f"slower, and its saving is not at the peak: {said(best)}"

@@ -6,48 +6,60 @@ from dataclasses import asdict
 from typing import Any
 
 import remat
-from experiments.monet.desk import GIST, JOINT, NO_WINOGRAD, NONE, Case, Desk
+from experiments.monet.cases import (
+    GIST,
+    JOINT,
+    NO_WINOGRAD,
+    NONE,
+    Case,
+    Context,
+    bench_of,
+    budgets_of,
+    graph_of,
+    solve,
+    solve_gist,
+)  # fmt: skip
 from experiments.monet.published import Network
 from remat.frontends.monet import plain_pytorch
 from remat.programs.monet import estimate_columns
 
 
-def run(desk: Desk) -> dict[str, Any]:
+def run(context: Context) -> dict[str, Any]:
     """A row for each network, budget and method; the tightest budgets first."""
     cases, rows = [], []
-    for network in desk.networks:
-        budgets = desk.budgets(network)
+    for network in context.networks:
+        budgets = budgets_of(context, network)
         for budget in sorted(budgets):
             cases += [Case(network.name, NONE, name, budget) for name in ("checkmate_milp", "portfolio")]
             for level in (NO_WINOGRAD, JOINT):
                 cases.append(Case(network.name, level, "portfolio", budget))
-                small = estimate_columns(desk.graph(network, level)) <= desk.scale.monet_columns
+                small = estimate_columns(graph_of(context, network, level)) <= context.scale.monet_columns
                 if small or budget == budgets[0]:
                     cases.append(Case(network.name, level, "monet", budget))
-    for network in desk.networks:
-        rows += desk.gist(network)
-    rows += desk.solve(cases)
-    return {"networks": [facts(desk, network) for network in desk.networks], "rows": rows,
-            "store": desk.relative_store()}  # fmt: skip
+    for network in context.networks:
+        rows += solve_gist(context, network)
+    rows += solve(context, cases)
+    return {"networks": [facts(context, network) for network in context.networks], "rows": rows,
+            "store": context.store_from(context.folder)}  # fmt: skip
 
 
-def facts(desk: Desk, network: Network) -> dict[str, Any]:
+def facts(context: Context, network: Network) -> dict[str, Any]:
     """What is published of a network, and what plain training needs by the simulator."""
-    graph = desk.graph(network, JOINT)
+    graph = graph_of(context, network, JOINT)
     plan = plain_pytorch(graph)
     trace = remat.simulate(graph, plan)
-    bench = desk.bench(network, NONE)
+    bench = bench_of(context, network, NONE)
     return {
         **asdict(network),
         "costs": bench.subject.cost_model,
         "operations": len(graph),
         "implementations": sum(len(op.implementations) for op in graph.operations),
-        "columns": {level: estimate_columns(desk.graph(network, level)) for level in (NONE, NO_WINOGRAD, JOINT)},
+        "columns": {level: estimate_columns(graph_of(context, network, level)) for level in (NONE, NO_WINOGRAD, JOINT)},
         "fixed_bytes": graph.fixed_bytes,
         "total_cost": graph.total_cost,
         "default_peak_bytes": bench.store_all_peak_bytes,
         "pytorch_peak_bytes": trace.peak_bytes,
         "pytorch_cost": trace.cost,
-        "budgets_bytes": list(desk.budgets(network)),
-        "graphs": {level: desk.graph(network, level).sha256() for level in (NONE, NO_WINOGRAD, JOINT, GIST)},
+        "budgets_bytes": list(budgets_of(context, network)),
+        "graphs": {level: graph_of(context, network, level).sha256() for level in (NONE, NO_WINOGRAD, JOINT, GIST)},
     }

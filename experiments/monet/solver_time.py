@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.monet.desk import JOINT, NO_WINOGRAD, Desk, entry
+from experiments.monet.cases import JOINT, NO_WINOGRAD, Context, entry
 
 
-def run(desk: Desk) -> dict[str, Any]:
+def run(context: Context) -> dict[str, Any]:
     """The rows of MONeT's program and the portfolio on graphs with implementations, at the run's budgets."""
     rows = [
         entry(case, row)
-        for case, row in desk.rows.items()
+        for case, row in context.rows.items()
         if case.level in (NO_WINOGRAD, JOINT) and case.strategy in ("monet", "portfolio") and case.cost_cap is None
     ]
     return {"rows": rows}

@@ -1,7 +1,7 @@
-"""Memory at 10 % overhead: for each set of implementations the smallest budget with such a plan in hand.
+"""Memory at 10 % overhead: for each set of implementations, the smallest budget for which such a plan is known.
 
-Between the largest budget at which no plan at most 10 % dearer was found (or the largest working set) and the smallest
-peak of one that was, the middle is tried, over and over. What lies below was not found in time, which proves nothing.
+Bisection. The lower end is the largest budget at which no plan within the overhead was found, or the largest working
+set; the upper end is the smallest peak of a plan that was found. That none was found in time proves nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import remat
-from experiments.monet.desk import JOINT, NO_WINOGRAD, NONE, Case, Desk
+from experiments.monet.cases import JOINT, NO_WINOGRAD, NONE, Case, Context, graph_of, solve
 from experiments.monet.published import Network
 from remat.frontends.monet import plain_pytorch
 
@@ -18,25 +18,25 @@ WIDER = (NONE, NO_WINOGRAD, JOINT)  # each has every plan of those before it
 NEAR = 1.01  # the ends of an interval whose ratio is below it are one
 
 
-def run(desk: Desk) -> dict[str, Any]:
+def run(context: Context) -> dict[str, Any]:
     """For each network and level the bracket at its end, and every row behind it."""
-    brackets = {(n.name, level): _begin(desk, n, level) for n in desk.networks for level in WIDER}
-    by_name = {network.name: network for network in desk.networks}
+    brackets = {(n.name, level): _begin(context, n, level) for n in context.networks for level in WIDER}
+    by_name = {network.name: network for network in context.networks}
     rows: list[dict[str, Any]] = []
-    for _ in range(desk.scale.halvings):
+    for _ in range(context.scale.halvings):
         _carry(brackets)
         cases = []
         for (name, level), (low, high) in brackets.items():
             if high > NEAR * low:
-                cap = _cap(desk, by_name[name])
+                cap = _cap(context, by_name[name])
                 cases.append(Case(name, level, "portfolio", round((low * high) ** 0.5), cost_cap=cap))
-        rows += desk.solve(cases)
+        rows += solve(context, cases)
         for case in cases:
-            row = desk.rows.get(case)
+            row = context.rows.get(case)
             if row is None:
                 continue
             low, high = brackets[case.network, case.level]
-            if _is_enough(desk, by_name[case.network], row):
+            if _is_enough(context, by_name[case.network], row):
                 high = min(high, row.peak_bytes or high)
             else:
                 low = case.budget_bytes
@@ -54,20 +54,20 @@ def _carry(brackets: dict[tuple[str, str], tuple[int, int]]) -> None:
         brackets[name, level] = min(low, least), min(high, least)
 
 
-def _begin(desk: Desk, network: Network, level: str) -> tuple[int, int]:
-    graph = desk.graph(network, level)
+def _begin(context: Context, network: Network, level: str) -> tuple[int, int]:
+    graph = graph_of(context, network, level)
     plain = remat.Plan.from_order(graph, range(len(graph))) if level == NONE else None
     plain = plain_pytorch(graph) if plain is None else plain
-    known = [(case, row) for case, row in desk.rows.items() if (case.network, case.level) == (network.name, level)]
-    peaks = [row.peak_bytes for _, row in known if _is_enough(desk, network, row) and row.peak_bytes is not None]
+    known = [(case, row) for case, row in context.rows.items() if (case.network, case.level) == (network.name, level)]
+    peaks = [row.peak_bytes for _, row in known if _is_enough(context, network, row) and row.peak_bytes is not None]
     high = min([remat.simulate(graph, plain).peak_bytes, *peaks])
     tried = {case.budget_bytes for case, _ in known if case.strategy == "portfolio" and case.budget_bytes < high}
     return max([graph.largest_working_set()[0], *tried]), high
 
 
-def _is_enough(desk: Desk, network: Network, row: Any) -> bool:
-    return row.cost is not None and row.cost <= _cap(desk, network)
+def _is_enough(context: Context, network: Network, row: Any) -> bool:
+    return row.cost is not None and row.cost <= _cap(context, network)
 
 
-def _cap(desk: Desk, network: Network) -> int:
-    return int((1 + OVERHEAD) * desk.graph(network, NONE).total_cost)
+def _cap(context: Context, network: Network) -> int:
+    return int((1 + OVERHEAD) * graph_of(context, network, NONE).total_cost)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.budget_sweep import sweep_budgets
-from experiments.paper.lab import Lab
+from experiments.paper.graphs import Context, extracted
 from remat import min_budget
 from remat.plan import Plan
 from remat.simulator import simulate
@@ -16,25 +16,25 @@ BATCH = 2  # of both: a CPU has to run it
 STEPS = (1, 3, 6)  # of 10 from the smallest budget to checkpoint-all's peak
 
 
-def run(lab: Lab) -> dict[str, Any]:
+def run(context: Context) -> dict[str, Any]:
     """Solve at a few budgets under each cost model, and judge every plan by the costs of the others."""
     rows, skipped = [], []
-    for network in lab.networks:
+    for network in context.networks:
         if network.name not in NETWORKS:
             continue
-        subjects = {cost: lab.ours(network, cost=cost, batch_size=BATCH) for cost in COSTS}
+        subjects = {cost: extracted(context, network, cost=cost, batch_size=BATCH) for cost in COSTS}
         plans: dict[tuple[str, int], Any] = {}
         budgets: list[int] = []
         for cost, subject in subjects.items():
-            bench = lab.bench(subject, "cost_models", strategies=("portfolio",))
-            least = min_budget(subject.graph, lab.settings.scope).bytes
+            bench = context.bench(subject, "paper/cost_models", strategies=("portfolio",))
+            least = min_budget(subject.graph, context.settings.scope).bytes
             steps = sweep_budgets(least, bench.store_all_peak_bytes, 11)
             budgets = [steps[min(step, len(steps) - 1)] for step in STEPS]
             for row in bench.run_budgets(["portfolio"], budgets)["portfolio"]:
                 if row.cost is None:
                     skipped.append(f"{network.label}, {cost} costs: {row.status} {row.message}")
                 else:
-                    plans[cost, row.budget_bytes] = lab.store.read_plan(row, subject.graph), row.gap
+                    plans[cost, row.budget_bytes] = context.store.read_plan(row, subject.graph), row.gap
         for judge, subject in subjects.items():
             for step, budget in zip(STEPS, budgets, strict=True):
                 found = {cost: plans[cost, budget] for cost in COSTS if (cost, budget) in plans}

@@ -6,21 +6,21 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.max_batch_size import max_batches, write_run
-from experiments.paper.lab import Lab
+from experiments.paper.graphs import Context
 from experiments.paper.networks import in_figure_6
 from experiments.settings import configured_model
 
 SHARE = 2 / 3  # of the scale's time limit for one solve: a strategy has several for each network
 
 
-def run(lab: Lab) -> dict[str, Any]:
+def run(context: Context) -> dict[str, Any]:
     """Solve the networks of the figure; what the drawing needs is a run of its own."""
-    limit = SHARE * lab.scale.time_limit_s
+    limit = SHARE * context.scale.time_limit_s
     chosen = [
-        replace(lab.settings, spec=configured_model(network.name), graph_file=None, cost="flops", budget_bytes=None,
+        replace(context.settings, spec=configured_model(network.name), graph_file=None, cost="flops", budget_bytes=None,
                 time_limit_s=limit)
-        for network in lab.networks if in_figure_6(network)
+        for network in context.networks if in_figure_6(network)
     ]  # fmt: skip
-    documents = max_batches(chosen, lab.store, lab.engine, lab.progress, console=lab.console)
-    write_run(lab.folder / "fig6", documents)
+    documents = max_batches(chosen, context.store, context.engine, context.progress, console=context.console)
+    write_run(context.folder / "fig6", documents)
     return {"folder": "fig6", "contradicted": [claim for document in documents for claim in document["contradicted"]]}

@@ -39,7 +39,7 @@ NETWORKS = {
 
 
 def in_figure_6(network: Network) -> bool:
-    """Whether it has a bar in Figure 6; a network that the paper does not have was asked for, and gets one."""
+    """Whether it has a bar in Figure 6. A network from outside the paper was asked for by name, so it gets one."""
     return network.name in PUBLISHED or network.name not in NETWORKS
 
 

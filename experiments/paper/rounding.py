@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from experiments.budget_sweep import sweep_budgets
-from experiments.paper.lab import Lab
+from experiments.paper.graphs import Context, published_or_extracted, remember, write_run_folder
 from experiments.paper.naive_rounding import count_feasible
 from experiments.solving import Bench
 from remat import min_budget
@@ -16,19 +16,19 @@ SHARE = 3  # of 10 steps from the smallest budget to checkpoint-all's peak
 NETWORKS = ("vgg16", "mobilenet")
 
 
-def run(lab: Lab) -> dict[str, Any]:
+def run(context: Context) -> dict[str, Any]:
     """Solve by both roundings as published (nothing repaired), and by the portfolio."""
     shown = []
-    for network in [n for n in lab.networks if n.name in NETWORKS] or lab.networks[:1]:
-        subject = lab.published(network) or lab.ours(network)
+    for network in [n for n in context.networks if n.name in NETWORKS] or context.networks[:1]:
+        subject = published_or_extracted(context, network)
         options = {"lp_rounding": {"improve": False},
-                   "lp_rounding_random": {"improve": False, "samples": lab.scale.samples}}  # fmt: skip
-        bench = lab.bench(subject, "rounding", strategies=(*options, "portfolio"), options=options,
-                          time_limit_s=max(20.0, lab.scale.time_limit_s))  # fmt: skip
+                   "lp_rounding_random": {"improve": False, "samples": context.scale.samples}}  # fmt: skip
+        bench = context.bench(subject, "paper/rounding", strategies=(*options, "portfolio"), options=options,
+                          time_limit_s=max(20.0, context.scale.time_limit_s))  # fmt: skip
         budget = rounding_budget(bench)
         rows = [rows[0] for rows in bench.run_budgets(bench.settings.strategies, [budget]).values()]
-        name = lab.write_panel(f"rounding/{network.name}", bench, rows, [], f"{network.label}: rounding")
-        samples = lab.scale.naive_samples
+        name = write_run_folder(context, f"rounding/{network.name}", bench, rows, [], f"{network.label}: rounding")
+        samples = context.scale.naive_samples
         limit = bench.settings.time_limit_s
         determines = {"part": "naive rounding", "graph": subject.graph.sha256(), "budget": budget, "samples": samples,
                       "seed": bench.settings.seed, "limit": limit}  # fmt: skip
@@ -37,7 +37,7 @@ def run(lab: Lab) -> dict[str, Any]:
             return count_feasible(bench.subject.graph, budget, samples, bench.settings.seed, limit)
 
         shown.append({"folder": name, "label": network.label, "naive_samples": samples,
-                      "naive_feasible": lab.remember(determines, naive)})  # fmt: skip
+                      "naive_feasible": remember(context, determines, naive)})  # fmt: skip
     return {"panels": shown}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.budget_sweep import sweep_budgets
-from experiments.paper.lab import Lab
+from experiments.paper.graphs import Context, published_or_extracted
 from experiments.solving import Bench, solve_each
 from remat import min_budget
 
@@ -17,23 +17,23 @@ FORMS = (
 SHARES = {1: (3,), 2: (2, 5), 4: (1, 3, 5, 7)}  # of 10 steps from the smallest budget to checkpoint-all's peak
 
 
-def run(lab: Lab) -> dict[str, Any]:
+def run(context: Context) -> dict[str, Any]:
     """Solve each network at a few budgets in each form, each time from nothing.
 
     With a seed of their own, so that rows of a sweep, which start from the plans of smaller budgets, are not taken.
     """
     asked: list[tuple[Bench, str, int]] = []
     of: list[dict[str, str]] = []
-    for network in lab.networks:
-        subject = lab.published(network) or lab.ours(network)
-        least = min_budget(subject.graph, lab.settings.scope).bytes
+    for network in context.networks:
+        subject = published_or_extracted(context, network)
+        least = min_budget(subject.graph, context.settings.scope).bytes
         for label, strategy, options in FORMS:
-            bench = lab.bench(subject, "solver_time", strategies=(strategy,), options={strategy: options},
-                              seed=lab.settings.seed + 1)  # fmt: skip
+            bench = context.bench(subject, "paper/solver_time", strategies=(strategy,), options={strategy: options},
+                              seed=context.settings.seed + 1)  # fmt: skip
             steps = sweep_budgets(least, bench.store_all_peak_bytes, 11)
-            for share in SHARES[lab.scale.solver_points]:
+            for share in SHARES[context.scale.solver_points]:
                 budget = steps[min(share, len(steps) - 1)]
                 asked.append((bench, strategy, budget))
                 of.append({"form": label, "network": network.label})
     rows = [{"key": row.key, **entry} for row, entry in zip(solve_each(asked), of, strict=True)]
-    return {"rows": rows, "store": lab.relative_store()}
+    return {"rows": rows, "store": context.store_from(context.folder)}

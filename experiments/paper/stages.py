@@ -6,17 +6,19 @@ import json
 import math
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from experiments.paper.lab import Lab
-from experiments.paper.unpartitioned import solve_published
+from experiments.paper.graphs import Context, remember
 from remat.child import command as child_command
 from remat.child import environment
 from remat.errors import RematError
 from remat.frontends import synthetic
 from remat.graph import Graph
+from remat.programs.highs import solve_program
+from remat.programs.published import build
 from remat.search.exhaustive import exhaustive
 
 LAYERS = 8
@@ -30,24 +32,25 @@ def unit_chain(layers: int) -> Graph:
     return Graph.from_nodes(f"unit_chain_{layers}", deps, [1] * len(deps), [1] * len(deps))
 
 
-def run(lab: Lab) -> dict[str, Any]:
+def run(context: Context) -> dict[str, Any]:
     """Relaxation and MILP of both forms; the optimum itself by A*, which is neither of them."""
-    graph, limit = unit_chain(LAYERS), lab.scale.unpartitioned_s
+    graph, limit = unit_chain(LAYERS), context.scale.unpartitioned_s
     least = next(b for b in range(1, len(graph)) if exhaustive(graph, b).plan is not None)
     children: list[subprocess.Popen[str]] = []
 
     def solve(case: tuple[int, str]) -> dict[str, Any]:
         budget, form = case
         determines = {"part": "stages", "graph": graph.sha256(), "budget": budget, "form": form, "limit": limit}
-        answer = lab.remember(determines, lambda: _in_child(children, LAYERS, budget, form, limit))
-        lab.say(f"budget {budget}, {form}: {'proven' if answer['proven'] else 'not proven'}, {answer['seconds']:.2f} s")
+        answer = remember(context, determines, lambda: _in_child(children, LAYERS, budget, form, limit))
+        proven = "proven" if answer["proven"] else "not proven"
+        context.print(f"budget {budget}, {form}: {proven}, {answer['seconds']:.2f} s")
         return answer
 
     cases = [(budget, form) for budget in (least, least + 1) for form in FORMS]
-    with ThreadPoolExecutor(lab.engine.at_once) as pool:
+    with ThreadPoolExecutor(context.engine.at_once) as pool:
         try:
             answers = list(pool.map(solve, cases))
-        except BaseException:  # Ctrl-C: SciPy's solver does not hear it
+        except BaseException:  # Ctrl-C: the solver does not hear it
             pool.shutdown(wait=False, cancel_futures=True)
             for child in children:
                 child.kill()
@@ -70,6 +73,47 @@ def _in_child(children: list[subprocess.Popen[str]], *case: object) -> dict[str,
     if child.returncode:
         raise RematError(f"the unpartitioned MILP ended with exit code {child.returncode}: {said.strip()[:200]}")
     return json.loads(said)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a form of the MILP gave within its time.
+
+    Attributes:
+        columns, rows: of the model.
+        lp: value of the relaxation, in the graph's cost unit; None if it was not solved.
+        cost, bound: of the MILP; None if there is none.
+        proven: the MILP was solved.
+    """
+
+    columns: int
+    rows: int
+    lp: float | None
+    lp_s: float
+    cost: float | None
+    bound: float | None
+    seconds: float
+    proven: bool
+
+
+def solve_published(graph: Graph, budget_bytes: int, *, frontier_advancing: bool, time_limit_s: float) -> Answer:
+    """Solve the relaxation and the MILP of `graph` within the budget, half of the time for each at most."""
+    equations = build(graph, frontier_advancing=frontier_advancing)
+    program = equations.program((budget_bytes - graph.fixed_bytes) // equations.unit_bytes)
+    options = {"time_limit": time_limit_s / 2, "threads": 1}
+    unit = equations.cost_unit / equations.cost_scale
+    began = time.monotonic()
+    relaxed = solve_program(replace(program, is_integer=None), options)
+    lp_s = time.monotonic() - began
+    began = time.monotonic()
+    solved = solve_program(program, options)
+    seconds = time.monotonic() - began
+    return Answer(
+        len(program.cost), len(program.row_lower),
+        float(program.cost @ relaxed.x) * unit if relaxed.x is not None and relaxed.optimal else None, lp_s,
+        None if solved.x is None else float(program.cost @ solved.x) * unit, solved.bound * unit, seconds,
+        solved.optimal,
+    )  # fmt: skip
 
 
 def answer_of(layers: int, budget: int, form: str, limit_s: float) -> dict[str, Any]:

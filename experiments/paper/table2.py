@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.paper.lab import Lab
+from experiments.paper.graphs import Context
 
 
-def run(lab: Lab) -> dict[str, Any]:
-    """The sweeps' own rows say everything; the table is made when it is drawn."""
+def run(context: Context) -> dict[str, Any]:
+    """The table is made from the rows of this part when it is drawn."""
     return {"from": "fig5"}

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import scipy.sparse
+import scipy.sparse as sp
 
 from remat.bounds.certificate import proven_bound
 from remat.bounds.cuts import knapsack_cuts
@@ -26,7 +26,8 @@ from remat.certificate import BoundCertificate
 from remat.context import Context
 from remat.graph import Graph
 from remat.plan import Scope
-from remat.programs.highs import Program, solve_program
+from remat.programs.highs import solve_program
+from remat.programs.program import Program, sparse_matrix
 from remat.programs.staged import CONTINUITY, EDGE, MEMORY, ONCE, StagedModel, build_staged_model, last_stages
 
 KIND_NAMES = {EDGE: "edge", CONTINUITY: "continuity", MEMORY: "memory", ONCE: "once"}
@@ -133,17 +134,15 @@ def solve_relaxation(
     """
     if not used.any():  # nothing to decide
         return np.zeros(model.shape[1]), np.zeros(model.shape[0])
-    rows_used = np.asarray(model.matrix[:, used].getnnz(axis=1)).ravel() > 0
-    matrix = model.matrix[rows_used][:, used].astype(np.float64)
-    cost_scale = max(1.0, float(model.cost.max(initial=1)))
-    is_memory = model.row_kind[rows_used] == MEMORY
-    scale = np.where(is_memory, 1000.0 / max(1, _room(model)), 1.0)
-    matrix = (scipy.sparse.diags(scale) @ matrix).tocsr()
+    scaled = model.scaled()
+    whole = scaled.program
+    matrix = whole.matrix[:, used]
+    rows_used = np.diff(matrix.indptr) > 0
     program = Program(
-        matrix=matrix,
-        cost=model.cost[used] / cost_scale,
-        upper=model.upper[used].astype(np.float64),
-        row_lower=model.row_lower[rows_used] * scale,
+        matrix=matrix[rows_used],
+        cost=whole.cost[used],
+        upper=whole.upper[used].astype(np.float64),
+        row_lower=whole.row_lower[rows_used],
     )
     options = {"solver": "ipm", "run_crossover": "off", "threads": threads, "time_limit": max(0.1, time_limit_s)}
     answer = solve_program(program, options, should_stop=should_stop)
@@ -151,12 +150,8 @@ def solve_relaxation(
         return None
     x, y = np.zeros(model.shape[1]), np.zeros(model.shape[0])
     x[used] = np.clip(answer.x, 0.0, 1.0)
-    y[rows_used] = np.maximum(answer.row_dual, 0.0) * scale * cost_scale
+    y[rows_used] = np.maximum(answer.row_dual, 0.0) * scaled.row_scale[rows_used] / scaled.cost_scale
     return x, y
-
-
-def _room(model: StagedModel) -> int:
-    return (model.budget_bytes - model.graph.fixed_bytes) // model.unit_bytes
 
 
 def _forward_columns(model: StagedModel) -> np.ndarray:
@@ -174,8 +169,10 @@ def _forward_columns(model: StagedModel) -> np.ndarray:
 
 def _inputs_of(model: StagedModel, wanted: np.ndarray) -> np.ndarray:
     """[n] bool: the columns that share an edge row with a wanted one, which it needs to be priced fairly."""
-    rows = (model.row_kind == EDGE) & (np.asarray(model.matrix[:, wanted].getnnz(axis=1)).ravel() > 0)
-    return np.asarray(model.matrix[rows].getnnz(axis=0)).ravel() > 0
+    rows = (model.row_kind == EDGE) & (np.diff(model.matrix[:, wanted].indptr) > 0)
+    shared = np.zeros(model.shape[1], dtype=bool)
+    shared[model.matrix[rows].indices] = True
+    return shared
 
 
 def _violated(model: StagedModel, x: np.ndarray, known: set[tuple[int, ...]]) -> list[list[int]]:
@@ -207,12 +204,12 @@ def _with_cuts(model: StagedModel, cuts: list[list[int]], first: int) -> StagedM
             row.append(i)
             column.append(model.S_column[t + 1, v])
             entry.append(-a)
-    more = scipy.sparse.csr_matrix((np.array(entry, dtype=np.int64), (row, column)), (len(cuts), model.shape[1]))
+    more = sparse_matrix((len(cuts), model.shape[1]), (row, column, np.array(entry, dtype=np.int64)))
     key = np.full((len(cuts), 3), -1, dtype=np.int32)
     key[:, 0] = np.arange(first, first + len(cuts))
     return replace(
         model,
-        matrix=scipy.sparse.vstack([model.matrix, more]).tocsr(),
+        matrix=sp.csr_array(sp.vstack([model.matrix, more])),
         row_lower=np.concatenate([model.row_lower, [-cut[1] for cut in cuts]]),
         row_kind=np.concatenate([model.row_kind, np.full(len(cuts), CUT, dtype=np.int8)]),
         row_key=np.vstack([model.row_key, key]),

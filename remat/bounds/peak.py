@@ -46,7 +46,7 @@ def peak_bound(graph: Graph, *, deadline: float = float("inf"), max_sets: int = 
     """The best of: working sets, kept values, values that cannot be made again, ways to hold all inputs."""
     best = PeakBound(*graph.largest_working_set(), "its inputs, outputs and workspace are held at once")
     if graph.has_implementations:
-        best = replace(best, reason="it holds at least that at once, in whatever way it runs")
+        best = replace(best, reason="it holds at least that at once in every implementation")
     kept = graph.final_bytes
     if kept > best.bytes:
         best = PeakBound(kept, best.operation, "all kept values are held when the plan ends")
@@ -54,7 +54,7 @@ def peak_bound(graph: Graph, *, deadline: float = float("inf"), max_sets: int = 
     held, k = _irreplaceable(graph)
     if held > best.bytes:
         best = PeakBound(held, k, "while it runs, values that cannot be computed again wait for later users")
-    return _ways(graph, best, deadline, max_sets) if max_sets else best
+    return _held_together(graph, best, deadline, max_sets) if max_sets else best
 
 
 def _irreplaceable(graph: Graph) -> tuple[int, int]:
@@ -85,7 +85,7 @@ def _irreplaceable(graph: Graph) -> tuple[int, int]:
     return most
 
 
-def _ways(graph: Graph, best: PeakBound, deadline: float, max_sets: int) -> PeakBound:
+def _held_together(graph: Graph, best: PeakBound, deadline: float, max_sets: int) -> PeakBound:
     size = [value.bytes for value in graph.values]
     inputs = [sum(1 << v for v in op.inputs) for op in graph.operations]
     outputs = [sum(1 << v for v in op.outputs) for op in graph.operations]

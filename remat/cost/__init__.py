@@ -61,15 +61,15 @@ def costs_and_noise(
             f"graph '{graph.name}' says nothing of what its operations do, so cost={model} cannot be applied; "
             "use the costs it came with"
         )
-    ways = graph.all_ways()
+    implementations = graph.every_implementation()
     if model == "flops":
-        costs, unknown = flop_costs(ways)
+        costs, unknown = flop_costs(implementations)
         _warn(unknown, "no FLOP rule, charged one FLOP per byte moved")
         return graph.with_costs(costs, "flop"), None
     if gpu is None and model == "roofline":
         raise InvalidInput(f"cost={model} needs a device; known: {', '.join(gpus())}")
     if model == "profile" or gpu is None:
-        profile = profile_costs(ways, gpu, cache_folder, device)
+        profile = profile_costs(implementations, gpu, cache_folder, device)
         _warn(profile.unmeasured, "not measured, charged by the roofline")
         if profile.unsteady:
             n = len(profile.unsteady)
@@ -78,7 +78,7 @@ def costs_and_noise(
                 "scaled to the others; the next call measures them again", CostWarning,
             )  # fmt: skip
         return graph.with_costs(profile.ns, "ns"), profile.noise
-    costs, unknown = roofline_costs(ways, gpu)
+    costs, unknown = roofline_costs(implementations, gpu)
     _warn(unknown, "no FLOP rule, charged by the bytes they move")
     return graph.with_costs(costs, "ns"), None
 

@@ -75,7 +75,7 @@ class StepPlan:
         budget_bytes: total that was promised; None for a plan made without a budget.
         plain_peak_bytes: what the framework's own step needs beside the same fixed bytes, or None if not known.
         fixed: parts of ``graph.fixed_bytes`` in bytes, by name, e.g. ``parameters``.
-        costs: how operations were costed: ``profile``, ``roofline`` or ``flops``; '' if nothing had to be chosen.
+        costs: how operations were costed: ``profile``, ``roofline`` or ``flops``; '' if there was no choice.
         implementations: which implementations its graph has: ``default``, ``exact`` or ``joint``.
         noise: of costs that were measured; None for others, and where that is not known.
         sharing: [N] per operation the (input, output) values that may share a storage (see `simulate`); () for none.
@@ -149,10 +149,10 @@ class StepPlan:
         total = collections.Counter(op.kind for op in graph.operations)
         named = [f"{kind.removeprefix('aten.')} {n} of {total[kind]}" for kind, n in again.most_common(8)]
         more = len(again) - len(named)
-        chosen = {(k, name) for k, name in zip(self.order.tolist(), self.plan.chosen, strict=False) if name}
+        chosen = {(k, name) for k, name in zip(self.order.tolist(), self.plan.choices, strict=False) if name}
         if chosen:
-            ways = collections.Counter(name for _, name in chosen)
-            lines.append(f"  other ways      {', '.join(f'{name} {n}' for name, n in ways.most_common())}")
+            implementations = collections.Counter(name for _, name in chosen)
+            lines.append(f"  implementations {', '.join(f'{name} {n}' for name, n in implementations.most_common())}")
         lines.append(
             f"  computed again  {', '.join(named) or 'nothing'}{f' and {more} other kinds' if more > 0 else ''}"
         )
@@ -181,7 +181,10 @@ class StepPlan:
         if self.graph.has_implementations:
             section["operators"] = self.implementations
             section["implementations"] = [
-                [[way.name, way.cost, way.workspace_bytes] for way in op.implementations]
+                [
+                    [implementation.name, implementation.cost, implementation.workspace_bytes]
+                    for implementation in op.implementations
+                ]
                 for op in self.graph.operations
             ]
         if self.sharing:
@@ -254,9 +257,9 @@ class StepPlan:
             InvalidPlan: it is another step (both fingerprints are shown).
         """
         _check_made_for(self.fingerprint, fingerprint, "this plan")
-        _check_ways(self.order.tolist(), self.plan.chosen, graph, "this plan")
+        _check_implementations(self.order.tolist(), self.plan.choices, graph, "this plan")
         graph = replace(self.graph, fixed_bytes=graph.fixed_bytes)
-        plan = Plan.from_order(graph, self.order.tolist(), self.budget_bytes, self.plan.chosen)
+        plan = Plan.from_order(graph, self.order.tolist(), self.budget_bytes, self.plan.choices)
         plain = _beside(fixed, self.plain_peak_bytes, self.fixed)
         return replace(self, plan=plan, graph=graph, plain_peak_bytes=plain, fixed=fixed)
 
@@ -363,14 +366,14 @@ def _plan_of(document: Mapping[str, Any], graph: Graph, where: str) -> Plan:
     if len(computed) + len(frees) != len(steps):
         raise InvalidPlan(f"{where}: 'steps' must be ['compute', operation] or ['free', value] pairs")
     names = [str(step[2] or "") if len(step) > 2 else "" for step in computed]
-    _check_ways(plan.order.tolist(), names, graph, where)
+    _check_implementations(plan.order.tolist(), names, graph, where)
     return Plan.from_order(graph, plan.order.tolist(), plan.budget_bytes, names)
 
 
-def _check_ways(order: Sequence[int], chosen: Sequence[str], graph: Graph, where: str) -> None:
-    """Raise `InvalidPlan` if the plan runs an operation in a way that there is not in this step."""
+def _check_implementations(order: Sequence[int], chosen: Sequence[str], graph: Graph, where: str) -> None:
+    """Raise `InvalidPlan` if the plan runs an operation by an implementation that this step does not have."""
     for k, name in dict.fromkeys(zip(order, chosen, strict=False)):
-        if name and all(way.name != name for way in graph.operations[k].implementations):
+        if name and all(implementation.name != name for implementation in graph.operations[k].implementations):
             raise InvalidPlan(
                 f"{where}: runs '{graph.operations[k].name}' as '{name}', which cannot be done here (parameters may "
                 "have changed so that a layer cannot be inverted); plan again"
@@ -383,21 +386,25 @@ def _with_weights(graph: Graph, section: Mapping[str, Any], where: str) -> Graph
     if not isinstance(rows, list) or len(rows) != len(graph):
         raise InvalidPlan(f"{where}: '{SECTION}.implementations' must have an entry for each operation")
     operations = []
-    for op, ways in zip(graph.operations, rows, strict=True):
+    for op, implementations in zip(graph.operations, rows, strict=True):
         known: dict[str, list[int]] = {}
-        rows_of_op: list[Any] = ways if isinstance(ways, list) else [None]
-        for way in rows_of_op:
-            sizes = way[1:] if isinstance(way, list) and len(way) == 3 and isinstance(way[0], str) else []
+        rows_of_op: list[Any] = implementations if isinstance(implementations, list) else [None]
+        for implementation in rows_of_op:
+            sizes = (
+                implementation[1:]
+                if isinstance(implementation, list) and len(implementation) == 3 and isinstance(implementation[0], str)
+                else []
+            )
             if len(sizes) != 2 or not all(type(x) is int and x >= 0 for x in sizes):
                 raise InvalidPlan(f"{where}: '{SECTION}.implementations' of '{op.name}' must be names, costs and bytes")
-            known[way[0]] = sizes
+            known[implementation[0]] = sizes
         weighed = tuple(
-            replace(way, cost=known[way.name][0], workspace_bytes=known[way.name][1])
-            for way in op.implementations if way.name in known
+            replace(implementation, cost=known[implementation.name][0], workspace_bytes=known[implementation.name][1])
+            for implementation in op.implementations if implementation.name in known
         )  # fmt: skip
         operations.append(replace(op, implementations=weighed))
-    made = {v for op in operations for way in op.ways for v in way.outputs}
-    if len(made) < len(graph.values):  # values of ways that are not in the file
+    made = {v for op in operations for implementation in op.all_implementations for v in implementation.outputs}
+    if len(made) < len(graph.values):  # values of implementations that are not in the file
         raise InvalidPlan(f"{where}: was made where operations had fewer implementations; plan again")
     return replace(graph, operations=tuple(operations))
 

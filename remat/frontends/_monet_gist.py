@@ -7,7 +7,7 @@ from math import ceil
 from remat.cost import load_gpu
 from remat.cost.gpu import Gpu
 from remat.errors import InvalidInput
-from remat.frontends._monet_ways import (
+from remat.frontends._monet_implementations import (
     ACTIVATIONS,
     Pair,
     WaysBuilder,
@@ -35,7 +35,7 @@ def with_gist(
 ) -> Graph:
     """A training graph of `monet_graph` with the implementations that the strategy ``gist`` takes.
 
-    Those of `add_ways` that it needs (``in_place``, ``mask``, ``indices``), and:
+    Those of `add_implementations` that it needs (``in_place``, ``mask``, ``indices``), and:
 
     - ``sparse``, ``in_place_sparse`` (f): ReLU and ReLU6 whose output a convolution reads also make a sparse copy of
       it: CSR of a matrix with 256 columns, one byte for a column, four for a value, four for the start of a row.

@@ -40,7 +40,7 @@ class Node:
     in_place_mib: list[float]
     forward: int = -1
     parent: int = -1
-    way: int = -1
+    implementation: int = -1
 
 
 class SolverGraph:
@@ -59,7 +59,7 @@ class SolverGraph:
         if not 0 < len(records) <= MAX_NODES or any(i not in records for i in range(len(records))):
             raise InvalidInput(f"its nodes are not numbered from 0 on, or more than {MAX_NODES}")
         self.nodes = [_node(records[i], i, len(records)) for i in range(len(records))]
-        if sum(len(way) for node in self.nodes for way in node.reads) > MAX_READS:
+        if sum(len(implementation) for node in self.nodes for implementation in node.reads) > MAX_READS:
             raise InvalidInput(f"its nodes read more than {MAX_READS} times")
         self.loss = _field(info, "loss", int)
         if not 0 <= self.loss < len(records) or self.nodes[self.loss].parent >= 0:
@@ -70,9 +70,12 @@ class SolverGraph:
         self.made_by: dict[tuple[int, int], list[int]] = {}
         for i, node in enumerate(self.nodes):
             if node.parent >= 0:
-                self.made_by.setdefault((node.parent, node.way), []).append(i)
-        reads = [[[u for u in way if self.nodes[u].parent >= 0] for way in node.reads] for node in self.nodes]
-        self.required = {u for ways in reads if all(ways) for u in ways[0]}
+                self.made_by.setdefault((node.parent, node.implementation), []).append(i)
+        reads = [
+            [[u for u in implementation if self.nodes[u].parent >= 0] for implementation in node.reads]
+            for node in self.nodes
+        ]
+        self.required = {u for implementations in reads if all(implementations) for u in implementations[0]}
         is_extra = [node.parent >= 0 and i not in self.required for i, node in enumerate(self.nodes)]
         self.value = {i: v for v, i in enumerate(sorted(range(len(self.nodes)), key=lambda i: (is_extra[i], i)))}
         self.n_ordinary = is_extra.count(False)
@@ -88,12 +91,12 @@ class SolverGraph:
     def _operation(self, i: int) -> Operation:
         node = self.nodes[i]
         if i in self.algorithms:
-            ways = [*self._algorithms(i)]
+            implementations = [*self._algorithms(i)]
         else:
-            ways = [*(self._backward(i) if node.forward >= 0 else self._forward(i))]
+            implementations = [*(self._backward(i) if node.forward >= 0 else self._forward(i))]
         # The default one touches no extra value; there is such a way, because required ones are not extra.
-        own = next(w for w in ways if all(v < self.n_ordinary for v in (*w.inputs, *w.outputs)))
-        others = tuple(w for w in ways if w is not own)
+        own = next(w for w in implementations if all(v < self.n_ordinary for v in (*w.inputs, *w.outputs)))
+        others = tuple(w for w in implementations if w is not own)
         return Operation(
             str(i), node.kind, own.inputs, own.outputs, own.cost, own.workspace_bytes, node.forward >= 0,
             implementations=others,
@@ -104,7 +107,7 @@ class SolverGraph:
         for c, ms in enumerate(node.ms):
             if ms >= 0:
                 works = True
-                yield self._way(f"algorithm_{c}", i, inputs, self._outputs(i), node.ms, node.mib, c)
+                yield self._implementation(f"algorithm_{c}", i, inputs, self._outputs(i), node.ms, node.mib, c)
         if not works:
             raise InvalidInput(f"node {i} is a convolution of which every algorithm failed")
 
@@ -117,12 +120,14 @@ class SolverGraph:
             if parent == i and extra:
                 kinds.append((self.nodes[made[0]].kind.removeprefix("int::"), p, extra))
         for label, p, extra in kinds:
-            yield self._way(label or "plain", i, inputs, self._outputs(i) + extra, node.ms, node.mib, p)
+            yield self._implementation(label or "plain", i, inputs, self._outputs(i) + extra, node.ms, node.mib, p)
         x = self.overwrites.get(i)
         if type(x) is int and x in node.reads[0] and self.nodes[x].bytes == node.bytes:
             for label, p, extra in kinds:
                 name, outputs = "in_place" + f"_{label}" * bool(label), self._outputs(i) + extra
-                yield self._way(name, i, inputs, outputs, node.in_place_ms, node.in_place_mib, p, self.value[x])
+                yield self._implementation(
+                    name, i, inputs, outputs, node.in_place_ms, node.in_place_mib, p, self.value[x]
+                )
 
     def _backward(self, i: int) -> Iterator[Implementation]:
         node, used = self.nodes[i], set()
@@ -134,7 +139,7 @@ class SolverGraph:
             label = extra[0] if extra else of_forward
             name = f"{label}_{p}" if label in used else label
             used.add(label)
-            yield self._way(name, i, self._inputs(i, p), self._outputs(i), node.ms, node.mib, p)
+            yield self._implementation(name, i, self._inputs(i, p), self._outputs(i), node.ms, node.mib, p)
 
     def _inputs(self, i: int, p: int) -> tuple[int, ...]:
         return tuple(sorted({self.value[u] for u in self.nodes[i].reads[p]}))
@@ -143,7 +148,7 @@ class SolverGraph:
         required = (j for (parent, _), made in self.made_by.items() if parent == i for j in made if j in self.required)
         return (self.value[i], *(self.value[j] for j in required))
 
-    def _way(
+    def _implementation(
         self, name: str, i: int, inputs: tuple[int, ...], outputs: tuple[int, ...], ms: list[float], mib: list[float],
         p: int, overwrites: int | None = None,
     ) -> Implementation:  # fmt: skip
@@ -181,7 +186,9 @@ def _node(record: Any, i: int, n: int) -> Node:
         raise InvalidInput(f"node {i} is a {type(record).__name__:.40}, not one of its nodes")
     where = f"node {i}"
     reads = _field(record, "args", list, where)
-    if not reads or not all(isinstance(way, list) and all(_is_id(u, n) for u in way) for way in reads):
+    if not reads or not all(
+        isinstance(implementation, list) and all(_is_id(u, n) for u in implementation) for implementation in reads
+    ):
         raise InvalidInput(f"{where}: 'args' must be lists of nodes")
     ms, mib, in_place_ms, in_place_mib = (_numbers(record, key, where) for key in (
         "workspace_compute", "workspace_mem", "inplace_workspace_compute", "inplace_workspace_mem"))  # fmt: skip
@@ -190,14 +197,14 @@ def _node(record: Any, i: int, n: int) -> Node:
     if not isinstance(kind, str):
         raise InvalidInput(f"{where} has no kind")
     size = _kib(number(_field(record, "mem", (int, float), where), f"{where}'s mem"))
-    forward = parent = way = -1
+    forward = parent = implementation = -1
     if isinstance(record, stored.BwdNode):
         forward = _field(record, "fwd_id", int, where)
     elif isinstance(record, stored.IntNode):
-        parent, way = _field(record, "solver_parent_id", int, where), _field(record, "op_idx", int, where)
-        if not 0 <= parent < i or way < 0:
+        parent, implementation = _field(record, "solver_parent_id", int, where), _field(record, "op_idx", int, where)
+        if not 0 <= parent < i or implementation < 0:
             raise InvalidInput(f"{where} is an intermediate of node {parent}")
-    return Node(kind, reads, size, ms, mib, in_place_ms, in_place_mib, forward, parent, way)
+    return Node(kind, reads, size, ms, mib, in_place_ms, in_place_mib, forward, parent, implementation)
 
 
 def _is_id(u: Any, n: int) -> bool:

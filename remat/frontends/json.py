@@ -205,8 +205,8 @@ class _Reader:
             run_once=self._field(row, "run_once", bool, at, False),
             work=self._work(row, at),
             implementations=tuple(
-                self._implementation(way, f"{at}, implementation {i}")
-                for i, way in enumerate(self._field(row, "implementations", list, at, ()))
+                self._implementation(implementation, f"{at}, implementation {i}")
+                for i, implementation in enumerate(self._field(row, "implementations", list, at, ()))
             ),
         )
 

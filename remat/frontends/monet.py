@@ -16,7 +16,7 @@ kinds, bytes and edges. The rules that this took, all checked against them:
 Where the profile says nothing of a network (GoogLeNet, MobileNetV2) the same rules are applied. GoogLeNet's loss reads
 the logits of both auxiliary heads too.
 
-Costs of alternatives are modelled: see `remat.frontends._monet_ways.add_ways`, which also explains their names.
+Costs of alternatives are modelled: see `add_implementations`, which also explains their names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from remat.cost import apply_cost, load_gpu
 from remat.cost.gpu import Gpu
 from remat.errors import InvalidInput, unknown_name
 from remat.frontends._monet_gist import ASSUMED_SPARSITY, with_gist
-from remat.frontends._monet_ways import LEVELS, add_ways
+from remat.frontends._monet_implementations import LEVELS, add_implementations
 from remat.frontends.monet_networks import BATCHES, FLOAT_BYTES, NETWORKS, Layer, Network
 from remat.graph import Graph, Work
 from remat.plan import Plan
@@ -94,7 +94,7 @@ def training_graph(
     if profile is not None:
         _check_same(graph, profile)
         graph = graph.with_costs([op.cost for op in profile.operations], profile.cost_unit)
-    return add_ways(graph, network.layers, level, device, winograd=winograd)
+    return add_implementations(graph, network.layers, level, device, winograd=winograd)
 
 
 def plain_pytorch(graph: Graph) -> Plan:
@@ -107,19 +107,21 @@ def plain_pytorch(graph: Graph) -> Plan:
     Raises:
         InvalidInput: the graph lacks these implementations, which ``monet_graph(name)`` has.
     """
-    names = {way.name for op in graph.operations for way in op.implementations}
+    names = {implementation.name for op in graph.operations for implementation in op.implementations}
     if "in_place" not in names or "output" not in names:
         raise InvalidInput(
             f"graph '{graph.name}' has no implementations in place and none that read outputs; plain PyTorch needs a "
             "graph of remat.frontends.monet.monet_graph(..., implementations='joint')"
         )
-    ways = []
+    implementations = []
     for op in graph.operations:
         wanted = _PLAIN_BACKWARD if op.is_backward else _PLAIN_FORWARD
         if op.kind in ("aten::dropout", "aten::batch_norm_ip_grad"):
             wanted = ()
-        ways.append(next((way.name for way in op.implementations if way.name in wanted), ""))
-    return Plan.from_order(graph, range(len(graph)), ways=ways)
+        implementations.append(
+            next((implementation.name for implementation in op.implementations if implementation.name in wanted), "")
+        )
+    return Plan.from_order(graph, range(len(graph)), implementations=implementations)
 
 
 def _default(layers: Sequence[Layer], name: str) -> Graph:

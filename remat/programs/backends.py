@@ -12,14 +12,16 @@ import importlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy.sparse as sp
 
 from remat.errors import RematError, Skip, unknown_name
+from remat.programs.program import Program
 
 if TYPE_CHECKING:
     import cvxpy as cp
@@ -46,17 +48,18 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A solver's answer; with `has_solution` the cvxpy variables hold it.
+    """A solver's answer.
 
     Attributes:
         bound: dual bound of the objective; -inf if none.
+        x: [n] the solution, if there is one.
     """
 
     verdict: Verdict
     has_solution: bool
     bound: float
     nodes: int
-    stats: Mapping[str, Any] = field(default_factory=dict)
+    x: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +83,14 @@ class Backend:
     read: Callable[[Any], Answer]
     cache_start: Callable[[cp.Problem, Any], dict[str, Any] | None] | None = None
 
-    def solve(self, problem: cp.Problem, limits: Limits, *, start: bool = False) -> Answer:
-        """Solve `problem`; its variables get values if there is a solution.
+    def solve(self, program: Program, limits: Limits, *, start: np.ndarray | None = None) -> Answer:
+        """Solve an integer program.
 
         Args:
-            start: the variables hold a feasible point to start from; used if `takes_start`.
+            start: [n] a feasible point to start from; used if `takes_start`.
         """
         started = time.monotonic()
+        problem, variables = _in_cvxpy(program, start)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # inaccurate and time-limit warnings: the verdict says it
             chain: Any
@@ -95,13 +99,17 @@ class Backend:
             if left_s <= 0:
                 return Answer(Verdict.LIMIT, False, -math.inf, 0)
             options = self.options(replace(limits, time_s=left_s))
-            start = start and self.takes_start
-            cache = self.cache_start(problem, data) if start and self.cache_start else None
-            raw = chain.solver.solve_via_data(data, start, False, options, cache)
+            from_start = start is not None and self.takes_start
+            cache = self.cache_start(problem, data) if from_start and self.cache_start else None
+            raw = chain.solver.solve_via_data(data, from_start, False, options, cache)
             answer = self.read(raw)
-            if answer.has_solution:
-                problem.unpack_results(raw, chain, inverse)
-        return answer
+            if not answer.has_solution:
+                return answer
+            problem.unpack_results(raw, chain, inverse)
+        x = np.empty(len(program.cost))
+        for columns, variable in variables:
+            x[columns] = variable.value
+        return replace(answer, x=x)
 
     @property
     def takes_start(self) -> bool:
@@ -118,19 +126,56 @@ class Backend:
     def probe(self) -> None:
         """Raise `Skip` with the reason unless a tiny solve through cvxpy works."""
         self.require()
-        import cvxpy as cp
-
-        x: Any = cp.Variable(2, boolean=True)
-        problem = cp.Problem(cp.Minimize(x[0] + 2 * x[1]), [x[0] + x[1] >= 1])
+        either = Program(
+            sp.csr_array([[1.0, 1.0]]), np.array([1.0, 2.0]), np.ones(2), np.ones(1), is_integer=np.ones(2, dtype=bool)
+        )
         try:
-            answer = self.solve(problem, Limits(time_s=10))
+            answer = self.solve(either, Limits(time_s=10))
         except Skip:
             raise
         except Exception as error:  # each package has its own licence errors
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise Skip(f"solver '{self.name}' does not run here: {reason}") from None
-        if not answer.has_solution or abs(float(x.value @ [1, 2]) - 1) > 1e-6:
+        if answer.x is None or abs(float(answer.x @ either.cost) - 1) > 1e-6:
             raise Skip(f"solver '{self.name}' does not solve a trivial problem correctly; reinstall '{self.install}'")
+
+
+def _in_cvxpy(program: Program, start: np.ndarray | None) -> tuple[cp.Problem, list[tuple[np.ndarray, Any]]]:
+    """The problem, and (columns, variable) of the binary columns and of the others."""
+    import cvxpy as cp
+
+    binary = np.ones(len(program.cost), dtype=bool) if program.is_integer is None else program.is_integer
+    variables: list[tuple[np.ndarray, Any]] = []
+    constraints: list[Any] = []
+    for columns, kind in ((np.nonzero(binary)[0], "boolean"), (np.nonzero(~binary)[0], "nonneg")):
+        if not len(columns):
+            continue
+        x: Any = cp.Variable(len(columns), boolean=kind == "boolean", nonneg=kind == "nonneg")
+        if start is not None:
+            x.value = start[columns]
+        variables.append((columns, x))
+        most = program.upper[columns]
+        limited = np.nonzero(np.isfinite(most) & ~((most == 1) & binary[columns]))[0]
+        if len(limited):
+            constraints.append(x[limited] <= most[limited])
+        least = np.zeros(len(columns)) if program.lower is None else program.lower[columns]
+        if least.any():
+            constraints.append(x[np.nonzero(least)[0]] >= least[least != 0])
+
+    def times(matrix: Any) -> Any:
+        return sum(matrix[:, columns] @ x for columns, x in variables)
+
+    below = program.row_lower
+    above = np.full(len(below), np.inf) if program.row_upper is None else program.row_upper
+    equal, least_only, most_only = below == above, np.isfinite(below), np.isfinite(above)
+    if equal.any():
+        constraints.append(times(program.matrix[equal]) == below[equal])
+    if (at := least_only & ~equal).any():
+        constraints.append(times(program.matrix[at]) >= below[at])
+    if (at := most_only & ~equal).any():
+        constraints.append(times(program.matrix[at]) <= above[at])
+    objective = times(sp.csr_array(program.cost.reshape(1, -1)))
+    return cp.Problem(cp.Minimize(cp.sum(objective) + program.offset), constraints), variables
 
 
 def get_backend(name: str) -> Backend:

@@ -8,26 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from remat.programs.program import Program
+
 FEASIBLE = 2  # kSolutionStatusFeasible; the info holds it as a number
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Program:
-    """Minimise ``cost x + offset`` where ``matrix x >= row_lower`` and ``0 <= x <= upper``.
-
-    Attributes:
-        matrix: [rows, n] sparse, float64.
-        cost, upper: [n].
-        row_lower: [rows].
-        is_integer: [n] bool; None for a linear program.
-    """
-
-    matrix: Any
-    cost: np.ndarray
-    upper: np.ndarray
-    row_lower: np.ndarray
-    is_integer: np.ndarray | None = None
-    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,8 +91,10 @@ def _load(program: Program) -> Any:
     lp: Any = highspy.HighsLp()
     lp.num_row_, lp.num_col_ = matrix.shape
     lp.col_cost_, lp.offset_ = program.cost, program.offset
-    lp.col_lower_, lp.col_upper_ = np.zeros(matrix.shape[1]), program.upper
-    lp.row_lower_, lp.row_upper_ = program.row_lower, np.full(matrix.shape[0], highspy.kHighsInf)
+    lp.col_lower_ = np.zeros(matrix.shape[1]) if program.lower is None else program.lower
+    lp.col_upper_ = program.upper
+    lp.row_lower_ = program.row_lower
+    lp.row_upper_ = np.full(matrix.shape[0], np.inf) if program.row_upper is None else program.row_upper
     lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
     lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = matrix.indptr, matrix.indices, matrix.data
     if program.is_integer is not None:

@@ -77,112 +77,133 @@ def build_intervals(
         hint: [N] stages in which each operation runs in a known plan.
         fixed: operations whose runs stay as in the hint (neighbourhood search).
     """
-    from ortools.sat.python import cp_model
-
-    n = len(graph)
-    model = cp_model.CpModel()
-    last_run, last_held = last_stages(graph, [not op.run_once for op in graph.operations])
-    unit = math.gcd(*(v.bytes for v in graph.values), *(op.workspace_bytes for op in graph.operations)) or 1
-    capacity = (budget_bytes - graph.fixed_bytes) // unit
-    if capacity < 0 or graph.largest_working_set()[0] > budget_bytes:
+    if graph.largest_working_set()[0] > budget_bytes:
         return None
-    total = graph.total_cost
-    cost_unit = 1
-    while total // cost_unit * max(most_runs, 1) > LARGEST_SUM:
-        cost_unit *= 2
-    end_of_time = event(n, 0)
-    starts: list[list[tuple[Any, Any]]] = []
-    limits: list[int] = []
-    objective = []
-    intervals: list[Any] = []
-    demands: list[int] = []
-    for k, op in enumerate(graph.operations):
+    return _Builder(graph, budget_bytes, hint, fixed).build(most_runs)
+
+
+class _Builder:
+    """The program under construction; memory in units of the greatest common divisor of all sizes."""
+
+    def __init__(
+        self, graph: Graph, budget_bytes: int, hint: Sequence[Sequence[int]] | None, fixed: Collection[int]
+    ) -> None:
+        from ortools.sat.python import cp_model
+
+        self.graph, self.hint, self.fixed = graph, hint, fixed
+        self.domain_of = cp_model.Domain.from_values
+        self.model: Any = cp_model.CpModel()
+        self.last_run, self.last_held = last_stages(graph, [not op.run_once for op in graph.operations])
+        self.unit = math.gcd(*(v.bytes for v in graph.values), *(op.workspace_bytes for op in graph.operations)) or 1
+        self.capacity = (budget_bytes - graph.fixed_bytes) // self.unit
+        self.starts: list[list[tuple[Any, Any]]] = []
+        self.ends: dict[tuple[int, int], Any] = {}
+        self.limits: list[int] = []
+        self.intervals: list[Any] = []
+        self.demands: list[int] = []
+
+    def build(self, most_runs: int) -> IntervalModel:
+        """Runs, then what they give, then who reads it."""
+        graph = self.graph
+        cost_unit = 1
+        while graph.total_cost // cost_unit * max(most_runs, 1) > LARGEST_SUM:
+            cost_unit *= 2
+        objective = []
+        for k, op in enumerate(graph.operations):
+            repeats = self._runs(k, most_runs)
+            if op.cost:
+                objective += [(op.cost // cost_unit) * present for present in repeats]
+        for v in range(len(graph.values)):
+            self._retain(v)
+        for k, op in enumerate(graph.operations):
+            for v in op.inputs:
+                for start, present in self.starts[k]:
+                    self._covered(v, start, present)
+        self.model.add_cumulative(self.intervals, self.demands, max(self.capacity, 0))
+        self.model.minimize(sum(objective))
+        base = graph.total_cost + sum(graph.operations[k].cost * (len(self.starts[k]) - 1) for k in self.fixed)
+        return IntervalModel(self.model, self.starts, self.ends, self.limits, cost_unit, base)
+
+    def _runs(self, k: int, most_runs: int) -> list[Any]:
+        """The first run of operation `k`, and repeats that may be; the presence of each of these."""
+        model, op = self.model, self.graph.operations[k]
         mine: list[tuple[Any, Any]] = [(event(k, k), True)]
-        known = hint[k] if hint is not None else [k]
-        limit = min(most_runs, last_run[k] - k + 1)
-        if k in fixed:
+        known = self.hint[k] if self.hint is not None else [k]
+        repeats = []
+        if k in self.fixed:
             mine += [(event(t, k), True) for t in known[1:]]
-            limits.append(len(mine))
+            self.limits.append(len(mine))
         else:
-            limit = max(limit, len(known))
-            limits.append(limit)
+            limit = max(min(most_runs, self.last_run[k] - k + 1), len(known))
+            self.limits.append(limit)
             for c in range(1, limit):
-                domain = cp_model.Domain.from_values([event(t, k) for t in range(k + c, last_run[k] + 1)])
+                domain = self.domain_of([event(t, k) for t in range(k + c, self.last_run[k] + 1)])
                 start = model.new_int_var_from_domain(domain, f"s{k}_{c}")
                 present = model.new_bool_var(f"p{k}_{c}")
                 mine.append((start, present))
-                if op.cost:
-                    objective.append((op.cost // cost_unit) * present)
+                repeats.append(present)
                 model.add_hint(present, c < len(known))
                 if c < len(known):
                     model.add_hint(start, event(known[c], k))
-                if c > 1:
+                if c > 1:  # repeats in order
                     model.add_implication(present, mine[c - 1][1])
                     model.add(mine[c - 1][0] < start).only_enforce_if(present)
-        starts.append(mine)
+        self.starts.append(mine)
         if op.workspace_bytes:
             for start, present in mine:
-                demands.append(op.workspace_bytes // unit)
-                intervals.append(_point(model, start, present))
-    ends: dict[tuple[int, int], Any] = {}
-    for v, value in enumerate(graph.values):
-        p = graph.producer[v]
+                self.demands.append(op.workspace_bytes // self.unit)
+                self.intervals.append(_point(model, start, present))
+        return repeats
+
+    def _retain(self, v: int) -> None:
+        """One interval for each run of the producer of `v`, which ends before the next one begins."""
+        graph, model, value = self.graph, self.model, self.graph.values[v]
+        p, n = graph.producer[v], len(graph)
         # A run for the sake of another output gives v too, if only for that moment.
-        last = max(event(min(last_held[v], n - 1), min(last_held[v], n - 1)), event(last_run[p], p))
-        last = end_of_time if value.keep else last
+        held = min(self.last_held[v], n - 1)
+        last = event(n, 0) if value.keep else max(event(held, held), event(self.last_run[p], p))
         alone = len(graph.operations[p].outputs) == 1
-        for c, (start, present) in enumerate(starts[p]):
+        for c, (start, present) in enumerate(self.starts[p]):
             end = model.new_int_var(event(p, p), last, f"e{v}_{c}")
-            ends[v, c] = end
-            if c + 1 < len(starts[p]):
-                after, there = starts[p][c + 1]
+            self.ends[v, c] = end
+            if c + 1 < len(self.starts[p]):
+                after, there = self.starts[p][c + 1]
                 later = model.add(end < after) if alone else model.add(end <= after)
                 if there is not True:
                     later.only_enforce_if(there)
             if value.bytes:
                 size = model.new_int_var(1, last - event(p, p) + 1, "")
-                demands.append(value.bytes // unit)
+                self.demands.append(value.bytes // self.unit)
                 if present is True:
-                    intervals.append(model.new_interval_var(start, size, end + 1, ""))
+                    self.intervals.append(model.new_interval_var(start, size, end + 1, ""))
                 else:
-                    intervals.append(model.new_optional_interval_var(start, size, end + 1, present, ""))
+                    self.intervals.append(model.new_optional_interval_var(start, size, end + 1, present, ""))
             elif present is True:
                 model.add(end >= start)
             else:
                 model.add(end >= start).only_enforce_if(present)
         if value.keep:
-            _covered(model, starts[p], [ends[v, c] for c in range(len(starts[p]))], end_of_time, True)
-    for k, op in enumerate(graph.operations):
-        for v in op.inputs:
-            p = graph.producer[v]
-            for start, present in starts[k]:
-                _covered(model, starts[p], [ends[v, c] for c in range(len(starts[p]))], start, present)
-    model.add_cumulative(intervals, demands, max(capacity, 0))
-    model.minimize(sum(objective))
-    base = total + sum(graph.operations[k].cost * (len(starts[k]) - 1) for k in fixed)
-    return IntervalModel(model, starts, ends, limits, cost_unit, base)
+            self._covered(v, event(n, 0), True)
+
+    def _covered(self, v: int, when: Any, needed: Any) -> None:
+        """If `needed`, `v` was made no later than `when` and its interval ends no earlier."""
+        model, runs = self.model, self.starts[self.graph.producer[v]]
+        choices = []
+        for c, (start, present) in enumerate(runs):
+            both_known = isinstance(start, int) and isinstance(when, int)
+            if both_known and start > when:
+                continue
+            choice = model.new_bool_var("")
+            if not both_known:
+                model.add(start <= when).only_enforce_if(choice)
+            model.add(self.ends[v, c] >= when).only_enforce_if(choice)
+            if present is not True:
+                model.add_implication(choice, present)
+            choices.append(choice)
+        model.add_bool_or(choices if needed is True else [*choices, needed.negated()])
 
 
 def _point(model: Any, start: Any, present: Any) -> Any:
     if present is True:
         return model.new_fixed_size_interval_var(start, 1, "")
     return model.new_optional_fixed_size_interval_var(start, 1, present, "")
-
-
-def _covered(model: Any, runs: Sequence[tuple[Any, Any]], ends: Sequence[Any], when: Any, needed: Any) -> None:
-    """If `needed`, some run starts no later than `when` and its interval ends no earlier."""
-    choices = []
-    for (start, present), end in zip(runs, ends, strict=True):
-        if isinstance(start, int) and isinstance(when, int) and start > when:
-            continue
-        chosen = model.new_bool_var("")
-        if not (isinstance(start, int) and isinstance(when, int)):
-            model.add(start <= when).only_enforce_if(chosen)
-        model.add(end >= when).only_enforce_if(chosen)
-        if present is not True:
-            model.add_implication(chosen, present)
-        choices.append(chosen)
-    if needed is True:
-        model.add_bool_or(choices)
-    else:
-        model.add_bool_or([*choices, needed.negated()])

@@ -1,16 +1,16 @@
-"""Equations (1) to (9) of Checkmate as sparse matrices, generalised to operations and values.
+"""Equations (1) to (9) of Checkmate as one program, generalised to operations and values.
 
 Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020.
-Stages t = 0 .. N-1; stage t computes operation t for the first time. Variables, all of them created
-only where (8), frontier-advancing, does not fix them to zero:
+Stages t = 0 .. N-1. With (8), frontier-advancing, stage t computes operation t for the first time, and ends with it;
+variables that (8) fixes to zero are not made. Without it any operation may run in any stage, in the graph's order.
 
-    R[t, k]        operation k is computed in stage t                       k <= t
-    S[t, v]        value v is resident at the start of stage t              producer(v) < t
-    FREE[t, v, k]  v is freed in stage t right after k                      k in users(v) + {producer(v)}, k <= t
-    U[t, k]        memory in use when k has been computed in stage t        k <= t
+    R[t, k]        operation k is computed in stage t
+    S[t, v]        value v is resident at the start of stage t
+    FREE[t, v, k]  v is freed in stage t right after k, one of its users or its producer
+    U[t, k]        memory in use when k has been computed in stage t
 
-Axes of the matrices below: rows of an equation x variables of one kind. See `checkmate_milp` for
-what is generalised and why the optimum is the same.
+The columns of the program are R, S, FREE and U, one after the other. See `checkmate_milp` for what is generalised and
+why the optimum is the same.
 """
 
 from __future__ import annotations
@@ -21,72 +21,140 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
+from remat.errors import InvalidInput
 from remat.graph import Graph
+from remat.programs.program import Program, scale_of, sparse_matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Where the variables are; stage t has `width[t]` operations and the values that `exist` before it.
+
+    Attributes:
+        first_R, first_S: [N + 1] first R (and U), and first S, of each stage.
+        rank: [V] place of a value among those of a stage.
+        stage_of_R, operation_of_R, stage_of_S, value_of_S: of each column.
+        start_S, start_F, start_U, n: first column of each kind, and number of columns.
+    """
+
+    width: np.ndarray
+    first_R: np.ndarray
+    first_S: np.ndarray
+    rank: np.ndarray
+    stage_of_R: np.ndarray
+    operation_of_R: np.ndarray
+    stage_of_S: np.ndarray
+    value_of_S: np.ndarray
+    start_S: int
+    start_F: int
+    start_U: int
+    n: int
+    frontier_advancing: bool
+
+    @classmethod
+    def of(cls, graph: Graph, n_F: int, frontier_advancing: bool) -> Columns:
+        """With (8), stage t has operations 0 .. t and the values they make; else all of them but those of stage 0."""
+        n, producer = len(graph), np.array(graph.producer, dtype=np.int64)
+        by_producer = np.argsort(producer, kind="stable")
+        rank = np.empty(len(producer), dtype=np.int64)
+        rank[by_producer] = np.arange(len(producer))
+        if frontier_advancing:
+            width = np.arange(1, n + 1)
+            exist = np.searchsorted(producer[by_producer], np.arange(n), side="left")
+        else:
+            width = np.full(n, n)
+            exist = np.where(np.arange(n) > 0, len(producer), 0)
+        first_R, first_S = (np.concatenate(([0], np.cumsum(counts))) for counts in (width, exist))
+        stage_of_R, stage_of_S = np.repeat(np.arange(n), width), np.repeat(np.arange(n), exist)
+        n_R, n_S = len(stage_of_R), len(stage_of_S)
+        return cls(
+            width, first_R, first_S, rank, stage_of_R, np.arange(n_R) - first_R[stage_of_R],
+            stage_of_S, by_producer[np.arange(n_S) - first_S[stage_of_S]],
+            n_R, n_R + n_S, n_R + n_S + n_F, 2 * n_R + n_S + n_F, frontier_advancing,
+        )  # fmt: skip
+
+    def R(self, t: np.ndarray, k: np.ndarray) -> np.ndarray:
+        """Columns of R[t, k]."""
+        return self.first_R[t] + k
+
+    def S(self, t: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """Columns of S[t, v]."""
+        return self.start_S + self.first_S[t] + self.rank[v]
 
 
 @dataclass(frozen=True, slots=True)
 class Equations:
-    """The model ``min cost @ R`` under the constraints below; memory in units of `unit_bytes`.
+    """The program for any budget; memory in units of `unit_bytes`, fixed bytes already subtracted.
 
     Attributes:
-        n_R, n_S, n_F, n_U: number of variables of each kind.
-        cost: [n_R] in units of `cost_unit` (greatest common divisor of all costs).
-        unit_bytes: greatest common divisor of all sizes; fixed bytes are already subtracted.
-        R1, R0: indices of R fixed to one (first computations) and to zero (run-once repetitions).
-        dep_R, dep_S: (1b) ``dep_R @ R + dep_S @ S >= 0``.
-        hold_R, hold_S, hold_rhs: (1c) ``hold_R @ R + hold_S @ S >= hold_rhs``.
-        haz_R, haz_S, haz_const, kappa: hazards of each FREE, ``haz_R @ R + haz_S @ S + haz_const``, and
-            the largest value it can take.
-        use_U, use_R, use_S, use_F: (2), (3) ``use_U @ U == use_R @ R + use_S @ S + use_F @ FREE``.
-        workspace_R: [n_U, n_R] scratch memory added to U in (9).
+        cost: [n] in units of `cost_unit` (greatest common divisor of all costs).
+        upper, lower: [n] of columns; U has no limit of its own.
+        logic, logic_lower: (1), (6), (7): ``logic @ x >= logic_lower``.
+        hazard, hazard_constant: [n_F, n] and [n_F], the hazards of each FREE.
+        change: (2), (3): by how much R, S and FREE change U in each slot; [n_U, n].
+        differences: [n_U, n] U beside the U before it: ``differences @ x == change @ x``.
+        workspace: [n_U, n] scratch memory added to U in (9).
     """
 
-    n_operations: int
-    n_R: int
-    n_S: int
-    n_F: int
-    n_U: int
+    graph: Graph
+    columns: Columns
     cost: np.ndarray
     cost_unit: int
     unit_bytes: int
-    R1: np.ndarray
-    R0: np.ndarray
-    dep_R: sp.csr_array
-    dep_S: sp.csr_array
-    hold_R: sp.csr_array
-    hold_S: sp.csr_array
-    hold_rhs: np.ndarray
-    haz_R: sp.csr_array
-    haz_S: sp.csr_array
-    haz_const: np.ndarray
-    kappa: np.ndarray
-    use_U: sp.csr_array
-    use_R: sp.csr_array
-    use_S: sp.csr_array
-    use_F: sp.csr_array
-    workspace_R: sp.csr_array
-    stage_of_S: np.ndarray
-    value_of_S: np.ndarray
+    upper: np.ndarray
+    lower: np.ndarray
+    logic: sp.csr_array
+    logic_lower: np.ndarray
+    hazard: sp.csr_array
+    hazard_constant: np.ndarray
+    change: sp.csr_array
+    differences: sp.csr_array
+    workspace: sp.csr_array
 
-    def point(self, R_TN: np.ndarray, S_TV: np.ndarray) -> tuple[np.ndarray, ...]:
-        """(R, S, FREE, U) of a staged plan's matrices; U in units of `unit_bytes`."""
-        n = self.n_operations
-        R = R_TN[np.tril_indices(n)].astype(float)
-        S = S_TV[self.stage_of_S, self.value_of_S].astype(float)
-        F = (self.haz_R @ R + self.haz_S @ S + self.haz_const < 0.5).astype(float)
-        change = self.use_R @ R + self.use_S @ S + self.use_F @ F
-        U = np.cumsum(change)
-        ends = np.cumsum(np.arange(1, n + 1))  # each stage's row of U starts anew
-        return R, S, F, U - np.repeat(np.concatenate(([0.0], U[ends[:-1] - 1])), np.arange(1, n + 1))
+    @property
+    def cost_scale(self) -> float:
+        """Of the objective: the cost of running every operation once, in units, becomes at most `SCALED`."""
+        return scale_of(self.graph.total_cost / self.cost_unit)
 
-    def matrices(self, R: np.ndarray, S: np.ndarray, n_values: int) -> tuple[np.ndarray, np.ndarray]:
-        """(R_TN, S_TV) booleans from flat variable values."""
-        n = self.n_operations
-        R_TN = np.zeros((n, n), dtype=bool)
-        R_TN[np.tril_indices(n)] = R > 0.5
-        S_TV = np.zeros((n, n_values), dtype=bool)
-        S_TV[self.stage_of_S, self.value_of_S] = S > 0.5
-        return R_TN, S_TV
+    def program(self, units: float) -> Program:
+        """The program for a budget of so many units; U counts in scaled ones."""
+        at, scale = self.columns, scale_of(units)
+        n_U = at.start_S  # one for each R
+        held = self.differences - scale * self.change  # (2), (3)
+        used = sparse_matrix((n_U, at.n), (np.arange(n_U), at.start_U + np.arange(n_U), -1.0)) - scale * self.workspace
+        none = np.full(n_U, np.inf)
+        return Program(
+            matrix=sp.csr_array(sp.vstack([self.logic, held, used])),
+            cost=self.cost * self.cost_scale,
+            upper=self.upper,
+            row_lower=np.concatenate([self.logic_lower, np.zeros(n_U), np.full(n_U, -scale * units)]),  # (9)
+            is_integer=np.arange(at.n) < at.start_U,
+            row_upper=np.concatenate([np.full(len(self.logic_lower), np.inf), np.zeros(n_U), none]),
+            lower=self.lower,
+        )
+
+    def point(self, units: float, R_TN: np.ndarray, S_TV: np.ndarray) -> np.ndarray:
+        """[n] the columns of a staged plan's matrices, in the program of that budget."""
+        at = self.columns
+        x = np.zeros(at.n)
+        x[: at.start_S] = R_TN[at.stage_of_R, at.operation_of_R] > 0
+        x[at.start_S : at.start_F] = S_TV[at.stage_of_S, at.value_of_S]
+        x[at.start_F : at.start_U] = self.hazard @ x + self.hazard_constant < 0.5
+        U = np.cumsum(self.change @ x)
+        before = np.concatenate(([0.0], U[at.first_R[1:-1] - 1]))  # each stage's row of U starts anew
+        x[at.start_U :] = scale_of(units) * (U - np.repeat(before, at.width))
+        return x
+
+    def order(self, x: np.ndarray) -> list[int]:
+        """Computations of a solution, without repeats whose outputs are all resident: the solver may add some."""
+        at, outputs = self.columns, [list(op.outputs) for op in self.graph.operations]
+        S_TV = np.zeros((len(self.graph), len(self.graph.values)), dtype=bool)
+        S_TV[at.stage_of_S, at.value_of_S] = x[at.start_S : at.start_F] > 0.5
+        computed = np.nonzero(x[: at.start_S] > 0.5)[0]
+        return [
+            k for t, k in zip(at.stage_of_R[computed].tolist(), at.operation_of_R[computed].tolist(), strict=True)
+            if k == t or not S_TV[t, outputs[k]].all()
+        ]  # fmt: skip
 
 
 def estimate_nonzeros(graph: Graph) -> int:
@@ -101,112 +169,155 @@ def estimate_nonzeros(graph: Graph) -> int:
     return entries
 
 
-def build(graph: Graph) -> Equations:
-    """The equations of `graph`; time and memory grow with ``edges * operations``."""
-    n, n_values = len(graph), len(graph.values)
-    producer = np.array(graph.producer, dtype=np.int64)
-    size = graph.value_bytes
-    workspace = np.array([op.workspace_bytes for op in graph.operations], dtype=np.int64)
+def build(graph: Graph, *, frontier_advancing: bool = True) -> Equations:
+    """The equations of `graph`; time and memory grow with ``edges * operations``.
+
+    Args:
+        frontier_advancing: False leaves out (8), so that (1e) asks for the operations that nobody reads, in any stage.
+
+    Raises:
+        InvalidInput: an operation must run once, or a value must be kept, which (8) alone can express.
+    """
+    operations = graph.operations
     keep = np.array([value.keep for value in graph.values], dtype=bool)
-    unit = math.gcd(*size.tolist(), *workspace.tolist()) or 1
-    weight, workspace = size // unit, workspace // unit
+    if not frontier_advancing and (keep.any() or any(op.run_once for op in operations)):
+        raise InvalidInput("without frontier-advancing stages nothing can be kept, or run once only")
+    weight, scratch = graph.value_bytes, np.array([op.workspace_bytes for op in operations], dtype=np.int64)
+    unit = math.gcd(*weight.tolist(), *scratch.tolist()) or 1
+    weight, scratch = weight // unit, scratch // unit
     cost_unit = math.gcd(*graph.costs.tolist()) or 1
-
-    def at_R(t: np.ndarray, k: np.ndarray) -> np.ndarray:
-        return t * (t + 1) // 2 + k
-
-    # S[t, .] lists the values that exist before stage t, by producer.
-    by_producer = np.argsort(producer, kind="stable")
-    rank = np.empty(n_values, dtype=np.int64)
-    rank[by_producer] = np.arange(n_values)
-    exist = np.searchsorted(producer[by_producer], np.arange(n), side="left")
-    first_S = np.concatenate(([0], np.cumsum(exist)))
-    n_R = n_U = n * (n + 1) // 2
-    n_S = int(first_S[-1])
-    stage_of_S = np.repeat(np.arange(n), exist)
-    value_of_S = by_producer[np.arange(n_S) - first_S[stage_of_S]]
-
-    def at_S(t: np.ndarray, v: np.ndarray) -> np.ndarray:
-        return first_S[t] + rank[v]
-
-    t_of_R, k_of_R = np.tril_indices(n)
-    once = np.array([op.run_once for op in graph.operations], dtype=bool)
-
-    # (1b) R[t, j] <= R[t, producer(v)] + S[t, v] for every input v of j
-    j_E, v_E = _edges(graph).T
-    e, t = _stages_from(j_E, n)
-    row = np.arange(len(e))
-    dep_R = _matrix((len(row), n_R), (row, at_R(t, producer[v_E[e]]), 1), (row, at_R(t, j_E[e]), -1))
-    dep_S = _matrix((len(row), n_S), (row, at_S(t, v_E[e]), 1))
-
-    # (1c) S[t, v] <= R[t-1, producer(v)] + S[t-1, v]; kept values: the same with S[N, v] = 1
-    t = np.concatenate((stage_of_S, np.full(keep.sum(), n)))
-    v = np.concatenate((value_of_S, np.nonzero(keep)[0]))
-    row = np.arange(len(t))
-    before = producer[v] < t - 1
-    hold_R = _matrix((len(row), n_R), (row, at_R(t - 1, producer[v]), 1))
-    hold_S = _matrix((len(row), n_S), (row[:n_S], np.arange(n_S), -1), (row[before], at_S(t[before] - 1, v[before]), 1))
-    hold_rhs = np.where(t == n, 1.0, 0.0)
-
-    # FREE[t, v, k]: pairs P = (v, k) that can end a value's life in a stage, for every stage from k on
-    pairs = [(v, k) for v in np.nonzero(weight)[0].tolist() for k in (graph.producer[v], *graph.users[v])]
-    v_P, k_P = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    p_F, t_F = _stages_from(k_P, n)
-    v_F, k_F = v_P[p_F], k_P[p_F]
-    n_F = len(p_F)
-    first_F = np.concatenate(([0], np.cumsum(n - k_P)))
-    row = np.arange(n_F)
-    goes_on = t_F + 1 < n
-    haz_S = _matrix((n_F, n_S), (row[goes_on], at_S(t_F[goes_on] + 1, v_F[goes_on]), 1))
-    # ... + sum of R[t, j] over users j > k of v
-    later = [(p, j) for p, (v, k) in enumerate(pairs) for j in graph.users[v] if j > k]
-    p_L, j_L = np.array(later, dtype=np.int64).reshape(-1, 2).T
-    q, t = _stages_from(j_L, n)
-    row_L = first_F[p_L[q]] + t - k_P[p_L[q]]
-    haz_R = _matrix((n_F, n_R), (row, at_R(t_F, k_F), -1), (row_L, at_R(t, j_L[q]), 1))
-    held_at_end = (~goes_on & keep[v_F]).astype(float)
-    kappa = 1.0 + goes_on + held_at_end + np.bincount(row_L, minlength=n_F)
-
-    # (2) U[t, 0] = sum_v M[v] S[t, v] + M[outputs(0)] R[t, 0]
-    # (3) U[t, k] = U[t, k-1] - sum_v M[v] FREE[t, v, k-1] + M[outputs(k)] R[t, k]
-    row = np.arange(n_U)
-    born = np.bincount(producer, weights=weight, minlength=n)
-    inner = k_of_R > 0
-    use_U = _matrix((n_U, n_U), (row, row, 1), (row[inner], row[inner] - 1, -1))
-    use_R = _matrix((n_U, n_R), (row, row, born[k_of_R]))
-    use_S = _matrix((n_U, n_S), (at_R(stage_of_S, np.zeros_like(stage_of_S)), np.arange(n_S), weight[value_of_S]))
-    next_slot = k_F < t_F
-    use_F = _matrix((n_U, n_F), (at_R(t_F, k_F)[next_slot] + 1, np.nonzero(next_slot)[0], -weight[v_F[next_slot]]))
-    workspace_R = _matrix((n_U, n_R), (row, row, workspace[k_of_R]))
-
-    diagonal = t_of_R == k_of_R
+    frees = _Frees(graph, weight, frontier_advancing)
+    at = Columns.of(graph, len(frees.stage), frontier_advancing)
+    hazard, hazard_constant, most = _hazards(graph, at, frees, keep)
+    parts = [
+        _dependencies(graph, at),
+        _retention(graph, at, keep),
+        *_freed(at, hazard, hazard_constant, most),
+    ]
+    cost, upper, lower = np.zeros(at.n), np.ones(at.n), np.zeros(at.n)
+    cost[: at.start_S] = (graph.costs // cost_unit)[at.operation_of_R]
+    upper[at.start_U :] = np.inf
+    if frontier_advancing:
+        is_first = at.stage_of_R == at.operation_of_R
+        once = np.array([op.run_once for op in operations], dtype=bool)
+        lower[: at.start_S] = is_first  # (8)
+        upper[: at.start_S] = is_first | ~once[at.operation_of_R]
+    else:
+        parts.append(_results(graph, at))
+    change, differences = _memory(graph, at, frees, weight)
+    slots = np.arange(at.start_S)
+    workspace = sparse_matrix((at.start_S, at.n), (slots, slots, scratch[at.operation_of_R].astype(float)))
     return Equations(
-        n, n_R, n_S, n_F, n_U,
-        cost=(graph.costs // cost_unit)[k_of_R].astype(float), cost_unit=cost_unit, unit_bytes=unit,
-        R1=np.nonzero(diagonal)[0], R0=np.nonzero(once[k_of_R] & ~diagonal)[0],
-        dep_R=dep_R, dep_S=dep_S, hold_R=hold_R, hold_S=hold_S, hold_rhs=hold_rhs,
-        haz_R=haz_R, haz_S=haz_S, haz_const=1.0 + held_at_end, kappa=kappa,
-        use_U=use_U, use_R=use_R, use_S=use_S, use_F=use_F, workspace_R=workspace_R,
-        stage_of_S=stage_of_S, value_of_S=value_of_S,
+        graph, at, cost, cost_unit, unit, upper, lower, sp.csr_array(sp.vstack([matrix for matrix, _ in parts])),
+        np.concatenate([right for _, right in parts]), hazard, hazard_constant, change, differences, workspace,
     )  # fmt: skip
 
 
-def minimal_order(graph: Graph, R_TN: np.ndarray, S_TV: np.ndarray) -> list[int]:
-    """Computations of (R, S) that are needed, in order; (1b) and (1c) let a solver compute for nothing.
+Block = tuple[sp.csr_array, np.ndarray]  # rows and their lower limits
 
-    Walks backwards: a repetition is needed if one of its outputs is read later in its stage, or
-    carried over, and is not resident from before.
+
+class _Frees:
+    """FREE[t, v, k]: for every pair (v, k) that can end a value's life, the stages in which k can run.
+
+    Attributes:
+        pairs: [(v, k)]; first: [P + 1] the first FREE of each pair; first_stage: [P].
+        pair, stage, value, operation: of each FREE.
     """
-    needed = np.array([value.keep for value in graph.values], dtype=bool)
-    order: list[int] = []
-    for t in range(len(graph) - 1, -1, -1):
-        for k in np.nonzero(R_TN[t])[0][::-1].tolist():
-            outputs = list(graph.operations[k].outputs)
-            if k == t or (needed[outputs] & ~S_TV[t, outputs]).any():
-                order.append(k)
-                needed[outputs] = False
-                needed[list(graph.operations[k].inputs)] = True
-    return order[::-1]
+
+    def __init__(self, graph: Graph, weight: np.ndarray, frontier_advancing: bool) -> None:
+        n = len(graph)
+        self.pairs = [(v, k) for v in np.nonzero(weight)[0].tolist() for k in (graph.producer[v], *graph.users[v])]
+        value, operation = np.array(self.pairs, dtype=np.int64).reshape(-1, 2).T
+        self.first_stage = _first_stage(operation, frontier_advancing)
+        self.pair, self.stage = _stages_from(self.first_stage, n)
+        self.value, self.operation = value[self.pair], operation[self.pair]
+        self.first = np.concatenate(([0], np.cumsum(n - self.first_stage)))
+
+
+def _dependencies(graph: Graph, at: Columns) -> Block:
+    """(1b) R[t, j] <= R[t, producer(v)] + S[t, v] for every input v of j."""
+    producer = np.array(graph.producer, dtype=np.int64)
+    j_E, v_E = _edges(graph).T
+    e, t = _stages_from(_first_stage(j_E, at.frontier_advancing), len(graph))
+    row, j, v = np.arange(len(e)), j_E[e], v_E[e]
+    there = t > 0  # nothing is resident at the start of the first stage (1d)
+    matrix = sparse_matrix(
+        (len(row), at.n), (row, at.R(t, producer[v]), 1.0), (row, at.R(t, j), -1.0),
+        (row[there], at.S(t[there], v[there]), 1.0),
+    )  # fmt: skip
+    return matrix, np.zeros(len(row))
+
+
+def _retention(graph: Graph, at: Columns, keep: np.ndarray) -> Block:
+    """(1c) S[t, v] <= R[t-1, producer(v)] + S[t-1, v]; for kept values the same with S[N, v] = 1."""
+    n, n_S = len(graph), len(at.stage_of_S)
+    t = np.concatenate((at.stage_of_S, np.full(keep.sum(), n)))
+    v = np.concatenate((at.value_of_S, np.nonzero(keep)[0]))
+    row, p = np.arange(len(t)), np.array(graph.producer, dtype=np.int64)[v]
+    first = at.first_S[1:] - at.first_S[:-1]  # values that exist in each stage
+    before = at.rank[v] < first[t - 1]
+    matrix = sparse_matrix(
+        (len(row), at.n), (row, at.R(t - 1, p), 1.0), (row[:n_S], at.start_S + np.arange(n_S), -1.0),
+        (row[before], at.S(t[before] - 1, v[before]), 1.0),
+    )  # fmt: skip
+    return matrix, np.where(t == n, 1.0, 0.0)
+
+
+def _results(graph: Graph, at: Columns) -> Block:
+    """(1e) without (8): what nobody reads is computed in some stage."""
+    last = [k for k, op in enumerate(graph.operations) if not any(graph.users[v] for v in op.outputs)]
+    stages = np.arange(len(graph))
+    parts = [(np.full(len(stages), row), at.R(stages, np.full(len(stages), k)), 1.0) for row, k in enumerate(last)]
+    return sparse_matrix((len(last), at.n), *parts), np.ones(len(last))
+
+
+def _hazards(graph: Graph, at: Columns, frees: _Frees, keep: np.ndarray) -> tuple[sp.csr_array, np.ndarray, np.ndarray]:
+    """(5) The hazards of FREE[t, v, k]: ``1 - R[t, k] + S[t+1, v]`` and R[t, j] of the users j > k of v.
+
+    Returns the matrix, its constant and the largest value that each count can take.
+    """
+    n, n_F = len(graph), len(frees.stage)
+    row, t, v = np.arange(n_F), frees.stage, frees.value
+    goes_on = t + 1 < n
+    users = [(p, j) for p, (v_p, k) in enumerate(frees.pairs) for j in graph.users[v_p] if j > k]
+    p_L, j_L = np.array(users, dtype=np.int64).reshape(-1, 2).T
+    # A user that runs in stages from its own on, in the rows of the pair, whose stages begin earlier.
+    q, stage = _stages_from(_first_stage(j_L, at.frontier_advancing), n)
+    row_L = frees.first[p_L[q]] + stage - frees.first_stage[p_L[q]]
+    matrix = sparse_matrix(
+        (n_F, at.n), (row, at.R(t, frees.operation), -1.0), (row_L, at.R(stage, j_L[q]), 1.0),
+        (row[goes_on], at.S(t[goes_on] + 1, v[goes_on]), 1.0),
+    )  # fmt: skip
+    held_at_end = (~goes_on & keep[v]).astype(float)
+    return matrix, 1.0 + held_at_end, 1.0 + goes_on + held_at_end + np.bincount(row_L, minlength=n_F)
+
+
+def _freed(at: Columns, hazard: sp.csr_array, constant: np.ndarray, most: np.ndarray) -> tuple[Block, Block]:
+    """(6) 1 - FREE <= hazards and (7) most (1 - FREE) >= hazards: FREE is one exactly where there is no hazard."""
+    row = np.arange(len(constant))
+    free = sparse_matrix((len(row), at.n), (row, at.start_F + row, 1.0))
+    some = (sp.csr_array(hazard + free), 1.0 - constant)
+    none = (sp.csr_array(-hazard - sp.diags_array(most) @ free), constant - most)
+    return some, none
+
+
+def _memory(graph: Graph, at: Columns, frees: _Frees, weight: np.ndarray) -> tuple[sp.csr_array, sp.csr_array]:
+    """(2) U[t, 0] = sum_v M[v] S[t, v] + M[outputs(0)] R[t, 0]
+    (3) U[t, k] = U[t, k-1] - sum_v M[v] FREE[t, v, k-1] + M[outputs(k)] R[t, k]: what changes U, and its differences.
+    """
+    n_U = at.start_S
+    row, k = np.arange(n_U), at.operation_of_R
+    born = np.bincount(np.array(graph.producer, dtype=np.int64), weights=weight, minlength=len(graph))
+    slot = frees.operation < at.width[frees.stage] - 1  # another slot follows in the stage
+    stage, free = frees.stage[slot], np.nonzero(slot)[0]
+    change = sparse_matrix(
+        (n_U, at.n), (row, row, born[k]),
+        (at.first_R[at.stage_of_S], at.start_S + np.arange(len(at.stage_of_S)), weight[at.value_of_S].astype(float)),
+        (at.R(stage, frees.operation[slot]) + 1, at.start_F + free, -weight[frees.value[slot]].astype(float)),
+    )  # fmt: skip
+    inner = k > 0
+    before = (row[inner], at.start_U + row[inner] - 1, -1.0)
+    return change, sparse_matrix((n_U, at.n), (row, at.start_U + row, 1.0), before)
 
 
 def _edges(graph: Graph) -> np.ndarray:
@@ -215,17 +326,14 @@ def _edges(graph: Graph) -> np.ndarray:
     return np.array(edges, dtype=np.int64).reshape(-1, 2)
 
 
+def _first_stage(k: np.ndarray, frontier_advancing: bool) -> np.ndarray:
+    """The first stage in which each operation can run."""
+    return k if frontier_advancing else np.zeros_like(k)
+
+
 def _stages_from(first: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     """(index into `first`, stage) for every stage ``first[i] <= stage < n``, by index."""
     count = n - first
     index = np.repeat(np.arange(len(first)), count)
     start = np.concatenate(([0], np.cumsum(count)))[:-1]
     return index, np.arange(len(index)) - start[index] + first[index]
-
-
-def _matrix(shape: tuple[int, int], *parts: tuple) -> sp.csr_array:
-    """A sparse matrix from ``(rows, columns, values)`` parts; entries at the same place add up."""
-    rows = np.concatenate([part[0] for part in parts])
-    columns = np.concatenate([part[1] for part in parts])
-    values = np.concatenate([np.broadcast_to(np.asarray(part[2], dtype=float), len(part[0])) for part in parts])
-    return sp.csr_array((values, (rows, columns)), shape=shape)

@@ -31,14 +31,16 @@ hold for every order within a stage, so the relaxation is valid for scope fixed_
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.sparse
+import scipy.sparse as sp
 
 from remat.graph import Graph
 from remat.plan import Plan
+from remat.programs.program import Program, Rows, scale_of
 
 EDGE, CONTINUITY, MEMORY, NEED, BALANCE, ONCE = range(6)  # kinds of rows
 NO_BOUND = 1 << 62
@@ -68,7 +70,7 @@ class StagedModel:
     cost: np.ndarray
     cost_constant: int
     upper: np.ndarray
-    matrix: scipy.sparse.csr_matrix
+    matrix: sp.csr_array
     row_lower: np.ndarray
     row_kind: np.ndarray
     row_key: np.ndarray
@@ -82,7 +84,33 @@ class StagedModel:
     @property
     def shape(self) -> tuple[int, int]:
         """(rows, columns)."""
-        return int(self.matrix.shape[0]), int(self.matrix.shape[1])  # type: ignore[index]
+        return len(self.row_lower), len(self.cost)
+
+    @property
+    def units(self) -> int:
+        """The budget beside the fixed bytes."""
+        return (self.budget_bytes - self.graph.fixed_bytes) // self.unit_bytes
+
+    def scaled(self, room: float = 0.0, units: int | None = None) -> ScaledProgram:
+        """The program for a solver, in numbers that it can tell from its tolerances.
+
+        Args:
+            room: what every memory row gets beside the budget, in units.
+            units: the budget to scale by; None for the model's own.
+        """
+        memory_scale = scale_of(self.units if units is None else units)
+        cost_scale = scale_of(float(self.cost.sum(dtype=np.float64)))
+        is_bytes = ~self.is_integer & (self.upper > 1)
+        row_scale = np.where(np.isin(self.row_kind, (MEMORY, BALANCE)), memory_scale, 1.0)
+        columns = sp.diags_array(np.where(is_bytes, 1.0 / memory_scale, 1.0))  # bytes count in scaled units too
+        program = Program(
+            matrix=sp.csr_array(sp.diags_array(row_scale) @ self.matrix.astype(np.float64) @ columns),
+            cost=self.cost * cost_scale,
+            upper=np.where(is_bytes, (self.upper + 1) * memory_scale, self.upper),
+            row_lower=(self.row_lower - np.where(self.row_kind == MEMORY, room, 0.0)) * row_scale,
+            is_integer=self.is_integer,
+        )
+        return ScaledProgram(program, row_scale, memory_scale, cost_scale)
 
     def matrices(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(R_TN, S_TV) as floats from a point; R[t,t] = 1."""
@@ -106,28 +134,14 @@ class StagedModel:
         return Plan.from_order(self.graph, order, self.budget_bytes)
 
 
-class _Rows:
-    """Rows under construction, as triplets."""
+@dataclass(frozen=True, slots=True, eq=False)
+class ScaledProgram:
+    """A program and the factors that made it: [rows] of each row, of a unit of memory and of cost."""
 
-    def __init__(self) -> None:
-        self.row: list[int] = []
-        self.column: list[int] = []
-        self.entry: list[int] = []
-        self.lower: list[int] = []
-        self.kind: list[int] = []
-        self.key: list[tuple[int, int, int]] = []
-
-    def add(
-        self, kind: int, terms: list[tuple[int, int]], lower: int, key: tuple[int, int, int] = (-1, -1, -1)
-    ) -> None:
-        at = len(self.lower)
-        for column, entry in terms:
-            self.row.append(at)
-            self.column.append(column)
-            self.entry.append(entry)
-        self.lower.append(lower)
-        self.kind.append(kind)
-        self.key.append(key)
+    program: Program
+    row_scale: np.ndarray
+    memory_scale: float
+    cost_scale: float
 
 
 def last_stages(
@@ -168,94 +182,126 @@ def build_staged_model(
             early in a stage, freed, and computed again later in it.
         repeats: the (stage, operation) pairs that may be repeats, by default all (a restricted problem).
     """
-    n, operations, producer = len(graph), graph.operations, graph.producer
-    repeatable = [not op.run_once and bool(op.outputs) for op in operations]
-    last_run, last_held = last_stages(graph, repeatable, repeats)
-    unit = math.gcd(*(v.bytes for v in graph.values), *(op.workspace_bytes for op in operations)) or 1
-    size = [value.bytes // unit for value in graph.values]
-    scratch = [op.workspace_bytes // unit for op in operations]
-    budget = (budget_bytes - graph.fixed_bytes) // unit
-
-    cost: list[int] = []
-    upper: list[int] = []
-    R: dict[tuple[int, int], int] = {}
-    S: dict[tuple[int, int], int] = {}
-    for t in range(n):
-        for k in range(t):
-            if repeatable[k] and t <= last_run[k] and (repeats is None or (t, k) in repeats):
-                R[t, k] = len(cost)
-                cost.append(operations[k].cost)
-    touched = _touched(graph, R) if repeats is not None else None
-    for v in range(len(graph.values)):
-        for t in range(producer[v] + 1, min(last_held[v], n - 1) + 1):
-            if touched is not None and t - 1 not in touched[v]:
-                S[t, v] = S[t - 1, v]
-                continue
-            S[t, v] = len(cost)
-            cost.append(0)
-    upper = [1] * len(cost)
-    n_integer = len(cost)
-    rows = _Rows()
-
-    def need(t: int, v: int) -> list[tuple[int, int]]:
-        """Terms that provide value v in stage t."""
-        p = producer[v]
-        return [(S[t, v], 1)] + ([(R[t, p], 1)] if (t, p) in R else [])
-
-    stage_inputs = [frozenset(op.inputs) for op in operations]
-    for t in range(n):
-        for v in operations[t].inputs:
-            rows.add(EDGE, need(t, v), 1, (t, t, v))
-    for (t, k), column in R.items():
-        for v in operations[k].inputs:
-            rows.add(EDGE, [*need(t, v), (column, -1)], 0, (t, k, v))
-        outputs = operations[k].outputs
-        if once and len(outputs) == 1 and (t, outputs[0]) in S:
-            rows.add(ONCE, [(column, -1), (S[t, outputs[0]], -1)], -1, (t, k, outputs[0]))
-    for v, value in enumerate(graph.values):
-        for t in range(producer[v] + 1, min(last_held[v], n - 1) + (1 if value.keep else 0)):
-            if t + 1 == n:
-                rows.add(CONTINUITY, need(t, v), 1, (t, v, -1))
-            elif S[t, v] != S[t + 1, v]:
-                rows.add(CONTINUITY, [*need(t, v), (S[t + 1, v], -1)], 0, (t, v, -1))
-
-    infeasible = budget < 0
-    held_after: list[list[int]] = [[] for _ in range(n)]  # values that may be held from stage t to t + 1
-    for v in range(len(graph.values)):
-        if size[v]:
-            for t in range(producer[v] + 1, min(last_held[v], n)):
-                held_after[t].append(v)
-    for t in range(n):
-        room = budget - scratch[t] - sum(size[v] for v in (*operations[t].inputs, *operations[t].outputs))
-        terms, most = [], 0
-        for v in held_after[t]:
-            if v in stage_inputs[t]:
-                continue
-            if t + 1 == n:
-                room -= size[v] if once else 0  # kept; fixed_order may compute it again after the last operation
-            else:
-                terms.append((S[t + 1, v], -size[v]))
-                most += size[v]
-        if room < 0:
-            infeasible = True
-        if most > room:
-            rows.add(MEMORY, terms, -room, (t, t, -1))
+    builder = _Builder(graph, budget_bytes, once, repeats)
+    builder.edges()
+    builder.continuity()
+    builder.stage_ends()
     if memory == "full":
-        for t in range(n) if slot_stages is None else sorted(slot_stages):
-            _slots(graph, t, R, S, size, scratch, budget, rows, cost, upper)
+        for t in range(len(graph)) if slot_stages is None else sorted(slot_stages):
+            builder.slots(t)
+    return builder.model()
 
-    matrix = scipy.sparse.csr_matrix(
-        (np.array(rows.entry, dtype=np.int64), (rows.row, rows.column)), shape=(len(rows.lower), len(cost))
-    )
-    is_integer = np.zeros(len(cost), dtype=bool)
-    is_integer[:n_integer] = True
-    return StagedModel(
-        graph, budget_bytes, np.array(cost, dtype=np.int64), graph.total_cost, np.array(upper, dtype=np.int64), matrix,
-        np.array(rows.lower, dtype=np.int64), np.array(rows.kind, dtype=np.int8),
-        np.array(rows.key, dtype=np.int32).reshape(-1, 3), is_integer, unit, R, S,
-        restricted=repeats is not None,
-        infeasible=infeasible,
-    )  # fmt: skip
+
+class _Builder:
+    """Columns and rows under construction. R and S come first; Z and A follow with their rows."""
+
+    def __init__(
+        self, graph: Graph, budget_bytes: int, once: bool, repeats: Collection[tuple[int, int]] | None
+    ) -> None:
+        self.graph, self.budget_bytes, self.once, self.repeats = graph, budget_bytes, once, repeats
+        operations = graph.operations
+        self.unit = math.gcd(*(v.bytes for v in graph.values), *(op.workspace_bytes for op in operations)) or 1
+        self.size = [value.bytes // self.unit for value in graph.values]
+        self.scratch = [op.workspace_bytes // self.unit for op in operations]
+        self.budget = (budget_bytes - graph.fixed_bytes) // self.unit
+        self.infeasible = self.budget < 0
+        self.rows = Rows()
+        self.cost: list[int] = []
+        self.upper: list[int] = []
+        self.R: dict[tuple[int, int], int] = {}
+        self.S: dict[tuple[int, int], int] = {}
+        repeatable = [not op.run_once and bool(op.outputs) for op in operations]
+        last_run, self.last_held = last_stages(graph, repeatable, repeats)
+        for t in range(len(graph)):
+            for k in range(t):
+                if repeatable[k] and t <= last_run[k] and (repeats is None or (t, k) in repeats):
+                    self.R[t, k] = self.column(operations[k].cost)
+        self._residency_columns()
+        self.n_integer = len(self.cost)
+
+    def column(self, cost: int = 0, upper: int = 1) -> int:
+        """A new column."""
+        self.cost.append(cost)
+        self.upper.append(upper)
+        return len(self.cost) - 1
+
+    def _residency_columns(self) -> None:
+        touched = _touched(self.graph, self.R) if self.repeats is not None else None
+        for v, p in enumerate(self.graph.producer):
+            for t in range(p + 1, min(self.last_held[v], len(self.graph) - 1) + 1):
+                is_new = touched is None or t - 1 in touched[v]
+                self.S[t, v] = self.column() if is_new else self.S[t - 1, v]
+
+    def _provided(self, t: int, v: int) -> list[tuple[int, int]]:
+        """Terms that are at least one where value `v` can be read in stage `t`."""
+        p = self.graph.producer[v]
+        return [(self.S[t, v], 1)] + ([(self.R[t, p], 1)] if (t, p) in self.R else [])
+
+    def edges(self) -> None:
+        """(1b) R[t, k] <= R[t, producer(v)] + S[t, v] for every input v of k; and R[t, k] + S[t, v] <= 1 for its only
+        output."""
+        operations = self.graph.operations
+        for t, op in enumerate(operations):
+            for v in op.inputs:
+                self.rows.add(self._provided(t, v), 1, EDGE, (t, t, v))
+        for (t, k), column in self.R.items():
+            for v in operations[k].inputs:
+                self.rows.add([*self._provided(t, v), (column, -1)], 0, EDGE, (t, k, v))
+            outputs = operations[k].outputs
+            if self.once and len(outputs) == 1 and (t, outputs[0]) in self.S:
+                self.rows.add([(column, -1), (self.S[t, outputs[0]], -1)], -1, ONCE, (t, k, outputs[0]))
+
+    def continuity(self) -> None:
+        """(1c) S[t + 1, v] <= R[t, producer(v)] + S[t, v]; what is kept is there after the last stage."""
+        n = len(self.graph)
+        for v, value in enumerate(self.graph.values):
+            for t in range(self.graph.producer[v] + 1, min(self.last_held[v], n - 1) + (1 if value.keep else 0)):
+                if t + 1 == n:
+                    self.rows.add(self._provided(t, v), 1, CONTINUITY, (t, v, -1))
+                elif self.S[t, v] != self.S[t + 1, v]:
+                    self.rows.add([*self._provided(t, v), (self.S[t + 1, v], -1)], 0, CONTINUITY, (t, v, -1))
+
+    def stage_ends(self) -> None:
+        """(9) where operation t runs in its stage: beside what it reads and makes, what stage t + 1 starts with."""
+        n, operations, size = len(self.graph), self.graph.operations, self.size
+        held_after: list[list[int]] = [[] for _ in range(n)]  # values that may be held from stage t to t + 1
+        for v, p in enumerate(self.graph.producer):
+            if size[v]:
+                for t in range(p + 1, min(self.last_held[v], n)):
+                    held_after[t].append(v)
+        for t, op in enumerate(operations):
+            room = self.budget - self.scratch[t] - sum(size[v] for v in (*op.inputs, *op.outputs))
+            beside = [v for v in held_after[t] if v not in op.inputs]
+            terms = []
+            if t + 1 < n:
+                terms = [(self.S[t + 1, v], -size[v]) for v in beside]
+            elif self.once:  # kept; fixed_order may compute it again after the last operation
+                room -= sum(size[v] for v in beside)
+            self.infeasible |= room < 0
+            if -sum(factor for _, factor in terms) > room:
+                self.rows.add(terms, -room, MEMORY, (t, t, -1))
+
+    def slots(self, t: int) -> None:
+        """Memory of the repeats in stage `t`, slot by slot."""
+        slots = [k for k in range(t) if (t, k) in self.R]
+        # Values that may be there when the stage starts.
+        here = [v for v, p in enumerate(self.graph.producer) if p < t and self.size[v] and (t, v) in self.S]
+        if not slots:
+            return
+        most = max(self.scratch[x] + sum(self.size[v] for v in self.graph.operations[x].outputs) for x in slots)
+        if sum(self.size[v] for v in here) + most > self.budget:
+            _StageMemory(self, t, slots, here).add_rows()
+
+    def model(self) -> StagedModel:
+        """What was built."""
+        n = len(self.cost)
+        return StagedModel(
+            self.graph, self.budget_bytes, np.array(self.cost, dtype=np.int64), self.graph.total_cost,
+            np.array(self.upper, dtype=np.int64), self.rows.matrix(n, np.int64),
+            np.array(self.rows.lower, dtype=np.int64), np.array(self.rows.kind, dtype=np.int8),
+            np.array(self.rows.key, dtype=np.int32).reshape(-1, 3), np.arange(n) < self.n_integer, self.unit,
+            self.R, self.S, restricted=self.repeats is not None, infeasible=self.infeasible,
+        )  # fmt: skip
 
 
 def _touched(graph: Graph, R: Collection[tuple[int, int]]) -> list[set[int]]:
@@ -267,128 +313,86 @@ def _touched(graph: Graph, R: Collection[tuple[int, int]]) -> list[set[int]]:
     return [stages[graph.producer[v]].union(*(stages[u] for u in graph.users[v])) for v in range(len(graph.values))]
 
 
-def _slots(
-    graph: Graph,
-    t: int,
-    R: dict[tuple[int, int], int],
-    S: dict[tuple[int, int], int],
-    size: list[int],
-    scratch: list[int],
-    budget: int,
-    rows: _Rows,
-    cost: list[int],
-    upper: list[int],
-) -> None:
-    """Memory of the repeats in stage t, slot by slot.
+ALWAYS = -1  # in place of a column: a constant one
+Where = int | None  # a column that is one where a value counts, ALWAYS, or None for never
 
-    A[x], beside slot x's own outputs: values produced after x that were resident at the start, and values
-    produced before x that are needed at x or later. From slot to slot only a few of them change.
+
+class _StageMemory:
+    """Memory of the slots of one stage: A[x] = bytes of all values that count at slot x, beside x's own outputs.
+
+    A value that is made after x counts if it was resident when the stage started; one made before x counts if it is
+    needed at x or later. From slot to slot only a few of them change, so A[x] is A of the slot before plus changes.
     """
-    n, operations, producer = len(graph), graph.operations, graph.producer
-    slots = [k for k in range(t) if (t, k) in R]
-    if not slots:
-        return
-    inputs = set(operations[t].inputs)
-    # Values that may be there in this stage, and the users of each that may run in it.
-    here = [v for v in range(len(size)) if size[v] and producer[v] < t and (t, v) in S]
-    is_slot = set(slots)
-    base = sum(size[v] for v in here if v in inputs)
-    if (
-        base
-        + sum(size[v] for v in here if v not in inputs)
-        + max(scratch[x] + sum(size[v] for v in operations[x].outputs) for x in slots)
-        <= budget
-    ):
-        return  # nothing here can exceed the budget
-    after: dict[int, tuple[int, int] | None] = {}  # needed in the next stage: (column, 1), (-1, 1) for always
-    for v in here:
-        if v in inputs or (t + 1 == n and graph.values[v].keep):
-            after[v] = (-1, 1)
-        elif (t + 1, v) in S:
-            after[v] = (S[t + 1, v], 1)
-        else:
-            after[v] = None
-    # needed[v][i]: column that says "needed from user i on"; the last entry is `after`.
-    users: dict[int, list[int]] = {}
-    needed: dict[int, list[tuple[int, int] | None]] = {}
-    for v in here:
-        if after[v] == (-1, 1):
-            continue
-        mine = [u for u in graph.users[v] if u in is_slot]
-        chain: list[tuple[int, int] | None] = [after[v]]
-        for u in reversed(mine):
-            if chain[0] is None:
-                chain.insert(0, (R[t, u], 1))
+
+    def __init__(self, builder: _Builder, t: int, slots: list[int], here: list[int]) -> None:
+        self.builder, self.graph, self.t, self.slots, self.here = builder, builder.graph, t, slots, here
+        self.made_by: dict[int, list[int]] = {}
+        for v in here:
+            self.made_by.setdefault(self.graph.producer[v], []).append(v)
+        self.users: dict[int, list[int]] = {}  # of each value, the slots that read it
+        self.needed: dict[int, list[Where]] = {}  # from each of these users on; the last entry: after the stage
+        for v in here:
+            self._need(v)
+
+    def _need(self, v: int) -> None:
+        """Z[v, i] >= R of user i, Z[v, i] >= Z[v, i + 1]: the value is needed from its i-th user on."""
+        builder, t = self.builder, self.t
+        after = self._after(v)
+        slots = set(self.slots) if after != ALWAYS else ()
+        self.users[v] = [u for u in self.graph.users[v] if u in slots]
+        chain = [after]
+        for u in reversed(self.users[v]):
+            user, later = builder.R[t, u], chain[0]
+            if later is None:
+                chain.insert(0, user)
                 continue
-            column = len(cost)
-            cost.append(0)
-            upper.append(1)
-            rows.add(NEED, [(column, 1), (R[t, u], -1)], 0)
-            rows.add(NEED, [(column, 1), (chain[0][0], -1)], 0)
-            chain.insert(0, (column, 1))
-        users[v], needed[v] = mine, chain
+            column = builder.column()
+            builder.rows.add([(column, 1), (user, -1)], 0, NEED)
+            builder.rows.add([(column, 1), (later, -1)], 0, NEED)
+            chain.insert(0, column)
+        self.needed[v] = chain
 
-    def from_slot(v: int, x: int) -> tuple[int, int] | None:
-        """Column that says whether v is needed at slot x or later; -1 for a constant 1."""
-        if after[v] == (-1, 1):
-            return (-1, 1)
-        for u, column in zip(users[v], needed[v], strict=False):
-            if u >= x:
-                return column
-        return needed[v][-1]
+    def _after(self, v: int) -> Where:
+        """Whether a value is needed by the stage's own operation or after it."""
+        is_last = self.t + 1 == len(self.graph)
+        if v in self.graph.operations[self.t].inputs or (is_last and self.graph.values[v].keep):
+            return ALWAYS
+        return self.builder.S.get((self.t + 1, v))
 
-    before: dict[int, tuple[int, int] | None] = {}  # how each value was counted at the slot before
-    first = slots[0]
-    produced: dict[int, list[int]] = {}
-    for v in here:
-        produced.setdefault(producer[v], []).append(v)
-    change: dict[int, int] = {}
-    constant = 0
-    previous = -1
-    last_column = -1
+    def _counts(self, v: int, x: int) -> Where:
+        """Whether a value counts in A[x]."""
+        p = self.graph.producer[v]
+        if p > x:
+            return self.builder.S[self.t, v]
+        return self.needed[v][bisect_left(self.users[v], x)] if p < x else None
 
-    def count(what: tuple[int, int] | None, amount: int) -> int:
-        if what is None:
-            return 0
-        if what[0] < 0:
-            return amount
-        change[what[0]] = change.get(what[0], 0) + amount
-        return 0
+    def add_rows(self) -> None:
+        """A[x] >= A of the slot before + changes, and A[x] + what x makes and needs <= budget."""
+        builder, t, operations = self.builder, self.t, self.graph.operations
+        counted: dict[int, Where] = {}
+        constant, previous, last_column = 0, None, None
+        for x in self.slots:
+            change: dict[int, int] = {}
+            for v in self.here if previous is None else self._may_change(previous, x):
+                now, size = self._counts(v, x), builder.size[v]
+                for where, amount in ((counted.get(v), -size), (now, size)):
+                    if where is not None:
+                        change[where] = change.get(where, 0) + amount
+                counted[v] = now
+            constant += change.pop(ALWAYS, 0)
+            column = builder.column(upper=max(builder.budget, 0))
+            terms = [(column, 1), *((c, -amount) for c, amount in change.items() if amount)]
+            if last_column is not None:
+                terms.append((last_column, -1))
+            builder.rows.add(terms, 0, BALANCE)
+            makes = operations[x].outputs
+            own = sum(builder.size[v] for v in makes) + builder.scratch[x]
+            row = [(column, -1), (builder.R[t, x], -own)]
+            row += [(builder.S[t, v], -builder.size[v]) for v in makes if builder.size[v] and (t, v) in builder.S]
+            builder.rows.add(row, constant - builder.budget, MEMORY, (t, x, -1))
+            previous, last_column = x, column
 
-    for v in here:
-        if producer[v] > first:
-            constant += count((S[t, v], 1), size[v])
-            before[v] = (S[t, v], 1)
-    for x in slots:
-        if previous >= 0:
-            for p in range(previous + 1, x + 1):
-                for v in produced.get(p, ()):
-                    constant += count(before.pop(v), -size[v])
-            touched = {v for v in operations[previous].inputs if v in before and v in needed}
-            for v in touched:
-                now = from_slot(v, x)
-                if now != before[v]:
-                    constant += count(before[v], -size[v])
-                    constant += count(now, size[v])
-                    before[v] = now
-            starts = range(previous, x)
-        else:
-            starts = range(x)
-        for p in starts:
-            for v in produced.get(p, ()):
-                before[v] = from_slot(v, x)
-                constant += count(before[v], size[v])
-        column = len(cost)
-        cost.append(0)
-        upper.append(max(budget, 0))
-        # A[x] = A[previous] + changes (the constants are kept apart); as two rows only >= is needed.
-        terms = [(column, 1)] + [(c, -amount) for c, amount in change.items() if amount]
-        if last_column >= 0:
-            terms.append((last_column, -1))
-        rows.add(BALANCE, terms, 0)
-        change.clear()
-        own = sum(size[v] for v in operations[x].outputs)
-        row = [(column, -1), (R[t, x], -(own + scratch[x]))]
-        row += [(S[t, v], -size[v]) for v in operations[x].outputs if size[v] and (t, v) in S]
-        rows.add(MEMORY, row, constant - budget, (t, x, -1))
-        previous, last_column = x, column
+    def _may_change(self, previous: int, x: int) -> set[int]:
+        """Values that may count otherwise at slot `x` than at the slot before it."""
+        read = (v for v in self.graph.operations[previous].inputs if v in self.needed)
+        return {*read, *(v for p in range(previous, x + 1) for v in self.made_by.get(p, ()))}

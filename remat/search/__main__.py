@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 
-from remat.arrays import GraphArrays
 from remat.graph import Graph
 from remat.search.anneal import minimise_cost
-from remat.search.evict import evict
 from remat.search.ordering.anneal import anneal_orders
 
 
@@ -15,7 +13,6 @@ def main() -> None:
     """Compile everything that `search` uses and keep it in the cache."""
     began = time.monotonic()
     graph = Graph.from_nodes("chain", [[], [0], [1], [0, 2]], [2, 2, 2, 2], [1, 1, 1, 1])
-    evict(GraphArrays.of(graph), 6)
     minimise_cost(graph, 6, work_limit=100)
     anneal_orders(graph, 6, work_limit=100)
     print(f"the search is compiled ({time.monotonic() - began:.0f} s)")

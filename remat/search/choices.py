@@ -17,88 +17,88 @@ from remat.implementation import DEFAULT, Implementation
 from remat.plan import COMPUTE, Plan
 from remat.simulator import simulate
 
-Call = tuple[int, str]  # operation of the joint graph, name of its implementation ('' for the default one)
+Call = tuple[int, str]  # operation of the full graph, name of its implementation ('' for the default one)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chosen:
-    """A graph in which every operation runs in one way.
+class Choice:
+    """A graph in which every operation has one implementation.
 
     Attributes:
-        joint: where the implementations come from.
+        full: where the implementations come from.
         graph: for a solver.
-        choice: [N] index into each joint operation's `ways`.
+        indices: [N] index into each full operation's `implementations`.
         calls: [N'] what each operation of `graph` stands for; several where one writes over another's output.
-        place: [N] operation of `graph` that holds each joint operation.
+        place: [N] operation of `graph` that holds each full operation.
     """
 
-    joint: Graph
+    full: Graph
     graph: Graph
-    choice: tuple[int, ...]
+    indices: tuple[int, ...]
     calls: tuple[tuple[Call, ...], ...]
     place: tuple[int, ...]
 
     def lift(self, plan: Plan, budget_bytes: int | None = None) -> Plan:
-        """The plan of the joint graph that a plan of `graph` stands for; it needs no more memory."""
+        """The plan of the full graph that a plan of `graph` stands for; it needs no more memory."""
         calls = [call for k in plan.order.tolist() for call in self.calls[k]]
-        return Plan.from_order(self.joint, [k for k, _ in calls], budget_bytes, [name for _, name in calls])
+        return Plan.from_order(self.full, [k for k, _ in calls], budget_bytes, [name for _, name in calls])
 
-    def order_of(self, joint_order: Sequence[int]) -> np.ndarray:
-        """[C] int32, computations of `graph` where `joint_order` computes the last operation of each."""
+    def order_of(self, full_order: Sequence[int]) -> np.ndarray:
+        """[C] int32, computations of `graph` where `full_order` computes the last operation of each."""
         last = [calls[-1][0] for calls in self.calls]
-        return np.array([self.place[k] for k in joint_order if last[self.place[k]] == k], dtype=np.int32)
+        return np.array([self.place[k] for k in full_order if last[self.place[k]] == k], dtype=np.int32)
 
 
-def choose(joint: Graph, wanted: Sequence[int]) -> Chosen | None:
-    """The graph in which operation k runs as `wanted[k]` of its `ways` says; see `Choices.choose`."""
-    return Choices(joint).choose(wanted)
+def choose(full: Graph, wanted: Sequence[int]) -> Choice | None:
+    """The graph in which operation k runs as `wanted[k]` of its `implementations` says; see `Choices.choose`."""
+    return Choices(full).choose(wanted)
 
 
 class Choices:
     """Everything that there is to choose in a graph.
 
     Attributes:
-        joint: the graph.
-        ways: [N] the ways of each operation.
-        switches: (operation, index of a way) that can be asked for: neither default nor lossy. A way with extra
-            outputs is taken where those are read; it is asked for only if something else speaks for it as well.
+        full: the graph.
+        implementations: [N] those of each operation.
+        switches: (operation, index of an implementation) that can be asked for: neither default nor lossy. One with
+            extra outputs is taken where those are read; it is asked for only if something else speaks for it as well.
     """
 
-    def __init__(self, joint: Graph) -> None:
-        self.joint = joint
-        self.ways = [op.ways for op in joint.operations]
-        self._size = [value.bytes for value in joint.values]
-        self._keep = [value.keep for value in joint.values]
+    def __init__(self, full: Graph) -> None:
+        self.full = full
+        self.implementations = [op.all_implementations for op in full.operations]
+        self._size = [value.bytes for value in full.values]
+        self._keep = [value.keep for value in full.values]
         # Operations with nothing to choose.
-        self._settled = [not op.implementations for op in joint.operations]
-        first_extra = len(joint.values) - joint.n_extra
+        self._settled = [not op.implementations for op in full.operations]
+        first_extra = len(full.values) - full.n_extra
         others = [
-            (k, i, any(v >= first_extra for v in way.outputs))
-            for k, op in enumerate(joint.operations)
-            for i, way in enumerate(op.implementations, start=1)
-            if not way.is_lossy
+            (k, i, any(v >= first_extra for v in implementation.outputs))
+            for k, op in enumerate(full.operations)
+            for i, implementation in enumerate(op.implementations, start=1)
+            if not implementation.is_lossy
         ]
         # Those with extra outputs that may be worth it even if nobody reads them.
-        self._for_itself = {(k, i) for k, i, has_extra in others if has_extra and self._is_best_in_some_way(k, i)}
+        self._for_itself = {(k, i) for k, i, has_extra in others if has_extra and self._is_best_somewhere(k, i)}
         self.switches = [(k, i) for k, i, has_extra in others if not has_extra or (k, i) in self._for_itself]
 
-    def choose(self, wanted: Sequence[int]) -> Chosen | None:
-        """The graph in which operation k runs as `wanted[k]` of its `ways` says, or in the nearest way that serves.
+    def choose(self, wanted: Sequence[int]) -> Choice | None:
+        """The graph in which operation k runs by implementation `wanted[k]`, or by the nearest one that serves.
 
-        What reads a value decides which outputs are made: an operation is given a way that makes all that is
-        read, and nothing more, unless the way asked for is better in some other respect. It writes over its input
-        only if nobody reads that later.
+        Readers decide which outputs are made: an operation gets an implementation that makes all that is read, and
+        nothing more, unless the one asked for is better in some other respect. It writes over its input only if
+        nobody reads that later.
 
         Returns:
-            None if no way of some operation makes all that is read.
+            None if no implementation of some operation makes all that is read.
         """
-        choice = self._consistent(wanted)
-        if choice is None:
+        indices = self._consistent(wanted)
+        if indices is None:
             return None
-        joint, operations = self.joint, self.joint.operations
-        calls = [ways[i] for ways, i in zip(self.ways, choice, strict=True)]
+        full, operations = self.full, self.full.operations
+        calls = [implementations[i] for implementations, i in zip(self.implementations, indices, strict=True)]
         groups: list[list[int]] = []
-        made, gone = [False] * len(joint.values), set[int]()
+        made, gone = [False] * len(full.values), set[int]()
         for k, call in enumerate(calls):
             if call.overwrites is None:
                 groups.append([k])
@@ -107,13 +107,13 @@ class Choices:
                 gone.add(call.overwrites)
             for v in call.outputs:
                 made[v] = True
-        number = [-1] * len(joint.values)
+        number = [-1] * len(full.values)
         values: list[Value] = []
         for v, is_made in enumerate(made):
             if is_made and v not in gone:
                 number[v] = len(values)
-                values.append(joint.values[v])
-        place = [0] * len(joint)
+                values.append(full.values[v])
+        place = [0] * len(full)
         merged: list[Operation] = []
         for at, group in enumerate(groups):
             for k in group:
@@ -130,69 +130,72 @@ class Choices:
                 )
             )  # fmt: skip
         graph = Graph(
-            joint.name, tuple(merged), tuple(values), joint.fixed_bytes, joint.cost_unit,
-            None if joint.loss is None else place[joint.loss], joint.source,
+            full.name, tuple(merged), tuple(values), full.fixed_bytes, full.cost_unit,
+            None if full.loss is None else place[full.loss], full.source,
         )  # fmt: skip
         named = tuple(
             tuple([(k, "" if calls[k].name == DEFAULT else calls[k].name) for k in group]) for group in groups
         )
-        return Chosen(joint, graph, tuple(choice), named, tuple(place))
+        return Choice(full, graph, tuple(indices), named, tuple(place))
 
-    def _is_best_in_some_way(self, k: int, i: int) -> bool:
-        """Whether no way of operation `k` that makes less is as cheap and lean as way `i`."""
-        way = self.ways[k][i]
+    def _is_best_somewhere(self, k: int, i: int) -> bool:
+        """Whether no implementation of operation `k` that makes less is as cheap and lean as implementation `i`."""
+        implementation = self.implementations[k][i]
         return not any(
-            set(other.outputs) < set(way.outputs)
-            and set(other.inputs) <= set(way.inputs)
-            and other.overwrites == way.overwrites
-            and other.cost <= way.cost
-            and other.workspace_bytes <= way.workspace_bytes
-            for other in self.ways[k]
+            set(other.outputs) < set(implementation.outputs)
+            and set(other.inputs) <= set(implementation.inputs)
+            and other.overwrites == implementation.overwrites
+            and other.cost <= implementation.cost
+            and other.workspace_bytes <= implementation.workspace_bytes
+            for other in self.implementations[k]
             if not other.is_lossy
         )
 
     def _consistent(self, wanted: Sequence[int]) -> list[int] | None:
-        joint, size = self.joint, self._size
-        choice = list(wanted)
+        full, size = self.full, self._size
+        indices = list(wanted)
         read = list(self._keep)  # by what comes later
-        for k in range(len(joint) - 1, -1, -1):
-            ways = self.ways[k]
+        for k in range(len(full) - 1, -1, -1):
+            implementations = self.implementations[k]
             if not self._settled[k]:
-                needed = {v for way in ways for v in way.outputs if read[v]}
-                like = ways[choice[k]]
+                needed = {v for implementation in implementations for v in implementation.outputs if read[v]}
+                like = implementations[indices[k]]
 
                 def rank(
-                    i: int, k: int = k, ways: Sequence[Implementation] = ways, like: Implementation = like
+                    i: int,
+                    k: int = k,
+                    implementations: Sequence[Implementation] = implementations,
+                    like: Implementation = like,
                 ) -> tuple[int, ...]:
-                    way = ways[i]
-                    unread = sum([size[v] for v in way.outputs if not read[v]])
-                    if way is like and (k, i) in self._for_itself:
+                    implementation = implementations[i]
+                    unread = sum([size[v] for v in implementation.outputs if not read[v]])
+                    if implementation is like and (k, i) in self._for_itself:
                         unread = 0
-                    other = way.inputs != like.inputs, way.overwrites != like.overwrites
-                    return unread, *other, way is not like, way.cost
+                    other = implementation.inputs != like.inputs, implementation.overwrites != like.overwrites
+                    return unread, *other, implementation is not like, implementation.cost
 
                 serving = [
-                    i for i, way in enumerate(ways)
-                    if self._serves(k, way, needed, read) and (i == choice[k] or not way.is_lossy)
+                    i for i, other in enumerate(implementations)
+                    if self._serves(k, other, needed, read) and (i == indices[k] or not other.is_lossy)
                 ]  # fmt: skip
                 if not serving:
                     return None
-                choice[k] = min(serving, key=rank)
-            for v in ways[choice[k]].inputs:
+                indices[k] = min(serving, key=rank)
+            for v in implementations[indices[k]].inputs:
                 read[v] = True
-        return choice
+        return indices
 
-    def _serves(self, k: int, way: Implementation, needed: set[int], read: Sequence[bool]) -> bool:
-        if not needed.issubset(way.outputs):
+    def _serves(self, k: int, implementation: Implementation, needed: set[int], read: Sequence[bool]) -> bool:
+        if not needed.issubset(implementation.outputs):
             return False
-        x = way.overwrites
-        return x is None or (self.joint.producer[x] == k - 1 and not read[x])
+        x = implementation.overwrites
+        return x is None or (self.full.producer[x] == k - 1 and not read[x])
 
     def _merged(
         self, group: Sequence[int], calls: Sequence[Implementation], number: Sequence[int], gone: set[int]
     ) -> Operation:
         """One operation for those of `group`, each of which but the first writes over an output of the one before."""
-        operations, size = self.joint.operations, self._size
+        operations, size = self.full.operations, self._size
         last, own = operations[group[-1]], [calls[k] for k in group]
         inside = {v for call in own for v in call.outputs}
         inputs = {v for call in own for v in call.inputs} - inside
@@ -216,41 +219,42 @@ class Choices:
         )
 
     def with_fastest_that_fit(self, plan: Plan, budget_bytes: int) -> tuple[Plan, int, int]:
-        """(plan, cost, peak) with each computation in the cheapest way that reads and makes the same and fits.
+        """(plan, cost, peak), each computation by the cheapest implementation that reads and makes the same and fits.
 
-        Such ways (convolution algorithms) differ in cost and workspace only, so each computation is its own question.
+        Such implementations (convolution algorithms) differ in cost and workspace only, so each computation is
+        decided by itself.
         """
-        joint = self.joint
-        trace = simulate(joint, plan)
+        full = self.full
+        trace = simulate(full, plan)
         if trace.peak_bytes > budget_bytes:
             return plan, trace.cost, trace.peak_bytes
         order = plan.order.tolist()
-        chosen, before = list(plan.chosen) or [""] * len(order), tuple(plan.chosen) or ("",) * len(order)
+        choice, before = list(plan.choices) or [""] * len(order), tuple(plan.choices) or ("",) * len(order)
         running, cost = trace.running_bytes.tolist(), trace.cost
         for at, k in enumerate(order):
             if self._settled[k]:
                 continue
-            way = next(w for w in self.ways[k] if w.name == (chosen[at] or DEFAULT))
-            room = budget_bytes - running[at] + way.workspace_bytes
-            best = way
-            for other in self._alike(k, way):
+            implementation = next(w for w in self.implementations[k] if w.name == (choice[at] or DEFAULT))
+            room = budget_bytes - running[at] + implementation.workspace_bytes
+            best = implementation
+            for other in self._alike(k, implementation):
                 if other.workspace_bytes <= room and other.cost < best.cost:
                     best = other
-            if best is not way:
-                chosen[at] = "" if best.name == DEFAULT else best.name
-                running[at] += best.workspace_bytes - way.workspace_bytes
-                cost += best.cost - way.cost
-        if tuple(chosen) == before:
+            if best is not implementation:
+                choice[at] = "" if best.name == DEFAULT else best.name
+                running[at] += best.workspace_bytes - implementation.workspace_bytes
+                cost += best.cost - implementation.cost
+        if tuple(choice) == before:
             return plan, cost, trace.peak_bytes
-        named = iter(chosen)
-        ways = tuple(next(named) if kind == COMPUTE else "" for kind in plan.kinds.tolist())
-        return replace(plan, ways=ways if any(ways) else ()), cost, max(running)
+        named = iter(choice)
+        implementations = tuple(next(named) if kind == COMPUTE else "" for kind in plan.kinds.tolist())
+        return replace(plan, implementations=implementations if any(implementations) else ()), cost, max(running)
 
-    def _alike(self, k: int, way: Implementation) -> list[Implementation]:
-        """Ways of operation `k` that read, make and write over the same as `way`."""
-        outputs = set(way.outputs)
+    def _alike(self, k: int, implementation: Implementation) -> list[Implementation]:
+        """Implementations of operation `k` that read, make and write over the same as `implementation`."""
+        outputs = set(implementation.outputs)
         return [
-            w for w in self.ways[k]
-            if w.inputs == way.inputs and w.overwrites == way.overwrites and w.is_lossy == way.is_lossy
-            and set(w.outputs) == outputs
+            other for other in self.implementations[k]
+            if other.inputs == implementation.inputs and other.overwrites == implementation.overwrites
+            and other.is_lossy == implementation.is_lossy and set(other.outputs) == outputs
         ]  # fmt: skip

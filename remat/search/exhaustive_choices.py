@@ -13,26 +13,26 @@ State = tuple[int, int, int]  # next first computation, last repeat in this stag
 Step = tuple[int, str]
 
 
-def exhaustive_joint(
-    joint: Graph, budget_bytes: int, max_states: int, deadline: float
+def exhaustive_choices(
+    full: Graph, budget_bytes: int, max_states: int, deadline: float
 ) -> tuple[Plan | None, int | None, bool]:
     """(cheapest staged plan, its cost as a bound, whether there is none at all); (None, None, False) if undecided.
 
     Values are dropped one at a time at no cost, in ascending order between two computations.
     """
-    n, keep = len(joint), sum(1 << v for v, value in enumerate(joint.values) if value.keep)
-    size = [value.bytes for value in joint.values]
-    ways = [
+    n, keep = len(full), sum(1 << v for v, value in enumerate(full.values) if value.keep)
+    size = [value.bytes for value in full.values]
+    implementations = [
         [
-            (way.name, way.cost, _bits(way.inputs), _bits(way.outputs), len(way.outputs) == 1, way.workspace_bytes,
-             way.overwrites, sum(size[v] for v in way.outputs))
-            for way in op.ways if not way.is_lossy
+            (own.name, own.cost, _bits(own.inputs), _bits(own.outputs), len(own.outputs) == 1, own.workspace_bytes,
+             own.overwrites, sum(size[v] for v in own.outputs))
+            for own in op.all_implementations if not own.is_lossy
         ]
-        for op in joint.operations
+        for op in full.operations
     ]  # fmt: skip
     start: State = (0, -1, 0)
     counter = itertools.count()
-    queue: list[tuple[int, int, State, int]] = [(0, next(counter), start, joint.fixed_bytes)]
+    queue: list[tuple[int, int, State, int]] = [(0, next(counter), start, full.fixed_bytes)]
     came: dict[State, tuple[State, Step | None]] = {}
     least: dict[State, int] = {start: 0}
     done: set[State] = set()
@@ -43,7 +43,7 @@ def exhaustive_joint(
         done.add(state)
         following, last, resident = state
         if following == n and not keep & ~resident:
-            return _plan(joint, came, state, budget_bytes), cost, False
+            return _plan(full, came, state, budget_bytes), cost, False
         if len(done) > max_states or (len(done) % 1000 == 0 and time.monotonic() > deadline):
             return None, None, False
 
@@ -54,9 +54,9 @@ def exhaustive_joint(
                 heapq.heappush(queue, (price, next(counter), new, bytes_held))
 
         for k in range(last + 1, min(following + 1, n)) if following < n else ():
-            if k < following and joint.operations[k].run_once:
+            if k < following and full.operations[k].run_once:
                 continue
-            for name, price, inputs, outputs, single, workspace, over, born in ways[k]:
+            for name, price, inputs, outputs, single, workspace, over, born in implementations[k]:
                 if inputs & ~resident or (single and outputs & resident):
                     continue
                 during = held + born - (0 if over is None else size[over])
@@ -76,11 +76,11 @@ def _bits(values: tuple[int, ...]) -> int:
     return sum(1 << v for v in values)
 
 
-def _plan(joint: Graph, came: dict[State, tuple[State, Step | None]], state: State, budget_bytes: int) -> Plan:
+def _plan(full: Graph, came: dict[State, tuple[State, Step | None]], state: State, budget_bytes: int) -> Plan:
     calls: list[Step] = []
     while state in came:
         state, step = came[state]
         if step is not None:
             calls.append(step)
     calls.reverse()
-    return Plan.from_order(joint, [k for k, _ in calls], budget_bytes, [name for _, name in calls])
+    return Plan.from_order(full, [k for k, _ in calls], budget_bytes, [name for _, name in calls])

@@ -1,79 +1,108 @@
 """Offline greedy eviction: run the stages in order, recompute what is missing, evict under pressure.
 
-A fast constructive heuristic that meets tight budgets; it serves as a first plan and as the upper
-side of `remat.min_budget`. All its plans are staged.
+A fast constructive heuristic that meets tight budgets. It gives searches and programs a plan to start from, and
+`remat.min_budget` its upper side. All its plans are staged. It is NumPy, because compiled code takes half a second
+to load, which is longer than most of its runs.
 """
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
+
+import numpy as np
 
 from remat.graph import Graph
 from remat.plan import Plan
 
-_NEVER = 1 << 60
+_NEVER = 1 << 60  # stages to a use that does not come
+LONGEST = 64  # computations per operation, on average, beyond which the greedy is going round in circles
+MOST_LOOKS = 4_000_000  # at resident values: about a second; on some wide graphs evictions cascade
 
 
 def greedy_eviction(
     graph: Graph, budget_bytes: int, *, cost_power: float = 0.5, deadline: float = float("inf")
 ) -> Plan | None:
-    """A staged plan within `budget_bytes`, or None if the greedy gets stuck or meets the deadline.
+    """A staged plan within `budget_bytes`, or None if the greedy gets stuck or meets a limit or the deadline.
 
     Evicts first what is large, used late and cheap to rebuild: the lowest
     ``cost**cost_power / (bytes * distance to next use)``, as in GreedyDual caching and DTR
-    (Kirisame et al., ICLR 2021), but with the future known.
+    (Kirisame et al., ICLR 2021), but with the future known. Among equals the value made first goes first.
     """
-    order = _evict(graph, budget_bytes, cost_power, deadline)
+    order = _Eviction(graph, budget_bytes, cost_power).run(deadline)
     return None if order is None else Plan.from_order(graph, order, budget_bytes)
 
 
-def _evict(graph: Graph, budget_bytes: int, cost_power: float, deadline: float) -> list[int] | None:
-    operations, users, producer = graph.operations, graph.users, graph.producer
-    size = [value.bytes for value in graph.values]
-    kept = [value.keep or operations[p].run_once for value, p in zip(graph.values, producer, strict=True)]
-    weight = [float(max(operations[p].cost, 1)) ** cost_power for p in producer]
-    resident: set[int] = set()
-    held = graph.fixed_bytes
-    order: list[int] = []
-    for stage in range(len(graph)):
-        if time.monotonic() > deadline:
-            return None
-        needed = _missing(graph, resident, stage)
-        last_read = {v: k for k in needed for v in operations[k].inputs}
-        for k in needed:
-            op = operations[k]
-            fresh = [v for v in op.outputs if v not in resident]
-            room = budget_bytes - sum(size[v] for v in op.outputs) - op.workspace_bytes
-            if held > room:
-                reads = set(op.inputs)
-                scored = []
-                for v in resident:
-                    if v in reads or last_read.get(v, -1) >= k or kept[v]:
-                        continue
-                    later = bisect_right(users[v], stage)
-                    distance = users[v][later] - stage if later < len(users[v]) else _NEVER
-                    scored.append((weight[v] / (max(size[v], 1) * distance), v))
-                scored.sort(reverse=True)
-                while held > room and scored:
-                    v = scored.pop()[1]
-                    resident.discard(v)
-                    held -= size[v]
-                if held > room:
+class _Eviction:
+    """The state while the stages run; arrays have one entry for each value."""
+
+    def __init__(self, graph: Graph, budget_bytes: int, cost_power: float) -> None:
+        self.graph, self.budget_bytes = graph, budget_bytes
+        self.size = graph.value_bytes.tolist()
+        operations, producer = graph.operations, list(graph.producer)
+        self.may_go = np.array(
+            [v.bytes > 0 and not v.keep and not operations[p].run_once
+             for v, p in zip(graph.values, producer, strict=True)], dtype=bool,
+        )  # fmt: skip
+        weight = np.maximum(graph.costs, 1).astype(float)[producer] ** cost_power
+        self.weight = weight / np.maximum(graph.value_bytes, 1)
+        self.is_resident = np.zeros(len(self.size), dtype=bool)
+        # After the current stage; the first user of a value comes after its producer.
+        self.next_use = np.array([users[0] if users else _NEVER for users in graph.users], dtype=np.int64)
+        self.last_read = np.full(len(self.size), -1, dtype=np.int64)  # the last operation that reads it in this stage
+        self.held = graph.fixed_bytes
+        self.looks = 0
+
+    def run(self, deadline: float) -> list[int] | None:
+        """Computations in order."""
+        graph = self.graph
+        order: list[int] = []
+        for stage in range(len(graph)):
+            if time.monotonic() > deadline:
+                return None
+            needed = self._missing(stage)
+            for v in graph.operations[stage].inputs:
+                self.next_use[v] = next((u for u in graph.users[v] if u > stage), _NEVER)
+            for k in needed:  # ascending, so that the last reader remains
+                self.last_read[list(graph.operations[k].inputs)] = k
+            for k in needed:
+                if not self._make_room(k, stage):
                     return None
-            order.append(k)
-            resident.update(fresh)
-            held += sum(size[v] for v in fresh)
-    return order
+                for v in graph.operations[k].outputs:
+                    self.held += 0 if self.is_resident[v] else self.size[v]
+                    self.is_resident[v] = True
+            order += needed
+            if len(order) > LONGEST * len(graph) + 1000:
+                return None
+            for k in needed:
+                self.last_read[list(graph.operations[k].inputs)] = -1
+        return order
 
+    def _make_room(self, k: int, stage: int) -> bool:
+        """Evict until operation `k` fits; whether it does."""
+        op = self.graph.operations[k]
+        room = self.budget_bytes - op.workspace_bytes - sum(self.size[v] for v in op.outputs)
+        if self.held <= room:
+            return True
+        candidates = np.nonzero(self.is_resident & self.may_go & (self.last_read < k))[0]
+        scores = self.weight[candidates] / (self.next_use[candidates] - stage)
+        while self.held > room:
+            self.looks += len(candidates)
+            first = int(np.argmin(scores)) if len(scores) else -1
+            if first < 0 or scores[first] == np.inf or self.looks > MOST_LOOKS:
+                return False
+            v = int(candidates[first])
+            scores[first] = np.inf
+            self.is_resident[v] = False
+            self.held -= self.size[v]
+        return True
 
-def _missing(graph: Graph, resident: set[int], stage: int) -> list[int]:
-    """Operations to compute in this stage, ascending: `stage` and its absent ancestors."""
-    wanted, todo = {stage}, [stage]
-    while todo:
-        for v in graph.operations[todo.pop()].inputs:
-            p = graph.producer[v]
-            if v not in resident and p not in wanted:
-                wanted.add(p)
-                todo.append(p)
-    return sorted(wanted)
+    def _missing(self, stage: int) -> list[int]:
+        """Operations to compute in this stage, ascending: `stage` and its absent ancestors."""
+        wanted, todo = {stage}, [stage]
+        while todo:
+            for v in self.graph.operations[todo.pop()].inputs:
+                p = self.graph.producer[v]
+                if not self.is_resident[v] and p not in wanted:
+                    wanted.add(p)
+                    todo.append(p)
+        return sorted(wanted)

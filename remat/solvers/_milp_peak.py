@@ -17,20 +17,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import scipy.sparse
+import scipy.sparse as sp
 
 from remat.bounds.peak import peak_bound
 from remat.context import Context
 from remat.errors import Skip
 from remat.plan import Plan, Scope
-from remat.programs.highs import Program, solve_program
-from remat.programs.staged import BALANCE, MEMORY, StagedModel, build_staged_model
+from remat.programs.highs import solve_program
+from remat.programs.program import TOLERANCE, Program, least_whole, scale_of
+from remat.programs.staged import MEMORY, StagedModel, build_staged_model
 from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
-from remat.solvers._milp_trimmed import SCALED_BUDGET, TOLERANCE, limits_of, stages_beyond, start_of
+from remat.solvers._milp_trimmed import limits_of, stages_beyond, start_of
 
 PEAK_BOUND_SETS = 2000  # of `peak_bound`, for each operation
-SCALED_COST = 1000.0  # of what may be spent on repeats
 
 
 def solve_peak(context: Context, mip_gap: float) -> Outcome:
@@ -99,28 +99,19 @@ class _LeastPeak:
         self.stats["rounds"] += 1
         least = (self.bound_bytes - graph.fixed_bytes) // unit
         most = max(least, (context.problem.budget_bytes - graph.fixed_bytes) // unit)
-        memory_scale = min(1.0, SCALED_BUDGET / max(1, most))
-        n_columns = model.shape[1]
-        is_memory = model.row_kind == MEMORY
-        is_bytes = (model.row_kind == BALANCE) | is_memory
-        whole = model.is_integer
-        # Columns that count bytes count them in scaled units too.
-        column_scale = np.where(~whole & (model.upper > 1), 1.0 / memory_scale, 1.0)
-        matrix = model.matrix.astype(np.float64) @ scipy.sparse.diags(column_scale)
-        matrix = scipy.sparse.diags(np.where(is_bytes, memory_scale, 1.0)) @ matrix
+        scaled = model.scaled(units=most)
+        memory_scale = scaled.memory_scale
         spare = self.cost_cap - model.cost_constant
         cost_unit = max(1, int(np.gcd.reduce(model.cost))) if len(model.cost) else 1
-        cost_scale = SCALED_COST / max(1, spare)
-        above = scipy.sparse.csr_matrix(is_memory.astype(np.float64).reshape(-1, 1))  # Z - least, in scaled units
-        cost_row = scipy.sparse.csr_matrix(-model.cost * cost_scale)
-        matrix = scipy.sparse.bmat([[matrix, above], [cost_row, None]]).tocsr()
-        scaled_lower = model.row_lower * np.where(is_bytes, memory_scale, 1.0)
+        cost_scale = scale_of(spare)
+        above = sp.csr_array((model.row_kind == MEMORY).astype(np.float64).reshape(-1, 1))  # Z - least, in scaled units
+        cost_row = sp.csr_array((-model.cost * cost_scale).reshape(1, -1))
         program = Program(
-            matrix=matrix,
-            cost=np.append(np.zeros(n_columns), 1.0),
-            upper=np.append(np.where(whole, 1.0, np.inf), (most - least) * memory_scale),
-            row_lower=np.append(scaled_lower, -(spare + slack * cost_unit) * cost_scale),
-            is_integer=np.append(whole, False),
+            matrix=sp.csr_array(sp.block_array([[scaled.program.matrix, above], [cost_row, None]])),
+            cost=np.append(np.zeros(model.shape[1]), 1.0),
+            upper=np.append(np.where(model.is_integer, 1.0, np.inf), (most - least) * memory_scale),
+            row_lower=np.append(scaled.program.row_lower, -(spare + slack * cost_unit) * cost_scale),
+            is_integer=np.append(model.is_integer, False),
             offset=least * memory_scale,
         )
         answer = solve_program(
@@ -131,8 +122,7 @@ class _LeastPeak:
         )
         self.stats["nodes"] += answer.nodes
         if slack > 0 and math.isfinite(answer.bound):
-            units = answer.bound / memory_scale
-            units = math.ceil(units - max(units * TOLERANCE, 1e-5 / memory_scale))
+            units = least_whole(answer.bound / memory_scale, memory_scale)
             self.bound_bytes = max(self.bound_bytes, graph.fixed_bytes + units * unit)
         if answer.x is None:
             return None, 0, False

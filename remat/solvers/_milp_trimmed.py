@@ -14,18 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 
 from remat.context import Context
 from remat.plan import COMPUTE, Plan, Scope
-from remat.programs.highs import Answer, Program, solve_program
-from remat.programs.staged import BALANCE, MEMORY, StagedModel, build_staged_model
+from remat.programs.highs import Answer, solve_program
+from remat.programs.program import TOLERANCE, half_unit_is_lost, least_whole
+from remat.programs.staged import StagedModel, build_staged_model
 from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
 from remat.solvers._polish import drop_needless_repeats
 
-SCALED_BUDGET = 1000.0  # memory rows are scaled so: a solver's 1e-6 is then 1e-9 of the budget
-TOLERANCE = 1e-6  # relative; what is claimed holds with this much room
 WHO = "checkmate_milp"
 
 
@@ -74,9 +72,8 @@ class _Trimmed:
             self.stats |= {"columns": model.shape[1], "rows": model.shape[0], "stages_with_slots": len(slots)}
             answer = self._solve(model, room)
             if answer.infeasible:
-                units = max(1, (context.problem.budget_bytes - graph.fixed_bytes) // model.unit_bytes)
-                if room > 0 and 0.5 * SCALED_BUDGET / max(units, SCALED_BUDGET) < 100 * TOLERANCE:
-                    again = self._solve(model, units * TOLERANCE + 0.5)
+                if room > 0 and half_unit_is_lost(model.units):
+                    again = self._solve(model, model.units * TOLERANCE + 0.5)
                     if not again.infeasible:
                         return self._outcome("infeasible within the solver's tolerance only; unproven", timed_out=False)
                 if room < 0:
@@ -94,8 +91,7 @@ class _Trimmed:
                 slots |= beyond
             else:  # it slipped over the budget by the tolerance: a little less room
                 self.stats["slips"] = self.stats.get("slips", 0) + 1
-                units = (context.problem.budget_bytes - graph.fixed_bytes) // model.unit_bytes
-                room = min(-0.5, 4 * room if room < 0 else -units * TOLERANCE)
+                room = min(-0.5, 4 * room if room < 0 else -model.units * TOLERANCE)
             if self.best is not None and self.bound is not None and self.best[0] <= self.bound * (1 + self.mip_gap):
                 break
         return self._outcome("no plan found within the limit")
@@ -113,25 +109,9 @@ class _Trimmed:
     def _solve(self, model: StagedModel, room: float) -> Answer:
         context = self.context
         self.stats["rounds"] += 1
-        cost_scale = max(1.0, float(model.cost.sum(dtype=np.float64)) / 1000.0)
-        units = max(1, (context.problem.budget_bytes - context.problem.graph.fixed_bytes) // model.unit_bytes)
-        memory_scale = min(1.0, SCALED_BUDGET / units)
-        is_memory = (model.row_kind == MEMORY) | (model.row_kind == BALANCE)
-        is_bytes = ~model.is_integer & (model.upper > 1)
-        row_scale = np.where(is_memory, memory_scale, 1.0)
-        column_scale = np.where(is_bytes, 1.0 / memory_scale, 1.0)  # bytes are counted in scaled units too
-        matrix = scipy.sparse.diags(row_scale) @ model.matrix.astype(np.float64) @ scipy.sparse.diags(column_scale)
-        matrix = matrix.tocsr()
-        slack = np.where(model.row_kind == MEMORY, room, 0.0)
-        program = Program(
-            matrix=matrix,
-            cost=model.cost / cost_scale,
-            upper=np.where(is_bytes, (model.upper + 1) * memory_scale, model.upper),
-            row_lower=(model.row_lower - slack) * row_scale,
-            is_integer=model.is_integer,
-        )
+        scaled = model.scaled(room)
         answer = solve_program(
-            program,
+            scaled.program,
             limits_of(context, self.mip_gap),
             start=start_of(model, self.best[1]) if self.best is not None and room > 0 else None,
             on_solution=lambda x: self._keep(model.plan(x)),
@@ -139,16 +119,15 @@ class _Trimmed:
         )
         self.stats["nodes"] += answer.nodes
         if not answer.infeasible and room > 0 and math.isfinite(answer.bound) and not model.restricted:
-            self._take_bound(model, answer.bound * cost_scale, cost_scale)
+            bound = least_whole(answer.bound / scaled.cost_scale, scaled.cost_scale)
+            self._take_bound(model.cost_constant + bound)
         return answer
 
-    def _take_bound(self, model: StagedModel, value: float, cost_scale: float) -> None:
-        """The solver's bound in cost units, lowered by its tolerance and rounded up to a whole cost."""
-        least = model.cost_constant + math.ceil(value - max(abs(value) * TOLERANCE, 1e-5 * cost_scale))
-        if self.bound is None or least > self.bound:
-            self.bound = least
+    def _take_bound(self, bound: int) -> None:
+        if self.bound is None or bound > self.bound:
+            self.bound = bound
             if self.context.problem.scope is Scope.STAGED:
-                self.context.offer_bound(least, self.who)
+                self.context.offer_bound(bound, self.who)
 
     def _infeasible(self) -> Outcome:
         if self.repeats is not None:

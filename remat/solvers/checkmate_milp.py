@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from remat.bounds.lp import SMALL_COLUMNS, model_columns
 from remat.context import Context
@@ -13,23 +13,18 @@ from remat.errors import InvalidInput, Skip, unknown_name
 from remat.plan import Plan, Scope
 from remat.problem import Problem
 from remat.programs.backends import Answer, Backend, Limits, Verdict, get_backend
-from remat.programs.published import Equations, build, estimate_nonzeros, minimal_order
+from remat.programs.program import TOLERANCE, half_unit_is_lost, least_whole
+from remat.programs.published import Equations, build, estimate_nonzeros
 from remat.registry import strategy
 from remat.search.greedy import greedy_eviction
 from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
 from remat.solvers._milp_peak import solve_peak
 from remat.solvers._milp_trimmed import solve_trimmed
-from remat.solvers._polish import drop_needless_repeats
+from remat.solvers._polish import drop_needless_repeats, drop_unread_repeats
 from remat.solvers.search import quick_plan
 
-if TYPE_CHECKING:
-    import numpy as np
-
 FORMULATIONS = ("trimmed", "published", "peak")
-# Memory is scaled so that the budget is this number: a solver's 1e-6 is then 1e-9 of the budget.
-SCALED_BUDGET = 1000.0
-TOLERANCE = 1e-6  # relative; what is claimed holds with this much room
 BYTES_PER_NONZERO = 400  # of matrices, cvxpy's copies and the solver's, measured on ResNet50
 MAX_NONZEROS = 20_000_000
 
@@ -129,15 +124,15 @@ def checkmate_milp(
     equations = build(graph)
     stats: dict[str, Any] = {
         "solver": solver,
-        "columns": equations.n_R + equations.n_S + equations.n_F + equations.n_U,
+        "columns": equations.columns.n,
         "build_s": time.monotonic() - started,
     }
-    return _Search(context, equations, backend, mip_gap, stats).run()
+    return _Published(context, equations, backend, mip_gap, stats).run()
 
 
 @dataclass(slots=True)
-class _Search:
-    """The first solve and what tolerances make necessary after it."""
+class _Published:
+    """The published form: the first solve and what tolerances make necessary after it."""
 
     context: Context
     equations: Equations
@@ -177,24 +172,17 @@ class _Search:
         limits = self._limits()
         if limits.time_s <= 0:
             return None, None
-        model = _Model(self.equations, units)
-        limits = self._limits()
-        if limits.time_s <= 0:
-            return None, None
+        graph, plan, start = self.context.problem.graph, self.context.options.warm_start, None
+        if plan is not None and plan.scope is Scope.STAGED:
+            start = self.equations.point(units, *plan.matrices(graph))
         started = time.monotonic()
-        plan = self.context.options.warm_start
-        start = plan is not None and plan.scope is Scope.STAGED
-        if plan is not None and start:
-            model.start_from(*plan.matrices(self.context.problem.graph))
-        answer = self.backend.solve(model.problem, limits, start=start)
+        answer = self.backend.solve(self.equations.program(units), limits, start=start)
         self.stats["solve_s"] = self.stats.get("solve_s", 0.0) + time.monotonic() - started
         self.stats["nodes"] = self.stats.get("nodes", 0) + answer.nodes
-        if not answer.has_solution:
+        if answer.x is None:
             return answer, None
-        R_TN, S_TV = self.equations.matrices(model.R.value, model.S.value, len(self.context.problem.graph.values))
-        return answer, Plan.from_order(
-            self.context.problem.graph, minimal_order(self.context.problem.graph, R_TN, S_TV)
-        )
+        calls = drop_unread_repeats(graph, [(k, "") for k in self.equations.order(answer.x)])
+        return answer, Plan.from_order(graph, [k for k, _ in calls])
 
     def _limits(self) -> Limits:
         context = self.context
@@ -206,15 +194,14 @@ class _Search:
         """The dual bound, lowered by the tolerance and rounded up to what a cost can be."""
         if self.context.problem.scope is not Scope.STAGED or not math.isfinite(answer.bound):
             return None
-        value = answer.bound * objective_scale(self.equations)
-        steps = math.ceil(value - max(abs(value) * TOLERANCE, 1e-5))
-        return steps * self.equations.cost_unit
+        scale = self.equations.cost_scale
+        return least_whole(answer.bound / scale, scale) * self.equations.cost_unit
 
     def _infeasible(self, units: int) -> Outcome:
         """Claim it if it is staged and holds beyond the tolerance too."""
         if self.context.problem.scope is not Scope.STAGED:
             return Outcome(stats=self.stats, message=f"no staged plan fits; {self._scope_note()}")
-        if 0.5 * SCALED_BUDGET / max(units, SCALED_BUDGET) < 100 * TOLERANCE:  # half a unit is too little
+        if half_unit_is_lost(units):
             answer, _ = self._solve(units * (1 + TOLERANCE) + 0.5)
             if answer is None or answer.verdict is not Verdict.INFEASIBLE:
                 return Outcome(
@@ -230,45 +217,3 @@ class _Search:
         if self.context.problem.scope is Scope.STAGED:
             return ""
         return f"plans are staged; nothing is proven for scope {self.context.problem.scope}"
-
-
-def objective_scale(equations: Equations) -> float:
-    """Cost units per unit of the objective that the solver sees."""
-    n = equations.n_operations
-    total = float(equations.cost[equations.R1].sum())
-    return max(1.0, total / SCALED_BUDGET) if n else 1.0
-
-
-class _Model:
-    """The equations as a cvxpy problem for one budget."""
-
-    def __init__(self, eq: Equations, units: float):
-        import cvxpy as cp
-
-        scale = 1.0 / max(units / SCALED_BUDGET, 1.0)
-        R: Any = cp.Variable(eq.n_R, boolean=True, name="R")  # Any: cvxpy's operators have no usable types
-        S: Any = cp.Variable(eq.n_S, boolean=True, name="S")
-        F: Any = cp.Variable(eq.n_F, boolean=True, name="FREE")
-        U: Any = cp.Variable(eq.n_U, nonneg=True, name="U")
-        hazards = eq.haz_R @ R + eq.haz_S @ S + eq.haz_const
-        constraints: list[Any] = [
-            eq.use_U @ U == (scale * eq.use_R) @ R + (scale * eq.use_S) @ S + (scale * eq.use_F) @ F,  # (2), (3)
-            hazards >= 1 - F,  # (6)
-            cp.multiply(eq.kappa, 1 - F) >= hazards,  # (7)
-            U + (scale * eq.workspace_R) @ R <= scale * units,  # (9)
-            R[eq.R1] == 1,  # (8)
-        ]
-        if eq.dep_R.nnz:
-            constraints.append(eq.dep_R @ R + eq.dep_S @ S >= 0)  # (1b)
-        if len(eq.hold_rhs):
-            constraints.append(eq.hold_R @ R + eq.hold_S @ S >= eq.hold_rhs)  # (1c)
-        if len(eq.R0):
-            constraints.append(R[eq.R0] == 0)
-        self.R, self.S, self.F, self.U = R, S, F, U
-        self.equations, self.scale = eq, scale
-        self.problem = cp.Problem(cp.Minimize((eq.cost / objective_scale(eq)) @ R), constraints)
-
-    def start_from(self, R_TN: np.ndarray, S_TV: np.ndarray) -> None:
-        """Give the variables the values of a staged plan."""
-        R, S, F, U = self.equations.point(R_TN > 0, S_TV)
-        self.R.value, self.S.value, self.F.value, self.U.value = R, S, F, self.scale * U

@@ -30,8 +30,8 @@ from remat.plan import Plan, Scope
 from remat.programs.monet import estimate_columns
 from remat.registry import Strategy
 from remat.search.anneal import COLD, WARM, Annealer, Best, is_warm
-from remat.search.choices import Choices, Chosen
-from remat.search.exhaustive_choices import exhaustive_joint
+from remat.search.choices import Choice, Choices
+from remat.search.exhaustive_choices import exhaustive_choices
 from remat.search.greedy import greedy_eviction
 from remat.search.ordering.relabel import plan_in_original, reordered
 from remat.solution import Candidate, Outcome, Solution
@@ -52,7 +52,7 @@ MONET_COLUMNS, MONET_SHARE, LEAST_MONET_S = 8_000, 0.4, 2.0  # size up to which 
 
 
 def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> Outcome:
-    """Search for implementations, and solve what was chosen by a strategy that knows of no choice.
+    """Search for implementations, and solve the graph of the best choice by a strategy that knows of none.
 
     The bound, where there is time for one, is that of the relaxed graph (`relaxed`): it holds for every choice.
     """
@@ -111,7 +111,7 @@ def _solve_free(context: Context, strategy: Strategy, options: Mapping[str, Any]
 
     The first order is that of the best plan with default implementations, which is so never beaten by chance alone.
     """
-    joint, best = context.problem.graph, context.incumbent
+    full, best = context.problem.graph, context.incumbent
     assert best is not None
     began, seconds = time.monotonic(), context.remaining_s()
     if context.options.warm_start is not None:
@@ -120,21 +120,21 @@ def _solve_free(context: Context, strategy: Strategy, options: Mapping[str, Any]
     cut = False
     for turn, (order_until, choice_until) in enumerate(FREE_SHARES):
         plan = best.plan
-        wanted = [0] * len(joint) if turn == 0 or plan is None else _choice_of(joint, plan)
+        wanted = [0] * len(full) if turn == 0 or plan is None else _choice_of(full, plan)
         search = _Search(context)
-        chosen = search.choices.choose(wanted)
-        if chosen is not None:
-            start = chosen.order_of(range(len(joint)))
-            search.best = search.offer(chosen, start)
+        choice = search.choices.choose(wanted)
+        if choice is not None:
+            start = choice.order_of(range(len(full)))
+            search.best = search.offer(choice, start)
             until = context.deadline if context.repeats else began + order_until * seconds
             cut |= bool(_solve_choice(context, search, strategy, options, until).cut_by_clock)
         if context.is_solved():
             break
-        order = list(range(len(joint))) if best.plan is None else list(dict.fromkeys(best.plan.order.tolist()))
+        order = list(range(len(full))) if best.plan is None else list(dict.fromkeys(best.plan.order.tolist()))
         try:
-            moved = reordered(joint, order)
-        except InvalidGraph:  # another way of an operation reads what this order makes later
-            order, moved = list(range(len(joint))), joint
+            moved = reordered(full, order)
+        except InvalidGraph:  # another implementation of an operation reads what this order makes later
+            order, moved = list(range(len(full))), full
         until = context.deadline if context.repeats else began + choice_until * seconds
         inner = _choose_in_order(context, moved, order, until)
         stats["choices"] += inner.tried
@@ -147,18 +147,18 @@ def _solve_free(context: Context, strategy: Strategy, options: Mapping[str, Any]
 
 def _choose_in_order(context: Context, moved: Graph, order: Sequence[int], until: float) -> _Search:
     """Search choices and staged plans in one order of the operations; the search, which has ended."""
-    joint, best = context.problem.graph, context.incumbent
+    full, best = context.problem.graph, context.incumbent
     assert best is not None
 
     def handed(found: Found) -> None:
         if found.plan is not None:
-            context.offer(plan_in_original(joint, order, found.plan), "search over implementations")
+            context.offer(plan_in_original(full, order, found.plan), "search over implementations")
 
     start = None
     if best.plan is not None:
         place = {k: i for i, k in enumerate(order)}
         calls = best.plan.order.tolist()
-        start = Plan.from_order(moved, [place[k] for k in calls], context.problem.budget_bytes, best.plan.chosen)
+        start = Plan.from_order(moved, [place[k] for k in calls], context.problem.budget_bytes, best.plan.choices)
         start = start if start.scope is Scope.STAGED else None
     inner = replace(context.problem, graph=moved, scope=Scope.STAGED)
     incumbent = Incumbent(moved, inner.budget_bytes, Scope.STAGED, record=handed)
@@ -167,11 +167,11 @@ def _choose_in_order(context: Context, moved: Graph, order: Sequence[int], until
     return search
 
 
-def _choice_of(joint: Graph, plan: Plan) -> list[int]:
-    """[N] index of the way in which each operation of a plan runs first."""
-    wanted = [0] * len(joint)
-    for k, way in _ways(joint, plan).items():
-        wanted[k] = [other.name for other in joint.operations[k].ways].index(way.name)
+def _choice_of(full: Graph, plan: Plan) -> list[int]:
+    """[N] index of the implementation in which each operation of a plan runs first."""
+    wanted = [0] * len(full)
+    for k, implementation in _implementations(full, plan).items():
+        wanted[k] = [other.name for other in full.operations[k].all_implementations].index(implementation.name)
     return wanted
 
 
@@ -179,10 +179,10 @@ def _choice_of(joint: Graph, plan: Plan) -> list[int]:
 class _Trial:
     """A choice with the best plan known for it: `score` orders choices, smaller is better."""
 
-    chosen: Chosen
-    order: np.ndarray  # computations of chosen.graph
-    joint_order: tuple[int, ...]
-    ways: tuple[int, ...]  # [N] of the plan, of several of one operation that with the least workspace
+    choice: Choice
+    order: np.ndarray  # computations of choice.graph
+    full_order: tuple[int, ...]
+    implementations: tuple[int, ...]  # [N] of the plan, of several of one operation that with the least workspace
     score: tuple[int, int, int]  # bytes above the budget, cost, peak
 
 
@@ -195,7 +195,7 @@ class _Search:
     """
 
     def __init__(self, context: Context):
-        self.context, self.joint = context, context.problem.graph
+        self.context, self.full = context, context.problem.graph
         self.choices = Choices(context.problem.graph)
         self.best: _Trial | None = None
         self.tried = 0
@@ -206,21 +206,21 @@ class _Search:
         self.switches = self.choices.switches
         self.kinds: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for k, i in self.switches:
-            kind = self.joint.operations[k].kind, self.choices.ways[k][i].name
+            kind = self.full.operations[k].kind, self.choices.implementations[k][i].name
             self.kinds.setdefault(kind, []).append((k, i))
-        self.moves = min(MOST_MOVES, MOVES_PER_OPERATION * len(self.joint))
+        self.moves = min(MOST_MOVES, MOVES_PER_OPERATION * len(self.full))
         self.stopped = threading.Event()
         self.cut = False  # a run that repeats exactly was ended by the clock
 
     def used(self) -> dict[str, int]:
-        """How many operations of each kind run in each way of the best plan, e.g. ``{"relu:mask": 3}``."""
+        """How many operations of each kind run in each implementation of the best plan, e.g. ``{"relu:mask": 3}``."""
         best = self.context.incumbent
         plan = None if best is None else best.plan
         counts: dict[str, set[int]] = {}
-        if plan is not None and plan.ways:
-            for k, name in zip(plan.order.tolist(), plan.chosen, strict=True):
+        if plan is not None and plan.implementations:
+            for k, name in zip(plan.order.tolist(), plan.choices, strict=True):
                 if name:
-                    counts.setdefault(f"{self.joint.operations[k].kind}:{name}", set()).add(k)
+                    counts.setdefault(f"{self.full.operations[k].kind}:{name}", set()).add(k)
         return {what: len(which) for what, which in sorted(counts.items())}
 
     def run(self, until: float) -> None:
@@ -257,17 +257,22 @@ class _Search:
 
     def _begin(self, done: Callable[[], bool]) -> None:
         """The default choice, the leanest and everything at once; then each kind of switch, all on and all off."""
-        n = len(self.joint)
+        n = len(self.full)
         given = self.context.options.warm_start
-        if given is not None and not any(way.is_lossy for way in _ways(self.joint, given).values()):
+        if given is not None and not any(
+            implementation.is_lossy for implementation in _implementations(self.full, given).values()
+        ):
             self.context.offer(given, "warm start")
-            self._try(_choice_of(self.joint, given), done, given.order.tolist())
+            self._try(_choice_of(self.full, given), done, given.order.tolist())
         by_saving = sorted(self.kinds.values(), key=lambda group: -sum(map(self._saving, group)))
         everything, lean = [0] * n, [0] * n
         for k, i in itertools.chain.from_iterable(reversed(by_saving)):
             everything[k] = i
-        for k, ways in enumerate(self.choices.ways):
-            lean[k] = min((i for i, way in enumerate(ways) if not way.is_lossy), key=lambda i: self._need(k, i))
+        for k, implementations in enumerate(self.choices.implementations):
+            lean[k] = min(
+                (i for i, implementation in enumerate(implementations) if not implementation.is_lossy),
+                key=lambda i: self._need(k, i),
+            )
         starts = []
         for wanted in ([0] * n, everything, lean):
             trial = self._try(wanted, done)
@@ -275,40 +280,42 @@ class _Search:
         for group in by_saving:
             if done() or self.best is None:
                 return
-            choice = self.best.chosen.choice
-            on, off = list(choice), list(choice)
+            indices = self.best.choice.indices
+            on, off = list(indices), list(indices)
             for k, i in group:
-                on[k], off[k] = i, 0 if choice[k] == i else choice[k]
+                on[k], off[k] = i, 0 if indices[k] == i else indices[k]
             self._try(on, done)
-            if off != list(choice) and self.best.chosen.choice == choice:
+            if off != list(indices) and self.best.choice.indices == indices:
                 self._try(off, done)
         # A short annealing may judge a start by bad luck: those that differ get a longer one, each from its own plan.
         for trial in starts:
-            if not done() and self.best is not None and trial.chosen.choice != self.best.chosen.choice:
-                self._take(self._judge(trial.chosen, done, trial.joint_order, LONGER * self.moves))
+            if not done() and self.best is not None and trial.choice.indices != self.best.choice.indices:
+                self._take(self._judge(trial.choice, done, trial.full_order, LONGER * self.moves))
 
     def _need(self, k: int, i: int) -> tuple[int, int]:
-        """Bytes that operation `k` holds at once in way `i`, and its cost."""
-        way, size = self.choices.ways[k][i], self.joint.values
-        shared = 0 if way.overwrites is None else size[way.overwrites].bytes
-        return sum(size[v].bytes for v in (*way.inputs, *way.outputs)) + way.workspace_bytes - shared, way.cost
+        """Bytes that operation `k` holds at once in implementation `i`, and its cost."""
+        implementation, size = self.choices.implementations[k][i], self.full.values
+        shared = 0 if implementation.overwrites is None else size[implementation.overwrites].bytes
+        return sum(
+            size[v].bytes for v in (*implementation.inputs, *implementation.outputs)
+        ) + implementation.workspace_bytes - shared, implementation.cost
 
     def _saving(self, switch: tuple[int, int]) -> int:
-        """Bytes that the way reads less than the default one, or does not hold beside its input."""
-        op, way = self.joint.operations[switch[0]], self.choices.ways[switch[0]][switch[1]]
-        size = self.joint.values
-        shared = 0 if way.overwrites is None else size[way.overwrites].bytes
-        return shared + sum(size[v].bytes for v in op.inputs) - sum(size[v].bytes for v in way.inputs)
+        """Bytes that the implementation reads less than the default one, or does not hold beside its input."""
+        op, implementation = self.full.operations[switch[0]], self.choices.implementations[switch[0]][switch[1]]
+        size = self.full.values
+        shared = 0 if implementation.overwrites is None else size[implementation.overwrites].bytes
+        return shared + sum(size[v].bytes for v in op.inputs) - sum(size[v].bytes for v in implementation.inputs)
 
     def _neighbour(self, random: Random) -> list[int]:
         assert self.best is not None
-        wanted = list(self.best.chosen.choice)
+        wanted = list(self.best.choice.indices)
         k, i = random.choice(self.switches)
         if random.random() < 0.5:
             group = [(k, i)]
         else:  # the same switch in operations nearby
-            way = self.choices.ways[k][i].name
-            alike = self.kinds[self.joint.operations[k].kind, way]
+            implementation = self.choices.implementations[k][i].name
+            alike = self.kinds[self.full.operations[k].kind, implementation]
             at = alike.index((k, i))
             group = alike[at : at + random.randint(2, LONGEST_RUN)]
         off = wanted[k] == i
@@ -323,14 +330,14 @@ class _Search:
         self, wanted: Sequence[int], done: Callable[[], bool], order: Sequence[int] | None = None
     ) -> _Trial | None:
         """Judge a choice, from `order` or the best plan so far; None if there is no such choice, or it is known."""
-        chosen = self.choices.choose(wanted)
-        if chosen is None:
+        choice = self.choices.choose(wanted)
+        if choice is None:
             return None
-        looks = self.seen.get(chosen.choice, 0)
-        if looks and (self.best is None or chosen.choice != self.best.chosen.choice or looks > 3):
+        looks = self.seen.get(choice.indices, 0)
+        if looks and (self.best is None or choice.indices != self.best.choice.indices or looks > 3):
             return None
-        self.seen[chosen.choice] = looks + 1
-        trial = self._judge(chosen, done, order, self.moves)
+        self.seen[choice.indices] = looks + 1
+        trial = self._judge(choice, done, order, self.moves)
         self._take(trial)
         return trial
 
@@ -345,24 +352,24 @@ class _Search:
     def _adopt_algorithms(self) -> None:
         """Make the algorithms that the best plan runs with those of its choice, where it does not get worse by that.
 
-        The solver of the choice then sees their costs. Of an operation that runs in several ways, the one with the
-        least workspace.
+        The solver of the choice then sees their costs. Of an operation with several implementations in the plan, that
+        with the least workspace counts.
         """
         assert self.best is not None
-        chosen = self.choices.choose(self.best.ways)
-        if chosen is None or chosen.choice == self.best.chosen.choice:
+        choice = self.choices.choose(self.best.implementations)
+        if choice is None or choice.indices == self.best.choice.indices:
             return
-        trial = self.offer(chosen, chosen.order_of(self.best.joint_order))
+        trial = self.offer(choice, choice.order_of(self.best.full_order))
         if trial.score <= self.best.score:
             self.best = trial
 
     def _judge(
-        self, chosen: Chosen, done: Callable[[], bool], order: Sequence[int] | None, moves: int
+        self, choice: Choice, done: Callable[[], bool], order: Sequence[int] | None, moves: int
     ) -> _Trial | None:
-        graph, budget = chosen.graph, self.context.problem.budget_bytes
+        graph, budget = choice.graph, self.context.problem.budget_bytes
         if order is None:
-            order = range(len(self.joint)) if self.best is None else self.best.joint_order
-        start = chosen.order_of(order)
+            order = range(len(self.full)) if self.best is None else self.best.full_order
+        start = choice.order_of(order)
         if is_warm() or self.tried or self.context.repeats:
             annealer = Annealer(graph, budget, self.context.options.seed * 1009 + self.tried)
             if not annealer.load(start):
@@ -373,27 +380,29 @@ class _Search:
         else:
             plan = greedy_eviction(graph, budget, deadline=time.monotonic() + 0.1 * self.context.remaining_s())
             reached = start if plan is None else plan.order
-        return self.offer(chosen, reached)
+        return self.offer(choice, reached)
 
-    def offer(self, chosen: Chosen, order: np.ndarray) -> _Trial:
-        """Lift a plan of the chosen graph, hand it over, and say what it is worth."""
+    def offer(self, choice: Choice, order: np.ndarray) -> _Trial:
+        """Lift a plan of the graph of the choice, hand it over, and say what it is worth."""
         context = self.context
-        plan = chosen.lift(Plan.from_order(chosen.graph, order.tolist()), context.problem.budget_bytes)
+        plan = choice.lift(Plan.from_order(choice.graph, order.tolist()), context.problem.budget_bytes)
         plan, cost, peak_bytes = self.choices.with_fastest_that_fit(plan, context.problem.budget_bytes)
         known = None if context.incumbent is None else context.incumbent.cost
         if peak_bytes <= context.problem.budget_bytes and (known is None or cost < known):
             context.offer(plan, "search over implementations")
         over = max(0, peak_bytes - context.problem.budget_bytes)
         calls = tuple(plan.order.tolist())
-        return _Trial(chosen, order, calls, self._leanest(plan), (over, cost, peak_bytes))
+        return _Trial(choice, order, calls, self._leanest(plan), (over, cost, peak_bytes))
 
     def _leanest(self, plan: Plan) -> tuple[int, ...]:
-        leanest = [-1] * len(self.joint)
-        for k, name in dict.fromkeys(zip(plan.order.tolist(), plan.chosen or itertools.repeat(""), strict=False)):
-            ways = self.choices.ways[k]
-            for i, way in enumerate(ways):
-                is_run = way.name == (name or DEFAULT)
-                if is_run and (leanest[k] < 0 or way.workspace_bytes < ways[leanest[k]].workspace_bytes):
+        leanest = [-1] * len(self.full)
+        for k, name in dict.fromkeys(zip(plan.order.tolist(), plan.choices or itertools.repeat(""), strict=False)):
+            implementations = self.choices.implementations[k]
+            for i, implementation in enumerate(implementations):
+                is_run = implementation.name == (name or DEFAULT)
+                if is_run and (
+                    leanest[k] < 0 or implementation.workspace_bytes < implementations[leanest[k]].workspace_bytes
+                ):
                     leanest[k] = i
         return tuple(max(i, 0) for i in leanest)
 
@@ -401,31 +410,31 @@ class _Search:
 def _exhaust(context: Context) -> Outcome | None:
     """The optimum of a very small graph; None if it was not decided, or asked in another scope."""
     if context.problem.scope is not Scope.STAGED or any(
-        w.is_lossy for op in context.problem.graph.operations for w in op.ways
+        w.is_lossy for op in context.problem.graph.operations for w in op.all_implementations
     ):
         return None
     states = context.steps_in(STATES_PER_S, EXHAUSTIVE_STATES) if context.repeats else EXHAUSTIVE_STATES
     deadline = context.share_ends(EXHAUSTIVE_SHARE)
-    plan, bound, impossible = exhaustive_joint(context.problem.graph, context.problem.budget_bytes, states, deadline)
+    plan, bound, impossible = exhaustive_choices(context.problem.graph, context.problem.budget_bytes, states, deadline)
     if impossible:
         return Outcome(infeasible=True)
     return None if plan is None else Outcome((Candidate(plan, {"from": "exhaustive"}),), bound=bound)
 
 
 def _member(context: Context, seconds: float) -> dict[str, Any]:
-    """MONeT's integer program in a process of its own: it may run one operation now in one way, now in another."""
+    """MONeT's integer program in a process of its own: it may run an operation by several implementations."""
     if seconds < LEAST_MONET_S:
         return {}
     solution = context.run_strategy(context.until(time.monotonic() + seconds), "monet", {})
     return {"monet_status": str(solution.status)}
 
 
-def _ways(joint: Graph, plan: Plan) -> dict[int, Implementation]:
-    """Operation -> the way it runs in first, where that is not the default."""
+def _implementations(full: Graph, plan: Plan) -> dict[int, Implementation]:
+    """Operation -> the implementation it runs in first, where that is not the default."""
     first: dict[int, Implementation] = {}
-    for k, name in zip(plan.order.tolist(), plan.chosen, strict=False):
+    for k, name in zip(plan.order.tolist(), plan.choices, strict=False):
         if name:
-            first.setdefault(k, joint.way(k, name))
+            first.setdefault(k, full.implementation(k, name))
     return first
 
 
@@ -440,13 +449,13 @@ def _solve_choice(
 ) -> Solution:
     """Run the strategy on the graph of the best choice; what it finds is lifted and handed over."""
     assert search.best is not None
-    chosen = search.best.chosen
+    choice = search.best.choice
 
     def lifted(found: Found) -> None:
         if found.plan is not None:
-            search.offer(chosen, found.plan.order)
+            search.offer(choice, found.plan.order)
 
-    graph = chosen.graph
+    graph = choice.graph
     start = Plan.from_order(graph, search.best.order.tolist())
     warm = start if search.best.score[0] == 0 and context.problem.scope.contains(start.scope) else None
     inner = replace(context.problem, graph=graph, cost_cap=None)
@@ -454,7 +463,7 @@ def _solve_choice(
     about = context.about(inner, incumbent).with_options(warm_start=warm).until(until)
     solution = context.run_strategy(about, strategy.name, options)
     if solution.plan is not None:
-        search.best = min(search.best, search.offer(chosen, solution.plan.order), key=lambda trial: trial.score)
+        search.best = min(search.best, search.offer(choice, solution.plan.order), key=lambda trial: trial.score)
     return solution
 
 

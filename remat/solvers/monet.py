@@ -12,13 +12,12 @@ from remat.errors import InvalidInput, Skip
 from remat.plan import Plan
 from remat.problem import Problem
 from remat.programs.backends import Limits, Verdict, get_backend
-from remat.programs.monet import MonetModel, build_model, estimate_columns
+from remat.programs.monet import build_model, estimate_columns
 from remat.registry import strategy
 from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
+from remat.solvers._polish import drop_unread_repeats
 
-SCALED_BUDGET = 1000.0  # memory is scaled so that the budget is this number: a solver's 1e-6 is then 1e-9 of it
-TOLERANCE = 1e-6
 MAX_COLUMNS = 400_000
 
 
@@ -56,60 +55,24 @@ def monet(problem: Problem, context: Context, *, solver: str = "highs", mip_gap:
         raise Skip(f"the program would have about {estimate_columns(graph):,} variables, more than {MAX_COLUMNS:,}")
     model = build_model(graph, context.problem.budget_bytes)
     backend.probe()
-    import cvxpy as cp
-
-    x: Any = cp.Variable(len(model.cost), boolean=True)
-    matrix, limits = _scaled(model)
-    constraints: Any = [matrix @ x <= limits]
-    program = cp.Problem(cp.Minimize(model.cost @ x + model.cost_constant), constraints)
     began = time.monotonic()
     seconds = max(0.1, context.remaining_s() - 0.5)
     asked = Limits(seconds, context.solver_threads, context.options.seed, mip_gap, context.options.work_limit)
-    answer = backend.solve(program, asked)
+    answer = backend.solve(model.program(), asked)
     stats: dict[str, Any] = {
-        "columns": len(model.cost), "rows": len(limits), "nodes": answer.nodes,
-        "milp_s": round(time.monotonic() - began, 3), **answer.stats,
+        "columns": len(model.cost), "rows": len(model.lower), "nodes": answer.nodes,
+        "milp_s": round(time.monotonic() - began, 3),
     }  # fmt: skip
     if np.isfinite(answer.bound):
-        stats["monet_bound"] = int(answer.bound * model.cost_unit)
-    if not answer.has_solution:
+        stats["monet_bound"] = int(answer.bound / model.cost_scale) * model.cost_unit
+    if answer.x is None:
         if answer.verdict is Verdict.INFEASIBLE:
             return Outcome(message="MONeT's program has no solution; that proves nothing of other plans", stats=stats)
         return Outcome(message="the solver found no solution in time", timed_out=True, stats=stats)
-    plan = _without_needless(context, model.calls(np.asarray(x.value)))
+    calls = drop_unread_repeats(graph, model.calls(answer.x))
+    plan = Plan.from_order(graph, [k for k, _ in calls], context.problem.budget_bytes, [name for _, name in calls])
     trace = simulate(graph, plan)
-    objective = float(model.cost @ np.round(np.asarray(x.value))) + model.cost_constant
+    objective = float(model.cost @ np.round(answer.x)) + model.cost_constant
     stats |= {"objective": round(objective * model.cost_unit), "peak": trace.peak_bytes}
     stats["monet_optimal"] = answer.verdict is Verdict.SOLVED
     return Outcome((Candidate(plan),), stats=stats)
-
-
-def _scaled(model: MonetModel) -> tuple[Any, np.ndarray]:
-    """Memory rows in thousandths of the budget: with half a unit of room, which is exact, or a millionth less of it."""
-    largest = max(1.0, float(model.limits[model.memory_rows].max(initial=1.0)))
-    factor = np.where(model.memory_rows, SCALED_BUDGET / largest, 1.0)
-    room = 0.5 if TOLERANCE * largest < 0.5 else -TOLERANCE * largest
-    limits = (model.limits + np.where(model.memory_rows, room, 0.0)) * factor
-    import scipy.sparse as sp
-
-    return sp.diags_array(factor) @ model.matrix, limits
-
-
-def _without_needless(context: Context, calls: list[tuple[int, str]]) -> Plan:
-    """The plan of these computations without repeats of which nothing is read."""
-    graph = context.problem.graph
-    live = [value.keep for value in graph.values]
-    kept: list[tuple[int, str]] = []
-    first = {k: at for at, (k, _) in reversed(list(enumerate(calls)))}
-    for at in range(len(calls) - 1, -1, -1):
-        k, name = calls[at]
-        way = graph.way(k, name)
-        if at != first[k] and not any(live[v] for v in way.outputs):
-            continue
-        kept.append((k, name))
-        for v in way.outputs:
-            live[v] = False
-        for v in way.inputs:
-            live[v] = True
-    kept.reverse()
-    return Plan.from_order(graph, [k for k, _ in kept], context.problem.budget_bytes, [name for _, name in kept])

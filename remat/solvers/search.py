@@ -7,13 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from remat.arrays import GraphArrays
 from remat.context import Context
 from remat.plan import Plan, Scope
 from remat.problem import Problem
 from remat.registry import strategy
 from remat.search.anneal import Best, is_warm, minimise_cost
-from remat.search.evict import evict
 from remat.search.greedy import greedy_eviction
 from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
@@ -121,12 +119,11 @@ def first_order(context: Context) -> np.ndarray | None:
     warm = context.options.warm_start
     if warm is not None and warm.scope is Scope.STAGED:
         return warm.order
-    arrays = GraphArrays.of(context.problem.graph)
     began = time.monotonic()
     for power in COST_POWERS:
-        order = evict(arrays, context.problem.budget_bytes - context.problem.graph.fixed_bytes, power)
-        if order is not None:
-            return order
+        plan = greedy_eviction(context.problem.graph, context.problem.budget_bytes, cost_power=power)
+        if plan is not None:
+            return plan.order
         if time.monotonic() - began > GREEDY_S and context.options.work_limit is None:
             break  # evictions cascade on this graph
     fitting = []

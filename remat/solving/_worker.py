@@ -65,7 +65,7 @@ class Events:
         progress = found.progress
         event: dict[str, Any] = {"at": time.time(), "who": progress.who}
         if found.plan is not None:
-            event |= {"cost": progress.cost, "order": found.plan.order.tolist(), "ways": found.plan.chosen}
+            event |= {"cost": progress.cost, "order": found.plan.order.tolist(), "ways": found.plan.choices}
         else:
             event["bound"] = progress.bound
         self.tell(event)

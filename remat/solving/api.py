@@ -100,7 +100,7 @@ def _checked(graph: Graph, warm_start: Plan | None) -> Graph:
 
 def _without_choices(plan: Plan | None, graph: Graph) -> Plan | None:
     """The plan on the graph of default implementations; None if it has others."""
-    return None if plan is None or plan.ways else replace(plan, graph_sha256=graph.default().sha256())
+    return None if plan is None or plan.implementations else replace(plan, graph_sha256=graph.default().sha256())
 
 
 def _solve_all(

@@ -378,13 +378,13 @@ def solution_to_row(solution: Solution) -> dict[str, Any]:
 
 def plan_to_row(plan: Plan) -> dict[str, Any]:
     """A JSON-ready form of a plan's steps."""
-    return {"kinds": plan.kinds.tolist(), "ids": plan.ids.tolist(), "ways": list(plan.ways)}
+    return {"kinds": plan.kinds.tolist(), "ids": plan.ids.tolist(), "ways": list(plan.implementations)}
 
 
 def plan_from_row(graph: Graph, row: Mapping[str, Any], budget_bytes: int | None) -> Plan:
     """The plan of `plan_to_row`."""
-    ways = row.get("ways") or [""] * len(row["ids"])
-    return Plan.from_steps(graph, zip(row["kinds"], row["ids"], ways, strict=True), budget_bytes)
+    implementations = row.get("ways") or [""] * len(row["ids"])
+    return Plan.from_steps(graph, zip(row["kinds"], row["ids"], implementations, strict=True), budget_bytes)
 
 
 def family_to_row(family: Family) -> dict[str, Any]:

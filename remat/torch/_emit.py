@@ -19,11 +19,13 @@ from torch import fx
 
 from remat.errors import InvalidPlan
 from remat.torch import _aot
-from remat.torch._ways import Kept, Recipe, arguments_in
+from remat.torch._with_implementations import Kept, Recipe, arguments_in
 from remat.torch.step_graph import END_KIND, CapturedStep, is_random
 
 
-def emit(step: CapturedStep, order: Sequence[int], ways: Sequence[str] = ()) -> tuple[fx.GraphModule, fx.GraphModule]:
+def emit(
+    step: CapturedStep, order: Sequence[int], implementations: Sequence[str] = ()
+) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Forward and backward of a valid order of computations of ``step.graph``, repeats included.
 
     Args:
@@ -34,7 +36,7 @@ def emit(step: CapturedStep, order: Sequence[int], ways: Sequence[str] = ()) -> 
         The backward half takes what forward saved, then the gradients of outputs; it returns a gradient or None for
         each primal.
     """
-    return _Emitter(step, order, ways).emit()
+    return _Emitter(step, order, implementations).emit()
 
 
 @dataclass(slots=True)
@@ -59,9 +61,9 @@ class _State:
 
 
 class _Emitter:
-    def __init__(self, step: CapturedStep, order: Sequence[int], ways: Sequence[str]):
+    def __init__(self, step: CapturedStep, order: Sequence[int], implementations: Sequence[str]):
         self.step, self.order = step, [int(k) for k in order]
-        self.ways = list(ways) or [""] * len(self.order)
+        self.implementations = list(implementations) or [""] * len(self.order)
         self.joint = step.joint
         self.forward, self.backward = _Half(), _Half()
         self.half = self.forward
@@ -77,7 +79,7 @@ class _Emitter:
             if node not in joint.tangents:
                 self._place(self.forward, node, node.name, node.meta)
         outputs: list[fx.Node | None] = []
-        for k, name in zip(self.order, self.ways, strict=True):
+        for k, name in zip(self.order, self.implementations, strict=True):
             if self.step.graph.operations[k].kind == END_KIND:
                 for node in self.step.nodes[k]:
                     self._call(node)

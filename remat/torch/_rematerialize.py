@@ -19,7 +19,7 @@ from remat.execution import Peaks, StepPlan, check_options, default_cache, imple
 from remat.graph import Graph
 from remat.plan import parse_scope
 from remat.torch import _aot, _optimizer
-from remat.torch._ways import CHOICES
+from remat.torch._with_implementations import CHOICES
 from remat.torch.capture import Joint
 from remat.torch.measure import peak_of_step
 from remat.torch.module import Rematerialized, captured_step, keywords
@@ -225,7 +225,7 @@ def _plain_peak(
         return Peaks(None, f"the model does not run on tensors without contents ({type(error).__name__}: {text})")
     calls = plain.graph(planner.name)
     # What planning will ask for is measured along: a process that measures takes seconds to start.
-    other = tuple(replace(op, inputs=(), outputs=()) for op in step.graph.all_ways().operations)
+    other = tuple(replace(op, inputs=(), outputs=()) for op in step.graph.every_implementation().operations)
     both = Graph(planner.name, (*calls.operations, *other), ())
     sizes = profile_workspaces(both, planner.cache_folder, planner.device)[0][: len(calls)]
     workspaces = {op.work.signature: size for op, size in zip(calls.operations, sizes, strict=True) if op.work}

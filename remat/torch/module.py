@@ -22,7 +22,7 @@ from remat.execution import Planned, StepPlan
 from remat.torch import _aot, _optimizer, capture, step_graph
 from remat.torch._emit import emit
 from remat.torch._recurrent import replace_recurrent
-from remat.torch._ways import with_ways
+from remat.torch._with_implementations import with_implementations
 from remat.torch.implementations import NotInvertible
 from remat.torch.planner import Planner, describe_inputs
 from remat.units import format_size
@@ -192,7 +192,7 @@ class _CompiledStep:
                 captured = capture.read_joint(joint, n_forward, primals)
                 step = step_of(captured, planner.name, model, backend, planner.implementations)
                 plan = planner.plan(step, self.called.inputs, in_loop=True)
-                return emit(step, plan.order.tolist(), plan.plan.chosen)
+                return emit(step, plan.order.tolist(), plan.plan.choices)
 
             return compiler(graph, example_inputs, partition)
 
@@ -298,4 +298,4 @@ def step_of(
     """The step behind a joint graph, with everything of the model resident, and with other implementations."""
     resident = (*model.parameters(), *model.buffers())
     step = step_graph.split_graph_of(joint, name, resident, replays_random=backend == "eager")
-    return with_ways(step, implementations)
+    return with_implementations(step, implementations)

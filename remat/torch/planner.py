@@ -51,7 +51,7 @@ class Planner:
         beside: what is resident beside parameters, buffers and arguments of a step, in bytes by name.
         state_bytes: of the optimizer, of which a part is counted in `beside`.
         sample: shapes and dtypes of the sample arguments, which the budget was given for.
-        implementations: which implementations steps may be planned with, see `remat.torch._ways`.
+        implementations: which implementations steps may be planned with, see `remat.torch._with_implementations`.
         plans: by the sha256 of the step's fingerprint.
     """
 
@@ -132,7 +132,7 @@ class Planner:
 
     def _workspaces(self, graph: Graph) -> list[int]:
         """Bytes measured for every way of every operation."""
-        sizes, unmeasured = profile_workspaces(graph.all_ways(), self.cache_folder, self.device)
+        sizes, unmeasured = profile_workspaces(graph.every_implementation(), self.cache_folder, self.device)
         if unmeasured:
             named = ", ".join(f"{kind} ({why})" for kind, why in sorted(unmeasured.items()))
             warn(f"workspace not measured, taken as 0: {named}", CostWarning)
@@ -154,7 +154,7 @@ class Planner:
                 (graph, noise), costs = self._with_costs(graph), self.cost
             plan, who = self._cheapest(graph, in_loop)
         graph = _with_workspaces(graph, step, workspaces, plan)
-        plan = Plan.from_order(graph, plan.order.tolist(), self.budget_bytes, plan.chosen)
+        plan = Plan.from_order(graph, plan.order.tolist(), self.budget_bytes, plan.choices)
         plain = self.plain.plain_bytes if is_sample else None
         return StepPlan(
             plan,
@@ -182,7 +182,7 @@ class Planner:
         """The cheapest known order that fits, while a loop waits; else what the solver finds. And whose it is."""
         known = [_once(graph, self.budget_bytes)]
         known += [
-            Plan.from_order(graph, made.order.tolist(), self.budget_bytes, made.plan.chosen)
+            Plan.from_order(graph, made.order.tolist(), self.budget_bytes, made.plan.choices)
             for made in self.plans.values() if _same_calls(made.graph, graph)
         ]  # fmt: skip
         found = cheapest_fitting(graph, known, self.budget_bytes) if in_loop else None
@@ -217,7 +217,7 @@ def _with_workspaces(graph: Graph, step: CapturedStep, measured: Sequence[int], 
     sizes, next_measured = list[int](), iter(measured)
     for op, nodes, n in zip(graph.operations, step.nodes, times, strict=True):
         state = _state_bytes(op, nodes) if n > 1 else 0
-        made = [sum(graph.values[v].bytes for v in way.outputs) for way in op.ways]
+        made = [sum(graph.values[v].bytes for v in implementation.outputs) for implementation in op.all_implementations]
         sizes += [max(next(next_measured), state - size) for size in made]
     return graph.with_workspaces(sizes)
 
@@ -242,7 +242,13 @@ def _same_calls(one: Graph, other: Graph) -> bool:
 
     def shape(graph: Graph) -> list[Any]:
         return [
-            (op.kind, op.inputs, op.outputs, op.run_once, [way.name for way in op.implementations])
+            (
+                op.kind,
+                op.inputs,
+                op.outputs,
+                op.run_once,
+                [implementation.name for implementation in op.implementations],
+            )
             for op in graph.operations
         ]
 

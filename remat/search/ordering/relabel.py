@@ -30,6 +30,8 @@ def plan_in_original(graph: Graph, order: Sequence[int], plan: Plan) -> Plan:
     """The plan of ``reordered(graph, order)`` as a plan of `graph` itself; its scope is derived anew."""
     steps = [
         (kind, int(order[i]) if kind == COMPUTE else i, name)
-        for kind, i, name in zip(plan.kinds.tolist(), plan.ids.tolist(), plan.ways or [""] * len(plan.ids), strict=True)
+        for kind, i, name in zip(
+            plan.kinds.tolist(), plan.ids.tolist(), plan.implementations or [""] * len(plan.ids), strict=True
+        )
     ]
     return Plan.from_steps(graph, steps, plan.budget_bytes)

@@ -1,4 +1,4 @@
-"""Which plans are shown: one on paper, a few on the page."""
+"""The plans that are shown: one on paper, a few on the page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_STEPS = 400_000  # over all plans of a page
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shown:
+class ShownPlan:
     """A stored plan with its row and its replay."""
 
     row: Any
@@ -34,14 +34,14 @@ class Shown:
 
 
 def store_all(graph: Graph, accounting: str) -> Trace:
-    """Checkpoint-all, replayed: what plain training holds."""
+    """Checkpoint-all, replayed: the memory of plain training."""
     order = range(len(graph))
     if accounting == "published":
         return simulate(graph, Plan.from_steps(graph, frees_held_to_end(graph, order, range(len(graph.values)))))
     return simulate(graph, Plan.from_order(graph, order))
 
 
-def chosen_plan(run: Run) -> Shown | None:
+def chosen_plan(run: Run) -> ShownPlan | None:
     """The plan of the figures on paper: the cheapest one near the middle of the budgets that need recomputation.
 
     Ties go to a proven plan, then to the later strategy of the legend (exact and combined methods).
@@ -60,7 +60,7 @@ def chosen_plan(run: Run) -> Shown | None:
     return _shown(run, best)
 
 
-def page_plans(run: Run) -> list[Shown]:
+def page_plans(run: Run) -> list[ShownPlan]:
     """Each strategy's cheapest plan at up to three budgets (tight, middle, wide), few enough for one page."""
     rows = [row for row in run.planned.itertuples() if isinstance(row.plan_file, str)]
     budgets = sorted({int(row.budget_bytes) for row in rows if row.overhead > 0} or {int(r.budget_bytes) for r in rows})
@@ -84,6 +84,6 @@ def page_plans(run: Run) -> list[Shown]:
     return shown
 
 
-def _shown(run: Run, row: Any) -> Shown | None:
+def _shown(run: Run, row: Any) -> ShownPlan | None:
     found = run.load_plan(row)
-    return None if found is None else Shown(row, *found)
+    return None if found is None else ShownPlan(row, *found)

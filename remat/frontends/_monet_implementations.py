@@ -1,10 +1,10 @@
 """Implementations for training graphs whose operations have the kinds of MONeT's traces.
 
-`add_ways` says which there are and what each is called. Their costs are modelled, never measured: the cost of the
-default one times the ratio of the two roofline times.
+`add_implementations` says which there are and what each is called. Their costs are modelled, never measured: the cost
+of the default one times the ratio of the two roofline times.
 
 Scratch memory is that beyond the default's own, of which the published graphs say nothing: a max pooling's int64
-indices, say, exist for a moment in each of its ways. Kernels that pack masks and read them need none.
+indices, say, exist for a moment in each of its implementations. Kernels that pack masks and read them need none.
 """
 
 from __future__ import annotations
@@ -81,19 +81,19 @@ class WaysBuilder:
 
     def done(self) -> Graph:
         operations = tuple(
-            replace(op, implementations=tuple(ways)) if ways else op
-            for op, ways in zip(self.graph.operations, self.found, strict=True)
+            replace(op, implementations=tuple(implementations)) if implementations else op
+            for op, implementations in zip(self.graph.operations, self.found, strict=True)
         )
         return replace(self.graph, operations=operations, values=tuple(self.values))
 
     def named(self, k: int, name: str) -> Implementation | None:
-        return next((way for way in self.found[k] if way.name == name), None)
+        return next((implementation for implementation in self.found[k] if implementation.name == name), None)
 
     def extra(self, k: int, name: str, size: int) -> int:
-        """The extra value that way `name` of operation `k` produces, new if there is no such way yet."""
-        way = self.named(k, name)
-        if way is not None:
-            return way.outputs[-1]
+        """The extra value that implementation `name` of operation `k` produces; a new one where there is none."""
+        implementation = self.named(k, name)
+        if implementation is not None:
+            return implementation.outputs[-1]
         self.values.append(Value(f"{self.graph.operations[k].name}:{name}", size))
         return len(self.values) - 1
 
@@ -102,12 +102,12 @@ class WaysBuilder:
         overwrites: int | None = None, workspace_bytes: int = 0, moved: int = 0, work: Work | None = None,
         is_lossy: bool = False,
     ) -> None:  # fmt: skip
-        """A way of operation `k`, unless it has one of that name.
+        """An implementation of operation `k`, unless it has one of that name.
 
         Args:
             reads: by default what the operation reads.
             makes: extra values.
-            moved: bytes that it moves more than the default way (less, if negative), or `work`: all it does.
+            moved: bytes that it moves more than the default implementation (less, if negative), or `work`: all it does.
         """
         if self.named(k, name) is not None:
             return
@@ -120,7 +120,7 @@ class WaysBuilder:
         )
 
     def add_twice(self, k: int, name: str, makes: int, moved: int) -> None:
-        """A way that also makes an extra value, and where the operation may run in place, one that does both."""
+        """An implementation that also makes an extra value; one that does so in place too, where that is allowed."""
         self.add(k, name, makes=[makes], moved=moved)
         x = overwritable(self.graph, k)
         if x is not None:
@@ -160,7 +160,7 @@ def gradients_read(graph: Graph, k: int) -> tuple[int, ...]:
     return tuple(v for v in graph.operations[k].inputs if graph.producer[v] >= graph.loss)
 
 
-def add_ways(graph: Graph, layers: Sequence[Layer], level: str, gpu: Gpu, *, winograd: bool = True) -> Graph:
+def add_implementations(graph: Graph, layers: Sequence[Layer], level: str, gpu: Gpu, *, winograd: bool = True) -> Graph:
     """The implementations of MONeT's ablation up to `level` (one of `LEVELS`), for a graph of those layers.
 
     Names, by the level that brings them in (f: forward, b: backward):
@@ -175,7 +175,7 @@ def add_ways(graph: Graph, layers: Sequence[Layer], level: str, gpu: Gpu, *, win
       (FFT is left out: it serves 5x5 and larger windows of stride 1, which none of the five networks has.)
     - ``output`` (b; output): the gradient from the operation's own output: ReLU, leaky ReLU; batch normalization
       too, from its own output, which then must outlive a ReLU that may not overwrite it. ``hardtanh_`` does so by
-      default, as published; its other way is ``input``.
+      default, as published; its other implementation is ``input``.
     - ``activated`` (b; output): batch normalization from the output of a leaky ReLU after it, which is invertible
       (in-place activated batch normalization); ReLU is not.
     - ``mask``, ``in_place_mask`` (f), ``mask`` (b; intermediate): ReLU, hardtanh and leaky ReLU keep one bit per
@@ -251,7 +251,7 @@ def keep_mask(builder: WaysBuilder, pair: Pair) -> None:
         size = -(-n // 8)
         mask = builder.extra(k, "mask", size)
         written, replaced = size, FLOAT_BYTES * n
-        if op.kind == "aten::dropout":  # the default ways write and read a mask, of a byte per element
+        if op.kind == "aten::dropout":  # the default implementations write and read a mask, of a byte per element
             written, replaced = size - n, n
         builder.add_twice(k, "mask", mask, written)
         builder.add(pair.ip_grad, "mask", reads=(*gradients_read(graph, pair.ip_grad), mask), moved=size - replaced)

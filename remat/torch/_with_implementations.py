@@ -66,7 +66,7 @@ class Recipe:
     checks: bool = False
 
 
-def with_ways(step: CapturedStep, implementations: str) -> CapturedStep:
+def with_implementations(step: CapturedStep, implementations: str) -> CapturedStep:
     """The step with every implementation that applies; for ``exact``, that gives the default's bits."""
     return step if implementations == "default" else _Finder(step, implementations == "exact").find()
 
@@ -76,7 +76,7 @@ class _Finder:
         self.step, self.exact = step, exact
         self.place = {node: k for k, nodes in enumerate(step.nodes) if len(nodes) == 1 for node in nodes}
         self.values = list(step.graph.values)
-        self.ways: dict[int, list[Implementation]] = {}
+        self.implementations: dict[int, list[Implementation]] = {}
         self.recipes: dict[tuple[int, str], Recipe] = {}
         self.extra: dict[Kept, int] = {}
         self.kept_vals: dict[Kept, torch.Tensor] = {}
@@ -94,7 +94,7 @@ class _Finder:
             self._attach_activated()
         graph = self.step.graph
         operations = tuple(
-            replace(op, implementations=tuple(self.ways.get(k, ()))) for k, op in enumerate(graph.operations)
+            replace(op, implementations=tuple(self.implementations.get(k, ()))) for k, op in enumerate(graph.operations)
         )
         graph = replace(graph, operations=operations, values=tuple(self.values))
         return replace(self.step, graph=graph, recipes=self.recipes)
@@ -192,9 +192,9 @@ class _Finder:
         reads = reads | (set(operation.inputs) - known)  # what keeps its place in the order
         side = "backward" if results is None else "forward"
         flops = operation.work.flops if operation.work else None  # the other way does the same arithmetic, or less
-        way = Implementation(name, tuple(sorted(reads)), outputs, overwrites=overwrites,
+        implementation = Implementation(name, tuple(sorted(reads)), outputs, overwrites=overwrites,
                              work=_work(f"{name}.{side}", args, vals, self._val, flops))  # fmt: skip
-        self.ways.setdefault(k, []).append(way)
+        self.implementations.setdefault(k, []).append(implementation)
         self.recipes[k, name] = Recipe(target, args, results, kept, vals, argument, checks)
 
     def _backward_of(self, made: TorchImplementation, node: fx.Node) -> fx.Node | None:

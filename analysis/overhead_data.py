@@ -1,4 +1,4 @@
-"""What the overhead figure shows, gathered once for paper and page."""
+"""The numbers of the overhead figure, gathered once for paper and page."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Panel:
-    """What the figure shows.
+class OverheadData:
+    """The curves of the figure and its axes.
 
     Attributes:
         x_range: bytes, left and right end of the axis.
@@ -61,8 +61,8 @@ class Panel:
     gpu_bytes: int | None
 
 
-def panel_of(run: Run) -> Panel | None:
-    """What to draw, or None if no strategy has a plan."""
+def overhead_data(run: Run) -> OverheadData | None:
+    """The data of a run, or None if no strategy has a plan."""
     planned = run.planned
     if not len(planned):
         return None
@@ -80,7 +80,7 @@ def panel_of(run: Run) -> Panel | None:
         x_range = (x_range[0], gpu + 0.03 * width)
     y_top, above = _y_top(curves, x_range)
     bent = _is_bent(curves, y_top)
-    return Panel(
+    return OverheadData(
         curves, x_range, (1.3 if bent else 1.0) * y_top, above, bent, byte_scale(x_range[1]), impossible, _bound(run),
         gpu if gpu is not None and x_range[0] <= gpu <= x_range[1] else None,
     )  # fmt: skip
@@ -137,10 +137,10 @@ def bend(percent: Any) -> Any:
     return np.arcsinh(np.asarray(percent, dtype=float) / KNEE_PERCENT)
 
 
-def ticks(panel: Panel) -> list[float]:
+def ticks(data: OverheadData) -> list[float]:
     """Tick positions of the bent axis, in per cent."""
     steps = [0.2, 0.5, *(m * 10**p for p in range(6) for m in (1, 2, 5))]
-    return [0.0, *(t for t in steps if t <= 100 * panel.y_top)]
+    return [0.0, *(t for t in steps if t <= 100 * data.y_top)]
 
 
 def _bound(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
@@ -156,6 +156,6 @@ def _bound(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
     return (at, over) if over.max() > 1e-6 else None
 
 
-def beyond(panel: Panel, label: str) -> str:
-    """What to add to the label of a strategy that leaves the axis at the top."""
-    return f" (↑ {100 * panel.above[label]:,.0f} %)" if label in panel.above else ""
+def beyond(data: OverheadData, label: str) -> str:
+    """An addition to the label of a strategy that leaves the axis at the top; else empty."""
+    return f" (↑ {100 * data.above[label]:,.0f} %)" if label in data.above else ""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis import html_page
 from analysis.results import WITH_PLAN, Run
 from analysis.scales import (
     budget_scale,
@@ -75,32 +76,29 @@ def summary_table(run: Run) -> str:
     rows = run.shown
     budgets = sorted({int(b) for b in rows["budget_bytes"]})
     scale, columns = budget_scale(budgets), pick(budgets)
-    heads = [("Strategy", ""), *((f"{show_bytes(b, scale)} {scale.unit}", "n") for b in columns)]
-    heads += [("Plans", "n"), ("Proven", "n"), (f"Smallest budget met ({scale.unit})", "n"), ("Slowest solve", "n")]
+    heads = ["Strategy", *(f"{show_bytes(budget, scale)} {scale.unit}" for budget in columns)]
+    heads += ["Plans", "Proven", f"Smallest budget met ({scale.unit})", "Slowest solve"]
     body = []
     for strategy in run.strategies:
         mine = rows[rows["strategy"] == strategy]
         planned = mine[mine["status"].isin(WITH_PLAN)]
         at = {int(row.budget_bytes): row for row in mine.itertuples()}
-        cells = [_td(_name(strategy), raw=True)]
-        for budget in columns:
-            row = at.get(budget)
-            if row is not None and row.status in WITH_PLAN:
-                text = show_percent(row.overhead) + (" ✓" if row.status == "OPTIMAL" else "")
-            else:
-                text = "–" if row is None else str(row.status).lower().replace("_", " ")
-            cells.append(_td(text, "n"))
-        cells += [
-            _td(f"{len(planned)} of {len(mine)}", "n"), _td(str(int((mine["status"] == "OPTIMAL").sum())), "n"),
-            _td(show_bytes(planned["budget_bytes"].min() if len(planned) else None, scale), "n"),
-            _td(show_seconds(mine["wall_s"].max()), "n"),
-        ]  # fmt: skip
-        body.append(f"<tr>{''.join(cells)}</tr>")
-    head = "".join(f'<th class="{kind}">{escape(text)}</th>' for text, kind in heads)
-    return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
-        '<p class="note">Overhead at each budget; ✓ proven optimal.</p>'
-    )
+        body.append([
+            _name(strategy), *(_overhead(at.get(budget)) for budget in columns), f"{len(planned)} of {len(mine)}",
+            str(int((mine["status"] == "OPTIMAL").sum())),
+            show_bytes(planned["budget_bytes"].min() if len(planned) else None, scale),
+            show_seconds(mine["wall_s"].max()),
+        ])  # fmt: skip
+    table = html_page.table(heads, body, [head != "Strategy" for head in heads])
+    return f'{table}<p class="note">Overhead at each budget; ✓ proven optimal.</p>'
+
+
+def _overhead(row: Any) -> str:
+    if row is None:
+        return "–"
+    if row.status not in WITH_PLAN:
+        return str(row.status).lower().replace("_", " ")
+    return show_percent(row.overhead) + (" ✓" if row.status == "OPTIMAL" else "")
 
 
 def results_table(run: Run) -> str:
@@ -127,9 +125,9 @@ def results_table(run: Run) -> str:
         unit = str(row.cost_unit)
         cells = [_td(str(row.graph_name))] if several else []
         cells += [
-            _td(_name(row.strategy), raw=True, value=style_of(row.strategy).label),
+            _td(_name(row.strategy), value=style_of(row.strategy).label),
             _td(show_bytes(row.budget_bytes, scale), "n", row.budget_bytes),
-            _td(f'<span class="s s-{escape(str(row.status))}">{escape(str(row.status))}</span>', raw=True),
+            _td(_status(str(row.status))),
             _td(show_percent(row.overhead), "n", row.overhead), _td(costs(row.cost, unit), "n", row.cost),
             _td(costs(row.bound, unit), "n", row.bound), _td(show_percent(row.gap), "n", row.gap),
             _td(show_bytes(row.peak_bytes, scale), "n", row.peak_bytes), _td(show_seconds(row.wall_s), "n", row.wall_s),
@@ -165,39 +163,36 @@ def failures(run: Run) -> str:
     for row in rows.sort_values("budget_bytes", kind="stable").itertuples():
         grouped.setdefault((row.strategy, str(row.status), _text(row.message)), []).append(int(row.budget_bytes))
     body = []
-    for (strategy, status, message), budgets in sorted(
-        grouped.items(), key=lambda item: (order_of(item[0][0]), item[1])
-    ):
+    ordered = sorted(grouped.items(), key=lambda item: (order_of(item[0][0]), item[1]))
+    for (strategy, status, message), budgets in ordered:
         span = show_bytes(budgets[0], scale)
         if len(budgets) > 1:
             span += f" to {show_bytes(budgets[-1], scale)} ({len(budgets)} budgets)"
-        body.append(
-            f'<tr>{_td(_name(strategy), raw=True)}<td class="s s-{escape(status)}">{escape(status)}</td>'
-            f"{_td(span)}{_td(message or 'no reason was recorded', 'why')}</tr>"
-        )
-    return (
-        f'<div class="scroll"><table id="failures"><thead><tr><th>Strategy</th><th>Status</th>'
-        f"<th>Budget ({scale.unit})</th><th>Reason</th></tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+        body.append([_name(strategy), _status(status), span, message or "no reason was recorded"])
+    return html_page.table(
+        ["Strategy", "Status", f"Budget ({scale.unit})", "Reason"], body, [False] * 4, name="failures"
     )
 
 
-def _name(strategy: str) -> str:
+def _status(status: str) -> html_page.Html:
+    return html_page.Html(f'<span class="s s-{escape(status)}">{escape(status)}</span>')
+
+
+def _name(strategy: str) -> html_page.Html:
     style = style_of(strategy)
-    return (
-        f'<span class="name" title="{escape(strategy)}"><span class="swatch" style="background:{style.colour}"></span>'
-        f"{escape(style.label)}</span>"
-    )
+    swatch = f'<span class="swatch" style="background:{style.colour}"></span>'
+    return html_page.Html(f'<span class="name" title="{escape(strategy)}">{swatch}{escape(style.label)}</span>')
 
 
 def _text(message: Any) -> str:
     return "" if message is None or pd.isna(message) else str(message)
 
 
-def _td(text: str, kind: str = "", value: Any = ..., *, raw: bool = False) -> str:
+def _td(text: str, kind: str = "", value: Any = ...) -> str:
     attributes = f' class="{kind}"' if kind else ""
     if value is not ...:
         attributes += f' data-v="{"" if pd.isna(value) else escape(str(value))}"'
-    return f"<td{attributes}>{text if raw else escape(text)}</td>"
+    return f"<td{attributes}>{html_page.escaped(text)}</td>"
 
 
 def _select(name: str, everything: str, options: Iterable[tuple[str, str]]) -> str:

@@ -1,4 +1,4 @@
-"""From the rows of a store to a ranking of its strategies: performance profiles and what goes with them.
+"""From the rows of a store to a ranking of its strategies: performance profiles and their summaries.
 
 A problem is a graph, a budget, a scope and an accounting. On each, an entrant's ratio is its cost over the best cost
 known (Dolan and Moré, Benchmarking optimization software with performance profiles, Math. Programming 91, 2002);
@@ -29,7 +29,7 @@ SAME_SOLVE = (*BOARD, *PROBLEM, "strategy", "options", "time_limit_s", "seed")
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Entry:
     """One entrant of a board.
 
     Attributes:
@@ -66,7 +66,7 @@ class Board:
     Attributes:
         ratios: [problem, entrant] cost over best; inf without a plan, NaN if not attempted.
         common: the problems that all ranked entrants have attempted.
-        standings: ranked ones from the best on, then those that are not, by coverage.
+        entries: ranked ones from the best on, then those that are not, by coverage.
         without_plan: problems, besides, for which no plan is known.
         rows: one for each problem and entrant, with its ratio.
     """
@@ -75,13 +75,13 @@ class Board:
     accounting: str
     ratios: Frame
     common: Frame
-    standings: tuple[Standing, ...]
+    entries: tuple[Entry, ...]
     without_plan: int
     rows: Frame
 
     @property
-    def ranked(self) -> tuple[Standing, ...]:
-        return tuple(standing for standing in self.standings if standing.score is not None)
+    def ranked(self) -> tuple[Entry, ...]:
+        return tuple(entry for entry in self.entries if entry.score is not None)
 
     @property
     def name(self) -> str:
@@ -132,7 +132,7 @@ def count_rows(rows: Frame, families: Sequence[str] = ()) -> Counted:
 
 
 def without_proofs_of_others(rows: Frame) -> Frame:
-    """The rows with what their own strategies proved: a solve that another strategy's proof ended proved nothing."""
+    """The rows without borrowed proofs: a solve that another strategy's proof ended has proven nothing itself."""
     borrowed = ["proof_from" in json.loads(text or "{}") for text in rows["stats"]]
     own_status = np.where(rows["cost"].notna(), "FEASIBLE", "NO_PLAN")
     return rows.assign(
@@ -166,16 +166,16 @@ def _board(scope: str, accounting: str, rows: Frame, families: Sequence[str]) ->
     )
     ranked = choose_ranked(ratios.notna())
     common = ratios[ranked].notna().all(axis=1) if ranked else pd.Series(dtype=bool)
-    standings = []
+    entries = []
     for name in ratios.columns:
         own = results[results["entrant"] == name]
         counted = own[~own["ratio"].isna()]
         if name in ranked:
             on_common = [bool(common[tuple(key)]) for key in counted[list(PROBLEM)].itertuples(index=False)]
             counted = counted[on_common]
-        standings.append(_standing(name, own, counted, is_ranked=name in ranked))
-    standings.sort(key=lambda s: (s.score is None, s.score or 0.0, -s.best, -s.attempted, s.entrant))
-    return Board(scope, accounting, ratios, ratios[common], tuple(standings), len(problems) - len(best), results)
+        entries.append(_entry(name, own, counted, is_ranked=name in ranked))
+    entries.sort(key=lambda s: (s.score is None, s.score or 0.0, -s.best, -s.attempted, s.entrant))
+    return Board(scope, accounting, ratios, ratios[common], tuple(entries), len(problems) - len(best), results)
 
 
 def best_costs(rows: Frame) -> Frame:
@@ -239,9 +239,9 @@ def geometric_mean(ratios: Sequence[float]) -> float:
     return statistics.geometric_mean([min(value, WORST) for value in ratios])
 
 
-def _standing(name: str, own: Frame, counted: Frame, *, is_ranked: bool) -> Standing:
+def _entry(name: str, own: Frame, counted: Frame, *, is_ranked: bool) -> Entry:
     gaps = counted.loc[counted["gap"].notna() & np.isfinite(counted["ratio"]), "gap"]
-    return Standing(
+    return Entry(
         entrant=name,
         strategy=str(own["strategy"].iloc[0]),
         score=geometric_mean(counted["ratio"].tolist()) if is_ranked else None,
@@ -267,7 +267,7 @@ def profile(ratios: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
 def as_records(found: Sequence[Board]) -> Iterator[dict[str, object]]:
     """A line for each entrant of each board, for ``table.csv``."""
     for board in found:
-        for place, s in enumerate(board.standings, start=1):
+        for place, s in enumerate(board.entries, start=1):
             yield {
                 "scope": board.scope, "accounting": board.accounting, "rank": place if s.score is not None else None,
                 "entrant": s.entrant, "strategy": s.strategy, "geometric_mean": s.score, "solved": s.solved,

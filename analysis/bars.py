@@ -1,0 +1,41 @@
+"""Grouped bars and annotated heatmaps, as the papers' parts draw them; seaborn places bars, colours and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+
+
+def grouped_bars(
+    axes: Axes, groups: Sequence[str], series: Mapping[str, Sequence[float | None]], colours: Sequence[str],
+    labels: Sequence[Sequence[str]],
+) -> None:  # fmt: skip
+    """A group of bars for each of `groups`, in it a bar for each of `series` with its label; None has no bar.
+
+    Args:
+        series: [name] its value in each group.
+        labels: [series, group] the text at the end of each bar.
+    """
+    frame = pd.DataFrame(series, index=list(groups)).fillna(0.0).melt(ignore_index=False, var_name="series")
+    sns.barplot(frame.reset_index(names="group"), x="group", y="value", hue="series", palette=list(colours),
+                saturation=1, width=0.84, gap=0.08, errorbar=None, legend=False, ax=axes)  # fmt: skip
+    for container, name, texts in zip(axes.containers, series, labels, strict=True):
+        container.set_label(name)
+        axes.bar_label(container, texts, padding=2, fontsize=6.5)  # pyright: ignore[reportArgumentType]
+    axes.grid(axis="x", visible=False)
+    axes.set(xlabel="")
+
+
+def heatmap(
+    axes: Axes, values: np.ndarray, texts: np.ndarray | None, rows: Sequence[str], columns: Sequence[str],
+    *, colours: str, top: float,
+) -> None:  # fmt: skip
+    """Values [rows, columns] from 0 to `top` as colours, with their texts in the cells; NaN is an empty cell."""
+    sns.heatmap(values, annot=texts, fmt="", cmap=colours, vmin=0, vmax=top, cbar=False, annot_kws={"fontsize": 7},
+                xticklabels=list(columns), yticklabels=list(rows), ax=axes)  # fmt: skip
+    axes.tick_params(axis="y", labelrotation=0)
+    axes.grid(visible=False)

@@ -1,0 +1,56 @@
+"""Seconds until a solve had a plan of some cost, and the figure of them: a dot for each solve, hollow if never."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+LEAST_S = 0.05  # what is faster stands here
+Dots = Mapping[str, Sequence[tuple[str, float | None]]]  # [form] (network, seconds or None) of each solve
+
+
+def reached(steps: Iterable[tuple[float, int]], cost: int | None, wall_s: float, at_most: float | None) -> float | None:
+    """Seconds until a plan that costs at most so much (any plan, if None); None if there never was one.
+
+    `steps` are the improvements, (seconds, cost). A plan without a step came with the answer: it counts at the end.
+    """
+    if cost is None or (at_most is not None and cost > at_most):
+        return None
+    return min((s for s, found in steps if at_most is None or found <= at_most), default=wall_s)
+
+
+def draw(
+    panels: Mapping[str, Dots], looks: Mapping[str, tuple[str, str]], networks: Sequence[str], limit_s: float,
+    size: tuple[float, float],
+) -> Figure:  # fmt: skip
+    """A panel for each entry of `panels`: networks down, seconds across; `looks` are (colour, marker) of each form.
+
+    Beyond the grey line at the right stand the solves that did not get there within the limit.
+    """
+    figure = Figure(figsize=size, layout="constrained")
+    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    apart = 0.66 / len(looks)
+    for axes, (title, dots) in zip(all_axes, panels.items(), strict=True):
+        for number, (form, (colour, marker)) in enumerate(looks.items()):
+            shift = apart * (number - (len(looks) - 1) / 2)
+            hit = [(max(s, LEAST_S), networks.index(name) + shift) for name, s in dots[form] if s is not None]
+            missed = [(1.6 * limit_s, networks.index(name) + shift) for name, s in dots[form] if s is None]
+            ms = 8 if marker == "*" else 5
+            for points, face, label in ((hit, colour, form), (missed, "none", None)):
+                axes.plot([x for x, _ in points], [y for _, y in points], ls="", marker=marker, mec=colour, mfc=face,
+                          ms=ms, label=label)  # fmt: skip
+        axes.axvline(1.3 * limit_s, color="#BBBBBB", lw=0.8)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0) if limit_s < 100 else (1.0,)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlim(0.8 * LEAST_S, 2.0 * limit_s)
+        axes.set_title(title, loc="left")
+        axes.set_xlabel("Seconds")
+    all_axes[0].set_yticks(range(len(networks)), networks)
+    all_axes[0].set_ylim(len(networks) - 0.5, -0.5)
+    handles, labels = all_axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2 if len(looks) == 4 else 3)
+    return figure

@@ -1,0 +1,157 @@
+"""The solves of MONeT's parts: graphs by level of implementations, and the rows of each solve asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias
+
+from experiments.build import Subject
+from experiments.monet.published import Network
+from experiments.parts import PartContext
+from experiments.row import Row
+from experiments.solving import Bench, solve_each
+from remat.frontends.json import load_graph
+from remat.frontends.monet import LEVELS, monet_graph
+from remat.graph import Graph
+
+NONE, NO_WINOGRAD, JOINT, GIST = "none", "no_winograd", "joint", "gist"
+PROFILED_GPU = "p100"  # the device of the published costs
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is done; never which networks or batches.
+
+    Attributes:
+        time_limit_s: of each solve.
+        joint_factor: by which the portfolio's is longer on graphs with implementations.
+        all_budgets: every published budget, or the largest, a middle one and the smallest.
+        ablation_budgets: at how many of them each level is solved, the smallest first.
+        monet_columns: up to this size MONeT's program is solved at every budget, beyond at the largest alone.
+        halvings: of the memory between a budget that is too small and one that is enough, see `ten_percent`.
+    """
+
+    time_limit_s: float
+    joint_factor: float
+    all_budgets: bool
+    ablation_budgets: int
+    monet_columns: int
+    halvings: int
+
+
+Context: TypeAlias = PartContext[Network, Scale]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One solve.
+
+    Attributes:
+        level: of `LEVELS`, or `NO_WINOGRAD`, `JOINT` or `GIST`.
+        cost_cap: if given, the question is only whether some plan costs no more.
+    """
+
+    network: str
+    level: str
+    strategy: str
+    budget_bytes: int
+    cost_cap: int | None = None
+
+
+def asked_budgets(context: Context) -> tuple[int, ...]:
+    """Budgets of the command line; () for the published ones."""
+    single = context.settings.budget_bytes
+    return context.settings.budgets_bytes or (() if single is None else (single,))
+
+
+def budgets_of(context: Context, network: Network) -> tuple[int, ...]:
+    """Those of the command line, or the published ones; descending."""
+    asked = asked_budgets(context)
+    if asked:
+        return tuple(sorted(set(asked), reverse=True))
+    known = network.budgets_bytes
+    return known if context.scale.all_budgets else (known[0], known[3], known[-1])
+
+
+def published_graph(context: Context, network: Network) -> Graph | None:
+    """The network's published graph with its costs; None if it is not at hand or for another device."""
+    file = context.published_file(network) if context.settings.gpu.name == PROFILED_GPU else None
+    return None if file is None else load_graph(file)
+
+
+def graph_of(context: Context, network: Network, level: str) -> Graph:
+    """The network's training graph with the implementations of that level."""
+    return bench_of(context, network, level).subject.graph
+
+
+def bench_of(
+    context: Context, network: Network, level: str, cost_cap: int | None = None, *, longer: bool = False
+) -> Bench:
+    """Where the graph of that level is solved; `longer`: by `Scale.joint_factor`."""
+    level = JOINT if level == LEVELS[-1] else level
+
+    def make() -> Bench:
+        if cost_cap is None and not longer:
+            return context.bench(_subject(context, network, level), "paper/monet", strategies=_strategies(context))
+        same = bench_of(context, network, level)
+        limit = context.scale.time_limit_s * (context.scale.joint_factor if longer else 1)
+        settings = replace(same.settings, time_limit_s=limit)
+        bench = replace(same, settings=settings, cost_cap=cost_cap, kept={}, live={})
+        context.benches.append(bench)
+        return bench
+
+    return context.once((network.name, level, cost_cap, longer), make)
+
+
+def bench_of_case(context: Context, case: Case) -> Bench:
+    """Where a case is solved."""
+    network = next(network for network in context.networks if network.name == case.network)
+    longer = case.strategy == "portfolio" and case.level != NONE
+    return bench_of(context, network, case.level, case.cost_cap, longer=longer)
+
+
+def _strategies(context: Context) -> tuple[str, ...]:
+    """Those that any part may run."""
+    return tuple(dict.fromkeys((*context.settings.strategies, GIST, "portfolio", "monet", "checkmate_milp")))
+
+
+def _subject(context: Context, network: Network, level: str) -> Subject:
+    profile = published_graph(context, network)
+    graph = monet_graph(
+        network.name, network.batch, implementations={GIST: NONE, NO_WINOGRAD: JOINT}.get(level, level),
+        profile=profile, gpu=context.settings.gpu, winograd=level != NO_WINOGRAD, gist=level == GIST,
+    )  # fmt: skip
+    if level != NONE:
+        graph = replace(graph, name=f"{graph.name}_{level}")
+    source = ("roofline", "modelled") if profile is None else ("profile", "file")
+    return Subject(graph, network.name, "monet", "operation", network.batch, *source)
+
+
+def solve(context: Context, cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """Solve side by side what the store does not have; an entry of a document for each case.
+
+    Strategies that the command line leaves out are left out.
+    """
+    wanted = [case for case in dict.fromkeys(cases) if case.strategy in context.settings.strategies]
+    new = [case for case in wanted if case not in context.rows]
+    asked = [(bench_of_case(context, case), case.strategy, case.budget_bytes) for case in new]
+    context.rows |= zip(new, solve_each(asked), strict=True)
+    return [entry(case, context.rows[case]) for case in wanted]
+
+
+def solve_gist(context: Context, network: Network) -> list[dict[str, Any]]:
+    """Gist's one plan, whatever the budget."""
+    if GIST not in context.settings.strategies:
+        return []
+    bench = bench_of(context, network, GIST)
+    family = bench.run_families([GIST])[GIST]
+    plain = max(bench.store_all_peak_bytes, *(member.peak_bytes for member in family.members), 1)
+    case = Case(network.name, GIST, GIST, plain)
+    (context.rows[case],) = bench.family_rows(family, [plain])
+    return [entry(case, context.rows[case])]
+
+
+def entry(case: Case, row: Row) -> dict[str, Any]:
+    """What a document holds of a solve; the rest is in the store."""
+    return {**asdict(case), "key": row.key}

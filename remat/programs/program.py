@@ -1,0 +1,93 @@
+"""A linear or integer program: how its rows are collected, and how its numbers are scaled for a solver."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+
+SCALED = 1000.0  # a budget, or a sum of costs, becomes at most this: a solver's 1e-6 is then 1e-9 of it
+TOLERANCE = 1e-6  # relative, of a solver; what is proven holds with this much room
+ABSOLUTE_TOLERANCE = 1e-5  # of an objective in scaled numbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """Minimise ``cost x + offset`` where ``row_lower <= matrix x <= row_upper`` and ``lower <= x <= upper``.
+
+    Attributes:
+        matrix: [rows, n] sparse, compressed by rows, float64.
+        cost, upper: [n].
+        row_lower: [rows].
+        is_integer: [n] bool; None for a linear program.
+        row_upper: [rows]; None for no limits.
+        lower: [n]; None for zeros.
+    """
+
+    matrix: sp.csr_array
+    cost: np.ndarray
+    upper: np.ndarray
+    row_lower: np.ndarray
+    is_integer: np.ndarray | None = None
+    offset: float = 0.0
+    row_upper: np.ndarray | None = None
+    lower: np.ndarray | None = None
+
+
+class Rows:
+    """Rows ``terms >= lower`` under construction, each with a kind and a key that say what it is about."""
+
+    def __init__(self) -> None:
+        self._row: list[int] = []
+        self._column: list[int] = []
+        self._factor: list[float] = []
+        self.lower: list[float] = []
+        self.kind: list[int] = []
+        self.key: list[tuple[int, int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self.lower)
+
+    def add(
+        self, terms: Iterable[tuple[int, float]], lower: float, kind: int = 0, key: tuple[int, int, int] = (-1, -1, -1)
+    ) -> None:
+        """Terms are (column, factor); those of one column add up."""
+        row = len(self.lower)
+        for column, factor in terms:
+            self._row.append(row)
+            self._column.append(column)
+            self._factor.append(factor)
+        self.lower.append(lower)
+        self.kind.append(kind)
+        self.key.append(key)
+
+    def matrix(self, n_columns: int, dtype: type = np.float64) -> sp.csr_array:
+        """[rows, n_columns]."""
+        factors = np.array(self._factor, dtype=dtype)
+        return sparse_matrix((len(self.lower), n_columns), (self._row, self._column, factors))
+
+
+def sparse_matrix(shape: tuple[int, int], *parts: tuple) -> sp.csr_array:
+    """A matrix from ``(rows, columns, factors)`` parts; factors at the same place add up, one serves a whole part."""
+    rows = np.concatenate([np.asarray(part[0], dtype=np.int64) for part in parts])
+    columns = np.concatenate([np.asarray(part[1], dtype=np.int64) for part in parts])
+    factors = np.concatenate([np.broadcast_to(np.asarray(part[2]), len(part[0])) for part in parts])
+    return sp.csr_array((factors, (rows, columns)), shape=shape)
+
+
+def scale_of(total: float) -> float:
+    """The factor that brings `total`, a budget in units or a sum of costs, down to `SCALED`; 1 if it is below."""
+    return min(1.0, SCALED / max(total, 1.0))
+
+
+def least_whole(bound: float, scale: float) -> int:
+    """The least whole number that a solver's `bound` proves; it counts in units whose total has that scale."""
+    return math.ceil(bound - max(abs(bound) * TOLERANCE, ABSOLUTE_TOLERANCE / scale))
+
+
+def half_unit_is_lost(units: float) -> bool:
+    """Whether half a unit of a budget of so many is too close to the solver's tolerance to be trusted."""
+    return 0.5 * scale_of(units) < 100 * TOLERANCE
