@@ -5,8 +5,9 @@ PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 endif
 VENV_PYTHON := .venv/bin/python
 ARGS ?=
+export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup sweep test test-slow test-torch fuzz lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint device clean
+.PHONY: help setup sweep test test-slow test-torch fuzz docs lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint device clean
 
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
@@ -15,6 +16,7 @@ help:
 	@echo "make test-torch TORCH=2.15.0  the tests of PyTorch with that version, in an environment that is deleted afterwards"
 	@echo "make fuzz       random modules, graphs and certificates against plain steps and brute force (ARGS='--help' for more)"
 	@echo "make check      lint and type checks"
+	@echo "make docs       the site with everything to read, into site/ (.venv/bin/mkdocs serve: with search)"
 	@echo "make models     every configured model: nodes, edges, bytes, seconds"
 	@echo "make published  published numbers of the papers beside ours"
 	@echo "make roofline   the roofline against published P100 costs (needs REMAT_INSTANCES)"
@@ -46,10 +48,15 @@ test-torch:
 fuzz: setup
 	$(VENV_PYTHON) tests/fuzz.py $(ARGS)
 
+docs: setup
+	$(VENV_PYTHON) -m mkdocs build --strict --quiet $(ARGS)
+	@echo "the site is in site/; open site/index.html"
+
 lint: setup
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
 	.venv/bin/lint-imports --no-logo --no-cache
+	$(VENV_PYTHON) -m mkdocs build --strict --quiet
 
 types: setup
 	$(VENV_PYTHON) -m pyright
@@ -57,13 +64,13 @@ types: setup
 check: lint types
 
 models: setup
-	$(VENV_PYTHON) -m experiments.models_table $(ARGS)
+	$(VENV_PYTHON) -m experiments.tables models $(ARGS)
 
 published: setup
-	$(VENV_PYTHON) -m experiments.published_numbers $(ARGS)
+	$(VENV_PYTHON) -m experiments.tables published_numbers $(ARGS)
 
 roofline: setup
-	$(VENV_PYTHON) -m experiments.roofline_check $(ARGS)
+	$(VENV_PYTHON) -m experiments.tables roofline $(ARGS)
 
 bench: setup
 	$(VENV_PYTHON) -m experiments.bench_solvers $(ARGS)
@@ -89,4 +96,4 @@ device: setup
 	$(VENV_PYTHON) -m experiments.device_results $(ARGS)
 
 clean:
-	rm -rf .venv build dist *.egg-info
+	rm -rf .venv build dist site *.egg-info

@@ -16,7 +16,7 @@ Rematerialization plans for a network, a GPU and a memory budget, by every publi
   python run.py model=vgg19 budget=sweep                        all strategies over a range of budgets
   python run.py model=resnet50 gpu=v100 budget=8GB 'strategies=[checkmate_milp,chen_sqrtn]' time_limit=60
   python run.py graph=path/to/instance.json budget=5GiB         a graph file (remat-graph/1 or /2)
-  python run.py model=torch target=my_models:factory model.options.width=32   a model of your own (docs/own-model.md)
+  python run.py model=torch target=my_models:factory budget=8GB   a model of your own (docs/how-to/bring-your-own.md)
   python run.py -m model=vgg16,vgg19 gpu=v100,h100              one run for each combination
 
 Everything is written key=value; results go under ./runs of the folder where you are.

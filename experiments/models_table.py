@@ -1,7 +1,4 @@
-"""`make models`: every configured model at each granularity, extracted now; non-zero if any fails.
-
-python -m experiments.models_table [--write] [MODEL ...]; --write puts the table into docs/models.md.
-"""
+"""`make models`: every configured model at each granularity, extracted now; docs/reference/models.md shows them."""
 
 from __future__ import annotations
 
@@ -11,12 +8,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from rich import box
-from rich.table import Table
-
 from experiments.config import group_options
-from experiments.documents import DOCS, markdown_table, write_between_marks
-from experiments.progress import make_console
+from experiments.documents import DOCS, Document, Drawing, LongTable, link_to
+from experiments.provenance import provenance
 from experiments.settings import configured_model
 from remat.errors import RematError, unknown_name
 from remat.extraction import extract, extract_in_child
@@ -26,7 +20,6 @@ from remat.plan import Plan
 from remat.simulator import simulate
 
 AT_ONCE = 2
-COMMAND = "python -m experiments.models_table --write"
 HEADS = (
     "model", "framework", "granularity", "batch", "nodes", "edges", "fixed GB", "store-all peak GB", "seconds",
 )  # fmt: skip
@@ -61,44 +54,47 @@ def measure(spec: ModelSpec) -> Extracted:
     return Extracted(spec, graph, "", time.monotonic() - start)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the table; 1 if any model fails."""
-    write = "--write" in arguments
-    arguments = [argument for argument in arguments if argument != "--write"]
+def draw(arguments: Sequence[str]) -> Drawing:
+    """Extract the models named, or all; each failure is a line on stderr and a row."""
     known = group_options("model")
     for name in arguments:
         if name not in known:
-            print(f"error: {unknown_name('model', name, known)}", file=sys.stderr)
-            return 1
-    console = make_console()
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in HEADS:
-        table.add_column(column, no_wrap=True, justify="left" if column in HEADS[:3] else "right")
+            raise unknown_name("model", name, known)
     rows: list[list[str]] = []
-    failures: list[Extracted] = []
+    failed = False
     todo = list(specs(arguments or known))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for i, done in enumerate(pool.map(measure, todo), start=1):
-            spec, graph = done.spec, done.graph
-            what = f"{spec.name} ({spec.granularity})"
-            if graph is None:
-                failures.append(done)
-                cells = ["FAILED", "", "", ""]
-            else:
-                peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
-                cells = [str(len(graph)), str(graph.n_edges), f"{graph.fixed_bytes / 1e9:.3f}", f"{peak / 1e9:.3f}"]
-            seconds = f"{done.seconds:.1f}"
-            rows.append([spec.name, spec.framework, spec.granularity, str(spec.batch_size), *cells, seconds])
-            table.add_row(*rows[-1])
-            print(f"[{i}/{len(todo)}] {what}: {done.error or f'{seconds} s'}", file=sys.stderr, flush=True)
-    console.print(table)
-    for failed in failures:
-        line = f"{failed.spec.name} ({failed.spec.granularity}) failed: {failed.error}"
-        console.print(line, markup=False, soft_wrap=True)
-    if write:
-        write_between_marks(DOCS / "models.md", COMMAND, markdown_table(HEADS, rows))
-    return 1 if failures else 0
+            rows.append(_row(done))
+            failed = failed or done.graph is None
+            what = f"{done.spec.name} ({done.spec.granularity})"
+            print(f"[{i}/{len(todo)}] {what}: {done.error or rows[-1][-1] + ' s'}", file=sys.stderr, flush=True)
+    table = LongTable("models", HEADS, rows)
+    return Drawing(summary(table), [table], commit=provenance().git_commit, whole=not arguments, failed=failed)
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def _row(done: Extracted) -> list[str]:
+    spec, graph = done.spec, done.graph
+    cells = ["FAILED", "", "", ""]
+    if graph is not None:
+        peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+        cells = [str(len(graph)), str(graph.n_edges), f"{graph.fixed_bytes / 1e9:.3f}", f"{peak / 1e9:.3f}"]
+    return [spec.name, spec.framework, spec.granularity, str(spec.batch_size), *cells, f"{done.seconds:.1f}"]
+
+
+def summary(table: LongTable) -> str:
+    """For each framework and granularity: which models there are, and how large their graphs are."""
+    kinds: dict[tuple[str, str], list[Sequence[str]]] = {}
+    for row in table.rows:
+        kinds.setdefault((row[1], row[2]), []).append(row)
+    lines = []
+    for (framework, granularity), members in kinds.items():
+        sizes = [int(row[4]) for row in members if row[4].isdigit()]
+        operations = f"{min(sizes):,} to {max(sizes):,} operations" if sizes else "FAILED"
+        lines.append(
+            f"- **{framework}, by {granularity}** ({operations}): {', '.join(f'`{row[0]}`' for row in members)}"
+        )
+    return "\n".join([*lines, f"\nEvery graph: {link_to(table, DOCUMENT.page)}."])
+
+
+DOCUMENT = Document("models", DOCS / "reference" / "models.md", draw)

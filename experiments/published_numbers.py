@@ -1,24 +1,23 @@
-"""Published values beside ours: ``python -m experiments.published_numbers [--write]``.
+"""Published values beside ours, for docs/results/checkmate.md.
 
 The worked example and the largest batches of Checkmate (Jain et al., MLSys 2020), VGG19 at Keras-layer
-granularity with FLOP costs. ``--write`` puts the tables into docs/published-numbers.md.
+granularity with FLOP costs.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import remat
-from experiments.documents import DOCS, markdown_table, write_between_marks
+from experiments.documents import DOCS, Document, Drawing, markdown_table
+from experiments.provenance import provenance
 from remat.cost import apply_cost
-from remat.errors import RematError
+from remat.errors import InvalidInput, RematError
 from remat.extraction import extract_in_child
 from remat.frontends.spec import ModelSpec
 from remat.graph import Graph
 
-COMMAND = "python -m experiments.published_numbers --write"
 GPU_BYTES = 16 * 10**9
 ACCOUNTINGS = ("published", "exact")
 OPTIMUM_BYTES = 51_380_224  # activations of the published optimum: VGG19's largest working set
@@ -92,27 +91,24 @@ def batch_rows(graph: Graph) -> list[list[str]]:
     return rows
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the tables; with --write, put them into the document."""
-    try:
-        graph = vgg19("published")
-        notebook = markdown_table(
-            ["GFLOP / activation MB", "published", "ours, published accounting", "ours, exact accounting"],
-            notebook_rows(graph),
-        )
-        batches = markdown_table(
-            ["largest batch, 2P subtracted twice / once", "published", "ours, published accounting", "ours, exact"],
-            batch_rows(graph),
-        )
-        text = f"{notebook}\n\n{batches}"
-        print(text)
-        if "--write" in arguments:
-            write_between_marks(DOCS / "published-numbers.md", COMMAND, text)
-    except RematError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+def draw(arguments: Sequence[str]) -> Drawing:
+    """Both tables, computed now.
+
+    Raises:
+        InvalidInput: there are arguments, which it does not take.
+    """
+    if arguments:
+        raise InvalidInput("the published numbers take no arguments")
+    graph = vgg19("published")
+    notebook = markdown_table(
+        ["GFLOP / activation MB", "published", "ours, published accounting", "ours, exact accounting"],
+        notebook_rows(graph),
+    )
+    batches = markdown_table(
+        ["largest batch, 2P subtracted twice / once", "published", "ours, published accounting", "ours, exact"],
+        batch_rows(graph),
+    )
+    return Drawing(f"{notebook}\n\n{batches}", commit=provenance().git_commit)
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+DOCUMENT = Document("published_numbers", DOCS / "results" / "checkmate.md", draw)

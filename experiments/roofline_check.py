@@ -1,14 +1,13 @@
-"""The roofline against measured costs: ``python -m experiments.roofline_check [--write]``.
+"""The roofline against measured costs, for docs/results/roofline.md.
 
 The P100 profiles published with monet-schedules name each operation's kind, bytes and time, but no
 shapes. The three networks are rebuilt here as lists of operations with shapes, aligned with the
 profiles by kind and bytes, and each aligned operation's roofline time is compared with the measured
-one. ``--write`` puts the tables into docs/roofline.md.
+one.
 """
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import math
 import os
@@ -20,11 +19,14 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
-from experiments.documents import DOCS, markdown_table, write_between_marks
+from analysis.roofline import draw_roofline
+from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
+from experiments.provenance import provenance
+from experiments.settings import RUNS_FOLDER
 from remat.cost import apply_cost
 from remat.cost.gpu import EFFICIENCY, Gpu, load_gpu, operation_class
 from remat.cost.roofline import efficiency_keys, operation_ns
-from remat.errors import InvalidInput, RematError
+from remat.errors import InvalidInput
 from remat.extraction import extract
 from remat.files import read_json
 from remat.frontends.monet import monet_graph
@@ -32,8 +34,7 @@ from remat.frontends.spec import ModelSpec
 from remat.graph import Work
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENT = DOCS / "roofline.md"
-COMMAND = "python -m experiments.roofline_check --write"
+RUN = RUNS_FOLDER / "roofline"
 PUBLISHED_MULTIPLE_BYTES = 1024  # the profiles' sizes are rounded up to this
 
 
@@ -123,9 +124,8 @@ def scores(pairs: Sequence[Pair], gpu: Gpu) -> tuple[float, float, float]:
     return spearman(measured, predicted), float(np.median(error)), float(predicted.sum() / measured.sum())
 
 
-def tables(folder: Path) -> str:
-    """The comparison as Markdown; `folder` holds p100/*.json."""
-    gpu = load_gpu("p100")
+def compared(folder: Path) -> tuple[dict[str, list[Pair]], list[list[str]]]:
+    """([network] the pairs that are compared, a line of each network's alignment); `folder` holds p100/*.json."""
     found, shares = {}, []
     for name, nodes in NETWORKS.items():
         published = read_json(folder / "p100" / f"{name}.json")["nodes"]
@@ -138,6 +138,13 @@ def tables(folder: Path) -> str:
                 f"{sum(p.measured_ns for p in pairs) / cost:.1%}", str(len(found[name])), f"{cost / 1e6:.0f}",
             ]
         )  # fmt: skip
+    return found, shares
+
+
+def comparison(folder: Path) -> tuple[str, list[LongTable]]:
+    """The table of the page, how well each network is met, and the long tables."""
+    gpu = load_gpu("p100")
+    found, shares = compared(folder)
     everything = [pair for pairs in found.values() for pair in pairs]
     ideal = replace(gpu, efficiency=dict.fromkeys(EFFICIENCY, 1.0))
     rows, fits = [], []
@@ -157,15 +164,14 @@ def tables(folder: Path) -> str:
         share = sum(p.measured_ns for p in group) / sum(p.measured_ns for p in everything)
         kinds.append([kind, str(len(group)), f"{share:.1%}", *_cells(scores(group, gpu))])
     score_heads = ["rank correlation", "median relative error", "total / measured"]
-    return "\n\n".join(
-        markdown_table(heads, body)
-        for heads, body in (
-            (["network", "rebuilt", "published", "aligned nodes", "aligned time", "compared", "published ms"], shares),
-            (["network", "efficiencies", *score_heads], rows),
-            (["fitted on", *EFFICIENCY], [[label, *(f"{rates[k]:.2f}" for k in EFFICIENCY)] for label, rates in fits]),
-            (["operations (defaults)", "count", "time", *score_heads], kinds),
-        )
-    )
+    rates = [[label, *(f"{rates[key]:.2f}" for key in EFFICIENCY)] for label, rates in fits]
+    long = [
+        LongTable("roofline_alignment", ("network", "rebuilt", "published", "aligned nodes", "aligned time", "compared",
+                                         "published ms"), shares),
+        LongTable("roofline_efficiencies", ("fitted on", *EFFICIENCY), rates),
+        LongTable("roofline_kinds", ("operations (defaults)", "count", "time", *score_heads), kinds),
+    ]  # fmt: skip
+    return markdown_table(["network", "efficiencies", *score_heads], rows), long
 
 
 def _cells(of: tuple[float, float, float]) -> list[str]:
@@ -216,19 +222,25 @@ def instances_folder() -> Path:
     return folder
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.roofline_check", description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"put the tables into {DOCUMENT.name}")
-    arguments = parser.parse_args()
-    try:
-        folder = instances_folder()
-        text = f"{tables(folder)}\n\n{frontend_table(folder)}"
-    except RematError as error:
-        raise SystemExit(f"error: {error}") from None
-    print(text)
-    if arguments.write:
-        write_between_marks(DOCUMENT, COMMAND, text)
+def draw(arguments: Sequence[str]) -> Drawing:
+    """The comparison with the published times, which must be at hand.
+
+    Raises:
+        InvalidInput: they are not, or there are arguments, which it does not take.
+    """
+    if arguments:
+        raise InvalidInput("the roofline's check takes no arguments; REMAT_INSTANCES names the published times")
+    folder = instances_folder()
+    gpu = load_gpu("p100")
+    times = {name: (np.array([pair.measured_ns for pair in pairs], dtype=float), predict_ns(pairs, gpu))
+             for name, pairs in compared(folder)[0].items()}  # fmt: skip
+    RUN.mkdir(parents=True, exist_ok=True)
+    figure = next(path for path in draw_roofline(times, RUN / "roofline") if path.suffix == ".png")
+    text, long = comparison(folder)
+    links = f"Tables: {', '.join(link_to(table, DOCUMENT.page) for table in long)}."
+    return Drawing(
+        "\n\n".join([text, frontend_table(folder), links]), long, {"roofline": figure}, commit=provenance().git_commit
+    )
 
 
-if __name__ == "__main__":
-    main()
+DOCUMENT = Document("roofline", DOCS / "results" / "roofline.md", draw)

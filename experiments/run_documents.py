@@ -1,74 +1,110 @@
-"""A run made of parts as a document: its text, and the command that prints and writes it."""
+"""The pages of the two papers, from finished runs: ``experiment=paper`` and ``experiment=paper/monet``."""
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from analysis.parts import Part, Table
-from analysis.results import read_json
-from experiments.cli import complain
-from experiments.documents import DOCS, markdown_table, write_between_marks
-from remat.errors import RematError
+from analysis import monet, paper
+from analysis.parts import Part
+from analysis.results import ROW_COLUMNS, read_json
+from analysis.saving import style_context
+from experiments.documents import DOCS, Document, Drawing, LongTable, link_to
+from experiments.row import Row
+from remat.errors import InvalidInput
+
+RUN_COLUMNS = tuple(dict.fromkeys((*ROW_COLUMNS, "seed", "time_limit_s", "stats", "store_all_peak_bytes")))
 
 
-def part_text(
-    part: Part, folder: Path, figures: Collection[str], *, prefix: str, long: int, left_out: Collection[str] = ()
-) -> str:
-    """A part of a run: what was published, what we got, why they differ, figures and tables.
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """How a run of a paper becomes a page.
 
-    Args:
-        figures: file names of those that the document shows, where it has them as ``figures/<prefix>_<name>.png``.
-        long: rows, above which a table is folded away.
-        left_out: names of tables that stay in the run's folder.
+    Attributes:
+        prefix: of figures and tables of this paper.
+        head: (file in the run's folder that says how it was made, what to say of it).
+        figures: file names of those that the page shows.
     """
-    lines = [f"## {part.title}", f"**Published.** {part.published}", f"**Ours.** {part.ours}",
-             f"**Why they differ.** {part.why}"]  # fmt: skip
-    lines += [f"![{caption}](figures/{prefix}_{file}.png)" for file, caption, _ in part.figures
-              if file in figures and (folder / "figures" / f"{file}.png").is_file()]  # fmt: skip
-    return "\n\n".join([*lines, *(_table_text(table, long) for table in part.tables if table.name not in left_out)])
+
+    prefix: str
+    page: Path
+    head_file: str
+    parts_of: Callable[[Path], Sequence[tuple[str, Part]]]
+    head: Callable[[Path, dict[str, Any]], str]
+    figures: Collection[str]
+
+    def draw(self, arguments: Sequence[str]) -> Drawing:
+        """The run in the folder that is named.
+
+        Raises:
+            InvalidInput: no folder is named, or it is no run of this paper.
+        """
+        if len(arguments) != 1:
+            raise InvalidInput("name the folder of one finished run")
+        folder = Path(arguments[0])
+        head = read_json(folder / self.head_file)
+        with style_context():
+            parts = self.parts_of(folder)
+        tables = {name: self._tables(part) for name, part in parts}
+        lead = f"{self.head(folder, head)} {_made(folder, [name for name, _ in parts])}"
+        texts = [self.part_text(part, tables[name], folder) for name, part in parts]
+        return Drawing(
+            "\n\n".join([lead, *texts]),
+            [table for ours in tables.values() for table in ours],
+            {f"{self.prefix}_{name}": path for name in self.figures
+             if (path := folder / "figures" / f"{name}.png").is_file()},
+            [column.name for column in fields(Row)],
+            head["provenance"]["git_commit"],
+        )  # fmt: skip
+
+    def _tables(self, part: Part) -> list[LongTable]:
+        """The part's tables; their names begin with the prefix."""
+        return [
+            LongTable(f"{self.prefix}_{table.name.removeprefix(f'{self.prefix}_')}", table.heads, table.rows)
+            for table in part.tables
+        ]
+
+    def part_text(self, part: Part, tables: Sequence[LongTable], folder: Path) -> str:
+        """A part, folded: what was published, what we got, why they differ, figures, links to its tables."""
+        shown = [f"![{caption}](../figures/{self.prefix}_{file}.png)" for file, caption, _ in part.figures
+                 if file in self.figures and (folder / "figures" / f"{file}.png").is_file()]  # fmt: skip
+        lines = [f'<details markdown="1"><summary>{part.title}</summary>', f"**Published.** {part.published}",
+                 f"**Ours.** {part.ours}", f"**Why they differ.** {part.why}", *shown]  # fmt: skip
+        if tables:
+            lines.append(f"Tables: {', '.join(link_to(table, self.page) for table in tables)}.")
+        return "\n\n".join([*lines, "</details>"])
 
 
-def _table_text(table: Table, long: int) -> str:
-    text = markdown_table(table.heads, table.rows)
-    if len(table.rows) > long:
-        return f"<details><summary>{table.caption}</summary>\n\n{text}\n\n</details>"
-    return f"{table.caption}:\n\n{text}"
-
-
-def made_text(folder: Path, names: Iterable[str], digits: int = 0) -> str:
+def _made(folder: Path, names: Iterable[str]) -> str:
     """When the parts of a run were made, and in what time."""
     made = [read_json(folder / f"{name}.json")["made"] for name in names]
     return (
         f"{', '.join(sorted({one['at'][:10] for one in made}))}; {sum(one['solved'] for one in made)} solves in "
-        f"{sum(one['seconds'] for one in made) / 60:.{digits}f} minutes, drawing not counted."
+        f"{sum(one['seconds'] for one in made) / 60:.0f} minutes, drawing not counted."
     )
 
 
-def document_command(
-    arguments: Sequence[str], command: str, text_of: Callable[[Path], str], prefix: str, figures: Iterable[str]
-) -> int:
-    """``RUN [--write]``: print a run as Markdown, and put it and its figures into ``docs/<prefix>.md``; the exit code.
+def _checkmate_head(folder: Path, head: dict[str, Any]) -> str:
+    scale = head["scale"]
+    return (
+        f"`scale={head['config']['scale']}`: {scale['points']} budgets of a sweep, {scale['time_limit_s']:g} s for "
+        f"each solve, {head['cores']} cores ({head['provenance'].get('cpu', 'unknown CPU')}),"
+    )
 
-    Args:
-        command: as it stands in the document's marks.
-    """
-    folders = [Path(text) for text in arguments if text != "--write"]
-    if len(folders) != 1 or str(folders[0]).startswith("-"):
-        print(f"usage: {command.replace('--write', '[--write]')}", file=sys.stderr)
-        return 2
-    folder = folders[0]
-    try:
-        text = text_of(folder)
-        print(text)
-        if "--write" in arguments:
-            write_between_marks(DOCS / f"{prefix}.md", command, text)
-            for name in figures:
-                drawn = folder / "figures" / f"{name}.png"
-                if drawn.is_file():
-                    shutil.copyfile(drawn, DOCS / "figures" / f"{prefix}_{name}.png")
-    except RematError as error:
-        return complain(error)
-    return 0
+
+def _monet_head(folder: Path, head: dict[str, Any]) -> str:
+    return f"{monet.front(folder).paragraphs[0]} {head['provenance'].get('cpu', 'Unknown CPU')},"
+
+
+CHECKMATE_RUN = Paper(
+    "paper", DOCS / "results" / "checkmate.md", "paper.json", paper.parts_of, _checkmate_head,
+    ("fig5_unet", "fig5_mobilenet", "throughput", "solver_time", "rounding", "cost_models"),
+)  # fmt: skip
+MONET_RUN = Paper(
+    "monet", DOCS / "results" / "monet.md", "monet.json", monet.parts_of, _monet_head,
+    ("overhead", "ablation", "ten_percent", "solver_time", "records", "implementations_no_winograd"),
+)  # fmt: skip
+CHECKMATE = Document("checkmate", CHECKMATE_RUN.page, CHECKMATE_RUN.draw, "RUN", RUN_COLUMNS)
+MONET = Document("monet", MONET_RUN.page, MONET_RUN.draw, "RUN", RUN_COLUMNS)

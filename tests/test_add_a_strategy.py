@@ -11,7 +11,7 @@ from pathlib import Path
 
 from helpers import install_package
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "add-a-strategy.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "how-to" / "add-a-strategy.md"
 
 USE = """
 import remat
@@ -72,7 +72,7 @@ def test_an_outside_strategy_is_in_the_leaderboard(tmp_path: Path) -> None:
 
     def run(*arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, str(DOCUMENT.parents[1] / "run.py"), *arguments], cwd=tmp_path, capture_output=True,
+            [sys.executable, str(DOCUMENT.parents[2] / "run.py"), *arguments], cwd=tmp_path, capture_output=True,
             text=True, timeout=120, env=os.environ | {"PYTHONPATH": path},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -35,24 +35,38 @@ def fenced(document: str, language: str) -> list[str]:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the documented graph.json, plan.json and bound.json, which is the current one."""
     monkeypatch.chdir(tmp_path)
-    for name, text in zip(NAMES, fenced("files.md", "json"), strict=True):
+    for name, text in zip(NAMES, fenced("reference/files.md", "json"), strict=True):
         Path(f"{name}.json").write_text(text)
     return tmp_path
 
 
 def test_the_documented_files_are_what_the_document_says(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (command,) = re.findall(r"^    remat (check .*)$", (DOCS / "files.md").read_text(), re.MULTILINE)
+    (command,) = re.findall(r"^    remat (check .*)$", (DOCS / "reference/files.md").read_text(), re.MULTILINE)
     assert main(command.split()) == 0
     said = capsys.readouterr()
-    assert said.out == fenced("files.md", "text")[0]
+    assert said.out == fenced("reference/files.md", "text")[0]
     assert said.err == ""
+
+
+def test_the_guide_shows_what_the_command_says(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/how-to/check-a-file.md: its good graph is that of the reference, its broken one gets the lines shown."""
+    guide = (DOCS / "how-to/check-a-file.md").read_text()
+    (shown,) = re.findall(r"^    (graph\.json: .*)$", guide, re.MULTILINE)
+    assert main(["check", "graph.json"]) == 0
+    assert capsys.readouterr().out == shown + "\n"
+    (together,) = re.findall(r"^    remat (check plan.*)$", guide, re.MULTILINE)
+    assert main(together.split()) == 0
+    capsys.readouterr()
+    (broken,) = fenced("how-to/check-a-file.md", "json")
+    Path("broken.json").write_text(broken)
+    assert complaints(capsys, "broken.json") == fenced("how-to/check-a-file.md", "text")[0].splitlines()
 
 
 def test_the_documented_python_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {"remat": remat}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        exec("\n".join(fenced("files.md", "python")), names)
+        exec("\n".join(fenced("reference/files.md", "python")), names)
     assert capsys.readouterr().out == "11\n"
     assert (names["trace"].cost, names["trace"].peak_bytes) == (11, 8)
     assert remat.load_graph("copy.json") == remat.load_graph("graph.json")
@@ -274,7 +288,7 @@ def test_every_published_instance_passes_the_check(instances: Path) -> None:
 
 def test_the_documented_factory_is_extracted(here: Path) -> None:
     pytest.importorskip("torch")
-    module, use = fenced("own-model.md", "python")
+    module, use = fenced("how-to/bring-your-own.md", "python")
     (here / "my_models.py").write_text(module)
     spec = ModelSpec("my_models:factory", "torch", "my_models:factory", batch_size=4, options={"width": 64})
     assert repr(spec.target) in use.replace('"', "'")

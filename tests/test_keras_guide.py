@@ -1,4 +1,4 @@
-"""Every code block of docs/keras.md runs, one after the other, as a reader would type them."""
+"""Every code block of the pages about Keras runs, one after the other, as a reader would type them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remat.tf.portable import StepMeasurement
 
 pytestmark = pytest.mark.usefixtures("tf_cache")
 
-GUIDE = Path(__file__).parents[1] / "docs" / "keras.md"
+GUIDE = Path(__file__).parents[1] / "docs" / "how-to" / "keras.md"
 
 
 @pytest.fixture
@@ -41,6 +41,19 @@ def test_the_guide_runs(tmp_path, monkeypatch, capsys):
             assert len(names["model"].remat_steps) == 2  # batches of 32 and of 16
     assert len(names["model"].remat_steps) == 2
     assert all(step.plan.recomputed for step in (names["step"], names["gradients_of"]))
+
+
+@pytest.mark.usefixtures("_nothing_measured")
+def test_the_start_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = GUIDE.parents[1] / "start" / "keras.md"
+    blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    names: dict[str, object] = {}
+    for i, block in enumerate(blocks):
+        exec(compile(block, f"start/{page.name}, block {i + 1}", "exec"), names)
+    assert names["model"].remat.plan.recomputed
+    assert (tmp_path / "model.keras").is_file()
 
 
 MESSAGES = re.compile(r"^\| `([^`]+)`(?:, `([^`]+)`)? \|", re.MULTILINE)

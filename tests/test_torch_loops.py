@@ -316,11 +316,11 @@ def test_a_warning_in_a_call_of_a_callers_own_helper_is_the_helpers() -> None:
 def test_examples_of_the_guide(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The blocks of docs/execution.md one after the other, as a reader would copy them."""
+    """The blocks of docs/how-to/pytorch.md one after the other, as a reader would copy them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REMAT_CACHE", str(tmp_path / "cache"))
-    guide = (Path(__file__).parents[1] / "docs" / "execution.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", guide.partition("## TensorFlow")[0], re.DOTALL)
+    guide = (Path(__file__).parents[1] / "docs" / "how-to" / "pytorch.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     images = torch.randn(8, 3, 32, 32)
     model = Net()
     names = {"torch": torch, "images": images, "model": model, "optimizer": torch.optim.Adam(model.parameters())}

@@ -17,7 +17,7 @@ GPU_FOLDER = Path(__file__).resolve().parent / "gpus"
 DEFAULT_GPU = "v100"
 COMMENTS = {"about", "sources"}  # of a file, for people
 
-# Achieved fractions of the peaks: medians over 646 operations measured on a P100 (docs/roofline.md says how
+# Achieved fractions of the peaks: medians over 646 operations measured on a P100 (docs/results/roofline.md says how
 # well they carry from network to network), used for every GPU. Nothing says that they hold for matrix units.
 EFFICIENCY = {
     "convolution": 0.76,

@@ -2,7 +2,7 @@
 
 S. Williams, A. Waterman, D. Patterson: Roofline, CACM 52(4), 2009. Peaks are scaled by achieved
 fractions (`Gpu.efficiency`). Caches, occupancy, algorithm choice and overlap are not modelled;
-docs/roofline.md shows how far that carries.
+docs/results/roofline.md shows how far that carries.
 """
 
 from __future__ import annotations

@@ -1,0 +1,116 @@
+"""Every table of README and docs: ``python -m experiments.tables [NAME ... | NAME ARGUMENT ...] [--write]``.
+
+Without a name it lists all of them: page, files, when each was drawn, and whether the code that made its rows is
+today's. With names it draws those and prints them; ``--write`` puts the text into the page, the long tables into
+results/tables and the figures into docs/figures. Arguments after one name are that table's own: the folder of a run.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments import (
+    largest_batch_table,
+    models_table,
+    published_numbers,
+    readme_table,
+    roofline_check,
+    run_documents,
+    solver_tables,
+)
+from experiments.cli import complain
+from experiments.documents import ROOT, Document, Drawing, markdown_table, other_schema, records, write_document
+from remat.errors import RematError, unknown_name
+
+DOCUMENTS = {
+    document.name: document
+    for document in (
+        readme_table.DOCUMENT, run_documents.CHECKMATE, run_documents.MONET, largest_batch_table.DOCUMENT,
+        published_numbers.DOCUMENT, solver_tables.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
+    )
+}  # fmt: skip
+# Pages of measured steps: each command measures, draws and writes.
+MEASURED = {
+    "execution.md": ("python -m experiments.execution_table", "python -m experiments.execution_tf",
+                     "python -m experiments.step_costs --write"),
+    "implementations.md": ("python -m experiments.execution_joint --write",),
+}  # fmt: skip
+MAKES_ROWS = ("remat", "baselines")  # the code that turns a model into rows
+
+
+def listing() -> str:
+    """One line for each document: what it is, and of which code."""
+    written = records()
+    lines = []
+    for document in DOCUMENTS.values():
+        record = written.get(document.name)
+        page = document.page.relative_to(ROOT).as_posix()
+        lines += [f"{document.name:<18} {page}", f"{'':<18}   {state(document, record)}"]
+        if record is not None and record["tables"]:
+            lines.append(f"{'':<18}   {', '.join(f'{name}.csv' for name in record['tables'])}")
+    for page, commands in MEASURED.items():
+        lines += [f"{'(measured)':<18} docs/{page}", *(f"{'':<18}   {command}" for command in commands)]
+    return "\n".join(lines)
+
+
+def state(document: Document, record: Mapping[str, Any] | None) -> str:
+    """When a document was drawn, and from rows of which code."""
+    if record is None:
+        return f"never drawn; {document.command}"
+    if lacking := other_schema(document, record):
+        return f"drawn {record['drawn']} from rows of another schema (without {', '.join(lacking)}); {document.command}"
+    commit = record["commit"]
+    if commit is None:
+        code = "rows of an older version of the code"
+    else:
+        changed = changed_since(commit)
+        code = {True: "rows of an older version of the code", False: "rows of this version of the code",
+                None: "rows of an unknown version of the code"}[changed] + f" ({commit[:12]})"  # fmt: skip
+    return f"drawn {record['drawn']}, {code}"
+
+
+def changed_since(commit: str) -> bool | None:
+    """Whether the code that makes rows differs from that of a commit; None where the commit is not known here."""
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), "diff", "--quiet", commit, "--", *MAKES_ROWS], capture_output=True, check=False
+    )
+    return {0: False, 1: True}.get(done.returncode)
+
+
+def printed(drawing: Drawing) -> str:
+    """The text of the page, then every long table."""
+    tables = [f"{table.name}.csv:\n\n{markdown_table(table.heads, table.rows)}" for table in drawing.tables]
+    return "\n\n".join([drawing.text, *tables])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """List, or draw and write; the exit code."""
+    write, rest = "--write" in arguments, [argument for argument in arguments if argument != "--write"]
+    if not rest:
+        print(listing())
+        return 0
+    if {"-h", "--help"} & set(rest):
+        print(__doc__)
+        return 0
+    names = rest if all(name in DOCUMENTS for name in rest) else rest[:1]
+    given = rest[len(names) :]
+    failed = False
+    try:
+        for name in names:
+            if name not in DOCUMENTS:
+                raise unknown_name("table", name, DOCUMENTS)
+            drawing = DOCUMENTS[name].draw(given)
+            print(printed(drawing))
+            if write:
+                write_document(DOCUMENTS[name], drawing)
+            failed = failed or drawing.failed
+    except RematError as error:
+        return complain(error)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,125 @@
+"""The site: it builds without a warning, has four shelves, and loads nothing from another host."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+import remat
+from experiments.config import Config
+
+ROOT = Path(__file__).parents[1]
+SHELVES = ("Start", "How to", "Results", "Reference")
+LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src",
+          "embed": "src", "object": "data", "link": "href"}  # fmt: skip
+ELSEWHERE = re.compile(r"^\s*(\w+:)?//")
+NO_REQUEST = ("canonical", "next", "prev")  # rel= of a <link> that a browser does not fetch
+
+
+class Loads(HTMLParser):
+    """What a browser asks for when it opens a page, and the classes of its elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.classes: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.classes |= set(given.get("class", "").split())
+        if tag in LOADED and not (tag == "link" and given.get("rel") in NO_REQUEST):
+            self.addresses.append(given.get(LOADED[tag], ""))
+
+
+def loads_of(text: str) -> Loads:
+    found = Loads()
+    found.feed(text)
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site; a warning, a dead link or anchor among them, is an error."""
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: run make setup")
+    folder = tmp_path_factory.mktemp("built") / "site"
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)], cwd=ROOT,
+        capture_output=True, text=True, timeout=300, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_no_page_loads_anything_from_another_host(site: Path) -> None:
+    pages = [path for path in site.rglob("*.html") if "files" not in path.relative_to(site).parts]
+    assert len(pages) > 40
+    for path in pages:
+        found = loads_of(path.read_text(encoding="utf-8"))
+        assert any("bundle" in address for address in found.addresses), path
+        assert not [address for address in found.addresses if ELSEWHERE.match(address)], path
+        assert "mermaid" not in found.classes, f"{path}: the theme would load mermaid from another host"
+
+
+def test_no_stylesheet_loads_anything_from_another_host(site: Path) -> None:
+    sheets = list(site.rglob("*.css"))
+    assert len(sheets) >= 3
+    for path in sheets:
+        text = path.read_text(encoding="utf-8")
+        asked = re.findall(r"url\(\s*[\"']?([^\"')]+)|@import\s+[\"']([^\"']+)", text)
+        assert not [one for pair in asked for one in pair if ELSEWHERE.match(one)], path
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        '<script src="https://unpkg.com/x.js"></script>',
+        '<link rel="stylesheet" href="//fonts.example/css">',
+        '<img src="http://example.org/a.png">',
+    ],
+)
+def test_a_load_from_another_host_is_seen(element: str) -> None:
+    assert [address for address in loads_of(element).addresses if ELSEWHERE.match(address)]
+    assert not [a for a in loads_of('<a href="https://example.org">x</a>').addresses if ELSEWHERE.match(a)]
+
+
+def test_the_site_has_four_shelves_and_every_page_is_on_one(site: Path) -> None:
+    text = re.sub(r"!!python/\S+", "", (ROOT / "mkdocs.yml").read_text())
+    nav = yaml.safe_load(text)["nav"]
+    assert tuple(name for shelf in nav for name in shelf) == SHELVES
+    listed = set(re.findall(r"[\w/.-]+\.md", yaml.safe_dump(nav)))
+    assert listed == {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+
+
+def test_linked_files_of_the_repository_are_in_the_site(site: Path) -> None:
+    schemas = {path.name for path in (ROOT / "remat" / "schemas").glob("*.json")}
+    assert schemas <= {path.name for path in (site / "files" / "remat" / "schemas").iterdir()}
+
+
+def test_every_key_of_the_configuration_is_documented_with_its_default() -> None:
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+    documented = dict(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", page, re.MULTILINE))
+    content = yaml.safe_load((ROOT / "conf" / "config.yaml").read_text())
+    groups = {}
+    for entry in content.pop("defaults"):
+        if isinstance(entry, dict):
+            groups |= {group: name for group, name in entry.items() if " " not in group}
+    del content["hydra"]
+    assert set(documented) == set(Config.__dataclass_fields__) | set(groups)
+    assert {key: yaml.safe_load(value) for key, value in documented.items()} == groups | content
+
+
+def test_the_reference_lists_every_public_name() -> None:
+    page = (ROOT / "docs" / "reference" / "python.md").read_text()
+    named = set(re.findall(r"^::: remat\.(\w+)$", page, re.MULTILINE))
+    assert named == set(remat.__all__) - {"zoo"}  # a module, with a section of its own
+    headings = set(re.findall(r"heading: remat\.tf\.(\w+)", page))
+    public = re.search(r"^__all__ = (\[.*\])$", (ROOT / "remat" / "tf" / "__init__.py").read_text(), re.MULTILINE)
+    assert public is not None
+    assert headings == set(yaml.safe_load(public[1]))

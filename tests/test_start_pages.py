@@ -1,0 +1,103 @@
+"""The pages of docs/start: short, and every command and code block of theirs runs as a reader would type it.
+
+The blocks of the page about Keras run in test_keras_guide.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from experiments import cli
+from experiments.config import register
+
+ROOT = Path(__file__).parents[1]
+START = ROOT / "docs" / "start"
+PAGES = ("install", "first-sweep", "pytorch", "keras")
+TWO_SCREENS = 90  # lines
+
+
+def text_of(page: str) -> str:
+    return (START / f"{page}.md").read_text(encoding="utf-8")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
+
+
+def run_blocks(page: str) -> dict[str, object]:
+    """The Python blocks of a page one after the other; the names they define."""
+    names: dict[str, object] = {}
+    for i, block in enumerate(blocks(page, "python")):
+        exec(compile(block, f"{page}.md, block {i + 1}", "exec"), names)
+    return names
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REMAT_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_the_shelf_has_these_pages_and_each_is_short() -> None:
+    assert {path.stem for path in START.glob("*.md")} == set(PAGES)
+    for page in PAGES:
+        assert len(text_of(page).splitlines()) <= TWO_SCREENS, page
+
+
+def test_install_names_what_there_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = text_of("install")
+    targets = set(re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"^    make ([\w-]+)", text, re.MULTILINE)) <= targets
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == set(extras)
+    assert set(re.findall(r'"\.\[(\w+)\]"', text)) <= set(extras)
+    run_blocks("install")
+    assert capsys.readouterr().out.startswith("OPTIMAL overhead ")
+
+
+def test_the_first_sweep_runs(folder: Path) -> None:
+    commands = [shlex.split(line, comments=True) for block in blocks("first-sweep", "bash")
+                for line in block.splitlines()]  # fmt: skip
+    assert len(commands) == 6
+    assert all(command[:2] == ["python", "run.py"] for command in commands)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run.py"), *commands[0][2:]], cwd=folder, capture_output=True, text=True,
+        timeout=300, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "no plan" in done.stdout
+    assert re.search(r"portfolio( +\d+(\.\d+)? %\*){4}", done.stdout), done.stdout
+    (page,) = re.findall(r"^page +(.*)$", done.stdout, re.MULTILINE)
+    assert (folder / page).is_file()
+    register()
+    for command in commands[1:-1]:  # the same check as before a run; the runs themselves take minutes
+        overrides = [argument for argument in command[2:] if argument != "-m"]
+        cli.check(overrides, multirun="-m" in command)
+
+
+def test_the_sweep_from_python_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_blocks("first-sweep")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["12000", "16000"]
+
+
+def test_the_pytorch_page_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: pip install 'remat[torch]'")
+    model = run_blocks("pytorch")["model"]
+    printed = capsys.readouterr().out
+    assert printed.startswith("Net: ")
+    example = re.findall(r"^    (?:Net: .*|  (\w+ \w+|\w+)  .*)$", text_of("pytorch"), re.MULTILINE)
+    assert example == ["", "budget", "predicted peak", "overhead", "computed again"]
+    assert all(f"  {label} " in printed for label in example[1:])
+    assert printed.count("loss ") == 3
+    assert (folder / "plan.json").is_file()
+    assert any(model.plan.recomputed)  # pyright: ignore[reportAttributeAccessIssue]
