@@ -1,4 +1,4 @@
-"""Joint graphs of PyTorch models against eager PyTorch, its FLOP counter and hand-computed values."""
+"""Training graphs of PyTorch models against eager PyTorch, its FLOP counter and hand-computed values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def execute(step: Any, plan: Plan) -> tuple[Any, dict[int, Any], list[int]]:
     An interpreter of its own, for these tests only: it knows the traced calls, not how the graph was
     derived from them. Values are dropped exactly when the plan says so; views are made again on demand.
     """
-    graph, joint = step.graph, step.joint
+    graph, joint = step.graph, step.training_graph
     fixed = dict(zip(joint.places.values(), (joint.primals[i] for i in joint.places), strict=True))
     for node in joint.module.graph.nodes:
         if node.op == "placeholder" and node not in fixed:
@@ -129,7 +129,7 @@ def check_against_eager(model: nn.Module, args: tuple[Any, ...], recompute: bool
         torch.manual_seed(0)
         got, gradients, held = execute(step, plan)
         assert torch.equal(got, loss)
-        by_parameter = {id(step.joint.primals[i]): g for i, g in gradients.items()}
+        by_parameter = {id(step.training_graph.primals[i]): g for i, g in gradients.items()}
         trained = [p for p in model.parameters() if p.grad is not None]
         assert len(by_parameter) == len(trained)
         assert all(torch.equal(by_parameter[id(p)], p.grad) for p in trained)
@@ -160,7 +160,7 @@ class Small(nn.Module):
 
 def test_hand_computed_mlp() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    graph = frontend.joint_graph(model, (torch.zeros(5, 3),), name="mlp", loss_fn="mean")
+    graph = frontend.training_graph_of(model, (torch.zeros(5, 3),), name="mlp", loss_fn="mean")
     rows = [
         (op.kind, op.inputs, [graph.values[v].bytes for v in op.outputs], op.is_backward, op.work.flops)
         for op in graph.operations
@@ -239,7 +239,7 @@ def test_reader_of_an_overwritten_buffer_runs_once() -> None:
 
 def test_spectral_norm_assigns_attributes_besides_its_buffers() -> None:
     model = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
-    graph = frontend.joint_graph(model, (torch.randn(2, 8),), name="spectral")
+    graph = frontend.training_graph_of(model, (torch.randn(2, 8),), name="spectral")
     assert sum(op.kind == "remat.update_buffers" for op in graph.operations) == 1
 
 
@@ -339,7 +339,7 @@ def test_flops_and_gradient_bytes(name: str) -> None:
     with torch.device("meta"):
         model = factory()
     build._materialize(model)
-    graph = frontend.joint_graph(model, args, name=name)
+    graph = frontend.training_graph_of(model, args, name=name)
     loss_bytes = 4
     kept = sum(value.bytes for value in graph.values if value.keep)
     assert kept == sum(p.numel() * p.element_size() for p in model.parameters()) + loss_bytes
@@ -356,7 +356,7 @@ def test_flops_and_gradient_bytes(name: str) -> None:
 
 def test_counted_flops_of_a_depthwise_convolution_by_hand() -> None:
     model = nn.Conv2d(6, 6, 3, padding=1, groups=6)
-    graph = frontend.joint_graph(model, (torch.zeros(2, 6, 8, 8, requires_grad=True),), name="depthwise")
+    graph = frontend.training_graph_of(model, (torch.zeros(2, 6, 8, 8, requires_grad=True),), name="depthwise")
     forward = 2 * 2 * 6 * 8 * 8 * 9
     assert frontend.counted_flops(graph) == 3 * forward
 
@@ -497,7 +497,7 @@ def half_with_arguments() -> tuple[nn.Module, tuple[torch.Tensor]]:
 @pytest.mark.parametrize("factory", ["half_alone", "half_with_arguments"])
 def test_types_are_those_of_the_factory_unless_others_are_asked_for(factory: str) -> None:
     target = f"{__name__}:{factory}"
-    plain = frontend.joint_graph(half_alone(), (torch.zeros(2, 3, 32, 32, dtype=torch.bfloat16),), name="plain")
+    plain = frontend.training_graph_of(half_alone(), (torch.zeros(2, 3, 32, 32, dtype=torch.bfloat16),), name="plain")
     own, cast = (extraction.extract(spec_of(target, dtype=dtype)) for dtype in (None, "float32"))
     assert own.sha256() == plain.sha256()
     assert {op.work.dtype for op in cast.operations if op.work} <= {"float32", "int64"}

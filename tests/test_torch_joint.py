@@ -140,12 +140,12 @@ def test_any_choice_gives_the_gradients(seed: int) -> None:
     used = {name for name in plan.choices if name}
     assert used
     model = fresh()
-    primals = step_.joint.primals
+    primals = step_.training_graph.primals
     arguments = [p.detach().clone() if isinstance(p, torch.Tensor) else p for p in primals]
     torch.manual_seed(5)
     outputs = forward(*arguments)
-    n = step_.joint.n_forward_outputs
-    logits = outputs[step_.joint.n_mutations].detach().requires_grad_()
+    n = step_.training_graph.n_forward_outputs
+    logits = outputs[step_.training_graph.n_mutations].detach().requires_grad_()
     nn.functional.cross_entropy(logits, Y).backward()
     gradients = [g for g in backward(*outputs[n:], logits.grad) if g is not None]
     plain = step(model)[1]

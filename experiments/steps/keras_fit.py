@@ -16,7 +16,7 @@ import numpy as np
 
 import remat.tf as rtf
 from experiments.steps.job import Candidate, Job, Method
-from experiments.steps.keras_models import functions_run_eagerly
+from experiments.steps.keras_models import functions_run_eagerly, graphs_run_as_written
 from experiments.steps.row import StepRow
 
 SMALLEST = 32  # pixels, where a network does not say otherwise
@@ -97,14 +97,20 @@ class KerasFit:
         return method.run().peak_bytes
 
     def same_as(self, method: Method) -> str | None:
-        """``eager`` if losses, weights, moving averages and seeds after some steps of the plan have its bits."""
+        """Whose bits losses, weights, moving averages and seeds after some steps of the plan have: ``eager``, or else
+        ``graph``, Keras's compiled step without TensorFlow's rewriting, which adds three gradients of one value in
+        another order than eager mode.
+        """
         if method is self._plain:
             return None
         ours = trained(self.model, self.data, self.samples)
         gc.collect()
         with functions_run_eagerly():
             eager = trained(built(self.job.model, run_eagerly=True), self.data, self.samples)
-        return "eager" if ours == eager else ""
+        if ours == eager:
+            return "eager"
+        with graphs_run_as_written():
+            return "graph" if ours == trained(built(self.job.model, jit_compile=False), self.data, self.samples) else ""
 
     def measured(self, method: Method) -> dict[str, Any]:
         """Nothing more."""

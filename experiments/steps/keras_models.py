@@ -44,6 +44,17 @@ def functions_run_eagerly() -> Iterator[None]:
         tf.config.run_functions_eagerly(False)
 
 
+@contextmanager
+def graphs_run_as_written() -> Iterator[None]:
+    """TensorFlow neither rewrites nor fuses the operations of a graph, which changes last bits."""
+    before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
+
+
 def _application(name: str) -> Callable[[], keras.Model]:
     return lambda: getattr(keras.applications, name)(weights=None, input_shape=(64, 64, 3), classes=CLASSES)
 

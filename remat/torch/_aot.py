@@ -203,7 +203,7 @@ def fake_state(node: fx.Node) -> torch.Tensor:
 
 
 def repetition(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any], int | None]:
-    """(target, args, kwargs, number of results) of a call that is made again, on the joint graph's nodes.
+    """(target, args, kwargs, number of results) of a call that is made again, on the training graph's nodes.
 
     Batch norm reads the running statistics only to make the next ones; by the time of a repetition in the backward
     pass they have been overwritten. Without them it computes the same output, mean and deviation.

@@ -21,7 +21,7 @@ _EXPLICIT = {"to", "type", "bfloat16", "half", "type_as"}
 
 
 def cast_once(graph: fx.Graph, trained: Mapping[fx.Node, fx.Node]) -> None:
-    """Let every parameter in a joint graph be cast once per type, and its gradients be added before they are cast back.
+    """Cast every parameter in a training graph once per type, and add its gradients before they are cast back.
 
     Args:
         trained: placeholder of a leaf -> what the graph returns as its gradient.

@@ -32,7 +32,7 @@ def emit(
         ways: [C] name of the implementation of each computation, '' for the default one; () for defaults only.
 
     Returns:
-        The forward half takes the primals; it returns the joint graph's forward outputs, then what backward needs.
+        The forward half takes the primals; it returns the training graph's forward outputs, then what backward needs.
         The backward half takes what forward saved, then the gradients of outputs; it returns a gradient or None for
         each primal.
     """
@@ -44,8 +44,8 @@ class _Half:
     """One of the two graphs while it is written.
 
     Attributes:
-        made: node of the joint graph, or `_State` -> node here that holds it.
-        views: view of the joint graph -> (node here of what it is a view of, the view here).
+        made: node of the training graph, or `_State` -> node here that holds it.
+        views: view of the training graph -> (node here of what it is a view of, the view here).
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -64,7 +64,7 @@ class _Emitter:
     def __init__(self, step: CapturedStep, order: Sequence[int], implementations: Sequence[str]):
         self.step, self.order = step, [int(k) for k in order]
         self.implementations = list(implementations) or [""] * len(self.order)
-        self.joint = step.joint
+        self.training_graph = step.training_graph
         self.forward, self.backward = _Half(), _Half()
         self.half = self.forward
         self.saved: dict[fx.Node | _State | Kept, fx.Node] = {}  # -> its placeholder in the backward half
@@ -73,41 +73,43 @@ class _Emitter:
         self.done: set[int] = set()
 
     def emit(self) -> tuple[fx.GraphModule, fx.GraphModule]:
-        joint = self.joint
-        n_forward = joint.n_forward_outputs
-        for node in joint.module.graph.find_nodes(op="placeholder"):
-            if node not in joint.tangents:
+        training_graph = self.training_graph
+        n_forward = training_graph.n_forward_outputs
+        for node in training_graph.module.graph.find_nodes(op="placeholder"):
+            if node not in training_graph.tangents:
                 self._place(self.forward, node, node.name, node.meta)
         outputs: list[fx.Node | None] = []
         for k, name in zip(self.order, self.implementations, strict=True):
             if self.step.graph.operations[k].kind == END_KIND:
                 for node in self.step.nodes[k]:
                     self._call(node)
-                outputs = [None if n is None else self._fetch(n) for n in joint.outputs[:n_forward]]
+                outputs = [None if n is None else self._fetch(n) for n in training_graph.outputs[:n_forward]]
                 self.half = self.backward
             elif name and not (k in self.done and self.step.recipes[k, name].checks):
                 self._compute_as(k, self.step.recipes[k, name])
             else:
                 self._compute(k)
             self.done.add(k)
-        gradients = [None if n is None else self._fetch(n) for n in joint.outputs[n_forward:]]
-        descriptions = _private.descriptions_of_outputs(joint.module.graph)
-        tangents = [self._hold(node) for node in joint.tangents]
+        gradients = [None if n is None else self._fetch(n) for n in training_graph.outputs[n_forward:]]
+        descriptions = _private.descriptions_of_outputs(training_graph.module.graph)
+        tangents = [self._hold(node) for node in training_graph.tangents]
         _put_first(self.backward.graph, [*self.saved.values(), *tangents])
         outputs += [self.forward.made[x] for x in self.saved]
         _aot.finish(self.forward.graph, outputs, descriptions[:n_forward])
         _aot.finish(self.backward.graph, gradients, descriptions[n_forward:])
-        forward, backward = (fx.GraphModule(joint.module, half.graph) for half in (self.forward, self.backward))
+        forward, backward = (
+            fx.GraphModule(training_graph.module, half.graph) for half in (self.forward, self.backward)
+        )
         backward.meta[_aot.TANGENTS] = self._output_of_tangents()
         return forward, backward
 
     def _output_of_tangents(self) -> dict[str, int]:
         """Placeholder of each gradient of an output in the backward half -> which forward output it is of."""
         named = {}
-        for node in self.joint.tangents:
+        for node in self.training_graph.tangents:
             output = _private.differentiated_output(node)
             if _private.is_plain_output(output):
-                named[self.backward.made[node].name] = self.joint.n_mutations + output.idx
+                named[self.backward.made[node].name] = self.training_graph.n_mutations + output.idx
         return named
 
     def _compute(self, k: int) -> None:
@@ -165,7 +167,7 @@ class _Emitter:
         return made
 
     def _holds(self, node: fx.Node, made: fx.Node, n_parts: int | None = None) -> None:
-        """`made` is the result of the joint graph's `node`; its parts (the first `n_parts`) are taken out at once."""
+        """`made` is the result of the training graph's `node`; take out its parts (the first `n_parts`) at once."""
         self.half.made[node] = made
         for part in node.users:
             if part.target is operator.getitem and (n_parts is None or int(str(part.args[1])) < n_parts):
@@ -175,7 +177,7 @@ class _Emitter:
         return fx.map_arg(args, self._fetch), fx.map_arg(kwargs, self._fetch)
 
     def _fetch(self, node: fx.Node) -> fx.Node:
-        """The node of the half being written that holds what `node` holds in the joint graph."""
+        """The node of the half being written that holds what `node` holds in the training graph."""
         part_of_call = node.target is operator.getitem and node.args[0] in self.calls
         if node.op != "call_function" or node in self.calls or part_of_call:
             return self._hold(node)
@@ -195,7 +197,7 @@ class _Emitter:
             half.made[what] = half.graph.get_attr(str(what.target))
             half.made[what].meta.update(what.meta)
             return half.made[what]
-        if isinstance(what, fx.Node) and what in self.joint.tangents:
+        if isinstance(what, fx.Node) and what in self.training_graph.tangents:
             if half is self.forward:
                 raise InvalidPlan(f"the forward pass reads '{what}', a gradient of an output")
             return self._place(half, what, what.name, what.meta)

@@ -198,7 +198,7 @@ def example_of(node: fx.Node) -> Any:
     return node.meta["example_value"]
 
 
-# What AOT autograd writes into the nodes of a joint graph
+# What AOT autograd writes into the nodes of a training graph
 
 FORWARD, BACKWARD = "is_forward", "is_backward"
 COPIED_META = ("val", "tensor_meta", "desc")  # of a placeholder that stands for the same in another graph
@@ -240,7 +240,7 @@ def differentiated_output(tangent: fx.Node) -> Any:
 
 
 def descriptions_of_outputs(graph: fx.Graph) -> list[Any]:
-    """Of the outputs of a joint graph."""
+    """Of the outputs of a training graph."""
     return list(graph.find_nodes(op="output")[0].meta["desc"])
 
 
@@ -321,7 +321,7 @@ def is_compiled_backward(node: Any) -> bool:
 
 
 def min_cut(module: fx.GraphModule, n_forward_outputs: int, costs: Mapping[str, int], share: float) -> fx.GraphModule:
-    """The forward half of a joint graph as PyTorch's own partitioner cuts it; names of nodes stay.
+    """The forward half of a training graph as PyTorch's own partitioner cuts it; names of nodes stay.
 
     Args:
         costs: of calls by their names; others cost 0.
@@ -350,8 +350,8 @@ def min_cut(module: fx.GraphModule, n_forward_outputs: int, costs: Mapping[str, 
 def inductor(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: _Partition) -> Callable[..., Any]:
     """A backend that has Inductor compile both halves.
 
-    Inductor asks for a partition of the joint graph after its own passes over it, in which operators are decomposed and
-    random numbers are drawn from seeds; each seed is drawn once. It then fuses calls, so that the memory it needs is
+    Inductor asks for a partition of the training graph after its own passes over it. These decompose operators and
+    draw random numbers from seeds; each seed is drawn once. It then fuses calls, so that the memory it needs is
     not quite the plan's.
     """
     import torch._inductor.config  # takes seconds, as the next ones

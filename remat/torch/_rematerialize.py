@@ -21,7 +21,7 @@ from remat.plan import parse_scope
 from remat.torch import _aot, _optimizer
 from remat.torch._self_check import check_untested_version
 from remat.torch._with_implementations import CHOICES
-from remat.torch.capture import Joint
+from remat.torch.capture import TrainingGraph
 from remat.torch.measure import peak_of_step
 from remat.torch.module import Rematerialized, captured_step, keywords
 from remat.torch.plain import plain_step
@@ -120,8 +120,8 @@ def rematerialize(
     def state_bytes() -> int:  # what is trained may change from step to step
         return _optimizer.state_bytes(optimizer, model.parameters())
 
-    def beside(joint: Joint) -> dict[str, int]:
-        gradients = _gradient_bytes(joint) if accumulate else 0
+    def beside(training_graph: TrainingGraph) -> dict[str, int]:
+        gradients = _gradient_bytes(training_graph) if accumulate else 0
         return {"optimizer state": state_bytes(), "gradients of earlier steps": gradients}
 
     planner = Planner(
@@ -200,8 +200,8 @@ def _implementations(implementations: str, backend: str, plan: Any) -> str:
     return implementations
 
 
-def _gradient_bytes(joint: Joint) -> int:
-    gradients = [n for n in joint.outputs[joint.n_forward_outputs :] if n is not None]
+def _gradient_bytes(training_graph: TrainingGraph) -> int:
+    gradients = [n for n in training_graph.outputs[training_graph.n_forward_outputs :] if n is not None]
     return sum(n.meta["val"].untyped_storage().nbytes() for n in gradients)
 
 
@@ -214,8 +214,8 @@ def _plain_peak(
     Args:
         may_run: the step may be executed where there is no other way to know.
     """
-    fixed_bytes = step.graph.fixed_bytes + sum(planner.beside(step.joint).values())
-    outside = loss_bytes(step.joint)
+    fixed_bytes = step.graph.fixed_bytes + sum(planner.beside(step.training_graph).values())
+    outside = loss_bytes(step.training_graph)
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         # Without contents these layers run unrolled, which needs other memory than their kernels.
         if not may_run:

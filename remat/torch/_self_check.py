@@ -87,7 +87,7 @@ def _recomputing(model: nn.Module, x: Tensor, device: str) -> Rematerialized:
     planner = Planner(
         name="self-check", budget_bytes=0, strategy="", scope="free", cost="flops", gpu=load_gpu("cpu"), device=device,
         time_limit_s=0.0, seed=0, threads=1, cache_folder=default_cache(), plain=Peaks(None, ""),
-        beside=lambda _joint: {}, state_bytes=lambda: 0,
+        beside=lambda _: {}, state_bytes=lambda: 0,
     )  # fmt: skip
     inputs = describe_inputs(((x,), {}))
     step = captured_step(model, (x,), {}, "eager", "default")

@@ -79,7 +79,7 @@ class _Finder:
         self.recipes: dict[tuple[int, str], Recipe] = {}
         self.extra: dict[Kept, int] = {}
         self.kept_vals: dict[Kept, torch.Tensor] = {}
-        self.primals = {place: step.joint.primals[i] for i, place in step.joint.places.items()}
+        self.primals = {place: step.training_graph.primals[i] for i, place in step.training_graph.places.items()}
 
     def find(self) -> CapturedStep:
         for implementation in IMPLEMENTATIONS.values():

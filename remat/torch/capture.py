@@ -1,8 +1,8 @@
-"""Capture of a training step's joint forward and backward graph, through PyTorch's own compiler.
+"""Capture of a training step's graph of a step's forward and backward pass, through PyTorch's own compiler.
 
 AOT autograd runs as a `torch.compile` backend with a partition function of ours. That function receives the
-functionalised joint graph at compile time, under fake tensors, and ends the compilation there: nothing is computed and
-no activation is allocated. docs/decisions/0004-joint-graphs-from-pytorch.md says why this route.
+functionalised training graph at compile time, under fake tensors, and ends the compilation there: nothing is
+computed and no activation is allocated. docs/decisions/0004-training-graphs-from-pytorch.md says why this route.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _TRAIN_FLAG = {"native_batch_norm_backward": 7}  # position of `train`; running 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Joint:
-    """A joint graph as captured.
+class TrainingGraph:
+    """A training graph as captured.
 
     Attributes:
         module: functionalised forward and backward; its placeholders are `primals_*`, then `tangents_*`.
@@ -84,31 +84,31 @@ Backend = Callable[[fx.GraphModule, Sequence[Any], Partition], Callable[..., Any
 
 
 class _Captured(Exception):
-    """Ends the compilation once the joint graph is there."""
+    """Ends the compilation once the training graph is there."""
 
 
-def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) -> Joint:
-    """The joint graph of ``step(*args)``, which returns a scalar loss. Nothing is executed.
+def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) -> TrainingGraph:
+    """The training graph of ``step(*args)``, which returns a scalar loss. Nothing is executed.
 
     Raises:
         InvalidInput: the step cannot be captured in one graph, or nothing in it needs a gradient.
     """
-    joint = capture_module(step, args, {})
+    training_graph = capture_module(step, args, {})
     # What a step assigns to attributes comes out behind the loss; only the loss may be differentiated.
-    differentiated = [_private.differentiated_output(n).idx for n in joint.tangents]
-    if differentiated != [0] or _numel(joint.outputs[joint.loss_output]) != 1:
-        loss = joint.outputs[joint.loss_output]
+    differentiated = [_private.differentiated_output(n).idx for n in training_graph.tangents]
+    if differentiated != [0] or _numel(training_graph.outputs[training_graph.loss_output]) != 1:
+        loss = training_graph.outputs[training_graph.loss_output]
         made = "nothing" if loss is None else f"a tensor of shape {list(loss.meta['val'].shape)}"
         raise InvalidInput(
             f"the training step must return one scalar loss, and returns {made}; give a loss_fn that makes a scalar"
         )
-    return joint
+    return training_graph
 
 
 def capture_module(
     module: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], backend: Backend | None = None
-) -> Joint:
-    """The joint graph of ``module(*args, **kwargs)`` and the backward pass from its outputs. Nothing is executed.
+) -> TrainingGraph:
+    """The training graph of ``module(*args, **kwargs)`` and the backward pass from its outputs. Nothing is executed.
 
     Args:
         backend: that the step will be executed by, if not by eager kernels.
@@ -117,8 +117,8 @@ def capture_module(
     """
     found: dict[str, Any] = {}
 
-    def partition(joint: fx.GraphModule, n_forward_outputs: int) -> Any:
-        found["joint"] = read_joint(joint, n_forward_outputs, found["primals"])
+    def partition(training_graph: fx.GraphModule, n_forward_outputs: int) -> Any:
+        found["joint"] = read_training_graph(training_graph, n_forward_outputs, found["primals"])
         raise _Captured
 
     def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -142,16 +142,16 @@ def capture_module(
 def eager_backend(
     graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition, compiler: Any = None
 ) -> Callable[..., Any]:
-    """Trace the joint graph of what Dynamo captured and split it; its calls are those of eager mode.
+    """Trace the training graph of what Dynamo captured and split it; its calls are those of eager mode.
 
     Args:
-        partition: (joint graph, number of forward outputs) -> (forward graph, backward graph).
+        partition: (training graph, number of forward outputs) -> (forward graph, backward graph).
         compiler: of both, (graph, inputs) -> callable; by default they stay graphs.
     """
 
-    def partition_fn(joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
+    def partition_fn(training_graph: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
         with _private.outside_modes():  # measurements must see real tensors
-            return partition(joint, num_fwd_outputs)
+            return partition(training_graph, num_fwd_outputs)
 
     compiler = compiler or _unused
     # Operators that eager mode differentiates as a whole stay whole: PyTorch registers other formulas for tracing.
@@ -243,8 +243,8 @@ def refusals(what: str) -> Iterator[None]:
         ) from error
 
 
-def read_joint(module: fx.GraphModule, n_forward_outputs: int, primals: tuple[Any, ...]) -> Joint:
-    """A joint graph as a partition function receives it; the graph is changed in place (see below).
+def read_training_graph(module: fx.GraphModule, n_forward_outputs: int, primals: tuple[Any, ...]) -> TrainingGraph:
+    """A training graph as a partition function receives it; the graph is changed in place (see below).
 
     Raises:
         InvalidInput: arguments share memory in a way that the compiler handles by views of a common base.
@@ -252,12 +252,12 @@ def read_joint(module: fx.GraphModule, n_forward_outputs: int, primals: tuple[An
     if any(map(_private.is_view_base, module.graph.find_nodes(op="placeholder"))):
         raise InvalidInput("arguments that overlap in memory are modified in place; pass copies of them")
     _drop_unread_statistics(module)
-    joint = Joint(module, n_forward_outputs, _mutated(module), primals)
+    training_graph = TrainingGraph(module, n_forward_outputs, _mutated(module), primals)
     if torch.is_autocast_cache_enabled():
-        places, gradients = joint.places, joint.outputs[n_forward_outputs:]
+        places, gradients = training_graph.places, training_graph.outputs[n_forward_outputs:]
         cast_once(module.graph, {places[i]: gradient for i, gradient in enumerate(gradients) if gradient is not None})
     module.recompile()
-    return joint
+    return training_graph
 
 
 def _unused(module: fx.GraphModule, _inputs: Any) -> Any:

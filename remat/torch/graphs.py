@@ -1,4 +1,4 @@
-"""Graphs of PyTorch models: the joint forward and backward graph of a training step.
+"""Graphs of PyTorch models: the graph of a step's forward and backward pass of a training step.
 
 A graph's values are the storages that the step creates: activations, gradients (kept: they are there
 when the step ends) and the loss. `fixed_bytes` holds parameters, buffers, inputs and targets.
@@ -24,12 +24,12 @@ from remat.torch.step_graph import CapturedStep, graph_of
 
 
 def extract(spec: ModelSpec) -> Graph:
-    """The joint graph of the model that ``spec.target`` builds; costs are 0.
+    """The training graph of the model that ``spec.target`` builds; costs are 0.
 
     The factory is called with ``spec.options``, and with ``batch_size`` and ``input_size`` if it takes
     them. It returns a module, ``(module, sample_args)`` or ``(module, sample_args, loss_fn)``; with
     a module alone the input is one float tensor (batch, *input_size). The option ``loss`` is not
-    the factory's: it is `joint_graph`'s `loss_fn` by name. Parameters, buffers and inputs keep the types that the
+    the factory's: it is `training_graph_of`'s `loss_fn` by name. Parameters, buffers and inputs keep the types that the
     factory gave them unless ``spec.dtype`` names another. Parameters get no memory and no initial
     values where the factory can be run on the meta device.
 
@@ -37,13 +37,13 @@ def extract(spec: ModelSpec) -> Graph:
         InvalidInput: the factory, its options or its model cannot be used.
     """
     model, sample_args, loss_fn = build.build(spec, load_target(spec.target))
-    return joint_graph(model, sample_args, name=spec.graph_name, loss_fn=loss_fn)
+    return training_graph_of(model, sample_args, name=spec.graph_name, loss_fn=loss_fn)
 
 
-def joint_graph(
+def training_graph_of(
     model: nn.Module, sample_args: tuple[Any, ...], *, name: str, loss_fn: Callable[..., Tensor] | str | None = None
 ) -> Graph:
-    """The joint forward and backward graph of one training step of `model`. Nothing is computed.
+    """The graph of one training step of `model`, forward and backward pass. Nothing is computed.
 
     Args:
         model: in the mode (train or eval) and with the `requires_grad` flags it will be run with.
@@ -61,7 +61,7 @@ def joint_graph(
 def captured_step(
     model: nn.Module, sample_args: tuple[Any, ...], *, name: str, loss_fn: Callable[..., Tensor] | str | None = None
 ) -> CapturedStep:
-    """As `joint_graph`, with the traced calls behind every operation, for executing plans."""
+    """As `training_graph_of`, with the traced calls behind every operation, for executing plans."""
     if not isinstance(sample_args, tuple):
         raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
     step, args = build.loss_step(model, sample_args, loss_fn)

@@ -2,7 +2,7 @@
 
 `min_cut_rematerialization_partition` chooses the tensors that the forward pass saves, within a share
 (``activation_memory_budget``) of the bytes that would be saved without recomputation. It runs on a copy of the
-joint graph, with the costs of our operations as its runtime estimates; nothing of it is executed.
+training graph, with the costs of our operations as its runtime estimates; nothing of it is executed.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ def plans(step: CapturedStep, graph: Graph, shares: Sequence[float]) -> dict[flo
 
 
 def _saved_values(step: CapturedStep, costs: Mapping[str, int], share: float) -> set[int]:
-    joint = step.joint
+    training_graph = step.training_graph
     copied, places = fx.Graph(), dict[fx.Node, fx.Node]()
-    copied.graph_copy(joint.module.graph, places)
-    end = copied.output(tuple(None if node is None else places[node] for node in joint.outputs))
-    end.meta.update(joint.module.graph.find_nodes(op="output")[0].meta)
-    module = fx.GraphModule(joint.module, copied)
-    by_name = {node.name: node for node in joint.module.graph.nodes}
-    forward = min_cut(module, joint.n_forward_outputs, costs, share)
+    copied.graph_copy(training_graph.module.graph, places)
+    end = copied.output(tuple(None if node is None else places[node] for node in training_graph.outputs))
+    end.meta.update(training_graph.module.graph.find_nodes(op="output")[0].meta)
+    module = fx.GraphModule(training_graph.module, copied)
+    by_name = {node.name: node for node in training_graph.module.graph.nodes}
+    forward = min_cut(module, training_graph.n_forward_outputs, costs, share)
     outputs = forward.graph.find_nodes(op="output")[0].args[0]
-    names = [node.name for node in outputs[joint.n_forward_outputs :] if isinstance(node, fx.Node)]
+    names = [node.name for node in outputs[training_graph.n_forward_outputs :] if isinstance(node, fx.Node)]
     return {v for name in names for v in tree_iter(step.storage[by_name[name]]) if isinstance(v, int)}
 
 

@@ -200,8 +200,8 @@ class _CompiledStep:
         primals, planner = primals_of(graph), self.planner
         replace_recurrent(graph)
 
-        def partition(joint: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
-            captured = capture.read_joint(joint, n_forward, primals)
+        def partition(training_graph: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+            captured = capture.read_training_graph(training_graph, n_forward, primals)
             step = step_of(captured, planner.name, self.model, self.backend, planner.implementations)
             plan = planner.plan(step, self.called.inputs, in_loop=True)
             return emit(step, plan.order.tolist(), plan.plan.choices)
@@ -267,8 +267,8 @@ def captured_step(
     """The step on these arguments, as the compiled call will capture it; nothing is computed."""
     check_momentum(model)
     with _refusals(model, args, kwargs), torch.enable_grad():
-        joint = capture.capture_module(call_of(model), args, kwargs, _aot.backend_of(backend))
-    return step_of(joint, type(model).__name__, model, backend, implementations)
+        training_graph = capture.capture_module(call_of(model), args, kwargs, _aot.backend_of(backend))
+    return step_of(training_graph, type(model).__name__, model, backend, implementations)
 
 
 def with_storages(arguments: Any, device: str) -> Any:
@@ -294,9 +294,9 @@ def call_of(model: nn.Module) -> Callable[..., Any]:
 
 
 def step_of(
-    joint: capture.Joint, name: str, model: nn.Module, backend: str, implementations: str = "default"
+    training_graph: capture.TrainingGraph, name: str, model: nn.Module, backend: str, implementations: str = "default"
 ) -> step_graph.CapturedStep:
-    """The step behind a joint graph, with everything of the model resident, and with other implementations."""
+    """The step behind a training graph, with everything of the model resident, and with other implementations."""
     resident = (*model.parameters(), *model.buffers())
-    step = step_graph.split_graph_of(joint, name, resident, replays_random=backend == "eager")
+    step = step_graph.split_graph_of(training_graph, name, resident, replays_random=backend == "eager")
     return with_implementations(step, implementations)

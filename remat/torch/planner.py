@@ -31,7 +31,7 @@ from remat.plan import Plan
 from remat.torch import _aot
 from remat.torch._private import tree_flatten
 from remat.torch._work import CUDA_BLOCK_BYTES
-from remat.torch.capture import Joint
+from remat.torch.capture import TrainingGraph
 from remat.torch.step_graph import CapturedStep, is_random
 
 START = "start of backward"  # counted as resident, but made by the step
@@ -67,7 +67,7 @@ class Planner:
     threads: int
     cache_folder: Path
     plain: Peaks
-    beside: Callable[[Joint], Mapping[str, int]]
+    beside: Callable[[TrainingGraph], Mapping[str, int]]
     state_bytes: Callable[[], int]
     sample: str = ""
     implementations: str = "default"
@@ -122,8 +122,8 @@ class Planner:
 
     def with_everything_resident(self, step: CapturedStep) -> tuple[Graph, dict[str, int]]:
         """The graph with all that is resident in `fixed_bytes`, and its parts by name."""
-        fixed = {"parameters, buffers and inputs": step.graph.fixed_bytes, **self.beside(step.joint)}
-        fixed |= {START: _start_bytes(step.joint)}
+        fixed = {"parameters, buffers and inputs": step.graph.fixed_bytes, **self.beside(step.training_graph)}
+        fixed |= {START: _start_bytes(step.training_graph)}
         return replace(step.graph, fixed_bytes=sum(fixed.values())), fixed
 
     def weigh(self, graph: Graph, step: CapturedStep) -> Graph:
@@ -229,9 +229,9 @@ def _state_bytes(op: Operation, nodes: Sequence[fx.Node]) -> int:
                default=0)  # fmt: skip
 
 
-def _start_bytes(joint: Joint) -> int:
+def _start_bytes(training_graph: TrainingGraph) -> int:
     """What the caller of ``loss.backward()`` holds: a gradient of one element, and the loss where it is outside."""
-    outputs = [node.meta["val"] for node in joint.tangents]
+    outputs = [node.meta["val"] for node in training_graph.tangents]
     cuda = any(x.device.type == "cuda" for x in outputs)
     one = CUDA_BLOCK_BYTES if cuda else max((x.element_size() for x in outputs), default=0)
     return one if len(outputs) == 1 and outputs[0].numel() == 1 else 2 * one

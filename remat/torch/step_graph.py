@@ -1,4 +1,4 @@
-"""From a captured joint graph to a `Graph`: values are storages, operations are ATen calls."""
+"""From a captured training graph to a `Graph`: values are storages, operations are ATen calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remat.graph import Graph, Operation, Value, Work
 from remat.torch import _private
 from remat.torch._private import is_in_backward, schema_of, storage_key, tree_iter, tree_map
 from remat.torch._work import dense_bytes, kind_of, storage_bytes, tensor_bytes, tensors_of, work_of
-from remat.torch.capture import Joint
+from remat.torch.capture import TrainingGraph
 
 aten = torch.ops.aten
 UPDATE_KIND = "remat.update_buffers"
@@ -32,7 +32,7 @@ class CapturedStep:
 
     Attributes:
         graph: for planning.
-        joint: what was captured.
+        training_graph: what was captured.
         nodes: [N] calls that each operation stands for; one, except for the last forward operation
             (`remat.update_buffers` or `remat.end_forward`), which computes small buffer contents and
             writes all of them back.
@@ -42,23 +42,27 @@ class CapturedStep:
     """
 
     graph: Graph
-    joint: Joint
+    training_graph: TrainingGraph
     nodes: tuple[tuple[fx.Node, ...], ...]
     storage: dict[fx.Node, Any]
     recipes: Mapping[tuple[int, str], Any] = field(default_factory=dict)
 
 
-def graph_of(joint: Joint, name: str, fixed_tensors: tuple[torch.Tensor, ...] = ()) -> CapturedStep:
+def graph_of(training_graph: TrainingGraph, name: str, fixed_tensors: tuple[torch.Tensor, ...] = ()) -> CapturedStep:
     """Build the graph of a captured step; costs are 0 and `Operation.work` is filled.
 
     Args:
         fixed_tensors: further tensors that are resident throughout, e.g. parameters the step never reads.
     """
-    return _Builder(joint, splits=False).build(name, fixed_tensors)
+    return _Builder(training_graph, splits=False).build(name, fixed_tensors)
 
 
 def split_graph_of(
-    joint: Joint, name: str, fixed_tensors: tuple[torch.Tensor, ...] = (), *, replays_random: bool = True
+    training_graph: TrainingGraph,
+    name: str,
+    fixed_tensors: tuple[torch.Tensor, ...] = (),
+    *,
+    replays_random: bool = True,
 ) -> CapturedStep:
     """As `graph_of`, for a module whose loss is made of its outputs by others, in any order of its operations.
 
@@ -73,20 +77,20 @@ def split_graph_of(
     Args:
         replays_random: whether the executor can repeat a random operation; if not, each runs once.
     """
-    _copy_what_backward_reads(joint)
-    _copy_what_accumulation_would(joint)
-    return _Builder(joint, splits=True, replays_random=replays_random).build(name, fixed_tensors)
+    _copy_what_backward_reads(training_graph)
+    _copy_what_accumulation_would(training_graph)
+    return _Builder(training_graph, splits=True, replays_random=replays_random).build(name, fixed_tensors)
 
 
 class _Builder:
-    def __init__(self, joint: Joint, splits: bool, replays_random: bool = True):
-        self.joint, self.splits, self.replays_random = joint, splits, replays_random
+    def __init__(self, training_graph: TrainingGraph, splits: bool, replays_random: bool = True):
+        self.training_graph, self.splits, self.replays_random = training_graph, splits, replays_random
         self.ordered: int | None = None  # token of the last operation that must keep its order
         self.before_end: list[int] = []  # tokens of readers of what the end of the forward pass overwrites
-        self.graph = joint.module.graph
+        self.graph = training_graph.module.graph
         self.storage: dict[fx.Node, Any] = {}
-        places = joint.places
-        self.stale = {places[i] for i in joint.mutated}  # what the step overwrites, and views of it
+        places = training_graph.places
+        self.stale = {places[i] for i in training_graph.mutated}  # what the step overwrites, and views of it
         self.operations: list[Operation] = []
         self.calls: list[tuple[fx.Node, ...]] = []
         self.values: list[Value] = []
@@ -94,10 +98,10 @@ class _Builder:
     def build(self, name: str, fixed_tensors: tuple[torch.Tensor, ...]) -> CapturedStep:
         needed = self._needed()
         updates = self._update_nodes()
-        outputs = self.joint.outputs
+        outputs = self.training_graph.outputs
         # Buffers are written back when nothing reads their old contents any more: after the forward
         # pass, unless the backward pass does.
-        updated = not self.joint.mutated and not self.splits
+        updated = not self.training_graph.mutated and not self.splits
         last = not self.splits and any(is_in_backward(user) for place in self.stale for user in place.users)
         for node in self._in_order():
             if node.op in ("placeholder", "get_attr"):
@@ -121,8 +125,8 @@ class _Builder:
                 self._add_call(node)
         if not updated:
             self._add_update(updates)
-        loss_value = self._root(outputs[self.joint.loss_output])
-        kept = {self._root(node) for node in outputs[self.joint.n_mutations :] if node is not None} - {None}
+        loss_value = self._root(outputs[self.training_graph.loss_output])
+        kept = {self._root(node) for node in outputs[self.training_graph.n_mutations :] if node is not None} - {None}
         values = tuple(Value(v.name, v.bytes, i in kept) for i, v in enumerate(self.values))
         if self.splits:
             self._run_once_what_makes(kept)
@@ -138,7 +142,7 @@ class _Builder:
             loss=loss,
             source=f"joint training step captured by PyTorch {torch.__version__}",
         )
-        return CapturedStep(graph, self.joint, tuple(self.calls), self.storage)
+        return CapturedStep(graph, self.training_graph, tuple(self.calls), self.storage)
 
     def _run_once_what_makes(self, kept: set[int | None]) -> None:
         """What makes the outputs, which their caller holds; gradients are nobody's before the end."""
@@ -152,7 +156,10 @@ class _Builder:
 
         The compiler makes views of outputs anew at the very end of its trace.
         """
-        forward, todo = set[fx.Node](), [n for n in self.joint.outputs[: self.joint.n_forward_outputs] if n is not None]
+        forward, todo = (
+            set[fx.Node](),
+            [n for n in self.training_graph.outputs[: self.training_graph.n_forward_outputs] if n is not None],
+        )
         while todo:
             node = todo.pop()
             if node not in forward:
@@ -165,7 +172,7 @@ class _Builder:
 
     def _needed(self) -> set[fx.Node]:
         """Nodes that an output depends on, and random ones: dropping a draw would shift the rest."""
-        stack = [node for node in self.joint.outputs if node is not None]
+        stack = [node for node in self.training_graph.outputs if node is not None]
         stack += [node for node in self.graph.nodes if is_random(node) or _is_mutable(node)]
         needed: set[fx.Node] = set()
         while stack:
@@ -177,8 +184,8 @@ class _Builder:
 
     def _update_nodes(self) -> set[fx.Node]:
         """Calls on fixed tensors alone that only make new buffer contents (batch norm's counter)."""
-        fresh = set(self.joint.outputs[: self.joint.n_mutations])
-        rest = set(self.joint.outputs[self.joint.n_mutations :])
+        fresh = set(self.training_graph.outputs[: self.training_graph.n_mutations])
+        rest = set(self.training_graph.outputs[self.training_graph.n_mutations :])
         return {
             node
             for node in fresh
@@ -192,7 +199,7 @@ class _Builder:
 
     def _add_update(self, updates: set[fx.Node]) -> None:
         """One operation that writes all new buffer contents back, at the end of the forward pass."""
-        fresh = self.joint.outputs[: self.joint.n_mutations]
+        fresh = self.training_graph.outputs[: self.training_graph.n_mutations]
         made = [node for node in self.graph.nodes if node in updates]
         read = {v for node in fresh if node is not None and node not in updates for v in self._roots(node)}
         scratch = sum(tensor_bytes(t) for node in made for t in tensors_of(node.meta["val"]))
@@ -202,8 +209,10 @@ class _Builder:
             self.storage[node] = None
         name, kind, tangents = "update_buffers", UPDATE_KIND, ()
         if self.splits:
-            name, kind, tangents = "end_forward", END_KIND, self.joint.tangents
-            handed_out = self.joint.outputs[self.joint.n_mutations : self.joint.n_forward_outputs]
+            name, kind, tangents = "end_forward", END_KIND, self.training_graph.tangents
+            handed_out = self.training_graph.outputs[
+                self.training_graph.n_mutations : self.training_graph.n_forward_outputs
+            ]
             read |= {v for node in handed_out if node is not None for v in self._roots(node)}
             read |= {*self.before_end, *([] if self.ordered is None else [self.ordered])}
             scratch = max(scratch, self._start_bytes())
@@ -223,11 +232,11 @@ class _Builder:
         A loss outside of the module holds `loss_bytes` while it makes a gradient for each output. Of outputs that are
         views of one storage the backward pass takes one gradient; autograd adds it up from those of the views.
         """
-        several = _views_of_outputs(self.joint)
+        several = _views_of_outputs(self.training_graph)
         views = [sum(dense_bytes(node.meta["val"]) for node in nodes) for nodes in several.values()]
         bases = [dense_bytes(base.meta["val"]) for base in several]
         only_bases = sum(dense_bytes(base.meta["val"]) for base in several if not _is_returned(base))
-        return max(loss_bytes(self.joint) + sum(views) - only_bases, sum(views) + 2 * max(bases, default=0))
+        return max(loss_bytes(self.training_graph) + sum(views) - only_bases, sum(views) + 2 * max(bases, default=0))
 
     def _add_call(self, node: fx.Node) -> None:
         first = len(self.values)
@@ -293,20 +302,22 @@ class _Builder:
 
     def _fixed_bytes(self, tensors: tuple[torch.Tensor, ...]) -> int:
         """Parameters, buffers, inputs, constants of the graph and the tangent of the loss, each storage once."""
-        constants = tuple(getattr(self.joint.module, str(node.target)) for node in self.graph.find_nodes(op="get_attr"))
+        constants = tuple(
+            getattr(self.training_graph.module, str(node.target)) for node in self.graph.find_nodes(op="get_attr")
+        )
         sizes = {}
-        for tensor in (*tensors, *self.joint.primals, *constants):
+        for tensor in (*tensors, *self.training_graph.primals, *constants):
             if isinstance(tensor, torch.Tensor):
                 sizes[storage_key(tensor)] = storage_bytes(tensor)
-        tangents = () if self.splits else self.joint.tangents
+        tangents = () if self.splits else self.training_graph.tangents
         return sum(sizes.values()) + sum(storage_bytes(n.meta["val"]) for n in tangents)
 
 
-def _copy_what_backward_reads(joint: Joint) -> None:
+def _copy_what_backward_reads(training_graph: TrainingGraph) -> None:
     """Readers of a buffer that is overwritten read a copy if one of them is in the backward pass."""
-    graph = joint.module.graph
-    places = joint.places
-    for index in joint.mutated:
+    graph = training_graph.module.graph
+    places = training_graph.places
+    for index in training_graph.mutated:
         place, seen = places[index], set[fx.Node]()
         todo = list(place.users)
         while todo:  # through views, which are made again in the backward pass
@@ -323,14 +334,14 @@ def _copy_what_backward_reads(joint: Joint) -> None:
         )
 
 
-def _copy_what_accumulation_would(joint: Joint) -> None:
+def _copy_what_accumulation_would(training_graph: TrainingGraph) -> None:
     """Gradients of leaves that `AccumulateGrad` would clone are cloned by calls, which a plan sees.
 
     It takes a gradient over if nobody else has it and its strides are those of a dense leaf, or contiguous.
     """
-    first, (end,) = joint.n_forward_outputs, joint.module.graph.find_nodes(op="output")
-    outputs, taken = list(joint.outputs), set[fx.Node]()
-    for i, leaf in enumerate(joint.primals):
+    first, (end,) = training_graph.n_forward_outputs, training_graph.module.graph.find_nodes(op="output")
+    outputs, taken = list(training_graph.outputs), set[fx.Node]()
+    for i, leaf in enumerate(training_graph.primals):
         node = outputs[first + i]
         if node is None or not isinstance(leaf, torch.Tensor) or not leaf.is_leaf:
             continue
@@ -372,22 +383,24 @@ def _call_after(node: fx.Node, tag: str, target: Any, source: fx.Node, *args: An
     return made
 
 
-def loss_bytes(joint: Joint) -> int:
+def loss_bytes(training_graph: TrainingGraph) -> int:
     """What a loss outside of the module needs beside outputs and their gradients, as cross-entropy does.
 
     It saves one tensor of the size of the output (the logarithm of softmax) and makes one gradient on the way.
     """
-    returned = [tangent for tangent in joint.tangents if _is_returned(tangent)]
-    views = [view for several in _views_of_outputs(joint).values() for view in several]
+    returned = [tangent for tangent in training_graph.tangents if _is_returned(tangent)]
+    views = [view for several in _views_of_outputs(training_graph).values() for view in several]
     return 2 * sum(dense_bytes(node.meta["val"]) for node in (*returned, *views) if node.meta["val"].numel() > 1)
 
 
-def _views_of_outputs(joint: Joint) -> dict[fx.Node, list[fx.Node]]:
+def _views_of_outputs(training_graph: TrainingGraph) -> dict[fx.Node, list[fx.Node]]:
     """The gradient of an output or of what outputs are views of -> further outputs whose gradients are added to it."""
-    outputs = joint.outputs[joint.n_mutations : joint.n_forward_outputs]
-    descriptions = _private.descriptions_of_outputs(joint.module.graph)[joint.n_mutations :]
+    outputs = training_graph.outputs[training_graph.n_mutations : training_graph.n_forward_outputs]
+    descriptions = _private.descriptions_of_outputs(training_graph.module.graph)[training_graph.n_mutations :]
     output_of = dict(zip(descriptions, outputs, strict=False))
-    differentiated = {output_of.get(_private.differentiated_output(tangent)): tangent for tangent in joint.tangents}
+    differentiated = {
+        output_of.get(_private.differentiated_output(tangent)): tangent for tangent in training_graph.tangents
+    }
     tangent_of = {_differentiable_base(node): tangent for node, tangent in differentiated.items() if node is not None}
     views: dict[fx.Node, list[fx.Node]] = {}
     for node in outputs:
