@@ -66,7 +66,7 @@ def family_names(store: Path) -> list[str]:
         try:
             names |= set(pq.read_table(path, columns=["strategy"])["strategy"].to_pylist())
         except (OSError, ValueError):
-            continue  # the next run computes it again; here it would only have told one name
+            continue  # the next run computes it again; here it would only have given one name
     return sorted(names)
 
 

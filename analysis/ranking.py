@@ -42,7 +42,7 @@ class Entry:
         gaps: how many those are.
         wall_s: median wall time, seconds.
         attempted: problems of the board that it was run on and applies to.
-        skipped: problems that it said it does not apply to.
+        skipped: problems that it does not apply to.
     """
 
     entrant: str
@@ -122,7 +122,7 @@ def count_rows(rows: Frame, families: Sequence[str] = ()) -> Counted:
     ended = [json.loads(text or "{}").get("ended") for text in rows["stats"]]
     cut_short = pd.Series([end in ("interrupted", "crashed") for end in ended], index=rows.index, dtype=bool)
     solved = rows[rows["plan_from"].isna() & ~cut_short]
-    # A sweep stores a row again if a larger budget's bound improves its own: one solve, of which the better row counts.
+    # A sweep stores a row again if a larger budget's bound improves its own: one solve; its better row counts.
     solved = solved.sort_values(["finished_at", "bound"], na_position="first", kind="stable")
     moments = keys.loc[solved.index].join(solved[["finished_at", "wall_s"]])
     once = solved[~moments.duplicated(keep="last")]

@@ -47,8 +47,8 @@ def draw(document: Mapping[str, Any]) -> Figure:
     )
     best = next((p for p in document["points"] if p["batch"] == document["best"]), None)
     if best is not None:
-        said = f"best: batch {best['batch']}, {best['samples_per_s']:.4g}/s, {100 * best['overhead']:.1f} % overhead"
-        axes.set_title(said, loc="right", fontsize=8)
+        label = f"best: batch {best['batch']}, {best['samples_per_s']:.4g}/s, {100 * best['overhead']:.1f} % overhead"
+        axes.set_title(label, loc="right", fontsize=8)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 

@@ -1,4 +1,4 @@
-"""Structured configuration: what may be written, of which type. Values are checked in `settings`."""
+"""Structured configuration: every key and its type. `settings` checks the values."""
 
 from __future__ import annotations
 

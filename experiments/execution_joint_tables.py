@@ -115,14 +115,14 @@ def never_chosen(rows: Iterable[StepRow]) -> str:
 
 def _why_never(offers: list[dict[str, Any]], held: float) -> str:
     n = sum(offer["offers"] for offer in offers)
-    said = []
+    reasons = []
     needed = sum(offer["needed_later"] for offer in offers)
     if needed:
-        said.append(f"{needed} of {n}: what it overwrites is read again later")
+        reasons.append(f"{needed} of {n}: what it overwrites is read again later")
     worse: collections.Counter[str] = collections.Counter()
     for offer in offers:
         worse.update(offer["worse_than"])
-    said += [f"{times} of {n}: not faster than `{other}`, and spares nothing that this one does not spare"
+    reasons += [f"{times} of {n}: not faster than `{other}`, and spares nothing that this one does not spare"
              if other != DEFAULT else f"{times} of {n}: not faster than the default, and spares no memory"
              for other, times in worse.most_common()]  # fmt: skip
     left = n - needed - worse.total()
@@ -138,8 +138,8 @@ def _why_never(offers: list[dict[str, Any]], held: float) -> str:
             text += "; faster, but the search did not take it within its time"
         elif kept <= 0 and held and held < 0.9995:
             text += f"; what is held then is at most {held:.1%} of a plan's peak, where that would spare nothing"
-        said.append(text)
-    return "; ".join(said)
+        reasons.append(text)
+    return "; ".join(reasons)
 
 
 def implementations() -> str:

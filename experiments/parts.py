@@ -213,7 +213,7 @@ def _run_part(name: str, run: Part, context: PartContext[Any, Any]) -> dict[str,
 
 
 def _made_now(path: Path, seconds: float, solved: int) -> dict[str, Any]:
-    """When and by which code a part was made, and in what time; if nothing was solved now, what the file says."""
+    """When a part was made, by which code and in what time; if nothing was solved now, what the file says."""
     if not solved and path.is_file():
         with contextlib.suppress(InvalidInput, KeyError, TypeError):  # damaged: it is written anew
             return read_json(path)["made"]

@@ -117,7 +117,7 @@ class RayEngine:
                 f"threads={self._threads}: the largest node of the Ray cluster has {largest:g} CPUs, so that nothing "
                 "would ever start; if nodes are added on demand, say how many solves at once: engine.jobs=N"
             )
-        # A node that dies is told in one line of ours, not in Ray's forty on standard output; checked with 2.60.0.
+        # When a node dies we write one line, instead of Ray's forty on standard output; checked with 2.60.0.
         self._printing = getattr(self._ray._private.worker, "print_to_stdstream", None)
         self._ray._private.worker.print_to_stdstream = lambda *_, **__: None
         run = self._ray.remote(run_job)

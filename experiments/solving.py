@@ -125,8 +125,8 @@ class Bench:
         for solution in solve_family(family, [self.problem(budget) for budget in budgets]):
             key = self.key(name, solution.budget_bytes)
             row = self.store.read_row(key, self.subject.graph)
-            said = (str(solution.status), solution.cost, solution.peak_bytes)
-            if row is None or (row.status, row.cost, row.peak_bytes) != said:  # e.g. FAILED, of a killed worker
+            outcome = (str(solution.status), solution.cost, solution.peak_bytes)
+            if row is None or (row.status, row.cost, row.peak_bytes) != outcome:  # e.g. FAILED, of a killed worker
                 row = self.keep(key, solution)
             rows.append(row)
             self.kept[key] = row
@@ -263,8 +263,12 @@ class Bench:
 
 def _endings(solution: Solution) -> dict[str, Any]:
     """How it ended, as the store has kept it since its first rows: in the JSON of the column ``stats``."""
-    said = {"ended": str(solution.ended), "contradicted": solution.contradicted, "cut_by_clock": solution.cut_by_clock}
-    return {name: value for name, value in said.items() if value or (name == "cut_by_clock" and value is not None)}
+    fields = {
+        "ended": str(solution.ended),
+        "contradicted": solution.contradicted,
+        "cut_by_clock": solution.cut_by_clock,
+    }
+    return {name: value for name, value in fields.items() if value or (name == "cut_by_clock" and value is not None)}
 
 
 def finished_jobs(
@@ -324,7 +328,9 @@ def contradictions(rows: Sequence[Row]) -> list[str]:
 
     A bound at a budget holds for every plan that fits it, whoever found the plan.
     """
-    said = [f"{row.strategy} at {format_size(row.budget_bytes)}: {row.message}" for row in rows if is_contradicted(row)]
+    lines = [
+        f"{row.strategy} at {format_size(row.budget_bytes)}: {row.message}" for row in rows if is_contradicted(row)
+    ]
     plans = sorted((row for row in rows if row.cost is not None), key=lambda row: row.cost or 0)
     for claim in rows:
         plan = next((row for row in plans if (row.peak_bytes or 0) <= claim.budget_bytes), None)
@@ -333,11 +339,11 @@ def contradictions(rows: Sequence[Row]) -> list[str]:
         what = f"the bound {claim.bound}" if (claim.bound or 0) > plan.cost else ""
         what = "that no plan fits" if claim.status == Status.INFEASIBLE else what
         if what:
-            said.append(
+            lines.append(
                 f"{claim.strategy} claims {what} at {format_size(claim.budget_bytes)}, "
                 f"but a plan of {plan.strategy} fits and costs {plan.cost}"
             )
-    return list(dict.fromkeys(said))
+    return list(dict.fromkeys(lines))
 
 
 def progress_line(known: Progress, total_cost: int) -> str:

@@ -182,8 +182,8 @@ class Store:
             for member in family.members
         ]
         table = pa.Table.from_pylist(rows, schema=FAMILY_SCHEMA)
-        said = {"status": family.status or "", "message": family.message, "rejected": family.rejected}
-        table = table.replace_schema_metadata(said | {"wall_s": repr(family.wall_s)})
+        metadata = {"status": family.status or "", "message": family.message, "rejected": family.rejected}
+        table = table.replace_schema_metadata(metadata | {"wall_s": repr(family.wall_s)})
         write_table(self.folder / "families" / f"{key}.parquet", table)
 
     def read_family(self, key: str, strategy: str, graph: Graph) -> Family | None:
@@ -202,11 +202,11 @@ class Store:
         except (InvalidPlan, ValueError, KeyError, TypeError) as error:
             _warn_damaged(f"{path}: {error}")
             return None
-        said = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
+        metadata = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
         return Family(
-            strategy, tuple(members), said.get("rejected", ""),
-            Status(said["status"]) if said.get("status") else None, said.get("message", ""),
-            float(said.get("wall_s", "0")),
+            strategy, tuple(members), metadata.get("rejected", ""),
+            Status(metadata["status"]) if metadata.get("status") else None, metadata.get("message", ""),
+            float(metadata.get("wall_s", "0")),
         )  # fmt: skip
 
 

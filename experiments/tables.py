@@ -42,7 +42,7 @@ MAKES_ROWS = ("remat", "baselines")  # the code that turns a model into rows
 
 
 def listing() -> str:
-    """One line for each document: what it is, and of which code."""
+    """One line for each document: what it is, and which code drew it."""
     written = records()
     lines = []
     for document in DOCUMENTS.values():
@@ -57,7 +57,7 @@ def listing() -> str:
 
 
 def state(document: Document, record: Mapping[str, Any] | None) -> str:
-    """When a document was drawn, and from rows of which code."""
+    """When a document was drawn, and which code made its rows."""
     if record is None:
         return f"never drawn; {document.command}"
     if lacking := other_schema(document, record):

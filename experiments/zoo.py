@@ -104,7 +104,7 @@ class _Index:
         }  # fmt: skip
         path = self.folder / entry.file
         try:
-            said = entry.make(path)
+            made = entry.make(path)
         except InvalidInput as error:
             path.unlink(missing_ok=True)
             note = str(error).splitlines()[0]
@@ -113,8 +113,8 @@ class _Index:
             self.write({(entry.kind, entry.name): {"note": note} | head})
             return f"no plan: {note}"
         file = {"file": entry.file, "sha256": _sha256(path.read_bytes())}
-        self.write({(entry.kind, entry.name): file | said | head})
-        return f"{format_size(said['peak_bytes'])}, overhead {said['overhead']:.2%}, {path.stat().st_size / 1e3:.0f} kB"
+        self.write({(entry.kind, entry.name): file | made | head})
+        return f"{format_size(made['peak_bytes'])}, overhead {made['overhead']:.2%}, {path.stat().st_size / 1e3:.0f} kB"
 
     def write(self, made: dict[tuple[str, str], Any]) -> None:
         """Enter what was made."""

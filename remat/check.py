@@ -84,11 +84,11 @@ def _plan_line(where: str, document: Mapping[str, Any], graph: Graph | None) -> 
     if graph is None:
         if document.get("graph_sha256") is None:
             warn(f"{where}: {WITHOUT_HASH}")
-        said = f", scope {document['scope']} as it says" if document.get("scope") else ""
-        return f"{head}{said}{asked}; give --graph GRAPH to check that it can be executed"
+        stated = f", scope {document['scope']} as it says" if document.get("scope") else ""
+        return f"{head}{stated}{asked}; give --graph GRAPH to check that it can be executed"
     plan, trace = load_and_simulate(where, graph)
     if not graph.has_implementations and any(len(step) == 3 and step[2] for step in document["steps"]):
-        warn(f"{where}: names implementations, of which the graph has none: each operation runs as it is")
+        warn(f"{where}: names implementations, but the graph has none: each operation runs as it is")
     if document["graph"] != graph.name:
         warn(f"{where}: names graph {document['graph']!r:.60}, though it was made for '{graph.name}'")
     if document.get("scope") not in (None, str(plan.scope)):

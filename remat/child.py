@@ -38,10 +38,10 @@ def environment(changes: Mapping[str, str], *, here: bool = False) -> dict[str, 
 
 def end_with_parent(parent: int) -> None:
     """Let this process end when `parent`, the process that started it, does."""
-    told = sys.platform == "linux" and _kernel_kills_us_too()
+    kernel_ends_us = sys.platform == "linux" and _kernel_kills_us_too()
     if os.getppid() != parent:  # it ended before the kernel was asked
         os._exit(1)
-    if told:
+    if kernel_ends_us:
         return
 
     def watch() -> None:

@@ -56,7 +56,7 @@ def extract_in_child(spec: ModelSpec, cache_folder: str | os.PathLike[str] | Non
     A target in the user's own code is never cached: what it imports cannot be known.
 
     Raises:
-        RematError: what the child said, in one line.
+        RematError: the child's error, in one line.
     """
     if cache_folder is None or not spec.target.startswith(_KNOWN_TARGETS):
         return _extract(spec)
@@ -93,9 +93,9 @@ def _extract(spec: ModelSpec) -> Graph:
         code, complaint = _run(child.command("remat._extract", str(spec_file), str(out)))
         if code == 0 and out.is_file():
             return load_graph(out)
-        said = Path(f"{out}.error")
-        if said.is_file():
-            error = read_json(said)
+        reported = Path(f"{out}.error")
+        if reported.is_file():
+            error = read_json(reported)
             raise getattr(remat.errors, error["kind"], RematError)(error["message"])
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     raise RematError(f"extracting {spec.name} ({spec.framework}) {how}: {complaint or 'it printed nothing'}")

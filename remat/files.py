@@ -1,7 +1,7 @@
 """Reading and writing files: what is read is whole and plain JSON; what is written is there in one step, or not at all.
 
 Everything that remat reads as JSON comes through `read_json`, and everything that it writes goes through `replacing`,
-so that each defect of a file, and each full disk, is told in one place and with the path.
+so that one place reports each defect of a file, and each full disk, with the path.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with a hash of its content, by which `unsealed` knows that nothing in it was altered."""
+    """The document with a hash of its content, which shows `unsealed` that nothing in it was altered."""
     return {**document, SEAL: digest_of(document)}
 
 
@@ -250,6 +250,6 @@ def write_table(path: str | os.PathLike[str], table: pa.Table) -> None:
 
 def _seal_of(table: pa.Table) -> str:
     """Hashes of the columns and of the content."""
-    said = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
-    said = {key: value for key, value in said.items() if key not in (SEAL, "ARROW:schema", "pandas")}
-    return f"{digest_of(table.column_names)}-{digest_of([table.to_pylist(), said])}"
+    metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+    metadata = {key: value for key, value in metadata.items() if key not in (SEAL, "ARROW:schema", "pandas")}
+    return f"{digest_of(table.column_names)}-{digest_of([table.to_pylist(), metadata])}"

@@ -454,11 +454,11 @@ def _wrong_integers(graph: Graph) -> Iterator[str]:
     yield from found
     if found:
         return
-    dearest = sum(
+    most_cost = sum(
         max(implementation.cost for implementation in op.all_implementations) if op.implementations else op.cost
         for op in graph.operations
     )
-    if sum(v.bytes for v in graph.values) > MAX_BYTES or dearest > MAX_BYTES:
+    if sum(v.bytes for v in graph.values) > MAX_BYTES or most_cost > MAX_BYTES:
         yield f"the graph's total bytes or cost exceed {MAX_BYTES}"
     if graph.loss is not None and not 0 <= graph.loss < len(graph.operations):
         yield f"loss is {graph.loss}, but there are {len(graph.operations)} operations"

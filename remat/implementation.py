@@ -42,7 +42,7 @@ class Implementation:
         workspace_bytes: scratch memory held only while it runs.
         overwrites: the input in whose storage the first output is written, of the same size, or None. It is gone
             when the operation ends, and the two count once.
-        is_lossy: its results differ by more than rounding; solvers take it only where they are told to.
+        is_lossy: its results differ by more than rounding; solvers use it only where the caller asks for it.
         work: what it does, for cost models.
     """
 

@@ -156,6 +156,6 @@ class Incumbent:
             return
         try:
             self._report(found.progress)
-        except Exception as error:  # a callback that breaks must not take the solve with it; it is told
+        except Exception as error:  # a callback that breaks must not end the solve; a warning says so
             self._report = None
             warn(f"the progress callback failed and is not called again: {error!r}")

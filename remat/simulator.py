@@ -48,7 +48,7 @@ class Trace:
         return f"<Trace: {len(self.order)} computations, cost {self.cost}, peak {format_size(self.peak_bytes)}>"
 
 
-# [N] for each operation the (input, output) values of which the output may take over the input's storage
+# [N] for each operation, the (input, output) pairs where the output may take over the input's storage
 Sharing = Sequence[Sequence[tuple[int, int]]]
 
 

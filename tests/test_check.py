@@ -112,7 +112,7 @@ def test_a_plan_that_speaks_of_another_graph_is_remarked_on(here: Path) -> None:
     altered("plan", graph="other", steps=[[*step, "fast"] if step == ["compute", 2] else step for step in steps])
     _, remarks = check_file("plan.json", "graph.json")
     assert remarks == [
-        "plan.json: names implementations, of which the graph has none: each operation runs as it is",
+        "plan.json: names implementations, but the graph has none: each operation runs as it is",
         "plan.json: names graph 'other', though it was made for 'tiny'",
     ]
 

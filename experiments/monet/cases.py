@@ -25,7 +25,7 @@ class Scale:
 
     Attributes:
         time_limit_s: of each solve.
-        joint_factor: by which the portfolio's is longer on graphs with implementations.
+        joint_factor: how many times longer the portfolio's is on graphs with implementations.
         all_budgets: every published budget, or the largest, a middle one and the smallest.
         ablation_budgets: at how many of them each level is solved, the smallest first.
         monet_columns: up to this size MONeT's program is solved at every budget, beyond at the largest alone.

@@ -189,7 +189,7 @@ def _simulated(graph: Graph, plan: Plan, wanted: Sequence[int]) -> tuple[int, in
 def _words(swaps: Sequence[Swap]) -> str:
     """The case that speaks most for the implementation, in words; see `SLIGHT`."""
 
-    def said(swap: Swap) -> str:
+    def words(swap: Swap) -> str:
         time = f"{100 * swap.cost_share:+.2f} % time"
         sign = "+" if swap.peak_bytes >= 0 else "-"
         memory = "the same peak" if not swap.peak_bytes else f"{sign}{format_size(abs(swap.peak_bytes))} at the peak"
@@ -198,15 +198,17 @@ def _words(swaps: Sequence[Swap]) -> str:
     cheaper = [swap for swap in swaps if swap.cost_share < -SLIGHT]
     missed = [swap for swap in cheaper if swap.fits]
     if missed:
-        return f"missed by the search: {said(min(missed, key=lambda s: s.cost_share))}"
+        return f"missed by the search: {words(min(missed, key=lambda s: s.cost_share))}"
     smaller = [swap for swap in swaps if swap.peak_bytes < -SLIGHT * swap.budget_bytes]
     if cheaper:
-        return f"faster but beyond the budget: {said(min(cheaper, key=lambda s: s.peak_bytes))}"
+        return f"faster but beyond the budget: {words(min(cheaper, key=lambda s: s.peak_bytes))}"
     if smaller:
-        return f"smaller but slower, and the budget is met without it: {said(min(smaller, key=lambda s: s.cost_share))}"
+        return (
+            f"smaller but slower, and the budget is met without it: {words(min(smaller, key=lambda s: s.cost_share))}"
+        )
     best = min(swaps, key=lambda s: (s.cost_share, s.peak_bytes))
     if best.peak_bytes > SLIGHT * best.budget_bytes:
-        return f"neither faster nor smaller: {said(best)}"
+        return f"neither faster nor smaller: {words(best)}"
     if abs(best.cost_share) <= SLIGHT:
-        return f"makes no difference: {said(best)}"
-    return f"slower, and its saving is not at the peak: {said(best)}"
+        return f"makes no difference: {words(best)}"
+    return f"slower, and its saving is not at the peak: {words(best)}"

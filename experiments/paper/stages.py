@@ -69,10 +69,10 @@ def _in_child(children: list[subprocess.Popen[str]], *case: object) -> dict[str,
     command = child_command("experiments.paper.stages", *map(str, case))
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=environment({}))
     children.append(child)
-    said, _ = child.communicate()
+    output, _ = child.communicate()
     if child.returncode:
-        raise RematError(f"the unpartitioned MILP ended with exit code {child.returncode}: {said.strip()[:200]}")
-    return json.loads(said)
+        raise RematError(f"the unpartitioned MILP ended with exit code {child.returncode}: {output.strip()[:200]}")
+    return json.loads(output)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from remat.tf.api import Objective
 from remat.tf.emit import EmittedStep, emit, emit_plain
 from remat.tf.portable import measure_step, time_steps
 
-EVERYTHING = "1000TB"  # a budget of which nothing is left: the plan is the trace itself
+EVERYTHING = "1000TB"  # a budget that never binds: the plan is the trace itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ def measured(job: Job, folder: Path, console: Console) -> list[StepRow]:
     path.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "job.json", asdict(job))
-    write_lines(path, read_lines(path))  # without damaged lines, of which the child could not warn
+    write_lines(path, read_lines(path))  # without damaged lines, because the child could not warn of them
     arguments = [str(file.resolve()) for file in (folder / "job.json", path, COST_CACHE)]
     _run(command("experiments.steps.measure", *arguments), folder / "execution.log", console)
     return StepLog(path).rows

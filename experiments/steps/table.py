@@ -31,8 +31,8 @@ def cells(row: StepRow, columns: Sequence[str]) -> list[str]:
     """A line of a table."""
     if row.measured_peak_bytes is not None:
         return [COLUMNS[column](row) for column in columns]
-    said = [COLUMNS[column](row) for column in columns if column in _SAID_BEFORE_A_RESULT]
-    return [*said, reason(row.note), *[""] * (len(columns) - len(said) - 1)]
+    cells = [COLUMNS[column](row) for column in columns if column in _SAID_BEFORE_A_RESULT]
+    return [*cells, reason(row.note), *[""] * (len(columns) - len(cells) - 1)]
 
 
 def reason(note: str) -> str:

@@ -101,7 +101,7 @@ def describe_minimum(
     graph: Graph, scope: Scope, *, with_operation: bool = True, time_limit_s: float = DESCRIBE_SECONDS,
     budget_bytes: int = 0,
 ) -> str:  # fmt: skip
-    """The smallest known feasible budget and, unless said before, the operation that needs the most, for messages.
+    """The smallest known feasible budget and, unless named before, the operation that needs the most, for messages.
 
     Where it is within the budget asked for, the text says how to have that plan.
     """

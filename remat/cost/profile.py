@@ -48,7 +48,7 @@ class Noise:
     """How sure the costs of a graph are that come from measurements.
 
     Attributes:
-        scatter: by which share the medians are above the shortest times, over all measured operations, e.g. 0.08.
+        scatter: how far the medians are above the shortest times, over all measured operations, e.g. 0.08 for 8 %.
         measured: number of operations that were measured.
         modelled: number of operations that were not, or not steadily, and have the roofline's cost.
     """

@@ -56,9 +56,9 @@ def load_stored(gpu: str, folder: Path | None = None) -> StoredProfile | None:
         raise MissingPackage(f"reading {path} needs pyarrow: pip install 'remat[harness]'") from None
     try:
         table = pq.read_table(path, columns=["signature", "ns"])
-        said = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+        metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
         ns = dict(zip(table["signature"].to_pylist(), table["ns"].to_pylist(), strict=True))
-        return StoredProfile(path, said["device"], json.loads(said["versions"]), said["date"], ns)
+        return StoredProfile(path, metadata["device"], json.loads(metadata["versions"]), metadata["date"], ns)
     except (pa.ArrowInvalid, KeyError, json.JSONDecodeError) as error:
         raise InvalidInput(f"{path} is no table of measured costs: {error}; write it again with "
                            "python -m experiments.device_results") from None  # fmt: skip
@@ -90,9 +90,9 @@ def store(cache: Path, gpu: str, provenance: Mapping[str, Any], folder: Path | N
         "ns": pa.array([record["ns"] for record in records], pa.int64()),
         "best_ns": pa.array([record["best_ns"] for record in records], pa.int64()),
     })  # fmt: skip
-    said = {"device": provenance["device"], "versions": json.dumps(dict(provenance["versions"])),
+    metadata = {"device": provenance["device"], "versions": json.dumps(dict(provenance["versions"])),
             "date": datetime.date.today().isoformat()}  # fmt: skip
     path = (folder or RESULTS_FOLDER) / gpu / FILE
     with replacing(path) as scratch:
-        pq.write_table(table.replace_schema_metadata(said), scratch, compression="zstd")
+        pq.write_table(table.replace_schema_metadata(metadata), scratch, compression="zstd")
     return path

@@ -73,7 +73,7 @@ def check_options(budget: Any, plan: Any, strategy: str, scope: str, cost: str, 
     if plan is not None and not isinstance(plan, (StepPlan, str, os.PathLike)):
         raise InvalidInput(f"plan must be the .plan of a module or the path of a saved one, not {type(plan).__name__}")
     if budget is not None:
-        parse_budget(budget, Peaks(2**40))  # of which a fraction is a size, whatever it is
+        parse_budget(budget, Peaks(2**40))  # any fraction of it is a size
     if plan is None or strategy != DEFAULT_STRATEGY:  # a plan can be followed where no solver is installed
         get_strategy(strategy)
     parse_scope(scope)

@@ -49,7 +49,7 @@ def fingerprint_of(graph: Graph, framework: str, version: str, inputs: str) -> F
     """The fingerprint of a captured step; costs, workspaces and fixed bytes are not part of it."""
 
     def runs_once(op: Operation) -> bool:
-        """Not said of what makes kept values: in earlier versions that could be repeated, and their plans still fit."""
+        """Left out of what makes kept values: in earlier versions that could be repeated, and their plans still fit."""
         return op.run_once and not any(graph.values[v].keep for v in op.outputs)
 
     content = [
@@ -314,10 +314,10 @@ def _fixed_of(section: Mapping[str, Any], where: str) -> Mapping[str, int] | Non
 
 def _noise_of(section: Mapping[str, Any]) -> Noise | None:
     """That of the file; None where it says nothing readable of it, since nothing depends on it."""
-    said: Any = section.get("noise")
-    if not isinstance(said, dict) or {name: type(x) for name, x in said.items()} != NOISE_FIELDS:
+    noise: Any = section.get("noise")
+    if not isinstance(noise, dict) or {name: type(x) for name, x in noise.items()} != NOISE_FIELDS:
         return None
-    return Noise(**said)
+    return Noise(**noise)
 
 
 def _parts(fixed: Mapping[str, int]) -> str:

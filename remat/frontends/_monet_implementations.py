@@ -3,7 +3,7 @@
 `add_implementations` says which there are and what each is called. Their costs are modelled, never measured: the cost
 of the default one times the ratio of the two roofline times.
 
-Scratch memory is that beyond the default's own, of which the published graphs say nothing: a max pooling's int64
+Scratch memory is counted beyond the default's own, which the published graphs do not give: a max pooling's int64
 indices, say, exist for a moment in each of its implementations. Kernels that pack masks and read them need none.
 """
 

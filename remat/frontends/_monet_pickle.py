@@ -135,7 +135,7 @@ def _bytes(text: Any, encoding: Any = "latin1") -> bytes:
 
 
 def _nested(owner: Any, name: Any) -> type[Record]:
-    """What stands for `getattr`, by which pickles of protocol 3 name a class within a class."""
+    """In place of `getattr`, with which pickles of protocol 3 name a class within a class."""
     if owner is not ComputeNode or f"ComputeNode.{name}" not in _GRAPH:
         raise pickle.UnpicklingError("getattr of something else than a class within ComputeNode")
     return _GRAPH[f"ComputeNode.{name}"]

@@ -1,4 +1,4 @@
-"""From the records of MONeT's ``SolverInfo`` to a graph; what the fields mean is said in `monet_schedules`."""
+"""From the records of MONeT's ``SolverInfo`` to a graph; `monet_schedules` says what the fields mean."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class SolverGraph:
                 works = True
                 yield self._implementation(f"algorithm_{c}", i, inputs, self._outputs(i), node.ms, node.mib, c)
         if not works:
-            raise InvalidInput(f"node {i} is a convolution of which every algorithm failed")
+            raise InvalidInput(f"node {i} is a convolution, and every algorithm of it failed")
 
     def _forward(self, i: int) -> Iterator[Implementation]:
         """Plain, and with each kind of intermediate; the same in place."""

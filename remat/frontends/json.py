@@ -175,7 +175,7 @@ class _Reader:
         return [(self._record(row, f"{what} {i}", what, known), f"{what} {i}") for i, row in enumerate(rows)]
 
     def _record(self, record: Any, where: str, what: str, known: tuple[str, ...]) -> dict[str, Any] | None:
-        """The record, its unknown keys noted; None, told of here, if it is no object."""
+        """The record, its unknown keys noted; None, with an error noted, if it is no object."""
         if not isinstance(record, dict):
             self.problems.append(f"{where} must be an object, not {record!r:.60}")
             return None
@@ -259,7 +259,7 @@ class _Reader:
 
     def _field(self, record: Any, key: str, types: type | tuple[type, ...], at: str, default: Any = ...) -> Any:
         wanted = types if isinstance(types, tuple) else (types,)
-        if not isinstance(record, dict):  # told of already
+        if not isinstance(record, dict):  # noted already
             return _EMPTY[wanted[0]]
         if key not in record:
             if default is ...:

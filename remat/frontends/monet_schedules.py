@@ -19,7 +19,7 @@ Read off MONeT's own code and checked against the published graphs of mode ``nor
 
 Two things a graph cannot say: batch normalization costs less when it is computed again (``recompute_workspace_*``; the
 cost of the first time is taken always), and some gradients were written over the one that came in (a negative
-workspace; 0 is taken). Both make plans look dearer than they were, never cheaper.
+workspace; 0 is taken). Both make plans look slower than they were, never faster.
 """
 
 from __future__ import annotations

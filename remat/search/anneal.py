@@ -29,7 +29,7 @@ CHUNK_S = 0.05  # how long compiled code runs before the clock is looked at
 FIXED_CHUNK = 8192  # moves; the same where runs must repeat exactly
 ROOM = 16  # runs per operation and copies per value, to begin with
 LEAST_ROOM, MOST_STATE_BYTES = 256, 1 << 27  # beyond both a plan repeats too much: memory stays linear in the graph
-TELL_SHARE = 20.0
+REPORT_SHARE = 20.0
 LARGEST_SUM = 1 << 61  # of bytes, or of costs, over all stages
 # Price of all bytes above the budget in one stage, in costs of the whole graph. From a low one what saves the most
 # goes first, and the price rises where the excess does not fall; small graphs have a first plan sooner from a high one,
@@ -222,21 +222,21 @@ def minimise_cost(
     arrays = GraphArrays.of(graph)
     best = Best()
     first = np.arange(len(graph), dtype=np.int32) if start is None else start
-    told = threading.Lock()
+    reporting = threading.Lock()
     stopped = threading.Event()
     errors: list[BaseException] = []
 
-    said = [float("inf"), 0.0]  # cost of the last one told, and when the next may be told
+    reported = [float("inf"), 0.0]  # cost of the last plan reported, and when the next may be
 
-    def tell(last: bool = False) -> None:
-        with told:
+    def report(last: bool = False) -> None:
+        with reporting:
             order, cost, excess = best.order, best.cost, best.excess
-            if excess or order is None or cost >= said[0]:
+            if excess or order is None or cost >= reported[0]:
                 return
             began = time.monotonic()
-            if on_order is not None and (last or began >= said[1]):
+            if on_order is not None and (last or began >= reported[1]):
                 on_order(order, cost)
-                said[0], said[1] = cost, began + TELL_SHARE * (time.monotonic() - began)
+                reported[0], reported[1] = cost, began + REPORT_SHARE * (time.monotonic() - began)
             if cost <= target_cost:
                 stopped.set()
 
@@ -250,7 +250,7 @@ def minimise_cost(
         try:
             annealer = Annealer(graph, budget_bytes, seed * 1009 + index, arrays)
             if alone is None:
-                _rounds(annealer, first, best, stop, tell, adopt, on_round, deadline, None)
+                _rounds(annealer, first, best, stop, report, adopt, on_round, deadline, None)
             else:
                 _rounds(annealer, first, alone[index], stop, lambda: None, adopt, on_round, deadline, work_limit)
         except BaseException as error:
@@ -261,7 +261,7 @@ def minimise_cost(
             if own.order is not None:
                 best.offer(own.order, own.cost, own.excess)
         best.moves = max(best.moves, sum(own.moves for own in alone or ()))
-        tell(last=True)
+        report(last=True)
 
     if threads == 1:
         work(0)
@@ -289,7 +289,7 @@ def _rounds(
     first: np.ndarray,
     best: Best,
     stop: Callable[[], bool],
-    tell: Callable[[], None],
+    report: Callable[[], None],
     adopt: Callable[[], tuple[np.ndarray, int] | None],
     on_round: Callable[[np.ndarray, int], None] | None,
     deadline: float,
@@ -306,7 +306,7 @@ def _rounds(
     def better() -> None:
         order, cost, excess = this.order, this.cost, this.excess
         if order is not None and own.offer(order, cost, excess) and best.offer(order, cost, excess):
-            tell()
+            report()
 
     for index in itertools.count():
         if stop() or left <= 0:

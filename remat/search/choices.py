@@ -194,7 +194,7 @@ class Choices:
     def _merged(
         self, group: Sequence[int], calls: Sequence[Implementation], number: Sequence[int], gone: set[int]
     ) -> Operation:
-        """One operation for those of `group`, each of which but the first writes over an output of the one before."""
+        """One operation for those of `group`: each but the first writes over an output of the one before."""
         operations, size = self.full.operations, self._size
         last, own = operations[group[-1]], [calls[k] for k in group]
         inside = {v for call in own for v in call.outputs}

@@ -64,7 +64,7 @@ def search_staged(
 ) -> Best:  # fmt: skip
     """Greedy eviction, then annealing until the problem's limits; better plans are offered as they are found.
 
-    `on_round` is told the best plan of each round, see `minimise_cost`.
+    `on_round` gets the best plan of each round, see `minimise_cost`.
     """
     graph = context.problem.graph
 

@@ -28,7 +28,7 @@ WATCH_S = 1.0
 
 
 def main(job_path: str, result_path: str, events_path: str) -> None:
-    """Read the job, solve, write the rows in one step; what is found on the way is told at once."""
+    """Read the job, solve, write the rows in one step; report plans and bounds as they are found."""
     job = json.loads(Path(job_path).read_text())
     graph = graph_from_dict(job["graph"])
     events = Events(events_path)
@@ -74,12 +74,12 @@ class Events:
         """Tell now and then how much memory was needed: a solver that runs out of it leaves its last peak behind."""
 
         def run() -> None:
-            told = 0
+            reported = 0
             while True:
                 peak = peak_memory_bytes()
-                if peak > told:
+                if peak > reported:
                     self.tell({"peak_memory_bytes": peak})
-                    told = peak
+                    reported = peak
                 time.sleep(WATCH_S)
 
         threading.Thread(target=run, daemon=True).start()

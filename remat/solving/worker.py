@@ -55,7 +55,7 @@ class Known:
     Attributes:
         who: the strategy.
         bound: lower bound on the cost of every plan; None for a proof that there is no plan.
-        message: what the strategy said, one line.
+        message: the strategy's, one line.
     """
 
     who: str
@@ -153,7 +153,7 @@ class _Events:
         raised: it was this thread that Ctrl-C interrupted.
         should_stop: asked several times a second whether to end the worker.
         known: asked as often for what others have proven.
-        peak_memory_bytes: largest resident set that the worker told of.
+        peak_memory_bytes: largest resident set that the worker reported.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ def _exchange(
     except (TypeError, ValueError):
         raise InvalidInput(f"options of strategy '{strategy}' must be plain, not {dict(options)!r:.80}") from None
     with tempfile.TemporaryDirectory(prefix="remat-") as folder:
-        job, result, told = (Path(folder, name) for name in ("job.json", "result.json", "events.jsonl"))
+        job, result, events_file = (Path(folder, name) for name in ("job.json", "result.json", "events.jsonl"))
         warm_start = None
         if context.options.warm_start is not None:
             warm_start = str(Path(folder, "warm_start.json"))
@@ -281,11 +281,11 @@ def _exchange(
             "family": family,
         }  # fmt: skip
         write_text(job, json.dumps(asked))
-        command = child.command("remat.solving._worker", str(job), str(result), str(told))
+        command = child.command("remat.solving._worker", str(job), str(result), str(events_file))
         if events is None:
             code, complaint = _run(command, limit_s, context.options.threads)
         else:
-            events.path = told
+            events.path = events_file
             code, complaint = _run(command, limit_s, context.options.threads, events)
             events.read()
         if result.exists():

@@ -76,7 +76,7 @@ def prepare(model: keras.Model, *batches: Any) -> tuple[StepPlan, ...]:
     Args:
         model: compiled; layers that will be frozen are frozen.
         batches: for each step what ``train_step`` is given, e.g. ``(x, y)`` or ``(x, y, sample_weight)``: tensors,
-            arrays (of which ``fit`` makes tensors of Keras's float type) or ``tf.TensorSpec``. Only shapes and types
+            arrays (``fit`` makes tensors of Keras's float type from them) or ``tf.TensorSpec``. Only shapes and types
             matter.
 
     Returns:
@@ -100,7 +100,7 @@ class _Trainer:
         steps: by shapes and types of a batch.
         largest_bytes: of a batch that was planned; its step is ``model.remat``.
         promise: what a fraction, or the budget of a given plan, is in bytes.
-        trained: variables of which the steps give gradients.
+        trained: variables that get gradients.
     """
 
     def __init__(self, model: keras.Model, budget: Budget | None, plan: SavedPlan | None, options: Options) -> None:
@@ -163,7 +163,7 @@ class _Trainer:
         return step(*(t for t in tf.nest.flatten(tensors) if t is not None))
 
     def _step_for(self, data: Any, *, in_loop: bool = False) -> PlannedStep:
-        """The step of batches like `data`: made before, or planned now, of which a loop that waits is told."""
+        """The step of batches like `data`: made before, or planned now, with a line for the loop that waits."""
         key = _key(data)
         if key not in self.steps:
             captured = self._captured(data)

@@ -1,6 +1,6 @@
 """Measurements of memory in fresh child processes whose heap is counted (`_heap.c`, compiled once by the C compiler).
 
-TensorFlow's allocations on a CPU are the C library's, once its oneDNN pool is told to use it too. A child inherits
+TensorFlow's allocations on a CPU are the C library's, once its oneDNN pool uses it too. A child inherits
 the environment, so that it runs the kernels that this process would.
 """
 

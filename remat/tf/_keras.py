@@ -12,7 +12,7 @@ INSTALL = "pip install 'remat[tensorflow]'"
 
 
 def import_keras() -> Any:
-    """The `keras` module, with TensorFlow told to be quiet.
+    """The `keras` module, with a quiet TensorFlow.
 
     Raises:
         MissingPackage: Keras or its backend is not installed.

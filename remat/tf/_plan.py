@@ -142,7 +142,7 @@ class _Search:
         self.scope = options.scope
         if step.in_order_only and self.is_merged:
             self.scope = str(Scope.FIXED_ORDER)
-        self.margin = 0  # by which a measurement exceeded its prediction
+        self.margin = 0  # bytes, how far a measurement exceeded its prediction
 
     @property
     def is_merged(self) -> bool:

@@ -28,7 +28,7 @@ class StepMeasurement:
 
     Attributes:
         peak_bytes: most bytes held over the runs; above what was there before the step, or in all (see `above`).
-        spread_bytes: by which that exceeds the median of the runs; kernels share out their scratch as threads come.
+        spread_bytes: how far that exceeds the median of the runs; kernels share out their scratch as threads come.
         median_s, best_s: seconds of a step under the heap counter, which slows allocation down (see `time_steps`).
     """
 
@@ -75,7 +75,7 @@ def time_steps(steps: Sequence[tuple[EmittedStep, bool]], rounds: int = 9) -> li
 
     Args:
         steps: each with whether it runs as written (see `measure_step`).
-        rounds: in each of which every step runs once.
+        rounds: in each, every step runs once.
 
     Raises: as `measure_step`.
     """

@@ -245,7 +245,7 @@ def descriptions_of_outputs(graph: fx.Graph) -> list[Any]:
 
 
 def with_descriptions(end: fx.Node, descriptions: Sequence[Any], n_saved: int) -> None:
-    """Describe the outputs of a half, the last `n_saved` of which are saved for backward."""
+    """Describe the outputs of a half; its last `n_saved` are saved for backward."""
     end.meta["desc"] = [*descriptions, *(SavedForBackwardsAOTOutput(i) for i in range(n_saved))]
 
 

@@ -166,7 +166,7 @@ def _empty(device: torch.device, shape: Sequence[int], layout: Layout) -> Tensor
 
 
 def _as_declared(x: Tensor, layout: Layout) -> Tensor:
-    """`x` with the layout that the compiler was told."""
+    """`x` with the layout that the compiler knows."""
     declared = _empty(x.device, x.shape, layout)
     return x.detach() if declared.stride() == x.stride() and x.storage_offset() == 0 else declared.copy_(x)
 

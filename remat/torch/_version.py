@@ -32,7 +32,7 @@ def newer_fails(how: str) -> MissingPackage:
 
 
 def newer() -> str:
-    """The beginning of what is said of such a PyTorch."""
+    """How messages about such a PyTorch begin."""
     return f"PyTorch {torch.__version__} is newer than {_name(NEWEST)}, the newest that remat was tested with"
 
 

@@ -49,7 +49,7 @@ class Rematerialized(Planned, nn.Module):
         super().__init__()
         share_tables(self, model)
         self.__dict__.update(model=model, _planner=planner, plan=plan, _backend=backend, training=model.training)
-        self.__dict__["_accumulates"] = accumulates  # or was told that it does
+        self.__dict__["_accumulates"] = accumulates  # or the caller says that it does
         self.__dict__["_step"] = _CompiledStep(model, planner, backend)
         _optimizer.watch(self, planner.state_bytes)
 
@@ -284,7 +284,7 @@ def with_storages(arguments: Any, device: str) -> Any:
 
 
 def call_of(model: nn.Module) -> Callable[..., Any]:
-    """The model's call as a function with code of its own, by which the compiler counts what it has compiled."""
+    """The model's call as a function with code of its own, so that the compiler counts what it has compiled for it."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return model(*args, **kwargs)

@@ -49,7 +49,7 @@ class Planner:
         device: where the model is: ``cpu`` or ``cuda``.
         plain: peak of the plain step on the sample arguments.
         beside: what is resident beside parameters, buffers and arguments of a step, in bytes by name.
-        state_bytes: of the optimizer, of which a part is counted in `beside`.
+        state_bytes: of the optimizer; `beside` counts a part of it.
         sample: shapes and dtypes of the sample arguments, which the budget was given for.
         implementations: which implementations steps may be planned with, see `remat.torch._with_implementations`.
         plans: by the sha256 of the step's fingerprint.
@@ -78,7 +78,7 @@ class Planner:
         """The plan of a step: one made before, or a new one.
 
         Args:
-            in_loop: a training loop waits: the user is told, and the order of another shape is taken if it fits.
+            in_loop: a training loop waits: say so, and take the order of another shape if it fits.
 
         Raises:
             InvalidInput: no plan within the budget was found.

@@ -1,4 +1,4 @@
-"""Other implementations of ATen's operators: what their backward pass reads, where they write, by which algorithm.
+"""Other implementations of ATen's operators: what their backward pass reads, where they write, with which algorithm.
 
 Pure functions on tensors without autograd, for graphs in which they replace calls of a captured training step, and a
 table `IMPLEMENTATIONS` that says of each what it stands for. After MONeT (Shah et al., ICLR 2021).

@@ -1,7 +1,7 @@
 """When a normalisation's output may stand for its input: the rule for ``xhat = (y - bias) / weight``.
 
 y has a rounding error of eps * |y|, so the normalised input comes back with one of about eps * (1 + |bias / weight|).
-A layer of which that exceeds the promised tolerance in one channel is refused: the caller keeps the input instead.
+A layer is refused if that exceeds the promised tolerance in one channel: the caller keeps the input instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tensors without contents, of which a rule pass learns what shapes a function makes."""
+"""Tensors without contents: a pass over rules learns from them which shapes a function makes."""
 
 from __future__ import annotations
 

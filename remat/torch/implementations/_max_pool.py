@@ -41,7 +41,7 @@ def max_pool2d_backward_from_indices(
     grad: Tensor, size: Ints, strides: Ints, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints,
     ceil_mode: bool, indices: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Backward from ATen's int64 indices without the input, of which `size` and `strides` are given.
+    """Backward from ATen's int64 indices and the input's `size` and `strides`, without the input.
 
     On a CPU gradients are added up in the order in which ATen's kernel does, without a workspace. On CUDA its kernel
     is given memory in place of the input, which is a workspace of the input's size that is not written to.
