@@ -35,7 +35,7 @@ from experiments.progress import SolveProgress
 from experiments.provenance import provenance
 from experiments.row import Row
 from experiments.settings import STORE_FOLDER, Settings
-from experiments.solving import Bench, is_contradicted
+from experiments.solving import GraphRun, is_contradicted
 from experiments.store import Store
 from remat import Graph, load_graph
 from remat.errors import RematError
@@ -183,8 +183,8 @@ class Solver:
         subject = Subject(case.graph, None, None, None, None, "file", "file")
         console = Console(stderr=True, quiet=not sys.stderr.isatty())
         with LocalEngine(1) as engine, SolveProgress(console, engine.at_once) as progress:
-            bench = Bench(subject, settings, "bench", store, engine, progress, plain_peak(case.graph))
-            row = run_single(bench, case.budget_bytes)[0][0]
+            graph_run = GraphRun(subject, settings, "bench", store, engine, progress, plain_peak(case.graph))
+            row = run_single(graph_run, case.budget_bytes)[0][0]
         store.write_graph(case.graph)
         if is_contradicted(row):
             raise SystemExit(f"bench: {case.instance} at {case.budget}: {row.message}")

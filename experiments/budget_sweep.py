@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import remat
 from experiments.row import Row
-from experiments.solving import Bench, reuse_plans
+from experiments.solving import GraphRun, reuse_plans
 from remat.incumbent import GAP_TOLERANCE
 from remat.registry import get_strategy
 from remat.solution import Family
@@ -26,10 +26,10 @@ def sweep_budgets(smallest_bytes: int, largest_bytes: int, points: int, *, by_fa
     return sorted({smallest_bytes + i * span // last for i in range(points)})
 
 
-def smallest_budget(bench: Bench, families: Iterable[Family]) -> int:
+def smallest_budget(graph_run: GraphRun, families: Iterable[Family]) -> int:
     """The smallest budget with a plan in hand, of the bounds' greedy or of any family."""
     peaks = [member.peak_bytes for family in families for member in family.members]
-    return min([remat.min_budget(bench.subject.graph, bench.settings.scope).bytes, *peaks])
+    return min([remat.min_budget(graph_run.subject.graph, graph_run.settings.scope).bytes, *peaks])
 
 
 def through(budgets: list[int], wanted: int) -> list[int]:
@@ -41,36 +41,36 @@ def through(budgets: list[int], wanted: int) -> list[int]:
     return sorted([wanted, *(budget for budget in budgets if budget != nearest)])
 
 
-def run_sweep(bench: Bench, *, by_factor: bool = False, at: int | None = None) -> tuple[list[Row], list[str]]:
+def run_sweep(graph_run: GraphRun, *, by_factor: bool = False, at: int | None = None) -> tuple[list[Row], list[str]]:
     """(rows, keys of families): the families first, since they say where the budgets begin.
 
     See `sweep_budgets`; `at` is a budget that is among them if it lies between the ends.
     """
-    names = bench.settings.strategies
+    names = graph_run.settings.strategies
     independent = [name for name in names if get_strategy(name).ignores_budget]
-    families = bench.run_families(independent)
-    least = smallest_budget(bench, families.values())
-    budgets = sweep_budgets(least, bench.store_all_peak_bytes, bench.settings.points, by_factor=by_factor)
+    families = graph_run.run_families(independent)
+    least = smallest_budget(graph_run, families.values())
+    budgets = sweep_budgets(least, graph_run.store_all_peak_bytes, graph_run.settings.points, by_factor=by_factor)
     if at is not None:
         budgets = through(budgets, at)
     rows: list[Row] = []
     for family in families.values():
-        rows += bench.family_rows(family, budgets)
+        rows += graph_run.family_rows(family, budgets)
     dependent = [name for name in names if name not in families]
-    for name, solved in bench.run_budgets(dependent, budgets).items():
-        rows += share_plans(bench, solved) if is_reusable(name) else solved
-    return rows, [bench.key(name, None) for name, family in families.items() if family.members]
+    for name, solved in graph_run.run_budgets(dependent, budgets).items():
+        rows += share_plans(graph_run, solved) if is_reusable(name) else solved
+    return rows, [graph_run.key(name, None) for name, family in families.items() if family.members]
 
 
-def run_single(bench: Bench, budget_bytes: int) -> tuple[list[Row], list[str]]:
+def run_single(graph_run: GraphRun, budget_bytes: int) -> tuple[list[Row], list[str]]:
     """(rows, keys of families) at one budget."""
-    names = bench.settings.strategies
+    names = graph_run.settings.strategies
     independent = [name for name in names if get_strategy(name).ignores_budget]
-    families = bench.run_families(independent)
-    solved = {name: bench.family_rows(family, [budget_bytes]) for name, family in families.items()}
-    solved |= bench.run_budgets([name for name in names if name not in families], [budget_bytes])
+    families = graph_run.run_families(independent)
+    solved = {name: graph_run.family_rows(family, [budget_bytes]) for name, family in families.items()}
+    solved |= graph_run.run_budgets([name for name in names if name not in families], [budget_bytes])
     rows = [row for name in names for row in solved[name]]
-    return rows, [bench.key(name, None) for name, family in families.items() if family.members]
+    return rows, [graph_run.key(name, None) for name, family in families.items() if family.members]
 
 
 def is_reusable(name: str) -> bool:
@@ -79,11 +79,11 @@ def is_reusable(name: str) -> bool:
     return not chosen.ignores_budget and not chosen.is_baseline
 
 
-def share_plans(bench: Bench, rows: list[Row]) -> list[Row]:
+def share_plans(graph_run: GraphRun, rows: list[Row]) -> list[Row]:
     """`reuse_plans`, the changed rows stored beside those they come from."""
     shared = reuse_plans(rows, GAP_TOLERANCE)
     known = {row.key for row in rows}
     for row in shared:
         if row.key not in known:
-            bench.store.write_row(row)
+            graph_run.store.write_row(row)
     return shared

@@ -32,7 +32,7 @@ from experiments.engines import make_engine
 from experiments.progress import SolveProgress, say_written
 from experiments.row import Row
 from experiments.settings import STORE_FOLDER, Settings
-from experiments.solving import Bench, solve_each
+from experiments.solving import GraphRun, solve_each
 from experiments.store import Store, write_json
 from experiments.throughput import STRATEGY
 from remat.cost import apply_cost
@@ -118,20 +118,22 @@ class _Benches:
         subject = Subject(graph, spec.name, spec.framework, spec.granularity, spec.batch_size, "flops", "modelled")
         known = replace(settings, options=settings.options | {STRATEGY: settings.options.get(STRATEGY, {})})
         self.store.write_graph(graph)
-        bench = Bench(subject, known, "largest_model", self.store, self.engine, self.progress, plain_peak(graph), cap)
-        return graph, cap, solve_each([(bench, STRATEGY, int(settings.gpu.memory_bytes))])[0]
+        graph_run = GraphRun(
+            subject, known, "largest_model", self.store, self.engine, self.progress, plain_peak(graph), cap
+        )
+        return graph, cap, solve_each([(graph_run, STRATEGY, int(settings.gpu.memory_bytes))])[0]
 
 
 def _search(
     what: str, known: SizeSearch, spec_of: Callable[[int], ModelSpec], label_of: Callable[[ModelSpec], str],
-    benches: _Benches, max_trials: int,
+    graph_runs: _Benches, max_trials: int,
 ) -> dict[str, Any]:  # fmt: skip
     trials: list[dict[str, Any]] = []
     failed: list[str] = []
     while len(trials) + len(failed) < max_trials and (size := known.next_size()) is not None:
         spec = spec_of(size)
         try:
-            graph, cap, row = benches.trial(spec)
+            graph, cap, row = graph_runs.trial(spec)
         except RematError as error:  # a network that cannot be built: nothing is known of it
             known.learn(size, fits=False, impossible=False)
             failed.append(f"{label_of(spec)}: {error}")

@@ -23,7 +23,7 @@ from experiments.engines import make_engine
 from experiments.progress import SolveProgress, duration, say_written
 from experiments.row import Row
 from experiments.settings import RUNS_FOLDER, STORE_FOLDER, Settings
-from experiments.solving import Bench
+from experiments.solving import GraphRun
 from experiments.store import Store, write_json
 from remat.cost.gpu import Gpu, gpus, load_gpu
 from remat.errors import InvalidInput
@@ -73,11 +73,11 @@ def run_missing(store: Store, settings: Settings, console: Console) -> None:
             subject = Subject(graph, row.model, row.framework, row.granularity, row.batch_size, row.cost_model,
                               row.cost_source)  # fmt: skip
             mine = replace(settings, gpu=_gpu(row, settings.gpu))
-            bench = Bench(subject, mine, "leaderboard", store, engine, progress, row.store_all_peak_bytes)
-            for family in bench.run_families(independent).values():
-                bench.family_rows(family, budgets)
-            bench.run_budgets(dependent, budgets)
-            solved, reused = solved + bench.solved, reused + bench.reused
+            graph_run = GraphRun(subject, mine, "leaderboard", store, engine, progress, row.store_all_peak_bytes)
+            for family in graph_run.run_families(independent).values():
+                graph_run.family_rows(family, budgets)
+            graph_run.run_budgets(dependent, budgets)
+            solved, reused = solved + graph_run.solved, reused + graph_run.reused
     console.print(f"{solved} solved now, {reused} taken from the store", markup=False)
 
 

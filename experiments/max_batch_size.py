@@ -38,7 +38,7 @@ from experiments.per_sample import PerSample, per_sample
 from experiments.progress import SolveProgress, say_written
 from experiments.row import Row
 from experiments.settings import STORE_FOLDER, Settings
-from experiments.solving import Bench, compile_search, finished_jobs, is_final, keep_interrupted
+from experiments.solving import GraphRun, compile_search, finished_jobs, is_final, keep_interrupted
 from experiments.store import Store, write_json
 from remat.bounds.peak import peak_bound
 from remat.errors import InvalidInput
@@ -119,18 +119,18 @@ def _said(console: Console | None, what: str) -> AbstractContextManager[Any]:
 
 
 @dataclass(slots=True)
-class _Search:
-    """One strategy's bisection on its bench."""
+class _BatchSearch:
+    """One strategy's bisection among the solves of its graph."""
 
     strategy: str
     kind: str
-    bench: Bench
+    graph_run: GraphRun
     known: Bisection
     limit_s: float
-    others: list[_Search] = field(default_factory=list)
+    others: list[_BatchSearch] = field(default_factory=list)
 
     @property
-    def members(self) -> list[_Search]:
+    def members(self) -> list[_BatchSearch]:
         """Searches of the members of its strategy."""
         names = get_strategy(self.strategy).members if self.kind == "solver" else ()
         return [other for other in self.others if other.strategy in names]
@@ -147,7 +147,7 @@ class _Search:
         nearest = min(
             (row for row in rows if row is not None), key=lambda row: abs(row.budget_bytes - budget), default=None
         )
-        return self.bench.plan_of(nearest)
+        return self.graph_run.plan_of(nearest)
 
     def next_budget(self) -> int | None:
         """Of the next solve; None if all is known or the time is over."""
@@ -156,13 +156,13 @@ class _Search:
 
 
 @dataclass(slots=True)
-class _Direct(_Search):
+class _Direct(_BatchSearch):
     """The direct formulation: one solve, at the budget of plain training, from the best plan of a heuristic."""
 
     start: Plan | None = None
 
     def next_budget(self) -> int | None:
-        return None if self.known.rows else self.bench.store_all_peak_bytes
+        return None if self.known.rows else self.graph_run.store_all_peak_bytes
 
 
 class _Trial:
@@ -181,43 +181,43 @@ class _Trial:
         self.plain_bytes = plain_peak(network.graph)
         self.proven_bytes = peak_bound(network.graph).bytes
 
-        def bench(**changes: Any) -> Bench:
-            return Bench(subject, replace(settings, **changes), "max_batch_size", store, engine, progress,
+        def graph_run(**changes: Any) -> GraphRun:
+            return GraphRun(subject, replace(settings, **changes), "max_batch_size", store, engine, progress,
                          self.plain_bytes, network.cost_cap)  # fmt: skip
 
-        self.benches = {accounting: bench(accounting=accounting) for accounting in ("exact", "published")}
+        self.graph_runs = {accounting: graph_run(accounting=accounting) for accounting in ("exact", "published")}
         options = settings.options | {"checkmate_milp": {"formulation": "peak"}}
         total_s = SOLVES * settings.time_limit_s
-        self.direct_bench = bench(accounting="exact", options=options, time_limit_s=total_s)
+        self.direct_run = graph_run(accounting="exact", options=options, time_limit_s=total_s)
         self.families: dict[tuple[str, str], Family] = {}  # by accounting and strategy
-        self.found: list[_Search] = []
+        self.found: list[_BatchSearch] = []
 
     def run_families(self) -> None:
         """Every plan of the strategies that ignore the budget, under both accountings."""
         names = [name for name in self.settings.strategies if get_strategy(name).ignores_budget]
-        for accounting, bench in self.benches.items():
-            for name, family in bench.run_families(names).items():
+        for accounting, graph_run in self.graph_runs.items():
+            for name, family in graph_run.run_families(names).items():
                 self.families[accounting, name] = family
 
     def _bisection(self) -> Bisection:
         return Bisection(self.network, self.memory_bytes, RULES, self.plain_bytes, self.proven_bytes)
 
-    def searches(self) -> list[_Search]:
+    def searches(self) -> list[_BatchSearch]:
         """A bisection for each strategy that depends on the budget.
 
         Its plans free at last use, so one search serves all rules: they differ in what is counted beside it.
         """
-        bench, limit_s = self.benches["exact"], SOLVES * self.settings.time_limit_s
+        graph_run, limit_s = self.graph_runs["exact"], SOLVES * self.settings.time_limit_s
         names = [name for name in self.settings.strategies if not get_strategy(name).ignores_budget]
-        new = [_Search(name, "solver", bench, self._bisection(), limit_s) for name in names]
+        new = [_BatchSearch(name, "solver", graph_run, self._bisection(), limit_s) for name in names]
         for search in new:
             search.others = [other for other in new if other is not search]
         self.found += new
         return new
 
-    def direct(self) -> _Search:
+    def direct(self) -> _BatchSearch:
         """The direct formulation."""
-        search = _Direct(DIRECT, "direct", self.direct_bench, self._bisection(), SOLVES * self.settings.time_limit_s)
+        search = _Direct(DIRECT, "direct", self.direct_run, self._bisection(), SOLVES * self.settings.time_limit_s)
         members = [m for (accounting, _), f in self.families.items() if accounting == "exact" for m in f.members]
         allowed = [m for m in members if m.cost <= self.network.cost_cap]
         search.start = min(allowed, key=lambda m: m.peak_bytes).plan if allowed else None
@@ -265,15 +265,15 @@ class _Trial:
             if not allowed:
                 why = family.message or family.rejected or "none of its plans is within the cost cap"
                 notes.append(f"{rule.accounting}: {why}")
-        keys = [bench.key(name, None) for bench in self.benches.values()]
-        wall_s = sum(self.families[accounting, name].wall_s for accounting in self.benches)
+        keys = [graph_run.key(name, None) for graph_run in self.graph_runs.values()]
+        wall_s = sum(self.families[accounting, name].wall_s for accounting in self.graph_runs)
         return {
             "strategy": name, "kind": "family", "found_bytes": peaks, "found": self._batches(peaks),
             "proven_bytes": None, "proven": dict.fromkeys(peaks), "solves": 0, "wall_s": wall_s,
             "note": "; ".join(dict.fromkeys(notes)), "keys": keys,
         }  # fmt: skip
 
-    def _search_record(self, search: _Search) -> dict[str, Any]:
+    def _search_record(self, search: _BatchSearch) -> dict[str, Any]:
         search.hear()
         known = search.known
         found = None if known.stopped else known.found_bytes
@@ -296,25 +296,25 @@ class _Trial:
         ]
 
 
-def _drive(searches: Sequence[_Search], engine: Engine, progress: SolveProgress) -> None:
+def _drive(searches: Sequence[_BatchSearch], engine: Engine, progress: SolveProgress) -> None:
     """Run searches side by side, each one solve after the other, through store and engine.
 
     Ctrl-C stores what the running solves have found, in rows that are solved again the next time.
     """
-    waiting: dict[str, _Search] = {}
+    waiting: dict[str, _BatchSearch] = {}
 
-    def advance(search: _Search) -> None:
+    def advance(search: _BatchSearch) -> None:
         while (budget := search.next_budget()) is not None:
-            bench, name = search.bench, "checkmate_milp" if search.kind == "direct" else search.strategy
-            key = bench.key(name, budget)
-            row = bench.store.read_row(key, bench.subject.graph)
+            graph_run, name = search.graph_run, "checkmate_milp" if search.kind == "direct" else search.strategy
+            key = graph_run.key(name, budget)
+            row = graph_run.store.read_row(key, graph_run.subject.graph)
             if row is None or not is_final(row):
                 waiting[key] = search
-                progress.expect([bench.settings.time_limit_s])
+                progress.expect([graph_run.settings.time_limit_s])
                 compile_search(progress)
                 engine.submit(_job(search, name, budget))
                 return
-            bench.reused += 1
+            graph_run.reused += 1
             _learn(search, row)
 
     for search in searches:
@@ -323,8 +323,8 @@ def _drive(searches: Sequence[_Search], engine: Engine, progress: SolveProgress)
         for job, solution in finished_jobs(engine, progress):
             assert isinstance(solution, Solution)
             search = waiting.pop(job.key)
-            search.bench.solved += 1
-            row = search.bench.keep(job.key, solution)
+            search.graph_run.solved += 1
+            row = search.graph_run.keep(job.key, solution)
             _learn(search, row)
             batch = RULES[0].batch(search.known.found_bytes, search.known.network, search.known.memory_bytes)
             most = RULES[0].batch(search.known.proven_bytes, search.known.network, search.known.memory_bytes)
@@ -334,18 +334,18 @@ def _drive(searches: Sequence[_Search], engine: Engine, progress: SolveProgress)
             progress.finished(line, solution.wall_s)
             advance(search)
     except KeyboardInterrupt:
-        keep_interrupted(engine, lambda key: waiting[key].bench)
+        keep_interrupted(engine, lambda key: waiting[key].graph_run)
         raise
 
 
-def _job(search: _Search, name: str, budget: int) -> Job:
+def _job(search: _BatchSearch, name: str, budget: int) -> Job:
     """The next solve, from the plan of the nearest budget tried."""
     if isinstance(search, _Direct):
-        return search.bench.job(name, budget, lambda: search.start)
-    return search.bench.job(name, budget, lambda: search.nearest_plan(budget))
+        return search.graph_run.job(name, budget, lambda: search.start)
+    return search.graph_run.job(name, budget, lambda: search.nearest_plan(budget))
 
 
-def _learn(search: _Search, row: Row) -> None:
+def _learn(search: _BatchSearch, row: Row) -> None:
     """Take in a solve; the direct formulation's own bound is one on the peak."""
     known = search.known
     known.learn(row)

@@ -28,7 +28,7 @@ from experiments.progress import SolveProgress, duration
 from experiments.provenance import provenance
 from experiments.row import Row
 from experiments.settings import RUNS_FOLDER, Settings
-from experiments.solving import Bench, contradictions
+from experiments.solving import GraphRun, contradictions
 from experiments.store import Store, write_json
 from remat.errors import InvalidInput, unknown_name
 from remat.files import read_json
@@ -73,7 +73,7 @@ class PartContext(Generic[NetworkT, ScaleT]):
     progress: SolveProgress
     console: Console
     folder: Path
-    benches: list[Bench] = field(default_factory=list)
+    graph_runs: list[GraphRun] = field(default_factory=list)
     rows: dict[Any, Row] = field(default_factory=dict)
     _made: dict[Hashable, Any] = field(default_factory=dict)
 
@@ -83,19 +83,19 @@ class PartContext(Generic[NetworkT, ScaleT]):
             self._made[key] = make()
         return self._made[key]
 
-    def bench(
+    def graph_run(
         self, subject: Subject, experiment: str, *, strategies: Sequence[str] | None = None,
         options: Mapping[str, Mapping[str, Any]] | None = None, **changes: Any,
-    ) -> Bench:  # fmt: skip
-        """A bench for one graph; `options` are added to those of the strategies, `changes` are of the settings."""
+    ) -> GraphRun:  # fmt: skip
+        """The solves of one graph; `options` are added to those of the strategies, `changes` are of the settings."""
         names = tuple(self.settings.strategies if strategies is None else strategies)
         merged = {name: {**self.settings.options.get(name, {}), **(options or {}).get(name, {})} for name in names}
         settings = replace(self.settings, strategies=names, options=merged, **changes)
         self.store.write_graph(subject.graph)
         plain = remat.family(subject.graph.default(), "checkpoint_all", accounting=settings.accounting)[0]
-        bench = Bench(subject, settings, experiment, self.store, self.engine, self.progress, plain.peak_bytes)
-        self.benches.append(bench)
-        return bench
+        graph_run = GraphRun(subject, settings, experiment, self.store, self.engine, self.progress, plain.peak_bytes)
+        self.graph_runs.append(graph_run)
+        return graph_run
 
     def published_file(self, network: NetworkT) -> Path | None:
         """The network's published graph; None without one, or without the folder of instances."""
@@ -162,9 +162,9 @@ class Paper:
             self.prepare(context, parts)
             documents = [_run_part(part, self.parts[part], context) for part in parts]
         refuted = [line for document in documents for line in document.get("contradicted", [])]
-        for bench in context.benches:
-            if bench.cost_cap is None:  # a solve within a cap ends as soon as the cap is met or ruled out
-                refuted += contradictions(list(bench.kept.values()))
+        for graph_run in context.graph_runs:
+            if graph_run.cost_cap is None:  # a solve within a cap ends as soon as the cap is met or ruled out
+                refuted += contradictions(list(graph_run.kept.values()))
         context.print(f"{progress.n_finished} solved now, in {duration(time.monotonic() - began)}")
         return _draw(self.draw, context, refuted)
 

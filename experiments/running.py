@@ -20,7 +20,7 @@ from experiments.engines import make_engine
 from experiments.progress import SolveProgress, make_console
 from experiments.row import Row
 from experiments.settings import RUNS_FOLDER, STORE_FOLDER, Settings, for_implementations
-from experiments.solving import Bench, contradictions, is_final
+from experiments.solving import GraphRun, contradictions, is_final
 from experiments.store import Store, write_json
 from experiments.wandb_logger import import_wandb, log_run
 from remat.errors import InvalidInput
@@ -61,18 +61,18 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
     _introduce(console, subject, settings, store_all.peak_bytes)
     head = _head(cfg, settings, subject, experiment, folder)
     with engine, SolveProgress(console, engine.at_once) as progress:
-        bench = Bench(subject, settings, experiment, store, engine, progress, store_all.peak_bytes)
+        graph_run = GraphRun(subject, settings, experiment, store, engine, progress, store_all.peak_bytes)
         try:
             if settings.budget_bytes is None:
-                rows, families = run_sweep(bench)
+                rows, families = run_sweep(graph_run)
             else:
-                rows, families = run_single(bench, settings.budget_bytes)
+                rows, families = run_single(graph_run, settings.budget_bytes)
         except KeyboardInterrupt:
-            _write_run(folder, head, list(bench.kept), [])
-            if bench.kept:
-                finished = sum(is_final(row) for row in bench.kept.values())
+            _write_run(folder, head, list(graph_run.kept), [])
+            if graph_run.kept:
+                finished = sum(is_final(row) for row in graph_run.kept.values())
                 line = (
-                    f"kept {finished} of {len(bench.kept)} results as finished; python -m analysis {folder} draws "
+                    f"kept {finished} of {len(graph_run.kept)} results as finished; python -m analysis {folder} draws "
                     "them; the same command goes on: finished solves are not repeated, others begin from their plans"
                 )
                 console.print(line, markup=False, soft_wrap=True)
@@ -81,7 +81,7 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
     drawn = _draw(console, folder)
     _explain_failures(console, rows)
     _say_unfinished(console, rows)
-    console.print(f"{bench.solved} solved now, {bench.reused} taken from the store", markup=False)
+    console.print(f"{graph_run.solved} solved now, {graph_run.reused} taken from the store", markup=False)
     _say_where(console, drawn)
     if settings.logger == "wandb":
         where = log_run(folder, rows, head["config"], drawn, project=settings.wandb_project, mode=settings.wandb_mode)

@@ -38,8 +38,8 @@ _FINAL = (Status.OPTIMAL, Status.FEASIBLE, Status.INFEASIBLE, Status.NO_PLAN, St
 
 
 @dataclass(slots=True)
-class Bench:
-    """One graph on the bench: runs strategies on it, keeping rows as they finish.
+class GraphRun:
+    """The solves of one graph: runs strategies on it and keeps rows as they finish.
 
     Attributes:
         experiment: name that new rows carry.
@@ -302,7 +302,7 @@ def compile_search(progress: SolveProgress) -> None:
         subprocess.run([sys.executable, "-m", "remat.search"], stdout=subprocess.DEVNULL, check=False)
 
 
-def keep_interrupted(engine: Engine, bench_of: Callable[[str], Bench]) -> None:
+def keep_interrupted(engine: Engine, bench_of: Callable[[str], GraphRun]) -> None:
     """End what runs and store the plans found; `bench_of` gets a job's key."""
     for job, solution in engine.interrupt():
         if isinstance(solution, Solution) and solution.plan is not None:
@@ -448,22 +448,22 @@ def _derived(row: Row, *, plan: Row | None = None, bound: Row | None = None, tol
     return replace(new, bound=proven, gap=gap, status=str(status), key=row_key({"reused": used}))
 
 
-def solve_each(asked: Sequence[tuple[Bench, str, int]]) -> list[Row]:
-    """A row for each (bench, strategy, budget), from the store or solved side by side; the benches share one engine.
+def solve_each(asked: Sequence[tuple[GraphRun, str, int]]) -> list[Row]:
+    """A row for each (graph run, strategy, budget), from the store or solved side by side; all share one engine.
 
     No solve starts from the plan of another. Ctrl-C as in `Bench.run_budgets`.
     """
-    keys = [bench.key(strategy, budget) for bench, strategy, budget in asked]
+    keys = [graph_run.key(strategy, budget) for graph_run, strategy, budget in asked]
     rows: dict[str, Row] = {}
-    owner = {key: bench for key, (bench, *_) in zip(keys, asked, strict=True)}
+    owner = {key: graph_run for key, (graph_run, *_) in zip(keys, asked, strict=True)}
     jobs = []
-    for key, (bench, strategy, budget) in zip(keys, asked, strict=True):
-        row = bench.store.read_row(key, bench.subject.graph)
+    for key, (graph_run, strategy, budget) in zip(keys, asked, strict=True):
+        row = graph_run.store.read_row(key, graph_run.subject.graph)
         if row is not None and is_final(row):
-            rows[key] = bench.kept[key] = row
-            bench.reused += 1
+            rows[key] = graph_run.kept[key] = row
+            graph_run.reused += 1
         else:
-            jobs.append(bench.job(strategy, budget, lambda: None))
+            jobs.append(graph_run.job(strategy, budget, lambda: None))
     if jobs:
         engine, progress = asked[0][0].engine, asked[0][0].progress
         try:

@@ -31,7 +31,7 @@ from experiments.per_sample import of_batch, pair, per_sample
 from experiments.progress import SolveProgress, say_written
 from experiments.row import Row
 from experiments.settings import STORE_FOLDER, Settings
-from experiments.solving import Bench, solve_each
+from experiments.solving import GraphRun, solve_each
 from experiments.store import Store, code_version, write_json
 from remat.bounds.price import shadow_price
 from remat.cost import apply_cost
@@ -85,20 +85,20 @@ def throughput(
     plain = rule.batch(plain_peak(network.graph), network, memory_bytes)
     most = rule.batch(network.graph.largest_working_set()[0], network, memory_bytes)
 
-    def bench(batch: int) -> Bench:
+    def graph_run(batch: int) -> GraphRun:
         costed = apply_cost(of_batch(one, two, batch), settings.cost, settings.gpu, cache_folder=CACHE_FOLDER / "costs")
         subject = Subject(costed, spec.name, spec.framework, spec.granularity, batch, settings.cost, "modelled")
         known = replace(settings, options=settings.options | {STRATEGY: settings.options.get(STRATEGY, {})})
         store.write_graph(costed)
-        return Bench(subject, known, "throughput", store, engine, progress, plain_peak(costed))
+        return GraphRun(subject, known, "throughput", store, engine, progress, plain_peak(costed))
 
-    benches: dict[int, Bench] = {}
+    graph_runs: dict[int, GraphRun] = {}
     rows: dict[int, Row] = {}
 
     def solve(batches: Sequence[int]) -> None:
         new = [batch for batch in batches if batch not in rows]
-        benches.update((batch, bench(batch)) for batch in new)
-        found = solve_each([(benches[batch], STRATEGY, memory_bytes) for batch in new])
+        graph_runs.update((batch, graph_run(batch)) for batch in new)
+        found = solve_each([(graph_runs[batch], STRATEGY, memory_bytes) for batch in new])
         rows.update(zip(new, found, strict=True))
 
     solve(grid(max(1, plain), max(1, most), coarse))
@@ -110,7 +110,7 @@ def throughput(
     best = _best(rows)
     planned = [batch for batch, row in rows.items() if row.cost]
     prices = [
-        _price(benches[batch].subject.graph, batch, memory_bytes, settings, store, price_limit_s)
+        _price(graph_runs[batch].subject.graph, batch, memory_bytes, settings, store, price_limit_s)
         for batch in (dict.fromkeys((best, max(planned))) if best is not None else ())
     ]
     return {

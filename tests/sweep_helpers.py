@@ -12,7 +12,7 @@ from experiments.engine import LocalEngine
 from experiments.progress import SolveProgress, make_console
 from experiments.row import Row
 from experiments.settings import Settings
-from experiments.solving import Bench
+from experiments.solving import GraphRun
 from experiments.store import Store
 from remat.cost.gpu import load_gpu
 
@@ -57,11 +57,11 @@ def settings(**changes: object) -> Settings:
     return replace(base, **changes)
 
 
-def sweep(folder: Path, **changes: object) -> tuple[list[Row], list[str], Bench]:
+def sweep(folder: Path, **changes: object) -> tuple[list[Row], list[str], GraphRun]:
     subject = Subject(MIRROR, None, None, None, None, "file", "file")
     chosen = settings(**changes)
     peak = remat.family(MIRROR, "checkpoint_all")[0].peak_bytes
     with SolveProgress(make_console(), 2) as progress, LocalEngine(2) as engine:
-        bench = Bench(subject, chosen, "test", Store(folder), engine, progress, peak)
-        rows, families = run_sweep(bench)
-    return rows, families, bench
+        graph_run = GraphRun(subject, chosen, "test", Store(folder), engine, progress, peak)
+        rows, families = run_sweep(graph_run)
+    return rows, families, graph_run

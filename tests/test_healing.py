@@ -113,22 +113,22 @@ def test_a_damaged_file_of_the_store_is_made_again_and_named(
     DAMAGE[damage](path)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        again, _, bench = sweep(folder, **CHEAP)
+        again, _, graph_run = sweep(folder, **CHEAP)
         store = Store(folder)
         store.write_graph(MIRROR)
         assert store.remember("paper", {"question": 1}, lambda: {"answer": 42}) == {"answer": 42}
     told = [str(warning.message) for warning in caught]
     assert outcome(again) == outcome(rows)
-    assert bench.solved == (1 if kind in ("rows", "plans", "families") else 0)
+    assert graph_run.solved == (1 if kind in ("rows", "plans", "families") else 0)
     # What is not there is no damage; but a row whose plan is gone is.
     assert [line for line in told if str(path) in line and "\n" not in line] == told
     assert len(told) == (0 if damage == "deleted" and kind != "plans" else 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        once_more, _, bench = sweep(folder, **CHEAP)
+        once_more, _, graph_run = sweep(folder, **CHEAP)
         Store(folder).write_graph(MIRROR)
         assert Store(folder).remember("paper", {"question": 1}, lambda: None) == {"answer": 42}
-    assert (outcome(once_more), bench.solved) == (outcome(rows), 0)
+    assert (outcome(once_more), graph_run.solved) == (outcome(rows), 0)
 
 
 @pytest.mark.usefixtures("in_process")
@@ -141,8 +141,8 @@ def test_a_plan_of_another_row_is_not_taken_for_this_one(tmp_path: Path, solved:
     )
     (folder / str(wide.plan_file)).write_bytes((folder / str(tight.plan_file)).read_bytes())
     with pytest.warns(UserWarning, match=rf"{wide.plan_file}: costs .* its row says .*computing it again"):
-        again, _, bench = sweep(folder, **CHEAP)
-    assert (outcome(again), bench.solved) == (outcome(rows), 1)
+        again, _, graph_run = sweep(folder, **CHEAP)
+    assert (outcome(again), graph_run.solved) == (outcome(rows), 1)
 
 
 def test_a_changed_step_is_an_error_that_names_the_file_and_the_step(tmp_path: Path) -> None:
@@ -292,17 +292,17 @@ def test_what_a_killed_worker_left_is_solved_by_the_next_run(
 ) -> None:
     only = CHEAP | {"strategies": (strategy,), "options": {strategy: {}}}
     killing.append("remat.solving._worker")
-    lost, _, bench = sweep(tmp_path, **only)
+    lost, _, graph_run = sweep(tmp_path, **only)
     assert {row.status for row in lost} == {"FAILED"}
     assert all("SIGKILL" in row.message for row in lost)
     killing.clear()
-    again, _, bench = sweep(tmp_path, **only)
+    again, _, graph_run = sweep(tmp_path, **only)
     wanted = [row for row in solved[1] if row.strategy == strategy]
     assert {row.status for row in again} == {row.status for row in wanted}
     assert {row.cost for row in again} >= {row.cost for row in wanted}
-    assert bench.solved > 0
-    _, _, bench = sweep(tmp_path, **only)
-    assert bench.solved == 0
+    assert graph_run.solved > 0
+    _, _, graph_run = sweep(tmp_path, **only)
+    assert graph_run.solved == 0
 
 
 def test_a_family_that_was_lost_once_is_not_lost_for_ever(tmp_path: Path, killing: list[str]) -> None:

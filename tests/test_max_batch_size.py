@@ -23,7 +23,7 @@ from experiments.config import register
 from experiments.engine import Job
 from experiments.engines import make_engine
 from experiments.largest_model import SizeSearch
-from experiments.max_batch_size import DIRECT, _Search, max_batches
+from experiments.max_batch_size import DIRECT, _BatchSearch, max_batches
 from experiments.per_sample import PerSample, of_batch, pair, per_sample
 from experiments.progress import SolveProgress
 from experiments.store import Store
@@ -442,9 +442,9 @@ def test_the_portfolio_has_what_its_members_find_and_nobody_asks_what_is_ruled_o
     least = vgg19.graph.largest_working_set()[0]
     plain = plain_peak(vgg19.graph)
 
-    def search(name: str) -> _Search:
+    def search(name: str) -> _BatchSearch:
         bisection = Bisection(vgg19, GPU_BYTES, RULES[:1], plain, least)
-        return _Search(name, "solver", bench=None, known=bisection, limit_s=100.0)  # type: ignore[arg-type]
+        return _BatchSearch(name, "solver", graph_run=None, known=bisection, limit_s=100.0)  # type: ignore[arg-type]
 
     all_of_them = [search("portfolio"), search("search"), search("interval_cp")]
     for one in all_of_them:

@@ -23,7 +23,7 @@ from experiments.engine import Engine, Job, LocalEngine
 from experiments.engines import make_engine
 from experiments.progress import SolveProgress, make_console
 from experiments.row import Row
-from experiments.solving import Bench
+from experiments.solving import GraphRun
 from experiments.store import Store
 from remat.errors import InvalidInput, MissingPackage, RematError
 from remat.frontends import synthetic
@@ -100,7 +100,7 @@ class Ticks(SolveProgress):
             self.kill = None
 
 
-def sweep(folder: Path, engine: Engine, progress: SolveProgress) -> tuple[list[Row], Bench]:
+def sweep(folder: Path, engine: Engine, progress: SolveProgress) -> tuple[list[Row], GraphRun]:
     """Rows that repeat exactly: a limit of moves, and no solve begins from another's plan."""
     names = ("checkpoint_all", "search")
     chosen = settings(
@@ -108,11 +108,11 @@ def sweep(folder: Path, engine: Engine, progress: SolveProgress) -> tuple[list[R
     )
     subject = Subject(GRAPH, None, None, None, None, "file", "file")
     with engine, progress:
-        bench = Bench(subject, chosen, "test", Store(folder), engine, progress, PEAK)
-        families = bench.run_families(names[:1])
-        rows = bench.family_rows(families["checkpoint_all"], BUDGETS)
-        rows += bench.run_budgets(names[1:], BUDGETS)["search"]
-    return rows, bench
+        graph_run = GraphRun(subject, chosen, "test", Store(folder), engine, progress, PEAK)
+        families = graph_run.run_families(names[:1])
+        rows = graph_run.family_rows(families["checkpoint_all"], BUDGETS)
+        rows += graph_run.run_budgets(names[1:], BUDGETS)["search"]
+    return rows, graph_run
 
 
 def told(rows: list[Row]) -> list[tuple[Any, ...]]:
@@ -128,15 +128,15 @@ def test_a_node_killed_in_mid_sweep_loses_nothing_and_repeats_nothing(nodes: tup
         make_engine("ray", None, 2, cluster.address).__enter__()
     progress = Ticks(lambda: cluster.remove_node(second, allow_graceful=False))
     with pytest.warns(UserWarning, match="search at .*: lost with its node; solving it again"):
-        rows, bench = sweep(store, make_engine("ray", None, 1, cluster.address), progress)
+        rows, graph_run = sweep(store, make_engine("ray", None, 1, cluster.address), progress)
     assert progress.kill is None  # it was killed
-    assert bench.solved == 1 + len(BUDGETS)  # each came back once
+    assert graph_run.solved == 1 + len(BUDGETS)  # each came back once
     assert len(list((store / "rows").iterdir())) == len(rows) == 2 * len(BUDGETS)
     assert {row.status for row in rows if row.strategy == "search"} <= {"OPTIMAL", "FEASIBLE"}
     local, _ = sweep(tmp_path / "local", LocalEngine(2), Ticks())
     assert told(rows) == told(local)
-    again, bench = sweep(store, LocalEngine(1), Ticks())
-    assert bench.solved == 0  # the local engine goes on with the same store
+    again, graph_run = sweep(store, LocalEngine(1), Ticks())
+    assert graph_run.solved == 0  # the local engine goes on with the same store
     assert told(again) == told(rows)
 
 

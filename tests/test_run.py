@@ -20,7 +20,7 @@ import analysis
 import remat
 from experiments import cli
 from experiments.build import Subject
-from experiments.solving import Bench
+from experiments.solving import GraphRun
 from remat.errors import RematError
 from remat.extraction import extract_in_child
 from remat.frontends.spec import ModelSpec
@@ -375,9 +375,8 @@ def test_equal_graphs_of_other_types_have_rows_of_their_own() -> None:
     ]
     assert graphs[0].sha256() == graphs[1].sha256()
     keys = {
-        Bench(Subject(graph, "m", "torch", "operation", 1, "flops", "modelled"), settings(), "x", None, None, None, 1)
-        .key("checkpoint_all", 8)
-        for graph in graphs
+        GraphRun(subject, settings(), "x", None, None, None, 1).key("checkpoint_all", 8)
+        for subject in (Subject(graph, "m", "torch", "operation", 1, "flops", "modelled") for graph in graphs)
     }  # fmt: skip
     assert len(keys) == 2
 

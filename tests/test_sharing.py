@@ -18,7 +18,7 @@ from experiments.build import Subject
 from experiments.engine import LocalEngine
 from experiments.progress import SolveProgress, make_console
 from experiments.row import Row
-from experiments.solving import Bench, contradictions, is_final, reuse_plans
+from experiments.solving import GraphRun, contradictions, is_final, reuse_plans
 from experiments.store import Store
 from remat import Outcome, Plan, Problem, Solution, Status, registry, simulate
 from remat.context import Context
@@ -166,13 +166,13 @@ class Here(LocalEngine):
         return [(job, replace(solution, plan=plan, budget_bytes=5, status=Status.FEASIBLE, ended=Ending.INTERRUPTED))]
 
 
-def sweep(folder: Path, engine: Here, **changes: object) -> tuple[list[Row], Bench]:
+def sweep(folder: Path, engine: Here, **changes: object) -> tuple[list[Row], GraphRun]:
     subject = Subject(MIRROR, None, None, None, None, "file", "file")
     chosen = settings(strategies=("scripted",), options={"scripted": {}}, **changes)
     peak = remat.family(MIRROR, "checkpoint_all")[0].peak_bytes
     with SolveProgress(make_console(), 1) as progress, engine:
-        bench = Bench(subject, chosen, "test", Store(folder), engine, progress, peak)
-        return run_sweep(bench)[0], bench
+        graph_run = GraphRun(subject, chosen, "test", Store(folder), engine, progress, peak)
+        return run_sweep(graph_run)[0], graph_run
 
 
 def only_tight(problem: Problem) -> Outcome:
@@ -187,7 +187,7 @@ def only_tight(problem: Problem) -> Outcome:
 def test_finished_budgets_feed_the_queued_ones_unless_runs_must_repeat(scripted, tmp_path, deterministic) -> None:
     scripted(only_tight)
     engine = Here()
-    rows, bench = sweep(tmp_path, engine, deterministic=deterministic)
+    rows, graph_run = sweep(tmp_path, engine, deterministic=deterministic)
     cost = optimum(MIRROR, 3, "staged")
     later = None if deterministic else cost
     assert engine.starts == [(3, None), (4, later), (5, later)]
@@ -195,7 +195,7 @@ def test_finished_budgets_feed_the_queued_ones_unless_runs_must_repeat(scripted,
     assert [row.plan_from for row in rows] == [None, 3, 3]
     again, repeated = sweep(tmp_path, Here()) if not deterministic else sweep(tmp_path, Here(), deterministic=True)
     assert (repeated.solved, again) == (0, rows)
-    assert bench.solved == 3
+    assert graph_run.solved == 3
 
 
 def test_an_interrupted_row_is_kept_but_not_taken_for_a_finished_one(scripted, tmp_path) -> None:
@@ -209,8 +209,8 @@ def test_an_interrupted_row_is_kept_but_not_taken_for_a_finished_one(scripted, t
     ]
     assert len(stored) == 3
     engine = Here()
-    rows, bench = sweep(tmp_path, engine)
-    assert (bench.solved, bench.reused) == (1, 2)
+    rows, graph_run = sweep(tmp_path, engine)
+    assert (graph_run.solved, graph_run.reused) == (1, 2)
     assert [row.budget_bytes for row in rows] == [3, 4, 5]
     assert all(is_final(row) for row in rows)
     assert engine.starts[0][1] is not None  # begins from a plan
@@ -267,8 +267,8 @@ def sweep_of(folder: Path, *names: str, engine: LocalEngine, graph=MIRROR, budge
     subject = Subject(graph, None, None, None, None, "file", "file")
     chosen = settings(strategies=names, options={name: {} for name in names}, time_limit_s=60.0, threads=1)
     with SolveProgress(make_console(), 1) as progress, engine:
-        bench = Bench(subject, chosen, "test", Store(folder), engine, progress, 5)
-        return {name: rows[0] for name, rows in bench.run_budgets(names, [budget]).items()}
+        graph_run = GraphRun(subject, chosen, "test", Store(folder), engine, progress, 5)
+        return {name: rows[0] for name, rows in graph_run.run_budgets(names, [budget]).items()}
 
 
 def test_a_strategy_has_the_cheaper_plan_of_its_member_and_says_so(scripted, tmp_path) -> None:

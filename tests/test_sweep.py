@@ -76,8 +76,8 @@ def test_baselines_are_never_reused() -> None:
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row], list[str]]:
     folder = tmp_path_factory.mktemp("store")
-    rows, families, bench = sweep(folder)
-    assert (bench.solved, bench.reused) == (5, 0)  # two families, the MILP at three budgets
+    rows, families, graph_run = sweep(folder)
+    assert (graph_run.solved, graph_run.reused) == (5, 0)  # two families, the MILP at three budgets
     return folder, rows, families
 
 
@@ -110,8 +110,8 @@ def test_every_row_holds_its_plan_and_where_it_came_from(done: tuple[Path, list[
 
 def test_a_repeated_sweep_solves_nothing_and_says_the_same(done: tuple[Path, list[Row], list[str]]) -> None:
     folder, rows, families = done
-    again, families_again, bench = sweep(folder)
-    assert bench.solved == 0
+    again, families_again, graph_run = sweep(folder)
+    assert graph_run.solved == 0
     assert again == rows
     assert families_again == families
 
@@ -121,8 +121,8 @@ def test_a_lost_row_is_the_only_one_solved_again(done: tuple[Path, list[Row], li
     lost = next(row for row in rows if row.strategy == "checkmate_milp" and row.budget_bytes == 5)
     (folder / "rows" / f"{lost.key}.parquet").write_bytes(b"broken")
     with pytest.warns(UserWarning, match="computing it again"):
-        again, _, bench = sweep(folder)
-    assert bench.solved == 1
+        again, _, graph_run = sweep(folder)
+    assert graph_run.solved == 1
     assert [row.cost for row in again] == [row.cost for row in rows]
 
 

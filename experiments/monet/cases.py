@@ -10,7 +10,7 @@ from experiments.build import Subject
 from experiments.monet.published import Network
 from experiments.parts import PartContext
 from experiments.row import Row
-from experiments.solving import Bench, solve_each
+from experiments.solving import GraphRun, solve_each
 from remat.frontends.json import load_graph
 from remat.frontends.monet import LEVELS, monet_graph
 from remat.graph import Graph
@@ -87,24 +87,24 @@ def graph_of(context: Context, network: Network, level: str) -> Graph:
 
 def bench_of(
     context: Context, network: Network, level: str, cost_cap: int | None = None, *, longer: bool = False
-) -> Bench:
+) -> GraphRun:
     """Where the graph of that level is solved; `longer`: by `Scale.joint_factor`."""
     level = JOINT if level == LEVELS[-1] else level
 
-    def make() -> Bench:
+    def make() -> GraphRun:
         if cost_cap is None and not longer:
-            return context.bench(_subject(context, network, level), "paper/monet", strategies=_strategies(context))
+            return context.graph_run(_subject(context, network, level), "paper/monet", strategies=_strategies(context))
         same = bench_of(context, network, level)
         limit = context.scale.time_limit_s * (context.scale.joint_factor if longer else 1)
         settings = replace(same.settings, time_limit_s=limit)
-        bench = replace(same, settings=settings, cost_cap=cost_cap, kept={}, live={})
-        context.benches.append(bench)
-        return bench
+        graph_run = replace(same, settings=settings, cost_cap=cost_cap, kept={}, live={})
+        context.graph_runs.append(graph_run)
+        return graph_run
 
     return context.once((network.name, level, cost_cap, longer), make)
 
 
-def bench_of_case(context: Context, case: Case) -> Bench:
+def bench_of_case(context: Context, case: Case) -> GraphRun:
     """Where a case is solved."""
     network = next(network for network in context.networks if network.name == case.network)
     longer = case.strategy == "portfolio" and case.level != NONE
@@ -144,11 +144,11 @@ def solve_gist(context: Context, network: Network) -> list[dict[str, Any]]:
     """Gist's one plan, whatever the budget."""
     if GIST not in context.settings.strategies:
         return []
-    bench = bench_of(context, network, GIST)
-    family = bench.run_families([GIST])[GIST]
-    plain = max(bench.store_all_peak_bytes, *(member.peak_bytes for member in family.members), 1)
+    graph_run = bench_of(context, network, GIST)
+    family = graph_run.run_families([GIST])[GIST]
+    plain = max(graph_run.store_all_peak_bytes, *(member.peak_bytes for member in family.members), 1)
     case = Case(network.name, GIST, GIST, plain)
-    (context.rows[case],) = bench.family_rows(family, [plain])
+    (context.rows[case],) = graph_run.family_rows(family, [plain])
     return [entry(case, context.rows[case])]
 
 

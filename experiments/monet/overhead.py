@@ -48,16 +48,16 @@ def facts(context: Context, network: Network) -> dict[str, Any]:
     graph = graph_of(context, network, JOINT)
     plan = plain_pytorch(graph)
     trace = remat.simulate(graph, plan)
-    bench = bench_of(context, network, NONE)
+    graph_run = bench_of(context, network, NONE)
     return {
         **asdict(network),
-        "costs": bench.subject.cost_model,
+        "costs": graph_run.subject.cost_model,
         "operations": len(graph),
         "implementations": sum(len(op.implementations) for op in graph.operations),
         "columns": {level: estimate_columns(graph_of(context, network, level)) for level in (NONE, NO_WINOGRAD, JOINT)},
         "fixed_bytes": graph.fixed_bytes,
         "total_cost": graph.total_cost,
-        "default_peak_bytes": bench.store_all_peak_bytes,
+        "default_peak_bytes": graph_run.store_all_peak_bytes,
         "pytorch_peak_bytes": trace.peak_bytes,
         "pytorch_cost": trace.cost,
         "budgets_bytes": list(budgets_of(context, network)),

@@ -26,11 +26,11 @@ def run(context: Context) -> dict[str, Any]:
         plans: dict[tuple[str, int], Any] = {}
         budgets: list[int] = []
         for cost, subject in subjects.items():
-            bench = context.bench(subject, "paper/cost_models", strategies=("portfolio",))
+            graph_run = context.graph_run(subject, "paper/cost_models", strategies=("portfolio",))
             least = min_budget(subject.graph, context.settings.scope).bytes
-            steps = sweep_budgets(least, bench.store_all_peak_bytes, 11)
+            steps = sweep_budgets(least, graph_run.store_all_peak_bytes, 11)
             budgets = [steps[min(step, len(steps) - 1)] for step in STEPS]
-            for row in bench.run_budgets(["portfolio"], budgets)["portfolio"]:
+            for row in graph_run.run_budgets(["portfolio"], budgets)["portfolio"]:
                 if row.cost is None:
                     skipped.append(f"{network.label}, {cost} costs: {row.status} {row.message}")
                 else:

@@ -31,13 +31,13 @@ def _cases(context: Context) -> Iterator[tuple[Network, str, Subject]]:
 def _sweep(context: Context, network: Network, source: str, subject: Subject) -> dict[str, Any]:
     """Sweep one graph; what its drawing needs."""
     context.print(f"{network.label}, {WHOSE[source]}")
-    bench = context.bench(subject, "paper/fig5", budget_bytes=None)
-    rows, families = run_sweep(bench, by_factor=True, at=int(context.settings.gpu.memory_bytes))
+    graph_run = context.graph_run(subject, "paper/fig5", budget_bytes=None)
+    rows, families = run_sweep(graph_run, by_factor=True, at=int(context.settings.gpu.memory_bytes))
     title = f"{network.label}{f', batch {subject.batch_size}' if subject.batch_size else ''}: {WHOSE[source]}"
     name = f"fig5/{network.name}_{source}"
-    folder = write_run_folder(context, name, bench, rows, families, title)
+    folder = write_run_folder(context, name, graph_run, rows, families, title)
     # The artifact's baselines hold their checkpoints to the end of the step: the published numbers are of those.
-    artifact = context.bench(subject, "paper/fig5", budget_bytes=None, accounting="published")
+    artifact = context.graph_run(subject, "paper/fig5", budget_bytes=None, accounting="published")
     found = artifact.run_families([name for name in artifact.settings.strategies if get_strategy(name).ignores_budget])
     budgets = sorted({row.budget_bytes for row in rows})
     counted = [row for family in found.values() for row in artifact.family_rows(family, budgets)]

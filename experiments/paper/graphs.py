@@ -14,7 +14,7 @@ from experiments.paper.networks import Network
 from experiments.parts import PartContext
 from experiments.row import Row
 from experiments.settings import Settings, configured_model
-from experiments.solving import Bench
+from experiments.solving import GraphRun
 from experiments.store import code_version, write_json
 from remat.extraction import extract_in_child
 from remat.registry import heuristics
@@ -97,14 +97,14 @@ def own_costs(graph: remat.Graph) -> Subject:
 
 
 def write_run_folder(
-    context: Context, name: str, bench: Bench, rows: Iterable[Row], families: Sequence[str], title: str
+    context: Context, name: str, graph_run: GraphRun, rows: Iterable[Row], families: Sequence[str], title: str
 ) -> str:
     """A run folder below the paper's, which ``python -m analysis`` draws too; its path relative to the paper's."""
     folder = context.folder / name
     config = as_dict(context.cfg)
     head = {
-        "title": title, "experiment": bench.experiment, "model": bench.subject.model, "gpu": config["gpu"],
-        "config": config, "graph_sha256": bench.subject.graph.sha256(),
+        "title": title, "experiment": graph_run.experiment, "model": graph_run.subject.model, "gpu": config["gpu"],
+        "config": config, "graph_sha256": graph_run.subject.graph.sha256(),
         "store": context.store_from(folder), "heuristics": heuristics(),
     }  # fmt: skip
     write_json(folder / "run.json", head | {"keys": [row.key for row in rows], "families": list(families)})

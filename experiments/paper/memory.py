@@ -18,13 +18,15 @@ LAYERS = 32
 def run(context: Context) -> dict[str, Any]:
     """A plan for the chain, sizes of the networks, and a plan of every strategy for the first network."""
     chain = own_costs(synthetic.chain(n=LAYERS, name=f"chain of {LAYERS} layers"))
-    bench = context.bench(chain, "paper/memory", strategies=("checkpoint_all", "chen_sqrtn", "portfolio"))
-    rows, families = run_single(bench, middle_budget(bench, 2))
-    over_time = write_run_folder(context, "memory/chain", bench, rows, families, f"Memory over time, {LAYERS} layers")
+    graph_run = context.graph_run(chain, "paper/memory", strategies=("checkpoint_all", "chen_sqrtn", "portfolio"))
+    rows, families = run_single(graph_run, middle_budget(graph_run, 2))
+    over_time = write_run_folder(
+        context, "memory/chain", graph_run, rows, families, f"Memory over time, {LAYERS} layers"
+    )
     first = context.networks[0]
-    bench = context.bench(published_or_extracted(context, first), "paper/memory")
-    rows, families = run_single(bench, middle_budget(bench))
-    matrices = write_run_folder(context, "memory/matrices", bench, rows, families, f"Schedules of {first.label}")
+    graph_run = context.graph_run(published_or_extracted(context, first), "paper/memory")
+    rows, families = run_single(graph_run, middle_budget(graph_run))
+    matrices = write_run_folder(context, "memory/matrices", graph_run, rows, families, f"Schedules of {first.label}")
     sizes = [_sizes(context, network) for network in context.networks]
     return {"over_time": over_time, "matrices": matrices, "sizes": sizes}
 

@@ -8,7 +8,7 @@ from typing import Any
 from experiments.budget_sweep import sweep_budgets
 from experiments.paper.graphs import Context, published_or_extracted, remember, write_run_folder
 from experiments.paper.naive_rounding import count_feasible
-from experiments.solving import Bench
+from experiments.solving import GraphRun
 from remat import min_budget
 
 EPSILON = 0.1  # of the budget, as published
@@ -23,33 +23,35 @@ def run(context: Context) -> dict[str, Any]:
         subject = published_or_extracted(context, network)
         options = {"lp_rounding": {"improve": False},
                    "lp_rounding_random": {"improve": False, "samples": context.scale.samples}}  # fmt: skip
-        bench = context.bench(subject, "paper/rounding", strategies=(*options, "portfolio"), options=options,
+        graph_run = context.graph_run(subject, "paper/rounding", strategies=(*options, "portfolio"), options=options,
                           time_limit_s=max(20.0, context.scale.time_limit_s))  # fmt: skip
-        budget = rounding_budget(bench)
-        rows = [rows[0] for rows in bench.run_budgets(bench.settings.strategies, [budget]).values()]
-        name = write_run_folder(context, f"rounding/{network.name}", bench, rows, [], f"{network.label}: rounding")
+        budget = rounding_budget(graph_run)
+        rows = [rows[0] for rows in graph_run.run_budgets(graph_run.settings.strategies, [budget]).values()]
+        name = write_run_folder(context, f"rounding/{network.name}", graph_run, rows, [], f"{network.label}: rounding")
         samples = context.scale.naive_samples
-        limit = bench.settings.time_limit_s
+        limit = graph_run.settings.time_limit_s
         determines = {"part": "naive rounding", "graph": subject.graph.sha256(), "budget": budget, "samples": samples,
-                      "seed": bench.settings.seed, "limit": limit}  # fmt: skip
+                      "seed": graph_run.settings.seed, "limit": limit}  # fmt: skip
 
-        def naive(bench: Bench = bench, budget: int = budget, samples: int = samples, limit: float = limit) -> Any:
-            return count_feasible(bench.subject.graph, budget, samples, bench.settings.seed, limit)
+        def naive(
+            graph_run: GraphRun = graph_run, budget: int = budget, samples: int = samples, limit: float = limit
+        ) -> Any:
+            return count_feasible(graph_run.subject.graph, budget, samples, graph_run.settings.seed, limit)
 
         shown.append({"folder": name, "label": network.label, "naive_samples": samples,
                       "naive_feasible": remember(context, determines, naive)})  # fmt: skip
     return {"panels": shown}
 
 
-def rounding_budget(bench: Bench) -> int:
+def rounding_budget(graph_run: GraphRun) -> int:
     """`middle_budget` among those whose relaxation, with the published epsilon taken off, can have a solution."""
-    fixed = bench.subject.graph.fixed_bytes
-    least = min_budget(bench.subject.graph, bench.settings.scope).bytes
+    fixed = graph_run.subject.graph.fixed_bytes
+    least = min_budget(graph_run.subject.graph, graph_run.settings.scope).bytes
     within = fixed + math.ceil((least - fixed) / (1 - EPSILON))
-    return sweep_budgets(within, bench.store_all_peak_bytes, 11)[SHARE]
+    return sweep_budgets(within, graph_run.store_all_peak_bytes, 11)[SHARE]
 
 
-def middle_budget(bench: Bench, share: int = SHARE) -> int:
+def middle_budget(graph_run: GraphRun, share: int = SHARE) -> int:
     """A budget where there is something to decide: `share` tenths of the way to checkpoint-all's peak."""
-    least = min_budget(bench.subject.graph, bench.settings.scope).bytes
-    return sweep_budgets(least, bench.store_all_peak_bytes, 11)[share]
+    least = min_budget(graph_run.subject.graph, graph_run.settings.scope).bytes
+    return sweep_budgets(least, graph_run.store_all_peak_bytes, 11)[share]

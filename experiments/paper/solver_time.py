@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.budget_sweep import sweep_budgets
 from experiments.paper.graphs import Context, published_or_extracted
-from experiments.solving import Bench, solve_each
+from experiments.solving import GraphRun, solve_each
 from remat import min_budget
 
 FORMS = (
@@ -22,18 +22,20 @@ def run(context: Context) -> dict[str, Any]:
 
     With a seed of their own, so that rows of a sweep, which start from the plans of smaller budgets, are not taken.
     """
-    asked: list[tuple[Bench, str, int]] = []
+    asked: list[tuple[GraphRun, str, int]] = []
     of: list[dict[str, str]] = []
     for network in context.networks:
         subject = published_or_extracted(context, network)
         least = min_budget(subject.graph, context.settings.scope).bytes
         for label, strategy, options in FORMS:
-            bench = context.bench(subject, "paper/solver_time", strategies=(strategy,), options={strategy: options},
-                              seed=context.settings.seed + 1)  # fmt: skip
-            steps = sweep_budgets(least, bench.store_all_peak_bytes, 11)
+            graph_run = context.graph_run(
+                subject, "paper/solver_time", strategies=(strategy,), options={strategy: options},
+                seed=context.settings.seed + 1,
+            )  # fmt: skip
+            steps = sweep_budgets(least, graph_run.store_all_peak_bytes, 11)
             for share in SHARES[context.scale.solver_points]:
                 budget = steps[min(share, len(steps) - 1)]
-                asked.append((bench, strategy, budget))
+                asked.append((graph_run, strategy, budget))
                 of.append({"form": label, "network": network.label})
     rows = [{"key": row.key, **entry} for row, entry in zip(solve_each(asked), of, strict=True)]
     return {"rows": rows, "store": context.store_from(context.folder)}

@@ -69,13 +69,13 @@ def exhaustive(
         deadline: of `time.monotonic()`.
         any_plan: costs do not matter; the plan is any that fits and the bound is 0.
     """
-    return _Search(graph, budget_bytes, parse_scope(scope), any_plan).run(max_states, deadline, should_stop)
+    return _AStar(graph, budget_bytes, parse_scope(scope), any_plan).run(max_states, deadline, should_stop)
 
 
 _State = tuple[int, int, int]  # operations done, values resident (both bit sets), last repetition of the stage
 
 
-class _Search:
+class _AStar:
     def __init__(self, graph: Graph, budget_bytes: int, scope: Scope, any_plan: bool) -> None:
         self.graph, self.budget, self.scope, self.any_plan = graph, budget_bytes, scope, any_plan
         self.room = budget_bytes - graph.fixed_bytes

@@ -41,7 +41,7 @@ def free_plan(
         work_limit: moves in all; runs then repeat exactly.
         on_plan: called with each better plan and its cost.
     """
-    search = _Search(graph, budget_bytes, seed, threads, on_plan, should_stop)
+    search = _OrderSearch(graph, budget_bytes, seed, threads, on_plan, should_stop)
     # With a work limit shares are of the moves: a share of the time would make runs differ.
     limited = work_limit is not None or deadline == float("inf")
     until = deadline if limited else time.monotonic() + ORDER_SHARE * (deadline - time.monotonic())
@@ -59,7 +59,7 @@ def free_plan(
     return search.best
 
 
-class _Search:
+class _OrderSearch:
     """The best plan so far, in the graph's own labels, and what was found on each candidate order."""
 
     def __init__(

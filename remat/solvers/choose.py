@@ -63,7 +63,7 @@ def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str,
         outcome = _exhaust(context)
         if outcome is not None:
             return outcome
-    search = _Search(context)
+    search = _ChoiceSearch(context)
     began, seconds = time.monotonic(), context.remaining_s()
     repeats = context.repeats
     prover = _Prover(context) if proves else None
@@ -121,7 +121,7 @@ def _solve_free(context: Context, strategy: Strategy, options: Mapping[str, Any]
     for turn, (order_until, choice_until) in enumerate(FREE_SHARES):
         plan = best.plan
         wanted = [0] * len(full) if turn == 0 or plan is None else _choice_of(full, plan)
-        search = _Search(context)
+        search = _ChoiceSearch(context)
         choice = search.choices.choose(wanted)
         if choice is not None:
             start = choice.order_of(range(len(full)))
@@ -141,11 +141,11 @@ def _solve_free(context: Context, strategy: Strategy, options: Mapping[str, Any]
         cut |= inner.cut
         if context.is_solved():
             break
-    stats["implementations"] = _Search(context).used()
+    stats["implementations"] = _ChoiceSearch(context).used()
     return _outcome(context, stats, cut)
 
 
-def _choose_in_order(context: Context, moved: Graph, order: Sequence[int], until: float) -> _Search:
+def _choose_in_order(context: Context, moved: Graph, order: Sequence[int], until: float) -> _ChoiceSearch:
     """Search choices and staged plans in one order of the operations; the search, which has ended."""
     full, best = context.problem.graph, context.incumbent
     assert best is not None
@@ -162,7 +162,7 @@ def _choose_in_order(context: Context, moved: Graph, order: Sequence[int], until
         start = start if start.scope is Scope.STAGED else None
     inner = replace(context.problem, graph=moved, scope=Scope.STAGED)
     incumbent = Incumbent(moved, inner.budget_bytes, Scope.STAGED, record=handed)
-    search = _Search(context.about(inner, incumbent).with_options(warm_start=start).until(until))
+    search = _ChoiceSearch(context.about(inner, incumbent).with_options(warm_start=start).until(until))
     search.run(until)
     return search
 
@@ -186,7 +186,7 @@ class _Trial:
     score: tuple[int, int, int]  # bytes above the budget, cost, peak
 
 
-class _Search:
+class _ChoiceSearch:
     """Hill climbing over choices.
 
     Attributes:
@@ -445,7 +445,7 @@ def _fixed_choices(context: Context, moves: int) -> int:
 
 
 def _solve_choice(
-    context: Context, search: _Search, strategy: Strategy, options: Mapping[str, Any], until: float
+    context: Context, search: _ChoiceSearch, strategy: Strategy, options: Mapping[str, Any], until: float
 ) -> Solution:
     """Run the strategy on the graph of the best choice; what it finds is lifted and handed over."""
     assert search.best is not None

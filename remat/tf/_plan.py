@@ -80,7 +80,7 @@ def make_plan(step: CapturedStep, promise: Promise, options: Options, inputs: st
     Raises:
         InvalidInput: a budget that cannot be met.
     """
-    return _Search(step, measure_footprint(step), promise, options, inputs).run()
+    return _StepSearch(step, measure_footprint(step), promise, options, inputs).run()
 
 
 def load_plan(
@@ -127,7 +127,7 @@ def _with_executor(plan: StepPlan, step: CapturedStep) -> StepPlan:
     return replace(plan, plan=made, graph=graph, fixed=step.fixed | {"executor": extra})
 
 
-class _Search:
+class _StepSearch:
     def __init__(
         self, step: CapturedStep, footprint: Footprint, promise: Promise, options: Options, inputs: str
     ) -> None:
