@@ -67,16 +67,21 @@ class Plan:
 
     @classmethod
     def from_order(
-        cls, graph: Graph, order: Sequence[int], budget_bytes: int | None = None, implementations: Sequence[str] = ()
-    ) -> Plan:
+        cls, graph: Graph, order: Sequence[int], budget_bytes: int | None = None, implementations: Sequence[str] = (),
+        *, ways: Sequence[str] = (),
+    ) -> Plan:  # fmt: skip
         """A plan from computations alone; every value is freed at its last use.
 
         Args:
             implementations: [C] name of that of each computation, '' for the default one; () for defaults only.
+            ways: its former name.
 
         Raises:
             InvalidPlan: `order` or `implementations` name an operation or an implementation that does not exist.
         """
+        if ways:
+            warn("Plan.from_order(ways=) is called implementations= now", FutureWarning)
+            implementations = ways
         steps = frees_at_last_use(graph, order, implementations)
         if not any(implementations):
             return cls.from_steps(graph, steps, budget_bytes)
@@ -155,6 +160,18 @@ class Plan:
         return tuple(
             name for name, kind in zip(self.implementations, self.kinds.tolist(), strict=False) if kind == COMPUTE
         )
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """The former name of `implementations`."""
+        warn("Plan.ways is called implementations now", FutureWarning)
+        return self.implementations
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The former name of `choices`."""
+        warn("Plan.chosen is called choices now", FutureWarning)
+        return self.choices
 
     @property
     def steps(self) -> list[tuple[str, int] | tuple[str, int, str]]:

@@ -13,6 +13,8 @@ from brute_force import Rejected, replay, scope_by_definition, small_graphs, ste
 from hypothesis import given, settings
 
 from remat import Graph, InvalidPlan, Plan, Scope, simulate
+from remat.graph import Operation, Value
+from remat.implementation import Implementation
 from remat.plan import COMPUTE, FREE, frees_held_to_end, scope_of_order
 
 DIAMOND = Graph.from_nodes("diamond", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
@@ -198,3 +200,14 @@ def test_a_pipe_is_not_waited_for(tmp_path):
 def test_third_field_of_a_step_is_allowed(tmp_path):
     path = write(tmp_path / "plan.json", steps=[["compute", 0, "winograd"]])
     assert Plan.load(path, DIAMOND).steps == [("compute", 0)]
+
+
+def test_former_names_work_with_one_warning() -> None:
+    own = Implementation("fast", (), (0,), 1)
+    graph = Graph("g", (Operation("a", "", (), (0,), 5, implementations=(own,)),), (Value("x", 2),), cost_unit="u")
+    with pytest.warns(FutureWarning, match="called implementations now"):
+        plan = Plan.from_order(graph, [0], ways=["fast"])
+    with pytest.warns(FutureWarning, match="called choices now"):
+        assert plan.chosen == plan.choices == ("fast",)
+    with pytest.warns(FutureWarning, match="called implementations now"):
+        assert plan.ways == plan.implementations
