@@ -205,7 +205,7 @@ def test_third_field_of_a_step_is_allowed(tmp_path):
 def test_former_names_work_with_one_warning() -> None:
     own = Implementation("fast", (), (0,), 1)
     graph = Graph("g", (Operation("a", "", (), (0,), 5, implementations=(own,)),), (Value("x", 2),), cost_unit="u")
-    with pytest.warns(FutureWarning, match="called implementations now"):
+    with pytest.warns(FutureWarning, match="called implementations= now"):
         plan = Plan.from_order(graph, [0], ways=["fast"])
     with pytest.warns(FutureWarning, match="called choices now"):
         assert plan.chosen == plan.choices == ("fast",)
