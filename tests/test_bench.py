@@ -90,6 +90,6 @@ def test_a_heuristic_is_compared_too(monkeypatch, capsys):
 
 
 def test_formulations_are_compared(monkeypatch, capsys):
-    arguments = ("--generated", "--only", "chain_n48 90%", "--compare", "--repeats", "2", "--time-limit", "20")
+    arguments = ("--generated", "--only", "chain_n48 90%", "--compare", "--repeats", "2", "--time-limit", "8")
     run(monkeypatch, *arguments)
     assert "generated/chain_n48 90%: trimmed " in capsys.readouterr().out

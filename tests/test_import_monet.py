@@ -380,7 +380,7 @@ def test_damaged_files_are_one_line_errors(tmp_path: Path, fakes: Fakes, capsys:
         (lambda i: i.nodes[1].__dict__.update(mem=-5000), "must not be negative"),
         (lambda i: i.nodes[1].__dict__.update(mem=10**40), "is no number"),
         (lambda i: i.nodes[2].__dict__.update(solver_parent_id=7), "intermediate of node 7"),
-        (lambda i: i.nodes[0].__dict__.update(workspace_compute=[-1000.0]), "every algorithm failed"),
+        (lambda i: i.nodes[0].__dict__.update(workspace_compute=[-1000.0]), "every algorithm of it failed"),
     ],
 )
 def test_wrong_contents_are_named(tmp_path: Path, fakes: Fakes, change: Any, message: str) -> None:

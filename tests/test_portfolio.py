@@ -340,6 +340,6 @@ def test_a_plan_that_looks_for_memory_alone_where_greedy_and_search_find_none(mo
     monkeypatch.setattr(module, "SMALL_COLUMNS", 0)  # a small problem's MILP decides sooner
     graph = synthetic.layered(n=60)
     least = min_budget(graph, time_limit_s=5)
-    solution = solve(graph, int(1.2 * least.bytes), time_limit_s=20, threads=2)
+    solution = solve(graph, int(1.2 * least.bytes), time_limit_s=8, threads=2)
     assert solution.plan is not None
     assert solution.stats["trajectory"][0][2] == "min_budget"
