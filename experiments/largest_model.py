@@ -90,12 +90,12 @@ def largest_models(
             options={"blocks": [3, 4, blocks, 3]},
         )  # fmt: skip
 
-    bench_of = _Benches(settings, store, engine, progress)
+    trials = _Trials(settings, store, engine, progress)
     searches = [
         _search(f"resolution of {spec.name}", SizeSearch(max(1, height // MULTIPLE)), resolution,
-                lambda s: f"{s.input_size[0]} x {s.input_size[1]}", bench_of, max_trials),
+                lambda s: f"{s.input_size[0]} x {s.input_size[1]}", trials, max_trials),
         _search("depth of a ResNet", SizeSearch(STAGE3_OF_RESNET50, growth=4), depth,
-                lambda s: f"{2 + 3 * sum(s.options['blocks'])} layers", bench_of, max_trials),
+                lambda s: f"{2 + 3 * sum(s.options['blocks'])} layers", trials, max_trials),
     ]  # fmt: skip
     return {
         "experiment": "largest_model", "memory_bytes": int(settings.gpu.memory_bytes), "gpu": settings.gpu.name,
@@ -104,7 +104,7 @@ def largest_models(
 
 
 @dataclass(frozen=True, slots=True)
-class _Benches:
+class _Trials:
     settings: Settings
     store: Store
     engine: Engine
@@ -126,14 +126,14 @@ class _Benches:
 
 def _search(
     what: str, known: SizeSearch, spec_of: Callable[[int], ModelSpec], label_of: Callable[[ModelSpec], str],
-    graph_runs: _Benches, max_trials: int,
+    trials_of: _Trials, max_trials: int,
 ) -> dict[str, Any]:  # fmt: skip
     trials: list[dict[str, Any]] = []
     failed: list[str] = []
     while len(trials) + len(failed) < max_trials and (size := known.next_size()) is not None:
         spec = spec_of(size)
         try:
-            graph, cap, row = graph_runs.trial(spec)
+            graph, cap, row = trials_of.trial(spec)
         except RematError as error:  # a network that cannot be built: nothing is known of it
             known.learn(size, fits=False, impossible=False)
             failed.append(f"{label_of(spec)}: {error}")

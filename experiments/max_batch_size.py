@@ -166,7 +166,7 @@ class _Direct(_BatchSearch):
 
 
 class _Trial:
-    """One network: its benches, one for each accounting, and what its strategies found."""
+    """One network: its solves, under each accounting, and what its strategies found."""
 
     def __init__(
         self, network: PerSample, settings: Settings, store: Store, engine: Engine, progress: SolveProgress

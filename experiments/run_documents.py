@@ -19,7 +19,7 @@ RUN_COLUMNS = tuple(dict.fromkeys((*ROW_COLUMNS, "seed", "time_limit_s", "stats"
 
 
 @dataclass(frozen=True, slots=True)
-class Paper:
+class PaperPage:
     """How a run of a paper becomes a page.
 
     Attributes:
@@ -98,11 +98,11 @@ def _monet_head(folder: Path, head: dict[str, Any]) -> str:
     return f"{monet.front(folder).paragraphs[0]} {head['provenance'].get('cpu', 'Unknown CPU')},"
 
 
-CHECKMATE_RUN = Paper(
+CHECKMATE_RUN = PaperPage(
     "paper", DOCS / "results" / "checkmate.md", "paper.json", paper.parts_of, _checkmate_head,
     ("fig5_unet", "fig5_mobilenet", "throughput", "solver_time", "rounding", "cost_models"),
 )  # fmt: skip
-MONET_RUN = Paper(
+MONET_RUN = PaperPage(
     "monet", DOCS / "results" / "monet.md", "monet.json", monet.parts_of, _monet_head,
     ("overhead", "ablation", "ten_percent", "solver_time", "records", "implementations_no_winograd"),
 )  # fmt: skip

@@ -302,11 +302,11 @@ def compile_search(progress: SolveProgress) -> None:
         subprocess.run([sys.executable, "-m", "remat.search"], stdout=subprocess.DEVNULL, check=False)
 
 
-def keep_interrupted(engine: Engine, bench_of: Callable[[str], GraphRun]) -> None:
-    """End what runs and store the plans found; `bench_of` gets a job's key."""
+def keep_interrupted(engine: Engine, graph_run_of: Callable[[str], GraphRun]) -> None:
+    """End what runs and store the plans found; `graph_run_of` gets a job's key."""
     for job, solution in engine.interrupt():
         if isinstance(solution, Solution) and solution.plan is not None:
-            bench_of(job.key).keep(job.key, solution)
+            graph_run_of(job.key).keep(job.key, solution)
 
 
 def _cost_or_last(row: Row) -> float:

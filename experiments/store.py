@@ -25,7 +25,7 @@ import remat
 from experiments.row import Row
 from remat import execution, solvers
 from remat.errors import InvalidInput, InvalidPlan
-from remat.files import read_json, read_table, sealed, unsealed, write_table, write_text
+from remat.files import digest_of_source, read_json, read_table, sealed, unsealed, write_table, write_text
 from remat.frontends.json import load_graph, save_graph
 from remat.graph import Graph
 from remat.plan import Plan
@@ -228,12 +228,7 @@ def code_version(*, whole: bool = False) -> str:
 @cache
 def source_hash() -> str:
     """Hash of the library's and the baselines' source: two nodes of a cluster run the same code if it is equal."""
-    digest = hashlib.sha256()
-    for package in (remat, baselines):
-        root = Path(package.__path__[0])
-        for path in sorted(root.rglob("*.py")):
-            digest.update(f"{root.name}/{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+    return "-".join(digest_of_source(Path(package.__path__[0]))[:16] for package in (remat, baselines))
 
 
 def write_json(path: Path, document: Any) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import remat.errors
 from remat import child
 from remat.errors import InvalidInput, RematError, unknown_name, warn
-from remat.files import read_json, sealed, unsealed, write_text
+from remat.files import digest_of_source, read_json, sealed, unsealed, write_text
 from remat.frontends import synthetic
 from remat.frontends.json import graph_from_dict, graph_to_dict, load_graph
 from remat.frontends.spec import FRAMEWORKS, GRANULARITIES, ModelSpec
@@ -79,10 +79,8 @@ def cache_key(spec: ModelSpec) -> str:
             digest.update(f"\0{name}={metadata.version(name)}".encode())
         except metadata.PackageNotFoundError:
             continue
-    root = Path(__file__).resolve().parent
-    rooms = ("frontends/*.py", "torch/**/*.py", "tf/**/*.py")
-    for path in sorted([root / "graph.py", *(path for room in rooms for path in root.glob(room))]):
-        digest.update(f"\0{path.relative_to(root)}\0".encode() + path.read_bytes())
+    rooms = ("graph.py", "frontends/*.py", "torch/**/*.py", "tf/**/*.py")
+    digest.update(f"\0{digest_of_source(Path(__file__).resolve().parent, rooms)}".encode())
     return digest.hexdigest()[:24]
 
 

@@ -196,6 +196,14 @@ def digest_of(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
+def digest_of_source(package: Path, patterns: Iterable[str] = ("**/*.py",)) -> str:
+    """Hash of the names and contents of a package's files, those that the patterns find."""
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in patterns for path in package.glob(pattern)}):
+        digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a file of JSON lines that `write_lines` made; [] where there is none. Warns of damaged lines."""
     if not path.exists():

@@ -350,7 +350,7 @@ def worked(graph: Graph, batch: int) -> Graph:
 
 
 @pytest.fixture
-def bench_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """(settings, store, engine, progress) for a Keras model of a few operations, extracted by nobody."""
     monkeypatch.chdir(tmp_path)
     register()
@@ -360,8 +360,8 @@ def bench_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         yield settings, Store(tmp_path / "store"), engine, progress
 
 
-def test_throughput_finds_the_best_batch_of_those_it_solved(bench_of, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, store, engine, progress = bench_of
+def test_throughput_finds_the_best_batch_of_those_it_solved(surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, store, engine, progress = surroundings
     graph = training_graph(6)
     monkeypatch.setattr(throughput_module, "pair", lambda spec: (worked(graph, 1), worked(graph, 2)))
     monkeypatch.setattr(throughput_module, "per_sample", lambda spec: PerSample("small", graph, 5000, 10))
@@ -385,8 +385,8 @@ def test_throughput_finds_the_best_batch_of_those_it_solved(bench_of, monkeypatc
 
 
 @pytest.mark.slow
-def test_largest_models_stop_at_sizes_that_do_not_fit(bench_of, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, store, engine, progress = bench_of
+def test_largest_models_stop_at_sizes_that_do_not_fit(surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, store, engine, progress = surroundings
 
     def extract(spec: ModelSpec, _cache: Path) -> Graph:
         if "blocks" in spec.options:

@@ -82,10 +82,10 @@ def published_graph(context: Context, network: Network) -> Graph | None:
 
 def graph_of(context: Context, network: Network, level: str) -> Graph:
     """The network's training graph with the implementations of that level."""
-    return bench_of(context, network, level).subject.graph
+    return graph_run_of(context, network, level).subject.graph
 
 
-def bench_of(
+def graph_run_of(
     context: Context, network: Network, level: str, cost_cap: int | None = None, *, longer: bool = False
 ) -> GraphRun:
     """Where the graph of that level is solved; `longer`: by `Scale.joint_factor`."""
@@ -94,7 +94,7 @@ def bench_of(
     def make() -> GraphRun:
         if cost_cap is None and not longer:
             return context.graph_run(_subject(context, network, level), "paper/monet", strategies=_strategies(context))
-        same = bench_of(context, network, level)
+        same = graph_run_of(context, network, level)
         limit = context.scale.time_limit_s * (context.scale.joint_factor if longer else 1)
         settings = replace(same.settings, time_limit_s=limit)
         graph_run = replace(same, settings=settings, cost_cap=cost_cap, kept={}, live={})
@@ -104,11 +104,11 @@ def bench_of(
     return context.once((network.name, level, cost_cap, longer), make)
 
 
-def bench_of_case(context: Context, case: Case) -> GraphRun:
+def graph_run_of_case(context: Context, case: Case) -> GraphRun:
     """Where a case is solved."""
     network = next(network for network in context.networks if network.name == case.network)
     longer = case.strategy == "portfolio" and case.level != NONE
-    return bench_of(context, network, case.level, case.cost_cap, longer=longer)
+    return graph_run_of(context, network, case.level, case.cost_cap, longer=longer)
 
 
 def _strategies(context: Context) -> tuple[str, ...]:
@@ -135,7 +135,7 @@ def solve(context: Context, cases: Sequence[Case]) -> list[dict[str, Any]]:
     """
     wanted = [case for case in dict.fromkeys(cases) if case.strategy in context.settings.strategies]
     new = [case for case in wanted if case not in context.rows]
-    asked = [(bench_of_case(context, case), case.strategy, case.budget_bytes) for case in new]
+    asked = [(graph_run_of_case(context, case), case.strategy, case.budget_bytes) for case in new]
     context.rows |= zip(new, solve_each(asked), strict=True)
     return [entry(case, context.rows[case]) for case in wanted]
 
@@ -144,7 +144,7 @@ def solve_gist(context: Context, network: Network) -> list[dict[str, Any]]:
     """Gist's one plan, whatever the budget."""
     if GIST not in context.settings.strategies:
         return []
-    graph_run = bench_of(context, network, GIST)
+    graph_run = graph_run_of(context, network, GIST)
     family = graph_run.run_families([GIST])[GIST]
     plain = max(graph_run.store_all_peak_bytes, *(member.peak_bytes for member in family.members), 1)
     case = Case(network.name, GIST, GIST, plain)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import remat
-from experiments.monet.cases import JOINT, NO_WINOGRAD, Context, bench_of_case, graph_of
+from experiments.monet.cases import JOINT, NO_WINOGRAD, Context, graph_of, graph_run_of_case
 from experiments.monet.published import Network
 from remat.graph import Graph
 from remat.implementation import DEFAULT, Implementation
@@ -73,7 +73,7 @@ def _plans(context: Context, network: Network, level: str) -> dict[tuple[str, in
     found = {}
     for case, row in context.rows.items():
         if (case.network, case.level, case.cost_cap) == (network.name, level, None):
-            plan = bench_of_case(context, case).plan_of(row)
+            plan = graph_run_of_case(context, case).plan_of(row)
             if plan is not None:
                 found[case.strategy, case.budget_bytes] = plan
     return found

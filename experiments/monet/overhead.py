@@ -13,9 +13,9 @@ from experiments.monet.cases import (
     NONE,
     Case,
     Context,
-    bench_of,
     budgets_of,
     graph_of,
+    graph_run_of,
     solve,
     solve_gist,
 )  # fmt: skip
@@ -48,7 +48,7 @@ def facts(context: Context, network: Network) -> dict[str, Any]:
     graph = graph_of(context, network, JOINT)
     plan = plain_pytorch(graph)
     trace = remat.simulate(graph, plan)
-    graph_run = bench_of(context, network, NONE)
+    graph_run = graph_run_of(context, network, NONE)
     return {
         **asdict(network),
         "costs": graph_run.subject.cost_model,

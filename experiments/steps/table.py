@@ -10,7 +10,7 @@ from experiments.documents import markdown_table
 from experiments.steps.row import OFFERED, PLAIN, PORTFOLIO, StepRow
 
 MODEL, METHOD, BUDGET = "model, batch (operations)", "method", "budget"
-_SAID_BEFORE_A_RESULT = (MODEL, METHOD, BUDGET, "implementations", "plain MB", "always there MB")
+_BEFORE_A_RESULT = (MODEL, METHOD, BUDGET, "implementations", "plain MB", "always there MB")
 
 
 def table(rows: Iterable[StepRow], columns: Sequence[str]) -> str:
@@ -31,7 +31,7 @@ def cells(row: StepRow, columns: Sequence[str]) -> list[str]:
     """A line of a table."""
     if row.measured_peak_bytes is not None:
         return [COLUMNS[column](row) for column in columns]
-    cells = [COLUMNS[column](row) for column in columns if column in _SAID_BEFORE_A_RESULT]
+    cells = [COLUMNS[column](row) for column in columns if column in _BEFORE_A_RESULT]
     return [*cells, reason(row.note), *[""] * (len(columns) - len(cells) - 1)]
 
 

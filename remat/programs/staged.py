@@ -43,7 +43,6 @@ from remat.plan import Plan
 from remat.programs.program import Program, Rows, scale_of
 
 EDGE, CONTINUITY, MEMORY, NEED, BALANCE, ONCE = range(6)  # kinds of rows
-NO_BOUND = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from pathlib import Path
 
 import torch
@@ -13,6 +12,7 @@ from remat.cost import load_gpu
 from remat.cost.records import cache_key, read_record, write_record
 from remat.errors import warn
 from remat.execution import Peaks, StepPlan, default_cache, fingerprint_of
+from remat.files import digest_of_source
 from remat.plan import Plan
 from remat.torch import _version
 from remat.torch.mincut import order_with
@@ -33,7 +33,7 @@ def check_untested_version(device: str) -> None:
     """
     if not _version.is_untested():
         return
-    provenance = {"torch": torch.__version__, "remat": _digest_of_source(), "device": device}
+    provenance = {"torch": torch.__version__, "remat": digest_of_source(Path(__file__).parents[1]), "device": device}
     path = default_cache() / "torch" / f"{cache_key('self-check', provenance)}.json"
     differing = read_record(path).get("differing")
     if not isinstance(differing, list):
@@ -97,13 +97,6 @@ def _recomputing(model: nn.Module, x: Tensor, device: str) -> Rematerialized:
     made = StepPlan(plan, graph, fingerprint, "self-check", None, None, fixed, "")
     planner.plans[fingerprint.sha256] = made
     return Rematerialized(model, planner, made, "eager")
-
-
-def _digest_of_source() -> str:
-    package, digest = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
 
 
 def _keep(path: Path, record: dict[str, object]) -> None:
