@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.claims import contradictions
-from analysis.results import WITH_PLAN, Frame, Run, options_of
+from analysis.results import WITH_PLAN, Frame, Run, as_objects, options_of
 from analysis.scales import show_percent
 from analysis.style import order_of
 from remat.errors import InvalidInput
@@ -87,7 +87,8 @@ def compare(a: Run, b: Run, tolerance: float = TOLERANCE) -> Comparison:
     only_a = pd.concat([rows_a.iloc[:0], *(rows for key, rows in groups_a.items() if key not in groups_b)])
     only_b = pd.concat([rows_b.iloc[:0], *(rows for key, rows in groups_b.items() if key not in groups_a)])
     nearer = [*_nearer("A", only_a, "B", rows_b, tolerance), *_nearer("B", only_b, "A", rows_a, tolerance)]
-    refuted = contradictions(pd.concat([rows_a.assign(run="A"), rows_b.assign(run="B")], ignore_index=True))
+    both = pd.concat([rows_a.assign(run="A"), rows_b.assign(run="B")], ignore_index=True)
+    refuted = contradictions(as_objects(both))
     return Comparison(_sources(a, b, rows_a, rows_b), pairs, only_a, only_b, nearer, refuted)
 
 

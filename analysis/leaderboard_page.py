@@ -14,7 +14,7 @@ from rich.text import Text
 from analysis import html_page
 from analysis.claims import contradictions
 from analysis.ranking import LEAST_SHARED, WORST, Board, Counted, Entry, boards, count_rows
-from analysis.results import read_store_rows
+from analysis.results import as_objects, read_store_rows
 from analysis.scales import show_count, show_percent, show_seconds
 from remat.errors import InvalidInput
 
@@ -56,7 +56,7 @@ def read_leaderboard(store: Path) -> Leaderboard:
     found = boards(counted.rows, families)
     problems = counted.rows[["graph_sha256", "budget_bytes", "scope", "accounting"]].drop_duplicates()
     n_graphs = int(counted.rows["graph_sha256"].nunique())
-    return Leaderboard(found, counted, n_graphs, len(problems), unreadable, contradictions(counted.rows))
+    return Leaderboard(found, counted, n_graphs, len(problems), unreadable, contradictions(as_objects(counted.rows)))
 
 
 def family_names(store: Path) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -196,6 +196,11 @@ def options_of(rows: Frame) -> list[str]:
     """The options that each row's strategy was given, as ``name=value, ...``; '' for none."""
     given = [json.loads(text or "{}").get("options") or {} for text in rows["stats"]] if "stats" in rows else []
     return [", ".join(f"{key}={value}" for key, value in sorted(options.items())) for options in given]
+
+
+def as_objects(rows: Frame) -> Iterator[Any]:
+    """Each row as an object with the columns as attributes; what is absent is None."""
+    return rows.astype(object).where(rows.notna(), None).itertuples()
 
 
 def _read_tables(folder: Path, keys: list[str], columns: tuple[str, ...]) -> tuple[Frame, tuple[str, ...]]:

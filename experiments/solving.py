@@ -324,26 +324,12 @@ def is_contradicted(row: Row) -> bool:
 
 
 def contradictions(rows: Sequence[Row]) -> list[str]:
-    """Claims that the simulator or another strategy's plan refutes, a line each; rows of one graph and scope.
+    """Claims that the simulator or another row's plan refutes, a line each."""
+    from analysis import claims  # here: analysis imports pandas, for which the first line of a run would wait
 
-    A bound at a budget holds for every plan that fits it, whoever found the plan.
-    """
-    lines = [
-        f"{row.strategy} at {format_size(row.budget_bytes)}: {row.message}" for row in rows if is_contradicted(row)
-    ]
-    plans = sorted((row for row in rows if row.cost is not None), key=lambda row: row.cost or 0)
-    for claim in rows:
-        plan = next((row for row in plans if (row.peak_bytes or 0) <= claim.budget_bytes), None)
-        if plan is None or plan.cost is None:
-            continue
-        what = f"the bound {claim.bound}" if (claim.bound or 0) > plan.cost else ""
-        what = "that no plan fits" if claim.status == Status.INFEASIBLE else what
-        if what:
-            lines.append(
-                f"{claim.strategy} claims {what} at {format_size(claim.budget_bytes)}, "
-                f"but a plan of {plan.strategy} fits and costs {plan.cost}"
-            )
-    return list(dict.fromkeys(lines))
+    failed = [row for row in rows if is_contradicted(row)]
+    lines = [f"{row.strategy} at {format_size(row.budget_bytes)}: {row.message}" for row in failed]
+    return list(dict.fromkeys(lines)) + claims.contradictions(rows)
 
 
 def progress_line(known: Progress, total_cost: int) -> str:
@@ -424,8 +410,8 @@ def reuse_plans(rows: Sequence[Row], tolerance: float) -> list[Row]:
 
 def _may_take(row: Row, plan: Row) -> bool:
     """Whether a row can have another one's plan: nothing that it claims speaks against it."""
-    claims = row.status in (Status.FAILED, Status.SKIPPED, Status.INFEASIBLE)
-    return not claims and (row.bound or 0) <= _cost_or_last(plan)
+    closed = row.status in (Status.FAILED, Status.SKIPPED, Status.INFEASIBLE)
+    return not closed and (row.bound or 0) <= _cost_or_last(plan)
 
 
 def _derived(row: Row, *, plan: Row | None = None, bound: Row | None = None, tolerance: float = GAP_TOLERANCE) -> Row:
