@@ -2,7 +2,7 @@
 
 A PyTorch model's captured step runs on the CPU in its own order, each of its calls timed by PyTorch's profiler; beside
 it every call is measured alone, as `remat.cost.profile` does. Rounds take turns, since the speed of a machine drifts.
-Prints Markdown; ``--write`` puts it into docs/execution.md.
+Prints a table; ``--out`` also writes the rows as JSON, from which `experiments.step_tables` draws.
 """
 
 from __future__ import annotations
@@ -15,27 +15,63 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from experiments.documents import DOCS, markdown_table, write_between_marks
+from experiments.documents import markdown_table
 from experiments.provenance import cpu_name, versions
 from experiments.steps.job import Job
 from experiments.steps.torch_sizes import for_a_cpu, torch_model
 from experiments.steps.torch_steps import TorchSteps
+from experiments.store import write_json
 from remat.cost.timing import Timing, measure, measure_as_in_step
-from remat.errors import RematError
+from remat.errors import InvalidInput, RematError
+from remat.files import read_json
 from remat.graph import Graph
 from remat.torch import timing
 
-COMMAND = "python -m experiments.step_costs --write"
-DOCUMENT = DOCS / "execution.md"
 MODELS = ("mobilenet_v2", "resnet50", "gpt2")
 N_KINDS = 8  # of a model, those that take longest
 HOW = ("in the step", "alone, as profiled", "alone, cold", "alone, warm")
+HEADS = ("model", "batch", "operation", "calls", *(f"{how}, ms" for how in HOW))
+ALL = "all"  # of a model: its operations together
+FORMAT = "remat-step-costs/1"
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Milliseconds of operations.
+
+    Attributes:
+        rows: cells under `HEADS`; of each model the operations that take longest, then `ALL`.
+        where: machine, threads, versions and date.
+    """
+
+    rows: list[list[str]]
+    where: str
+
+    @property
+    def totals(self) -> str:
+        """A Markdown table of whole models."""
+        return markdown_table(
+            ("network, batch", *(f"{how}, ms" for how in HOW)),
+            ([f"{row[0]}, {row[1]}", *row[4:]] for row in self.rows if row[2] == ALL),
+        )
+
+
+def read_costs(path: Path) -> StepCosts:
+    """The rows that ``--out`` wrote.
+
+    Raises:
+        InvalidInput: the file holds something else.
+    """
+    document = read_json(path)
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise InvalidInput(f"{path}: holds no rows of the format {FORMAT}; measure again with --out")
+    return StepCosts(document["rows"], document["where"])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,20 +80,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--models", default=",".join(MODELS), help="comma-separated")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--write", action="store_true", help=f"into docs/{DOCUMENT.name}")
+    parser.add_argument("--out", type=Path, help="JSON file for the rows")
     given = parser.parse_args(arguments)
-    text = "\n\n".join([
-        f"Milliseconds of a step, medians of {given.rounds} rounds; {cpu_name()}, {given.threads} threads, "
-        f"torch {versions()['torch']}, {datetime.date.today().isoformat()}.",
-        *(_section(name, given.rounds, given.threads) for name in given.models.split(",")),
-    ])  # fmt: skip
-    if given.write:
-        write_between_marks(DOCUMENT, COMMAND, text)
-    print(text)
+    where = (
+        f"{datetime.date.today().isoformat()}, {cpu_name()}, {given.threads} threads, PyTorch {versions()['torch']}, "
+        f"medians of {given.rounds} rounds"
+    )
+    rows = [row for name in given.models.split(",") for row in _rows(name, given.rounds, given.threads)]
+    if given.out:
+        write_json(given.out, {"format": FORMAT, "where": where, "rows": rows})
+    print(f"{where}\n\n{markdown_table(HEADS, rows)}")
     return 0
 
 
-def _section(name: str, rounds: int, threads: int) -> str:
+def _rows(name: str, rounds: int, threads: int) -> list[list[str]]:
     spec = for_a_cpu(torch_model(name))
     with tempfile.TemporaryDirectory(prefix="remat-costs-") as cache:
         job = Job("torch", name, spec.batch_size, asdict(spec), cost="flops", threads=threads)
@@ -74,8 +110,8 @@ def _section(name: str, rounds: int, threads: int) -> str:
     kinds = sorted(ms[HOW[1]], key=lambda kind: -ms[HOW[1]][kind])
     n = collections.Counter(op.kind for op in subject.graph.operations)
     rows = [_row(kind, n[kind], [ms[how].get(kind, 0.0) for how in HOW]) for kind in kinds[:N_KINDS]]
-    rows.append(_row("all", sum(n[kind] for kind in kinds), [sum(ms[how].get(k, 0.0) for k in kinds) for how in HOW]))
-    return f"{name}, batch {spec.batch_size}:\n\n" + markdown_table(("operation", "calls", *HOW), rows)
+    rows.append(_row(ALL, sum(n[kind] for kind in kinds), [sum(ms[how].get(k, 0.0) for k in kinds) for how in HOW]))
+    return [[name, str(spec.batch_size), *row] for row in rows]
 
 
 def _row(kind: str, n: int, ms: Iterable[float]) -> list[str]:

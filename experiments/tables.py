@@ -20,6 +20,7 @@ from experiments import (
     roofline_check,
     run_documents,
     solver_tables,
+    step_tables,
 )
 from experiments.cli import complain
 from experiments.documents import ROOT, Document, Drawing, markdown_table, other_schema, records, write_document
@@ -30,12 +31,11 @@ DOCUMENTS = {
     for document in (
         readme_table.DOCUMENT, run_documents.CHECKMATE, run_documents.MONET, largest_batch_table.DOCUMENT,
         published_numbers.DOCUMENT, solver_tables.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
+        step_tables.DOCUMENT,
     )
 }  # fmt: skip
 # Pages of measured steps: each command measures, draws and writes.
 MEASURED = {
-    "execution.md": ("python -m experiments.execution_table", "python -m experiments.execution_tf",
-                     "python -m experiments.step_costs --write"),
     "implementations.md": ("python -m experiments.execution_joint --write",),
 }  # fmt: skip
 MAKES_ROWS = ("remat", "baselines")  # the code that turns a model into rows

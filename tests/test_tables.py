@@ -18,6 +18,7 @@ from experiments import documents, models_table, run_documents, solver_tables, t
 from experiments.documents import DOCS, ROOT, TABLES, Document, Drawing, LongTable, between_marks, marks
 
 MARK = re.compile(r"^<!-- tables: (.*) -->$", re.MULTILINE)
+RESULTS = ("checkmate", "monet", "largest-batch", "solvers", "roofline", "executed-steps")
 MEASURED = {command.removesuffix(" --write") for commands in tables.MEASURED.values() for command in commands}
 
 
@@ -56,7 +57,7 @@ def test_no_page_is_drawn_from_rows_of_another_schema(name: str) -> None:
     assert not lacking, f"{document.page}: its rows lack {', '.join(lacking)}; draw it again: {document.command}"
 
 
-@pytest.mark.parametrize("name", ["solvers", "largest_batch"])
+@pytest.mark.parametrize("name", ["solvers", "largest_batch", "executed_steps"])
 def test_pages_with_committed_rows_are_what_their_command_draws(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,7 +69,7 @@ def test_pages_with_committed_rows_are_what_their_command_draws(
         assert csv_of(table.name) == [list(table.heads), *map(list, table.rows)]
 
 
-@pytest.mark.parametrize("page", ["checkmate", "monet", "largest-batch", "solvers", "roofline"])
+@pytest.mark.parametrize("page", RESULTS)
 def test_the_numbers_that_a_page_claims_are_in_its_tables(page: str) -> None:
     """Bold numbers above the marks are copied by hand; each must stand in what the command wrote."""
     text = (DOCS / "results" / f"{page}.md").read_text()
@@ -82,7 +83,7 @@ def test_the_numbers_that_a_page_claims_are_in_its_tables(page: str) -> None:
 
 
 def test_results_pages_have_one_figure_above_their_tables() -> None:
-    for page in ("checkmate", "monet", "largest-batch", "solvers", "roofline"):
+    for page in RESULTS:
         above = (DOCS / "results" / f"{page}.md").read_text().partition("<!-- tables: ")[0]
         assert above.count("![") == 1, page
 
@@ -182,7 +183,7 @@ def test_the_command_lists_draws_and_refuses(capsys: pytest.CaptureFixture[str],
     assert tables.main([]) == 0
     listed = capsys.readouterr().out
     assert all(re.search(rf"^{name} +\S+\.md$", listed, re.MULTILINE) for name in tables.DOCUMENTS)
-    assert "docs/execution.md" in listed
+    assert "docs/implementations.md" in listed
     assert tables.main(["solvers"]) == 0
     drawn = capsys.readouterr().out
     assert "p100, scope staged" in drawn
