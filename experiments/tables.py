@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments import (
+    implementation_tables,
     largest_batch_table,
     models_table,
     published_numbers,
@@ -31,12 +32,8 @@ DOCUMENTS = {
     for document in (
         readme_table.DOCUMENT, run_documents.CHECKMATE, run_documents.MONET, largest_batch_table.DOCUMENT,
         published_numbers.DOCUMENT, solver_tables.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
-        step_tables.DOCUMENT,
+        step_tables.DOCUMENT, implementation_tables.DOCUMENT,
     )
-}  # fmt: skip
-# Pages of measured steps: each command measures, draws and writes.
-MEASURED = {
-    "implementations.md": ("python -m experiments.execution_joint --write",),
 }  # fmt: skip
 MAKES_ROWS = ("remat", "baselines")  # the code that turns a model into rows
 
@@ -51,8 +48,6 @@ def listing() -> str:
         lines += [f"{document.name:<18} {page}", f"{'':<18}   {state(document, record)}"]
         if record is not None and record["tables"]:
             lines.append(f"{'':<18}   {', '.join(f'{name}.csv' for name in record['tables'])}")
-    for page, commands in MEASURED.items():
-        lines += [f"{'(measured)':<18} docs/{page}", *(f"{'':<18}   {command}" for command in commands)]
     return "\n".join(lines)
 
 
@@ -103,9 +98,9 @@ def main(arguments: Sequence[str]) -> int:
             if name not in DOCUMENTS:
                 raise unknown_name("table", name, DOCUMENTS)
             drawing = DOCUMENTS[name].draw(given)
-            print(printed(drawing))
             if write:
                 write_document(DOCUMENTS[name], drawing)
+            print(printed(drawing))
             failed = failed or drawing.failed
     except RematError as error:
         return complain(error)

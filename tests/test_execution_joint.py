@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
-from experiments import execution_joint_tables
-from experiments.documents import DOCS, marks
+from experiments import implementation_tables
+from experiments.documents import DOCS
 from experiments.execution_joint import COMMAND
 from experiments.steps import offers as offers_of
 from experiments.steps import torch_sizes
@@ -20,6 +19,7 @@ from remat.errors import InvalidInput
 from remat.graph import Graph, Operation, Value
 from remat.implementation import Implementation
 
+STEP_ROWS = {path for path in (DOCS.parent / "results" / "cpu").glob("*.json") if "step_costs" not in path.stem}
 TINY = {"length": 8, "vocabulary": 20, "context": 8, "width": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.0}
 HERE = [
     "--models", "gpt2", "--budgets", "0.8", "--operators", "joint", "--devices", "cpu", "--time-limit", "1",
@@ -43,25 +43,20 @@ def test_a_joint_plan_is_measured_and_written_into_the_page(tmp_path: Path, monk
     assert joint.plain_bytes == rows["plain", ""].measured_peak_bytes
     assert joint.chosen
     assert offers["layer_norm_from_output"]["offers"] == 3
-    for name in (*joint.chosen, *offers, "| joint |"):
+    for name in (*joint.chosen, "| joint |", "| `joint` | 1 |"):
         assert name in printed
+    assert offers.keys() <= {row[0] for row in implementation_tables.implementations()}
 
     # What is stored is not measured again; what a file holds is only printed.
     assert COMMAND.main(HERE) == 0
     assert capsys.readouterr().out == printed
     assert read_rows(Path("rows.json")) == measured
-    (document := tmp_path / "page.md").write_text("\n".join(marks(COMMAND.mark)))
-    written = replace(COMMAND, document=document)
-    assert written.main(["--show", "rows.json", "--write"]) == 0
+    assert COMMAND.main(["--show", "rows.json"]) == 0
     assert capsys.readouterr().out == printed
-    assert printed.strip() in document.read_text()
-
-
-def test_the_page_has_the_marks() -> None:
-    assert COMMAND.document is not None
-    first, last = marks(COMMAND.mark)
-    page = COMMAND.document.read_text().partition(first)[2].partition(last)[0]
-    assert execution_joint_tables.implementations() in page
+    drawing = implementation_tables.draw(["rows.json"])
+    assert drawing.text.endswith(").")
+    measured_table = next(table for table in drawing.tables if table.name == "implementations_measured")
+    assert [row[2] for row in measured_table.rows] == ["", "joint"]
 
 
 def test_why_an_implementation_is_in_no_plan_is_computed() -> None:
@@ -87,10 +82,10 @@ def test_why_an_implementation_is_in_no_plan_is_computed() -> None:
     assert offers["slow"]["worse_than"] == {"default": 1}
     assert offers["over"]["needed_later"] == 1
     row = StepRow("torch", "g", "cpu", "offered", "", "joint", offered=offers)
-    text = execution_joint_tables.never_chosen([row])
-    assert "1 of 1: not faster than the default, and spares no memory" in text
-    assert "1 of 1: what it overwrites is read again later" in text
-    assert "1 of 1: 1.05 of the default's time, to spare at most" in text
+    reasons = {name: reason for name, *_, reason in implementation_tables.never_chosen([row])}
+    assert reasons["slow"] == "1 of 1: not faster than the default, and saves no memory"
+    assert reasons["over"] == "1 of 1: a later operation reads the value that it overwrites"
+    assert reasons["packed"].startswith("1 of 1: 1.05 of the default's time, to save at most")
 
 
 def test_joint_plans_are_compared_with_default_ones() -> None:
@@ -106,17 +101,15 @@ def test_joint_plans_are_compared_with_default_ones() -> None:
     rows = [row("default", "0.8", 100, 0.1, 1.2), none, row("joint", "0.8", 104, 0.045, 1.08)]
     rows.append(row("joint", "0.5", 90, 0.5, 1.5))
     assert " | +20.0% (+15 to +30) | " in table(rows, COMMAND.columns)
-    default, joint, both, only = execution_joint_tables.summary(rows)
-    assert "at most 1.0000 (g at 0.8);" in default
-    assert "at most 1.0400 (g at 0.8): MORE THAN 3% ABOVE" in joint
-    assert "in 0 of 1 plans at most 3% above" in default  # 1.2 / 1.1
-    assert "in 1 of 2 plans at most 3% above" in joint  # 1.08 / 1.045, and 1.5 / 1.5
-    assert "0.95 to 0.95 (median 0.95) of the time of the default one by prediction, 0.90 to 0.90" in both
-    assert only == "At 1 budgets only the joint plan exists, at 0 only the default one"
+    *_, default, joint, _, beside = implementation_tables.summary(rows).splitlines()
+    assert default == "| `default` | 1 | 1.0000 | 1 of 1 | 0.0e+00 | 1.09 to 1.09 (median 1.09) |"  # 1.2 / 1.1
+    assert joint == "| `joint` | 2 | 1.0400 | 2 of 2 | 0.0e+00 | 1.00 to 1.03 (median 1.02) |"
+    assert "0.95 to 0.95 (median 0.95) of the default plan's time by prediction and 0.90 to 0.90" in beside
+    assert beside.endswith("Budgets with a joint plan only: 1; with a default plan only: 0.")
     assert "| 50 B (UNKNOWN) |" in table([none], COMMAND.columns)
 
 
-@pytest.mark.parametrize("path", sorted((DOCS.parent / "results" / "cpu").glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(STEP_ROWS), ids=lambda path: path.stem)
 def test_committed_rows_are_read_and_written_as_they_are(path: Path, tmp_path: Path) -> None:
     rows = read_rows(path)
     assert all(row.cpu and row.versions for row in rows)

@@ -1,4 +1,4 @@
-"""The command line that the tables of executed steps share: measure, or read what was measured; print, write."""
+"""The command line that the tables of executed steps share: measure, or read measured rows; print."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.documents import write_between_marks
 from experiments.settings import RUNS_FOLDER
 from experiments.steps.job import Job
 from experiments.steps.launch import measured
@@ -33,7 +32,6 @@ class TableCommand:
         text: what is printed of all rows.
         usual: the job of any model, with the usual values of the options.
         devices: where it is measured by default.
-        document: a page with the marks of `mark`, into which ``--write`` puts the text.
     """
 
     name: str
@@ -43,18 +41,12 @@ class TableCommand:
     text: Callable[[Rows], str]
     usual: Job
     devices: Callable[[], str] = lambda: "cpu"
-    document: Path | None = None
-
-    @property
-    def mark(self) -> str:
-        """The command as it stands in the marks of the document."""
-        return f"python -m experiments.{self.name} --write"
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Measure what is not stored yet and print all; 1 if the process of a model failed."""
         given = self._parser().parse_args(arguments)
         if given.show:
-            self._finish(read_rows(given.show), given.write)
+            print(self.text(read_rows(given.show)))
             return 0
         models = list(self.models()) if given.models is None else [name for name in given.models.split(",") if name]
         wanted = [(device, name) for device in given.devices.split(",") for name in models]
@@ -73,7 +65,7 @@ class TableCommand:
                 print(" | ".join(cells(row, self.columns)), file=sys.stderr, flush=True)
             if given.out:
                 write_rows(given.out, rows)
-        self._finish(rows, given.write)
+        print(self.text(rows))
         return int(failed)
 
     def run(self) -> None:
@@ -99,8 +91,6 @@ class TableCommand:
         parser.add_argument("--threads", type=int, default=usual.threads)
         parser.add_argument("--out", type=Path, help="JSON file for the rows; those of other models that it has stay")
         parser.add_argument("--show", type=Path, help="measure nothing, take the rows that --out wrote")
-        where = "" if self.document is None else f"into docs/{self.document.name}"
-        parser.add_argument("--write", action="store_true", help=where or argparse.SUPPRESS)
         return parser
 
     def _job(self, name: str, device: str, given: argparse.Namespace) -> Job:
@@ -115,9 +105,3 @@ class TableCommand:
             spec = spec if given.batch is None else replace(spec, batch_size=given.batch)
             changes |= {"spec": asdict(spec), "batch": spec.batch_size}
         return replace(self.usual, **changes)
-
-    def _finish(self, rows: Rows, write: bool) -> None:
-        text = self.text(rows)
-        if write and self.document is not None:
-            write_between_marks(self.document, self.mark, text)
-        print(text)

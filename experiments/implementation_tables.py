@@ -1,0 +1,199 @@
+"""Implementations, and the plans that choose them: measured rows, for docs/results/implementations.md."""
+
+from __future__ import annotations
+
+import collections
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.implementations import draw_implementations
+from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
+from experiments.settings import RUNS_FOLDER
+from experiments.step_tables import newest
+from experiments.steps.row import PORTFOLIO, StepRow, as_json, read_rows
+from experiments.steps.table import BUDGET, MODEL, cells, table
+from remat.errors import InvalidInput
+from remat.implementation import DEFAULT
+
+MEASURED = (
+    MODEL, BUDGET, "implementations", "predicted MB", "measured MB", "measured / predicted", "predicted overhead",
+    "measured overhead", "gradient error", "computations by other implementations",
+)  # fmt: skip
+CHOICES = ("default", "exact", "joint")
+SUMMARY = (
+    "implementations", "plans", "measured / predicted peak, at most", "the plain step's bits", "largest gradient error",
+    "step time / predicted",
+)  # fmt: skip
+OFFERED = ("implementation", "of", "difference", "backward reads", "gradients")
+NEVER = ("implementation", "offered in", "operations", "why no plan runs it")
+COLUMNS = ("framework", "model", "device", "method", "parameter", "implementations", "predicted_peak_bytes",
+           "measured_peak_bytes", "predicted_overhead", "measured_ratio", "same_as", "gradient_error", "chosen",
+           "offered", "held")  # fmt: skip
+
+
+def draw(arguments: Sequence[str]) -> Drawing:
+    """The newest rows under results/cpu, or those of the file named.
+
+    Raises:
+        InvalidInput: the file is missing or damaged, or more than one is named.
+    """
+    if len(arguments) > 1:
+        raise InvalidInput("name one file of rows, or none for the newest under results/cpu")
+    rows = in_order(read_rows(Path(arguments[0]) if arguments else newest("torch_joint")))
+    long = [
+        LongTable("implementations", OFFERED, implementations()),
+        LongTable("implementations_measured", MEASURED, [cells(row, MEASURED) for row in rows if row.offered is None]),
+        LongTable("implementations_never", NEVER, never_chosen(rows)),
+    ]
+    links = ", ".join(link_to(table, DOCUMENT.page) for table in long)
+    text = "\n\n".join([_how(rows), summary(rows), f"Tables: {links}."])
+    png, _ = draw_implementations(as_json(rows), RUNS_FOLDER / "implementations")
+    return Drawing(text, long, {"implementations": png}, columns=sorted(StepRow.__dataclass_fields__))
+
+
+def report(rows: Sequence[StepRow]) -> str:
+    """The measured rows and their summary, for the terminal."""
+    rows = in_order(rows)
+    return f"{table(rows, MEASURED)}\n\n{summary(rows)}"
+
+
+def in_order(rows: Sequence[StepRow]) -> list[StepRow]:
+    """The CPU first; of each model the plain step's row, then those of plans, the largest budget first."""
+    models = list(dict.fromkeys((row.device, row.model) for row in rows))
+    return sorted(rows, key=lambda row: (row.device != "cpu", models.index((row.device, row.model)),
+                                         -(row.budget_bytes or math.inf), row.implementations))  # fmt: skip
+
+
+def summary(rows: Sequence[StepRow]) -> str:
+    """How plans kept their promises, by the implementations they choose from; joint plans beside default ones."""
+    plans = [row for row in rows if row.method == PORTFOLIO]
+    measured = [row for row in plans if _is_measured(row)]
+    by_choice = ((name, [row for row in measured if row.implementations == name]) for name in CHOICES)
+    kept = markdown_table(SUMMARY, [[f"`{name}`", *_promise(mine)] for name, mine in by_choice if mine])
+    beside = _beside_default(plans)
+    return f"{kept}\n\n{beside}" if beside else kept
+
+
+def _beside_default(plans: Sequence[StepRow]) -> str:
+    """Joint plans beside default plans at equal budgets; '' if no joint plan was asked for."""
+    of = {(row.device, row.model, row.implementations, row.parameter): row for row in plans}
+    pairs = [(row, of.get((row.device, row.model, "default", row.parameter))) for row in plans
+             if row.implementations == "joint"]  # fmt: skip
+    if not pairs:
+        return ""
+    both = [(joint, other) for joint, other in pairs if other and _is_measured(joint) and _is_measured(other)]
+    only = [joint for joint, other in pairs if _is_measured(joint) and other and not _is_measured(other)]
+    lost = [joint for joint, other in pairs if not _is_measured(joint) and other and _is_measured(other)]
+    lines = []
+    if both:
+        predicted = [(1 + (a.predicted_overhead or 0.0)) / (1 + (b.predicted_overhead or 0.0)) for a, b in both]
+        taken = [(a.measured_ratio or 0.0) / (b.measured_ratio or 1.0) for a, b in both]
+        lines.append(
+            f"At equal budgets a step of the joint plan takes {_spread(predicted)} of the default plan's time by "
+            f"prediction and {_spread(taken)} measured; {sum(r < 1 for r in predicted)} of {len(both)} are predicted "
+            "to be faster."
+        )
+    lines.append(f"Budgets with a joint plan only: {len(only)}; with a default plan only: {len(lost)}.")
+    return " ".join(lines)
+
+
+def _is_measured(row: StepRow) -> bool:
+    return row.measured_peak_bytes is not None
+
+
+def _promise(rows: Sequence[StepRow]) -> list[str]:
+    """The cells of `SUMMARY` after the first."""
+    worst = max((row.measured_peak_bytes or 0) / (row.predicted_peak_bytes or 1) for row in rows)
+    times = [(row.measured_ratio or 0.0) / (1 + (row.predicted_overhead or 0.0)) for row in rows]
+    return [
+        str(len(rows)), f"{worst:.4f}", f"{sum(bool(row.same_as) for row in rows)} of {len(rows)}",
+        f"{max(row.gradient_error or 0.0 for row in rows):.1e}", _spread(times),
+    ]  # fmt: skip
+
+
+def never_chosen(rows: Iterable[StepRow]) -> list[list[str]]:
+    """Implementations that were offered and that no plan runs, and why, as rows of `NEVER`."""
+    offers: dict[str, dict[tuple[str, str], dict[str, Any]]] = collections.defaultdict(dict)
+    chosen: set[str] = set()
+    held: dict[str, float] = collections.defaultdict(float)
+    for row in rows:
+        for name, offer in (row.offered or {}).items():  # the last of those offered to exact and to joint plans
+            offers[name][row.device, row.model] = offer
+        chosen |= set(row.chosen or {})
+        for name, share in (row.held or {}).items():
+            held[name] = max(held[name], share)
+    return [
+        [name, ", ".join(model for _, model in mine), str(sum(o["operations"] for o in mine.values())),
+         _why_never(list(mine.values()), held[name])]
+        for name, mine in sorted(offers.items()) if name not in chosen
+    ]  # fmt: skip
+
+
+def _why_never(offers: list[dict[str, Any]], held: float) -> str:
+    n = sum(offer["offers"] for offer in offers)
+    reasons = []
+    needed = sum(offer["needed_later"] for offer in offers)
+    if needed:
+        reasons.append(f"{needed} of {n}: a later operation reads the value that it overwrites")
+    worse: collections.Counter[str] = collections.Counter()
+    for offer in offers:
+        worse.update(offer["worse_than"])
+    reasons += [f"{times} of {n}: not faster than {other}, and saves no memory beyond that one's"
+             if other != DEFAULT else f"{times} of {n}: not faster than the default, and saves no memory"
+             for other, times in worse.most_common()]  # fmt: skip
+    left = n - needed - worse.total()
+    if left:
+        rest = [o for o in offers if o["offers"] > o["needed_later"] + sum(o["worse_than"].values())]
+        slower = [o["slower"] for o in rest]
+        kept, running = (max(o[key] for o in rest) for key in ("spares_kept_bytes", "spares_running_bytes"))
+        text = f"{left} of {n}: {_range(slower)} of the default's time"
+        saved = [f"{size / 1e6:.1f} MB {when}" for size, when in
+                 ((kept, "kept for the backward pass"), (running, "while it runs")) if size > 0]  # fmt: skip
+        text += f", to save at most {' and '.join(saved)}" if saved else ""
+        if min(slower) < 0:
+            text += "; faster, but the search did not take it within its time"
+        elif kept <= 0 and held and held < 0.9995:
+            text += f"; but memory is then at most {held:.1%} of a plan's peak"
+        reasons.append(text)
+    return "; ".join(reasons)
+
+
+def implementations() -> list[list[str]]:
+    """Every implementation of `remat.torch.implementations`, as rows of `OFFERED`."""
+    from remat.torch.implementations import IMPLEMENTATIONS
+
+    rows = []
+    for name, made in IMPLEMENTATIONS.items():
+        calls = " + ".join(kind.removeprefix("aten.") for kind in made.forward_kinds)
+        tolerance = made.tolerance.get("float32")
+        gradients = "exact" if made.exact else f"to {tolerance:.0e} of the largest" if tolerance else "to rounding"
+        devices = "" if made.devices == ("cpu", "cuda") else f", {made.devices[0]} only"
+        difference = "none: PyTorch's own" if made.is_default else made.family.value
+        rows.append([name, f"{calls}{devices}", difference, ", ".join(made.reads), gradients])
+    return rows
+
+
+def _how(rows: Sequence[StepRow]) -> str:
+    dates, first = sorted({row.finished_at[:10] for row in rows}), rows[0]
+    torch = json.loads(first.versions or "{}").get("torch", "")
+    return (
+        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, {first.cpu}, {first.threads} threads, PyTorch {torch}, "
+        f"{first.time_limit_s:g} s per plan, medians over {first.rounds} rounds of a plain and a planned step each:"
+    )
+
+
+def _spread(ratios: Iterable[float]) -> str:
+    ratios = sorted(ratios)
+    return f"{ratios[0]:.2f} to {ratios[-1]:.2f} (median {statistics.median(ratios):.2f})"
+
+
+def _range(slower: list[float]) -> str:
+    low, high = 1 + min(slower), 1 + max(slower)
+    return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
+
+
+DOCUMENT = Document("implementations", DOCS / "results" / "implementations.md", draw, "", COLUMNS)
