@@ -94,7 +94,7 @@ def test_why_an_implementation_is_not_used() -> None:
 
 
 def point(**changes: Any) -> Point:
-    base = Point("vgg16", "none", "portfolio", 8, None, "FEASIBLE", 110, 100, 0.1, 8, 5.0, 9.0, "", (), {})
+    base = Point("vgg16", "none", "portfolio", 8, "FEASIBLE", 110, 100, 0.1, 8, 5.0, 9.0, (), {})
     return replace(base, **changes)
 
 
