@@ -19,7 +19,7 @@ SOURCE = {"published": "published graph, V100 costs", "ours": "our extraction, r
 
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
-    """A figure for each network, and what the best plans cost at each budget."""
+    """A figure for each network, and the cost of the best plan at each budget."""
     all_sweeps = list(sweeps(document, folder))
     figures = []
     for label, group in groupby(all_sweeps, key=lambda sweep: sweep.label):
