@@ -26,10 +26,10 @@ def run(context: Context) -> dict[str, Any]:
 
 
 def levels_of(cfg: DictConfig) -> tuple[str, ...]:
-    """The levels asked for, each once, in their order.
+    """The levels that the configuration names, each once, in the order of `LEVELS`.
 
     Raises:
-        InvalidInput: an empty list or an unknown level.
+        InvalidInput: the list is empty or has an unknown level.
     """
     asked = list(LEVELS) if cfg.levels is None else list(map(str, cfg.levels))
     for level in asked:

@@ -14,7 +14,7 @@ FIELDS = ("instance", "budget_bytes", "cost_ns", "bound_ns", "status", "solve_s"
 
 
 def run(context: Context) -> dict[str, Any]:
-    """A row for each record and strategy; none without the published graphs."""
+    """A row for each record and strategy; no rows without the published graphs."""
     records = _records(context)
     cases, kept = [], []
     for network in context.networks:
@@ -34,7 +34,7 @@ def run(context: Context) -> dict[str, Any]:
 
 
 def why_absent(context: Context) -> str:
-    """Why there is nothing to compare with."""
+    """Why there are no records for this run."""
     if context.instances is None:
         return "the published graphs are not at hand (instances=FOLDER, or the variable REMAT_INSTANCES)"
     if not (context.instances / RECORDS).is_file():

@@ -1,7 +1,7 @@
-"""Memory at 10 % overhead: for each set of implementations, the smallest budget for which such a plan is known.
+"""Memory at 10 % overhead: for each set of implementations, the smallest budget with a known plan of that overhead.
 
-Bisection. The lower end is the largest budget at which no plan within the overhead was found, or the largest working
-set; the upper end is the smallest peak of a plan that was found. That none was found in time proves nothing.
+Bisection. The lower end is the largest budget without a plan found within the overhead, or the largest working set; the
+upper end is the smallest peak of a plan found. A search that finds no plan in time proves nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from experiments.monet.published import Network
 from remat.frontends.monet import plain_pytorch
 
 OVERHEAD = 0.10
-WIDER = (NONE, NO_WINOGRAD, JOINT)  # each has every plan of those before it
-NEAR = 1.01  # the ends of an interval whose ratio is below it are one
+WIDER = (NONE, NO_WINOGRAD, JOINT)  # each contains every plan of those before it
+NEAR = 1.01  # bisection stops when the ratio of the ends is below it
 
 
 def run(context: Context) -> dict[str, Any]:
-    """For each network and level the bracket at its end, and every row behind it."""
+    """The final bracket of each network and level, and every row behind it."""
     brackets = {(n.name, level): _begin(context, n, level) for n in context.networks for level in WIDER}
     by_name = {network.name: network for network in context.networks}
     rows: list[dict[str, Any]] = []
@@ -48,16 +48,16 @@ def run(context: Context) -> dict[str, Any]:
 
 
 def _carry(brackets: dict[tuple[str, str], tuple[int, int]]) -> None:
-    """A plan with fewer implementations is one with more."""
+    """Narrow the brackets, because a plan with fewer implementations is also one with more."""
     for (name, level), (low, high) in brackets.items():
         least = min(brackets[name, inner][1] for inner in WIDER[: WIDER.index(level) + 1])
         brackets[name, level] = min(low, least), min(high, least)
 
 
 def _begin(context: Context, network: Network, level: str) -> tuple[int, int]:
+    """The first bracket, from the rows of earlier parts."""
     graph = graph_of(context, network, level)
-    plain = remat.Plan.from_order(graph, range(len(graph))) if level == NONE else None
-    plain = plain_pytorch(graph) if plain is None else plain
+    plain = remat.Plan.from_order(graph, range(len(graph))) if level == NONE else plain_pytorch(graph)
     known = [(case, row) for case, row in context.rows.items() if (case.network, case.level) == (network.name, level)]
     peaks = [row.peak_bytes for _, row in known if _is_enough(context, network, row) and row.peak_bytes is not None]
     high = min([remat.simulate(graph, plain).peak_bytes, *peaks])
