@@ -33,7 +33,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
         f"{gain.sweep.label} ({SOURCE[gain.sweep.source]})."
     )  # fmt: skip
     has_published = any(sweep.source == "published" for sweep in all_sweeps)
-    published = PUBLISHED if has_published else "The published graphs were not at hand (set REMAT_INSTANCES)"
+    published = PUBLISHED if has_published else "The published graphs were not there (set REMAT_INSTANCES)"
     return Part(
         *prose(__file__, sweeps=len(all_sweeps), gain=gain_words, proven=proven_words(all_sweeps), published=published),
         figures,

@@ -1,6 +1,6 @@
 """``experiment=paper/monet``: MONeT (Shah et al., ICLR 2021) reproduced, beside the published numbers.
 
-`experiments.parts` says what a part is; `analysis.monet` draws them.
+See `experiments.parts` for the meaning of a part; `analysis.monet` draws the parts.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def _introduce(context: Context, _: Collection[str]) -> None:
 def _refuse_unused_settings(cfg: DictConfig, settings: Settings) -> None:
     for key in ("graph", "batch_size", "input_size", "granularity"):
         if cfg[key] is not None:
-            raise InvalidInput(f"experiment=paper/monet has networks and batches of its own; leave {key} away")
+            raise InvalidInput(f"experiment=paper/monet has networks and batches of its own; leave out {key}")
     if settings.cost != "roofline":
-        raise InvalidInput("experiment=paper/monet takes published P100 costs or the roofline's; leave cost away")
+        raise InvalidInput("experiment=paper/monet takes published P100 costs or the roofline's; leave out cost")
     if (settings.scope, settings.accounting) != ("staged", "exact"):
-        raise InvalidInput("experiment=paper/monet compares staged plans, counted exactly; leave scope and accounting")
+        raise InvalidInput("experiment=paper/monet compares staged plans, counted exactly; leave out scope, accounting")

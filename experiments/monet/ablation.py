@@ -36,5 +36,5 @@ def levels_of(cfg: DictConfig) -> tuple[str, ...]:
         if level not in LEVELS:
             raise unknown_name("level of implementations", level, LEVELS)
     if not asked:
-        raise InvalidInput("levels= is empty; leave it out for all of them")
+        raise InvalidInput("levels= is empty; leave it out for all levels")
     return tuple(level for level in LEVELS if level in asked)

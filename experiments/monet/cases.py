@@ -93,7 +93,9 @@ def graph_run_of(
 
     def make() -> GraphRun:
         if cost_cap is None and not longer:
-            return context.graph_run(_subject(context, network, level), "paper/monet", strategies=_strategies(context))
+            # Every strategy that some part may run.
+            strategies = dict.fromkeys((*context.settings.strategies, GIST, "portfolio", "monet", "checkmate_milp"))
+            return context.graph_run(_subject(context, network, level), "paper/monet", strategies=tuple(strategies))
         same = graph_run_of(context, network, level)
         limit = context.scale.time_limit_s * (context.scale.joint_factor if longer else 1)
         settings = replace(same.settings, time_limit_s=limit)
@@ -109,11 +111,6 @@ def graph_run_of_case(context: Context, case: Case) -> GraphRun:
     network = next(network for network in context.networks if network.name == case.network)
     longer = case.strategy == "portfolio" and case.level != NONE
     return graph_run_of(context, network, case.level, case.cost_cap, longer=longer)
-
-
-def _strategies(context: Context) -> tuple[str, ...]:
-    """The strategies that any part may run."""
-    return tuple(dict.fromkeys((*context.settings.strategies, GIST, "portfolio", "monet", "checkmate_milp")))
 
 
 def _subject(context: Context, network: Network, level: str) -> Subject:

@@ -100,7 +100,7 @@ def reason(graph: Graph, plans: Mapping[int, Plan], kind: str, name: str) -> str
         return f"dominated: {better} is never slower, and reads and holds no more"
     swaps = [swap for budget, plan in plans.items() if (swap := _swap(graph, plan, budget, own, name))]
     if not swaps:
-        return "cannot be put into any plan found: a value that it needs is written over or not made there"
+        return "cannot be put into any plan found: it needs a value that is overwritten or not made there"
     return _words(swaps)
 
 

@@ -1,6 +1,6 @@
 """``experiment=paper``: every figure and table of Checkmate (Jain et al., MLSys 2020), beside the published numbers.
 
-`experiments.parts` says what a part is; `analysis.paper` draws them.
+See `experiments.parts` for the meaning of a part; `analysis.paper` draws the parts.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ class KerasFit:
 
     def __init__(self, job: Job):
         self.job = job
-        self.batch, self.samples = job.batch, job.batch or BATCH
+        self.samples = job.batch or BATCH
+        self.batch: int | None = self.samples
         self.model, self.data = built(job.model), batch_of(job.model, self.samples)
         whole = self._planned("1TB", verify=False)
         self.graph, self.fixed_bytes = whole.plan.graph, whole.plan.graph.fixed_bytes

@@ -1,4 +1,4 @@
-"""What implementations offer to a model's graph, and how much is held where they could run."""
+"""The offers of implementations to a model's graph, and the bytes held where they could run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def held_by_those_who_offer(graph: Graph, plan: remat.Plan) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What an implementation offers to a model, by measured costs and counted bytes.
+    """The offer of an implementation to a model, by measured costs and counted bytes.
 
     Attributes:
         operations: number of operations that have it; a forward and its backward operation are two.
