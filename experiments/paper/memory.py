@@ -17,12 +17,10 @@ LAYERS = 32
 
 def run(context: Context) -> dict[str, Any]:
     """A plan for the chain, a plan of every strategy for the first network, and sizes of all networks."""
-    chain = synthetic.chain(n=LAYERS, name=f"chain of {LAYERS} layers")
-    subject = Subject(chain, None, None, None, None, "file", "file")
-    strategies = ("checkpoint_all", "chen_sqrtn", "portfolio")
-    title = f"Memory over time, {LAYERS} layers"
-    over_time = _solve(context, "memory/chain", subject, title, 2, strategies=strategies)
-    first = context.networks[0]
+    graph, first = synthetic.chain(n=LAYERS, name=f"chain of {LAYERS} layers"), context.networks[0]
+    chain = Subject(graph, None, None, None, None, "file", "file")
+    over_time = _solve(context, "memory/chain", chain, f"Memory over time, {LAYERS} layers", 2,
+                       strategies=("checkpoint_all", "chen_sqrtn", "portfolio"))  # fmt: skip
     subject = published_or_extracted(context, first)
     matrices = _solve(context, "memory/matrices", subject, f"Schedules of {first.label}", 3)
     sizes = [_sizes(context, network) for network in context.networks]

@@ -16,14 +16,13 @@ import numpy as np
 
 import remat.tf as rtf
 from experiments.steps.job import Candidate, Job, Method
-from experiments.steps.keras_models import CLASSES, functions_run_eagerly, graphs_run_as_written
+from experiments.steps.keras_models import CLASSES, LOSS, functions_run_eagerly, graphs_run_as_written
 from experiments.steps.row import StepRow
 
 SMALLEST = 32  # pixels; the smallest input of most networks
 LARGER = {"InceptionResNetV2": 75, "InceptionV3": 75, "Xception": 71}
 STEPS = 2
 BATCH = 8
-LOSS = "sparse_categorical_crossentropy"
 
 
 def names() -> list[str]:

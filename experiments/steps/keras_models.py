@@ -13,16 +13,16 @@ import tensorflow as tf
 
 layers = keras.layers
 CLASSES = 10
+LOSS = "sparse_categorical_crossentropy"
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A model with the specs of its inputs and labels, a batch of them and its loss."""
+    """A model with the specs of its inputs and labels, and a batch of them; its loss is `LOSS`."""
 
     model: keras.Model
     specs: tuple[Any, Any]
     batch: tuple[Any, Any]
-    loss: Any
 
     def state(self) -> list[np.ndarray]:
         """Copies of all variables, seeds included."""
@@ -170,4 +170,4 @@ def build(name: str, batch_size: int | None = None) -> Sample:
         x = tf.constant(rng.normal(size=shape), "float32")
     y = tf.constant(rng.integers(0, CLASSES, labels), "int32")
     specs = (tf.TensorSpec(shape, inputs.dtype), tf.TensorSpec(labels, "int32"))
-    return Sample(model, specs, (x, y), "sparse_categorical_crossentropy")
+    return Sample(model, specs, (x, y))

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from experiments.steps.keras_models import Sample
+from experiments.steps.keras_models import LOSS, Sample
 from remat.tf.capture import trace
 
 
@@ -54,7 +54,7 @@ def segmented(model: keras.Model, n_segments: int) -> Callable[[Any], Any]:
 def recompute_grad_step(sample: Sample, n_segments: int) -> Any:
     """The traced step, (loss, gradients), with `tf.recompute_grad` over `n_segments` segments."""
     forward = segmented(sample.model, n_segments)
-    loss: Any = keras.losses.get(sample.loss)
+    loss: Any = keras.losses.get(LOSS)
     variables = [v.value for v in sample.model.trainable_variables]
 
     def step(x: Any, y: Any) -> Any:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import remat.tf as rtf
 from experiments.steps.job import Candidate, Job, Method, fractions_of_plain
-from experiments.steps.keras_models import build, functions_run_eagerly
+from experiments.steps.keras_models import LOSS, build, functions_run_eagerly
 from experiments.steps.keras_peers import cut_points, recompute_grad_step
 from experiments.steps.row import StepRow
 from remat.errors import InvalidInput
@@ -48,11 +48,11 @@ class KerasSteps:
         self.graph, self.fixed_bytes = whole.plan.graph, whole._step.graph.fixed_bytes
         self._plain = _traced(whole._step.function)
         with functions_run_eagerly():
-            eager = self._bits(Objective(self.sample.model, self.sample.loss).step)
+            eager = self._bits(Objective(self.sample.model, LOSS).step)
         self.references = {"eager": eager, "tf.function": self._bits(self._plain.run.call)}
 
     def _rematerialized(self, budget: int | str, **options: Any) -> Any:
-        return rtf.rematerialize(self.sample.model, self.sample.specs, budget, loss=self.sample.loss, **options)
+        return rtf.rematerialize(self.sample.model, self.sample.specs, budget, loss=LOSS, **options)
 
     def plain(self) -> Method:
         """The `tf.function` of the step."""

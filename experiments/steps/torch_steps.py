@@ -231,10 +231,10 @@ class TorchSteps:
         self.module.zero_grad()
         return took
 
-    def gradients(self, module: nn.Module) -> list[Tensor | None]:
-        """Copies of the gradients of one step."""
+    def gradients(self, module: nn.Module) -> dict[str, Tensor]:
+        """[parameter] a copy of its gradient after one step, if it has one."""
         self._step_from_the_beginning(module)
-        kept = [None if p.grad is None else p.grad.detach().clone() for p in self.module.parameters()]
+        kept = {name: p.grad.detach().clone() for name, p in self.module.named_parameters() if p.grad is not None}
         self.module.zero_grad()
         return kept
 
@@ -262,11 +262,10 @@ def rounding_error(subject: TorchSteps) -> float:
                 p.copy_(old)
 
 
-def _difference(plain: list[torch.Tensor | None], ours: list[torch.Tensor | None]) -> float:
-    assert [x is None for x in plain] == [x is None for x in ours]
-    pairs = [(a, b) for a, b in zip(plain, ours, strict=True) if a is not None and b is not None]
-    largest = max(float(a.abs().max()) for a, _ in pairs)
-    return max(float((a - b).abs().max()) for a, b in pairs) / largest if largest else 0.0
+def _difference(plain: dict[str, Tensor], ours: dict[str, Tensor]) -> float:
+    assert plain.keys() == ours.keys()
+    largest = max(float(x.abs().max()) for x in plain.values())
+    return max(float((x - ours[name]).abs().max()) for name, x in plain.items()) / largest if largest else 0.0
 
 
 def _classes(model: nn.Module) -> int:
@@ -277,6 +276,7 @@ def _classes(model: nn.Module) -> int:
 
 
 def _filled(x: Any, device: str, n_classes: int) -> Any:
+    """A random tensor of the same shape and type on the device; anything else as it is."""
     if not isinstance(x, Tensor):
         return x
     if x.is_floating_point():
