@@ -94,7 +94,7 @@ def test_why_an_implementation_is_not_used() -> None:
 
 
 def point(**changes: Any) -> Point:
-    base = Point("vgg16", "none", "portfolio", 8, None, "FEASIBLE", 110, 100, 0.1, 8, 5.0, 9.0, "", (), {})
+    base = Point("vgg16", "none", "portfolio", 8, "FEASIBLE", 110, 100, 0.1, 8, 5.0, 9.0, (), {})
     return replace(base, **changes)
 
 
@@ -152,7 +152,7 @@ def test_a_run_is_drawn_and_costs_nothing_to_repeat(here: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("given", "words"),
     [("networks=[vgg17]", "vgg16"), ("networks=[]", "empty"), ("levels=[outputs]", "output"), ("levels=[]", "empty"),
-     ("parts=[fig5]", "fig5"), ("batch_size=3", "leave batch_size away"), ("instances=nowhere", "no such folder"),
+     ("parts=[fig5]", "fig5"), ("batch_size=3", "leave out batch_size"), ("instances=nowhere", "no such folder"),
      ("budget=[]", "empty list"), ("scope=free", "staged")],
 )  # fmt: skip
 def test_what_is_mistyped_is_one_line(here: Path, given: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

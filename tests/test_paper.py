@@ -205,6 +205,12 @@ def test_throughput_says_where_recomputation_pays() -> None:
     assert sizes.rows[1] == ["40 layers", "10", "40.00", "proven impossible, or larger than such", "OPTIMAL", "90.0 %"]
 
 
+def test_throughput_without_a_solved_network_has_no_curve() -> None:
+    part = throughput_part.report({"throughput": [], "searches": [], "memory_bytes": 1, "gpu": "V100"}, Path())
+    assert not part.figures
+    assert not part.tables
+
+
 def test_a_table_escapes_what_it_shows() -> None:
     text = html_of(Table("t", "a & b", ["x", "y"], [["<b>", "1,234.5 %"]]))
     assert "&lt;b&gt;" in text

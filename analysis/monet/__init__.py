@@ -13,7 +13,7 @@ REPORTS = reports_of(overhead, ablation, ten_percent, solver_time, records, impl
 
 
 def parts_of(folder: Path) -> list[tuple[str, Part]]:
-    """What `analysis.parts.read_parts` finds of this run."""
+    """(name, part) of every part of this run, see `analysis.parts.read_parts`."""
     return read_parts(REPORTS, folder)
 
 
@@ -29,7 +29,7 @@ def front(folder: Path) -> Front:
 
 
 def draw_monet(folder: Path) -> list[Path]:
-    """Draw every part that the folder holds: ``figures/``, ``tables/`` and ``page.html``; the files written.
+    """Draw every part of the run: ``figures/``, ``tables/`` and ``page.html``; returns the files written.
 
     Raises:
         InvalidInput: the folder is no run of this experiment, or a file of it cannot be read.

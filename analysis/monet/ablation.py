@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from analysis.monet.points import (
     LEVELS,
     NO_WINOGRAD,
     NONE,
+    Facts,
     Point,
     cheapest,
     gib,
@@ -25,7 +27,7 @@ from analysis.parts import Part, Table, percent, prose
 from analysis.style import BLUE, GREY, LIGHT_GREY, OLIVE, ORANGE, SKY, WINE
 
 COLOURS = {NONE: LIGHT_GREY, "in_place": SKY, "conv": BLUE, "output": OLIVE, JOINT: ORANGE, NO_WINOGRAD: WINE}
-CUMULATIVE = (NONE, "in_place", "conv", "output", JOINT)  # each has what those before it have
+CUMULATIVE = (NONE, "in_place", "conv", "output", JOINT)  # each contains those before it
 
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
@@ -46,12 +48,13 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
 
 
 def _value(points: Sequence[Point], net: str, level: str, budget: int) -> float | None:
+    """The overhead of the cheapest plan of that level within the budget; the plan may be of a smaller budget."""
     found = cheapest([p for p in select(points, net, level, "portfolio") if p.budget_bytes <= budget], budget)
     return None if found is None else found.overhead
 
 
 def _contained(points: Sequence[Point], net: str, level: str, budget: int) -> float | None:
-    """The best of the level and of all that it contains."""
+    """The best overhead of the level and of all levels that it contains."""
     inside = CUMULATIVE[: CUMULATIVE.index(level) + 1] if level in CUMULATIVE else (NONE, "in_place", level)
     inside = (*inside, NO_WINOGRAD) if level == JOINT else inside
     known = [v for one in inside if (v := _value(points, net, one, budget)) is not None]
@@ -59,15 +62,16 @@ def _contained(points: Sequence[Point], net: str, level: str, budget: int) -> fl
 
 
 def _overheads(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str]) -> str:
+    """Each network at its smallest budget."""
     texts = []
-    for net in dict.fromkeys(net["label"] for net, _ in cases):
-        own, budget = min(((n, b) for n, b in cases if n["label"] == net), key=lambda case: case[1])
+    for label, own in groupby(cases, key=lambda case: case[0]["label"]):
+        net, budget = next(own)
         steps = []
         for level in levels:
-            value = _contained(points, own["name"], level, budget)
-            words = percent(value) or no_plan(select(points, own["name"], level, "portfolio"), budget)
+            value = _contained(points, net["name"], level, budget)
+            words = percent(value) or no_plan(select(points, net["name"], level, "portfolio"), budget)
             steps.append(f"{LEVELS[level]} {words}")
-        texts.append(f"{net} at {gib(budget)} GiB: {', '.join(steps)}")
+        texts.append(f"{label} at {gib(budget)} GiB: {', '.join(steps)}")
     return ". ".join(texts) + "." if texts else "Nothing was solved."
 
 
@@ -86,7 +90,7 @@ def _table(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str])
     ], rows)  # fmt: skip
 
 
-def _figure(facts: Sequence[Mapping[str, Any]], points: Sequence[Point], levels: Sequence[str]) -> Figure:
+def _figure(facts: Facts, points: Sequence[Point], levels: Sequence[str]) -> Figure:
     figure = Figure(figsize=(8.6, 3.6), layout="constrained")
     axes = figure.subplots()
     at = [(net["name"], min(net["budgets_bytes"])) for net in facts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,38 +11,35 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.bars import heatmap
-from analysis.monet.points import JOINT, LEVELS, NO_WINOGRAD, gib, read_points
+from analysis.monet.points import JOINT, LEVELS, NO_WINOGRAD, Facts, gib, read_points
 from analysis.parts import Part, Table, prose
+
+Entries = Sequence[Mapping[str, Any]]  # of the document; its key "way" is the name of an implementation
 
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
     """Counts by budget, and the reasons."""
     facts, _ = read_points(folder)
     label = {net["name"]: net["label"] for net in facts}
-    used, never = document["used"], document["never"]
-    everywhere = _never_anywhere(document)
-    nowhere = ", ".join(f"{kind} {way}" for kind, way in everywhere) or "none"
-    groups = {}
-    for entry in never:
-        groups.setdefault(entry["reason"].partition(":")[0], []).append(entry)
-    counts = "; ".join(f"{words}: {len(entries)}" for words, entries in groups.items()) or "none"
+    used, never, available = document["used"], document["never"], document["available"]
+    most = {(e["network"], e["kind"], e["way"]): e["operations"] for e in available}
+    chosen = {(e["kind"], e["way"]) for e in used}
+    nowhere = sorted({(short(e["kind"]), e["way"]) for e in available if (e["kind"], e["way"]) not in chosen})
+    reasons = Counter(e["reason"].partition(":")[0] for e in never)
     figures = []
     if used:
         figures = [
-            (f"implementations_{level}", f"Operations that run in each way in the portfolio's plan, {LEVELS[level]}; "
-             "shade: the share of those that have it; empty: no plan", _figure(document, facts, level))
+            (f"implementations_{level}", "Operations that run with each implementation in the portfolio's plan, "
+             f"{LEVELS[level]}; shade: the share of those that have it; empty: no plan",
+             _figure(used, most, facts, level))
             for level in (NO_WINOGRAD, JOINT)
         ]  # fmt: skip
     return Part(
-        *prose(__file__, never=nowhere, reasons=counts),
+        *prose(__file__, never=", ".join(f"{kind} {name}" for kind, name in nowhere) or "none",
+               reasons="; ".join(f"{words}: {n}" for words, n in reasons.items()) or "none"),
         figures,
-        [_used_table(used, document["available"], label), _never_table(never, label)],
-    )
-
-
-def _never_anywhere(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    chosen = {(e["kind"], e["way"]) for e in document["used"]}
-    return sorted({(short(e["kind"]), e["way"]) for e in document["available"] if (e["kind"], e["way"]) not in chosen})
+        [_used_table(used, most, label), _never_table(never, label)],
+    )  # fmt: skip
 
 
 def short(kind: str) -> str:
@@ -53,21 +51,18 @@ def short(kind: str) -> str:
     return name
 
 
-def _used_table(
-    used: Sequence[Mapping[str, Any]], available: Sequence[Mapping[str, Any]], label: Mapping[str, str]
-) -> Table:
-    most = {(e["network"], e["kind"], e["way"]): e["operations"] for e in available}
+def _used_table(used: Entries, most: Mapping[tuple[str, str, str], int], label: Mapping[str, str]) -> Table:
     rows = [
         [label[e["network"]], LEVELS[e["level"]], e["strategy"], gib(e["budget_bytes"]), short(e["kind"]), e["way"],
          str(e["operations"]), str(most[e["network"], e["kind"], e["way"]])]
         for e in used
     ]  # fmt: skip
-    return Table("monet_used", "Operations that run in another way than the default one", [
+    return Table("monet_used", "Operations that run with another implementation than the default one", [
         "network", "implementations", "strategy", "GiB", "operation", "way", "operations", "that have it",
     ], rows)  # fmt: skip
 
 
-def _never_table(never: Sequence[Mapping[str, Any]], label: Mapping[str, str]) -> Table:
+def _never_table(never: Entries, label: Mapping[str, str]) -> Table:
     rows = [[label[e["network"]], LEVELS[e["level"]], short(e["kind"]), e["way"], str(e["operations"]), e["reason"]]
             for e in never]  # fmt: skip
     return Table("monet_never", "Implementations that no plan of a network uses, and why", [
@@ -75,26 +70,26 @@ def _never_table(never: Sequence[Mapping[str, Any]], label: Mapping[str, str]) -
     ], rows)  # fmt: skip
 
 
-def _figure(document: Mapping[str, Any], facts: Sequence[Mapping[str, Any]], level: str) -> Figure:
-    most = {(e["network"], e["kind"], e["way"]): e["operations"] for e in document["available"]}
-    offered = {(e["kind"], e["way"]) for e in document["available"] if level == JOINT or e["way"] != "winograd"}
-    ways = sorted(offered, key=lambda w: (_is_backward(w[0]), *w))
+def _figure(used: Entries, most: Mapping[tuple[str, str, str], int], facts: Facts, level: str) -> Figure:
+    """Kinds and their implementations down, networks and budgets across; the level without Winograd leaves it out."""
+    offered = {(kind, name) for _, kind, name in most if level == JOINT or name != "winograd"}
+    lines = sorted(offered, key=lambda line: (line[0].endswith(("_ip_grad", "_param_grad")), *line))
     counts = {
         (e["network"], e["budget_bytes"], e["kind"], e["way"]): e["operations"]
-        for e in document["used"] if e["level"] == level and e["strategy"] == "portfolio"
+        for e in used if e["level"] == level and e["strategy"] == "portfolio"
     }  # fmt: skip
-    columns = [(net, budget) for net in facts for budget in sorted(net["budgets_bytes"], reverse=True)]
+    columns = [(net["name"], budget) for net in facts for budget in sorted(net["budgets_bytes"], reverse=True)]
     solved = {(network, budget) for network, budget, _, _ in counts}
-    shares = np.full((len(ways), len(columns)), np.nan)
+    shares = np.full((len(lines), len(columns)), np.nan)
     texts = np.full(shares.shape, "", dtype=object)
-    for j, (net, budget) in enumerate(columns):
-        for i, (kind, way) in enumerate(ways):
-            if (net["name"], kind, way) in most and (net["name"], budget) in solved:
-                n = counts.get((net["name"], budget, kind, way), 0)
-                shares[i, j], texts[i, j] = n / most[net["name"], kind, way], str(n)
-    figure = Figure(figsize=(0.42 * len(columns) + 3.4, 0.21 * len(ways) + 1.3), layout="constrained")
+    for i, j in np.ndindex(shares.shape):
+        (kind, name), (network, budget) = lines[i], columns[j]
+        if (network, kind, name) in most and (network, budget) in solved:
+            n = counts.get((network, budget, kind, name), 0)
+            shares[i, j], texts[i, j] = n / most[network, kind, name], str(n)
+    figure = Figure(figsize=(0.42 * len(columns) + 3.4, 0.21 * len(lines) + 1.3), layout="constrained")
     axes = figure.subplots()
-    heatmap(axes, shares, texts, [f"{short(kind)}: {way}" for kind, way in ways],
+    heatmap(axes, shares, texts, [f"{short(kind)}: {name}" for kind, name in lines],
             [gib(budget) for _, budget in columns], colours="Purples", top=1)  # fmt: skip
     start = 0
     for net in facts:
@@ -106,7 +101,3 @@ def _figure(document: Mapping[str, Any], facts: Sequence[Mapping[str, Any]], lev
             axes.axvline(start, color="#777777", lw=0.8)
     axes.set_xlabel("Memory budget (GiB)")
     return figure
-
-
-def _is_backward(kind: str) -> bool:
-    return kind.endswith(("_ip_grad", "_param_grad"))

@@ -17,6 +17,7 @@ from analysis.monet.points import (
     JOINT,
     NO_WINOGRAD,
     NONE,
+    Facts,
     Point,
     cheapest,
     gib,
@@ -27,7 +28,7 @@ from analysis.monet.points import (
 from analysis.parts import Part, Table, percent, prose
 from analysis.style import BLACK, BLUE, FOREST, GREY, OLIVE, ORANGE, SKY, WINE
 
-TOP, BOTTOM = 32.0, -12.0  # percent, unless a curve needs more below
+TOP, BOTTOM = 32.0, -12.0  # percent; the frame grows downwards if a curve needs it
 LINES = (  # label, level, strategy, colour, marker, line
     ("Checkmate MILP, default implementations", NONE, "checkmate_milp", BLUE, "o", ":"),
     ("Portfolio, default implementations", NONE, "portfolio", SKY, "s", "-"),
@@ -36,7 +37,7 @@ LINES = (  # label, level, strategy, colour, marker, line
     ("MONeT's program, all but Winograd", NO_WINOGRAD, "monet", FOREST, "p", "-."),
     ("MONeT's program, all", JOINT, "monet", OLIVE, "h", ":"),
 )
-CAPTION = "Overhead (%) against memory budget (GiB); plans beyond the frame are at its top with their value"
+CAPTION = "Overhead (%) against memory budget (GiB); plans beyond the frame stand at its top with their value"
 COST_NAMES = {"profile": "published P100 costs", "roofline": "roofline costs"}
 
 
@@ -51,14 +52,13 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     )  # fmt: skip
 
 
-def _overheads(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> str:
+def _overheads(facts: Facts, points: Sequence[Point]) -> str:
     """Each network at its smallest budget."""
     texts = []
     for net in facts:
         budget = min(net["budgets_bytes"])
         ours, checkmate = (
-            overhead_words(select(points, net["name"], level, ALL), budget) or "not tried"
-            for level in (NO_WINOGRAD, NONE)
+            overhead_words(select(points, net["name"], level), budget) or "not tried" for level in (NO_WINOGRAD, NONE)
         )
         texts.append(f"{net['label']} at {gib(budget)} GiB {ours} (default implementations: {checkmate})")
     return "; ".join(texts)
@@ -72,14 +72,15 @@ def _program_words(points: Sequence[Point]) -> str:
     ended = sum(bool(p.stats.get("monet_optimal")) for p in own)
     return (
         f"MONeT's program, with HiGHS instead of Gurobi and {own[0].limit_s:g} s for each solve, found a plan "
-        f"in {with_plan} of {len(own)} solves and was solved to its end in {ended}."
+        f"in {with_plan} of {len(own)} solves; {ended} ran to the end."
     )
 
 
-def _main_table(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> Table:
+def _main_table(facts: Facts, points: Sequence[Point]) -> Table:
     rows = []
     for net in facts:
-        published = dict(zip(map(round, (g * GIB for g in net["budgets_gib"])), net["overheads_percent"], strict=True))
+        budgets = [round(gibibytes * GIB) for gibibytes in net["budgets_gib"]]
+        published = dict(zip(budgets, net["overheads_percent"], strict=True))
         for budget in sorted(net["budgets_bytes"], reverse=True):
             cells = [overhead_words(select(points, net["name"], level, who), budget) for level, who in (
                 (NONE, ALL), (NO_WINOGRAD, "portfolio"), (NO_WINOGRAD, "monet"), (JOINT, "portfolio"), (JOINT, "monet"),
@@ -93,7 +94,7 @@ def _main_table(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> 
     )  # fmt: skip
 
 
-def _plain_table(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> Table:
+def _plain_table(facts: Facts, points: Sequence[Point]) -> Table:
     rows = []
     for net in facts:
         gist = next(iter(select(points, net["name"], GIST, "gist")), None)
@@ -112,7 +113,7 @@ def _plain_table(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) ->
     )  # fmt: skip
 
 
-def _all_solves(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> Table:
+def _all_solves(facts: Facts, points: Sequence[Point]) -> Table:
     label = {net["name"]: net["label"] for net in facts}
     total = {net["name"]: net["total_cost"] for net in facts}
     rows = [
@@ -127,15 +128,14 @@ def _all_solves(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> 
     ], rows)  # fmt: skip
 
 
-def _figure(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> Figure:
+def _figure(facts: Facts, points: Sequence[Point]) -> Figure:
     columns = min(3, len(facts) + 1)
     lines = -(-(len(facts) + 1) // columns)
     figure = Figure(figsize=(3.9 * columns, 3.3 * lines + 0.2), layout="constrained")
     grid = figure.subplots(lines, columns, squeeze=False).ravel()
+    handles: dict[str, Any] = {}
     for axes, net in zip(grid, facts, strict=False):
         _panel(axes, net, points)
-    handles: dict[str, Any] = {}
-    for axes in grid[: len(facts)]:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     for axes in grid[len(facts) :]:
@@ -162,11 +162,11 @@ def _panel(axes: Axes, net: Mapping[str, Any], points: Sequence[Point]) -> None:
                 side = -1 if strategy == "checkmate_milp" else 1 if level == JOINT else 0
                 axes.annotate(f"{y:.0f}", (x, TOP), (11 * side, 3), textcoords="offset points", ha="center", fontsize=6,
                               color=colour, annotation_clip=False)  # fmt: skip
-    gist = next((p for p in own if p.strategy == "gist" and p.overhead is not None and p.peak_bytes), None)
-    if gist is not None:
-        axes.plot(gist.peak_bytes / GIB, 100 * gist.overhead, color=BLACK, marker="X", ls="", ms=7,  # pyright: ignore
-                  label="Gist, lossless", zorder=4)  # fmt: skip
-        xs.append(gist.peak_bytes / GIB)  # pyright: ignore
+    gists = [(p.peak_bytes / GIB, 100 * p.overhead) for p in select(own, net["name"], GIST, "gist")
+             if p.overhead is not None and p.peak_bytes]  # fmt: skip
+    for x, y in gists:
+        axes.plot(x, y, color=BLACK, marker="X", ls="", ms=7, label="Gist, lossless", zorder=4)
+        xs.append(x)
     plain = net["pytorch_peak_bytes"] / GIB
     axes.plot(plain, 100 * (net["pytorch_cost"] / net["total_cost"] - 1), color=BLACK, marker="P", ls="", ms=7,
               label="Plain PyTorch, simulated", zorder=4)  # fmt: skip

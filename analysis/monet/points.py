@@ -6,12 +6,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import Any, TypeAlias
 
 from analysis.parts import percent
-from analysis.results import WITH_PLAN, read_json, read_rows
+from analysis.results import WITH_PLAN, as_objects, read_json, read_rows
 
 GIB = 2**30
 NONE, NO_WINOGRAD, JOINT, GIST = "none", "no_winograd", "joint", "gist"
@@ -20,6 +18,7 @@ LEVELS = {
     NONE: "default", "in_place": "+ in place", "conv": "+ Winograd", "output": "+ from outputs",
     "intermediate": "+ masks, indices", JOINT: "all", NO_WINOGRAD: "all but Winograd", GIST: "Gist's",
 }  # fmt: skip
+Facts: TypeAlias = Sequence[Mapping[str, Any]]  # of each network, see `experiments.monet.overhead`
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +27,13 @@ class Point:
 
     Attributes:
         overhead: against one pass of default implementations; None without a plan.
-        trajectory: [(seconds, cost)] of its improvements.
-        cost_cap: where only a plan that costs no more was asked for.
+        trajectory: (seconds, cost) of each improvement.
     """
 
     network: str
     level: str
     strategy: str
     budget_bytes: int
-    cost_cap: int | None
     status: str
     cost: int | None
     bound: int | None
@@ -44,42 +41,36 @@ class Point:
     peak_bytes: int | None
     wall_s: float
     limit_s: float
-    message: str
     trajectory: tuple[tuple[float, int], ...]
     stats: Mapping[str, Any]
 
 
-def read_points(folder: Path, document: Mapping[str, Any] | None = None) -> tuple[list[dict[str, Any]], list[Point]]:
-    """(what is known of each network, a point for each solve of a part's document that the store has).
+def read_points(folder: Path, document: Mapping[str, Any] | None = None) -> tuple[Facts, list[Point]]:
+    """(facts of each network, a point for each solve of a part's document that the store has).
 
     Without a document, the solves are those of the part ``overhead``.
     """
     first = read_json(folder / "overhead.json")
     entries = (document or first)["rows"]
-    rows = {row.key: row for row in read_rows(folder / first["store"], [e["key"] for e in entries]).itertuples()}
+    stored = read_rows(folder / first["store"], [entry["key"] for entry in entries])
+    rows = {row.key: row for row in as_objects(stored)}
     return first["networks"], [_point(entry, rows[entry["key"]]) for entry in entries if entry["key"] in rows]
 
 
 def _point(entry: Mapping[str, Any], row: Any) -> Point:
-    has_plan = row.status in WITH_PLAN
+    cost, overhead, peak = (row.cost, row.overhead, row.peak_bytes) if row.status in WITH_PLAN else (None,) * 3
     stats = json.loads(row.stats or "{}")
     return Point(
-        entry["network"], entry["level"], entry["strategy"], int(entry["budget_bytes"]), entry["cost_cap"], row.status,
-        int(row.cost) if has_plan else None, _integer(row.bound),
-        float(row.overhead) if has_plan else None, int(row.peak_bytes) if has_plan else None,
-        float(row.wall_s), float(row.time_limit_s), row.message or "",
+        entry["network"], entry["level"], entry["strategy"], entry["budget_bytes"], row.status, cost, row.bound,
+        overhead, peak, row.wall_s, row.time_limit_s,
         tuple((float(s), int(cost)) for s, cost, _ in stats.get("trajectory", [])), stats,
     )  # fmt: skip
 
 
-def _integer(value: Any) -> int | None:
-    return None if pd.isna(value) else int(value)
-
-
 def select(
-    points: Iterable[Point], network: str, levels: str | Sequence[str], strategies: str | Sequence[str]
+    points: Iterable[Point], network: str, levels: str | Sequence[str], strategies: str | Sequence[str] = ALL
 ) -> list[Point]:
-    """Those of a network, levels and strategies, by budget."""
+    """The points of a network with these levels and strategies, by budget."""
     levels = [levels] if isinstance(levels, str) else levels
     strategies = [strategies] if isinstance(strategies, str) else strategies
     found = [p for p in points if p.network == network and p.level in levels and p.strategy in strategies]
@@ -87,7 +78,7 @@ def select(
 
 
 def cheapest(points: Iterable[Point], budget_bytes: int) -> Point | None:
-    """The cheapest plan among these whose peak is within the budget, whatever budget it was made for."""
+    """The cheapest plan whose peak is within the budget, also if it was made for another budget."""
     fitting = [p for p in points if p.cost is not None and (p.peak_bytes or 0) <= budget_bytes]
     return min(fitting, key=lambda p: p.cost or 0, default=None)
 
@@ -101,7 +92,7 @@ def no_plan(points: Iterable[Point], budget_bytes: int) -> str:
 
 
 def overhead_words(points: Sequence[Point], budget_bytes: int) -> str:
-    """The overhead of the cheapest of these within the budget, or why there is none."""
+    """The overhead of the cheapest plan within the budget, or why there is none."""
     found = cheapest(points, budget_bytes)
     return no_plan(points, budget_bytes) if found is None else percent(found.overhead)
 

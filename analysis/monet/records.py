@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.monet.points import GIB, Point, gib, read_points, select
+from analysis.monet.points import GIB, NONE, Point, gib, read_points
 from analysis.monet.solver_time import NEAR
 from analysis.parts import Part, Table, prose
 from analysis.solver_seconds import reached
@@ -30,19 +30,20 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     total = {net["name"]: net["total_cost"] for net in facts}
     return Part(
         *prose(__file__, ours=_outcome(records, points)),
-        [("records", "Cost above the recorded one at the recorded budgets; beyond the frame: at its top with the value",
+        [("records", "Cost above the recorded one at the recorded budgets; values beyond the frame stand at its top",
           _figure(records, points, label))],
         [_table(records, points, label, total)],
     )  # fmt: skip
 
 
-def _at(points: Sequence[Point], record: Mapping[str, Any], strategy: str) -> Point | None:
-    own = [p for p in select(points, record["network"], "none", strategy) if p.budget_bytes == record["budget_bytes"]]
-    return own[0] if own else None
+def _own(points: Sequence[Point], record: Mapping[str, Any]) -> dict[str, Point]:
+    """[strategy] its solve of the recorded problem."""
+    place = record["network"], NONE, record["budget_bytes"]
+    return {p.strategy: p for p in points if (p.network, p.level, p.budget_bytes) == place}
 
 
 def _outcome(records: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> str:
-    pairs = [(r, p) for r in records if (p := _at(points, r, "portfolio")) is not None]
+    pairs = [(r, p) for r in records if (p := _own(points, r).get("portfolio"))]
     known = [(r["cost_ns"], p.cost) for r, p in pairs if r["cost_ns"] is not None and p.cost is not None]
     agree = sum(r["cost_ns"] is None and p.status == "INFEASIBLE" for r, p in pairs)
     impossible = sum(r["cost_ns"] is None for r, _ in pairs)
@@ -69,9 +70,10 @@ def _table(
             label[record["network"]], gib(record["budget_bytes"]), record["status"], _ms(cost), _ms(bound),
             f"{record['solve_s']:.0f}", "" if record["t_within_5pct_s"] is None else f"{record['t_within_5pct_s']:.0f}",
         ]  # fmt: skip
-        best = min([c for c in [cost, *(p.cost for p in points if _is_of(p, record))] if c is not None], default=None)
+        own = _own(points, record)
+        best = min([c for c in (cost, *(p.cost for p in own.values())) if c is not None], default=None)
         for strategy, *_ in OURS:
-            p = _at(points, record, strategy)
+            p = own.get(strategy)
             if p is None:
                 cells += ["", "", ""]
                 continue
@@ -89,10 +91,6 @@ def _table(
     )
 
 
-def _is_of(point: Point, record: Mapping[str, Any]) -> bool:
-    return (point.network, point.budget_bytes) == (record["network"], record["budget_bytes"])
-
-
 def _ms(cost: float | None) -> str:
     return "" if cost is None else f"{cost / 1e6:.2f}"
 
@@ -108,9 +106,8 @@ def _figure(records: Sequence[Mapping[str, Any]], points: Sequence[Point], label
         axes.plot([x for x, _ in bounds], [y for _, y in bounds], color=BLACK, ls="", marker="_", ms=9,
                   label="Recorded bound")  # fmt: skip
         for i, (strategy, words, colour, marker) in enumerate(OURS):
-            found = [(r, _at(points, r, strategy)) for r in own]
-            shown = [(r["budget_bytes"] / GIB + 0.1 * (i - 1), 100 * (p.cost / r["cost_ns"] - 1)) for r, p in found
-                     if p is not None and p.cost is not None]  # fmt: skip
+            shown = [(r["budget_bytes"] / GIB + 0.1 * (i - 1), 100 * (p.cost / r["cost_ns"] - 1)) for r in own
+                     if (p := _own(points, r).get(strategy)) and p.cost is not None]  # fmt: skip
             axes.plot([x for x, _ in shown], [min(y, TOP) for _, y in shown], color=colour, ls="", marker=marker,
                       ms=9 if marker == "*" else 5, label=words)  # fmt: skip
             for x, y in shown:

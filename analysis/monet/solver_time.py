@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ NAMES = {"portfolio": "Portfolio", "monet": "MONeT's program"}
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A solve; `near_s` is None if it never came within 5 % of the best known plan of its problem."""
+    """When a solve had its first plan, and one within 5 % of the best known plan of its problem; None for never."""
 
     point: Point
     first_s: float | None
@@ -61,21 +62,17 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
 
 
 def timed(points: Sequence[Point]) -> list[Timed]:
-    """When each solve had its first plan and one near the best known of its problem."""
-    best: dict[tuple[str, str, int], int] = {}
+    """Each solve; the best known plan is over all solves of the same network, level and budget."""
+    costs: dict[tuple[str, str, int], list[int]] = defaultdict(list)
     for p in points:
-        if p.cost is not None:
-            place = p.network, p.level, p.budget_bytes
-            best[place] = min(p.cost, best.get(place, p.cost))
+        costs[p.network, p.level, p.budget_bytes] += [] if p.cost is None else [p.cost]
     found = []
     for p in points:
-        least = best.get((p.network, p.level, p.budget_bytes))
-        found.append(Timed(p, _reached(p, None), None if least is None else _reached(p, NEAR * least), least))
+        best = min(costs[p.network, p.level, p.budget_bytes], default=None)
+        first = reached(p.trajectory, p.cost, p.wall_s, None)
+        near = None if best is None else reached(p.trajectory, p.cost, p.wall_s, NEAR * best)
+        found.append(Timed(p, first, near, best))
     return found
-
-
-def _reached(point: Point, at_most: float | None) -> float | None:
-    return reached(point.trajectory, point.cost, point.wall_s, at_most)
 
 
 def _seconds(seconds: float | None) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from matplotlib.figure import Figure
 
 from analysis.bars import grouped_bars
-from analysis.monet.points import ALL, GIB, JOINT, NO_WINOGRAD, NONE, Point, gib, overhead_words, read_points, select
+from analysis.monet.points import GIB, JOINT, NO_WINOGRAD, NONE, Facts, Point, gib, overhead_words, read_points, select
 from analysis.parts import Part, Table, prose
 from analysis.style import BLACK, GREY, ORANGE, SKY, WINE
 
+Found: TypeAlias = Mapping[tuple[str, str], Mapping[str, Any]]  # [network, level]
 BARS = ((NONE, "Default implementations (Checkmate's problem)", SKY),
         (NO_WINOGRAD, "All but Winograd", WINE), (JOINT, "All (modelled Winograd)", ORANGE))  # fmt: skip
 
@@ -30,7 +31,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
 
 
 def _published(net: Mapping[str, Any], overhead: float) -> float | None:
-    """The smallest published budget, in GiB, within that overhead."""
+    """The smallest published budget within that overhead, in GiB."""
     pairs = zip(net["budgets_gib"], net["overheads_percent"], strict=True)
     return min((gib for gib, measured in pairs if measured <= 100 * overhead), default=None)
 
@@ -39,16 +40,15 @@ def _ratio(above: float, below: float) -> str:
     return f"{above / below:.2f}x"
 
 
-def _ratios(facts: Sequence[Mapping[str, Any]], found: Mapping[tuple[str, str], Mapping[str, Any]]) -> str:
+def _ratios(facts: Facts, found: Found) -> str:
     def spread(ratios: Sequence[float]) -> str:
         return f"{min(ratios):.2f}x to {max(ratios):.2f}x"
 
     texts = []
     for level, label, _ in BARS[1:]:
-        of_plain = [net["pytorch_peak_bytes"] / found[net["name"], level]["found_bytes"] for net in facts]
-        of_checkmate = [
-            found[net["name"], NONE]["found_bytes"] / found[net["name"], level]["found_bytes"] for net in facts
-        ]
+        sizes = [found[net["name"], level]["found_bytes"] for net in facts]
+        of_plain = [net["pytorch_peak_bytes"] / size for net, size in zip(facts, sizes, strict=True)]
+        of_checkmate = [found[net["name"], NONE]["found_bytes"] / size for net, size in zip(facts, sizes, strict=True)]
         texts.append(
             f"{label}: {spread(of_plain)} less than plain PyTorch, {spread(of_checkmate)} less than with default "
             "implementations"
@@ -56,19 +56,17 @@ def _ratios(facts: Sequence[Mapping[str, Any]], found: Mapping[tuple[str, str], 
     return "; ".join(texts) + "."
 
 
-def _table(
-    facts: Sequence[Mapping[str, Any]], found: Mapping[tuple[str, str], Mapping[str, Any]], overhead: float
-) -> Table:
+def _table(facts: Facts, found: Found, overhead: float) -> Table:
     rows = []
     for net in facts:
-        none, most, joint = (found[net["name"], level] for level, _, _ in BARS)
+        none, most, joint = three = [found[net["name"], level] for level, _, _ in BARS]
         plain, published = net["pytorch_peak_bytes"], _published(net, overhead)
         rows.append([
             net["label"], "" if published is None else f"{published:g}",
             "" if published is None else _ratio(net["pytorch_gib"], published), gib(plain),
-            *(gib(one["found_bytes"]) for one in (none, most, joint)),
-            *(gib(one["not_found_bytes"]) for one in (none, most, joint)),
-            *(_ratio(plain, one["found_bytes"]) for one in (none, most, joint)),
+            *(gib(one["found_bytes"]) for one in three),
+            *(gib(one["not_found_bytes"]) for one in three),
+            *(_ratio(plain, one["found_bytes"]) for one in three),
             *(_ratio(none["found_bytes"], one["found_bytes"]) for one in (most, joint)),
         ])  # fmt: skip
     return Table(
@@ -80,7 +78,7 @@ def _table(
     )  # fmt: skip
 
 
-def _tightest(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> Table:
+def _tightest(facts: Facts, points: Sequence[Point]) -> Table:
     """How much less memory than PyTorch at the smallest budget, and at what overhead: published and ours."""
     rows = []
     for net in facts:
@@ -89,7 +87,7 @@ def _tightest(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> Ta
         rows.append([
             net["label"], f"{least:g}", _ratio(net["pytorch_gib"], least), f"{published[least]:.2f} %", gib(budget),
             _ratio(net["pytorch_peak_bytes"], budget),
-            *(overhead_words(select(points, net["name"], level, ALL), budget) for level, _, _ in BARS),
+            *(overhead_words(select(points, net["name"], level), budget) for level, _, _ in BARS),
         ])  # fmt: skip
     return Table("monet_tightest", "At the smallest budget: memory saved against plain PyTorch, and its overhead", [
         "network", "published GiB", "less than PyTorch", "published overhead", "GiB", "less than PyTorch (simulated)",
@@ -97,7 +95,7 @@ def _tightest(facts: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> Ta
     ], rows)  # fmt: skip
 
 
-def _figure(facts: Sequence[Mapping[str, Any]], found: Mapping[tuple[str, str], Mapping[str, Any]]) -> Figure:
+def _figure(facts: Facts, found: Found) -> Figure:
     figure = Figure(figsize=(8.2, 3.5), layout="constrained")
     axes = figure.subplots()
     plain = [net["pytorch_peak_bytes"] / GIB for net in facts]

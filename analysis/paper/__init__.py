@@ -12,12 +12,12 @@ REPORTS = reports_of(fig5, fig6, throughput, table2, stages, rounding, solver_ti
 
 
 def parts_of(folder: Path) -> list[tuple[str, Part]]:
-    """What `analysis.parts.read_parts` finds of this run."""
+    """(name, part) of every part of this run, see `analysis.parts.read_parts`."""
     return read_parts(REPORTS, folder)
 
 
 def draw_paper(folder: Path) -> list[Path]:
-    """Draw every part that the folder holds: ``figures/``, ``tables/`` and ``page.html``; the files written.
+    """Draw every part of the run: ``figures/``, ``tables/`` and ``page.html``; returns the files written.
 
     Raises:
         InvalidInput: the folder is no run of the paper, or a file of it cannot be read.

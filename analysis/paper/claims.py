@@ -26,7 +26,7 @@ SOURCES = (("published", "published graph and V100 costs"), ("ours", "our extrac
 
 @dataclass(frozen=True, slots=True)
 class Larger:
-    """A claim about the largest batch: over that of `than` (None: the best heuristic), published for networks `on`."""
+    """A claim about the largest batch: its ratio to that of `than` (None: the best heuristic), on networks `on`."""
 
     words: str
     published: str
@@ -41,7 +41,7 @@ LARGER = (
 
 
 def report(_: Mapping[str, Any], folder: Path) -> Part:
-    """Rows for each claim that the folder has results for: where it was made, and where it is largest here."""
+    """Rows for each claim that the folder has results for: where the paper makes it, and where it is largest here."""
     rows: list[list[str]] = []
     if (folder / "fig5.json").is_file():
         all_sweeps = list(sweeps(read_json(folder / "fig5.json"), folder))
@@ -61,7 +61,7 @@ def report(_: Mapping[str, Any], folder: Path) -> Part:
 
 
 def _speedups(group: Sequence[Sweep], words: str) -> Iterator[list[str]]:
-    """The best heuristic's cost over the cheapest plan's: where it was claimed, and where it is largest here."""
+    """The best heuristic's cost over the cheapest plan's: where the paper claims it, and where it is largest here."""
     own = [sweep for sweep in group if sweep.network == FASTER_ON]
     asked = (
         (FASTER, FASTER_PUBLISHED, largest_gain(own, budget_bytes=FASTER_AT), ""),
@@ -77,7 +77,7 @@ def _speedups(group: Sequence[Sweep], words: str) -> Iterator[list[str]]:
 
 
 def _batches(claim: Larger, documents: Sequence[Mapping[str, Any]], rule: Mapping[str, str]) -> Iterator[list[str]]:
-    """The largest batch over the best of the strategies that the claim is about."""
+    """The largest batch over the best one of the strategies in the claim."""
     found = []
     for document in documents:
         of = {record["strategy"]: record["found"][rule["name"]] or 0 for record in document["records"]}

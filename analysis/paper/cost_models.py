@@ -1,16 +1,19 @@
-"""How much a plan chosen under one cost model loses under another."""
+"""The loss of a plan that is chosen under one cost model and judged by another."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.bars import heatmap
 from analysis.parts import Part, Table, percent, prose
+from analysis.results import Frame
 
 
 def report(document: Mapping[str, Any], _: Path) -> Part:
@@ -20,7 +23,7 @@ def report(document: Mapping[str, Any], _: Path) -> Part:
     others = [_loss(row) for row in rows if row["chosen_under"] != row["judged_by"]]
     losses = "no plan was found" if worst is None else (
         f"the largest loss is {percent(_loss(worst))} ({worst['network']}, chosen under {worst['chosen_under']}, "
-        f"judged by {worst['judged_by']}); half of the pairs lose at most {percent(_median(others))}"
+        f"judged by {worst['judged_by']}); half of the pairs lose at most {percent(median_high(others or [0.0]))}"
     )  # fmt: skip
     proven = {network: _gap_words([row for row in rows if row["network"] == network])
               for network in dict.fromkeys(row["network"] for row in rows)}  # fmt: skip
@@ -50,24 +53,15 @@ def _loss(row: Mapping[str, Any]) -> float:
     return row["cost"] / row["best"] - 1
 
 
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2] if values else 0.0
-
-
-def _largest(rows: list[dict[str, Any]], chosen: str, judge: str) -> float:
-    """Largest loss in per cent of plans chosen under one model and judged by another; NaN without any."""
-    pairs = (100 * _loss(row) for row in rows if (row["chosen_under"], row["judged_by"]) == (chosen, judge))
-    return max(pairs, default=float("nan"))
-
-
 def _figure(rows: list[dict[str, Any]], costs: list[str]) -> Figure:
-    networks = list(dict.fromkeys(row["network"] for row in rows))
+    frame: Frame = pd.DataFrame([row | {"loss": 100 * _loss(row)} for row in rows])
+    networks = frame["network"].unique()
     figure = Figure(figsize=(2.7 * len(networks) + 0.6, 2.9), layout="constrained")
     all_axes = figure.subplots(1, len(networks), squeeze=False)[0]
-    top = 100 * max(_loss(row) for row in rows) or 1.0
-    for axes, network in zip(all_axes, networks, strict=True):
-        own = [row for row in rows if row["network"] == network]
-        losses = np.array([[_largest(own, chosen, judge) for judge in costs] for chosen in costs])
+    top = frame["loss"].max() or 1.0
+    for axes, (network, own) in zip(all_axes, frame.groupby("network", sort=False), strict=True):
+        largest = own.pivot_table("loss", "chosen_under", "judged_by", aggfunc="max")
+        losses = largest.reindex(index=costs, columns=costs).to_numpy()
         heatmap(axes, losses, np.char.mod("%.1f", losses), costs, costs, colours="cividis_r", top=top)
         axes.set_title(network, loc="left")
         axes.set_xlabel("judged by")

@@ -19,7 +19,7 @@ SOURCE = {"published": "published graph, V100 costs", "ours": "our extraction, r
 
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
-    """A figure for each network, and what the best plans cost at each budget."""
+    """A figure for each network, and the cost of the best plan at each budget."""
     all_sweeps = list(sweeps(document, folder))
     figures = []
     for label, group in groupby(all_sweeps, key=lambda sweep: sweep.label):
@@ -33,7 +33,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
         f"{gain.sweep.label} ({SOURCE[gain.sweep.source]})."
     )  # fmt: skip
     has_published = any(sweep.source == "published" for sweep in all_sweeps)
-    published = PUBLISHED if has_published else "The published graphs were not at hand (set REMAT_INSTANCES)"
+    published = PUBLISHED if has_published else "The published graphs were not there (set REMAT_INSTANCES)"
     return Part(
         *prose(__file__, sweeps=len(all_sweeps), gain=gain_words, proven=proven_words(all_sweeps), published=published),
         figures,

@@ -1,4 +1,4 @@
-"""The largest batches (Figure 6): a panel and a table for each way of counting."""
+"""The largest batches (Figure 6): a panel and a table for each rule of counting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from analysis.max_batch_size import draw, found_rows, limit_rows, load, network_
 from analysis.parts import Part, Table, prose
 from analysis.style import style_of
 
-CAPTION = "Largest batch as a share of what is proven impossible to exceed"
+CAPTION = "Largest batch as a share of its proven limit"
 
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
@@ -24,7 +24,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
         for d in documents for p in d["published"]
         if p["strategy"] == "checkmate_milp" and max_found(d, p["rule"]) < p["batch"]
     ]  # fmt: skip
-    missed_words = f"Below a published batch: {'; '.join(missed)}." if missed else "No published batch is missed."
+    missed_words = f"Below a published batch: {'; '.join(missed)}." if missed else "No published batch is larger."
     return Part(
         *prose(__file__, closed=len(closed), networks=len(documents), missed=missed_words),
         [("fig6", CAPTION, draw(documents))] if documents else [],
@@ -33,7 +33,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
 
 
 def max_found(document: Mapping[str, Any], rule: str) -> int:
-    """The largest batch that any strategy found."""
+    """The largest batch of any strategy; 0 if none found any."""
     return max((record["found"][rule] or 0 for record in document["records"]), default=0)
 
 

@@ -65,23 +65,17 @@ def _sizes(sizes: list[dict[str, Any]]) -> Figure:
 
 def _caption(run: Run) -> str:
     """The figure's caption: network, budget, and the strategies without a plan."""
-    budgets = {int(budget) for budget in run.shown["budget_bytes"]}
     without = [style_of(name).label for name in run.strategies if name not in set(run.planned["strategy"])]
     missing = f"; without a plan there: {', '.join(without)}" if without else ""
-    return f"{run.title} within {min(budgets) / 1e9:.2f} GB: what is computed and held in each stage{missing}"
+    budget = int(run.shown["budget_bytes"].min()) / 1e9
+    return f"{run.title} within {budget:.2f} GB: values computed and held in each stage{missing}"
 
 
 def _matrices(run: Run) -> Figure | None:
-    """Every strategy's plan at the run's budget, as one matrix each: R over S."""
+    """Every strategy's plan at the run's budget, as one matrix each: R over S. None without plans."""
     graph = run.graph
-    if graph is None:
-        return None
-    plans: list[ShownPlan] = []
-    for row in run.planned.itertuples():
-        found = run.load_plan(row)
-        if found is not None:
-            plans.append(ShownPlan(row, *found))
-    if not plans:
+    plans = [ShownPlan(row, *found) for row in run.planned.itertuples() if (found := run.load_plan(row))]
+    if graph is None or not plans:
         return None
     plans.sort(key=lambda shown: order_of(shown.strategy))
     n_rows = -(-len(plans) // COLUMNS)

@@ -1,4 +1,4 @@
-"""Cost and memory of rounded relaxations, thresholds against samples."""
+"""Cost and memory of rounded relaxations: thresholds against random samples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
 
 
 def _naive(document: Mapping[str, Any]) -> str:
-    """How many random roundings of both R and S are plans that fit."""
+    """How many random roundings of R and S are plans that fit."""
     parts = [
         f"{panel['label']} {panel['naive_feasible']:,} feasible of {panel['naive_samples']:,}"
         if panel["naive_feasible"] is not None else f"{panel['label']}: the relaxation was not solved in time"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,12 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from analysis.parts import Part, Table, prose
-from analysis.results import WITH_PLAN, read_rows
+from analysis.results import WITH_PLAN, as_objects, read_rows
 from analysis.solver_seconds import draw, reached
 from analysis.style import BLUE, ORANGE, WINE
 
 FORMS = {"published MILP": (ORANGE, "s"), "trimmed MILP": (BLUE, "o"), "portfolio": (WINE, "*")}
-CAPTION = "Seconds until a plan, a good plan and the proof; hollow: not reached within the limit"
+CAPTION = "Seconds to a plan, a good plan and the proof; hollow: not reached within the limit"
 MARKS = ("first plan", "within 5 %", "within 1 %", "proof")
 
 
@@ -41,25 +42,23 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
 
 
 def _cases(document: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """Each solve of the document that the store has, with the seconds to each of `MARKS`, None if not reached."""
     stored = read_rows(folder / document["store"], [row["key"] for row in document["rows"]])
-    by_key = {row.key: row for row in stored.itertuples()}
+    by_key = {row.key: row for row in as_objects(stored)}
     known = [(entry, by_key[entry["key"]]) for entry in document["rows"] if entry["key"] in by_key]
-    best: dict[tuple[str, int], int] = {}
+    costs: dict[tuple[str, int], list[int]] = defaultdict(list)
     for entry, row in known:
-        if row.status in WITH_PLAN:
-            place = entry["network"], int(row.budget_bytes)
-            best[place] = min(int(row.cost), best.get(place, int(row.cost)))
+        costs[entry["network"], row.budget_bytes] += [row.cost] if row.status in WITH_PLAN else []
     cases = []
     for entry, row in known:
-        least = best.get((entry["network"], int(row.budget_bytes)))
         steps = [(s, cost) for s, cost, _ in json.loads(row.stats).get("trajectory", [])]
-        cost = int(row.cost) if row.status in WITH_PLAN else None
+        cost = row.cost if row.status in WITH_PLAN else None
         case: dict[str, Any] = {"network": entry["network"], "form": entry["form"], "status": row.status,
-                                "budget_bytes": int(row.budget_bytes), "limit_s": float(row.time_limit_s)}  # fmt: skip
-        for mark, factor in zip(MARKS, (None, 1.05, 1.01), strict=False):
-            at_most = None if least is None or factor is None else factor * least
-            case[mark] = reached(steps, cost, float(row.wall_s), at_most)
-        case[MARKS[3]] = float(row.wall_s) if row.status in ("OPTIMAL", "INFEASIBLE") else None
+                                "budget_bytes": row.budget_bytes, "limit_s": row.time_limit_s}  # fmt: skip
+        best = min(costs[entry["network"], row.budget_bytes], default=0)
+        for mark, at_most in zip(MARKS, (None, 1.05 * best, 1.01 * best), strict=False):
+            case[mark] = reached(steps, cost, row.wall_s, at_most)
+        case[MARKS[3]] = row.wall_s if row.status in ("OPTIMAL", "INFEASIBLE") else None
         cases.append(case)
     return cases
 

@@ -42,7 +42,7 @@ def report(document: Mapping[str, Any], _: Path) -> Part:
 
 
 def _gap(row: Mapping[str, Any]) -> str:
-    """Optimum over relaxation."""
+    """The optimum over the relaxation's value."""
     return f"{row['optimum'] / row['lp']:.2f}" if row["lp"] else "unknown"
 
 

@@ -1,4 +1,4 @@
-"""The sweeps of Figure 5 as numbers: the cheapest plan and the best bound at each budget."""
+"""Numbers from the sweeps of Figure 5: the cheapest plan and the best bound at each budget."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from typing import Any
 
 from analysis.results import WITH_PLAN, Run, heuristics_of, load_run
 
-USEFUL = 2.0  # costs of a plain step; at the tightest budgets only plans that keep almost nothing fit
+USEFUL = 2.0  # in costs of a plain step; at the tightest budgets only plans that keep almost nothing fit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """One sweep: its stored run, whose graph it is, and the heuristics as the artifact counts memory."""
+    """One sweep.
+
+    Attributes:
+        source: of its graph, ``published`` or ``ours``.
+        artifact: the heuristics when they hold their checkpoints to the end of the step, as in Checkmate's artifact.
+    """
 
     network: str
     label: str
@@ -31,7 +36,7 @@ def sweeps(document: Mapping[str, Any], folder: Path) -> Iterator[Sweep]:
 
 
 def best_costs(run: Run) -> dict[int, tuple[int, int | None]]:
-    """[budget_bytes] (the cheapest plan's cost, the best bound); budgets with a plan."""
+    """[budget_bytes, of those with a plan] (cost of the cheapest plan, best bound)."""
     found: dict[int, tuple[int, int | None]] = {}
     for budget, rows in run.shown.groupby("budget_bytes"):
         planned = rows[rows["status"].isin(WITH_PLAN) & rows["cost"].notna()]
@@ -63,9 +68,11 @@ class Gain:
 def largest_gain(
     group: Iterable[Sweep], *, useful: float = USEFUL, budget_bytes: int | None = None, artifact: bool = False
 ) -> Gain | None:
-    """Over the budgets at which a heuristic fits that costs at most `useful` plain steps, or at one budget alone.
+    """The largest gain over the budgets where the best heuristic costs at most `useful` plain steps.
 
-    `artifact`: the heuristics are those that hold their checkpoints to the end.
+    Args:
+        budget_bytes: only at this budget.
+        artifact: the heuristics hold their checkpoints to the end, see `Sweep.artifact`.
     """
     gains = [
         Gain(heuristic[0] / cost, sweep, budget, heuristic[1])
@@ -80,37 +87,26 @@ def largest_gain(
 
 
 def decided_costs(run: Run) -> dict[int, int]:
-    """[budget_bytes] the cheapest known cost, at budgets that need recomputation: elsewhere every plan is optimal."""
+    """[budget_bytes] the cheapest known cost, at budgets that need recomputation: at others every plan is optimal."""
     return {budget: cost for budget, (cost, _) in best_costs(run).items() if cost > run.total_cost}
 
 
 def ratios(run: Run, strategy: str, of: Run | None = None) -> list[float]:
-    """cost / the cheapest known cost at each budget of `decided_costs`; the strategy's rows are those of `of`."""
+    """cost / the cheapest known cost at each budget of `decided_costs`; its rows are those of `of`, if given."""
     best, own = decided_costs(run), (run if of is None else of).shown
     rows = own[(own["strategy"] == strategy) & own["cost"].notna()]
     return [int(row.cost) / best[int(row.budget_bytes)] for row in rows.itertuples() if int(row.budget_bytes) in best]
 
 
 def gaps(run: Run) -> dict[int, float]:
-    """[budget_bytes] (cost - bound) / cost of the cheapest plan: how far it may be from the optimum."""
-    return {
-        budget: (cost - (run.total_cost if bound is None else max(bound, run.total_cost))) / cost
-        for budget, (cost, bound) in best_costs(run).items()
-    }
+    """[budget_bytes, of `decided_costs`] (cost - bound) / cost of the cheapest plan; running all once is a bound."""
+    bounds = {budget: max(bound or 0, run.total_cost) for budget, (_, bound) in best_costs(run).items()}
+    return {budget: (cost - bounds[budget]) / cost for budget, cost in decided_costs(run).items()}
 
 
 def proven_words(group: Iterable[Sweep]) -> str:
-    """How many of the cheapest plans are proven to be within 1 % of the optimum, and the widest gap.
-
-    At the budgets of `decided_costs`.
-    """
-    known = [
-        (gap, sweep, budget)
-        for sweep in group
-        for decided in [decided_costs(sweep.run)]
-        for budget, gap in gaps(sweep.run).items()
-        if budget in decided
-    ]
+    """How many of the cheapest plans are proven to be within 1 % of the optimum, and the widest gap, see `gaps`."""
+    known = [(gap, sweep, budget) for sweep in group for budget, gap in gaps(sweep.run).items()]
     if not known:
         return "no plan with recomputation was found"
     near = sum(gap <= 0.01 for gap, *_ in known)

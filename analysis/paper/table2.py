@@ -12,7 +12,7 @@ from analysis.parts import Part, Table, prose
 from analysis.results import read_json
 from analysis.style import style_of
 
-# Geometric means as quoted by third parties: the paper itself was not at hand.
+# Geometric means as third parties quote them, because we did not have the paper itself.
 PUBLISHED = {
     "MobileNet": {"ap_sqrtn": 1.14, "ap_greedy": 1.07, "griewank": 7.07, "lp_rounding": 1.06},
     "VGG16": {"ap_sqrtn": 1.28, "ap_greedy": 1.06, "griewank": 1.44, "lp_rounding": 1.01},

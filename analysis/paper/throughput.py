@@ -1,4 +1,4 @@
-"""Samples a second, resolution, depth, and the price of a GiB: what a larger batch is wanted for."""
+"""Samples a second, resolution, depth, and the price of a GiB: the reasons to want a larger batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,20 @@ def report(document: Mapping[str, Any], _: Path) -> Part:
     """A curve for each network, and the sizes that fit."""
     networks = [d for d in document["throughput"] if d["best"] is not None]
     searches = [search for search in document["searches"] if search["trials"]]
-    memory, gpu = document["memory_bytes"], document["gpu"]
+    figures, tables = [], []
+    if networks:
+        figures.append(("throughput", f"Samples a second against batch size, {document['gpu']}, roofline costs",
+                        _curves(networks)))  # fmt: skip
+        tables += [_table(networks), _prices(networks)]
+    if searches:
+        figures.append(("largest_model", "Sizes tried, and their peaks without recomputation",
+                        draw_sizes(searches, document["memory_bytes"])))  # fmt: skip
+        tables += [_trials(search, number) for number, search in enumerate(searches)]
+    return Part(*prose(__file__, found=_words(networks, searches)), figures, tables)
+
+
+def _words(networks: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, Any]]) -> str:
+    """Where recomputation pays, where it is proven not to, and the largest sizes."""
     at_plain = [d for d in networks if d["best"] <= d["plain_batch"]]
     closed = [network_label(d) for d in at_plain if _is_closed(d)]
     open_ones = [network_label(d) for d in at_plain if not _is_closed(d)]
@@ -38,20 +51,11 @@ def report(document: Mapping[str, Any], _: Path) -> Part:
     for s in searches:
         limit = f"{s['ruled_out_label']} is proven impossible." if s["ruled_out"] else "no limit was proven."
         sentences.append(f"The largest {s['what']} at batch {s['batch']}: {s['found_label'] or 'none found'}; {limit}")
-    figures = [("throughput", f"Samples a second against batch size, {gpu}, roofline costs", _curves(networks))]
-    sizes = [("largest_model", "Sizes tried, and what they would need without recomputation",
-              draw_sizes(searches, memory))]  # fmt: skip
-    return Part(
-        *prose(__file__, found=" ".join(sentences)),
-        (figures if networks else []) + (sizes if searches else []),
-        ([_table(networks)] if networks else []) + ([_prices(networks)] if networks else []) + [
-            _trials(search, number) for number, search in enumerate(searches)
-        ],
-    )  # fmt: skip
+    return " ".join(sentences)
 
 
 def _is_closed(document: Mapping[str, Any]) -> bool:
-    """Whether the bounds say that no batch tried is faster than the best found."""
+    """Whether the bounds prove that no batch tried is faster than the best found."""
     best = _point(document, document["best"])["samples_per_s"]
     return all(point["most_per_s"] <= best * (1 + 1e-9) for point in document["points"])
 

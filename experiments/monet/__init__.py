@@ -1,6 +1,6 @@
 """``experiment=paper/monet``: MONeT (Shah et al., ICLR 2021) reproduced, beside the published numbers.
 
-`experiments.parts` says what a part is; `analysis.monet` draws them.
+See `experiments.parts` for the meaning of a part; `analysis.monet` draws the parts.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ FULL = Scale(time_limit_s=300.0, joint_factor=1.0, all_budgets=True, ablation_bu
 
 
 def run_monet(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
-    """Run the parts asked for and draw them; the exit code, see `experiments.parts.Paper.run`."""
+    """Run and draw the parts that the configuration names; the exit code, see `experiments.parts.Paper.run`."""
     _refuse_unused_settings(cfg, settings)
-    ablation.levels_of(cfg)  # a mistyped level is met before anything runs
+    ablation.levels_of(cfg)  # refuses a mistyped level before anything runs
     quick = cfg.scale == "quick"
     limit = min(cfg.time_limit, QUICK.time_limit_s) if quick else cfg.time_limit
     scale = replace(QUICK if quick else FULL, time_limit_s=limit)
@@ -41,7 +41,7 @@ def run_monet(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
 
 
 def _draw(folder: Path) -> list[Path]:
-    from analysis.monet import draw_monet  # seaborn takes a second, for which error messages would wait
+    from analysis.monet import draw_monet  # late, because seaborn takes a second that would delay error messages
 
     return draw_monet(folder)
 
@@ -56,8 +56,8 @@ def _introduce(context: Context, _: Collection[str]) -> None:
 def _refuse_unused_settings(cfg: DictConfig, settings: Settings) -> None:
     for key in ("graph", "batch_size", "input_size", "granularity"):
         if cfg[key] is not None:
-            raise InvalidInput(f"experiment=paper/monet has networks and batches of its own; leave {key} away")
+            raise InvalidInput(f"experiment=paper/monet has networks and batches of its own; leave out {key}")
     if settings.cost != "roofline":
-        raise InvalidInput("experiment=paper/monet has published P100 costs or the roofline's; leave cost away")
+        raise InvalidInput("experiment=paper/monet takes published P100 costs or the roofline's; leave out cost")
     if (settings.scope, settings.accounting) != ("staged", "exact"):
-        raise InvalidInput("experiment=paper/monet compares staged plans, counted exactly; leave scope and accounting")
+        raise InvalidInput("experiment=paper/monet compares staged plans, counted exactly; leave out scope, accounting")

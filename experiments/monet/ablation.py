@@ -26,15 +26,15 @@ def run(context: Context) -> dict[str, Any]:
 
 
 def levels_of(cfg: DictConfig) -> tuple[str, ...]:
-    """The levels asked for, each once, in their order.
+    """The levels that the configuration names, each once, in the order of `LEVELS`.
 
     Raises:
-        InvalidInput: an empty list or an unknown level.
+        InvalidInput: the list is empty or has an unknown level.
     """
     asked = list(LEVELS) if cfg.levels is None else list(map(str, cfg.levels))
     for level in asked:
         if level not in LEVELS:
             raise unknown_name("level of implementations", level, LEVELS)
     if not asked:
-        raise InvalidInput("levels= is empty; leave it out for all of them")
+        raise InvalidInput("levels= is empty; leave it out for all levels")
     return tuple(level for level in LEVELS if level in asked)

@@ -1,4 +1,4 @@
-"""The solves of MONeT's parts: graphs by level of implementations, and the rows of each solve asked for."""
+"""The solves of MONeT's parts: graphs by level of implementations, and a row for each case."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Scale:
 
     Attributes:
         time_limit_s: of each solve.
-        joint_factor: how many times longer the portfolio's is on graphs with implementations.
-        all_budgets: every published budget, or the largest, a middle one and the smallest.
-        ablation_budgets: at how many of them each level is solved, the smallest first.
-        monet_columns: up to this size MONeT's program is solved at every budget, beyond at the largest alone.
-        halvings: of the memory between a budget that is too small and one that is enough, see `ten_percent`.
+        joint_factor: the portfolio's limit is so many times longer on graphs with implementations.
+        all_budgets: take every published budget, else the largest, a middle one and the smallest.
+        ablation_budgets: number of budgets at which each level is solved, the smallest first.
+        monet_columns: MONeT's program with more columns is solved at the largest budget only.
+        halvings: number of halvings between a budget that is too small and one that suffices, see `ten_percent`.
     """
 
     time_limit_s: float
@@ -49,7 +49,7 @@ class Case:
 
     Attributes:
         level: of `LEVELS`, or `NO_WINOGRAD`, `JOINT` or `GIST`.
-        cost_cap: if given, the question is only whether some plan costs no more.
+        cost_cap: if given, the solve only asks whether some plan costs no more.
     """
 
     network: str
@@ -66,7 +66,7 @@ def asked_budgets(context: Context) -> tuple[int, ...]:
 
 
 def budgets_of(context: Context, network: Network) -> tuple[int, ...]:
-    """Those of the command line, or the published ones; descending."""
+    """Budgets of the command line, or else the published ones; descending."""
     asked = asked_budgets(context)
     if asked:
         return tuple(sorted(set(asked), reverse=True))
@@ -75,7 +75,7 @@ def budgets_of(context: Context, network: Network) -> tuple[int, ...]:
 
 
 def published_graph(context: Context, network: Network) -> Graph | None:
-    """The network's published graph with its costs; None if it is not at hand or for another device."""
+    """The network's published graph with its costs; None without its file, or if the run is for another device."""
     file = context.published_file(network) if context.settings.gpu.name == PROFILED_GPU else None
     return None if file is None else load_graph(file)
 
@@ -88,12 +88,14 @@ def graph_of(context: Context, network: Network, level: str) -> Graph:
 def graph_run_of(
     context: Context, network: Network, level: str, cost_cap: int | None = None, *, longer: bool = False
 ) -> GraphRun:
-    """Where the graph of that level is solved; `longer`: by `Scale.joint_factor`."""
+    """The solves of the graph of that level; `longer`: with a time limit longer by `Scale.joint_factor`."""
     level = JOINT if level == LEVELS[-1] else level
 
     def make() -> GraphRun:
         if cost_cap is None and not longer:
-            return context.graph_run(_subject(context, network, level), "paper/monet", strategies=_strategies(context))
+            # Every strategy that some part may run.
+            strategies = dict.fromkeys((*context.settings.strategies, GIST, "portfolio", "monet", "checkmate_milp"))
+            return context.graph_run(_subject(context, network, level), "paper/monet", strategies=tuple(strategies))
         same = graph_run_of(context, network, level)
         limit = context.scale.time_limit_s * (context.scale.joint_factor if longer else 1)
         settings = replace(same.settings, time_limit_s=limit)
@@ -105,15 +107,10 @@ def graph_run_of(
 
 
 def graph_run_of_case(context: Context, case: Case) -> GraphRun:
-    """Where a case is solved."""
+    """The graph run that solves a case."""
     network = next(network for network in context.networks if network.name == case.network)
     longer = case.strategy == "portfolio" and case.level != NONE
     return graph_run_of(context, network, case.level, case.cost_cap, longer=longer)
-
-
-def _strategies(context: Context) -> tuple[str, ...]:
-    """Those that any part may run."""
-    return tuple(dict.fromkeys((*context.settings.strategies, GIST, "portfolio", "monet", "checkmate_milp")))
 
 
 def _subject(context: Context, network: Network, level: str) -> Subject:
@@ -129,9 +126,9 @@ def _subject(context: Context, network: Network, level: str) -> Subject:
 
 
 def solve(context: Context, cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """Solve side by side what the store does not have; an entry of a document for each case.
+    """Solve the cases that the store lacks, in parallel; a document's entry for each case.
 
-    Strategies that the command line leaves out are left out.
+    It skips cases whose strategy the command line leaves out.
     """
     wanted = [case for case in dict.fromkeys(cases) if case.strategy in context.settings.strategies]
     new = [case for case in wanted if case not in context.rows]
@@ -141,7 +138,7 @@ def solve(context: Context, cases: Sequence[Case]) -> list[dict[str, Any]]:
 
 
 def solve_gist(context: Context, network: Network) -> list[dict[str, Any]]:
-    """Gist's one plan, whatever the budget."""
+    """Gist's plan, which is the same at every budget."""
     if GIST not in context.settings.strategies:
         return []
     graph_run = graph_run_of(context, network, GIST)
@@ -153,5 +150,5 @@ def solve_gist(context: Context, network: Network) -> list[dict[str, Any]]:
 
 
 def entry(case: Case, row: Row) -> dict[str, Any]:
-    """What a document holds of a solve; the rest is in the store."""
+    """A document's entry for a solve; the rest is in the store."""
     return {**asdict(case), "key": row.key}

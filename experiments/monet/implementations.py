@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from remat.search.choices import choose
 from remat.units import format_size
 
 SLIGHT = 1e-4  # share of the cost or of the budget; smaller differences count as none
-Way = tuple[str, str]  # kind of operation, name of the implementation
+KindAndName = tuple[str, str]  # kind of operation, name of the implementation; documents call the name "way"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Swap:
     """A plan after every operation of one kind was switched to an implementation that the plan did not use.
 
     Attributes:
-        cost_share: the cost added, as a share of the plan's.
+        cost_share: the added cost, as a share of the plan's.
         peak_bytes: the bytes added to the plan's peak.
         fits: whether the result fits the budget.
         budget_bytes: of the plan.
@@ -39,33 +39,31 @@ class Swap:
 
 def run(context: Context) -> dict[str, Any]:
     """Counts for each plan, and the reason for each implementation that no plan of a level uses."""
-    used, never = [], []
+    used, never, offered = [], [], []
     for network in context.networks:
         for level in (NO_WINOGRAD, JOINT):
             graph = graph_of(context, network, level)
             plans = _plans(context, network, level)
-            chosen: set[Way] = set()
+            chosen: set[KindAndName] = set()
             for (strategy, budget), plan in plans.items():
                 counts = count(graph, plan)
                 chosen |= set(counts)
-                used += [
-                    {"network": network.name, "level": level, "strategy": strategy, "budget_bytes": budget,
-                     "kind": kind, "way": name, "operations": n}
-                    for (kind, name), n in sorted(counts.items())
-                ]  # fmt: skip
-            if not plans:
-                continue
-            for (kind, name), n in available(graph).items():
-                if (kind, name) not in chosen:
-                    own = {budget: plan for (strategy, budget), plan in plans.items() if strategy == "portfolio"}
-                    never.append({"network": network.name, "level": level, "kind": kind, "way": name, "operations": n,
-                                  "reason": reason(graph, own, kind, name)})  # fmt: skip
-    offered = [
-        {"network": network.name, "kind": kind, "way": name, "operations": n}
-        for network in context.networks
-        for (kind, name), n in available(graph_of(context, network, JOINT)).items()
-    ]
+                solve = {"network": network.name, "level": level, "strategy": strategy, "budget_bytes": budget}
+                used += [solve | entry for entry in _entries(dict(sorted(counts.items())))]
+            own = {budget: plan for (strategy, budget), plan in plans.items() if strategy == "portfolio"}
+            unused = {one: n for one, n in available(graph).items() if one not in chosen} if plans else {}
+            never += [
+                {"network": network.name, "level": level} | entry
+                | {"reason": reason(graph, own, entry["kind"], entry["way"])} for entry in _entries(unused)
+            ]  # fmt: skip
+        all_of_them = available(graph_of(context, network, JOINT))
+        offered += [{"network": network.name} | entry for entry in _entries(all_of_them)]
     return {"used": used, "never": never, "available": offered}
+
+
+def _entries(counts: Mapping[KindAndName, int]) -> list[dict[str, Any]]:
+    """Numbers of operations as entries of the document."""
+    return [{"kind": kind, "way": name, "operations": n} for (kind, name), n in counts.items()]
 
 
 def _plans(context: Context, network: Network, level: str) -> dict[tuple[str, int], Plan]:
@@ -79,52 +77,45 @@ def _plans(context: Context, network: Network, level: str) -> dict[tuple[str, in
     return found
 
 
-def available(graph: Graph) -> dict[Way, int]:
+def available(graph: Graph) -> dict[KindAndName, int]:
     """How many operations have each implementation."""
-    counts: dict[Way, int] = defaultdict(int)
-    for op in graph.operations:
-        for way in op.implementations:
-            counts[op.kind, way.name] += 1
-    return dict(sorted(counts.items()))
+    return dict(sorted(Counter((op.kind, one.name) for op in graph.operations for one in op.implementations).items()))
 
 
-def count(graph: Graph, plan: Plan) -> dict[Way, int]:
-    """How many operations the plan runs at least once in each implementation other than the default one."""
-    which: dict[Way, set[int]] = defaultdict(set)
-    for k, name in zip(plan.order.tolist(), plan.choices, strict=False):
-        if name:
-            which[graph.operations[k].kind, name].add(k)
-    return {way: len(operations) for way, operations in which.items()}
+def count(graph: Graph, plan: Plan) -> dict[KindAndName, int]:
+    """How many operations the plan runs at least once with each implementation other than the default one."""
+    runs = {(k, name) for k, name in zip(plan.order.tolist(), plan.choices, strict=False) if name}
+    return Counter((graph.operations[k].kind, name) for k, name in runs)
 
 
 def reason(graph: Graph, plans: Mapping[int, Plan], kind: str, name: str) -> str:
     """Why no plan of `plans` (by budget) uses the implementation `name` of operations of that kind.
 
     Either another implementation is never slower and holds no more. Or the simulator judges every plan with the
-    implementation put in, for each operation of the kind that has it, together with what its readers then need.
+    implementation put in, for each operation of the kind that has it, together with the needs of its readers.
     """
-    own = [
-        k
-        for k, op in enumerate(graph.operations)
-        if op.kind == kind and name in (w.name for w in op.all_implementations)
-    ]
+    own = [k for k, op in enumerate(graph.operations) if op.kind == kind and name in _names(graph, k)]
     better = _dominating(graph, own, name)
     if better:
         return f"dominated: {better} is never slower, and reads and holds no more"
-    swaps = [swap for budget, plan in plans.items() for swap in (_swap(graph, plan, budget, own, name),) if swap]
+    swaps = [swap for budget, plan in plans.items() if (swap := _swap(graph, plan, budget, own, name))]
     if not swaps:
-        return "cannot be put into any plan found: what it needs is written over or not made there"
+        return "cannot be put into any plan found: it needs a value that is overwritten or not made there"
     return _words(swaps)
 
 
+def _names(graph: Graph, k: int) -> list[str]:
+    """Names of the implementations of operation `k`, the default one first."""
+    return [one.name for one in graph.operations[k].all_implementations]
+
+
 def _dominating(graph: Graph, operations: Sequence[int], name: str) -> str:
-    """Another implementation of all these operations that is no slower and no larger; '' without one."""
-    common: set[str] | None = None
-    for k in operations:
-        way = graph.implementation(k, name)
-        names = {w.name for w in graph.operations[k].all_implementations if w.name != name and _is_no_worse(w, way)}
-        common = names if common is None else common & names
-    return min(common or {""}, key=lambda n: (n == DEFAULT, n))
+    """Another implementation of all these operations that is no slower and no larger; '' if there is none."""
+    common = set.intersection(*(
+        {other.name for other in graph.operations[k].all_implementations
+         if other.name != name and _is_no_worse(other, graph.implementation(k, name))} for k in operations
+    ))  # fmt: skip
+    return min(common, key=lambda n: (n == DEFAULT, n), default="")
 
 
 def _is_no_worse(a: Implementation, b: Implementation) -> bool:
@@ -133,7 +124,7 @@ def _is_no_worse(a: Implementation, b: Implementation) -> bool:
         and a.workspace_bytes <= b.workspace_bytes
         and set(a.inputs) <= set(b.inputs)
         and set(a.outputs) == set(b.outputs)
-        and a.overwrites == b.overwrites  # else one is smaller, and the other may stand where that may not
+        and a.overwrites == b.overwrites  # else one is smaller, and the other may run where that one may not
         and not a.is_lossy
     )
 
@@ -141,40 +132,43 @@ def _is_no_worse(a: Implementation, b: Implementation) -> bool:
 def _swap(graph: Graph, plan: Plan, budget: int, operations: Sequence[int], name: str) -> Swap | None:
     """The plan with one implementation for each operation, before and after the switch; None if it is impossible."""
     wanted = [0] * len(graph)
-    for k, way in zip(plan.order.tolist(), plan.choices or ("",) * plan.n_computations, strict=True):
-        wanted[k] = [w.name for w in graph.operations[k].all_implementations].index(way or DEFAULT)
+    for k, chosen in zip(plan.order.tolist(), plan.choices or ("",) * plan.n_computations, strict=True):
+        wanted[k] = _names(graph, k).index(chosen or DEFAULT)
     before = _simulated(graph, plan, wanted)
     for k in operations:
-        wanted[k] = [w.name for w in graph.operations[k].all_implementations].index(name)
+        wanted[k] = _names(graph, k).index(name)
     for k in operations:
         _adapt_readers(graph, k, graph.implementation(k, name), wanted)
     after = _simulated(graph, plan, wanted)
     if before is None or after is None:
         return None
-    chosen = after[2]
-    if not any(graph.operations[k].all_implementations[chosen[k]].name == name for k in operations):
+    (old_cost, old_peak, _), (cost, peak, indices) = before, after
+    if not any(_names(graph, k)[indices[k]] == name for k in operations):
         return None
-    return Swap(after[0] / before[0] - 1, after[1] - before[1], after[1] <= max(budget, before[1]), budget)
+    return Swap(cost / old_cost - 1, peak - old_peak, peak <= max(budget, old_peak), budget)
 
 
-def _adapt_readers(graph: Graph, k: int, way: Implementation, wanted: list[int]) -> None:
-    """Switch the readers of operation `k` to implementations that read what `way` produces, its extra values first."""
-    made = set(way.outputs)
-    missing = {v for w in graph.operations[k].all_implementations for v in w.outputs} - made
+def _adapt_readers(graph: Graph, k: int, chosen: Implementation, wanted: list[int]) -> None:
+    """Switch the readers of operation `k` to implementations that read the outputs of `chosen`, extra ones first."""
+    made = set(chosen.outputs)
+    missing = {v for one in graph.operations[k].all_implementations for v in one.outputs} - made
     extra = made - set(graph.operations[k].outputs)
-    lost = missing | (set() if way.overwrites is None else {way.overwrites})
+    lost = missing | (set() if chosen.overwrites is None else {chosen.overwrites})
     for r in range(k + 1, len(graph)):
-        ways = graph.operations[r].all_implementations if graph.operations[r].implementations else ()
-        served = [i for i, w in enumerate(ways) if not lost & set(w.inputs) and not w.is_lossy]
-        best = [i for i in served if extra & set(ways[i].inputs)]
-        if best and not extra & set(ways[wanted[r]].inputs):
+        if not graph.operations[r].implementations:
+            continue
+        inputs = [set(one.inputs) for one in graph.operations[r].all_implementations]
+        served = [i for i, one in enumerate(graph.operations[r].all_implementations)
+                  if not lost & inputs[i] and not one.is_lossy]  # fmt: skip
+        best = [i for i in served if extra & inputs[i]]
+        if best and not extra & inputs[wanted[r]]:
             wanted[r] = best[0]
-        elif served and lost & set(ways[wanted[r]].inputs):
+        elif served and lost & inputs[wanted[r]]:
             wanted[r] = served[-1]
 
 
 def _simulated(graph: Graph, plan: Plan, wanted: Sequence[int]) -> tuple[int, int, tuple[int, ...]] | None:
-    """(cost, peak, choice) of the plan with that choice of implementations, or with the nearest possible one."""
+    """(cost, peak, choice) of the plan with that choice of implementations, or with the nearest possible choice."""
     chosen = choose(graph, wanted)
     if chosen is None:
         return None
@@ -187,7 +181,7 @@ def _simulated(graph: Graph, plan: Plan, wanted: Sequence[int]) -> tuple[int, in
 
 
 def _words(swaps: Sequence[Swap]) -> str:
-    """The case that speaks most for the implementation, in words; see `SLIGHT`."""
+    """The strongest case for the implementation, in words; see `SLIGHT`."""
 
     def words(swap: Swap) -> str:
         time = f"{100 * swap.cost_share:+.2f} % time"

@@ -18,7 +18,7 @@ from experiments.monet.cases import (
     graph_run_of,
     solve,
     solve_gist,
-)  # fmt: skip
+)
 from experiments.monet.published import Network
 from remat.frontends.monet import plain_pytorch
 from remat.programs.monet import estimate_columns
@@ -26,7 +26,7 @@ from remat.programs.monet import estimate_columns
 
 def run(context: Context) -> dict[str, Any]:
     """A row for each network, budget and method; the tightest budgets first."""
-    cases, rows = [], []
+    cases = []
     for network in context.networks:
         budgets = budgets_of(context, network)
         for budget in sorted(budgets):
@@ -36,30 +36,29 @@ def run(context: Context) -> dict[str, Any]:
                 small = estimate_columns(graph_of(context, network, level)) <= context.scale.monet_columns
                 if small or budget == budgets[0]:
                     cases.append(Case(network.name, level, "monet", budget))
-    for network in context.networks:
-        rows += solve_gist(context, network)
+    rows = [row for network in context.networks for row in solve_gist(context, network)]
     rows += solve(context, cases)
     return {"networks": [facts(context, network) for network in context.networks], "rows": rows,
             "store": context.store_from(context.folder)}  # fmt: skip
 
 
 def facts(context: Context, network: Network) -> dict[str, Any]:
-    """What is published of a network, and what plain training needs by the simulator."""
-    graph = graph_of(context, network, JOINT)
-    plan = plain_pytorch(graph)
-    trace = remat.simulate(graph, plan)
+    """The published numbers of a network, its sizes, and the simulated peak and cost of plain training."""
+    graphs = {level: graph_of(context, network, level) for level in (NONE, NO_WINOGRAD, JOINT, GIST)}
+    graph = graphs[JOINT]
+    trace = remat.simulate(graph, plain_pytorch(graph))
     graph_run = graph_run_of(context, network, NONE)
     return {
         **asdict(network),
         "costs": graph_run.subject.cost_model,
         "operations": len(graph),
         "implementations": sum(len(op.implementations) for op in graph.operations),
-        "columns": {level: estimate_columns(graph_of(context, network, level)) for level in (NONE, NO_WINOGRAD, JOINT)},
+        "columns": {level: estimate_columns(graphs[level]) for level in (NONE, NO_WINOGRAD, JOINT)},
         "fixed_bytes": graph.fixed_bytes,
         "total_cost": graph.total_cost,
         "default_peak_bytes": graph_run.store_all_peak_bytes,
         "pytorch_peak_bytes": trace.peak_bytes,
         "pytorch_cost": trace.cost,
         "budgets_bytes": list(budgets_of(context, network)),
-        "graphs": {level: graph_of(context, network, level).sha256() for level in (NONE, NO_WINOGRAD, JOINT, GIST)},
+        "graphs": {level: one.sha256() for level, one in graphs.items()},
     }

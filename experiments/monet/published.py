@@ -1,7 +1,7 @@
-"""What MONeT (Shah et al., ICLR 2021) published: memory of PyTorch, and overhead measured on a P100 at memory budgets.
+"""Published numbers of MONeT (Shah et al., ICLR 2021): PyTorch's memory, and overhead on a P100 at memory budgets.
 
 Memory is in GiB though the tables say GB: the authors' stored solver results have the budgets 10 * 2^30, ... bytes, and
-what plain training needs by our simulator agrees with their PyTorch column only in GiB.
+the simulated peak of plain training agrees with their PyTorch column only in GiB.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ FIELDS = ("instance", "budget_bytes", "cost_ns", "bound_ns", "status", "solve_s"
 
 
 def run(context: Context) -> dict[str, Any]:
-    """A row for each record and strategy; none without the published graphs."""
+    """A row for each record and strategy; no rows without the published graphs."""
     records = _records(context)
     cases, kept = [], []
     for network in context.networks:
-        if published_graph(context, network) is None or network.instance is None:
+        if published_graph(context, network) is None:
             continue
         own = [r for r in records if network.instance == f"{r['instance']}.json"]
         solved = [r["budget_bytes"] for r in own if r["cost_ns"] is not None] or [0]
@@ -26,28 +26,29 @@ def run(context: Context) -> dict[str, Any]:
             budgets = {*budgets_of(context, network), *([] if asked_budgets(context) else [min(solved)])}
             own = [record for record in own if record["budget_bytes"] in budgets]
         for record in sorted(own, key=lambda r: r["budget_bytes"]):
-            kept.append({"network": network.name, **{field: record[field] for field in FIELDS}})
+            kept.append({"network": network.name, **record})
             cases += [Case(network.name, NONE, strategy, record["budget_bytes"]) for strategy in STRATEGIES]
-    if not kept:
-        context.print(f"records: skipped, {why_absent(context)}")
-    return {"records": kept, "rows": solve(context, cases), "absent": "" if kept else why_absent(context)}
+    absent = "" if kept else why_absent(context)
+    if absent:
+        context.print(f"records: skipped, {absent}")
+    return {"records": kept, "rows": solve(context, cases), "absent": absent}
 
 
 def why_absent(context: Context) -> str:
-    """Why there is nothing to compare with."""
+    """Why there are no records for this run."""
     if context.instances is None:
-        return "the published graphs are not at hand (instances=FOLDER, or the variable REMAT_INSTANCES)"
+        return "the published graphs are not at hand (give instances=FOLDER, or set REMAT_INSTANCES)"
     if not (context.instances / RECORDS).is_file():
         return f"{context.instances} has no {RECORDS}"
     return f"{context.instances} has no published graph of these networks for gpu={context.settings.gpu.name}"
 
 
 def _records(context: Context) -> list[dict[str, Any]]:
+    """The recorded results with their `FIELDS`; none without the file."""
     file = None if context.instances is None else context.instances / RECORDS
     if file is None or not file.is_file():
         return []
     try:
-        found = read_json(file)
-        return [{field: record[field] for field in FIELDS} for record in found]
+        return [{field: record[field] for field in FIELDS} for record in read_json(file)]
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidInput(f"{file}: not a list of recorded results ({error!r})") from None

@@ -1,4 +1,4 @@
-"""Solver time: what `overhead` has solved, looked at by when good plans were found; solves nothing."""
+"""Solver time: when the solves of `overhead` found good plans; this part solves nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Memory at 10 % overhead: for each set of implementations, the smallest budget for which such a plan is known.
+"""Memory at 10 % overhead: for each set of implementations, the smallest budget with a known plan of that overhead.
 
-Bisection. The lower end is the largest budget at which no plan within the overhead was found, or the largest working
-set; the upper end is the smallest peak of a plan that was found. That none was found in time proves nothing.
+Bisection. The lower end is the largest budget without a plan found within the overhead, or the largest working set; the
+upper end is the smallest peak of a plan found. A search that finds no plan in time proves nothing.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from typing import Any
 import remat
 from experiments.monet.cases import JOINT, NO_WINOGRAD, NONE, Case, Context, graph_of, solve
 from experiments.monet.published import Network
+from experiments.row import Row
 from remat.frontends.monet import plain_pytorch
 
 OVERHEAD = 0.10
-WIDER = (NONE, NO_WINOGRAD, JOINT)  # each has every plan of those before it
-NEAR = 1.01  # the ends of an interval whose ratio is below it are one
+WIDER = (NONE, NO_WINOGRAD, JOINT)  # each contains every plan of those before it
+NEAR = 1.01  # bisection stops when the ratio of the ends is below it
 
 
 def run(context: Context) -> dict[str, Any]:
-    """For each network and level the bracket at its end, and every row behind it."""
-    brackets = {(n.name, level): _begin(context, n, level) for n in context.networks for level in WIDER}
-    by_name = {network.name: network for network in context.networks}
+    """The final bracket of each network and level, and every row behind it."""
+    caps = {n.name: int((1 + OVERHEAD) * graph_of(context, n, NONE).total_cost) for n in context.networks}
+    brackets = {(n.name, level): _begin(context, n, level, caps[n.name]) for n in context.networks for level in WIDER}
     rows: list[dict[str, Any]] = []
     for _ in range(context.scale.halvings):
         _carry(brackets)
-        cases = []
-        for (name, level), (low, high) in brackets.items():
-            if high > NEAR * low:
-                cap = _cap(context, by_name[name])
-                cases.append(Case(name, level, "portfolio", round((low * high) ** 0.5), cost_cap=cap))
+        cases = [
+            Case(name, level, "portfolio", round((low * high) ** 0.5), cost_cap=caps[name])
+            for (name, level), (low, high) in brackets.items() if high > NEAR * low
+        ]  # fmt: skip
         rows += solve(context, cases)
         for case in cases:
             row = context.rows.get(case)
-            if row is None:
+            if row is None:  # the command line leaves the portfolio out
                 continue
             low, high = brackets[case.network, case.level]
-            if _is_enough(context, by_name[case.network], row):
+            if _is_enough(row, caps[case.network]):
                 high = min(high, row.peak_bytes or high)
             else:
                 low = case.budget_bytes
@@ -48,26 +48,23 @@ def run(context: Context) -> dict[str, Any]:
 
 
 def _carry(brackets: dict[tuple[str, str], tuple[int, int]]) -> None:
-    """A plan with fewer implementations is one with more."""
+    """Narrow the brackets, because a plan with fewer implementations is also one with more."""
     for (name, level), (low, high) in brackets.items():
         least = min(brackets[name, inner][1] for inner in WIDER[: WIDER.index(level) + 1])
         brackets[name, level] = min(low, least), min(high, least)
 
 
-def _begin(context: Context, network: Network, level: str) -> tuple[int, int]:
+def _begin(context: Context, network: Network, level: str, cap: int) -> tuple[int, int]:
+    """The first bracket, from the rows of earlier parts."""
     graph = graph_of(context, network, level)
-    plain = remat.Plan.from_order(graph, range(len(graph))) if level == NONE else None
-    plain = plain_pytorch(graph) if plain is None else plain
+    plain = remat.Plan.from_order(graph, range(len(graph))) if level == NONE else plain_pytorch(graph)
     known = [(case, row) for case, row in context.rows.items() if (case.network, case.level) == (network.name, level)]
-    peaks = [row.peak_bytes for _, row in known if _is_enough(context, network, row) and row.peak_bytes is not None]
+    peaks = [row.peak_bytes for _, row in known if _is_enough(row, cap) and row.peak_bytes is not None]
     high = min([remat.simulate(graph, plain).peak_bytes, *peaks])
     tried = {case.budget_bytes for case, _ in known if case.strategy == "portfolio" and case.budget_bytes < high}
     return max([graph.largest_working_set()[0], *tried]), high
 
 
-def _is_enough(context: Context, network: Network, row: Any) -> bool:
-    return row.cost is not None and row.cost <= _cap(context, network)
-
-
-def _cap(context: Context, network: Network) -> int:
-    return int((1 + OVERHEAD) * graph_of(context, network, NONE).total_cost)
+def _is_enough(row: Row, cap: int) -> bool:
+    """Whether the row has a plan that costs at most `cap`."""
+    return row.cost is not None and row.cost <= cap

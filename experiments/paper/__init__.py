@@ -1,6 +1,6 @@
 """``experiment=paper``: every figure and table of Checkmate (Jain et al., MLSys 2020), beside the published numbers.
 
-`experiments.parts` says what a part is; `analysis.paper` draws them.
+See `experiments.parts` for the meaning of a part; `analysis.paper` draws the parts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from remat.errors import InvalidInput
 
 PARTS = parts_of(fig5, fig6, throughput, table2, stages, rounding, solver_time, memory, cost_models, claims)
 NEEDS = {"table2": ("fig5",), "claims": ("fig5", "fig6")}
-PER_SAMPLE = {"fig6", "throughput", "memory", "cost_models"}  # ask for graphs of one or two samples
+PER_SAMPLE = {"fig6", "throughput", "memory", "cost_models"}  # these parts need graphs of one and two samples
 QUICK = Scale(
     points=5, time_limit_s=3.0, samples=60, naive_samples=5_000, solver_points=1, unpartitioned_s=40.0, batches=2,
     refinements=0, price_limit_s=4.0, sizes=6,
@@ -33,7 +33,7 @@ FULL = Scale(
 
 
 def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
-    """Run the parts asked for and draw them; the exit code, see `experiments.parts.Paper.run`."""
+    """Run and draw the parts that the configuration names; the exit code, see `experiments.parts.Paper.run`."""
     scale = replace(FULL, points=cfg.points, time_limit_s=cfg.time_limit)
     if cfg.scale == "quick":
         limit = min(cfg.time_limit, QUICK.time_limit_s)
@@ -44,7 +44,7 @@ def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
 
 
 def _draw(folder: Path) -> list[Path]:
-    from analysis.paper import draw_paper  # seaborn takes a second, for which error messages would wait
+    from analysis.paper import draw_paper  # late, because seaborn takes a second that would delay error messages
 
     return draw_paper(folder)
 
@@ -58,7 +58,7 @@ def _keras_network(name: str) -> Network:
     """The network of that name.
 
     Raises:
-        InvalidInput: an unknown one, or one that is not built by layers.
+        InvalidInput: it is unknown, or not built by Keras layers.
     """
     known = network(name)
     spec = configured_model(known.name)

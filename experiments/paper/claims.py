@@ -1,4 +1,4 @@
-"""The paper's headline numbers, from the sweeps and the largest batches: nothing is solved here."""
+"""The paper's headline numbers, from the sweeps and the largest batches; this part solves nothing."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from experiments.paper.graphs import Context
 
 
 def run(context: Context) -> dict[str, Any]:
-    """The table is made from the rows of these parts when it is drawn."""
+    """Names of the parts whose rows the drawing reads."""
     return {"from": ["fig5", "fig6"]}

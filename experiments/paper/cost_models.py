@@ -1,19 +1,17 @@
-"""What a plan chosen under one cost model loses under another: FLOPs, roofline, and costs measured on this CPU."""
+"""The loss of a plan that is chosen under one cost model and judged by another: FLOPs, roofline, this CPU's costs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from experiments.budget_sweep import sweep_budgets
-from experiments.paper.graphs import Context, extracted
-from remat import min_budget
+from experiments.paper.graphs import Context, budgets_at, extracted
 from remat.plan import Plan
 from remat.simulator import simulate
 
 COSTS = ("flops", "roofline", "profile")
 NETWORKS = ("vgg16", "mobilenet")
-BATCH = 2  # of both: a CPU has to run it
-STEPS = (1, 3, 6)  # of 10 from the smallest budget to checkpoint-all's peak
+BATCH = 2  # of both, because a CPU has to run it
+STEPS = (1, 3, 6)  # tenths of the way from the smallest budget to checkpoint-all's peak
 
 
 def run(context: Context) -> dict[str, Any]:
@@ -27,9 +25,7 @@ def run(context: Context) -> dict[str, Any]:
         budgets: list[int] = []
         for cost, subject in subjects.items():
             graph_run = context.graph_run(subject, "paper/cost_models", strategies=("portfolio",))
-            least = min_budget(subject.graph, context.settings.scope).bytes
-            steps = sweep_budgets(least, graph_run.store_all_peak_bytes, 11)
-            budgets = [steps[min(step, len(steps) - 1)] for step in STEPS]
+            budgets = budgets_at(graph_run, STEPS)
             for row in graph_run.run_budgets(["portfolio"], budgets)["portfolio"]:
                 if row.cost is None:
                     skipped.append(f"{network.label}, {cost} costs: {row.status} {row.message}")
@@ -38,7 +34,7 @@ def run(context: Context) -> dict[str, Any]:
         for judge, subject in subjects.items():
             for step, budget in zip(STEPS, budgets, strict=True):
                 found = {cost: plans[cost, budget] for cost in COSTS if (cost, budget) in plans}
-                # The same computations in the same order, at other costs.
+                # The same computations in the same order, with the judge's costs.
                 spent = {cost: simulate(subject.graph, Plan.from_order(subject.graph, plan.order.tolist())).cost
                          for cost, (plan, _) in found.items()}  # fmt: skip
                 for cost, value in spent.items():

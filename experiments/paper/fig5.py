@@ -1,4 +1,4 @@
-"""Overhead against budget: the published graphs with V100 costs, and the networks as this project extracts them."""
+"""Overhead against budget: the published graphs with V100 costs, and the networks that this project extracts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHOSE = {PUBLISHED: "published graph and V100 costs", OURS: "our extraction"}
 
 
 def run(context: Context) -> dict[str, Any]:
-    """Sweep every network from every source, the published graph first where it is at hand."""
+    """Sweep every network from every source: first its published graph, if there is one."""
     return {"panels": [_sweep(context, *case) for case in _cases(context)]}
 
 
@@ -29,14 +29,14 @@ def _cases(context: Context) -> Iterator[tuple[Network, str, Subject]]:
 
 
 def _sweep(context: Context, network: Network, source: str, subject: Subject) -> dict[str, Any]:
-    """Sweep one graph; what its drawing needs."""
+    """Sweep one graph; returns the names and folders for its drawing."""
     context.print(f"{network.label}, {WHOSE[source]}")
     graph_run = context.graph_run(subject, "paper/fig5", budget_bytes=None)
     rows, families = run_sweep(graph_run, by_factor=True, at=int(context.settings.gpu.memory_bytes))
     title = f"{network.label}{f', batch {subject.batch_size}' if subject.batch_size else ''}: {WHOSE[source]}"
     name = f"fig5/{network.name}_{source}"
     folder = write_run_folder(context, name, graph_run, rows, families, title)
-    # The artifact's baselines hold their checkpoints to the end of the step: the published numbers are of those.
+    # The published numbers are of the artifact's baselines, which hold their checkpoints to the end of the step.
     artifact = context.graph_run(subject, "paper/fig5", budget_bytes=None, accounting="published")
     found = artifact.run_families([name for name in artifact.settings.strategies if get_strategy(name).ignores_budget])
     budgets = sorted({row.budget_bytes for row in rows})

@@ -10,11 +10,11 @@ from experiments.paper.graphs import Context
 from experiments.paper.networks import in_figure_6
 from experiments.settings import configured_model
 
-SHARE = 2 / 3  # of the scale's time limit for one solve: a strategy has several for each network
+SHARE = 2 / 3  # of the scale's time limit for one solve, because a strategy has several for each network
 
 
 def run(context: Context) -> dict[str, Any]:
-    """Solve the networks of the figure; what the drawing needs is a run of its own."""
+    """Solve the networks of the figure; the drawing reads a run folder of its own."""
     limit = SHARE * context.scale.time_limit_s
     chosen = [
         replace(context.settings, spec=configured_model(network.name), graph_file=None, cost="flops", budget_bytes=None,

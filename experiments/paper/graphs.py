@@ -1,4 +1,4 @@
-"""The graphs of Checkmate's networks, published and extracted, and the run folders that figures are drawn from."""
+"""The graphs of Checkmate's networks, published and extracted, and the run folders behind the figures."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import remat
+from experiments.budget_sweep import sweep_budgets
 from experiments.build import CACHE_FOLDER, Subject, build_quietly
 from experiments.config import as_dict
 from experiments.paper.networks import Network
@@ -26,15 +27,15 @@ class Scale:
     """How much is done; never which networks, batches or resolutions.
 
     Attributes:
-        points: budgets of a sweep.
+        points: number of budgets of a sweep.
         time_limit_s: of each solve.
-        samples: random roundings.
-        naive_samples: random roundings without phase two, which give no plan as a rule.
-        solver_points: budgets at which solver times are taken.
-        unpartitioned_s: for the MILP without stages and its relaxation together.
+        samples: number of random roundings.
+        naive_samples: number of random roundings without phase two, which usually give no plan.
+        solver_points: number of budgets at which solver times are taken.
+        unpartitioned_s: time limit for the MILP without stages and its relaxation together.
         batches, refinements: of a throughput curve, see `experiments.throughput.grid` and `between`.
-        price_limit_s: for one shadow price of memory.
-        sizes: tried in a search for the largest model.
+        price_limit_s: time limit for one shadow price of memory.
+        sizes: number of sizes to try in a search for the largest model.
     """
 
     points: int
@@ -53,9 +54,9 @@ Context: TypeAlias = PartContext[Network, Scale]
 
 
 def extract_all(context: Context, *, per_sample: bool) -> None:
-    """Extract the networks side by side: each starts a framework, which takes seconds.
+    """Extract the networks in parallel, because each starts a framework, which takes seconds.
 
-    `per_sample`: those of one and of two samples too (`experiments.per_sample`).
+    `per_sample`: extract them with one and with two samples too (`experiments.per_sample`).
     """
     specs = [configured_model(network.name) for network in context.networks]
     keras = [spec for spec in specs if spec.framework == "keras"]
@@ -78,7 +79,7 @@ def extracted(context: Context, network: Network, *, cost: str = "roofline", bat
 
 
 def published(context: Context, network: Network) -> Subject | None:
-    """The network's published graph and costs; None if it is not at hand."""
+    """The network's published graph and costs; None if its file is not there."""
     file = context.published_file(network)
     if file is None:
         return None
@@ -87,19 +88,22 @@ def published(context: Context, network: Network) -> Subject | None:
 
 
 def published_or_extracted(context: Context, network: Network) -> Subject:
-    """The published graph where it is at hand, else the extracted one."""
+    """The published graph if its file is there, else the extracted one."""
     return published(context, network) or extracted(context, network)
 
 
-def own_costs(graph: remat.Graph) -> Subject:
-    """A graph made here, with its own costs."""
-    return Subject(graph, None, None, None, None, "file", "file")
+def budgets_at(graph_run: GraphRun, tenths: Iterable[int], least_bytes: int | None = None) -> list[int]:
+    """Budgets at these tenths of the way from the smallest budget, or `least_bytes`, to checkpoint-all's peak."""
+    if least_bytes is None:
+        least_bytes = remat.min_budget(graph_run.subject.graph, graph_run.settings.scope).bytes
+    steps = sweep_budgets(least_bytes, graph_run.store_all_peak_bytes, 11)
+    return [steps[min(tenth, len(steps) - 1)] for tenth in tenths]
 
 
 def write_run_folder(
     context: Context, name: str, graph_run: GraphRun, rows: Iterable[Row], families: Sequence[str], title: str
 ) -> str:
-    """A run folder below the paper's, which ``python -m analysis`` draws too; its path relative to the paper's."""
+    """Write a run folder below the paper's, for ``python -m analysis`` too; its path relative to the paper's."""
     folder = context.folder / name
     config = as_dict(context.cfg)
     head = {
@@ -112,9 +116,9 @@ def write_run_folder(
 
 
 def remember(context: Context, determines: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
-    """What `compute` returns (JSON), from the store if the same code has computed the same before.
+    """The result of `compute` (JSON), from the store if the same code has computed it before.
 
-    None means that a time limit ended it: it is not kept.
+    A result None means that a time limit ended it; it is not kept.
     """
     return context.store.remember("paper", {**determines, "code": code_version(whole=True)}, compute)
 

@@ -1,13 +1,13 @@
-"""Memory over time of a chain, what features and parameters take in known networks, and every strategy's schedule."""
+"""Memory over time of a chain, bytes of features and parameters in known networks, and every strategy's schedule."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from experiments.budget_sweep import run_single
-from experiments.paper.graphs import Context, extracted, own_costs, published_or_extracted, write_run_folder
+from experiments.build import Subject
+from experiments.paper.graphs import Context, budgets_at, extracted, published_or_extracted, write_run_folder
 from experiments.paper.networks import Network
-from experiments.paper.rounding import middle_budget
 from experiments.per_sample import per_sample
 from experiments.settings import configured_model
 from remat.frontends import synthetic
@@ -16,19 +16,22 @@ LAYERS = 32
 
 
 def run(context: Context) -> dict[str, Any]:
-    """A plan for the chain, sizes of the networks, and a plan of every strategy for the first network."""
-    chain = own_costs(synthetic.chain(n=LAYERS, name=f"chain of {LAYERS} layers"))
-    graph_run = context.graph_run(chain, "paper/memory", strategies=("checkpoint_all", "chen_sqrtn", "portfolio"))
-    rows, families = run_single(graph_run, middle_budget(graph_run, 2))
-    over_time = write_run_folder(
-        context, "memory/chain", graph_run, rows, families, f"Memory over time, {LAYERS} layers"
-    )
-    first = context.networks[0]
-    graph_run = context.graph_run(published_or_extracted(context, first), "paper/memory")
-    rows, families = run_single(graph_run, middle_budget(graph_run))
-    matrices = write_run_folder(context, "memory/matrices", graph_run, rows, families, f"Schedules of {first.label}")
+    """A plan for the chain, a plan of every strategy for the first network, and sizes of all networks."""
+    graph, first = synthetic.chain(n=LAYERS, name=f"chain of {LAYERS} layers"), context.networks[0]
+    chain = Subject(graph, None, None, None, None, "file", "file")
+    over_time = _solve(context, "memory/chain", chain, f"Memory over time, {LAYERS} layers", 2,
+                       strategies=("checkpoint_all", "chen_sqrtn", "portfolio"))  # fmt: skip
+    subject = published_or_extracted(context, first)
+    matrices = _solve(context, "memory/matrices", subject, f"Schedules of {first.label}", 3)
     sizes = [_sizes(context, network) for network in context.networks]
     return {"over_time": over_time, "matrices": matrices, "sizes": sizes}
+
+
+def _solve(context: Context, name: str, subject: Subject, title: str, tenth: int, **changes: Any) -> str:
+    """Solve one graph at the budget of `budgets_at`; the path of its run folder."""
+    graph_run = context.graph_run(subject, "paper/memory", **changes)
+    rows, families = run_single(graph_run, *budgets_at(graph_run, [tenth]))
+    return write_run_folder(context, name, graph_run, rows, families, title)
 
 
 def _sizes(context: Context, network: Network) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Rounding R and S of the relaxation at random, without phase two: how often a plan comes out of it."""
+"""Random rounding of the relaxation's R and S without phase two: how often the result is a plan."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ AT_ONCE = 500
 
 
 def valid_samples(R_TN: np.ndarray, S_TV: np.ndarray, graph: Graph, samples: int, seed: int) -> list[tuple]:
-    """(R, S) booleans of those of `samples` draws R ~ Bernoulli(R_TN), S ~ Bernoulli(S_TV) in which nothing is missing.
+    """The draws R ~ Bernoulli(R_TN), S ~ Bernoulli(S_TV) in which nothing is missing, of `samples`; (R, S) as booleans.
 
-    What an operation reads is resident or computed in its stage (1b), and what is resident was so or was computed in
+    Inputs of an operation are resident or computed in its stage (1b), and a resident value was resident or computed in
     the stage before (1c).
     """
     random = np.random.default_rng(seed)
@@ -29,7 +29,7 @@ def valid_samples(R_TN: np.ndarray, S_TV: np.ndarray, graph: Graph, samples: int
         n = min(AT_ONCE, samples - first)
         R = random.random((n, *R_TN.shape)) < R_TN
         S = random.random((n, *S_TV.shape)) < S_TV
-        had = S | R[:, :, producer]  # resident at the start of a stage or computed in it
+        had = S | R[:, :, producer]  # values resident at the start of a stage or computed in it
         whole = (~S[:, 1:] | had[:, :-1]).all(axis=(1, 2)) & ~S[:, 0].any(axis=1)
         whole &= (~R[:, :, readers] | had[:, :, values]).all(axis=(1, 2))
         found += [(R[i], S[i]) for i in np.nonzero(whole)[0]]
@@ -37,17 +37,17 @@ def valid_samples(R_TN: np.ndarray, S_TV: np.ndarray, graph: Graph, samples: int
 
 
 def count_feasible(graph: Graph, budget_bytes: int, samples: int, seed: int, time_limit_s: float) -> int | None:
-    """How many samples of the relaxation at this budget are plans that fit it; None if it is not solved in time."""
+    """How many samples of the relaxation at this budget are plans that fit; None if it is infeasible or out of time."""
     model = build_staged_model(graph, budget_bytes, memory="stage_end")
-    solved = None
-    if not model.infeasible:
-        solved = solve_relaxation(model, np.ones(model.shape[1], dtype=bool), time_limit_s, 1)
+    if model.infeasible:
+        return None
+    solved = solve_relaxation(model, np.ones(model.shape[1], dtype=bool), time_limit_s, 1)
     if solved is None:
         return None
     feasible = 0
     for R, S in valid_samples(*model.matrices(solved[0]), graph, samples, seed):
         try:
             feasible += simulate(graph, Plan.from_matrices(graph, R, S)).peak_bytes <= budget_bytes
-        except InvalidPlan:  # it computes again what is resident
+        except InvalidPlan:  # it recomputes a resident value
             continue
     return feasible

@@ -1,4 +1,4 @@
-"""The networks of Checkmate's figures: each as we extract it, and as its graph was published."""
+"""The networks of Checkmate's figures, each with the file of its published graph, if there is one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Network:
 
     Attributes:
         name: of conf/model.
-        label: for people.
+        label: for figures and tables.
         instance: the published graph with its V100 costs, relative to the folder of instances; None if there is none.
     """
 
@@ -39,12 +39,12 @@ NETWORKS = {
 
 
 def in_figure_6(network: Network) -> bool:
-    """Whether it has a bar in Figure 6. A network from outside the paper was asked for by name, so it gets one."""
+    """Whether it has a bar in Figure 6. A network from outside the paper gets one, because the user named it."""
     return network.name in PUBLISHED or network.name not in NETWORKS
 
 
 def network(name: str) -> Network:
-    """The network of that name; one that the paper does not have goes by its own name.
+    """The network of that name; one from outside the paper has its name as its label.
 
     Raises:
         InvalidInput: conf/model has none of that name.

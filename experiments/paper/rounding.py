@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
-from experiments.budget_sweep import sweep_budgets
-from experiments.paper.graphs import Context, published_or_extracted, remember, write_run_folder
+from experiments.paper.graphs import Context, budgets_at, published_or_extracted, remember, write_run_folder
 from experiments.paper.naive_rounding import count_feasible
 from experiments.solving import GraphRun
 from remat import min_budget
 
 EPSILON = 0.1  # of the budget, as published
-SHARE = 3  # of 10 steps from the smallest budget to checkpoint-all's peak
+SHARE = 3  # tenths of the way from the smallest budget to checkpoint-all's peak
 NETWORKS = ("vgg16", "mobilenet")
 
 
@@ -28,30 +28,20 @@ def run(context: Context) -> dict[str, Any]:
         budget = rounding_budget(graph_run)
         rows = [rows[0] for rows in graph_run.run_budgets(graph_run.settings.strategies, [budget]).values()]
         name = write_run_folder(context, f"rounding/{network.name}", graph_run, rows, [], f"{network.label}: rounding")
-        samples = context.scale.naive_samples
+        samples, seed = context.scale.naive_samples, graph_run.settings.seed
         limit = graph_run.settings.time_limit_s
         determines = {"part": "naive rounding", "graph": subject.graph.sha256(), "budget": budget, "samples": samples,
-                      "seed": graph_run.settings.seed, "limit": limit}  # fmt: skip
-
-        def naive(
-            graph_run: GraphRun = graph_run, budget: int = budget, samples: int = samples, limit: float = limit
-        ) -> Any:
-            return count_feasible(graph_run.subject.graph, budget, samples, graph_run.settings.seed, limit)
-
-        shown.append({"folder": name, "label": network.label, "naive_samples": samples,
-                      "naive_feasible": remember(context, determines, naive)})  # fmt: skip
+                      "seed": seed, "limit": limit}  # fmt: skip
+        feasible = remember(context, determines, partial(count_feasible, subject.graph, budget, samples, seed, limit))
+        shown.append({"folder": name, "label": network.label, "naive_samples": samples, "naive_feasible": feasible})
     return {"panels": shown}
 
 
 def rounding_budget(graph_run: GraphRun) -> int:
-    """`middle_budget` among those whose relaxation, with the published epsilon taken off, can have a solution."""
+    """A budget with recomputation, whose relaxation can have a solution without the published epsilon of the budget.
+
+    It lies `SHARE` tenths of the way to checkpoint-all's peak.
+    """
     fixed = graph_run.subject.graph.fixed_bytes
     least = min_budget(graph_run.subject.graph, graph_run.settings.scope).bytes
-    within = fixed + math.ceil((least - fixed) / (1 - EPSILON))
-    return sweep_budgets(within, graph_run.store_all_peak_bytes, 11)[SHARE]
-
-
-def middle_budget(graph_run: GraphRun, share: int = SHARE) -> int:
-    """A budget where there is something to decide: `share` tenths of the way to checkpoint-all's peak."""
-    least = min_budget(graph_run.subject.graph, graph_run.settings.scope).bytes
-    return sweep_budgets(least, graph_run.store_all_peak_bytes, 11)[share]
+    return budgets_at(graph_run, [SHARE], fixed + math.ceil((least - fixed) / (1 - EPSILON)))[0]

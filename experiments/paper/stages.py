@@ -33,7 +33,7 @@ def unit_chain(layers: int) -> Graph:
 
 
 def run(context: Context) -> dict[str, Any]:
-    """Relaxation and MILP of both forms; the optimum itself by A*, which is neither of them."""
+    """Relaxation and MILP of both forms; A*, which is neither of them, gives the optimum."""
     graph, limit = unit_chain(LAYERS), context.scale.unpartitioned_s
     least = next(b for b in range(1, len(graph)) if exhaustive(graph, b).plan is not None)
     children: list[subprocess.Popen[str]] = []
@@ -50,7 +50,7 @@ def run(context: Context) -> dict[str, Any]:
     with ThreadPoolExecutor(context.engine.at_once) as pool:
         try:
             answers = list(pool.map(solve, cases))
-        except BaseException:  # Ctrl-C: the solver does not hear it
+        except BaseException:  # the solver ignores Ctrl-C
             pool.shutdown(wait=False, cancel_futures=True)
             for child in children:
                 child.kill()
@@ -77,13 +77,13 @@ def _in_child(children: list[subprocess.Popen[str]], *case: object) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a form of the MILP gave within its time.
+    """The results of one form of the MILP within its time.
 
     Attributes:
         columns, rows: of the model.
         lp: value of the relaxation, in the graph's cost unit; None if it was not solved.
         cost, bound: of the MILP; None if there is none.
-        proven: the MILP was solved.
+        proven: whether the MILP was solved to its optimum.
     """
 
     columns: int
@@ -97,7 +97,7 @@ class Answer:
 
 
 def solve_published(graph: Graph, budget_bytes: int, *, frontier_advancing: bool, time_limit_s: float) -> Answer:
-    """Solve the relaxation and the MILP of `graph` within the budget, half of the time for each at most."""
+    """Solve the relaxation and the MILP of `graph` within the budget, each in at most half of the time."""
     equations = build(graph, frontier_advancing=frontier_advancing)
     program = equations.program((budget_bytes - graph.fixed_bytes) // equations.unit_bytes)
     options = {"time_limit": time_limit_s / 2, "threads": 1}
@@ -117,7 +117,7 @@ def solve_published(graph: Graph, budget_bytes: int, *, frontier_advancing: bool
 
 
 def answer_of(layers: int, budget: int, form: str, limit_s: float) -> dict[str, Any]:
-    """What `solve_published` says of a chain, JSON-ready: None for what is not finite."""
+    """The answer of `solve_published` for a chain, for JSON: None replaces numbers that are not finite."""
     answer = solve_published(unit_chain(layers), budget, frontier_advancing=FORMS[form], time_limit_s=limit_s)
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(answer).items()}
 

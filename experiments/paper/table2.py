@@ -1,4 +1,4 @@
-"""Cost over the optimum, from the sweeps of Figure 5: nothing is solved here."""
+"""Cost over the optimum, from the sweeps of Figure 5; this part solves nothing."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from experiments.paper.graphs import Context
 
 
 def run(context: Context) -> dict[str, Any]:
-    """The table is made from the rows of this part when it is drawn."""
+    """Name of the part whose rows the drawing reads."""
     return {"from": "fig5"}

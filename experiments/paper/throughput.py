@@ -1,6 +1,6 @@
-"""The batch of highest throughput, the largest resolution and the deepest ResNet: what a larger batch is wanted for.
+"""The reasons to want a larger batch: the batch of highest throughput, the largest resolution, the deepest ResNet.
 
-`experiments.throughput` on the networks of Figure 6 and `experiments.largest_model` on the first of them.
+`experiments.throughput` runs on the networks of Figure 6, `experiments.largest_model` on U-Net or else the first.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Executed training steps, measured: one harness and one row for PyTorch and Keras, plans and peers, CPU and GPU."""
+"""Measurements of executed training steps: one harness and one row for PyTorch, Keras, plans, peers, CPU and GPU."""

@@ -1,8 +1,9 @@
-"""The command line that the tables of executed steps share: measure, or read measured rows; print."""
+"""The command line that all tables of executed steps share: measure or read rows, print the table."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,11 +28,11 @@ class TableCommand:
 
     Attributes:
         name: of the module that runs it, ``python -m experiments.<name>``.
-        models: those measured by default.
+        models: names of the models that it measures by default.
         columns: of the table, see `experiments.steps.table.COLUMNS`.
-        text: what is printed of all rows.
-        usual: the job of any model, with the usual values of the options.
-        devices: where it is measured by default.
+        text: makes the printed text from all rows.
+        usual: the job of any model, with the default values of the options.
+        devices: comma-separated devices that it measures on by default.
     """
 
     name: str
@@ -43,19 +44,20 @@ class TableCommand:
     devices: Callable[[], str] = lambda: "cpu"
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Measure what is not stored yet and print all; 1 if the process of a model failed."""
-        given = self._parser().parse_args(arguments)
-        if given.show:
-            print(self.text(read_rows(given.show)))
+        """Measure the rows that are not stored yet and print all; 1 if the process of a model failed."""
+        options = self._parser().parse_args(arguments)
+        if options.show:
+            print(self.text(read_rows(options.show)))
             return 0
-        models = list(self.models()) if given.models is None else [name for name in given.models.split(",") if name]
-        wanted = [(device, name) for device in given.devices.split(",") for name in models]
-        rows = read_rows(given.out) if given.out and given.out.exists() else []
+        models = self.models() if options.models is None else [name for name in options.models.split(",") if name]
+        wanted = list(itertools.product(options.devices.split(","), models))
+        rows = read_rows(options.out) if options.out and options.out.exists() else []
         rows = [row for row in rows if (row.device, row.model) not in wanted]
         console, failed = Console(stderr=True), False
         for device, name in wanted:
+            folder = RUNS_FOLDER / f"{self.name}_{device}_{name}"
             try:
-                found = measured(self._job(name, device, given), RUNS_FOLDER / f"{self.name}_{device}_{name}", console)
+                found = measured(self._job(name, device, options), folder, console)
             except RematError as error:
                 console.print(f"{name}: {error}", markup=False, soft_wrap=True)
                 failed = True
@@ -63,13 +65,13 @@ class TableCommand:
             rows += found
             for row in found:
                 print(" | ".join(cells(row, self.columns)), file=sys.stderr, flush=True)
-            if given.out:
-                write_rows(given.out, rows)
+            if options.out:
+                write_rows(options.out, rows)
         print(self.text(rows))
         return int(failed)
 
     def run(self) -> None:
-        """`main` as a process."""
+        """Run `main` and exit with its code, or with a line about the error."""
         try:
             sys.exit(self.main())
         except RematError as error:
@@ -78,30 +80,29 @@ class TableCommand:
     def _parser(self) -> argparse.ArgumentParser:
         usual = self.usual
         parser = argparse.ArgumentParser(prog=f"python -m experiments.{self.name}", description=self.description)
-        parser.add_argument("--models", help="comma-separated, '' for none; all by default")
-        parser.add_argument(
-            "--budgets", default=",".join(map(str, usual.fractions)), help="fractions of the plain peak"
-        )
+        parser.add_argument("--models", help="comma-separated, '' for none (default: all)")
+        fractions = ",".join(map(str, usual.fractions))
+        parser.add_argument("--budgets", default=fractions, help="comma-separated fractions of the plain peak")
         parser.add_argument("--implementations", "--operators", default=",".join(usual.implementations))
         parser.add_argument("--devices", default=self.devices(), help="cpu, cuda, or both")
-        parser.add_argument("--batch", type=int, default=usual.batch, help="the usual one of each model by default")
+        parser.add_argument("--batch", type=int, default=usual.batch, help="batch size (default: each model's own)")
         parser.add_argument("--time-limit", type=float, default=usual.time_limit_s, help="seconds per plan")
         parser.add_argument("--cost", default=usual.cost)
-        parser.add_argument("--rounds", type=int, default=usual.rounds, help="timed steps of each")
+        parser.add_argument("--rounds", type=int, default=usual.rounds, help="timed steps of each method")
         parser.add_argument("--threads", type=int, default=usual.threads)
-        parser.add_argument("--out", type=Path, help="JSON file for the rows; those of other models that it has stay")
-        parser.add_argument("--show", type=Path, help="measure nothing, take the rows that --out wrote")
+        parser.add_argument("--out", type=Path, help="JSON file for the rows; it keeps its rows of other models")
+        parser.add_argument("--show", type=Path, help="measure nothing, print the rows that --out wrote")
         return parser
 
-    def _job(self, name: str, device: str, given: argparse.Namespace) -> Job:
-        changes = {
-            "model": name, "device": device, "batch": given.batch, "cost": given.cost, "rounds": given.rounds,
-            "time_limit_s": given.time_limit, "threads": given.threads,
-            "implementations": given.implementations.split(","),
-            "fractions": [float(fraction) for fraction in given.budgets.split(",")],
-        }  # fmt: skip
-        if self.usual.subject == "torch":
-            spec = torch_model(name) if device == "cuda" else for_a_cpu(torch_model(name))
-            spec = spec if given.batch is None else replace(spec, batch_size=given.batch)
-            changes |= {"spec": asdict(spec), "batch": spec.batch_size}
-        return replace(self.usual, **changes)
+    def _job(self, name: str, device: str, options: argparse.Namespace) -> Job:
+        job = replace(
+            self.usual, model=name, device=device, batch=options.batch, cost=options.cost, rounds=options.rounds,
+            time_limit_s=options.time_limit, threads=options.threads,
+            implementations=options.implementations.split(","),
+            fractions=[float(fraction) for fraction in options.budgets.split(",")],
+        )  # fmt: skip
+        if job.subject != "torch":
+            return job
+        spec = torch_model(name) if device == "cuda" else for_a_cpu(torch_model(name))
+        spec = spec if job.batch is None else replace(spec, batch_size=job.batch)
+        return replace(job, spec=asdict(spec), batch=spec.batch_size)

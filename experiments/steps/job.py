@@ -1,4 +1,4 @@
-"""What the harness asks of a framework, and what it is asked itself."""
+"""The words between the harness and a framework's adapter: jobs, subjects, methods and candidates for a row."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any, Protocol
 import remat
 from experiments.steps.row import PLAIN, PORTFOLIO, StepRow
 
-FRACTIONS = (0.8, 0.6, 0.45)  # usual budgets, of the plain peak
+FRACTIONS = (0.8, 0.6, 0.45)  # usual budgets, as shares of the plain peak
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A model to measure; everything that its rows depend on beside code, versions and machine.
+    """A model to measure: everything that its rows depend on beside code, versions and machine.
 
     Attributes:
         subject: which adapter: ``torch``, ``keras`` (loss and gradients), ``keras_fit`` (`fit_within`).
-        spec: of a PyTorch model, a `ModelSpec` as JSON; None for a Keras model, which `model` names.
+        spec: `ModelSpec` of a PyTorch model, as JSON; None for a Keras model, which `model` names.
         rounds: timed steps of each method; 0 for none.
-        fractions: budgets, of the plain peak.
-        peers: measure what others offer too; in PyTorch also plans at the peak of each.
-        gradient_errors: measure them too; needs memory for two copies of the gradients.
-        largest_batches: instead of all this, find the largest batches within `capacity_bytes`; None for what a GPU has.
+        fractions: budgets, as shares of the plain peak.
+        peers: measure the methods of others too; in PyTorch also plans at the peak of each.
+        gradient_errors: measure them too; this needs memory for two copies of the gradients.
+        largest_batches: only find the largest batches within `capacity_bytes`; None for the free memory of a GPU.
     """
 
     subject: str
@@ -46,12 +46,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to train, ready to run.
+    """A method to train, ready to run.
 
     Attributes:
-        run: what the framework's adapter runs.
-        peak_bytes, ns: predicted; None where the method cannot be followed without computing.
+        run: the object that the framework's adapter runs.
+        peak_bytes, ns: predicted; None where nothing can predict them without computing.
         overhead: predicted, over every operation once.
+        recomputed: number of computations beyond one of each operation.
         plan: of a method that executes one.
     """
 
@@ -66,7 +67,12 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A row to be: its method, which of the method's points, and what makes it; None for a row about the graph."""
+    """A row to be measured.
+
+    Attributes:
+        parameter: see `StepRow`.
+        make: makes the method ready to run; None for a row about the graph alone.
+    """
 
     method: str
     parameter: str
@@ -75,10 +81,10 @@ class Candidate:
 
 
 class Subject(Protocol):
-    """A model in its framework: built, captured, ready to be run and measured in every way.
+    """A model in its framework, built and captured: it makes methods and measures them.
 
     Attributes:
-        batch: its size.
+        batch: samples in a step.
         graph: of the step, with costs.
         fixed_bytes: see `StepRow`.
     """
@@ -92,19 +98,19 @@ class Subject(Protocol):
         ...
 
     def peers(self) -> Iterable[Candidate]:
-        """What others offer."""
+        """The methods of others."""
         ...
 
     def budgets(self, known: Sequence[StepRow]) -> Iterable[tuple[str, int]]:
-        """(label, bytes) where plans are wanted, after the rows of the plain step and the peers."""
+        """(label, bytes) of the budgets that need plans; `known` are the rows of the plain step and the peers."""
         ...
 
     def best_within(self, budget_bytes: int) -> Method:
-        """The best plan of the portfolio; raises `InvalidInput` if none was found."""
+        """The best plan of the portfolio; raises `InvalidInput` if it finds none."""
         ...
 
     def peak_bytes(self, method: Method) -> int:
-        """Most bytes held in a step, what is always there included."""
+        """Most bytes held in a step, fixed bytes included; measured."""
         ...
 
     def same_as(self, method: Method) -> str | None:
@@ -112,18 +118,18 @@ class Subject(Protocol):
         ...
 
     def measured(self, method: Method) -> dict[str, Any]:
-        """Other columns of a row: times in turns with the plain step, and what only this framework has."""
+        """Other columns of a row: times, in turns with the plain step, and columns of this framework only."""
         ...
 
 
 def peaks_of_others(known: Sequence[StepRow]) -> Iterator[tuple[str, int]]:
-    """Budgets: the peak of the plain step and of every peer, the largest first."""
+    """(label, bytes) of the peaks of the plain step and of every peer, the largest first."""
     for peak in sorted({row.peak_bytes for row in known if row.method != PORTFOLIO and row.peak_bytes}, reverse=True):
         yield f"as {peak / 1e6:.1f} MB", peak
 
 
 def fractions_of_plain(job: Job, known: Sequence[StepRow]) -> Iterator[tuple[str, int]]:
-    """Budgets: the job's fractions of the plain peak."""
+    """(label, bytes) of the job's fractions of the plain peak."""
     plain = next(row.peak_bytes for row in known if row.method == PLAIN)
     assert plain is not None
     for fraction in job.fractions:

@@ -1,7 +1,7 @@
 """The harness's adapter for `remat.tf.fit_within`: a network of keras.applications, trained by Keras's own ``fit``.
 
-Each has the smallest input that it accepts, random weights, and a budget below what its plan without recomputation
-needs, which is below the plain `tf.function`'s peak.
+Each network has the smallest input that it accepts, random weights, and a budget below the peak of its plan without
+recomputation. That peak is below the plain `tf.function`'s.
 """
 
 from __future__ import annotations
@@ -16,24 +16,22 @@ import numpy as np
 
 import remat.tf as rtf
 from experiments.steps.job import Candidate, Job, Method
-from experiments.steps.keras_models import functions_run_eagerly, graphs_run_as_written
+from experiments.steps.keras_models import CLASSES, LOSS, functions_run_eagerly, graphs_run_as_written
 from experiments.steps.row import StepRow
 
-SMALLEST = 32  # pixels, where a network does not say otherwise
+SMALLEST = 32  # pixels; the smallest input of most networks
 LARGER = {"InceptionResNetV2": 75, "InceptionV3": 75, "Xception": 71}
-CLASSES = 10
 STEPS = 2
 BATCH = 8
-LOSS = "sparse_categorical_crossentropy"
 
 
 def names() -> list[str]:
-    """Networks of keras.applications."""
-    return [n for n, made in vars(keras.applications).items() if n[0].isupper() and inspect.isfunction(made)]
+    """Names of the networks of keras.applications."""
+    return [n for n, builder in vars(keras.applications).items() if n[0].isupper() and inspect.isfunction(builder)]
 
 
 def built(name: str, **compiled: Any) -> Any:
-    """The network with random weights, the same in every call, compiled."""
+    """The compiled network; its random weights are the same in every call."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(0)
     pixels = LARGER.get(name, SMALLEST)
@@ -50,7 +48,7 @@ def batch_of(name: str, samples: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def trained(model: Any, data: tuple[np.ndarray, np.ndarray], samples: int) -> tuple[list[float], list[bytes]]:
-    """Losses of an epoch, and the bytes of every variable after it; batches are in the order of `data`."""
+    """(losses of an epoch, bytes of every variable after it); the batches are in the order of `data`."""
     history = model.fit(*data, batch_size=samples, shuffle=False, verbose=0).history
     return history["loss"], [v.numpy().tobytes() for v in (*model.variables, *model.optimizer.variables)]
 
@@ -60,7 +58,8 @@ class KerasFit:
 
     def __init__(self, job: Job):
         self.job = job
-        self.batch, self.samples = job.batch, job.batch or BATCH
+        self.samples = job.batch or BATCH
+        self.batch: int | None = self.samples
         self.model, self.data = built(job.model), batch_of(job.model, self.samples)
         whole = self._planned("1TB", verify=False)
         self.graph, self.fixed_bytes = whole.plan.graph, whole.plan.graph.fixed_bytes
@@ -77,16 +76,16 @@ class KerasFit:
         return self._plain
 
     def peers(self) -> Sequence[Candidate]:
-        """None."""
+        """No peers."""
         return ()
 
     def budgets(self, known: Sequence[StepRow]) -> Iterator[tuple[str, int]]:
-        """Fractions of the way from what is always there to the peak without recomputation."""
+        """Fractions of the way from the fixed bytes to the peak without recomputation."""
         for fraction in self.job.fractions:
             yield f"{fraction:g}", int(self.fixed_bytes + fraction * (self.whole_peak_bytes - self.fixed_bytes))
 
     def best_within(self, budget_bytes: int) -> Method:
-        """See `Subject`; of a new model, because `same_as` trains it."""
+        """See `Subject`; it builds the model again, because `same_as` trained the last one."""
         self.model = built(self.job.model)
         step = self._planned(budget_bytes)
         repeats = len(step.plan.order) - len(step.plan.graph)
@@ -97,9 +96,10 @@ class KerasFit:
         return method.run().peak_bytes
 
     def same_as(self, method: Method) -> str | None:
-        """Whose bits losses, weights, moving averages and seeds after some steps of the plan have: ``eager``, or else
-        ``graph``, Keras's compiled step without TensorFlow's rewriting, which adds three gradients of one value in
-        another order than eager mode.
+        """Which plain training leaves the bits of the plan's losses, weights, moving averages and seeds.
+
+        ``eager``, or else ``graph``: Keras's compiled step without TensorFlow's rewriting, which adds three gradients
+        of one value in another order than eager mode. None for the plain step, '' if neither does.
         """
         if method is self._plain:
             return None
@@ -113,5 +113,5 @@ class KerasFit:
             return "graph" if ours == trained(built(self.job.model, jit_compile=False), self.data, self.samples) else ""
 
     def measured(self, method: Method) -> dict[str, Any]:
-        """Nothing more."""
+        """No other columns."""
         return {}

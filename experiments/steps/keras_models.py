@@ -13,30 +13,30 @@ import tensorflow as tf
 
 layers = keras.layers
 CLASSES = 10
+LOSS = "sparse_categorical_crossentropy"
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A model with the structures of its inputs and labels, and a batch of them."""
+    """A model with the specs of its inputs and labels, and a batch of them; its loss is `LOSS`."""
 
     model: keras.Model
     specs: tuple[Any, Any]
     batch: tuple[Any, Any]
-    loss: Any
 
     def state(self) -> list[np.ndarray]:
-        """Values of all variables, seeds included."""
+        """Copies of all variables, seeds included."""
         return [v.value.numpy() for v in self.model.variables]
 
     def restore(self, state: list[np.ndarray]) -> None:
-        """Set all variables."""
+        """Set all variables to copies that `state` returned."""
         for variable, value in zip(self.model.variables, state, strict=True):
             variable.value.assign(value)
 
 
 @contextmanager
 def functions_run_eagerly() -> Iterator[None]:
-    """Without it Keras compiles grouped convolutions (ConvNeXt) with XLA in eager mode too, which changes last bits."""
+    """Stop Keras from compiling grouped convolutions (ConvNeXt) with XLA in eager mode, which changes last bits."""
     tf.config.run_functions_eagerly(True)
     try:
         yield
@@ -46,7 +46,7 @@ def functions_run_eagerly() -> Iterator[None]:
 
 @contextmanager
 def graphs_run_as_written() -> Iterator[None]:
-    """TensorFlow neither rewrites nor fuses the operations of a graph, which changes last bits."""
+    """Stop TensorFlow from rewriting and fusing the operations of a graph, which changes last bits."""
     before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     try:
@@ -60,7 +60,7 @@ def _application(name: str) -> Callable[[], keras.Model]:
 
 
 def unet() -> keras.Model:
-    """Two levels of convolution, batch norm, dropout and skips; one class per pixel."""
+    """A small U-Net: two levels of convolutions, batch norm, dropout and skips; one class per pixel."""
     x = inputs = keras.Input((64, 64, 3))
     skips = []
     for filters in (16, 32):
@@ -82,7 +82,7 @@ def _double(x: Any, filters: int) -> Any:
 
 
 def transformer() -> keras.Model:
-    """Embedding, three blocks of attention and a perceptron with dropout, classification."""
+    """A classifier of tokens: an embedding, then three blocks of attention and a perceptron with dropout."""
     inputs = keras.Input((64,), dtype="int32")
     x = layers.Embedding(200, 64)(inputs)
     for _ in range(3):
@@ -94,7 +94,7 @@ def transformer() -> keras.Model:
 
 
 def lstm() -> keras.Model:
-    """Two recurrent layers between dense ones."""
+    """Two LSTM layers between dense ones."""
     inputs = keras.Input((48, 16))
     x = layers.Dense(64, activation="relu")(inputs)
     x = layers.LSTM(64, return_sequences=True)(x)
@@ -162,12 +162,12 @@ def build(name: str, batch_size: int | None = None) -> Sample:
     factory, usual = MODELS[name]
     model, n = factory(), batch_size or usual
     rng = np.random.default_rng(0)
-    given, made = model.inputs[0], model.outputs[0]
-    shape, labels = (n, *given.shape[1:]), (n, *made.shape[1:-1])
-    if given.dtype == "int32":
+    inputs = model.inputs[0]
+    shape, labels = (n, *inputs.shape[1:]), (n, *model.outputs[0].shape[1:-1])
+    if inputs.dtype == "int32":
         x = tf.constant(rng.integers(0, 200, shape), "int32")
     else:
         x = tf.constant(rng.normal(size=shape), "float32")
     y = tf.constant(rng.integers(0, CLASSES, labels), "int32")
-    specs = (tf.TensorSpec(shape, given.dtype), tf.TensorSpec(labels, "int32"))
-    return Sample(model, specs, (x, y), "sparse_categorical_crossentropy")
+    specs = (tf.TensorSpec(shape, inputs.dtype), tf.TensorSpec(labels, "int32"))
+    return Sample(model, specs, (x, y))

@@ -1,4 +1,4 @@
-"""What TensorFlow offers itself, measured as plans are: `tf.recompute_grad` over segments of a Keras model."""
+"""TensorFlow's own method, measured as plans are: `tf.recompute_grad` over segments of a Keras model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from experiments.steps.keras_models import Sample
+from experiments.steps.keras_models import LOSS, Sample
 from remat.tf.capture import trace
 
 
@@ -18,12 +18,10 @@ def cut_points(model: keras.Model) -> list[Any]:
     order: list[Any] = [op for op in functional.operations if not isinstance(op, keras.layers.InputLayer)]
     position = {id(layer): i for i, layer in enumerate(order)}
     last_use = [0] * len(order)
-    for layer in order:
-        for node in layer._inbound_nodes:
-            for parent in node.parent_nodes:
-                if id(parent.operation) in position:
-                    at = position[id(parent.operation)]
-                    last_use[at] = max(last_use[at], position[id(layer)])
+    for i, layer in enumerate(order):
+        for parent in (parent for node in layer._inbound_nodes for parent in node.parent_nodes):
+            if id(parent.operation) in position:
+                last_use[position[id(parent.operation)]] = i  # ascending, thus the last one stays
     cuts, furthest = [], 0
     for i, layer in enumerate(order[:-1]):
         if furthest <= i and i > 0:
@@ -35,7 +33,7 @@ def cut_points(model: keras.Model) -> list[Any]:
 def segmented(model: keras.Model, n_segments: int) -> Callable[[Any], Any]:
     """The model's forward pass in training mode, each segment but the last under `tf.recompute_grad`.
 
-    A segment's batch statistics move again when it is computed again: this peer's moving averages are not the step's.
+    A recomputed segment updates its batch statistics again, thus this peer's moving averages are not the plain step's.
     """
     cuts = cut_points(model)
     chosen = [cuts[len(cuts) * i // n_segments] for i in range(1, n_segments)] if cuts else []
@@ -56,7 +54,7 @@ def segmented(model: keras.Model, n_segments: int) -> Callable[[Any], Any]:
 def recompute_grad_step(sample: Sample, n_segments: int) -> Any:
     """The traced step, (loss, gradients), with `tf.recompute_grad` over `n_segments` segments."""
     forward = segmented(sample.model, n_segments)
-    loss: Any = keras.losses.get(sample.loss)
+    loss: Any = keras.losses.get(LOSS)
     variables = [v.value for v in sample.model.trainable_variables]
 
     def step(x: Any, y: Any) -> Any:

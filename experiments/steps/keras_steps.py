@@ -1,7 +1,7 @@
 """The harness's adapter for Keras: a model's traced step, its plans, and `tf.recompute_grad` over its blocks.
 
-Peaks and times are taken in fresh processes. Times of the steps of a row are taken in turns, with the allocators of
-such a process; CPU time is of all threads.
+Fresh processes measure peaks and times, with the allocators of such a process. The steps of a row are timed in turns;
+CPU time is of all threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import remat.tf as rtf
 from experiments.steps.job import Candidate, Job, Method, fractions_of_plain
-from experiments.steps.keras_models import build, functions_run_eagerly
+from experiments.steps.keras_models import LOSS, build, functions_run_eagerly
 from experiments.steps.keras_peers import cut_points, recompute_grad_step
 from experiments.steps.row import StepRow
 from remat.errors import InvalidInput
@@ -25,12 +25,12 @@ from remat.tf.api import Objective
 from remat.tf.emit import EmittedStep, emit, emit_plain
 from remat.tf.portable import measure_step, time_steps
 
-EVERYTHING = "1000TB"  # a budget that never binds: the plan is the trace itself
+EVERYTHING = "1000TB"  # a budget that never binds: the plan is the traced step itself
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A step to measure elsewhere, and to call here for its bits."""
+    """A step in two forms: `emitted` is measured in another process, `call` runs here to compare its bits."""
 
     emitted: EmittedStep
     as_written: bool
@@ -48,11 +48,11 @@ class KerasSteps:
         self.graph, self.fixed_bytes = whole.plan.graph, whole._step.graph.fixed_bytes
         self._plain = _traced(whole._step.function)
         with functions_run_eagerly():
-            eager = self._bits(Objective(self.sample.model, self.sample.loss).step)
+            eager = self._bits(Objective(self.sample.model, LOSS).step)
         self.references = {"eager": eager, "tf.function": self._bits(self._plain.run.call)}
 
     def _rematerialized(self, budget: int | str, **options: Any) -> Any:
-        return rtf.rematerialize(self.sample.model, self.sample.specs, budget, loss=self.sample.loss, **options)
+        return rtf.rematerialize(self.sample.model, self.sample.specs, budget, loss=LOSS, **options)
 
     def plain(self) -> Method:
         """The `tf.function` of the step."""
@@ -88,12 +88,12 @@ class KerasSteps:
         return measure_step(run.emitted, as_written=run.as_written).above(self.fixed_bytes).peak_bytes
 
     def same_as(self, method: Method) -> str:
-        """Which of the eager step and the plain `tf.function` without grappler has the same bits."""
+        """Which steps leave the same bits: ``eager``, ``tf.function`` (the plain one, without grappler), both or ''."""
         ours = self._bits(method.run.call)
         return ", ".join(name for name, bits in self.references.items() if bits == ours)
 
     def measured(self, method: Method) -> dict[str, Any]:
-        """Median times of the plain `tf.function`, of that one as written, and of the method."""
+        """Median times of the plain `tf.function`, of the same as written (without grappler), and of the method."""
         if not self.job.rounds:
             return {}
         plain, run = self._plain.run.emitted, method.run
@@ -107,7 +107,7 @@ class KerasSteps:
         }  # fmt: skip
 
     def _bits(self, step: Callable[..., Any]) -> list[bytes]:
-        """Loss, gradients and variables after a step, as bytes; the variables are put back."""
+        """Loss, gradients and variables after a step, as bytes; restores the variables."""
         before = self.sample.state()
         results = step(*self.sample.batch)
         bits = [t.numpy().tobytes() for t in tf.nest.flatten(results, expand_composites=True) if t is not None]
@@ -121,6 +121,6 @@ def _traced(function: Any) -> Method:
 
 
 def _as_written(function: Any, *batch: Any) -> Any:
-    """A traced function's results with grappler off."""
+    """The results of a traced function with grappler off."""
     with executed_as_written():
         return function(*batch)

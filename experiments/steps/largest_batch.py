@@ -1,7 +1,7 @@
 """The largest batch that trains in PyTorch, plain and rematerialized.
 
-Batches are found by bisection on predicted peaks, then trained: what is reported ran within the memory. The rule for
-rematerialized batches is Checkmate's: recomputing costs at most as much as one more forward pass.
+Bisection on predicted peaks finds a batch; then it is trained, so that every reported batch ran within the memory. The
+rule for rematerialized batches is Checkmate's: recomputation costs at most one more forward pass.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from experiments.steps.row import PLAIN, PORTFOLIO, StepLog, StepRow
 from experiments.steps.torch_steps import TorchSteps
 
 LABEL = "largest batch"
-MARGIN = 0.97  # of the device's free memory: what fragmentation is left
-TRIES = 6  # measured batches, each SHRINK of the one before, if memory runs out in earnest
+MARGIN = 0.97  # of the device's free memory; the rest is left to fragmentation
+TRIES = 6  # batches to train, each SHRINK of the one before, if memory runs out
 SHRINK = 0.97
 
 Maker = Callable[[TorchSteps, int], Method | None]
 
 
 def largest_batches(job: Job, about: StepRow, log: StepLog, cache: Path) -> Iterator[StepRow]:
-    """A row for each of `MAKERS` that the log does not have; it says so if no batch trains."""
+    """A row for each of `MAKERS` that the log lacks; its note says if no batch trains."""
     capacity = job.capacity_bytes or int(MARGIN * torch.cuda.mem_get_info()[0])
     assert job.batch is not None
     for name, make in MAKERS.items():
@@ -74,7 +74,7 @@ MAKERS: dict[str, Maker] = {PLAIN: _plain, PORTFOLIO: _planned}
 
 
 def _trained(subject: TorchSteps, make: Maker, row: StepRow) -> StepRow | None:
-    """The row with what was measured; None if the step does not stay within the memory."""
+    """The row with its measurements; None if the step does not stay within the memory."""
     assert row.budget_bytes is not None
     method = make(subject, row.budget_bytes)
     if method is None:

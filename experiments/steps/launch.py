@@ -1,4 +1,4 @@
-"""Jobs measured in processes of their own, through a store of rows: a stopped job goes on, a finished one is read."""
+"""Jobs measured in processes of their own, with a store of rows: a stopped job continues, a finished one is read."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ COST_CACHE = RUNS_FOLDER / "cache" / "costs"
 
 
 def measured(job: Job, folder: Path, console: Console) -> list[StepRow]:
-    """All rows of a job: those in the store, and those that a process of its own measures now.
+    """All rows of a job: from the store, or else measured now by a process of its own.
 
     Args:
-        folder: for the job and what the process prints.
+        folder: for the job's file and the log of the process.
 
     Raises:
         RematError: the process failed.
     """
-    made_by = {"job": asdict(job), "code": code_version(whole=True), "versions": versions(), "cpu": cpu_name()}
-    path = RUNS_FOLDER / "store" / "steps" / f"{row_key(made_by)}.jsonl"
+    determines = {"job": asdict(job), "code": code_version(whole=True), "versions": versions(), "cpu": cpu_name()}
+    path = RUNS_FOLDER / "store" / "steps" / f"{row_key(determines)}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "job.json", asdict(job))
-    write_lines(path, read_lines(path))  # without damaged lines, because the child could not warn of them
+    write_lines(path, read_lines(path))  # drop damaged lines here, because the child's warnings go to its log
     arguments = [str(file.resolve()) for file in (folder / "job.json", path, COST_CACHE)]
     _run(command("experiments.steps.measure", *arguments), folder / "execution.log", console)
     return StepLog(path).rows
 
 
 def _run(child_command: Sequence[str], log_path: Path, console: Console) -> None:
-    """Run the measuring process; the console shows which row is done."""
+    """Run the measuring process; the console names each row that is done."""
     with log_path.open("w") as log, console.status("capturing and planning ...") as status:
         child = subprocess.Popen(
             child_command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment({}, here=True)

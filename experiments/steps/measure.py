@@ -1,7 +1,7 @@
-"""``python -m experiments.steps.measure JOB ROWS CACHE``: the methods of one model, predicted and measured.
+"""``python -m experiments.steps.measure JOB ROWS CACHE``: predict and measure the methods of one model.
 
-Runs in a process of its own. Each method is a row of the file ROWS as soon as it is measured; a row that is there is
-neither planned nor measured again.
+It runs in a process of its own. Each method becomes a row of the file ROWS as soon as it is measured. A row that the
+file already has is neither planned nor measured again.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from experiments.steps.row import OFFERED, PLAIN, PORTFOLIO, StepLog, StepRow
 from remat.cost import CostWarning
 from remat.errors import RematError
 
-# So that all implementations of an operation are timed in the same passes: on a machine that does something else too,
-# times of different minutes do not compare.
+# With this order all implementations of an operation are timed in the same passes: on a machine with other load, times
+# of different minutes cannot be compared.
 WIDEST_FIRST = ("joint", "exact", "default")
 
 
@@ -37,7 +37,7 @@ def main(job_path: str, rows_path: str, cache: str) -> None:
 
 
 def rows_of(job: Job, log: StepLog, cache: Path) -> Iterator[StepRow]:
-    """Measure what the log does not have yet; the new rows, each already in the log."""
+    """Measure the rows that the log lacks; yield each after the log has it."""
     make = _methods
     if job.largest_batches:
         from experiments.steps.largest_batch import largest_batches as make
@@ -49,7 +49,7 @@ def rows_of(job: Job, log: StepLog, cache: Path) -> Iterator[StepRow]:
 
 
 def _about(job: Job) -> StepRow:
-    """What all rows of a job have in common."""
+    """A row with the columns that all rows of a job share."""
     where = provenance()
     return StepRow(
         framework="torch" if job.subject == "torch" else "tensorflow", model=job.model, batch=job.batch,
@@ -60,17 +60,17 @@ def _about(job: Job) -> StepRow:
 
 
 def _methods(job: Job, about: StepRow, log: StepLog, cache: Path) -> Iterator[StepRow]:
-    """Rows of every choice of implementations that the job wants."""
+    """Rows for each set of implementations that the job wants."""
     for implementations in sorted(job.implementations, key=WIDEST_FIRST.index):
-        labels = [f"{fraction:g}" for fraction in job.fractions]  # of the last rows, see `fractions_of_plain`
+        labels = [f"{fraction:g}" for fraction in job.fractions]  # a subject's last rows, see `fractions_of_plain`
         if not labels or not all(log.of((PORTFOLIO, label, implementations)) for label in labels):
             yield from _rows_of_subject(job, implementations, about, log, cache)
 
 
 def _rows_of_subject(job: Job, implementations: str, about: StepRow, log: StepLog, cache: Path) -> Iterator[StepRow]:
-    """The plain step, what implementations offer, the peers, and the portfolio at every budget.
+    """The plain step, the offers of implementations, the peers, and the portfolio at every budget.
 
-    Nothing refers to the subject afterwards: its memory is needed for the next.
+    Nothing refers to the subject afterwards, because the next one needs its memory.
     """
     subject = _subject(job, implementations, cache)
     about = replace(about, batch=subject.batch, operations=len(subject.graph), fixed_bytes=subject.fixed_bytes)
@@ -86,7 +86,7 @@ def _rows_of_subject(job: Job, implementations: str, about: StepRow, log: StepLo
 
 
 def _subject(job: Job, implementations: str, cache: Path) -> Subject:
-    """The model in its framework; each framework is imported only where it is measured."""
+    """The model in its framework; this imports only that framework."""
     if job.subject == "torch":
         from experiments.steps.torch_steps import TorchSteps
 
@@ -101,10 +101,10 @@ def _subject(job: Job, implementations: str, cache: Path) -> Subject:
 
 
 def _candidates(subject: Subject, job: Job, log: StepLog) -> Iterator[Candidate]:
-    """Every row of a subject, in an order in which each finds what it depends on in the log."""
+    """Every row of a subject; each follows the rows that it depends on."""
     yield Candidate(PLAIN, "", subject.plain)
     if subject.graph.has_implementations:
-        yield Candidate(OFFERED, "")  # the graph alone says it
+        yield Candidate(OFFERED, "")
     if job.peers:
         yield from subject.peers()
     for label, budget in subject.budgets(log.rows):
@@ -112,7 +112,7 @@ def _candidates(subject: Subject, job: Job, log: StepLog) -> Iterator[Candidate]
 
 
 def _columns(subject: Subject, candidate: Candidate) -> dict[str, Any]:
-    """What is predicted and measured of a candidate; that there is no plan within its budget is a result too."""
+    """A candidate's predictions and measurements; if there is no plan within its budget, the reason as a note."""
     if candidate.make is None:
         return {"offered": offered(subject.graph)}
     began = time.perf_counter()

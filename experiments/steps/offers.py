@@ -1,4 +1,4 @@
-"""What implementations offer to a model's graph, and what is held where they could run."""
+"""The offers of implementations to a model's graph, and the bytes held where they could run."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from remat.implementation import DEFAULT, Implementation
 
 
 def held_by_those_who_offer(graph: Graph, plan: remat.Plan) -> dict[str, float]:
-    """The most that is held while an operation with an implementation runs, over the peak, by its name."""
+    """[implementation] the most bytes held while an operation that has it runs, as a share of the plan's peak."""
     trace = remat.simulate(graph, plan)
     most = np.zeros(len(graph), dtype=np.int64)
     np.maximum.at(most, trace.order, trace.running_bytes)
-    held: dict[str, float] = {}
+    held: dict[str, float] = collections.defaultdict(float)
     for k, op in enumerate(graph.operations):
-        for way in op.implementations:
-            held[way.name] = max(held.get(way.name, 0.0), float(most[k]) / trace.peak_bytes)
-    return held
+        for implementation in op.implementations:
+            held[implementation.name] = max(held[implementation.name], float(most[k]) / trace.peak_bytes)
+    return dict(held)
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What an implementation offers to a model, by measured costs and counted bytes.
+    """The offer of an implementation to a model, by measured costs and counted bytes.
 
     Attributes:
-        operations: that can run so; a forward and its backward operation are two.
-        offers: independent choices: a backward operation that needs something of its forward operation is one with it.
-        needed_later: of these, how many would overwrite what another operation reads by default.
-        worse_than: how many another way of the same operations beats: not slower, keeping no more for the backward
-            pass, needing no more while it runs.
-        slower: median, over what is left, of its time over the default's, minus 1; 0 if nothing is left.
-        spares_kept_bytes: of what is left, the most that it spares of what the backward pass reads.
-        spares_running_bytes: likewise of what an operation needs while it runs.
+        operations: number of operations that have it; a forward and its backward operation are two.
+        offers: number of independent choices: a backward operation that needs an extra output of its forward operation
+            is one choice with it.
+        needed_later: number of choices that would overwrite a value which another operation reads by default.
+        worse_than: [other implementation of the same operations] number of the remaining choices that it beats: it is
+            not slower, keeps no more bytes for the backward pass and needs no more while it runs.
+        slower: median, over the choices left, of their time over the default's, minus 1; 0 if none is left.
+        spares_kept_bytes: of the choices left, the most that one spares of the bytes that the backward pass reads.
+        spares_running_bytes: likewise of the bytes that an operation needs while it runs.
     """
 
     operations: int
@@ -63,24 +64,26 @@ def offered(graph: Graph) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Operations that run by one implementation, against their default."""
+    """Operations that run by one implementation, against their default ones; bytes are above the default's."""
 
     name: str
     operations: tuple[int, ...]
-    ways: tuple[Implementation, ...]
+    implementations: tuple[Implementation, ...]
     ns: int
     default_ns: int
     kept_bytes: int
     running_bytes: tuple[int, ...]
 
-    def no_better_than(self, other: _Choice | None) -> bool:
-        """Whether another choice for the same operations, None for the default, is as good in everything."""
-        if other is None:
-            return self.ns >= self.default_ns and self.kept_bytes >= 0 and min(self.running_bytes) >= 0
+    def no_better_than(self, other: _Choice) -> bool:
+        """Whether `other`, for the same operations, is as good in everything; of equals only the default counts."""
         running = zip(self.running_bytes, other.running_bytes, strict=True)
         same = (self.ns, self.kept_bytes, self.running_bytes) == (other.ns, other.kept_bytes, other.running_bytes)
         no_better = self.ns >= other.ns and self.kept_bytes >= other.kept_bytes and all(a >= b for a, b in running)
-        return no_better and not same
+        return no_better and (other.name == DEFAULT or not same)
+
+    def default(self) -> _Choice:
+        """The default implementations of the same operations."""
+        return _Choice(DEFAULT, self.operations, (), self.default_ns, self.default_ns, 0, (0,) * len(self.operations))
 
 
 def _offer(mine: list[_Choice], rivals: dict[tuple[int, ...], list[_Choice]], graph: Graph) -> Offer:
@@ -90,12 +93,12 @@ def _offer(mine: list[_Choice], rivals: dict[tuple[int, ...], list[_Choice]], gr
         if _overwrites_what_is_read(choice, graph):
             needed += 1
             continue
-        others = (None, *(other for other in rivals[choice.operations] if other is not choice))
-        better = next((other for other in others if choice.no_better_than(other)), choice)
-        if better is choice:
+        others = (choice.default(), *rivals[choice.operations])
+        better = next((other for other in others if choice.no_better_than(other)), None)
+        if better is None:
             left.append(choice)
         else:
-            worse[DEFAULT if better is None else better.name] += 1
+            worse[better.name] += 1
     return Offer(
         operations=sum(len(choice.operations) for choice in mine), offers=len(mine), needed_later=needed,
         worse_than=dict(worse.most_common()),
@@ -106,62 +109,60 @@ def _offer(mine: list[_Choice], rivals: dict[tuple[int, ...], list[_Choice]], gr
 
 
 def _choices(graph: Graph) -> Iterator[_Choice]:
-    """Every implementation of every operation, with the forward implementation that makes what it reads."""
+    """Every implementation of every operation, with the forward implementations that make its extra inputs."""
     first_extra = len(graph.values) - graph.n_extra
-    readers: dict[int, set[int]] = collections.defaultdict(set)  # of a value, backward operations by default
+    readers: dict[int, set[int]] = collections.defaultdict(set)  # [value] backward operations that read it by default
     for k, op in enumerate(graph.operations):
         for v in op.inputs if op.is_backward else ():
             readers[v].add(k)
-    needs = {
-        (k, way.name): sorted({graph.producer[v] for v in way.inputs if v >= first_extra})
-        for k, op in enumerate(graph.operations) for way in op.implementations
+    makers_of = {
+        (k, implementation.name): sorted({graph.producer[v] for v in implementation.inputs if v >= first_extra})
+        for k, op in enumerate(graph.operations) for implementation in op.implementations
     }  # fmt: skip
-    made_for = {(k, name) for (_, name), makers in needs.items() for k in makers}
-    for (k, name), makers in needs.items():
-        if (k, name) in made_for:
-            continue  # with the operation that reads it
-        # Another name than the maker's: a way that shares what that one makes.
+    forward = {(k, name) for (_, name), makers in makers_of.items() for k in makers}
+    for (k, name), makers in makers_of.items():
+        if (k, name) in forward:
+            continue  # it comes with the operation that reads its extra output
         own = graph.implementation(k, name)
-        pairs = [(m, name if name in _names(graph, m) else _maker(graph, m, own)) for m in makers]
-        pairs.append((k, name))
-        operations = tuple(m for m, _ in pairs)
-        ways = tuple(graph.implementation(m, called) for m, called in pairs)
-        defaults = tuple(graph.operations[m].all_implementations[0] for m in operations)
+        operations = (*makers, k)
+        implementations = (*(_maker(graph, m, own) for m in makers), own)
+        defaults = tuple(graph.implementation(m, DEFAULT) for m in operations)
         yield _Choice(
-            name, operations, ways, sum(way.cost for way in ways), sum(way.cost for way in defaults),
-            _only_read_by(graph, operations, ways, readers) - _only_read_by(graph, operations, defaults, readers),
-            tuple(_running(graph, a) - _running(graph, b) for a, b in zip(ways, defaults, strict=True)),
+            name, operations, implementations, sum(one.cost for one in implementations),
+            sum(one.cost for one in defaults),
+            _only_read_by(graph, operations, implementations, readers)
+            - _only_read_by(graph, operations, defaults, readers),
+            tuple(_running(graph, a) - _running(graph, b) for a, b in zip(implementations, defaults, strict=True)),
         )  # fmt: skip
 
 
-def _names(graph: Graph, k: int) -> list[str]:
-    return [way.name for way in graph.operations[k].implementations]
-
-
-def _maker(graph: Graph, k: int, reader: Implementation) -> str:
-    """The implementation of operation `k` that makes what `reader` reads."""
-    return next(way.name for way in graph.operations[k].implementations if {*way.outputs} & {*reader.inputs})
+def _maker(graph: Graph, k: int, reader: Implementation) -> Implementation:
+    """The implementation of operation `k` with the reader's name, or else one that makes an input of the reader."""
+    implementations = graph.operations[k].implementations
+    named = [one for one in implementations if one.name == reader.name]
+    return (named or [one for one in implementations if {*one.outputs} & {*reader.inputs}])[0]
 
 
 def _only_read_by(
-    graph: Graph, operations: Iterable[int], ways: Iterable[Implementation], readers: dict[int, set[int]]
+    graph: Graph, operations: Iterable[int], implementations: Iterable[Implementation], readers: dict[int, set[int]]
 ) -> int:
     """Bytes of the forward pass that the backward pass reads in these operations and nowhere else."""
     inputs = {
-        v for k, way in zip(operations, ways, strict=True) if graph.operations[k].is_backward for v in way.inputs
-        if not graph.operations[graph.producer[v]].is_backward
+        v for k, one in zip(operations, implementations, strict=True) if graph.operations[k].is_backward
+        for v in one.inputs if not graph.operations[graph.producer[v]].is_backward
     }  # fmt: skip
     return sum(graph.values[v].bytes for v in inputs if not readers[v] - {*operations})
 
 
-def _running(graph: Graph, way: Implementation) -> int:
-    """Bytes of what an operation reads, makes and works with."""
-    touched = sum(graph.values[v].bytes for v in (*way.inputs, *way.outputs))
-    return touched + way.workspace_bytes - (graph.values[way.overwrites].bytes if way.overwrites is not None else 0)
+def _running(graph: Graph, implementation: Implementation) -> int:
+    """Bytes of inputs, outputs and workspace while it runs."""
+    touched = sum(graph.values[v].bytes for v in (*implementation.inputs, *implementation.outputs))
+    x = implementation.overwrites
+    return touched + implementation.workspace_bytes - (0 if x is None else graph.values[x].bytes)
 
 
 def _overwrites_what_is_read(choice: _Choice, graph: Graph) -> bool:
     return any(
-        way.overwrites is not None and any(user > k for user in graph.users[way.overwrites])
-        for k, way in zip(choice.operations, choice.ways, strict=True)
+        one.overwrites is not None and any(user > k for user in graph.users[one.overwrites])
+        for k, one in zip(choice.operations, choice.implementations, strict=True)
     )

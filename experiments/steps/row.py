@@ -1,4 +1,4 @@
-"""The one row of executed steps: what was predicted and measured of a method on a model, and where it comes from."""
+"""The one row of executed steps: a method on a model, its predictions and measurements, and their provenance."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ PLAIN, PORTFOLIO, OFFERED = "plain", "portfolio", "offered"
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One method on one model and device; None where something was not measured. Bytes are in all, times of a step.
+    """One method on one model and device; None for a value that was not measured.
+
+    Bytes are totals, fixed bytes included. Times are of one step.
 
     Attributes:
         method: ``plain``, ``portfolio``, or a peer, e.g. ``torch_mincut``; ``offered`` holds no measurement.
         parameter: which of the method's points, e.g. the budget as a fraction of the plain peak.
-        implementations: which of them the plan chooses from.
-        fixed_bytes: what is there before, during and after every step.
+        implementations: which implementations the plan chooses from.
+        fixed_bytes: resident before, during and after every step.
         plain_bytes: peak of the framework's own step.
         measured_ratio, ratio_quartiles: step time over the plain step's in the same rounds.
-        as_written_s, as_written_cpu_s: of the plain `tf.function` without grappler; predicted overheads are over it.
+        as_written_s, as_written_cpu_s: of the plain `tf.function` without grappler, the base of predicted overheads.
         plain_cpu_s, measured_cpu_s: of all threads.
-        same_as: steps whose bits this step leaves, e.g. ``eager, tf.function``; '' for none. None if the plain step
-            differs from itself.
-        gradient_error: largest, over the largest gradient; of the plain step what rounding alone does.
+        same_as: steps that leave the same bits as this one, e.g. ``eager, tf.function``; '' for none. None if the
+            plain step differs from itself.
+        gradient_error: largest error of a gradient over the largest gradient; of the plain step the error by rounding.
         recomputed: computations beyond one of each operation.
-        chosen: [implementation] computations that run so.
+        chosen: [implementation] number of computations with it.
         held: [implementation] see `experiments.steps.offers.held_by_those_who_offer`.
         offered: [implementation] `experiments.steps.offers.Offer` as JSON.
         note: why there is no measurement, or a remark.
@@ -84,18 +86,18 @@ class StepRow:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What tells the rows of one model and device apart."""
+        """Distinguishes the rows of one model and device."""
         choice = (self.implementations,) if self.method in (PORTFOLIO, OFFERED) else ()
         return (self.method, self.parameter, *choice)
 
     @property
     def peak_bytes(self) -> int | None:
-        """Predicted, or else measured."""
+        """The predicted peak, or else the measured one."""
         return self.predicted_peak_bytes or self.measured_peak_bytes
 
 
 class StepLog:
-    """The rows of one job, in its file as soon as there are any; a stopped job goes on from it."""
+    """The rows of one job; its file has each row at once, so that a stopped job can continue."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -106,18 +108,18 @@ class StepLog:
         return next((row for row in self.rows if row.key == key), None)
 
     def add(self, row: StepRow) -> None:
-        """Keep a row."""
+        """Add a row and write the file."""
         self.rows.append(row)
         write_lines(self.path, map(asdict, self.rows))
 
 
 def write_rows(path: Path, rows: Iterable[StepRow]) -> None:
-    """Write rows as JSON that `read_rows` reads."""
+    """Write rows as JSON for `read_rows`."""
     write_json(path, {"format": FORMAT, "rows": as_json(rows)})
 
 
 def as_json(rows: Iterable[StepRow]) -> list[dict[str, Any]]:
-    """Rows as JSON objects, without what was not measured."""
+    """Rows as JSON objects, without the columns that were not measured."""
     return [{name: value for name, value in asdict(row).items() if value is not None} for row in rows]
 
 
@@ -125,7 +127,7 @@ def read_rows(path: Path) -> list[StepRow]:
     """The rows of a file.
 
     Raises:
-        InvalidInput: it holds something else.
+        InvalidInput: it holds no rows of this format, or damaged ones.
     """
     document = read_json(path)
     if not isinstance(document, dict) or document.get("format") != FORMAT:

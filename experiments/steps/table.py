@@ -1,4 +1,4 @@
-"""Tables of executed steps: the columns that there are, as Markdown and in the terminal."""
+"""Tables of executed steps, as Markdown and for the terminal, and their columns."""
 
 from __future__ import annotations
 
@@ -14,31 +14,26 @@ _BEFORE_A_RESULT = (MODEL, METHOD, BUDGET, "implementations", "plain MB", "alway
 
 
 def table(rows: Iterable[StepRow], columns: Sequence[str]) -> str:
-    """A Markdown table; a row without a measurement says why."""
+    """A Markdown table; a row without a measurement shows the reason."""
     return markdown_table(columns, (cells(row, columns) for row in rows if row.method != OFFERED))
 
 
 def terminal_table(rows: Iterable[StepRow], columns: Sequence[str]) -> Table:
-    """The same for the terminal."""
-    made = Table(*columns)
+    """The same table for the terminal."""
+    lines = Table(*columns)
     for row in rows:
         if row.method != OFFERED:
-            made.add_row(*cells(row, columns))
-    return made
+            lines.add_row(*cells(row, columns))
+    return lines
 
 
 def cells(row: StepRow, columns: Sequence[str]) -> list[str]:
-    """A line of a table."""
+    """A line of a table; without a measurement it has the first columns and the reason."""
     if row.measured_peak_bytes is not None:
         return [COLUMNS[column](row) for column in columns]
-    cells = [COLUMNS[column](row) for column in columns if column in _BEFORE_A_RESULT]
-    return [*cells, reason(row.note), *[""] * (len(columns) - len(cells) - 1)]
-
-
-def reason(note: str) -> str:
-    """Why there is no plan, in one line that does not break a table."""
-    _, found, rest = note.partition(" within ")
-    return (rest if found else note).replace("|", "/")[:200]
+    known = [COLUMNS[column](row) for column in columns if column in _BEFORE_A_RESULT]
+    reason = row.note.partition(" within ")[2] or row.note
+    return [*known, reason.replace("|", "/")[:200], *[""] * (len(columns) - len(known) - 1)]
 
 
 def _mb(size: int | None) -> str:

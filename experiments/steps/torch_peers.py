@@ -1,4 +1,4 @@
-"""What PyTorch users do by hand against running out of memory, applied to any model: checkpoints per block."""
+"""Checkpoints per block, which PyTorch users write by hand to save memory, for any model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 aten = torch.ops.aten
-# What selective activation checkpointing keeps: results that are expensive to compute.
+# Operators whose results selective checkpointing keeps, because they are expensive to compute.
 SAVED = {
     aten.mm.default, aten.bmm.default, aten.addmm.default, aten.convolution.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default, aten._scaled_dot_product_flash_attention.default,
@@ -21,7 +21,7 @@ SAVED = {
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules with parts of their own that stand in a row, or that are made of layers only."""
+    """The outermost modules with children that stand in a sequence or consist of layers only."""
     for child in module.children():
         if not list(child.children()) or isinstance(child, nn.RNNBase):
             continue
@@ -37,11 +37,11 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
 def checkpointed(
     model: nn.Module, every: int = 1, *, selective: bool = False, replays_random: bool = True
 ) -> nn.Module:
-    """A copy of `model`, parameters shared, in which every `every`-th block is a checkpoint.
+    """A copy of `model` with shared parameters, in which every `every`-th block is a checkpoint.
 
     Args:
-        selective: keep what is expensive to compute within blocks.
-        replays_random: restore the generator's state, as users must; fake tensors have none.
+        selective: keep the results of `SAVED` within blocks.
+        replays_random: restore the random generator's state, as users must; fake tensors have none.
     """
     wrapped = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
     context: dict[str, Any] = {}

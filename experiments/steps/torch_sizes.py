@@ -11,7 +11,7 @@ from experiments.settings import configured_model
 from remat.errors import InvalidInput
 from remat.frontends.spec import ModelSpec
 
-# What two CPU cores train in about a second: the networks of these names, narrower and on smaller inputs.
+# Two CPU cores train these in about a second: the networks of these names, narrower and with smaller inputs.
 ON_A_CPU: dict[str, dict[str, Any]] = {
     "gpt2": {
         "batch_size": 8,
@@ -27,7 +27,7 @@ ON_A_CPU: dict[str, dict[str, Any]] = {
     "densenet121": {"batch_size": 8, "input_size": (3, 96, 96)},
     "lstm": {"batch_size": 16, "options": {"length": 48, "vocabulary": 1000, "width": 128}},
 }  # fmt: skip
-# What a GPU of 16 GB or more trains; GPT-2 is the medium one.
+# A GPU of 16 GB or more trains these; GPT-2 is the medium one.
 ON_A_GPU: dict[str, dict[str, Any]] = {
     "resnet50": {"batch_size": 128},
     "unet": {"batch_size": 11},
@@ -50,11 +50,11 @@ def torch_model(name: str) -> ModelSpec:
 
 
 def for_a_cpu(spec: ModelSpec) -> ModelSpec:
-    """The same model at a size that two CPU cores train in about a second, if one is known."""
+    """The same model at its size of `ON_A_CPU`, if it has one."""
     return resized(spec, ON_A_CPU)
 
 
 def resized(spec: ModelSpec, sizes: Mapping[str, Mapping[str, Any]]) -> ModelSpec:
-    """The same model at the size that a table gives for its name, if it does."""
+    """The same model at the size that `sizes` has for its name, if any."""
     size = sizes.get(spec.name.removeprefix("torch_"), {})
     return replace(spec, **{**size, "options": spec.options | size.get("options", {})})

@@ -1,4 +1,4 @@
-"""The harness's adapter for PyTorch: a model's captured and costed step, its plans and its peers."""
+"""The harness's adapter for PyTorch: a model's captured step with costs, its plans and its peers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,7 +36,7 @@ from remat.torch.planner import VERSION, Planner, default_gpu, describe_inputs
 
 
 class TorchSteps:
-    """A model with its loss, its arguments and its captured, costed step; `Method.run` is a module.
+    """A model with its loss, its arguments and its captured step with costs; `Method.run` is a module.
 
     Args:
         implementations: which implementations its plans choose from, as in `remat.torch.rematerialize`.
@@ -44,7 +45,7 @@ class TorchSteps:
 
     def __init__(self, job: Job, implementations: str, cache: Path):
         torch._dynamo.reset()
-        gc.collect()  # of the model before this one
+        gc.collect()  # frees the model before this one
         if job.device == "cuda":
             torch.cuda.empty_cache()
         assert job.spec is not None
@@ -71,7 +72,7 @@ class TorchSteps:
         frontend.remember(self.step, self.graph)  # for torch_mincut
         self.fingerprint = fingerprint_of(graph.default(), "torch", VERSION, describe_inputs(self.args))
         self.fixed_bytes = self.step.graph.fixed_bytes
-        self.known: list[remat.Plan] = []  # which the portfolio begins from
+        self.known: list[remat.Plan] = []  # the portfolio starts from these
 
     def plain(self) -> Method:
         """The framework's own step."""
@@ -79,7 +80,7 @@ class TorchSteps:
 
     def peers(self) -> Iterator[Candidate]:
         """Checkpoints per block, selective checkpointing, and the min-cut partitioner."""
-        if any(True for _ in blocks(self.module)):
+        if list(blocks(self.module)):
             yield self._by_hand("checkpoint_blocks", "1 of 1", 1, selective=False)
             yield self._by_hand("checkpoint_blocks", "1 of 2", 2, selective=False)
             yield self._by_hand("selective_checkpoint", "products kept", 1, selective=True)
@@ -97,26 +98,21 @@ class TorchSteps:
 
     @functools.cached_property
     def mincut(self) -> dict[float, remat.Plan]:
-        """Plans of the min-cut partitioner that differ, by its ``activation_memory_budget``."""
+        """[``activation_memory_budget``] plan of the min-cut partitioner; equal plans once."""
         plans: dict[float, remat.Plan] = {}
         for member in remat.family(self.graph, "torch_mincut", scope="free"):
-            order = member.plan.order.tolist()
-            if all(order != known.order.tolist() for known in plans.values()):
+            if not any(np.array_equal(member.plan.order, known.order) for known in plans.values()):
                 plans[member.parameters["activation_memory_budget"]] = member.plan
         return plans
 
     def budgets(self, known: Sequence[StepRow]) -> Iterator[tuple[str, int]]:
-        """The peaks of the peers, where they are measured, then the fractions of the plain peak."""
+        """See `Subject`: the peaks of the peers, if the job wants them, then the fractions of the plain peak."""
         if self.job.peers:
             yield from peaks_of_others(known)
         yield from fractions_of_plain(self.job, known)
 
     def best_within(self, budget_bytes: int) -> Method:
-        """`portfolio` at a budget, at least as cheap as every plan that is known and fits.
-
-        Raises:
-            InvalidInput: no plan was found.
-        """
+        """See `Subject`; it costs no more than any known plan that fits."""
         job = self.job
         plan = find_plan(
             self.graph, budget_bytes, strategy="portfolio", scope="free", time_limit_s=job.time_limit_s,
@@ -129,23 +125,27 @@ class TorchSteps:
     def planned(self, name: str, order: list[int], budget_bytes: int | None, chosen: Sequence[str] = ()) -> Method:
         """The module that executes a plan."""
         plan = remat.Plan.from_order(self.graph, order, implementations=chosen)
-        made = StepPlan(
+        step_plan = StepPlan(
             plan, self.graph, self.fingerprint, name, budget_bytes, None, self.fixed, self.job.cost,
             implementations=self.planner.implementations,
         )  # fmt: skip
-        planner = replace(self.planner, plans={self.fingerprint.sha256: made})  # what `rematerialize(plan=made)` makes
-        module = Rematerialized(self.module, planner, made, "eager")
-        overhead = made.trace.cost / self.graph.total_cost - 1
-        return Method(module, made.peak_bytes, made.trace.cost, overhead, len(made.recomputed), plan)
+        planner = replace(self.planner, plans={self.fingerprint.sha256: step_plan})  # as in `rematerialize(plan=...)`
+        module = Rematerialized(self.module, planner, step_plan, "eager")
+        cost = step_plan.trace.cost
+        overhead = cost / self.graph.total_cost - 1
+        return Method(module, step_plan.peak_bytes, cost, overhead, len(step_plan.recomputed), plan)
 
     def followed(self, module: nn.Module, without_random: nn.Module) -> Method:
-        """A method that is eager PyTorch code: its calls are followed on tensors without contents."""
+        """A method that is eager PyTorch code: its calls are followed on tensors without contents.
+
+        `without_random` is the same module, but it restores no random state: these tensors have none.
+        """
         if any(isinstance(part, nn.RNNBase) for part in module.modules()):
-            # Without contents these layers run unrolled, which needs other memory than their kernels.
+            # On such tensors these layers run unrolled, which needs other memory than their kernels.
             return Method(module, ns=self.graph.total_cost if module is self.module else None)
         try:
             plain = plain_step(without_random, self.args, {}, 0)
-        except RuntimeError as error:  # e.g. a checkpoint's own checks that need real tensors
+        except RuntimeError as error:  # e.g. a checkpoint's own checks need real tensors
             return Method(module, note=f"cannot be predicted: {str(error).splitlines()[0]}")
         peak, ns = self._predict(plain)
         return Method(module, peak, ns, ns / self.graph.total_cost - 1)
@@ -164,14 +164,14 @@ class TorchSteps:
         return self.fixed_bytes + peak_of_step(method.run, self.args, {}, self.job.device)
 
     def same_as(self, method: Method) -> str | None:
-        """``plain`` or ''; None if the plain step differs from itself."""
+        """See `StepRow.same_as`: ``plain``, '' or None."""
         if self._left_by_plain is None:
             return None
         return PLAIN if self._left_by_plain == self._left_by(method.run) else ""
 
     @functools.cached_property
     def _left_by_plain(self) -> list[str] | None:
-        """What the framework's own step leaves behind; None if that differs from run to run (atomics on a GPU)."""
+        """`_left_by` of the plain step; None if it differs from run to run (atomics on a GPU)."""
         left = self._left_by(self.module)
         return left if left == self._left_by(self.module) else None
 
@@ -186,7 +186,7 @@ class TorchSteps:
         return left
 
     def _step_from_the_beginning(self, module: nn.Module) -> Tensor:
-        """The loss of a step with the first buffers and random state; gradients are left in place."""
+        """The loss of a step from the first buffers and random state; the gradients stay in the parameters."""
         with torch.no_grad():
             for name, buffer in self.module.named_buffers():
                 buffer.copy_(self.buffers[name])
@@ -196,7 +196,7 @@ class TorchSteps:
         return loss
 
     def measured(self, method: Method) -> dict[str, Any]:
-        """Times; what implementations a plan chooses; how far its gradients are from the plain step's."""
+        """Times, gradient errors, and the implementations that the plan chooses."""
         columns = self._times(method.run, self.job.rounds) if self.job.rounds else {}
         if self.job.gradient_errors:
             is_plain = method.run is self.module
@@ -207,47 +207,45 @@ class TorchSteps:
         return columns
 
     def _times(self, module: nn.Module, rounds: int) -> dict[str, Any]:
-        """Medians of the plain step and this one, and of the ratio with its quartiles."""
-        times: tuple[list[float], list[float]] = ([], [])
+        """Medians of the plain step and this one, and of their ratio, with its quartiles."""
+        plain: list[float] = []
+        ours: list[float] = []
         for i in range(rounds):
-            turns = ((self.module, times[0]), (module, times[1]))
-            for one, into in turns if i % 2 == 0 else reversed(turns):  # memory and caches are the first one's
-                into.append(self.seconds(one))
-        ratios = [b / a for a, b in zip(*times, strict=True)]
-        low, ratio, high = statistics.quantiles(ratios, n=4, method="inclusive") if rounds > 1 else ratios * 3
+            turns = ((self.module, plain), (module, ours))
+            for one, seconds in turns if i % 2 == 0 else reversed(turns):  # the first one finds other caches
+                seconds.append(self.seconds(one))
+        low, ratio, high = np.quantile(np.divide(ours, plain), (0.25, 0.5, 0.75)).tolist()
         return {
-            "plain_s": statistics.median(times[0]), "measured_s": statistics.median(times[1]),
+            "plain_s": statistics.median(plain), "measured_s": statistics.median(ours),
             "measured_ratio": ratio, "ratio_quartiles": [low, high],
         }  # fmt: skip
 
     def seconds(self, module: nn.Module) -> float:
-        """Of one step, the optimizer's not included."""
-        cuda = self.job.device == "cuda"
-        if cuda:
-            torch.cuda.synchronize()
+        """Seconds of one forward and backward pass, without the optimizer's step."""
+        synchronize = torch.cuda.synchronize if self.job.device == "cuda" else torch.cpu.synchronize
+        synchronize()
         began = time.perf_counter()
         module(*self.args).backward()
-        if cuda:
-            torch.cuda.synchronize()
+        synchronize()
         took = time.perf_counter() - began
         self.module.zero_grad()
         return took
 
-    def gradients(self, module: nn.Module) -> list[Tensor | None]:
-        """Copies of the gradients of one step."""
+    def gradients(self, module: nn.Module) -> dict[str, Tensor]:
+        """[parameter] a copy of its gradient after one step, if it has one."""
         self._step_from_the_beginning(module)
-        kept = [None if p.grad is None else p.grad.detach().clone() for p in self.module.parameters()]
+        kept = {name: p.grad.detach().clone() for name, p in self.module.named_parameters() if p.grad is not None}
         self.module.zero_grad()
         return kept
 
 
 def gradient_error(subject: TorchSteps, method: Method) -> float:
-    """Largest difference of a gradient from the plain step's, relative to the largest gradient of that."""
+    """Largest difference of a gradient from the plain step's, over the plain step's largest gradient."""
     return _difference(subject.gradients(subject.module), subject.gradients(method.run))
 
 
 def rounding_error(subject: TorchSteps) -> float:
-    """The same for the plain step, if every parameter is another in its last bit: what rounding alone can do."""
+    """The same for the plain step after the last bit of every parameter changed: the effect of rounding alone."""
     plain = subject.gradients(subject.module)
     parameters = list(subject.module.parameters())
     before = [p.detach().clone() for p in parameters]
@@ -264,21 +262,21 @@ def rounding_error(subject: TorchSteps) -> float:
                 p.copy_(old)
 
 
-def _difference(plain: list[torch.Tensor | None], ours: list[torch.Tensor | None]) -> float:
-    assert [x is None for x in plain] == [x is None for x in ours]
-    pairs = [(a, b) for a, b in zip(plain, ours, strict=True) if a is not None and b is not None]
-    largest = max(float(a.abs().max()) for a, _ in pairs)
-    return max(float((a - b).abs().max()) for a, b in pairs) / largest if largest else 0.0
+def _difference(plain: dict[str, Tensor], ours: dict[str, Tensor]) -> float:
+    assert plain.keys() == ours.keys()
+    largest = max(float(x.abs().max()) for x in plain.values())
+    return max(float((x - ours[name]).abs().max()) for name, x in plain.items()) / largest if largest else 0.0
 
 
 def _classes(model: nn.Module) -> int:
-    """Numbers below which integers are valid indices and classes: rows of the smallest table, or of the last layer."""
+    """Integers below this number are valid indices and classes: rows of the largest table, or of the last layer."""
     tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
     heads = [m.out_features for m in model.modules() if isinstance(m, nn.Linear)]
-    return max(2, max(tables) if tables else heads[-1] if heads else 2)
+    return max([2, *(tables or heads[-1:])])
 
 
 def _filled(x: Any, device: str, n_classes: int) -> Any:
+    """A random tensor of the same shape and type on the device; anything else as it is."""
     if not isinstance(x, Tensor):
         return x
     if x.is_floating_point():
