@@ -34,7 +34,6 @@ class Pair:
     Attributes:
         a, b: the row of each run; the one of median cost if the run has several seeds.
         tolerance: relative difference of costs that counts as none; 0 where both repeat or both are proven.
-        is_exact: both repeat exactly, so that bounds and peaks are compared exactly too.
         changes: what changed, for people; empty for nothing.
         verdict: ``better`` or ``worse`` (B against A), ``other``, or '' for no change.
     """
@@ -42,7 +41,6 @@ class Pair:
     a: dict[str, Any]
     b: dict[str, Any]
     tolerance: float
-    is_exact: bool
     changes: tuple[str, ...]
     verdict: str
 
@@ -116,7 +114,7 @@ def _pair(rows_a: Frame, rows_b: Frame, tolerance: float, is_exact: bool) -> Pai
     else:
         cost_tolerance = max(tolerance, _spread(rows_a), _spread(rows_b))
     changes, verdict = _changes(a, b, cost_tolerance, 0.0 if is_exact else max(tolerance, cost_tolerance), is_exact)
-    return Pair(a, b, cost_tolerance, is_exact, tuple(changes), verdict)
+    return Pair(a, b, cost_tolerance, tuple(changes), verdict)
 
 
 def _median_row(rows: Frame) -> dict[str, Any]:
@@ -140,8 +138,9 @@ def _changes(
         had, has = a["status"] in WITH_PLAN, b["status"] in WITH_PLAN
         changes.append("plan found" if has and not had else "plan lost" if had and not has else "status")
         verdict = "better" if has and not had else "worse" if had and not has else "other"
-    for what, tolerance in (("cost", cost_tolerance), ("bound", bound_tolerance), ("peak", 0.0)):
-        column = "peak_bytes" if what == "peak" else what
+    for what, column, tolerance, better in (
+        ("cost", "cost", cost_tolerance, -1), ("bound", "bound", bound_tolerance, 1), ("peak", "peak_bytes", 0.0, 0),
+    ):  # fmt: skip
         before, after = a[column], b[column]
         if pd.isna(before) or pd.isna(after) or before == after or (what == "peak" and not is_exact):
             continue
@@ -149,10 +148,8 @@ def _changes(
         if abs(change) <= tolerance:
             continue
         changes.append(f"{what} {signed(change)}")
-        if what == "cost" and verdict in ("", "other"):
-            verdict = "better" if change < 0 else "worse"
-        if what == "bound" and verdict in ("", "other"):
-            verdict = "better" if change > 0 else "worse"
+        if better and verdict in ("", "other"):
+            verdict = "better" if better * change > 0 else "worse"
         verdict = verdict or "other"
     if verdict == "other" and {a["status"], b["status"]} == {"OPTIMAL", "FEASIBLE"}:
         verdict = "better" if b["status"] == "OPTIMAL" else "worse"

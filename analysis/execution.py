@@ -17,9 +17,9 @@ from analysis.table import write_frame
 
 # Methods that are no strategies: what PyTorch offers by hand.
 _BY_HAND = {
-    "plain": Style("Plain PyTorch", BLACK, "s", "square"),
-    "checkpoint_blocks": Style("torch.utils.checkpoint per block", ORANGE, "o", "circle", ":"),
-    "selective_checkpoint": Style("Selective checkpointing", SKY, "P", "cross", ":"),
+    "plain": Style("Plain PyTorch", BLACK, "s"),
+    "checkpoint_blocks": Style("torch.utils.checkpoint per block", ORANGE, "o", ":"),
+    "selective_checkpoint": Style("Selective checkpointing", SKY, "P", ":"),
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from analysis.saving import save, style_context
 from analysis.style import BLUE, VERMILLION
@@ -54,12 +54,12 @@ def _figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     for axes in (quality, memory):
         axes.set_ylim(bottom=0)
     times.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    times.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    times.yaxis.set_major_formatter("{x:g}")
     times.yaxis.set_minor_formatter(NullFormatter())
     memory.xaxis.set_major_locator(MaxNLocator(4))
     for axes in (times, quality, memory):
         axes.set_xlabel("operations")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
     if times.get_legend_handles_labels()[0]:
         figure.legend(*times.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
     return figure

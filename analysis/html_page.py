@@ -11,8 +11,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from remat.files import replacing
-
 
 def page(title: str, body: Iterable[str], *, data: Any = None, scripts: Sequence[str] = ()) -> str:
     """The whole page; scripts are allowed only on a page that has some, which read `data` as JSON."""
@@ -29,13 +27,6 @@ def page(title: str, body: Iterable[str], *, data: Any = None, scripts: Sequence
 def read(name: str) -> str:
     """A file of this package."""
     return (resources.files("analysis") / name).read_text(encoding="utf-8")
-
-
-def write(text: str, path: Path) -> Path:
-    """Write a page, atomically."""
-    with replacing(path) as scratch:
-        scratch.write_text(text, encoding="utf-8")
-    return path
 
 
 def script_json(data: Any) -> str:

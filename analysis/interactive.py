@@ -42,8 +42,8 @@ def overhead_figure(data: OverheadData, run: Run) -> dict[str, Any]:
     if data.bound is not None:
         at, over = data.bound
         figure.add_scatter(
-            x=_list(at / scale.factor), y=height(100 * over), text=_percents(over), mode="lines",
-            name="proven lower bound", fill="tozeroy",
+            x=_list(at / scale.factor), y=height(100 * over), text=[show_percent(share) for share in over],
+            mode="lines", name="proven lower bound", fill="tozeroy",
             line={"color": GREY, "dash": "dot", "width": 1, "shape": "vh"}, fillcolor="rgba(0,0,0,0.06)",
             hovertemplate="at least %{text}<extra>lower bound</extra>",
         )  # fmt: skip
@@ -77,7 +77,8 @@ def overhead_figure(data: OverheadData, run: Run) -> dict[str, Any]:
                 name=style.label + beyond(data, style.label), legendgroup=group,
                 line=line | {"shape": "hv"},
                 marker={
-                    "symbol": [style.symbol + _open(s) for s in rows["status"]] or style.symbol,
+                    "symbol": [style.symbol + ("" if s == "OPTIMAL" else "-open") for s in rows["status"]]
+                    or style.symbol,
                     "size": 9, "color": style.colour, "line": {"width": 1.6, "color": style.colour},
                 },
                 hovertemplate=f"%{{text}}<extra>{style.label}</extra>",
@@ -129,7 +130,7 @@ def _strip(figure: go.Figure, data: OverheadData) -> None:
 
 def _marks(figure: go.Figure, data: OverheadData, run: Run) -> None:
     factor = data.scale.factor
-    if data.impossible_bytes is not None and data.impossible_bytes > data.x_range[0]:
+    if data.impossible_bytes is not None:
         figure.add_shape(
             type="rect", xref="x", yref="paper", x0=data.x_range[0] / factor, x1=data.impossible_bytes / factor,
             y0=0, y1=1, fillcolor="rgba(0,0,0,0.08)", line={"width": 0}, layer="below",
@@ -237,14 +238,14 @@ def _plan(graph: Graph, one: ShownPlan, time: Scale, scale: Scale) -> dict[str, 
 
 def _steps(line: Timeline, time: Scale, scale: Scale) -> dict[str, Any]:
     return {
-        "edges": [float(f"{v:.7g}") for v in (line.edges / time.factor).tolist()],
-        "held": [float(f"{v:.6g}") for v in (line.held_bytes / scale.factor).tolist()],
+        "edges": _list(line.edges / time.factor, digits=7),
+        "held": _list(line.held_bytes / scale.factor, digits=6),
     }
 
 
-def _list(numbers: Any) -> list[float]:
+def _list(numbers: Any, digits: int = 8) -> list[float]:
     """Plain numbers: plotly would encode arrays as base64, which nobody can read in the page."""
-    return [float(f"{v:.8g}") for v in np.asarray(numbers, dtype=float).tolist()]
+    return [float(f"{v:.{digits}g}") for v in np.asarray(numbers, dtype=float).tolist()]
 
 
 def _hover(row: Any, cost_unit: str) -> str:
@@ -258,15 +259,6 @@ def _hover(row: Any, cost_unit: str) -> str:
 def shown_as_it_is(text: str) -> str:
     """Text of a file for plotly, which would read ``<b>`` as markup and ``%{x}`` as a field."""
     return html.escape(text, quote=False).replace("%{", "%&#123;")
-
-
-def _percents(shares: Any) -> list[str]:
-    return [show_percent(share) for share in shares]
-
-
-def _open(status: str) -> str:
-    """Hollow markers for what is not proven."""
-    return "" if status == "OPTIMAL" else "-open"
 
 
 def _parameters(text: Any) -> str:

@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from analysis import html_page
 from analysis.command import command
 from analysis.leaderboard_page import page, read_leaderboard
 from analysis.ranking import Board, Entry, as_records, profile
@@ -25,6 +24,7 @@ from analysis.saving import save, style_context
 from analysis.style import GREY, Style, style_of
 from analysis.table import write_frame
 from remat.errors import InvalidInput
+from remat.files import write_text
 
 FILE = "leaderboard.json"
 KNEE_PERCENT = 0.1  # the profile's axis is linear below, logarithmic above
@@ -59,8 +59,8 @@ def draw_leaderboard(folder: Path) -> list[Path]:
             if board.ranked:
                 pictures[board.name] = save(draw(board), figures / f"profile_{board.scope}_{board.accounting}")
                 written += pictures[board.name]
-    text = page(shown, {name: paths[0] for name, paths in pictures.items()})
-    return [*written, html_page.write(text, folder / "page.html")]
+    write_text(folder / "page.html", page(shown, {name: paths[0] for name, paths in pictures.items()}))
+    return [*written, folder / "page.html"]
 
 
 def draw(board: Board) -> Figure:

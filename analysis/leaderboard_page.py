@@ -13,7 +13,7 @@ from rich.text import Text
 
 from analysis import html_page
 from analysis.claims import contradictions
-from analysis.ranking import LEAST_SHARED, WORST, Board, Counted, Entry, boards, count_rows
+from analysis.ranking import BOARD, LEAST_SHARED, PROBLEM, WORST, Board, Counted, Entry, boards, count_rows
 from analysis.results import as_objects, read_store_rows
 from analysis.scales import show_count, show_percent, show_seconds
 from remat.errors import InvalidInput
@@ -29,15 +29,12 @@ class Leaderboard:
     """Everything that is shown.
 
     Attributes:
-        n_graphs, n_problems: over all boards.
         unreadable: a line for each row file that was left out.
         refuted: lines about claims that a plan refutes.
     """
 
     boards: list[Board]
     counted: Counted
-    n_graphs: int
-    n_problems: int
     unreadable: list[str]
     refuted: list[str]
 
@@ -54,9 +51,7 @@ def read_leaderboard(store: Path) -> Leaderboard:
     families = family_names(store)
     counted = count_rows(rows, families)
     found = boards(counted.rows, families)
-    problems = counted.rows[["graph_sha256", "budget_bytes", "scope", "accounting"]].drop_duplicates()
-    n_graphs = int(counted.rows["graph_sha256"].nunique())
-    return Leaderboard(found, counted, n_graphs, len(problems), unreadable, contradictions(as_objects(counted.rows)))
+    return Leaderboard(found, counted, unreadable, contradictions(as_objects(counted.rows)))
 
 
 def family_names(store: Path) -> list[str]:
@@ -98,10 +93,11 @@ def notes(board: Board) -> list[str]:
 
 def summary(shown: Leaderboard) -> list[str]:
     """What was counted and what was not."""
-    counted = shown.counted
+    counted, rows = shown.counted, shown.counted.rows
+    problems = rows[[*PROBLEM, *BOARD]].drop_duplicates()
     line = (
-        f"{show_count(len(counted.rows), 'solve')} of {show_count(shown.n_problems, 'problem')} on "
-        f"{show_count(shown.n_graphs, 'graph')}"
+        f"{show_count(len(rows), 'solve')} of {show_count(len(problems), 'problem')} on "
+        f"{show_count(problems['graph_sha256'].nunique(), 'graph')}"
     )
     reasons = (
         (counted.superseded, "superseded by later ones"),

@@ -31,17 +31,15 @@ def cells(graph: Graph, plan: Plan, most: int) -> tuple[np.ndarray, np.ndarray, 
     S_TN = np.zeros((n, n), dtype=bool)
     for v, k in enumerate(graph.producer):
         S_TN[:, k] |= S_TV[:, v]
-    computed_first = np.zeros((n, n), dtype=bool)
-    first_stage = (R_TN > 0).argmax(axis=0)
-    computed_first[first_stage, np.arange(n)] = True
-    kind = np.where(R_TN > 0, np.where(computed_first & (R_TN == 1), COMPUTED, RECOMPUTED), NOTHING).astype(np.uint8)
+    kind = np.where(R_TN > 0, RECOMPUTED, NOTHING).astype(np.uint8)
+    first = (R_TN > 0).argmax(axis=0), np.arange(n)
+    kind[first] = np.where(R_TN[first] == 1, COMPUTED, RECOMPUTED)
     block = -(-n // most)
-    size = -(-n // block)
-    pad = ((0, size * block - n), (0, size * block - n))
-    R = np.pad(kind, pad).reshape(size, block, size, block).max(axis=(1, 3))
-    filled = np.pad(S_TN, pad).reshape(size, block, size, block).sum(axis=(1, 3))
-    valid = np.pad(np.ones((n, n), dtype=bool), pad).reshape(size, block, size, block).sum(axis=(1, 3))
-    return R, filled / valid, block
+    starts = np.arange(0, n, block)
+    R = np.maximum.reduceat(np.maximum.reduceat(kind, starts, axis=0), starts, axis=1)
+    held = np.add.reduceat(np.add.reduceat(S_TN, starts, axis=0, dtype=int), starts, axis=1)
+    lengths = np.diff(starts, append=n)
+    return R, held / np.outer(lengths, lengths), block
 
 
 def draw(graph: Graph, shown: ShownPlan) -> Figure:
@@ -57,14 +55,8 @@ def draw(graph: Graph, shown: ShownPlan) -> Figure:
         stage, operation = np.nonzero(R == RECOMPUTED)
         middle = (block - 1) / 2
         left.plot(operation * block + middle, stage * block + middle, ls="", marker="s", ms=2.2, color=AGAIN, mew=0)
-    right.imshow(
-        S,
-        cmap=LinearSegmentedColormap.from_list("held", ["#FFFFFF", HELD_FULL]),
-        vmin=0,
-        vmax=1,
-        interpolation="nearest",
-        extent=extent,
-    )
+    shades = LinearSegmentedColormap.from_list("held", ["#FFFFFF", HELD_FULL])
+    right.imshow(S, cmap=shades, vmin=0, vmax=1, interpolation="nearest", extent=extent)
     left.set_title("R: computed in the stage", loc="left")
     right.set_title("S: resident when the stage starts", loc="left")
     left.set_ylabel("Stage (ends with a first computation)")

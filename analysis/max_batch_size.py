@@ -67,14 +67,13 @@ def rows_of(documents: Sequence[Document]) -> list[dict[str, Any]]:
     """A flat row for each network, strategy and rule: what table.csv holds."""
     rows = []
     for document in documents:
-        published = {(p["strategy"], p["rule"]): p["batch"] for p in document["published"]}
         for record in sorted(document["records"], key=lambda r: order_of(r["strategy"])):
             for rule in document["rules"]:
                 name = rule["name"]
                 rows.append({
                     "network": document["network"], "rule": name, "strategy": record["strategy"],
                     "found": record["found"][name], "proven_by_it": record["proven"][name],
-                    "proven": document["proven"][name], "published": published.get((record["strategy"], name)),
+                    "proven": document["proven"][name], "published": _published(document, name).get(record["strategy"]),
                     "sample_peak_bytes": record["found_bytes"][name], "sample_bound_bytes": document["proven_bytes"],
                     "memory_bytes": document["memory_bytes"], "parameter_bytes": document["parameter_bytes"],
                     "input_bytes": document["input_bytes"], "solves": record["solves"], "wall_s": record["wall_s"],
@@ -111,17 +110,16 @@ def terminal_table(documents: Sequence[Document]) -> list[Table]:
 def found_rows(documents: Sequence[Document], rule: str, label: Callable[[str], str]) -> Iterator[list[str]]:
     """(label, largest batch found in each network or '') of every strategy."""
     for strategy in strategies_of(documents):
-        records = [_record(document, strategy) for document in documents]
-        found = [None if record is None else record["found"][rule] for record in records]
+        found = [_found(document, strategy).get(rule) for document in documents]
         yield [label(strategy), *("" if batch is None else str(batch) for batch in found)]
 
 
 def limit_rows(documents: Sequence[Document], rule: str, label: Callable[[str], str]) -> Iterator[list[str]]:
     """What is proven impossible to exceed in each network, then the batches published for each strategy."""
     yield ["no plan has more (proven)", *(str(document["proven"][rule]) for document in documents)]
-    known = [{p["strategy"]: str(p["batch"]) for p in d["published"] if p["rule"] == rule} for d in documents]
+    known = [_published(document, rule) for document in documents]
     for strategy in dict.fromkeys(strategy for published in known for strategy in published):
-        yield [f"published: {label(strategy)}", *(published.get(strategy, "") for published in known)]
+        yield [f"published: {label(strategy)}", *(str(published.get(strategy, "")) for published in known)]
 
 
 def strategies_of(documents: Sequence[Document]) -> list[str]:
@@ -130,8 +128,14 @@ def strategies_of(documents: Sequence[Document]) -> list[str]:
     return sorted(names, key=order_of)
 
 
-def _record(document: Document, strategy: str) -> dict[str, Any] | None:
-    return next((record for record in document["records"] if record["strategy"] == strategy), None)
+def _found(document: Document, strategy: str) -> dict[str, int | None]:
+    """[rule] the largest batch found, or None; empty without a record of the strategy."""
+    return next((record["found"] for record in document["records"] if record["strategy"] == strategy), {})
+
+
+def _published(document: Document, rule: str) -> dict[str, int]:
+    """[strategy] the batch published under a rule."""
+    return {p["strategy"]: p["batch"] for p in document["published"] if p["rule"] == rule}
 
 
 def draw(documents: Sequence[Document]) -> Figure:
@@ -142,7 +146,10 @@ def draw(documents: Sequence[Document]) -> Figure:
     the bars are batches.
     """
     rules = documents[0]["rules"]
-    names = [name for name in strategies_of(documents) if any(_has_plan(d, name) for d in documents)]
+    names = [
+        name for name in strategies_of(documents)
+        if any(batch is not None for document in documents for batch in _found(document, name).values())
+    ]  # fmt: skip
     width = max(7.5, 2.6 + 0.125 * (len(names) + 2) * len(documents))
     figure = Figure(figsize=(width, 2.5 * len(rules) + 0.7), layout="constrained")
     panels = np.atleast_1d(figure.subplots(len(rules), 1, sharex=True))
@@ -158,11 +165,6 @@ def draw(documents: Sequence[Document]) -> Figure:
         f"Largest batch in {memory:g} GB at the cost of at most one more forward pass", fontsize=10, fontweight="bold"
     )
     return figure
-
-
-def _has_plan(document: Document, strategy: str) -> bool:
-    record = _record(document, strategy)
-    return record is not None and any(batch is not None for batch in record["found"].values())
 
 
 def _face(strategy: str) -> dict[str, Any]:
@@ -182,10 +184,9 @@ def network_label(document: Document) -> str:
 def _panel(axes: Axes, documents: Sequence[Document], names: Sequence[str], rule: Mapping[str, str]) -> None:
     step = 0.86 / len(names)
     for x, document in enumerate(documents):
-        most = document["proven"][rule["name"]]
+        most, published = document["proven"][rule["name"]], _published(document, rule["name"])
         for i, name in enumerate(names):
-            record = _record(document, name)
-            batch = None if record is None else record["found"][rule["name"]]
+            batch = _found(document, name).get(rule["name"])
             at = x - 0.43 + step * (i + 0.5)
             if batch is None:
                 axes.text(at, 1.0, "–", ha="center", va="bottom", fontsize=8, color=GREY)
@@ -199,10 +200,10 @@ def _panel(axes: Axes, documents: Sequence[Document], names: Sequence[str], rule
             )  # fmt: skip
             if batch < most:  # the whisker from found to proven
                 axes.plot([at, at], [share, 100], color=GREY, lw=0.6, ls=":", zorder=1)
-            known = [p["batch"] for p in document["published"] if (p["strategy"], p["rule"]) == (name, rule["name"])]
-            for value in known:
-                axes.plot(at, 100 * value / most, marker="D", ms=4, mfc="white", mec=BLACK, zorder=5, clip_on=False)
-                axes.annotate(str(value), (at, 100 * value / most), xytext=(0, 4), textcoords="offset points",
+            if name in published:
+                height = 100 * published[name] / most
+                axes.plot(at, height, marker="D", ms=4, mfc="white", mec=BLACK, zorder=5, clip_on=False)
+                axes.annotate(str(published[name]), (at, height), xytext=(0, 4), textcoords="offset points",
                               ha="center", fontsize=6.5, zorder=6, bbox=PAPER)  # fmt: skip
         axes.plot([x - 0.45, x + 0.45], [100, 100], color=BLACK, lw=1.0, zorder=3)
         axes.text(x - 0.45, 101.5, f"≤ {most}", ha="left", va="bottom", fontsize=7)

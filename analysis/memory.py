@@ -81,9 +81,9 @@ def draw(graph: Graph, shown: ShownPlan, plain: Trace) -> Figure:
         axes.plot([middle], [shown.trace.peak_bytes / scale.factor], marker="v", ms=6, color=style.colour, ls="",
                   zorder=5, clip_on=False)  # fmt: skip
     top = 1.12 * max(plain.peak_bytes, shown.trace.peak_bytes, min(budget, 1.3 * plain.peak_bytes)) / scale.factor
-    for where, colour, dash in ((mine.backward_at, BLACK, ":"), (base.backward_at, LIGHT_GREY, ":")):
+    for where, colour in ((mine.backward_at, BLACK), (base.backward_at, LIGHT_GREY)):
         if where is not None:
-            axes.axvline(where / time.factor, color=colour, lw=1.0, ls=dash, zorder=1)
+            axes.axvline(where / time.factor, color=colour, lw=1.0, ls=":", zorder=1)
     if mine.backward_at is not None:
         axes.annotate("backward starts", (mine.backward_at / time.factor, top), xytext=(0, 2), ha="center",
                       va="bottom", textcoords="offset points", fontsize=7.5, annotation_clip=False)  # fmt: skip

@@ -94,7 +94,7 @@ def draw_axes(axes: Axes, data: OverheadData, run: Run) -> None:
 def _shade_impossible(axes: Axes, data: OverheadData) -> None:
     """Hatch budgets without any plan, and mark the GPU's memory."""
     factor = data.scale.factor
-    if data.impossible_bytes is not None and data.impossible_bytes > data.x_range[0]:
+    if data.impossible_bytes is not None:
         axes.axvspan(
             data.x_range[0] / factor, data.impossible_bytes / factor, facecolor="#F1F1F1", edgecolor="#CFCFCF",
             hatch="////", lw=0, zorder=0,
@@ -180,7 +180,7 @@ def legend(several: Sequence[OverheadData]) -> list[Line2D | Patch]:
     handles.append(Line2D([], [], ls="", marker="o", ms=5, mfc="white", mec=GREY, label="hollow: not proven"))
     if any(data.bound is not None for data in several):
         handles.append(Line2D([], [], color=GREY, lw=0.9, ls=(0, (1, 1.5)), label="proven lower bound"))
-    if any(p.impossible_bytes is not None and p.impossible_bytes > p.x_range[0] for p in several):
+    if any(data.impossible_bytes is not None for data in several):
         handles.append(Patch(facecolor="#F1F1F1", edgecolor="#BBBBBB", hatch="////", lw=0, label="infeasible (proven)"))
     return handles
 

@@ -70,7 +70,7 @@ def overhead_data(run: Run) -> OverheadData | None:
     budgets = run.shown["budget_bytes"].astype(float).to_numpy()
     working_set = run.graph.largest_working_set()[0] if run.graph is not None else None
     proven = run.shown.loc[run.shown["status"] == "INFEASIBLE", "budget_bytes"]
-    impossible = max([v for v in (working_set, *proven.tolist()) if v is not None], default=None)
+    impossible = max([v for v in (working_set, *proven.tolist()) if v is not None], default=0) or None
     low = min(float(budgets.min()), float(impossible or budgets.min()))
     high = float(budgets.max())
     width = max(high - low, 0.02 * high)

@@ -12,11 +12,13 @@ from analysis.overhead_data import overhead_data
 from analysis.page_provenance import how_to_repeat, provenance
 from analysis.page_sections import failures, header, results_table, summary_table
 from analysis.results import Run
+from remat.files import write_text
 
 
 def write_page(run: Run, path: Path) -> Path:
-    """Write the page of `run`, atomically."""
-    return html_page.write(page(run), path)
+    """Write the page of `run`, atomically; the path."""
+    write_text(path, page(run))
+    return path
 
 
 def page(run: Run) -> str:

@@ -13,8 +13,6 @@ from analysis import html_page
 from analysis.results import Frame, Run
 from remat.units import format_size
 
-SCALARS = (str, int, float, bool)
-
 
 def how_to_repeat(run: Run) -> str:
     """The command, and how to redraw."""
@@ -38,7 +36,7 @@ def command_of(info: dict[str, Any]) -> str:
             value = value.get("name")
         if isinstance(value, list):
             value = f"[{','.join(map(str, value))}]" if value else None
-        if isinstance(value, SCALARS) and value != "":
+        if value not in (None, ""):
             words.append(f"{key}={value}")
     return shlex.join(words)
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from analysis import html_page
 from analysis.results import read_json
 from analysis.saving import save, style_context
-from remat.files import replacing
+from remat.files import replacing, write_text
 
 LEADS = ("**Published.** ", "**Ours.** ", "**Why they differ.** ")
 PX_PER_INCH = 84  # one size of letters in all figures
@@ -55,11 +55,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """What stands above the parts: title, a subtitle, paragraphs and smaller notes."""
+    """What stands above the parts: title, a subtitle, a paragraph and smaller notes."""
 
     title: str
     subtitle: str
-    paragraphs: Sequence[str]
+    lead: str
     notes: Sequence[str]
 
 
@@ -81,7 +81,7 @@ def prose(module_file: str, **values: object) -> tuple[str, str, str, str]:
 def front(module_file: str, **values: object) -> Front:
     """The front of a page, from ``front.md`` beside a module: title, subtitle, one paragraph, notes."""
     title, subtitle, lead, *notes = _paragraphs(Path(module_file).with_name("front.md"), values)
-    return Front(title, subtitle, (lead,), notes)
+    return Front(title, subtitle, lead, notes)
 
 
 def _paragraphs(path: Path, values: Mapping[str, object]) -> list[str]:
@@ -119,7 +119,8 @@ def draw_parts(reports: Reports, folder: Path, head: Mapping[str, Any], first: F
             for file, _, figure in part.figures:
                 written += save(figure, folder / "figures" / file)
             written += [_write_csv(table, folder / "tables" / f"{table.name}.csv") for table in part.tables]
-    return [*written, html_page.write(_page(head, parts, folder, first), folder / "page.html")]
+    write_text(folder / "page.html", _page(head, parts, folder, first))
+    return [*written, folder / "page.html"]
 
 
 def _write_csv(table: Table, path: Path) -> Path:
@@ -130,7 +131,7 @@ def _write_csv(table: Table, path: Path) -> Path:
 
 def _page(head: Mapping[str, Any], parts: Sequence[tuple[str, Part]], folder: Path, first: Front) -> str:
     body = [f"<h1>{escape(first.title)}</h1>", f'<p class="lead">{escape(first.subtitle)}</p>']
-    body += [f"<p>{escape(text)}</p>" for text in first.paragraphs]
+    body.append(f"<p>{escape(first.lead)}</p>")
     body += [f'<p class="note">{escape(text)}</p>' for text in first.notes]
     links = " · ".join(f'<a href="#{name}">{escape(part.title)}</a>' for name, part in parts)
     body.append(f'<p class="note">{links}</p>')

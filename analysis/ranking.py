@@ -7,7 +7,6 @@ infinite if it ended without a plan. What was never run, or does not apply, is n
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.results import WITH_PLAN, Frame, options_of
+from analysis.results import WITH_PLAN, Frame, options_of, stats_of
 from remat.incumbent import GAP_TOLERANCE
 
 # In the geometric mean, a problem without a plan and a ratio above this one count as this one.
@@ -113,14 +112,14 @@ def count_rows(rows: Frame, families: Sequence[str] = ()) -> Counted:
     Args:
         families: strategies that ignore the budget: of these the latest row counts whatever its time limit and seed.
     """
-    is_capped = [json.loads(text or "{}").get("cost_cap") is not None for text in rows["stats"]]
-    capped = pd.Series(is_capped, index=rows.index, dtype=bool)
+    stats = stats_of(rows)
+    capped = pd.Series([one.get("cost_cap") is not None for one in stats], index=rows.index, dtype=bool)
+    was_cut = [one.get("ended") in ("interrupted", "crashed") for one in stats]
+    cut_short = pd.Series(was_cut, index=rows.index, dtype=bool)[~capped]
     rows = rows[~capped]
     rows = rows.assign(options=options_of(rows))
     keys = rows[list(SAME_SOLVE)].copy()
     keys.loc[keys["strategy"].isin(families), ["time_limit_s", "seed"]] = 0
-    ended = [json.loads(text or "{}").get("ended") for text in rows["stats"]]
-    cut_short = pd.Series([end in ("interrupted", "crashed") for end in ended], index=rows.index, dtype=bool)
     solved = rows[rows["plan_from"].isna() & ~cut_short]
     # A sweep stores a row again if a larger budget's bound improves its own: one solve; its better row counts.
     solved = solved.sort_values(["finished_at", "bound"], na_position="first", kind="stable")
@@ -133,7 +132,7 @@ def count_rows(rows: Frame, families: Sequence[str] = ()) -> Counted:
 
 def without_proofs_of_others(rows: Frame) -> Frame:
     """The rows without borrowed proofs: a solve that another strategy's proof ended has proven nothing itself."""
-    borrowed = ["proof_from" in json.loads(text or "{}") for text in rows["stats"]]
+    borrowed = ["proof_from" in stats for stats in stats_of(rows)]
     own_status = np.where(rows["cost"].notna(), "FEASIBLE", "NO_PLAN")
     return rows.assign(
         status=rows["status"].mask(borrowed, own_status),
@@ -154,8 +153,8 @@ def boards(rows: Frame, families: Sequence[str] = ()) -> list[Board]:
 
 
 def _board(scope: str, accounting: str, rows: Frame, families: Sequence[str]) -> Board:
-    rows = rows.assign(entrant=_entrants(rows, families))
-    rows = rows.assign(planned=rows["status"].isin(WITH_PLAN) & rows["cost"].notna())
+    planned = rows["status"].isin(WITH_PLAN) & rows["cost"].notna()
+    rows = rows.assign(entrant=_entrants(rows, families), planned=planned)
     problems = rows[list(PROBLEM)].drop_duplicates()
     best = best_costs(rows)
     rows = rows.merge(best, on=list(PROBLEM))

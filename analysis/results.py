@@ -143,10 +143,8 @@ def load_run(folder: Path) -> Run:
         info["graph_sha256"] = rows["graph_sha256"].mode().iloc[0]
     sha = info.get("graph_sha256")
     families = families[families["graph_sha256"] == sha].reset_index(drop=True) if sha else families
-    graph = None
-    if sha:
-        path = store / "graphs" / f"{sha}.json"
-        graph = load_graph(path) if path.exists() else None
+    path = store / "graphs" / f"{sha}.json"
+    graph = load_graph(path) if sha and path.exists() else None
     return Run(folder, info, rows, families, graph, store, missing)
 
 
@@ -192,9 +190,14 @@ def read_store_rows(store: Path) -> tuple[Frame, list[str]]:
     return _frame(records, (*ROW_COLUMNS, *STORE_COLUMNS)), left_out
 
 
+def stats_of(rows: Frame) -> list[dict[str, Any]]:
+    """The statistics that each row's solve stored; none where the rows lack the column."""
+    return [json.loads(text or "{}") for text in rows["stats"]] if "stats" in rows else []
+
+
 def options_of(rows: Frame) -> list[str]:
     """The options that each row's strategy was given, as ``name=value, ...``; '' for none."""
-    given = [json.loads(text or "{}").get("options") or {} for text in rows["stats"]] if "stats" in rows else []
+    given = [stats.get("options") or {} for stats in stats_of(rows)]
     return [", ".join(f"{key}={value}" for key, value in sorted(options.items())) for options in given]
 
 

@@ -117,15 +117,15 @@ def _sweep(frame: Frame, title: str, budgets: Sequence[int]) -> Table:
         table.add_column("Graph", no_wrap=True)
     table.add_column("Strategy", no_wrap=True)
     # Graphs of different sizes share no budgets: their columns are positions from tightest to widest.
-    counts = [pick(sorted({int(b) for b in part["budget_bytes"]})) for _, part in frame.groupby("graph_sha256")]
-    width = max(map(len, counts))
+    groups = [part for _, part in frame.groupby("graph_sha256", sort=False)]
+    picked = [pick(sorted({int(b) for b in part["budget_bytes"]})) for part in groups]
+    width = max(map(len, picked))
     for i in range(width):
-        head = show_bytes(counts[0][i], scale) if not several else f"budget {i + 1}"
+        head = show_bytes(picked[0][i], scale) if not several else f"budget {i + 1}"
         table.add_column(head, justify="right", no_wrap=True)
     for name in ("Plans", "Proven", "Slowest"):
         table.add_column(name, justify="right", no_wrap=True)
-    for _, part in frame.groupby("graph_sha256", sort=False):
-        columns = pick(sorted({int(b) for b in part["budget_bytes"]}))
+    for part, columns in zip(groups, picked, strict=True):
         for strategy in sorted(part["strategy"].unique(), key=order_of):
             mine = part[part["strategy"] == strategy]
             cells: list[str | Text] = [Text(str(mine["graph_name"].iloc[0]))] if several else []
