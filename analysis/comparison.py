@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.claims import contradictions
-from analysis.results import WITH_PLAN, Frame, Run, as_objects, options_of
+from analysis.results import WITH_PLAN, Frame, Run, as_objects, distinct, options_of
 from analysis.scales import show_percent
 from analysis.style import order_of
 from remat.errors import InvalidInput
@@ -194,13 +194,12 @@ def _sources(a: Run, b: Run, rows_a: Frame, rows_b: Frame) -> list[tuple[str, st
 
 
 def _values(rows: Frame, column: str) -> str:
-    values = {str(value) for value in rows[column].dropna()} - {""} if column in rows else set()
-    return ", ".join(sorted(value[:12] if column == "git_commit" else value for value in values))
+    return ", ".join(value[:12] if column == "git_commit" else value for value in distinct(rows, column))
 
 
 def _versions(rows: Frame) -> dict[str, str]:
     found: dict[str, set[str]] = {}
-    for text in rows["versions"].dropna().unique() if "versions" in rows else ():
+    for text in distinct(rows, "versions"):
         for package, version in json.loads(text).items():
             found.setdefault(package, set()).add(str(version))
     return {package: ", ".join(sorted(versions)) for package, versions in found.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-import json
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from analysis.network import bars_of
 from analysis.overhead import STRIP
 from analysis.overhead_data import OverheadData, bend, beyond, ticks
 from analysis.results import WITH_PLAN, Run
-from analysis.scales import Scale, byte_scale, show_cost, show_percent
+from analysis.scales import Scale, byte_scale, show_cost, show_mapping, show_percent
 from analysis.shown_plans import ShownPlan, chosen_plan, page_plans, store_all
 from analysis.style import BACKWARD, FORWARD, GREY, style_of
 from remat.graph import Graph
@@ -61,7 +61,7 @@ def overhead_figure(data: OverheadData, run: Run) -> dict[str, Any]:
                 x=_list(curve.members["peak_bytes"].astype(float) / scale.factor),
                 y=height(100 * curve.members["overhead"].astype(float)),
                 text=[
-                    f"{shown_as_it_is(_parameters(m.parameters))}<br>{show_percent(m.overhead)}"
+                    f"{shown_as_it_is(show_mapping(m.parameters, ' = '))}<br>{show_percent(m.overhead)}"
                     for m in curve.members.itertuples()
                 ], mode="markers", legendgroup=group,
                 showlegend=False, marker={"color": style.colour, "size": 4, "opacity": 0.4, "symbol": style.symbol},
@@ -261,16 +261,6 @@ def shown_as_it_is(text: str) -> str:
     return html.escape(text, quote=False).replace("%{", "%&#123;")
 
 
-def _parameters(text: Any) -> str:
-    try:
-        values = json.loads(text)
-    except (TypeError, ValueError):
-        return str(text)
-    return ", ".join(f"{k} = {v}" for k, v in values.items()) if isinstance(values, dict) else str(text)
-
-
 def _wrap(message: Any, width: int = 70) -> str:
     """A message as plotly's hover text: escaped, in short lines."""
-    import textwrap
-
     return "<br>".join(textwrap.wrap(html.escape(str(message or "")), width))

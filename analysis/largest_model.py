@@ -30,10 +30,10 @@ def draw_run(folder: Path) -> list[Path]:
     Raises:
         InvalidInput: no run of this experiment.
     """
-    document = read_json(Path(folder) / "run.json")
+    document = read_json(folder / "run.json")
     if not document.get("searches"):
-        raise InvalidInput(f"{Path(folder) / 'run.json'}: not a run of experiment=largest_model")
-    return save_in_run(Path(folder), "largest_model", lambda: draw(document["searches"], document["memory_bytes"]))
+        raise InvalidInput(f"{folder / 'run.json'}: not a run of experiment=largest_model")
+    return save_in_run(folder, "largest_model", lambda: draw(document["searches"], document["memory_bytes"]))
 
 
 def draw(searches: Sequence[Mapping[str, Any]], memory_bytes: int) -> Figure:

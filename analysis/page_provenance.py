@@ -7,10 +7,9 @@ import shlex
 from html import escape
 from typing import Any
 
-import pandas as pd
-
 from analysis import html_page
-from analysis.results import Frame, Run
+from analysis.results import Frame, Run, distinct
+from analysis.scales import show_mapping
 from remat.units import format_size
 
 
@@ -49,14 +48,11 @@ def provenance(run: Run) -> str:
         facts += [("Graph", run.graph.name), ("Graph SHA-256", run.graph.sha256()), ("Graph source", run.graph.source)]
 
     def column(name: str) -> str:
-        if name not in rows:
-            return ""
-        return ", ".join(sorted({str(v) for v in rows[name].dropna() if str(v)}))
+        return ", ".join(distinct(rows, name))
 
     dirty = "git_dirty" in rows and rows["git_dirty"].fillna(False).astype(bool).any()
     facts.append(("Code", column("git_commit") + (" with uncommitted changes" if dirty else "")))
-    for name in sorted({str(v) for v in rows.get("versions", pd.Series(dtype=str)).dropna()}):
-        facts.append(("Versions", _versions(name)))
+    facts += [("Versions", show_mapping(versions, " ")) for versions in distinct(rows, "versions")]
     costs = f"{column('cost_model')} ({column('cost_source')}), unit {run.cost_unit}" if len(rows) else ""
     facts += [
         ("CPU", column("cpu")), ("Costs", costs),
@@ -74,14 +70,6 @@ def provenance(run: Run) -> str:
     return (
         f"{html_page.facts(facts)}<details><summary>Whole configuration</summary><pre>{escape(config)}</pre></details>"
     )
-
-
-def _versions(text: str) -> str:
-    try:
-        versions = json.loads(text)
-    except ValueError:
-        return text
-    return ", ".join(f"{k} {v}" for k, v in sorted(versions.items())) if isinstance(versions, dict) else text
 
 
 def _seconds_list(rows: Frame) -> str:

@@ -195,6 +195,11 @@ def stats_of(rows: Frame) -> list[dict[str, Any]]:
     return [json.loads(text or "{}") for text in rows["stats"]] if "stats" in rows else []
 
 
+def distinct(rows: Frame, column: str) -> list[str]:
+    """The texts in a column without '' and repeats, sorted; none where the rows lack the column."""
+    return sorted({str(value) for value in rows[column].dropna()} - {""}) if column in rows else []
+
+
 def options_of(rows: Frame) -> list[str]:
     """The options that each row's strategy was given, as ``name=value, ...``; '' for none."""
     given = [stats.get("options") or {} for stats in stats_of(rows)]

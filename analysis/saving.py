@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-import matplotlib as mpl
+from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -14,13 +14,9 @@ from analysis.style import RC
 from remat.files import replacing
 
 
-@contextmanager
-def style_context() -> Iterator[None]:
+def style_context() -> AbstractContextManager[None]:
     """The figures' settings; the user's matplotlibrc must not change them."""
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(RC)  # pyright: ignore[reportCallIssue, reportArgumentType] (its keys are literals)
-        yield
+    return style.context(RC, after_reset=True)  # pyright: ignore[reportArgumentType] (its keys are literals)
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import pandas as pd
 
@@ -38,8 +40,8 @@ def budget_scale(budgets: Iterable[int]) -> Scale:
 
 def binary_scale(scale: Scale) -> Scale:
     """The binary unit beside a decimal one: GiB for GB."""
-    power = {"GB": 3, "MB": 2, "kB": 1}.get(scale.unit, 0)
-    return Scale(1024.0**power, {"GB": "GiB", "MB": "MiB", "kB": "KiB"}.get(scale.unit, "B"))
+    units = {"GB": (2.0**30, "GiB"), "MB": (2.0**20, "MiB"), "kB": (2.0**10, "KiB")}
+    return Scale(*units.get(scale.unit, (1.0, "B")))
 
 
 def cost_scale(largest_cost: float, unit: str) -> Scale:
@@ -51,9 +53,8 @@ def cost_scale(largest_cost: float, unit: str) -> Scale:
     else:
         name = unit or "units"
         steps = ((1e9, f"10⁹ {name}"), (1e6, f"10⁶ {name}"), (1.0, name))
-    # Ten of the larger unit at least, unless it is seconds or nothing smaller is left.
     for factor, label in steps:
-        if largest_cost >= factor * (2 if factor > 1 else 0):
+        if largest_cost >= 2 * factor:
             return Scale(factor, label)
     return Scale(*steps[-1])
 
@@ -90,6 +91,15 @@ def show_seconds(seconds: float | None) -> str:
     if seconds is None or pd.isna(seconds):
         return "–"
     return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"
+
+
+def show_mapping(text: Any, between: str) -> str:
+    """The names and values of a JSON object, sorted, `between` each name and its value; any other text as it is."""
+    try:
+        values = json.loads(text)
+    except (TypeError, ValueError):
+        return str(text)
+    return ", ".join(f"{k}{between}{v}" for k, v in sorted(values.items())) if isinstance(values, dict) else str(text)
 
 
 def show_count(number: int, noun: str) -> str:

@@ -26,13 +26,10 @@ def draw_run(folder: Path) -> list[Path]:
     Raises:
         InvalidInput: no run of this experiment.
     """
-    folder = Path(folder)
-    try:
-        document = read_json(folder / "run.json")
-        points = document["points"]
-    except KeyError:
-        raise InvalidInput(f"{folder / 'run.json'}: not a run of experiment=throughput") from None
-    table = write_frame(pd.DataFrame(points), folder / "table.csv")
+    document = read_json(folder / "run.json")
+    if "points" not in document:
+        raise InvalidInput(f"{folder / 'run.json'}: not a run of experiment=throughput")
+    table = write_frame(pd.DataFrame(document["points"]), folder / "table.csv")
     return [table, *save_in_run(folder, "throughput", lambda: draw(document))]
 
 
