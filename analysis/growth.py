@@ -1,4 +1,4 @@
-"""How a strategy grows with the graph: seconds to plans, quality and memory against the number of operations."""
+"""Seconds to a plan, quality and memory of a strategy against the number of operations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
         for axes, key, factor, style, label in lines:
             found = [(size, factor * row[key]) for size, row in zip(sizes, mine, strict=True) if row[key] is not None]
             if found:
-                # Open markers above full ones: both are seen where the first plan is the last.
+                # Open markers lie above full ones, so that both show if the first plan is the last.
                 face = colour if style == "-" else "white"
                 axes.plot(
                     *zip(*found, strict=True), color=colour, marker=marker, linestyle=style, label=label,
@@ -50,7 +50,7 @@ def _figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     limit = max((row["time_limit_s"] for row in rows), default=0)
     times.set(xscale="log", yscale="log", ylabel="seconds", title="Time to a plan")
     quality.set(xscale="log", ylabel="overhead (%) at 90 % of the peak", title=f"Best plan after {limit:g} s")
-    memory.set(ylabel="MiB", title="Memory of the process")  # linear in both: what it grows like is seen
+    memory.set(ylabel="MiB", title="Memory of the process")  # linear axes show its growth
     for axes in (quality, memory):
         axes.set_ylim(bottom=0)
     times.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -1,4 +1,4 @@
-"""The page's plots: plotly figures as plain dicts, and the plans that its chooser offers."""
+"""The page's plots: plotly figures as plain dicts, and the plans in its chooser."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STRIP_SYMBOLS = {
 
 
 def overhead_figure(data: OverheadData, run: Run) -> dict[str, Any]:
-    """The overhead plot with a status strip below; a click in the legend toggles a strategy."""
+    """The overhead plot with a status strip below; a click in the legend hides or shows a strategy."""
     figure = go.Figure()
     scale = data.scale
 
@@ -109,8 +109,8 @@ def overhead_figure(data: OverheadData, run: Run) -> dict[str, Any]:
 
 
 def _strip(figure: go.Figure, data: OverheadData) -> None:
-    """Every solve's status; one legend entry for each status without a plan."""
-    named: set[str] = set()
+    """The status of every solve; one legend entry for each status without a plan."""
+    in_legend: set[str] = set()
     for level, curve in enumerate(data.curves):
         for status, group in curve.all_rows.groupby("status", sort=True):
             status = str(status)
@@ -119,13 +119,13 @@ def _strip(figure: go.Figure, data: OverheadData) -> None:
             x = _list(group["budget_bytes"].astype(float) / data.scale.factor)
             figure.add_scatter(
                 x=x, y=[level] * len(x), yaxis="y2", mode="markers", name=STRIP.get(status, status),
-                legendgroup=status if lacks else curve.strategy, showlegend=lacks and status not in named,
+                legendgroup=status if lacks else curve.strategy, showlegend=lacks and status not in in_legend,
                 marker={"symbol": STRIP_SYMBOLS.get(status, "diamond"), "size": 8, "color": colour,
                         "line": {"width": 1.5, "color": colour}},
                 text=[f"<b>{status}</b> {_wrap(m)}" for m in group["message"]],
                 hovertemplate=f"%{{x:.3f}} {data.scale.unit}: %{{text}}<extra>{curve.style.label}</extra>",
             )  # fmt: skip
-            named |= {status} if lacks else set()
+            in_legend |= {status} if lacks else set()
 
 
 def _marks(figure: go.Figure, data: OverheadData, run: Run) -> None:
@@ -186,7 +186,7 @@ def network_figure(graph: Graph) -> dict[str, Any]:
 
 
 def plan_payload(run: Run) -> dict[str, Any]:
-    """What the plan chooser needs; ``plans`` is empty if no plan is stored."""
+    """The data of the plan chooser; ``plans`` is empty if no plan is stored."""
     shown = page_plans(run)
     graph = run.graph
     if graph is None or not shown:
@@ -244,7 +244,7 @@ def _steps(line: Timeline, time: Scale, scale: Scale) -> dict[str, Any]:
 
 
 def _list(numbers: Any, digits: int = 8) -> list[float]:
-    """Plain numbers: plotly would encode arrays as base64, which nobody can read in the page."""
+    """Plain numbers, because plotly would encode arrays as base64, which nobody can read in the page."""
     return [float(f"{v:.{digits}g}") for v in np.asarray(numbers, dtype=float).tolist()]
 
 
@@ -257,10 +257,10 @@ def _hover(row: Any, cost_unit: str) -> str:
 
 
 def shown_as_it_is(text: str) -> str:
-    """Text of a file for plotly, which would read ``<b>`` as markup and ``%{x}`` as a field."""
+    """Text from a file, escaped because plotly would read ``<b>`` as markup and ``%{x}`` as a field."""
     return html.escape(text, quote=False).replace("%{", "%&#123;")
 
 
 def _wrap(message: Any, width: int = 70) -> str:
-    """A message as plotly's hover text: escaped, in short lines."""
+    """A message as plotly's hover text: escaped, with line breaks."""
     return "<br>".join(textwrap.wrap(html.escape(str(message or "")), width))

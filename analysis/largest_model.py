@@ -1,4 +1,4 @@
-"""The largest models that train: ``python -m analysis.largest_model RUN`` redraws from what is stored."""
+"""The largest models that train: ``python -m analysis.largest_model RUN`` redraws stored results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from analysis.saving import save_in_run
 from analysis.style import BLUE, GREY, ORANGE, WINE
 from remat.errors import InvalidInput
 
-KINDS = {  # of a trial: (colour, marker, label)
+KINDS = {  # [kind of a trial] (colour, marker, label)
     "fits": (BLUE, "o", "trains within the memory"),
     "ruled out": (WINE, "x", "proven impossible, or larger than such"),
     "undecided": (ORANGE, "D", "no plan found, not ruled out"),
@@ -25,10 +25,10 @@ KINDS = {  # of a trial: (colour, marker, label)
 
 
 def draw_run(folder: Path) -> list[Path]:
-    """The figure of a run; the paths written.
+    """Draw the figure of a run; returns the paths.
 
     Raises:
-        InvalidInput: no run of this experiment.
+        InvalidInput: the folder is not a run of this experiment.
     """
     document = read_json(folder / "run.json")
     if not document.get("searches"):
@@ -37,7 +37,7 @@ def draw_run(folder: Path) -> list[Path]:
 
 
 def draw(searches: Sequence[Mapping[str, Any]], memory_bytes: int) -> Figure:
-    """A panel for each search: what plain training of each size tried would need, against the memory that is there."""
+    """A panel for each search: peak of plain training at each size tried, against the memory of the GPU."""
     figure = Figure(figsize=(3.9 * len(searches) + 0.4, 3.7), layout="constrained")
     handles: dict[str, Any] = {}
     for axes, search in zip(figure.subplots(1, len(searches), squeeze=False)[0], searches, strict=True):
@@ -51,9 +51,9 @@ def draw(searches: Sequence[Mapping[str, Any]], memory_bytes: int) -> Figure:
 def _panel(axes: Axes, search: Mapping[str, Any], memory_bytes: int) -> None:
     trials = sorted(search["trials"], key=lambda trial: trial["size"])
     for kind, (colour, marker, label) in KINDS.items():
-        of = [trial for trial in trials if trial["kind"] == kind]
-        if of:
-            axes.plot([trial["size"] for trial in of], [trial["plain_peak_bytes"] / 1e9 for trial in of], ls="",
+        found = [trial for trial in trials if trial["kind"] == kind]
+        if found:
+            axes.plot([trial["size"] for trial in found], [trial["plain_peak_bytes"] / 1e9 for trial in found], ls="",
                       marker=marker, ms=6, color=colour, label=label)  # fmt: skip
     axes.axhline(memory_bytes / 1e9, color=GREY, lw=1.0, ls="--", label=f"memory of the GPU, {memory_bytes / 1e9:g} GB")
     axes.set_xscale("log")

@@ -1,6 +1,6 @@
 """The leaderboard: every strategy over every stored problem, as table, performance profile and page.
 
-``python run.py experiment=leaderboard`` makes it; ``python -m analysis.leaderboard RUN_FOLDER`` redraws one.
+``python run.py experiment=leaderboard`` makes one; ``python -m analysis.leaderboard RUN_FOLDER`` redraws it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from remat.errors import InvalidInput
 from remat.files import write_text
 
 FILE = "leaderboard.json"
-KNEE_PERCENT = 0.1  # the profile's axis is linear below, logarithmic above
-MOST_MARKS = 80  # corners of all curves, beyond which only the start of each is marked
+KNEE_PERCENT = 0.1  # the profile's axis is linear below and logarithmic above
+MOST_MARKS = 80  # if all curves have more corners, only the start of each has a marker
 LINES = ("-", "--", "-.", ":")
 
 
 def draw_leaderboard(folder: Path) -> list[Path]:
-    """Write table.csv, problems.csv, a figure for each board and page.html; the paths, the page last.
+    """Write table.csv, problems.csv, a figure for each board and page.html; returns the paths, the page last.
 
     Raises:
-        InvalidInput: the folder is no leaderboard's, or its store holds no rows.
+        InvalidInput: the folder is not a leaderboard's, or its store holds no rows.
     """
     try:
         store = (folder / read_json(folder / FILE)["store"]).resolve()
@@ -64,7 +64,7 @@ def draw_leaderboard(folder: Path) -> list[Path]:
 
 
 def draw(board: Board) -> Figure:
-    """Performance profiles: how many of the common problems are solved within so much of the best known cost."""
+    """Performance profiles: the share of the common problems solved within each distance of the best known cost."""
     figure = Figure(figsize=(8.6, 4.6), layout="constrained")
     axes = figure.subplots()
     styles = looks(board.ranked)
@@ -98,7 +98,7 @@ def draw(board: Board) -> Figure:
 
 
 def looks(entries: Sequence[Entry]) -> dict[str, Style]:
-    """[entrant] its strategy's style; entrants of one strategy differ by the line."""
+    """[entrant] the style of its strategy; entrants of one strategy differ in the line."""
     styles: dict[str, Style] = {}
     seen: dict[str, int] = {}
     for s in sorted(entries, key=lambda s: s.entrant):

@@ -1,4 +1,4 @@
-"""R and S of a plan: what is computed in which stage, and what is resident when it starts."""
+"""R and S of a plan: the operations that each stage computes, and those resident when it starts."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from analysis.style import AGAIN, FIRST, HELD, HELD_FULL
 from remat.graph import Graph
 from remat.plan import Plan
 
-MAX_OPERATIONS = 4000  # above it the dense matrices take gigabytes
-MOST_CELLS = 420  # a panel has about so many pixels
+MAX_OPERATIONS = 4000  # the dense matrices of a larger graph take gigabytes
+MOST_CELLS = 420  # about the pixels of a panel
 NOTHING, RESIDENT, COMPUTED, RECOMPUTED = range(4)
 COLOURS = ("#FFFFFF", HELD, FIRST, AGAIN)
 
 
 def cells(graph: Graph, plan: Plan, most: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """(R, S, operations per cell) of at most `most` x `most` cells.
+    """(R, S, operations per cell), with at most `most` x `most` cells.
 
-    R [cells, cells] uint8: `NOTHING`, `COMPUTED` or `RECOMPUTED`; a cell shows a recomputation if any of its
-    computations is one, so that none vanishes. S [cells, cells] float: share of its (stage, operation)
-    pairs in which an output of the operation is resident at the start of the stage.
+    R [cells, cells] uint8: `NOTHING`, `COMPUTED` or `RECOMPUTED`; one recomputation marks the whole cell, so that
+    none is lost. S [cells, cells] float: the share of (stage, operation) pairs in the cell for which an output of the
+    operation is resident when the stage starts.
     """
     R_TN, S_TV = plan.matrices(graph)
     n = len(graph)
@@ -51,7 +51,7 @@ def draw(graph: Graph, shown: ShownPlan) -> Figure:
     figure.set_layout_engine("constrained", h_pad=0.09)
     left, right = figure.subplots(1, 2, sharey=True)
     left.imshow(R, cmap=ListedColormap(list(COLOURS)), vmin=0, vmax=3, interpolation="nearest", extent=extent)
-    if R.shape[0] > 100:  # single cells would be too small to be seen
+    if R.shape[0] > 100:  # single cells would be too small to see
         stage, operation = np.nonzero(R == RECOMPUTED)
         middle = (block - 1) / 2
         left.plot(operation * block + middle, stage * block + middle, ls="", marker="s", ms=2.2, color=AGAIN, mew=0)

@@ -1,7 +1,7 @@
 """Largest batch of every strategy, found and proven (Fig. 6 of Checkmate, Jain et al., MLSys 2020).
 
-``python -m analysis.max_batch_size RUN [RUN ...]`` redraws from what is stored; several runs become one figure, in
-the folder of the first. Each way of counting has a panel of its own: they are never mixed.
+``python -m analysis.max_batch_size RUN [RUN ...]`` redraws stored results; several runs become one figure in the
+folder of the first. A rule says how bytes are counted. Each rule has its own panel, and rules are never mixed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from analysis.table import write_frame
 from remat.errors import InvalidInput
 
 DIRECT = "max_batch_milp"
-PALE = ("checkpoint_all_ap", "ap_sqrtn", "ap_greedy", "lp_rounding_random")  # they share another's colour
+PALE = ("checkpoint_all_ap", "ap_sqrtn", "ap_greedy", "lp_rounding_random")  # they share a colour with another strategy
 PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
-LOW = 13  # percent: a bar too short for its number
+LOW = 13  # percent; up to this height a bar is too short for its number
 _LABELS = {
     "unet": "U-Net", "fcn8": "FCN8", "segnet": "SegNet", "vgg19": "VGG19", "resnet50": "ResNet50",
     "mobilenet": "MobileNet",
@@ -42,10 +42,10 @@ Document = Mapping[str, Any]
 
 
 def draw_runs(folders: Sequence[Path], target: Path) -> list[Path]:
-    """``table.csv`` and ``figures/max_batch_size.png`` and ``.pdf`` of these runs under `target`; the paths.
+    """Write ``table.csv`` and ``figures/max_batch_size.png`` and ``.pdf`` of these runs in `target`; returns the paths.
 
     Raises:
-        InvalidInput: a folder is no run of this experiment.
+        InvalidInput: a folder is not a run of this experiment.
     """
     documents = [document for folder in folders for document in load(folder)]
     table = write_frame(_frame(documents), target / "table.csv")
@@ -53,7 +53,7 @@ def draw_runs(folders: Sequence[Path], target: Path) -> list[Path]:
 
 
 def load(folder: Path) -> list[dict[str, Any]]:
-    """The documents of a run (`experiments.max_batch_size` says what is in them)."""
+    """The documents of a run; `experiments.max_batch_size` describes them."""
     path = Path(folder) / "run.json"
     run = read_json(path)
     if run.get("experiment") != "max_batch_size":
@@ -64,7 +64,7 @@ def load(folder: Path) -> list[dict[str, Any]]:
 
 
 def rows_of(documents: Sequence[Document]) -> list[dict[str, Any]]:
-    """A flat row for each network, strategy and rule: what table.csv holds."""
+    """The rows of table.csv: one for each network, strategy and rule."""
     rows = []
     for document in documents:
         for record in sorted(document["records"], key=lambda r: order_of(r["strategy"])):
@@ -83,7 +83,7 @@ def rows_of(documents: Sequence[Document]) -> list[dict[str, Any]]:
 
 
 def _frame(documents: Sequence[Document]) -> pd.DataFrame:
-    """`rows_of` as columns."""
+    """`rows_of` as a table, with whole numbers that may be missing."""
     frame = pd.DataFrame(rows_of(documents))
     for column in ("found", "proven_by_it", "proven", "published", "sample_peak_bytes"):
         frame[column] = frame[column].astype("Int64")
@@ -91,7 +91,7 @@ def _frame(documents: Sequence[Document]) -> pd.DataFrame:
 
 
 def terminal_table(documents: Sequence[Document]) -> list[Table]:
-    """A table for each rule: strategies down, networks across, found / proven."""
+    """A table for each rule: strategies down, networks across; the proven limit and published batches below."""
     tables = []
     for rule in documents[0]["rules"]:
         table = Table(box=box.SIMPLE_HEAD)
@@ -108,14 +108,14 @@ def terminal_table(documents: Sequence[Document]) -> list[Table]:
 
 
 def found_rows(documents: Sequence[Document], rule: str, label: Callable[[str], str]) -> Iterator[list[str]]:
-    """(label, largest batch found in each network or '') of every strategy."""
+    """For every strategy: its label, then the largest batch found in each network, or ''."""
     for strategy in strategies_of(documents):
         found = [_found(document, strategy).get(rule) for document in documents]
         yield [label(strategy), *("" if batch is None else str(batch) for batch in found)]
 
 
 def limit_rows(documents: Sequence[Document], rule: str, label: Callable[[str], str]) -> Iterator[list[str]]:
-    """What is proven impossible to exceed in each network, then the batches published for each strategy."""
+    """The proven limit in each network, then for each strategy its published batches."""
     yield ["no plan has more (proven)", *(str(document["proven"][rule]) for document in documents)]
     known = [_published(document, rule) for document in documents]
     for strategy in dict.fromkeys(strategy for published in known for strategy in published):
@@ -123,7 +123,7 @@ def limit_rows(documents: Sequence[Document], rule: str, label: Callable[[str], 
 
 
 def strategies_of(documents: Sequence[Document]) -> list[str]:
-    """Names in the figures' order."""
+    """Names in the order of the figures."""
     names = {record["strategy"] for document in documents for record in document["records"]}
     return sorted(names, key=order_of)
 
@@ -141,9 +141,8 @@ def _published(document: Document, rule: str) -> dict[str, int]:
 def draw(documents: Sequence[Document]) -> Figure:
     """Bars for each network and strategy, one panel for each rule.
 
-    A bar is the largest batch found, relative to what is proven to be impossible: 100 % cannot be exceeded by
-    any plan. Networks differ by a factor of twenty, so that batches would not share an axis; the numbers on
-    the bars are batches.
+    A bar is the largest batch found, in percent of the proven limit, because the batches of the networks differ by a
+    factor of twenty and would not fit one axis. The numbers on the bars are batches.
     """
     rules = documents[0]["rules"]
     names = [
@@ -168,7 +167,7 @@ def draw(documents: Sequence[Document]) -> Figure:
 
 
 def _face(strategy: str) -> dict[str, Any]:
-    """How its bars are filled."""
+    """Colours of its bars."""
     colour = style_of(strategy).colour
     if strategy not in PALE:
         return {"facecolor": colour}
@@ -176,7 +175,7 @@ def _face(strategy: str) -> dict[str, Any]:
 
 
 def network_label(document: Document) -> str:
-    """The document's network, for people."""
+    """The network's name for people."""
     name = str(document["network"])
     return _LABELS.get(name, name)
 
@@ -198,7 +197,7 @@ def _panel(axes: Axes, documents: Sequence[Document], names: Sequence[str], rule
                 at, 2.0 if inside else share + 2.0, str(batch), rotation=90, ha="center", va="bottom", fontsize=6,
                 zorder=4, color="white" if inside and name not in PALE else BLACK,
             )  # fmt: skip
-            if batch < most:  # the whisker from found to proven
+            if batch < most:  # a whisker from found to proven
                 axes.plot([at, at], [share, 100], color=GREY, lw=0.6, ls=":", zorder=1)
             if name in published:
                 height = 100 * published[name] / most

@@ -1,4 +1,4 @@
-"""One self-contained HTML page per run: opens from a file, asks no server for anything."""
+"""The self-contained HTML page of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_page(run: Run, path: Path) -> Path:
 
 
 def page(run: Run) -> str:
-    """The page as HTML: plotly's script (4.8 MB) once, data as JSON, everything inline."""
+    """The page as HTML, with plotly's script (4.8 MB) and the data as JSON inside."""
     from plotly.offline import get_plotlyjs
 
     data = overhead_data(run)
@@ -34,9 +34,9 @@ def page(run: Run) -> str:
         plots["overhead"] = interactive.overhead_figure(data, run)
         notes = (
             "Overhead is a plan's cost over the cost of running every operation once, minus 1. Filled markers are "
-            "proven optimal, hollow ones are plans without a proof. Families are drawn as steps, the cheapest member "
-            "that fits; small faint markers are their members. Below, every solve's status. Click a legend entry to "
-            "hide it."
+            "proven optimal, hollow ones are plans without a proof. The steps of a family show its cheapest member "
+            "that fits; small faint markers are its members. Below is the status of every solve. Click a legend entry "
+            "to hide it."
         )
         if data.above:
             beyond = ", ".join(f"{label} up to {100 * v:,.0f} %" for label, v in data.above.items())
@@ -73,7 +73,7 @@ def _plans(payload: dict[str, Any]) -> str:
         block = payload["plans"][0]["block"]
         each = f" One cell stands for {block} x {block}." if block > 1 else ""
         body += (
-            '<div id="matrix" class="plot"></div><p class="note">R and S in one: a stage ends with the first '
-            f"computation of an operation; light cells are held when the stage starts.{each}</p>"
+            '<div id="matrix" class="plot"></div><p class="note">R and S together: a stage ends with the first '
+            f"computation of an operation; light cells are resident when the stage starts.{each}</p>"
         )
     return section("Plans", "plans-section", body)

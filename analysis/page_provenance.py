@@ -1,4 +1,4 @@
-"""The page's last part: how to repeat a run, and where its numbers come from."""
+"""The last part of the page: how to repeat a run, and where its numbers come from."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from remat.units import format_size
 
 
 def how_to_repeat(run: Run) -> str:
-    """The command, and how to redraw."""
+    """The commands that repeat and redraw the run."""
     return (
         f"<pre>{escape(command_of(run.info))}</pre>"
-        "<p>What is finished is not solved again. To redraw from the store:</p>"
+        "<p>Finished solves are not repeated. To redraw from the store:</p>"
         f"<pre>{escape('python -m analysis ' + shlex.quote('runs/' + run.folder.name))}</pre>"
     )
 
 
 def command_of(info: dict[str, Any]) -> str:
-    """The command that repeats a run, put together from its configuration."""
+    """The command that repeats a run, made from its configuration."""
     words = ["python", "run.py"]
     config = info.get("config") or {}
     for key in ("graph", "model", "gpu", "cost", "experiment", "budget", "strategies", "points", "time_limit", "seed",

@@ -1,4 +1,4 @@
-"""Figures as files, drawn with the project's settings."""
+"""Saves figures, drawn with the project's settings."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def style_context() -> AbstractContextManager[None]:
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write PNG and PDF without dates, so that equal results give equal files; makes their folder."""
+    """Write PNG and PDF without dates, so that equal results give equal files; returns the paths."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure)
     png, pdf = stem.with_suffix(".png"), stem.with_suffix(".pdf")
     with replacing(png) as scratch:
         figure.savefig(scratch, format="png", metadata={"Software": None})
-    figure.set_layout_engine("none")  # the layout just computed serves the PDF as well
+    figure.set_layout_engine("none")  # the PDF keeps the layout of the PNG
     with replacing(pdf) as scratch:
         figure.savefig(scratch, format="pdf", metadata={"CreationDate": None, "Producer": None, "Creator": None})
     return [png, pdf]
 
 
 def save_in_run(folder: Path, name: str, draw: Callable[[], Figure]) -> list[Path]:
-    """Draw a figure of a run into its folder, as ``figures/<name>.png`` and ``.pdf``; the paths written."""
+    """Draw a figure of a run into its folder, as ``figures/<name>.png`` and ``.pdf``; returns the paths."""
     with style_context():
         return save(draw(), folder / "figures" / name)

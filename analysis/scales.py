@@ -1,4 +1,4 @@
-"""Units on axes and in tables: one scale per axis, chosen from the largest number on it."""
+"""Units on axes and in tables: one scale per axis, chosen by its largest number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pandas as pd
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Numbers are divided by `factor`, labelled `unit` and, as bytes, shown with `digits` decimals."""
+    """An axis divides its numbers by `factor` and is labelled `unit`; bytes are shown with `digits` decimals."""
 
     factor: float
     unit: str
@@ -30,7 +30,7 @@ def byte_scale(largest_bytes: float) -> Scale:
 
 
 def budget_scale(budgets: Iterable[int]) -> Scale:
-    """`byte_scale` with as many decimals as it takes to tell the budgets apart."""
+    """`byte_scale` with enough decimals to tell the budgets apart, at least 2."""
     ordered = sorted({int(budget) for budget in budgets})
     scale = byte_scale(float(ordered[-1]) if ordered else 0.0)
     step = min((b - a for a, b in pairwise(ordered)), default=0)
@@ -45,7 +45,7 @@ def binary_scale(scale: Scale) -> Scale:
 
 
 def cost_scale(largest_cost: float, unit: str) -> Scale:
-    """Seconds only for ``ns``; FLOPs with a prefix; any other unit with a power of ten if large."""
+    """The largest unit that fits into the cost twice: ns to s, FLOP to TFLOP, any other times 1, 10⁶ or 10⁹."""
     if unit == "ns":
         steps = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
     elif unit.lower().startswith("flop"):
@@ -60,7 +60,7 @@ def cost_scale(largest_cost: float, unit: str) -> Scale:
 
 
 def show_cost(cost: float | None, unit: str) -> str:
-    """A cost with its unit, ``-`` if there is none."""
+    """A cost with its unit; ``–`` if there is none."""
     if cost is None or pd.isna(cost):
         return "–"
     scale = cost_scale(cost, unit)
@@ -76,7 +76,7 @@ def show_bytes(size: float | None, unit: Scale) -> str:
 
 
 def show_percent(share: float | None) -> str:
-    """A share in per cent, with more digits when it is small; ``–`` if there is none."""
+    """A share in percent, with fewer decimals if it is large; ``–`` if there is none."""
     if share is None or pd.isna(share):
         return "–"
     if share == 0:

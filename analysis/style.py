@@ -1,7 +1,7 @@
-"""How strategies look: label, colour, marker and line, keyed by strategy name.
+"""Label, colour, marker and line of each strategy, by name.
 
-Colours are Okabe and Ito's (safe for the colour-blind), extended by Tol's muted set; markers and
-line styles differ too, so that figures survive black-and-white print.
+Colours are Okabe and Ito's (safe for the colour-blind) and Tol's muted set. Markers and line styles differ too, so
+that figures can be read in black-and-white print.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _SYMBOLS = {
 _DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
 
 
-# In the order of legends and tables: plain training, heuristics by age, exact, approximate, combined.
+# Legends and tables have this order: plain training, heuristics by age, exact, approximate, combined.
 STYLES: dict[str, Style] = {
     "checkpoint_all": Style("Checkpoint all", BLACK, "s"),
     "checkpoint_all_ap": Style("Checkpoint all APs", GREY, "D", "--"),
@@ -102,7 +102,7 @@ _SPARE_LINES = ("-", "--", "-.", ":")
 
 
 def style_of(strategy: str) -> Style:
-    """The style of a strategy; an unknown one gets a stable style derived from its name."""
+    """The style of a strategy; that of an unknown strategy depends on its name alone."""
     if strategy in STYLES:
         return STYLES[strategy]
     digest = hashlib.sha256(strategy.encode()).digest()
@@ -115,6 +115,6 @@ def style_of(strategy: str) -> Style:
 
 
 def order_of(strategy: str) -> tuple[int, str]:
-    """Sort key: known strategies in the order above, then others by name."""
+    """Sort key: known strategies in the order of `STYLES`, then others by name."""
     known = list(STYLES)
     return (known.index(strategy) if strategy in STYLES else len(known), strategy)
