@@ -155,13 +155,13 @@ def network_figure(graph: Graph) -> dict[str, Any]:
         ("y2", bars.size / bars.byte_scale.factor, bars.byte_scale.unit, False),
     )
     for axis, height, unit, legend in panels:
-        for which, colour, name in ((~bars.backward, FORWARD, "forward"), (bars.backward, BACKWARD, "backward")):
-            if which.any():
+        for mask, colour, name in ((~bars.backward, FORWARD, "forward"), (bars.backward, BACKWARD, "backward")):
+            if mask.any():
                 figure.add_bar(
-                    x=_list(at[which]), y=_list(height[which]), yaxis=axis, name=name, legendgroup=name,
+                    x=_list(at[mask]), y=_list(height[mask]), yaxis=axis, name=name, legendgroup=name,
                     showlegend=legend, marker={"color": colour, "line": {"width": 0}},
                     text=[shown_as_it_is(f"{graph.operations[k].name} ({graph.operations[k].kind or 'operation'})")
-                          for k in at[which]],
+                          for k in at[mask]],
                     textposition="none",
                     hovertemplate=f"%{{text}}<br>%{{y:.4g}} {shown_as_it_is(unit)}<extra>{name}</extra>",
                 )  # fmt: skip

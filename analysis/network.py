@@ -71,11 +71,11 @@ def _panel(axes: Axes, bars: Bars, height: np.ndarray, label: str, named: bool) 
     at = np.arange(len(height))
     # One filled staircase per pass, because a thousand rectangles would take seconds, and megabytes in the PDF.
     edges = np.arange(len(height) + 1) - 0.5
-    for which, colour in ((~bars.backward, FORWARD), (bars.backward, BACKWARD)):
+    for mask, colour in ((~bars.backward, FORWARD), (bars.backward, BACKWARD)):
         if named:
-            axes.bar(at[which], height[which], width=0.8, color=colour)
-        elif which.any():
-            axes.stairs(np.where(which, height, 0.0), edges, color=colour, fill=True, lw=0.3, ec=colour)
+            axes.bar(at[mask], height[mask], width=0.8, color=colour)
+        elif mask.any():
+            axes.stairs(np.where(mask, height, 0.0), edges, color=colour, fill=True, lw=0.3, ec=colour)
     axes.set_ylabel(label, parse_math=False)
     axes.set_ylim(0, 1.18 * height.max(initial=0.0) or 1.0)
     axes.grid(visible=False, axis="x")

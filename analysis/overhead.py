@@ -120,8 +120,8 @@ def _draw_curve(axes: Axes, curve: Curve, data: OverheadData) -> None:
         right = max(x.max(), data.x_range[1] / factor)
         axes.step(np.append(x, right), np.append(y, y.iloc[-1]), where="post", zorder=3, **line)
     proven = (rows["status"] == "OPTIMAL").to_numpy()
-    for which, face in ((proven, style.colour), (~proven, "white")):
-        axes.plot(x[which], y[which], ls="", marker=style.marker, ms=5.5 if style.marker != "*" else 8, mfc=face,
+    for mask, face in ((proven, style.colour), (~proven, "white")):
+        axes.plot(x[mask], y[mask], ls="", marker=style.marker, ms=5.5 if style.marker != "*" else 8, mfc=face,
                   mec=style.colour, mew=1.1, zorder=4 if curve.steps is None else 3.5)  # fmt: skip
 
 

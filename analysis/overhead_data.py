@@ -92,13 +92,14 @@ def _curve(run: Run, strategy: str) -> Curve:
     members = run.families[run.families["strategy"] == strategy]
     if len(mine) and len(members):
         members = members[members["accounting"] == mine["accounting"].iloc[0]]
-    if not len(members):
-        return Curve(strategy, style_of(strategy), rows, mine, None, None)
-    ordered = members.sort_values(["peak_bytes", "overhead"])
-    peaks = ordered["peak_bytes"].astype(float).to_numpy()
-    best = np.minimum.accumulate(ordered["overhead"].astype(float).to_numpy())
-    corner = np.concatenate([[True], np.diff(best) < 0])
-    return Curve(strategy, style_of(strategy), rows, mine, (peaks[corner], best[corner]), ordered)
+    steps = ordered = None
+    if len(members):
+        ordered = members.sort_values(["peak_bytes", "overhead"])
+        peaks = ordered["peak_bytes"].astype(float).to_numpy()
+        best = np.minimum.accumulate(ordered["overhead"].astype(float).to_numpy())
+        corner = np.diff(best, prepend=np.inf) < 0
+        steps = peaks[corner], best[corner]
+    return Curve(strategy, style_of(strategy), rows, mine, steps, ordered)
 
 
 def _y_top(curves: list[Curve], x_range: tuple[float, float]) -> tuple[float, dict[str, float]]:

@@ -56,8 +56,9 @@ def page(run: Run) -> str:
         section("How to repeat this", "repeat-section", how_to_repeat(run)),
         section("Provenance", "provenance-section", provenance(run)),
     ]
+    shared = {"figures": plots, "font": interactive.FONT, "grid": interactive.GRID} | payload
     scripts = get_plotlyjs(), html_page.read("page.js")
-    return html_page.page(run.title, parts, data={"figures": plots} | payload, scripts=scripts)
+    return html_page.page(run.title, parts, data=shared, scripts=scripts)
 
 
 def _plans(payload: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from types import ModuleType
@@ -49,8 +49,8 @@ class Part:
     published: str
     ours: str
     why: str
-    figures: Sequence[tuple[str, str, Figure]] = field(default=())
-    tables: Sequence[Table] = field(default=())
+    figures: Sequence[tuple[str, str, Figure]] = ()
+    tables: Sequence[Table] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -60,7 +60,7 @@ class Run:
     families: Frame
     graph: Graph | None
     store: Path
-    missing: tuple[str, ...] = field(default=())
+    missing: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
