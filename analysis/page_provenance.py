@@ -10,7 +10,15 @@ from typing import Any
 from analysis import html_page
 from analysis.results import Frame, Run, distinct
 from analysis.scales import show_mapping
+from remat.incumbent import GAP_TOLERANCE
 from remat.units import format_size
+
+COMMAND_KEYS = (  # the keys of the configuration that a command gives
+    "graph", "model", "gpu", "cost", "experiment", "budget", "strategies", "points", "time_limit", "seed", "threads",
+    "scope", "accounting", "batch_size", "granularity", "input_size", "target", "dtype", "device", "work_limit",
+    "deterministic", "solver", "formulation", "target_gap",
+)  # fmt: skip
+USUAL = {"deterministic": False, "target_gap": GAP_TOLERANCE}  # values that a command leaves out
 
 
 def how_to_repeat(run: Run) -> str:
@@ -26,8 +34,7 @@ def command_of(info: dict[str, Any]) -> str:
     """The command that repeats a run, made from its configuration."""
     words = ["python", "run.py"]
     config = info.get("config") or {}
-    for key in ("graph", "model", "gpu", "cost", "experiment", "budget", "strategies", "points", "time_limit", "seed",
-                "threads", "scope", "accounting", "batch_size", "granularity"):  # fmt: skip
+    for key in COMMAND_KEYS:
         value = config.get(key)
         if key == "model" and config.get("graph"):
             continue
@@ -35,8 +42,10 @@ def command_of(info: dict[str, Any]) -> str:
             value = value.get("name")
         if isinstance(value, list):
             value = f"[{','.join(map(str, value))}]" if value else None
-        if value not in (None, ""):
+        if value not in (None, "") and value != USUAL.get(key):
             words.append(f"{key}={value}")
+    for strategy, options in (config.get("options") or {}).items():
+        words += [f"options.{strategy}.{name}={value}" for name, value in options.items()]
     return shlex.join(words)
 
 
