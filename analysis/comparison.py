@@ -79,7 +79,8 @@ def compare(a: Run, b: Run, tolerance: float = TOLERANCE) -> Comparison:
     groups_a, groups_b = dict(list(rows_a.groupby(keys))), dict(list(rows_b.groupby(keys)))
     pairs = [
         _pair(groups_a[key], groups_b[key], tolerance, repeats or key[keys.index("strategy")] in exact)
-        for key in groups_a.keys() & groups_b.keys()
+        for key in groups_a
+        if key in groups_b
     ]
     pairs.sort(key=lambda pair: (pair.a["graph_name"], order_of(pair.a["strategy"]), pair.a["budget_bytes"]))
     only_a = pd.concat([rows_a.iloc[:0], *(rows for key, rows in groups_a.items() if key not in groups_b)])
@@ -92,14 +93,13 @@ def compare(a: Run, b: Run, tolerance: float = TOLERANCE) -> Comparison:
 
 def _prepared(run: Run) -> Frame:
     """The rows with a column of options and without the scope in the strategy's name."""
-    rows = run.rows.assign(options=options_of(run.rows)) if len(run.rows) else run.rows.assign(options=[])
+    rows = run.rows.assign(options=options_of(run.rows))
     pairs = zip(rows["strategy"].astype(str), rows["scope"].astype(str), strict=True)
     return rows.assign(strategy=[name.removesuffix(f" ({scope})") for name, scope in pairs])
 
 
 def _graphs(run: Run, rows: Frame) -> str:
-    names = ", ".join(sorted(set(rows["graph_name"]))) if len(rows) else "no rows"
-    return f"{run.folder} has {names}"
+    return f"{run.folder} has {', '.join(distinct(rows, 'graph_name')) or 'no rows'}"
 
 
 def _repeats(run: Run) -> bool:

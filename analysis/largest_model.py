@@ -56,8 +56,7 @@ def _panel(axes: Axes, search: Mapping[str, Any], memory_bytes: int) -> None:
             axes.plot([trial["size"] for trial in found], [trial["plain_peak_bytes"] / 1e9 for trial in found], ls="",
                       marker=marker, ms=6, color=colour, label=label)  # fmt: skip
     axes.axhline(memory_bytes / 1e9, color=GREY, lw=1.0, ls="--", label=f"memory of the GPU, {memory_bytes / 1e9:g} GB")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    axes.set(xscale="log", yscale="log", ylabel="GB without recomputation")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter("{x:g}")
@@ -65,7 +64,6 @@ def _panel(axes: Axes, search: Mapping[str, Any], memory_bytes: int) -> None:
     axes.set_xticks([trial["size"] for trial in trials], [trial["label"] for trial in trials], rotation=40, ha="right",
                     fontsize=8)  # fmt: skip
     axes.margins(x=0.12, y=0.15)
-    axes.set_ylabel("GB without recomputation")
     axes.set_title(f"{search['what']}, batch {search['batch']}", loc="left", fontweight="bold", fontsize=9)
 
 

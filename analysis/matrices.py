@@ -62,10 +62,8 @@ def draw(graph: Graph, shown: ShownPlan) -> Figure:
     left.set_ylabel("Stage (ends with a first computation)")
     first_backward = next((k for k, op in enumerate(graph.operations) if op.is_backward), None)
     for axes in (left, right):
-        axes.set_xlabel("Operation, in graph order")
+        axes.set(xlabel="Operation, in graph order", xlim=(-0.5, n - 0.5), ylim=(n - 0.5, -0.5))
         axes.grid(visible=False)
-        axes.set_xlim(-0.5, n - 0.5)
-        axes.set_ylim(n - 0.5, -0.5)
         if first_backward is not None:
             axes.axvline(first_backward - 0.5, color="#555555", lw=0.7, ls=":")
             axes.axhline(first_backward - 0.5, color="#555555", lw=0.7, ls=":")

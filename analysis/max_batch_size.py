@@ -206,11 +206,9 @@ def _panel(axes: Axes, documents: Sequence[Document], names: Sequence[str], rule
                               ha="center", fontsize=6.5, zorder=6, bbox=PAPER)  # fmt: skip
         axes.plot([x - 0.45, x + 0.45], [100, 100], color=BLACK, lw=1.0, zorder=3)
         axes.text(x - 0.45, 101.5, f"≤ {most}", ha="left", va="bottom", fontsize=7)
-    axes.set_ylim(0, 120)
+    axes.set(xlim=(-0.55, len(documents) - 0.45), ylim=(0, 120), ylabel="batch, % of proven limit")
     axes.set_yticks(range(0, 101, 20))
-    axes.set_xlim(-0.55, len(documents) - 0.45)
     axes.grid(visible=False, axis="x")
-    axes.set_ylabel("batch, % of proven limit")
     axes.set_title(rule["label"], loc="left", fontsize=9)
 
 

@@ -87,9 +87,8 @@ def draw(graph: Graph, shown: ShownPlan, plain: Trace) -> Figure:
     if mine.backward_at is not None:
         axes.annotate("backward starts", (mine.backward_at / time.factor, top), xytext=(0, 2), ha="center",
                       va="bottom", textcoords="offset points", fontsize=7.5, annotation_clip=False)  # fmt: skip
-    axes.set_ylim(0, top)
-    axes.set_xlim(0, max(mine.edges[-1], base.edges[-1]) / time.factor * 1.005)
-    axes.set_ylabel(f"Memory held ({scale.unit})")
+    right = max(mine.edges[-1], base.edges[-1]) / time.factor * 1.005
+    axes.set(xlim=(0, right), ylim=(0, top), ylabel=f"Memory held ({scale.unit})")
     axes.set_title(shown.title, loc="left", fontweight="bold", pad=16, parse_math=False)
     starts, ends = mine.edges[:-1][mine.again], mine.edges[1:][mine.again]
     least = mine.edges[-1] / 800  # so that short recomputations are visible

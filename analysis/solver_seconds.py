@@ -42,13 +42,11 @@ def draw(
                 axes.plot([x for x, _ in points], [y for _, y in points], ls="", marker=marker, mec=colour, mfc=face,
                           ms=ms, label=label)  # fmt: skip
         axes.axvline(1.3 * limit_s, color="#BBBBBB", lw=0.8)
-        axes.set_xscale("log")
+        axes.set(xscale="log", xlim=(0.8 * LEAST_S, 2.0 * limit_s), xlabel="Seconds")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0) if limit_s < 100 else (1.0,)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlim(0.8 * LEAST_S, 2.0 * limit_s)
         axes.set_title(title, loc="left")
-        axes.set_xlabel("Seconds")
     all_axes[0].set_yticks(range(len(networks)), networks)
     all_axes[0].set_ylim(len(networks) - 0.5, -0.5)
     handles, labels = all_axes[0].get_legend_handles_labels()
