@@ -34,9 +34,5 @@ def redraw(folder: Path) -> list[Path]:
     return written
 
 
-def main(arguments: list[str]) -> int:
-    return command("analysis", "RUN_FOLDER", redraw, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command("analysis", "RUN_FOLDER", redraw, sys.argv[1:]))

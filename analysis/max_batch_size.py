@@ -31,7 +31,7 @@ from remat.errors import InvalidInput
 
 DIRECT = "max_batch_milp"
 PALE = ("checkpoint_all_ap", "ap_sqrtn", "ap_greedy", "lp_rounding_random")  # they share a colour with another strategy
-PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
+LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
 LOW = 13  # percent; up to this height a bar is too short for its number
 _LABELS = {
     "unet": "U-Net", "fcn8": "FCN8", "segnet": "SegNet", "vgg19": "VGG19", "resnet50": "ResNet50",
@@ -48,7 +48,10 @@ def draw_runs(folders: Sequence[Path], target: Path) -> list[Path]:
         InvalidInput: a folder is not a run of this experiment.
     """
     documents = [document for folder in folders for document in load(folder)]
-    table = write_frame(_frame(documents), target / "table.csv")
+    frame = pd.DataFrame(rows_of(documents))
+    for column in ("found", "proven_by_it", "proven", "published", "sample_peak_bytes"):
+        frame[column] = frame[column].astype("Int64")  # whole numbers that may be missing
+    table = write_frame(frame, target / "table.csv")
     return [table, *save_in_run(target, "max_batch_size", lambda: draw(documents))]
 
 
@@ -80,14 +83,6 @@ def rows_of(documents: Sequence[Document]) -> list[dict[str, Any]]:
                     "note": record["note"],
                 })  # fmt: skip
     return rows
-
-
-def _frame(documents: Sequence[Document]) -> pd.DataFrame:
-    """`rows_of` as a table, with whole numbers that may be missing."""
-    frame = pd.DataFrame(rows_of(documents))
-    for column in ("found", "proven_by_it", "proven", "published", "sample_peak_bytes"):
-        frame[column] = frame[column].astype("Int64")
-    return frame
 
 
 def terminal_table(documents: Sequence[Document]) -> list[Table]:
@@ -203,7 +198,7 @@ def _panel(axes: Axes, documents: Sequence[Document], names: Sequence[str], rule
                 height = 100 * published[name] / most
                 axes.plot(at, height, marker="D", ms=4, mfc="white", mec=BLACK, zorder=5, clip_on=False)
                 axes.annotate(str(published[name]), (at, height), xytext=(0, 4), textcoords="offset points",
-                              ha="center", fontsize=6.5, zorder=6, bbox=PAPER)  # fmt: skip
+                              ha="center", fontsize=6.5, zorder=6, bbox=LABEL_BOX)  # fmt: skip
         axes.plot([x - 0.45, x + 0.45], [100, 100], color=BLACK, lw=1.0, zorder=3)
         axes.text(x - 0.45, 101.5, f"≤ {most}", ha="left", va="bottom", fontsize=7)
     axes.set(xlim=(-0.55, len(documents) - 0.45), ylim=(0, 120), ylabel="batch, % of proven limit")

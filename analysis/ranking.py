@@ -93,7 +93,7 @@ class Counted:
     Attributes:
         rows: the latest of each `SAME_SOLVE`.
         superseded: older solves, of any version of the code.
-        capped: solves of a largest batch; they end once a cost cap is met or ruled out, with a plan that is no best.
+        capped: solves of a largest batch, which a cost cap, met or ruled out, ended before their best plan.
         carried: rows of a sweep with a plan from another budget; only solves count.
         cut_short: interrupted or crashed solves.
     """

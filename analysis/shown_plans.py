@@ -44,7 +44,7 @@ def store_all(graph: Graph, accounting: str) -> Trace:
 def chosen_plan(run: Run) -> ShownPlan | None:
     """The plan of the printed figures: the cheapest at the middle one of the budgets that need recomputation.
 
-    Ties go to a proven plan, then to the strategy further down the legend (exact and combined methods).
+    Ties go to a proven plan, then to the strategy further down the legend (exact and combined strategies).
     """
     rows = [row for row in run.planned.itertuples() if isinstance(row.plan_file, str)]
     working = [row for row in rows if row.overhead > 0] or rows

@@ -108,8 +108,8 @@ def _single(frame: Frame, title: str, *, several: bool) -> Table:
 def _sweep(frame: Frame, title: str, budgets: Sequence[int]) -> Table:
     several = frame["graph_sha256"].nunique() > 1
     scale = budget_scale(budgets)
-    what = "overhead at each budget" + ("" if several else f" ({scale.unit})")
-    caption = f"{title}\n{what}; * proven optimal".strip()
+    heading = "overhead at each budget" + ("" if several else f" ({scale.unit})")
+    caption = f"{title}\n{heading}; * proven optimal".strip()
     table = Table(
         title=_plain(caption), box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False
     )
