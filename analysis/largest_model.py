@@ -19,7 +19,7 @@ from remat.errors import InvalidInput
 
 KINDS = {  # [kind of a trial] (colour, marker, label)
     "fits": (BLUE, "o", "trains within the memory"),
-    "ruled out": (WINE, "x", "proven impossible, or larger than such a size"),
+    "ruled out": (WINE, "x", "proven impossible, or larger than such"),
     "undecided": (ORANGE, "D", "no plan found, not ruled out"),
 }
 

@@ -202,7 +202,7 @@ def test_throughput_says_where_recomputation_pays() -> None:
     speeds, prices, sizes = part.tables
     assert ["VGG19", "50", "no", "INFEASIBLE", "", "none", "10.00 %", ""] in speeds.rows
     assert ["U-Net", "40", "2.500", "8.00"] in prices.rows
-    assert sizes.rows[1] == ["40 layers", "10", "40.00", "proven impossible, or larger than such a size", "OPTIMAL", "90.0 %"]
+    assert sizes.rows[1] == ["40 layers", "10", "40.00", "proven impossible, or larger than such", "OPTIMAL", "90.0 %"]
 
 
 def test_a_table_escapes_what_it_shows() -> None:
