@@ -30,8 +30,8 @@ def _figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     times, quality, memory = figure.subplots(1, 3)
     for kind in dict.fromkeys(row["kind"] for row in rows):
         colour, marker = LOOKS.get(kind, ("black", "x"))
-        mine = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["operations"])
-        sizes = [row["operations"] for row in mine]
+        own = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["operations"])
+        sizes = [row["operations"] for row in own]
         lines = (
             (times, "within_1pct_s", 1.0, "-", f"{kind}: within 1 % of the last plan"),
             (times, "first_plan_s", 1.0, "--", f"{kind}: first plan"),
@@ -39,7 +39,7 @@ def _figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
             (memory, "peak_memory_bytes", 2.0**-20, "-", kind),
         )
         for axes, key, factor, style, label in lines:
-            found = [(size, factor * row[key]) for size, row in zip(sizes, mine, strict=True) if row[key] is not None]
+            found = [(size, factor * row[key]) for size, row in zip(sizes, own, strict=True) if row[key] is not None]
             if found:
                 # Open markers lie above full ones, so that both show if the first plan is the last.
                 face = colour if style == "-" else "white"

@@ -87,11 +87,11 @@ def overhead_data(run: Run) -> OverheadData | None:
 
 
 def _curve(run: Run, strategy: str) -> Curve:
-    mine = run.shown[run.shown["strategy"] == strategy].sort_values("budget_bytes")
-    rows = mine[mine["status"].isin(WITH_PLAN) & mine["cost"].notna()]
+    solves = run.shown[run.shown["strategy"] == strategy].sort_values("budget_bytes")
+    rows = solves[solves["status"].isin(WITH_PLAN) & solves["cost"].notna()]
     members = run.families[run.families["strategy"] == strategy]
-    if len(mine) and len(members):
-        members = members[members["accounting"] == mine["accounting"].iloc[0]]
+    if len(solves) and len(members):
+        members = members[members["accounting"] == solves["accounting"].iloc[0]]
     steps = ordered = None
     if len(members):
         ordered = members.sort_values(["peak_bytes", "overhead"])
@@ -99,7 +99,7 @@ def _curve(run: Run, strategy: str) -> Curve:
         best = np.minimum.accumulate(ordered["overhead"].astype(float).to_numpy())
         corner = np.diff(best, prepend=np.inf) < 0
         steps = peaks[corner], best[corner]
-    return Curve(strategy, style_of(strategy), rows, mine, steps, ordered)
+    return Curve(strategy, style_of(strategy), rows, solves, steps, ordered)
 
 
 def _y_top(curves: list[Curve], x_range: tuple[float, float]) -> tuple[float, dict[str, float]]:

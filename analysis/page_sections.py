@@ -80,14 +80,14 @@ def summary_table(run: Run) -> str:
     heads += ["Plans", "Proven", f"Smallest budget met ({scale.unit})", "Slowest solve"]
     body = []
     for strategy in run.strategies:
-        mine = rows[rows["strategy"] == strategy]
-        planned = mine[mine["status"].isin(WITH_PLAN)]
-        at = {int(row.budget_bytes): row for row in mine.itertuples()}
+        solves = rows[rows["strategy"] == strategy]
+        planned = solves[solves["status"].isin(WITH_PLAN)]
+        at = {int(row.budget_bytes): row for row in solves.itertuples()}
         body.append([
-            _name(strategy), *(_overhead(at.get(budget)) for budget in columns), f"{len(planned)} of {len(mine)}",
-            str(int((mine["status"] == "OPTIMAL").sum())),
+            _name(strategy), *(_overhead(at.get(budget)) for budget in columns), f"{len(planned)} of {len(solves)}",
+            str(int((solves["status"] == "OPTIMAL").sum())),
             show_bytes(planned["budget_bytes"].min() if len(planned) else None, scale),
-            show_seconds(mine["wall_s"].max()),
+            show_seconds(solves["wall_s"].max()),
         ])  # fmt: skip
     table = html_page.table(heads, body, [head != "Strategy" for head in heads])
     return f'{table}<p class="note">Overhead at each budget; ✓ proven optimal.</p>'

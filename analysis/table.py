@@ -127,16 +127,14 @@ def _sweep(frame: Frame, title: str, budgets: Sequence[int]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for part, columns in zip(groups, picked, strict=True):
         for strategy in sorted(part["strategy"].unique(), key=order_of):
-            mine = part[part["strategy"] == strategy]
-            cells: list[str | Text] = [Text(str(mine["graph_name"].iloc[0]))] if several else []
+            solves = part[part["strategy"] == strategy]
+            cells: list[str | Text] = [Text(str(solves["graph_name"].iloc[0]))] if several else []
             cells.append(strategy)
-            by_budget = {int(row["budget_bytes"]): row for row in mine.to_dict("records")}
+            by_budget = {int(row["budget_bytes"]): row for row in solves.to_dict("records")}
             cells += [_overhead_cell(by_budget.get(budget)) for budget in columns]
             cells += [""] * (width - len(columns))
-            planned = mine["status"].isin(WITH_PLAN)
-            cells.append(f"{int(planned.sum())}/{len(mine)}")
-            cells.append(str(int((mine["status"] == "OPTIMAL").sum())))
-            cells.append(show_seconds(mine["wall_s"].max()))
+            planned, proven = solves["status"].isin(WITH_PLAN).sum(), (solves["status"] == "OPTIMAL").sum()
+            cells += [f"{planned}/{len(solves)}", str(proven), show_seconds(solves["wall_s"].max())]
             table.add_row(*cells)
     return table
 
