@@ -1,8 +1,8 @@
-"""From stored results to tables, figures and the page; never runs a solver.
+"""Tables, figures and the page from stored results; never runs a solver.
 
 import analysis
 analysis.draw_run(Path("runs/vgg19"))          # figures/, table.csv, page.html
-analysis.terminal_table(Path("runs/vgg19"))    # a rich table
+analysis.terminal_table(Path("runs/vgg19"))    # for rich's console
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ __all__ = ["draw_run", "format_table", "terminal_table"]
 def draw_run(run_folder: Path) -> list[Path]:
     """Draw everything about a run: ``table.csv``, ``figures/*.png``, ``figures/*.pdf``, ``page.html``.
 
-    Reads stored results only and overwrites what an earlier call drew; the same results give the
-    same files.
+    Reads stored results only and overwrites earlier drawings. The same results give the same files.
 
     Returns:
         The files written, the page last.
 
     Raises:
-        InvalidInput: the folder is no run, or a file of it cannot be read.
+        InvalidInput: the folder is not a run, or one of its files cannot be read.
     """
     from analysis.drawing import draw_run as draw  # matplotlib and plotly take a second to import
 

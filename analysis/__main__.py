@@ -1,4 +1,4 @@
-"""Redraws a run from what is stored, without solving anything: ``python -m analysis RUN_FOLDER``."""
+"""Redraws a run from its stored results, without solving anything: ``python -m analysis RUN_FOLDER``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from analysis.monet import draw_monet
 from analysis.paper import draw_paper
 from analysis.results import read_json
 
-OF_THEIR_OWN = {  # experiments whose runs look otherwise than a sweep
+OWN_DRAWINGS = {  # experiments whose figures are not those of a sweep
     "largest_model": largest_model.draw_run,
     "max_batch_size": max_batch_size.redraw,
     "throughput": throughput.draw_run,
@@ -21,22 +21,18 @@ OF_THEIR_OWN = {  # experiments whose runs look otherwise than a sweep
 
 
 def redraw(folder: Path) -> list[Path]:
-    """Draw a run of whatever experiment; prints the table of a sweep."""
+    """Draw a run of any experiment; print the table of a sweep."""
     if (folder / "paper.json").is_file():
         return draw_paper(folder)
     if (folder / "monet.json").is_file():
         return draw_monet(folder)
     experiment = read_json(folder / "run.json").get("experiment")
-    if experiment in OF_THEIR_OWN:
-        return OF_THEIR_OWN[experiment](folder)
+    if experiment in OWN_DRAWINGS:
+        return OWN_DRAWINGS[experiment](folder)
     written = draw_run(folder)
     Console().print(terminal_table(folder))
     return written
 
 
-def main(arguments: list[str]) -> int:
-    return command("analysis", "RUN_FOLDER", redraw, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command("analysis", "RUN_FOLDER", redraw, sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Grouped bars and annotated heatmaps, as the papers' parts draw them; seaborn places bars, colours and labels."""
+"""Grouped bars and heatmaps with text, for the parts of the papers; seaborn places bars, colours and labels."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ def grouped_bars(
     axes: Axes, groups: Sequence[str], series: Mapping[str, Sequence[float | None]], colours: Sequence[str],
     labels: Sequence[Sequence[str]],
 ) -> None:  # fmt: skip
-    """A group of bars for each of `groups`, in it a bar for each of `series` with its label; None has no bar.
+    """Draw a group of bars for each of `groups`, with one bar for each of `series`; None has no bar.
 
     Args:
-        series: [name] its value in each group.
-        labels: [series, group] the text at the end of each bar.
+        series: [name] the value in each group.
+        colours: of each series.
+        labels: [series, group] the text at the end of the bar.
     """
     frame = pd.DataFrame(series, index=list(groups)).fillna(0.0).melt(ignore_index=False, var_name="series")
     sns.barplot(frame.reset_index(names="group"), x="group", y="value", hue="series", palette=list(colours),
@@ -34,7 +35,7 @@ def heatmap(
     axes: Axes, values: np.ndarray, texts: np.ndarray | None, rows: Sequence[str], columns: Sequence[str],
     *, colours: str, top: float,
 ) -> None:  # fmt: skip
-    """Values [rows, columns] from 0 to `top` as colours, with their texts in the cells; NaN is an empty cell."""
+    """Draw values [rows, columns] from 0 to `top` as colours, with their texts in the cells; NaN is an empty cell."""
     sns.heatmap(values, annot=texts, fmt="", cmap=colours, vmin=0, vmax=top, cbar=False, annot_kws={"fontsize": 7},
                 xticklabels=list(columns), yticklabels=list(rows), ax=axes)  # fmt: skip
     axes.tick_params(axis="y", labelrotation=0)

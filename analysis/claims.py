@@ -1,4 +1,4 @@
-"""Claims that plans refute, across strategies, runs and scopes."""
+"""Claims that a plan refutes, across strategies, runs and scopes."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from remat.units import format_size
 
 
 def contradictions(rows: Iterable[Any]) -> list[str]:
-    """A line for each bound above the cost of a plan that fits, and each INFEASIBLE where a plan fits.
+    """A line for each bound above the cost of a plan that fits, and for each INFEASIBLE where a plan fits.
 
-    A claim at a budget is about every plan whose peak is within it, whichever run (attribute ``run``, if there is
-    one) and strategy found the plan, and about the plans of narrower scopes too. Accountings are never mixed.
+    A claim at a budget covers every plan with a peak within it, in its scope and in narrower ones. Any strategy and
+    any run (attribute ``run``, if there is one) may have found that plan. Accountings are never mixed.
 
     Args:
-        rows: objects with the store's columns as attributes; what is absent is None.
+        rows: objects with the store's columns as attributes; an absent value is None.
     """
-    subjects: dict[tuple[str, str], list[Any]] = {}
+    groups: dict[tuple[str, str], list[Any]] = {}
     for row in rows:
-        subjects.setdefault((row.graph_sha256, row.accounting), []).append(row)
-    return list(dict.fromkeys(line for about in subjects.values() for line in _refuted(about)))
+        groups.setdefault((row.graph_sha256, row.accounting), []).append(row)
+    return list(dict.fromkeys(line for group in groups.values() for line in _refuted(group)))
 
 
 def _refuted(rows: Sequence[Any]) -> Iterable[str]:
-    """The lines of one graph and accounting."""
+    """The lines about one graph and accounting."""
     plans = sorted((row for row in rows if row.cost is not None), key=lambda row: row.cost)
     for claim in rows:
-        about = Scope(claim.scope)
-        fits = (p for p in plans if p.peak_bytes <= claim.budget_bytes and about.contains(Scope(p.scope)))
-        plan = next(fits, None)
+        scope = Scope(claim.scope)
+        fitting = (p for p in plans if p.peak_bytes <= claim.budget_bytes and scope.contains(Scope(p.scope)))
+        plan = next(fitting, None)
         if plan is None:
             continue
         if claim.status == "INFEASIBLE":
-            what = "that no plan fits"
+            text = "that no plan fits"
         elif claim.bound is not None and claim.bound > plan.cost:
-            what = f"the bound {claim.bound:,}"
+            text = f"the bound {claim.bound:,}"
         else:
             continue
         yield (
-            f"{_who(claim)} claims {what} at {format_size(int(claim.budget_bytes))} ({claim.scope}, "
+            f"{_who(claim)} claims {text} at {format_size(int(claim.budget_bytes))} ({claim.scope}, "
             f"{claim.graph_name}), but a plan of {_who(plan)} fits and costs {plan.cost:,}"
         )
 

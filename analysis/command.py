@@ -1,4 +1,4 @@
-"""What the modules that redraw something have in common on the command line."""
+"""The command line of every module that redraws stored results."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from remat.errors import RematError
 def command(
     module: str, argument: str, draw: Callable[..., Sequence[Path]], given: Sequence[str], *, several: bool = False
 ) -> int:
-    """``python -m module FOLDER``: draw and print the paths written, or one line of error; the exit code.
+    """``python -m module FOLDER``: draw, then print the paths written or one line of error; returns the exit code.
 
     Args:
-        draw: takes the folder, or with `several` one or more of them.
+        draw: takes the folder; with `several`, one or more folders.
     """
     if not given or (len(given) > 1 and not several) or any(text.startswith("-") for text in given):
         print(f"usage: python -m {module} {argument}", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""``python -m analysis.compare RUN_A RUN_B``: what changed between two runs, with noise in mind.
+"""``python -m analysis.compare RUN_A RUN_B``: the changes between two runs that are larger than noise.
 
-`analysis.comparison` says what counts as a change. A claim of one run that a plan of the other refutes is no noise: it
-is always shown, and the exit code is 1.
+`analysis.comparison` defines a change. If a plan of one run refutes a claim of the other, that is never noise: the
+report always shows it, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TIME_RATIO = 1.5
 
 
 def write_csv(found: Comparison, path: Path) -> Path:
-    """Every pair, changed or not: both sides' numbers, the tolerance and the verdict."""
+    """Write every pair, changed or not: the numbers of both runs, the tolerance and the verdict."""
     columns = ("status", "cost", "overhead", "bound", "gap", "peak_bytes", "wall_s", "time_limit_s", "seed")
     lines = []
     for pair in found.pairs:
@@ -43,7 +43,7 @@ def write_csv(found: Comparison, path: Path) -> Path:
 
 
 def report(found: Comparison, console: Console, tolerance: float, time_ratio: float) -> None:
-    """Print provenance, contradictions, changes, times and what only one run has."""
+    """Print provenance, contradictions, changes, times and the solves that only one run has."""
 
     def print_line(line: str, style: str = "") -> None:
         console.print(Text(line, style=style), soft_wrap=True)
@@ -68,10 +68,10 @@ def report(found: Comparison, console: Console, tolerance: float, time_ratio: fl
     exact = sum(pair.tolerance == 0 for pair in found.pairs)
     loosest = max((pair.tolerance for pair in found.pairs), default=0.0)
     if exact < len(found.pairs):
-        spread = f" or what seeds differ by ({loosest:.3%} at most)" if loosest > tolerance else ""
+        spread = f" or beyond the difference between seeds ({loosest:.3%} at most)" if loosest > tolerance else ""
         print_line(
-            f"costs of {exact} compared exactly (they repeat, or both are proven); of {len(found.pairs) - exact} that "
-            f"end at the clock a change beyond {tolerance:.3%}{spread} counts"
+            f"costs of {exact} compared exactly (they repeat, or both are proven); the clock ended the other "
+            f"{len(found.pairs) - exact}: only a change beyond {tolerance:.3%}{spread} counts"
         )
     if changed:
         console.print(_table(changed))
@@ -86,7 +86,7 @@ def report(found: Comparison, console: Console, tolerance: float, time_ratio: fl
 
 
 def _print_times(pairs: Sequence[Pair], time_ratio: float, print_line: Any) -> None:
-    """Medians only: a single solve's time says little."""
+    """Medians only, because the time of a single solve says little."""
     ratios = time_ratios(pairs)
     every = [ratio for values in ratios.values() for ratio in values]
     if not every:
@@ -128,16 +128,16 @@ def _table(pairs: Sequence[Pair]) -> Table:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line; 1 if a claim is refuted or a folder is no run."""
-    parser = argparse.ArgumentParser("python -m analysis.compare", description="What changed from run A to run B.")
+    """The command line; returns 1 if a plan refutes a claim or a folder is not a run."""
+    parser = argparse.ArgumentParser("python -m analysis.compare", description="Show the changes from run A to run B.")
     parser.add_argument("run_a", type=Path)
     parser.add_argument("run_b", type=Path)
     parser.add_argument(
         "--tolerance", type=float, default=TOLERANCE,
-        help="relative change of a cost that counts where the clock ends a solve (0.001: 0.1 %%)",
+        help="relative change of a cost that counts if the clock ended the solve (0.001: 0.1 %%)",
     )  # fmt: skip
     parser.add_argument("--time-ratio", type=float, default=TIME_RATIO, help="median ratio of wall times that counts")
-    parser.add_argument("--csv", type=Path, help="write every pair of rows there")
+    parser.add_argument("--csv", type=Path, help="write every pair of rows to this file")
     given = parser.parse_args(arguments)
     if given.tolerance < 0 or given.time_ratio < 1:
         parser.error("--tolerance must be at least 0 and --time-ratio at least 1")
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def panels_of(run_a: Path, run_b: Path) -> list[tuple[Path, Path]]:
-    """The runs themselves; of two runs of the paper the panels of Figure 5 that both have."""
+    """The two runs; for two runs of the paper, the panels of Figure 5 that both have."""
     panels = [path.parent.relative_to(run_a) for path in sorted(run_a.glob("fig5/*/run.json"))]
     both = [(run_a / panel, run_b / panel) for panel in panels if (run_b / panel / "run.json").is_file()]
     return both or [(run_a, run_b)]
@@ -164,8 +164,8 @@ def _compare_pair(pair: tuple[Path, Path], given: argparse.Namespace, console: C
     runs = load_run(pair[0]), load_run(pair[1])
     found = compare(*runs, given.tolerance)
     for name, run in zip("AB", runs, strict=True):
-        lost = f"; {show_count(len(run.missing), 'solve')} of it not in the store" if run.missing else ""
-        console.print(Text(f"{name}: {run.folder} ({run.title}){lost}"), soft_wrap=True)
+        missing = f"; {show_count(len(run.missing), 'solve')} of it not in the store" if run.missing else ""
+        console.print(Text(f"{name}: {run.folder} ({run.title}){missing}"), soft_wrap=True)
     report(found, console, given.tolerance, given.time_ratio)
     if given.csv:
         print(write_csv(found, given.csv))

@@ -1,8 +1,8 @@
-"""Two runs side by side: which solves they share, what changed in them, what refutes what.
+"""Two runs side by side: the solves that both have, their changes, and the claims that a plan refutes.
 
-Rows match by graph content, strategy, options, budget, scope and accounting. What repeats exactly (budget-independent
-strategies; runs with `deterministic` or `work_limit` and the same seed) is compared exactly, and so are the costs of
-two proven optima. Every other solve ends at the clock: its cost or bound counts as changed beyond a tolerance only.
+Rows match by graph content, strategy, options, budget, scope and accounting. Solves that repeat exactly (strategies
+that ignore the budget; runs with `deterministic` or `work_limit` and the same seed) are compared exactly, and so are
+the costs of two proven optima. The clock ends every other solve: only a change beyond a tolerance counts.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 import pandas as pd
 
 from analysis.claims import contradictions
-from analysis.results import WITH_PLAN, Frame, Run, as_objects, options_of
+from analysis.results import WITH_PLAN, Frame, Run, as_objects, distinct, options_of
 from analysis.scales import show_percent
 from analysis.style import order_of
 from remat.errors import InvalidInput
 from remat.units import format_size
 
-TOLERANCE = 1e-3  # of a cost or bound, where neither run says how much a solve varies
-LEAST_S = 0.05  # shorter solves say nothing about speed
+TOLERANCE = 1e-3  # relative, of a cost or bound; more if the seeds of a run differ by more
+LEAST_S = 0.05  # shorter solves tell nothing about speed
 PROBLEM = ("graph_sha256", "strategy", "options", "scope", "accounting")
 SOURCES = ("git_commit", "git_dirty", "cpu", "solver_build", "threads", "time_limit_s", "seed", "gpu", "cost_source")
 
@@ -32,30 +32,28 @@ class Pair:
     """One question that both runs answered.
 
     Attributes:
-        a, b: the row of each run; the one of median cost if the run has several seeds.
-        tolerance: relative difference of costs that counts as none; 0 where both repeat or both are proven.
-        is_exact: both repeat exactly, so that bounds and peaks are compared exactly too.
-        changes: what changed, for people; empty for nothing.
+        a, b: the row of each run; with several seeds, the row of median cost.
+        tolerance: a smaller relative difference of costs is no change; 0 if both repeat or both are proven.
+        changes: one text for each change.
         verdict: ``better`` or ``worse`` (B against A), ``other``, or '' for no change.
     """
 
     a: dict[str, Any]
     b: dict[str, Any]
     tolerance: float
-    is_exact: bool
     changes: tuple[str, ...]
     verdict: str
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What two runs have in common, and what not.
+    """The common solves of two runs, and the others.
 
     Attributes:
-        sources: (what, in A, in B) of provenance and configuration that differ.
-        only_a, only_b: rows that the other run has no row for.
-        nearer: lines about those: the other run has a cheaper plan that fits.
-        refuted: lines about claims that a plan of either run refutes.
+        sources: (name, in A, in B) of each difference in provenance or configuration.
+        only_a, only_b: rows without a match in the other run.
+        nearer: a line for each of those rows if the other run has a cheaper plan that fits.
+        refuted: a line for each claim that a plan of either run refutes.
     """
 
     sources: list[tuple[str, str, str]]
@@ -81,7 +79,8 @@ def compare(a: Run, b: Run, tolerance: float = TOLERANCE) -> Comparison:
     groups_a, groups_b = dict(list(rows_a.groupby(keys))), dict(list(rows_b.groupby(keys)))
     pairs = [
         _pair(groups_a[key], groups_b[key], tolerance, repeats or key[keys.index("strategy")] in exact)
-        for key in groups_a.keys() & groups_b.keys()
+        for key in groups_a
+        if key in groups_b
     ]
     pairs.sort(key=lambda pair: (pair.a["graph_name"], order_of(pair.a["strategy"]), pair.a["budget_bytes"]))
     only_a = pd.concat([rows_a.iloc[:0], *(rows for key, rows in groups_a.items() if key not in groups_b)])
@@ -93,15 +92,14 @@ def compare(a: Run, b: Run, tolerance: float = TOLERANCE) -> Comparison:
 
 
 def _prepared(run: Run) -> Frame:
-    """The rows with their options, and strategies named without the scope."""
-    rows = run.rows.assign(options=options_of(run.rows)) if len(run.rows) else run.rows.assign(options=[])
+    """The rows with a column of options and without the scope in the strategy's name."""
+    rows = run.rows.assign(options=options_of(run.rows))
     pairs = zip(rows["strategy"].astype(str), rows["scope"].astype(str), strict=True)
     return rows.assign(strategy=[name.removesuffix(f" ({scope})") for name, scope in pairs])
 
 
 def _graphs(run: Run, rows: Frame) -> str:
-    names = ", ".join(sorted(set(rows["graph_name"]))) if len(rows) else "no rows"
-    return f"{run.folder} has {names}"
+    return f"{run.folder} has {', '.join(distinct(rows, 'graph_name')) or 'no rows'}"
 
 
 def _repeats(run: Run) -> bool:
@@ -116,11 +114,11 @@ def _pair(rows_a: Frame, rows_b: Frame, tolerance: float, is_exact: bool) -> Pai
     else:
         cost_tolerance = max(tolerance, _spread(rows_a), _spread(rows_b))
     changes, verdict = _changes(a, b, cost_tolerance, 0.0 if is_exact else max(tolerance, cost_tolerance), is_exact)
-    return Pair(a, b, cost_tolerance, is_exact, tuple(changes), verdict)
+    return Pair(a, b, cost_tolerance, tuple(changes), verdict)
 
 
 def _median_row(rows: Frame) -> dict[str, Any]:
-    """The row of median cost, the higher of two; a missing plan ranks behind every cost."""
+    """The row of median cost, the higher of two; a missing plan ranks above every cost."""
     ordered = rows.sort_values("cost", na_position="last", kind="stable")
     return ordered.iloc[len(ordered) // 2].to_dict()
 
@@ -134,14 +132,15 @@ def _spread(rows: Frame) -> float:
 def _changes(
     a: dict[str, Any], b: dict[str, Any], cost_tolerance: float, bound_tolerance: float, is_exact: bool
 ) -> tuple[list[str], str]:
-    """(what changed, the verdict); a plan counts more than its cost, its cost more than a proof."""
+    """(the changes, the verdict); a plan weighs more than its cost, and its cost more than a proof."""
     changes, verdict = [], ""
     if a["status"] != b["status"]:
         had, has = a["status"] in WITH_PLAN, b["status"] in WITH_PLAN
         changes.append("plan found" if has and not had else "plan lost" if had and not has else "status")
         verdict = "better" if has and not had else "worse" if had and not has else "other"
-    for what, tolerance in (("cost", cost_tolerance), ("bound", bound_tolerance), ("peak", 0.0)):
-        column = "peak_bytes" if what == "peak" else what
+    for what, column, tolerance, better in (
+        ("cost", "cost", cost_tolerance, -1), ("bound", "bound", bound_tolerance, 1), ("peak", "peak_bytes", 0.0, 0),
+    ):  # fmt: skip
         before, after = a[column], b[column]
         if pd.isna(before) or pd.isna(after) or before == after or (what == "peak" and not is_exact):
             continue
@@ -149,10 +148,8 @@ def _changes(
         if abs(change) <= tolerance:
             continue
         changes.append(f"{what} {signed(change)}")
-        if what == "cost" and verdict in ("", "other"):
-            verdict = "better" if change < 0 else "worse"
-        if what == "bound" and verdict in ("", "other"):
-            verdict = "better" if change > 0 else "worse"
+        if better and verdict in ("", "other"):
+            verdict = "better" if better * change > 0 else "worse"
         verdict = verdict or "other"
     if verdict == "other" and {a["status"], b["status"]} == {"OPTIMAL", "FEASIBLE"}:
         verdict = "better" if b["status"] == "OPTIMAL" else "worse"
@@ -160,23 +157,22 @@ def _changes(
 
 
 def signed(change: float) -> str:
-    """``+1.20 %``; a change too small for two decimals keeps two digits."""
+    """``+1.20 %``; a change too small for two decimals is shown with two digits."""
     percent = 100 * change
     return f"{percent:+.2f} %" if abs(percent) >= 0.01 else f"{percent:+.1e} %"
 
 
 def _nearer(who: str, rows: Frame, other: str, others: Frame, tolerance: float) -> Iterator[str]:
-    """Rows without a match, at whose budget a plan that the other run made for another budget fits and is cheaper.
+    """A line for each row without a match if the other run has a cheaper plan that fits its budget.
 
-    Only this direction says anything: a run may have a cheaper plan at a budget that it was not asked about.
+    That run made the plan for another budget. The converse is no news: nobody asked that run about this budget.
     """
     plans = dict(list(others[others["cost"].notna()].groupby(list(PROBLEM))))
     for row in rows.sort_values(["strategy", "budget_bytes"]).itertuples():
-        mine: Frame = plans.get(tuple(getattr(row, column) for column in PROBLEM))
-        if mine is None or not (mine["peak_bytes"] <= row.budget_bytes).any():
-            continue
-        best = mine[mine["peak_bytes"] <= row.budget_bytes].sort_values("cost", kind="stable").iloc[0]
-        if pd.isna(row.cost) or best["cost"] < row.cost * (1 - tolerance):
+        same: Frame = plans.get(tuple(getattr(row, column) for column in PROBLEM), others.iloc[:0])
+        fitting = same[same["peak_bytes"] <= row.budget_bytes].sort_values("cost", kind="stable")
+        if len(fitting) and (pd.isna(row.cost) or fitting["cost"].iloc[0] < row.cost * (1 - tolerance)):
+            best = fitting.iloc[0]
             yield (
                 f"{row.strategy} at {format_size(int(row.budget_bytes))}, asked in {who} only: "
                 f"{'no plan' if pd.isna(row.cost) else show_percent(row.overhead)} there; {other}'s plan for "
@@ -197,20 +193,19 @@ def _sources(a: Run, b: Run, rows_a: Frame, rows_b: Frame) -> list[tuple[str, st
 
 
 def _values(rows: Frame, column: str) -> str:
-    values = {str(value) for value in rows[column].dropna()} - {""} if column in rows else set()
-    return ", ".join(sorted(value[:12] if column == "git_commit" else value for value in values))
+    return ", ".join(value[:12] if column == "git_commit" else value for value in distinct(rows, column))
 
 
 def _versions(rows: Frame) -> dict[str, str]:
     found: dict[str, set[str]] = {}
-    for text in rows["versions"].dropna().unique() if "versions" in rows else ():
+    for text in distinct(rows, "versions"):
         for package, version in json.loads(text).items():
             found.setdefault(package, set()).add(str(version))
     return {package: ", ".join(sorted(versions)) for package, versions in found.items()}
 
 
 def time_ratios(pairs: Sequence[Pair]) -> dict[str, list[float]]:
-    """[strategy] wall time in B over that in A, of each pair of solves long enough to tell; same rows left out."""
+    """[strategy] wall time in B over wall time in A, for each pair of different rows that take `LEAST_S` or more."""
     ratios: dict[str, list[float]] = {}
     for pair in pairs:
         walls = float(pair.a["wall_s"]), float(pair.b["wall_s"])

@@ -1,4 +1,4 @@
-"""Draws everything about one run."""
+"""Draws the table, the figures and the page of one run."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ def draw_run(folder: Path) -> list[Path]:
         for name, figure in figures(run):
             written += save(figure, target / name)
             drawn.add(name)
-    for name in FIGURES:  # what an earlier call drew and these results do not support
-        if name not in drawn:
-            for ending in (".png", ".pdf"):
-                (target / name).with_suffix(ending).unlink(missing_ok=True)
+    for name in set(FIGURES) - drawn:  # an earlier call drew it, but these results do not support it
+        for ending in (".png", ".pdf"):
+            (target / name).with_suffix(ending).unlink(missing_ok=True)
     written.append(write_page(run, folder / "page.html"))
     return written
 

@@ -1,4 +1,4 @@
-"""Peak memory against step time of every method that trained a model: predicted beside measured."""
+"""Peak memory against step time of every method that trained a model, predicted and measured."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from analysis.saving import save_in_run
 from analysis.style import BLACK, ORANGE, SKY, Style, style_of
 from analysis.table import write_frame
 
-# Methods that are no strategies: what PyTorch offers by hand.
+# PyTorch's own methods, which are not strategies.
 _BY_HAND = {
-    "plain": Style("Plain PyTorch", BLACK, "s", "square"),
-    "checkpoint_blocks": Style("torch.utils.checkpoint per block", ORANGE, "o", "circle", ":"),
-    "selective_checkpoint": Style("Selective checkpointing", SKY, "P", "cross", ":"),
+    "plain": Style("Plain PyTorch", BLACK, "s"),
+    "checkpoint_blocks": Style("torch.utils.checkpoint per block", ORANGE, "o", ":"),
+    "selective_checkpoint": Style("Selective checkpointing", SKY, "P", ":"),
 }
 
 
 def draw_execution(folder: Path) -> list[Path]:
-    """Draw the figure and write the table of a run; the paths written."""
+    """Draw the figure and write the table of a run; returns the paths."""
     run = read_json(folder / "run.json")
     table = write_frame(pd.DataFrame(run["rows"]), folder / "table.csv")
     return [table, *save_in_run(folder, "execution", lambda: figure(run))]
 
 
 def figure(run: Mapping[str, Any]) -> Figure:
-    """Two panels on the same axes: what was predicted, what was measured."""
+    """Two panels with the same axes: predicted, measured."""
     rows, job = [row for row in run["rows"] if row.get("measured_peak_bytes")], run["job"]
     drawing = Figure(figsize=(9.2, 4.0), layout="constrained")
     predicted, measured = drawing.subplots(1, 2, sharex=True, sharey=True)

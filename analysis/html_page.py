@@ -1,4 +1,4 @@
-"""One self-contained HTML file: every page opens from the disk and asks no server for anything."""
+"""Self-contained HTML files: a page opens from the disk and sends no request to any server."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from remat.files import replacing
-
 
 def page(title: str, body: Iterable[str], *, data: Any = None, scripts: Sequence[str] = ()) -> str:
-    """The whole page; scripts are allowed only on a page that has some, which read `data` as JSON."""
+    """The whole page; `scripts` read `data` as JSON. A page without scripts forbids all of them."""
     policy, code = "img-src data:", ""
     if scripts:
         policy = "script-src 'unsafe-inline'; img-src data: blob:"
@@ -31,15 +29,8 @@ def read(name: str) -> str:
     return (resources.files("analysis") / name).read_text(encoding="utf-8")
 
 
-def write(text: str, path: Path) -> Path:
-    """Write a page, atomically."""
-    with replacing(path) as scratch:
-        scratch.write_text(text, encoding="utf-8")
-    return path
-
-
 def script_json(data: Any) -> str:
-    """JSON that is safe inside a script element: no text of a result can close it."""
+    """JSON that is safe inside a script element: no text from a result can close the element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -49,7 +40,7 @@ def section(title: str, anchor: str, body: str) -> str:
 
 
 class Html(str):
-    """Text that is HTML already; every other text is escaped."""
+    """Text that is already HTML; `escaped` escapes any other text."""
 
     __slots__ = ()
 
@@ -63,20 +54,20 @@ def table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], is_number: Sequence[bool], *, name: str = "",
     tall: bool = False,
 ) -> str:  # fmt: skip
-    """A table of text or `Html`, columns of numbers to the right; a tall one scrolls."""
+    """A table of text or `Html`; columns of numbers align right, and a tall table scrolls."""
 
     def line(tag: str, texts: Sequence[str]) -> str:
         kinds = [' class="n"' if number else "" for number in is_number]
         return "".join(f"<{tag}{kind}>{escaped(text)}</{tag}>" for text, kind in zip(texts, kinds, strict=True))
 
     body = "".join(f"<tr>{line('td', row)}</tr>" for row in rows)
-    known_as = f' id="{name}"' if name else ""
-    inner = f"<table{known_as}><thead><tr>{line('th', heads)}</tr></thead><tbody>{body}</tbody></table>"
+    anchor = f' id="{name}"' if name else ""
+    inner = f"<table{anchor}><thead><tr>{line('th', heads)}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="{"tall" if tall else "scroll"}">{inner}</div>'
 
 
 def figure(png: Path, caption: str, width_px: int | None = None) -> str:
-    """A picture, inside the page."""
+    """A picture with its caption; the page holds its data."""
     data = base64.b64encode(png.read_bytes()).decode()
     style = "" if width_px is None else f' style="width: {width_px}px"'
     image = f'<img alt="{escape(caption, quote=True)}"{style} src="data:image/png;base64,{data}">'
@@ -84,6 +75,6 @@ def figure(png: Path, caption: str, width_px: int | None = None) -> str:
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """(term, text) pairs as a list; those without text are left out."""
+    """(term, text) pairs as a list, without the pairs that have no text."""
     rows = "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in pairs if text)
     return f'<dl class="facts">{rows}</dl>'

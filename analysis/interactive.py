@@ -1,9 +1,9 @@
-"""The page's plots: plotly figures as plain dicts, and the plans that its chooser offers."""
+"""The page's plots: plotly figures as plain dicts, and the plans in its chooser."""
 
 from __future__ import annotations
 
 import html
-import json
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from analysis.network import bars_of
 from analysis.overhead import STRIP
 from analysis.overhead_data import OverheadData, bend, beyond, ticks
 from analysis.results import WITH_PLAN, Run
-from analysis.scales import Scale, byte_scale, show_cost, show_percent
+from analysis.scales import Scale, byte_scale, show_cost, show_mapping, show_percent
 from analysis.shown_plans import ShownPlan, chosen_plan, page_plans, store_all
 from analysis.style import BACKWARD, FORWARD, GREY, style_of
 from remat.graph import Graph
@@ -32,7 +32,7 @@ STRIP_SYMBOLS = {
 
 
 def overhead_figure(data: OverheadData, run: Run) -> dict[str, Any]:
-    """The overhead plot with a status strip below; a click in the legend toggles a strategy."""
+    """The overhead plot with a status strip below; a click in the legend hides or shows a strategy."""
     figure = go.Figure()
     scale = data.scale
 
@@ -42,8 +42,8 @@ def overhead_figure(data: OverheadData, run: Run) -> dict[str, Any]:
     if data.bound is not None:
         at, over = data.bound
         figure.add_scatter(
-            x=_list(at / scale.factor), y=height(100 * over), text=_percents(over), mode="lines",
-            name="proven lower bound", fill="tozeroy",
+            x=_list(at / scale.factor), y=height(100 * over), text=[show_percent(share) for share in over],
+            mode="lines", name="proven lower bound", fill="tozeroy",
             line={"color": GREY, "dash": "dot", "width": 1, "shape": "vh"}, fillcolor="rgba(0,0,0,0.06)",
             hovertemplate="at least %{text}<extra>lower bound</extra>",
         )  # fmt: skip
@@ -61,7 +61,7 @@ def overhead_figure(data: OverheadData, run: Run) -> dict[str, Any]:
                 x=_list(curve.members["peak_bytes"].astype(float) / scale.factor),
                 y=height(100 * curve.members["overhead"].astype(float)),
                 text=[
-                    f"{shown_as_it_is(_parameters(m.parameters))}<br>{show_percent(m.overhead)}"
+                    f"{shown_as_it_is(show_mapping(m.parameters, ' = '))}<br>{show_percent(m.overhead)}"
                     for m in curve.members.itertuples()
                 ], mode="markers", legendgroup=group,
                 showlegend=False, marker={"color": style.colour, "size": 4, "opacity": 0.4, "symbol": style.symbol},
@@ -77,7 +77,8 @@ def overhead_figure(data: OverheadData, run: Run) -> dict[str, Any]:
                 name=style.label + beyond(data, style.label), legendgroup=group,
                 line=line | {"shape": "hv"},
                 marker={
-                    "symbol": [style.symbol + _open(s) for s in rows["status"]] or style.symbol,
+                    "symbol": [style.symbol + ("" if s == "OPTIMAL" else "-open") for s in rows["status"]]
+                    or style.symbol,
                     "size": 9, "color": style.colour, "line": {"width": 1.6, "color": style.colour},
                 },
                 hovertemplate=f"%{{text}}<extra>{style.label}</extra>",
@@ -108,8 +109,8 @@ def overhead_figure(data: OverheadData, run: Run) -> dict[str, Any]:
 
 
 def _strip(figure: go.Figure, data: OverheadData) -> None:
-    """Every solve's status; one legend entry for each status without a plan."""
-    named: set[str] = set()
+    """The status of every solve; one legend entry for each status without a plan."""
+    in_legend: set[str] = set()
     for level, curve in enumerate(data.curves):
         for status, group in curve.all_rows.groupby("status", sort=True):
             status = str(status)
@@ -118,18 +119,18 @@ def _strip(figure: go.Figure, data: OverheadData) -> None:
             x = _list(group["budget_bytes"].astype(float) / data.scale.factor)
             figure.add_scatter(
                 x=x, y=[level] * len(x), yaxis="y2", mode="markers", name=STRIP.get(status, status),
-                legendgroup=status if lacks else curve.strategy, showlegend=lacks and status not in named,
+                legendgroup=status if lacks else curve.strategy, showlegend=lacks and status not in in_legend,
                 marker={"symbol": STRIP_SYMBOLS.get(status, "diamond"), "size": 8, "color": colour,
                         "line": {"width": 1.5, "color": colour}},
                 text=[f"<b>{status}</b> {_wrap(m)}" for m in group["message"]],
                 hovertemplate=f"%{{x:.3f}} {data.scale.unit}: %{{text}}<extra>{curve.style.label}</extra>",
             )  # fmt: skip
-            named |= {status} if lacks else set()
+            in_legend |= {status} if lacks else set()
 
 
 def _marks(figure: go.Figure, data: OverheadData, run: Run) -> None:
     factor = data.scale.factor
-    if data.impossible_bytes is not None and data.impossible_bytes > data.x_range[0]:
+    if data.impossible_bytes is not None:
         figure.add_shape(
             type="rect", xref="x", yref="paper", x0=data.x_range[0] / factor, x1=data.impossible_bytes / factor,
             y0=0, y1=1, fillcolor="rgba(0,0,0,0.08)", line={"width": 0}, layer="below",
@@ -154,13 +155,13 @@ def network_figure(graph: Graph) -> dict[str, Any]:
         ("y2", bars.size / bars.byte_scale.factor, bars.byte_scale.unit, False),
     )
     for axis, height, unit, legend in panels:
-        for which, colour, name in ((~bars.backward, FORWARD, "forward"), (bars.backward, BACKWARD, "backward")):
-            if which.any():
+        for mask, colour, name in ((~bars.backward, FORWARD, "forward"), (bars.backward, BACKWARD, "backward")):
+            if mask.any():
                 figure.add_bar(
-                    x=_list(at[which]), y=_list(height[which]), yaxis=axis, name=name, legendgroup=name,
+                    x=_list(at[mask]), y=_list(height[mask]), yaxis=axis, name=name, legendgroup=name,
                     showlegend=legend, marker={"color": colour, "line": {"width": 0}},
                     text=[shown_as_it_is(f"{graph.operations[k].name} ({graph.operations[k].kind or 'operation'})")
-                          for k in at[which]],
+                          for k in at[mask]],
                     textposition="none",
                     hovertemplate=f"%{{text}}<br>%{{y:.4g}} {shown_as_it_is(unit)}<extra>{name}</extra>",
                 )  # fmt: skip
@@ -185,7 +186,7 @@ def network_figure(graph: Graph) -> dict[str, Any]:
 
 
 def plan_payload(run: Run) -> dict[str, Any]:
-    """What the plan chooser needs; ``plans`` is empty if no plan is stored."""
+    """The data of the plan chooser; ``plans`` is empty if no plan is stored."""
     shown = page_plans(run)
     graph = run.graph
     if graph is None or not shown:
@@ -237,14 +238,14 @@ def _plan(graph: Graph, one: ShownPlan, time: Scale, scale: Scale) -> dict[str, 
 
 def _steps(line: Timeline, time: Scale, scale: Scale) -> dict[str, Any]:
     return {
-        "edges": [float(f"{v:.7g}") for v in (line.edges / time.factor).tolist()],
-        "held": [float(f"{v:.6g}") for v in (line.held_bytes / scale.factor).tolist()],
+        "edges": _list(line.edges / time.factor, digits=7),
+        "held": _list(line.held_bytes / scale.factor, digits=6),
     }
 
 
-def _list(numbers: Any) -> list[float]:
-    """Plain numbers: plotly would encode arrays as base64, which nobody can read in the page."""
-    return [float(f"{v:.8g}") for v in np.asarray(numbers, dtype=float).tolist()]
+def _list(numbers: Any, digits: int = 8) -> list[float]:
+    """Plain numbers, because plotly would encode arrays as base64, which nobody can read in the page."""
+    return [float(f"{v:.{digits}g}") for v in np.asarray(numbers, dtype=float).tolist()]
 
 
 def _hover(row: Any, cost_unit: str) -> str:
@@ -256,29 +257,10 @@ def _hover(row: Any, cost_unit: str) -> str:
 
 
 def shown_as_it_is(text: str) -> str:
-    """Text of a file for plotly, which would read ``<b>`` as markup and ``%{x}`` as a field."""
+    """Text from a file, escaped because plotly would read ``<b>`` as markup and ``%{x}`` as a field."""
     return html.escape(text, quote=False).replace("%{", "%&#123;")
 
 
-def _percents(shares: Any) -> list[str]:
-    return [show_percent(share) for share in shares]
-
-
-def _open(status: str) -> str:
-    """Hollow markers for what is not proven."""
-    return "" if status == "OPTIMAL" else "-open"
-
-
-def _parameters(text: Any) -> str:
-    try:
-        values = json.loads(text)
-    except (TypeError, ValueError):
-        return str(text)
-    return ", ".join(f"{k} = {v}" for k, v in values.items()) if isinstance(values, dict) else str(text)
-
-
 def _wrap(message: Any, width: int = 70) -> str:
-    """A message as plotly's hover text: escaped, in short lines."""
-    import textwrap
-
+    """A message as plotly's hover text: escaped, with line breaks."""
     return "<br>".join(textwrap.wrap(html.escape(str(message or "")), width))

@@ -1,4 +1,4 @@
-"""The largest models that train: ``python -m analysis.largest_model RUN`` redraws from what is stored."""
+"""The largest models that train: ``python -m analysis.largest_model RUN`` redraws stored results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from analysis.saving import save_in_run
 from analysis.style import BLUE, GREY, ORANGE, WINE
 from remat.errors import InvalidInput
 
-KINDS = {  # of a trial: (colour, marker, label)
+KINDS = {  # [kind of a trial] (colour, marker, label)
     "fits": (BLUE, "o", "trains within the memory"),
     "ruled out": (WINE, "x", "proven impossible, or larger than such"),
     "undecided": (ORANGE, "D", "no plan found, not ruled out"),
@@ -25,19 +25,19 @@ KINDS = {  # of a trial: (colour, marker, label)
 
 
 def draw_run(folder: Path) -> list[Path]:
-    """The figure of a run; the paths written.
+    """Draw the figure of a run; returns the paths.
 
     Raises:
-        InvalidInput: no run of this experiment.
+        InvalidInput: the folder is not a run of this experiment.
     """
-    document = read_json(Path(folder) / "run.json")
+    document = read_json(folder / "run.json")
     if not document.get("searches"):
-        raise InvalidInput(f"{Path(folder) / 'run.json'}: not a run of experiment=largest_model")
-    return save_in_run(Path(folder), "largest_model", lambda: draw(document["searches"], document["memory_bytes"]))
+        raise InvalidInput(f"{folder / 'run.json'}: not a run of experiment=largest_model")
+    return save_in_run(folder, "largest_model", lambda: draw(document["searches"], document["memory_bytes"]))
 
 
 def draw(searches: Sequence[Mapping[str, Any]], memory_bytes: int) -> Figure:
-    """A panel for each search: what plain training of each size tried would need, against the memory that is there."""
+    """A panel for each search: peak of plain training at each size tried, against the memory of the GPU."""
     figure = Figure(figsize=(3.9 * len(searches) + 0.4, 3.7), layout="constrained")
     handles: dict[str, Any] = {}
     for axes, search in zip(figure.subplots(1, len(searches), squeeze=False)[0], searches, strict=True):
@@ -51,13 +51,12 @@ def draw(searches: Sequence[Mapping[str, Any]], memory_bytes: int) -> Figure:
 def _panel(axes: Axes, search: Mapping[str, Any], memory_bytes: int) -> None:
     trials = sorted(search["trials"], key=lambda trial: trial["size"])
     for kind, (colour, marker, label) in KINDS.items():
-        of = [trial for trial in trials if trial["kind"] == kind]
-        if of:
-            axes.plot([trial["size"] for trial in of], [trial["plain_peak_bytes"] / 1e9 for trial in of], ls="",
+        found = [trial for trial in trials if trial["kind"] == kind]
+        if found:
+            axes.plot([trial["size"] for trial in found], [trial["plain_peak_bytes"] / 1e9 for trial in found], ls="",
                       marker=marker, ms=6, color=colour, label=label)  # fmt: skip
     axes.axhline(memory_bytes / 1e9, color=GREY, lw=1.0, ls="--", label=f"memory of the GPU, {memory_bytes / 1e9:g} GB")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    axes.set(xscale="log", yscale="log", ylabel="GB without recomputation")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter("{x:g}")
@@ -65,7 +64,6 @@ def _panel(axes: Axes, search: Mapping[str, Any], memory_bytes: int) -> None:
     axes.set_xticks([trial["size"] for trial in trials], [trial["label"] for trial in trials], rotation=40, ha="right",
                     fontsize=8)  # fmt: skip
     axes.margins(x=0.12, y=0.15)
-    axes.set_ylabel("GB without recomputation")
     axes.set_title(f"{search['what']}, batch {search['batch']}", loc="left", fontweight="bold", fontsize=9)
 
 

@@ -1,6 +1,6 @@
 """The leaderboard: every strategy over every stored problem, as table, performance profile and page.
 
-``python run.py experiment=leaderboard`` makes it; ``python -m analysis.leaderboard RUN_FOLDER`` redraws one.
+``python run.py experiment=leaderboard`` makes one; ``python -m analysis.leaderboard RUN_FOLDER`` redraws it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from analysis import html_page
 from analysis.command import command
 from analysis.leaderboard_page import page, read_leaderboard
 from analysis.ranking import Board, Entry, as_records, profile
@@ -25,18 +24,19 @@ from analysis.saving import save, style_context
 from analysis.style import GREY, Style, style_of
 from analysis.table import write_frame
 from remat.errors import InvalidInput
+from remat.files import write_text
 
 FILE = "leaderboard.json"
-KNEE_PERCENT = 0.1  # the profile's axis is linear below, logarithmic above
-MOST_MARKS = 80  # corners of all curves, beyond which only the start of each is marked
+KNEE_PERCENT = 0.1  # the profile's axis is linear below and logarithmic above
+MOST_MARKS = 80  # if all curves have more corners, only the start of each has a marker
 LINES = ("-", "--", "-.", ":")
 
 
 def draw_leaderboard(folder: Path) -> list[Path]:
-    """Write table.csv, problems.csv, a figure for each board and page.html; the paths, the page last.
+    """Write table.csv, problems.csv, a figure for each board and page.html; returns the paths, the page last.
 
     Raises:
-        InvalidInput: the folder is no leaderboard's, or its store holds no rows.
+        InvalidInput: the folder is not a leaderboard's, or its store holds no rows.
     """
     try:
         store = (folder / read_json(folder / FILE)["store"]).resolve()
@@ -59,12 +59,12 @@ def draw_leaderboard(folder: Path) -> list[Path]:
             if board.ranked:
                 pictures[board.name] = save(draw(board), figures / f"profile_{board.scope}_{board.accounting}")
                 written += pictures[board.name]
-    text = page(shown, {name: paths[0] for name, paths in pictures.items()})
-    return [*written, html_page.write(text, folder / "page.html")]
+    write_text(folder / "page.html", page(shown, {name: paths[0] for name, paths in pictures.items()}))
+    return [*written, folder / "page.html"]
 
 
 def draw(board: Board) -> Figure:
-    """Performance profiles: how many of the common problems are solved within so much of the best known cost."""
+    """Performance profiles: the share of the common problems solved within each distance of the best known cost."""
     figure = Figure(figsize=(8.6, 4.6), layout="constrained")
     axes = figure.subplots()
     styles = looks(board.ranked)
@@ -98,7 +98,7 @@ def draw(board: Board) -> Figure:
 
 
 def looks(entries: Sequence[Entry]) -> dict[str, Style]:
-    """[entrant] its strategy's style; entrants of one strategy differ by the line."""
+    """[entrant] the style of its strategy; entrants of one strategy differ in the line."""
     styles: dict[str, Style] = {}
     seen: dict[str, int] = {}
     for s in sorted(entries, key=lambda s: s.entrant):

@@ -1,4 +1,4 @@
-"""What a leaderboard says: gathered from a store, in words for the terminal and as a page."""
+"""A leaderboard: read from a store, shown in the terminal and as a page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from analysis import html_page
 from analysis.claims import contradictions
-from analysis.ranking import LEAST_SHARED, WORST, Board, Counted, Entry, boards, count_rows
+from analysis.ranking import BOARD, LEAST_SHARED, PROBLEM, WORST, Board, Counted, Entry, boards, count_rows
 from analysis.results import as_objects, read_store_rows
 from analysis.scales import show_count, show_percent, show_seconds
 from remat.errors import InvalidInput
@@ -26,18 +26,15 @@ HEADS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leaderboard:
-    """Everything that is shown.
+    """All that the terminal and the page show.
 
     Attributes:
-        n_graphs, n_problems: over all boards.
-        unreadable: a line for each row file that was left out.
-        refuted: lines about claims that a plan refutes.
+        unreadable: a line for each row file that cannot be read.
+        refuted: a line for each claim that a plan refutes.
     """
 
     boards: list[Board]
     counted: Counted
-    n_graphs: int
-    n_problems: int
     unreadable: list[str]
     refuted: list[str]
 
@@ -46,7 +43,7 @@ def read_leaderboard(store: Path) -> Leaderboard:
     """The leaderboard of a store.
 
     Raises:
-        InvalidInput: it holds no rows.
+        InvalidInput: the store holds no rows.
     """
     rows, unreadable = read_store_rows(store)
     if not len(rows):
@@ -54,24 +51,22 @@ def read_leaderboard(store: Path) -> Leaderboard:
     families = family_names(store)
     counted = count_rows(rows, families)
     found = boards(counted.rows, families)
-    problems = counted.rows[["graph_sha256", "budget_bytes", "scope", "accounting"]].drop_duplicates()
-    n_graphs = int(counted.rows["graph_sha256"].nunique())
-    return Leaderboard(found, counted, n_graphs, len(problems), unreadable, contradictions(as_objects(counted.rows)))
+    return Leaderboard(found, counted, unreadable, contradictions(as_objects(counted.rows)))
 
 
 def family_names(store: Path) -> list[str]:
-    """Strategies that ignore the budget, as the store tells."""
+    """The strategies that ignore the budget, according to the store."""
     names: set[str] = set()
     for path in sorted((store / "families").glob("*.parquet")):
         try:
             names |= set(pq.read_table(path, columns=["strategy"])["strategy"].to_pylist())
         except (OSError, ValueError):
-            continue  # the next run computes it again; here it would only have given one name
+            continue  # it would have added one name at most; the next run computes it again
     return sorted(names)
 
 
 def cells(place: int, s: Entry) -> list[str]:
-    """One line of the table, as text."""
+    """One row of the table, as text."""
     of = f"/{s.counted}"
     return [
         str(place) if s.score is not None else "–", s.entrant, f"{s.score:.4f}" if s.score is not None else "–",
@@ -81,7 +76,7 @@ def cells(place: int, s: Entry) -> list[str]:
 
 
 def notes(board: Board) -> list[str]:
-    """What the numbers of a board are about."""
+    """Which problems the numbers of a board cover."""
     without = f", {board.without_plan} without" if board.without_plan else ""
     lines = [
         f"{show_count(len(board.ratios), 'problem')} with a known plan{without}; ranked over the "
@@ -90,23 +85,24 @@ def notes(board: Board) -> list[str]:
     ]
     if len(board.ranked) < len(board.entries):
         lines.append(
-            f"–: not ranked, because with it the ranked ones would share less than {LEAST_SHARED:.0%} of the problems; "
-            "its numbers are over what it attempted."
+            f"–: not ranked, because with it the ranked strategies would share less than {LEAST_SHARED:.0%} of the "
+            "problems; its numbers cover the problems that it attempted."
         )
     return lines
 
 
 def summary(shown: Leaderboard) -> list[str]:
-    """What was counted and what was not."""
-    counted = shown.counted
+    """Which solves count and which do not."""
+    counted, rows = shown.counted, shown.counted.rows
+    problems = rows[[*PROBLEM, *BOARD]].drop_duplicates()
     line = (
-        f"{show_count(len(counted.rows), 'solve')} of {show_count(shown.n_problems, 'problem')} on "
-        f"{show_count(shown.n_graphs, 'graph')}"
+        f"{show_count(len(rows), 'solve')} of {show_count(len(problems), 'problem')} on "
+        f"{show_count(problems['graph_sha256'].nunique(), 'graph')}"
     )
     reasons = (
         (counted.superseded, "superseded by later ones"),
         (counted.capped, "ended by a cost cap"),
-        (counted.carried, "with a plan carried from another budget"),
+        (counted.carried, "with a plan found at another budget"),
         (counted.cut_short, "cut short"),
         (len(shown.unreadable), "unreadable"),
     )
@@ -117,7 +113,7 @@ def summary(shown: Leaderboard) -> list[str]:
 
 
 def tables(shown: Leaderboard) -> list[Table | Text]:
-    """For the terminal: a table for each board, with its notes."""
+    """For the terminal: a table with notes for each board."""
     parts: list[Table | Text] = [Text(line) for line in summary(shown)]
     for board in shown.boards:
         title = Text(f"Leaderboard, {board.name}", style="table.title")
@@ -131,7 +127,7 @@ def tables(shown: Leaderboard) -> list[Table | Text]:
 
 
 def page(shown: Leaderboard, pictures: dict[str, Path]) -> str:
-    """The same as one HTML file that asks no server for anything."""
+    """The same as one self-contained HTML file."""
     body = ["<h1>Leaderboard</h1>", *(f"<p>{escape(line)}</p>" for line in summary(shown))]
     for board in shown.boards:
         body.append(f"<h2>{escape(board.name[0].upper() + board.name[1:])}</h2>")

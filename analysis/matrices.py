@@ -1,4 +1,4 @@
-"""R and S of a plan: what is computed in which stage, and what is resident when it starts."""
+"""R and S of a plan: the operations that each stage computes, and those resident when it starts."""
 
 from __future__ import annotations
 
@@ -13,35 +13,33 @@ from analysis.style import AGAIN, FIRST, HELD, HELD_FULL
 from remat.graph import Graph
 from remat.plan import Plan
 
-MAX_OPERATIONS = 4000  # above it the dense matrices take gigabytes
-MOST_CELLS = 420  # a panel has about so many pixels
+MAX_OPERATIONS = 4000  # the dense matrices of a larger graph take gigabytes
+MOST_CELLS = 420  # about the pixels of a panel
 NOTHING, RESIDENT, COMPUTED, RECOMPUTED = range(4)
 COLOURS = ("#FFFFFF", HELD, FIRST, AGAIN)
 
 
 def cells(graph: Graph, plan: Plan, most: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """(R, S, operations per cell) of at most `most` x `most` cells.
+    """(R, S, operations per cell), with at most `most` x `most` cells.
 
-    R [cells, cells] uint8: `NOTHING`, `COMPUTED` or `RECOMPUTED`; a cell shows a recomputation if any of its
-    computations is one, so that none vanishes. S [cells, cells] float: share of its (stage, operation)
-    pairs in which an output of the operation is resident at the start of the stage.
+    R [cells, cells] uint8: `NOTHING`, `COMPUTED` or `RECOMPUTED`; one recomputation marks the whole cell, so that
+    none is lost. S [cells, cells] float: the share of (stage, operation) pairs in the cell for which an output of the
+    operation is resident when the stage starts.
     """
     R_TN, S_TV = plan.matrices(graph)
     n = len(graph)
     S_TN = np.zeros((n, n), dtype=bool)
     for v, k in enumerate(graph.producer):
         S_TN[:, k] |= S_TV[:, v]
-    computed_first = np.zeros((n, n), dtype=bool)
-    first_stage = (R_TN > 0).argmax(axis=0)
-    computed_first[first_stage, np.arange(n)] = True
-    kind = np.where(R_TN > 0, np.where(computed_first & (R_TN == 1), COMPUTED, RECOMPUTED), NOTHING).astype(np.uint8)
+    kind = np.where(R_TN > 0, RECOMPUTED, NOTHING).astype(np.uint8)
+    first = (R_TN > 0).argmax(axis=0), np.arange(n)
+    kind[first] = np.where(R_TN[first] == 1, COMPUTED, RECOMPUTED)
     block = -(-n // most)
-    size = -(-n // block)
-    pad = ((0, size * block - n), (0, size * block - n))
-    R = np.pad(kind, pad).reshape(size, block, size, block).max(axis=(1, 3))
-    filled = np.pad(S_TN, pad).reshape(size, block, size, block).sum(axis=(1, 3))
-    valid = np.pad(np.ones((n, n), dtype=bool), pad).reshape(size, block, size, block).sum(axis=(1, 3))
-    return R, filled / valid, block
+    starts = np.arange(0, n, block)
+    R = np.maximum.reduceat(np.maximum.reduceat(kind, starts, axis=0), starts, axis=1)
+    held = np.add.reduceat(np.add.reduceat(S_TN, starts, axis=0, dtype=int), starts, axis=1)
+    lengths = np.diff(starts, append=n)
+    return R, held / np.outer(lengths, lengths), block
 
 
 def draw(graph: Graph, shown: ShownPlan) -> Figure:
@@ -53,27 +51,19 @@ def draw(graph: Graph, shown: ShownPlan) -> Figure:
     figure.set_layout_engine("constrained", h_pad=0.09)
     left, right = figure.subplots(1, 2, sharey=True)
     left.imshow(R, cmap=ListedColormap(list(COLOURS)), vmin=0, vmax=3, interpolation="nearest", extent=extent)
-    if R.shape[0] > 100:  # single cells would be too small to be seen
+    if R.shape[0] > 100:  # single cells would be too small to see
         stage, operation = np.nonzero(R == RECOMPUTED)
         middle = (block - 1) / 2
         left.plot(operation * block + middle, stage * block + middle, ls="", marker="s", ms=2.2, color=AGAIN, mew=0)
-    right.imshow(
-        S,
-        cmap=LinearSegmentedColormap.from_list("held", ["#FFFFFF", HELD_FULL]),
-        vmin=0,
-        vmax=1,
-        interpolation="nearest",
-        extent=extent,
-    )
+    shades = LinearSegmentedColormap.from_list("held", ["#FFFFFF", HELD_FULL])
+    right.imshow(S, cmap=shades, vmin=0, vmax=1, interpolation="nearest", extent=extent)
     left.set_title("R: computed in the stage", loc="left")
     right.set_title("S: resident when the stage starts", loc="left")
     left.set_ylabel("Stage (ends with a first computation)")
     first_backward = next((k for k, op in enumerate(graph.operations) if op.is_backward), None)
     for axes in (left, right):
-        axes.set_xlabel("Operation, in graph order")
+        axes.set(xlabel="Operation, in graph order", xlim=(-0.5, n - 0.5), ylim=(n - 0.5, -0.5))
         axes.grid(visible=False)
-        axes.set_xlim(-0.5, n - 0.5)
-        axes.set_ylim(n - 0.5, -0.5)
         if first_backward is not None:
             axes.axvline(first_backward - 0.5, color="#555555", lw=0.7, ls=":")
             axes.axhline(first_backward - 0.5, color="#555555", lw=0.7, ls=":")

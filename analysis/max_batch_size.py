@@ -1,7 +1,7 @@
 """Largest batch of every strategy, found and proven (Fig. 6 of Checkmate, Jain et al., MLSys 2020).
 
-``python -m analysis.max_batch_size RUN [RUN ...]`` redraws from what is stored; several runs become one figure, in
-the folder of the first. Each way of counting has a panel of its own: they are never mixed.
+``python -m analysis.max_batch_size RUN [RUN ...]`` redraws stored results; several runs become one figure in the
+folder of the first. A rule says how bytes are counted. Each rule has its own panel, and rules are never mixed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from analysis.table import write_frame
 from remat.errors import InvalidInput
 
 DIRECT = "max_batch_milp"
-PALE = ("checkpoint_all_ap", "ap_sqrtn", "ap_greedy", "lp_rounding_random")  # they share another's colour
-PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
-LOW = 13  # percent: a bar too short for its number
+PALE = ("checkpoint_all_ap", "ap_sqrtn", "ap_greedy", "lp_rounding_random")  # they share a colour with another strategy
+LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
+LOW = 13  # percent; up to this height a bar is too short for its number
 _LABELS = {
     "unet": "U-Net", "fcn8": "FCN8", "segnet": "SegNet", "vgg19": "VGG19", "resnet50": "ResNet50",
     "mobilenet": "MobileNet",
@@ -42,18 +42,21 @@ Document = Mapping[str, Any]
 
 
 def draw_runs(folders: Sequence[Path], target: Path) -> list[Path]:
-    """``table.csv`` and ``figures/max_batch_size.png`` and ``.pdf`` of these runs under `target`; the paths.
+    """Write ``table.csv`` and ``figures/max_batch_size.png`` and ``.pdf`` of these runs in `target`; returns the paths.
 
     Raises:
-        InvalidInput: a folder is no run of this experiment.
+        InvalidInput: a folder is not a run of this experiment.
     """
     documents = [document for folder in folders for document in load(folder)]
-    table = write_frame(_frame(documents), target / "table.csv")
+    frame = pd.DataFrame(rows_of(documents))
+    for column in ("found", "proven_by_it", "proven", "published", "sample_peak_bytes"):
+        frame[column] = frame[column].astype("Int64")  # whole numbers that may be missing
+    table = write_frame(frame, target / "table.csv")
     return [table, *save_in_run(target, "max_batch_size", lambda: draw(documents))]
 
 
 def load(folder: Path) -> list[dict[str, Any]]:
-    """The documents of a run (`experiments.max_batch_size` says what is in them)."""
+    """The documents of a run; `experiments.max_batch_size` describes them."""
     path = Path(folder) / "run.json"
     run = read_json(path)
     if run.get("experiment") != "max_batch_size":
@@ -64,17 +67,16 @@ def load(folder: Path) -> list[dict[str, Any]]:
 
 
 def rows_of(documents: Sequence[Document]) -> list[dict[str, Any]]:
-    """A flat row for each network, strategy and rule: what table.csv holds."""
+    """The rows of table.csv: one for each network, strategy and rule."""
     rows = []
     for document in documents:
-        published = {(p["strategy"], p["rule"]): p["batch"] for p in document["published"]}
         for record in sorted(document["records"], key=lambda r: order_of(r["strategy"])):
             for rule in document["rules"]:
                 name = rule["name"]
                 rows.append({
                     "network": document["network"], "rule": name, "strategy": record["strategy"],
                     "found": record["found"][name], "proven_by_it": record["proven"][name],
-                    "proven": document["proven"][name], "published": published.get((record["strategy"], name)),
+                    "proven": document["proven"][name], "published": _published(document, name).get(record["strategy"]),
                     "sample_peak_bytes": record["found_bytes"][name], "sample_bound_bytes": document["proven_bytes"],
                     "memory_bytes": document["memory_bytes"], "parameter_bytes": document["parameter_bytes"],
                     "input_bytes": document["input_bytes"], "solves": record["solves"], "wall_s": record["wall_s"],
@@ -83,16 +85,8 @@ def rows_of(documents: Sequence[Document]) -> list[dict[str, Any]]:
     return rows
 
 
-def _frame(documents: Sequence[Document]) -> pd.DataFrame:
-    """`rows_of` as columns."""
-    frame = pd.DataFrame(rows_of(documents))
-    for column in ("found", "proven_by_it", "proven", "published", "sample_peak_bytes"):
-        frame[column] = frame[column].astype("Int64")
-    return frame
-
-
 def terminal_table(documents: Sequence[Document]) -> list[Table]:
-    """A table for each rule: strategies down, networks across, found / proven."""
+    """A table for each rule: strategies down, networks across; the proven limit and published batches below."""
     tables = []
     for rule in documents[0]["rules"]:
         table = Table(box=box.SIMPLE_HEAD)
@@ -109,40 +103,47 @@ def terminal_table(documents: Sequence[Document]) -> list[Table]:
 
 
 def found_rows(documents: Sequence[Document], rule: str, label: Callable[[str], str]) -> Iterator[list[str]]:
-    """(label, largest batch found in each network or '') of every strategy."""
+    """For every strategy: its label, then the largest batch found in each network, or ''."""
     for strategy in strategies_of(documents):
-        records = [_record(document, strategy) for document in documents]
-        found = [None if record is None else record["found"][rule] for record in records]
+        found = [_found(document, strategy).get(rule) for document in documents]
         yield [label(strategy), *("" if batch is None else str(batch) for batch in found)]
 
 
 def limit_rows(documents: Sequence[Document], rule: str, label: Callable[[str], str]) -> Iterator[list[str]]:
-    """What is proven impossible to exceed in each network, then the batches published for each strategy."""
+    """The proven limit in each network, then for each strategy its published batches."""
     yield ["no plan has more (proven)", *(str(document["proven"][rule]) for document in documents)]
-    known = [{p["strategy"]: str(p["batch"]) for p in d["published"] if p["rule"] == rule} for d in documents]
+    known = [_published(document, rule) for document in documents]
     for strategy in dict.fromkeys(strategy for published in known for strategy in published):
-        yield [f"published: {label(strategy)}", *(published.get(strategy, "") for published in known)]
+        yield [f"published: {label(strategy)}", *(str(published.get(strategy, "")) for published in known)]
 
 
 def strategies_of(documents: Sequence[Document]) -> list[str]:
-    """Names in the figures' order."""
+    """Names in the order of the figures."""
     names = {record["strategy"] for document in documents for record in document["records"]}
     return sorted(names, key=order_of)
 
 
-def _record(document: Document, strategy: str) -> dict[str, Any] | None:
-    return next((record for record in document["records"] if record["strategy"] == strategy), None)
+def _found(document: Document, strategy: str) -> dict[str, int | None]:
+    """[rule] the largest batch found, or None; empty without a record of the strategy."""
+    return next((record["found"] for record in document["records"] if record["strategy"] == strategy), {})
+
+
+def _published(document: Document, rule: str) -> dict[str, int]:
+    """[strategy] the batch published under a rule."""
+    return {p["strategy"]: p["batch"] for p in document["published"] if p["rule"] == rule}
 
 
 def draw(documents: Sequence[Document]) -> Figure:
     """Bars for each network and strategy, one panel for each rule.
 
-    A bar is the largest batch found, relative to what is proven to be impossible: 100 % cannot be exceeded by
-    any plan. Networks differ by a factor of twenty, so that batches would not share an axis; the numbers on
-    the bars are batches.
+    A bar is the largest batch found, in percent of the proven limit, because the batches of the networks differ by a
+    factor of twenty and would not fit one axis. The numbers on the bars are batches.
     """
     rules = documents[0]["rules"]
-    names = [name for name in strategies_of(documents) if any(_has_plan(d, name) for d in documents)]
+    names = [
+        name for name in strategies_of(documents)
+        if any(batch is not None for document in documents for batch in _found(document, name).values())
+    ]  # fmt: skip
     width = max(7.5, 2.6 + 0.125 * (len(names) + 2) * len(documents))
     figure = Figure(figsize=(width, 2.5 * len(rules) + 0.7), layout="constrained")
     panels = np.atleast_1d(figure.subplots(len(rules), 1, sharex=True))
@@ -160,13 +161,8 @@ def draw(documents: Sequence[Document]) -> Figure:
     return figure
 
 
-def _has_plan(document: Document, strategy: str) -> bool:
-    record = _record(document, strategy)
-    return record is not None and any(batch is not None for batch in record["found"].values())
-
-
 def _face(strategy: str) -> dict[str, Any]:
-    """How its bars are filled."""
+    """Colours of its bars."""
     colour = style_of(strategy).colour
     if strategy not in PALE:
         return {"facecolor": colour}
@@ -174,7 +170,7 @@ def _face(strategy: str) -> dict[str, Any]:
 
 
 def network_label(document: Document) -> str:
-    """The document's network, for people."""
+    """The network's name for people."""
     name = str(document["network"])
     return _LABELS.get(name, name)
 
@@ -182,10 +178,9 @@ def network_label(document: Document) -> str:
 def _panel(axes: Axes, documents: Sequence[Document], names: Sequence[str], rule: Mapping[str, str]) -> None:
     step = 0.86 / len(names)
     for x, document in enumerate(documents):
-        most = document["proven"][rule["name"]]
+        most, published = document["proven"][rule["name"]], _published(document, rule["name"])
         for i, name in enumerate(names):
-            record = _record(document, name)
-            batch = None if record is None else record["found"][rule["name"]]
+            batch = _found(document, name).get(rule["name"])
             at = x - 0.43 + step * (i + 0.5)
             if batch is None:
                 axes.text(at, 1.0, "–", ha="center", va="bottom", fontsize=8, color=GREY)
@@ -197,20 +192,18 @@ def _panel(axes: Axes, documents: Sequence[Document], names: Sequence[str], rule
                 at, 2.0 if inside else share + 2.0, str(batch), rotation=90, ha="center", va="bottom", fontsize=6,
                 zorder=4, color="white" if inside and name not in PALE else BLACK,
             )  # fmt: skip
-            if batch < most:  # the whisker from found to proven
+            if batch < most:  # a whisker from found to proven
                 axes.plot([at, at], [share, 100], color=GREY, lw=0.6, ls=":", zorder=1)
-            known = [p["batch"] for p in document["published"] if (p["strategy"], p["rule"]) == (name, rule["name"])]
-            for value in known:
-                axes.plot(at, 100 * value / most, marker="D", ms=4, mfc="white", mec=BLACK, zorder=5, clip_on=False)
-                axes.annotate(str(value), (at, 100 * value / most), xytext=(0, 4), textcoords="offset points",
-                              ha="center", fontsize=6.5, zorder=6, bbox=PAPER)  # fmt: skip
+            if name in published:
+                height = 100 * published[name] / most
+                axes.plot(at, height, marker="D", ms=4, mfc="white", mec=BLACK, zorder=5, clip_on=False)
+                axes.annotate(str(published[name]), (at, height), xytext=(0, 4), textcoords="offset points",
+                              ha="center", fontsize=6.5, zorder=6, bbox=LABEL_BOX)  # fmt: skip
         axes.plot([x - 0.45, x + 0.45], [100, 100], color=BLACK, lw=1.0, zorder=3)
         axes.text(x - 0.45, 101.5, f"≤ {most}", ha="left", va="bottom", fontsize=7)
-    axes.set_ylim(0, 120)
+    axes.set(xlim=(-0.55, len(documents) - 0.45), ylim=(0, 120), ylabel="batch, % of proven limit")
     axes.set_yticks(range(0, 101, 20))
-    axes.set_xlim(-0.55, len(documents) - 0.45)
     axes.grid(visible=False, axis="x")
-    axes.set_ylabel("batch, % of proven limit")
     axes.set_title(rule["label"], loc="left", fontsize=9)
 
 

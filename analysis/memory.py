@@ -1,4 +1,4 @@
-"""Memory over time of a plan against checkpoint-all."""
+"""Memory over time of a plan, against checkpoint-all."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Timeline:
     """A plan's memory as steps.
 
     Attributes:
-        edges: [C + 1] time at which computation c starts; the last is the end.
-        held_bytes: [C] bytes held while it runs.
-        again: [C] bool, the operation had been computed before.
-        backward_at: time of the first backward operation, or None.
-        by_cost: time is elapsed cost; else the index of the computation (all costs are 0).
+        edges: [C + 1] start of each computation, then the end of the last one.
+        held_bytes: [C] bytes held while the computation runs.
+        again: [C] bool, whether it is a recomputation.
+        backward_at: start of the first backward operation, or None.
+        by_cost: time is the cost spent; if all costs are 0, it is the index of the computation.
     """
 
     edges: np.ndarray
@@ -36,7 +36,7 @@ class Timeline:
 
 
 def timeline(graph: Graph, trace: Trace) -> Timeline:
-    """The timeline of a replayed plan."""
+    """The timeline of a simulated plan."""
     order = trace.order.astype(np.int64)
     by_cost = trace.cost > 0
     ends = trace.end_cost.astype(float) if by_cost else np.arange(1, len(order) + 1, dtype=float)
@@ -53,12 +53,12 @@ def time_axis(graph: Graph, largest: float, by_cost: bool) -> tuple[Scale, str]:
     if not by_cost:
         return Scale(1.0, ""), "Computations"
     scale = cost_scale(largest, graph.cost_unit)
-    what = "Time, summed costs of the operations" if graph.cost_unit == "ns" else "Cost spent"
-    return scale, f"{what} ({scale.unit})"
+    label = "Time, summed costs of the operations" if graph.cost_unit == "ns" else "Cost spent"
+    return scale, f"{label} ({scale.unit})"
 
 
 def draw(graph: Graph, shown: ShownPlan, plain: Trace) -> Figure:
-    """The chosen plan as a filled line, checkpoint-all behind it, recomputations as a strip of ticks."""
+    """The plan as a filled line, checkpoint-all behind it, recomputations as a strip of ticks below."""
     mine, base = timeline(graph, shown.trace), timeline(graph, plain)
     budget = int(shown.row.budget_bytes)
     scale = byte_scale(max(plain.peak_bytes, shown.trace.peak_bytes))
@@ -81,18 +81,17 @@ def draw(graph: Graph, shown: ShownPlan, plain: Trace) -> Figure:
         axes.plot([middle], [shown.trace.peak_bytes / scale.factor], marker="v", ms=6, color=style.colour, ls="",
                   zorder=5, clip_on=False)  # fmt: skip
     top = 1.12 * max(plain.peak_bytes, shown.trace.peak_bytes, min(budget, 1.3 * plain.peak_bytes)) / scale.factor
-    for where, colour, dash in ((mine.backward_at, BLACK, ":"), (base.backward_at, LIGHT_GREY, ":")):
+    for where, colour in ((mine.backward_at, BLACK), (base.backward_at, LIGHT_GREY)):
         if where is not None:
-            axes.axvline(where / time.factor, color=colour, lw=1.0, ls=dash, zorder=1)
+            axes.axvline(where / time.factor, color=colour, lw=1.0, ls=":", zorder=1)
     if mine.backward_at is not None:
         axes.annotate("backward starts", (mine.backward_at / time.factor, top), xytext=(0, 2), ha="center",
                       va="bottom", textcoords="offset points", fontsize=7.5, annotation_clip=False)  # fmt: skip
-    axes.set_ylim(0, top)
-    axes.set_xlim(0, max(mine.edges[-1], base.edges[-1]) / time.factor * 1.005)
-    axes.set_ylabel(f"Memory held ({scale.unit})")
+    right = max(mine.edges[-1], base.edges[-1]) / time.factor * 1.005
+    axes.set(xlim=(0, right), ylim=(0, top), ylabel=f"Memory held ({scale.unit})")
     axes.set_title(shown.title, loc="left", fontweight="bold", pad=16, parse_math=False)
     starts, ends = mine.edges[:-1][mine.again], mine.edges[1:][mine.again]
-    least = mine.edges[-1] / 800  # wide enough to be seen
+    least = mine.edges[-1] / 800  # so that short recomputations are visible
     for start, end in zip(starts, np.maximum(ends, starts + least), strict=True):
         ticks.axvspan(start / time.factor, end / time.factor, color=AGAIN, lw=0)
     ticks.set_yticks([0.5], ["recomputing"], fontsize=7.5)

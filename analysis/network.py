@@ -1,4 +1,4 @@
-"""Cost and memory of every operation of the network, in graph order."""
+"""Cost and bytes of every operation of the network, in graph order."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from analysis.style import BACKWARD, FORWARD, GREY
 from remat.graph import Graph
 from remat.units import format_size
 
-NAMED = 60  # up to so many operations the axis carries their names
-LONGEST = 26  # characters of a name beside a bar
-ACROSS = 120  # characters of that size across the panel
+NAMED = 60  # the axis names the operations of graphs up to this size
+LONGEST = 26  # characters of a name above a bar
+ACROSS = 120  # such characters across the panel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +44,7 @@ def bars_of(graph: Graph) -> Bars:
 
 
 def draw(graph: Graph) -> Figure:
-    """Two panels of bars, forward and backward in two colours, the largest named."""
+    """Two panels of bars, forward and backward in two colours, with the names of the largest."""
     bars = bars_of(graph)
     n = len(graph)
     named = n <= NAMED
@@ -69,13 +69,13 @@ def draw(graph: Graph) -> Figure:
 
 def _panel(axes: Axes, bars: Bars, height: np.ndarray, label: str, named: bool) -> None:
     at = np.arange(len(height))
-    # One filled staircase per pass: a thousand rectangles would take seconds and megabytes in the PDF.
+    # One filled staircase per pass, because a thousand rectangles would take seconds, and megabytes in the PDF.
     edges = np.arange(len(height) + 1) - 0.5
-    for which, colour in ((~bars.backward, FORWARD), (bars.backward, BACKWARD)):
+    for mask, colour in ((~bars.backward, FORWARD), (bars.backward, BACKWARD)):
         if named:
-            axes.bar(at[which], height[which], width=0.8, color=colour)
-        elif which.any():
-            axes.stairs(np.where(which, height, 0.0), edges, color=colour, fill=True, lw=0.3, ec=colour)
+            axes.bar(at[mask], height[mask], width=0.8, color=colour)
+        elif mask.any():
+            axes.stairs(np.where(mask, height, 0.0), edges, color=colour, fill=True, lw=0.3, ec=colour)
     axes.set_ylabel(label, parse_math=False)
     axes.set_ylim(0, 1.18 * height.max(initial=0.0) or 1.0)
     axes.grid(visible=False, axis="x")
@@ -86,12 +86,12 @@ def _panel(axes: Axes, bars: Bars, height: np.ndarray, label: str, named: bool) 
 
 
 def shown(name: str) -> str:
-    """A name, its middle left out if it is long."""
+    """A name; a long one without its middle."""
     return name if len(name) <= LONGEST else f"{name[: LONGEST // 2 - 1]}…{name[-(LONGEST // 2) :]}"
 
 
 def landmarks(height: np.ndarray, names: list[str]) -> list[int]:
-    """Up to three of the highest bars, far enough apart for their names; none if many are as high."""
+    """Up to three of the highest bars, far enough apart for their names; none if more than three are highest."""
     if np.count_nonzero(height == height.max(initial=0.0)) > 3:
         return []
     chosen: list[int] = []

@@ -1,6 +1,6 @@
-"""Overhead against budget for every strategy (Fig. 5 of Checkmate, Jain et al., MLSys 2020), on paper.
+"""Overhead against budget for every strategy (Fig. 5 of Checkmate, Jain et al., MLSys 2020), for print.
 
-``python -m analysis.overhead RUN_FOLDER`` redraws this figure alone from what is stored.
+``python -m analysis.overhead RUN_FOLDER`` redraws only this figure, from stored results.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from analysis.scales import binary_scale
 from analysis.style import GREY, LIGHT_GREY, PALE, Style, order_of
 from remat.errors import InvalidInput
 
-# Markers of the status strip: one glyph and what it means.
-STRIP = {
+STRIP = {  # [status] its words in legends
     "OPTIMAL": "proven optimal", "FEASIBLE": "plan, not proven optimal", "NO_PLAN": "no plan fits",
     "INFEASIBLE": "proven infeasible", "TIMEOUT": "no plan in time", "SKIPPED": "does not apply", "FAILED": "failed",
 }  # fmt: skip
@@ -34,10 +33,10 @@ BLACK_LINE = "#222222"
 
 
 def redraw(folder: Path) -> list[Path]:
-    """Draw the figure of a run folder as PNG and PDF; the files written.
+    """Draw the figure of a run folder as PNG and PDF; returns the paths.
 
     Raises:
-        InvalidInput: no such run, a file of it cannot be read, or no strategy has a plan.
+        InvalidInput: there is no such run, one of its files cannot be read, or no strategy has a plan.
     """
     run = load_run(folder)
     data = overhead_data(run)
@@ -47,7 +46,7 @@ def redraw(folder: Path) -> list[Path]:
 
 
 def draw(data: OverheadData, run: Run) -> Figure:
-    """The figure for paper: curves above, a strip with every solve's status below."""
+    """The printed figure: curves above, a strip with the status of every solve below."""
     n = len(data.curves)
     strip_height = 0.17 * n + 0.1
     figure = Figure(figsize=(8.2, 4.1 + strip_height), layout="constrained")
@@ -64,7 +63,7 @@ def draw(data: OverheadData, run: Run) -> Figure:
 
 
 def draw_axes(axes: Axes, data: OverheadData, run: Run) -> None:
-    """The curves with their axes, without a title, a strip and a legend."""
+    """Draw the curves and their axes, without title, strip and legend."""
     factor = data.scale.factor
     for curve in data.curves:
         _draw_curve(axes, curve, data)
@@ -92,9 +91,9 @@ def draw_axes(axes: Axes, data: OverheadData, run: Run) -> None:
 
 
 def _shade_impossible(axes: Axes, data: OverheadData) -> None:
-    """Hatch budgets without any plan, and mark the GPU's memory."""
+    """Hatch the budgets that no plan can meet, and mark the memory of the GPU."""
     factor = data.scale.factor
-    if data.impossible_bytes is not None and data.impossible_bytes > data.x_range[0]:
+    if data.impossible_bytes is not None:
         axes.axvspan(
             data.x_range[0] / factor, data.impossible_bytes / factor, facecolor="#F1F1F1", edgecolor="#CFCFCF",
             hatch="////", lw=0, zorder=0,
@@ -117,17 +116,17 @@ def _draw_curve(axes: Axes, curve: Curve, data: OverheadData) -> None:
         at, over = curve.steps
         axes.step(np.append(at, max(at[-1], data.x_range[1])) / factor, 100 * np.append(over, over[-1]),
                   where="post", alpha=0.9, zorder=2.5, **line)  # fmt: skip
-    elif len(rows):  # a plan serves every larger budget, until a cheaper one is found
+    elif len(rows):  # a plan fits every larger budget too
         right = max(x.max(), data.x_range[1] / factor)
         axes.step(np.append(x, right), np.append(y, y.iloc[-1]), where="post", zorder=3, **line)
     proven = (rows["status"] == "OPTIMAL").to_numpy()
-    for which, face in ((proven, style.colour), (~proven, "white")):
-        axes.plot(x[which], y[which], ls="", marker=style.marker, ms=5.5 if style.marker != "*" else 8, mfc=face,
+    for mask, face in ((proven, style.colour), (~proven, "white")):
+        axes.plot(x[mask], y[mask], ls="", marker=style.marker, ms=5.5 if style.marker != "*" else 8, mfc=face,
                   mec=style.colour, mew=1.1, zorder=4 if curve.steps is None else 3.5)  # fmt: skip
 
 
 def _binary_axis(axes: Axes, data: OverheadData) -> None:
-    """The same budgets in GiB along the top."""
+    """Show the same budgets in GiB along the top."""
     binary = binary_scale(data.scale)
     if binary.factor == data.scale.factor:
         return
@@ -152,7 +151,7 @@ def _draw_strip(strip: Axes, data: OverheadData) -> None:
 
 
 def strip_marker(status: str, style: Style) -> dict[str, Any]:
-    """Filled: proven; hollow: plan; cross: no plan; and so on."""
+    """How a status is drawn: filled if proven, hollow for any other plan, and a sign without a plan."""
     if status in WITH_PLAN:
         face = style.colour if status == "OPTIMAL" else "white"
         return {"marker": "o", "ms": 4.5, "mfc": face, "mec": style.colour, "mew": 1.0}
@@ -161,7 +160,7 @@ def strip_marker(status: str, style: Style) -> dict[str, Any]:
 
 
 def legend(several: Sequence[OverheadData]) -> list[Line2D | Patch]:
-    """Handles for everything that these figures show, each once."""
+    """One handle for each thing that these figures show."""
     curves: dict[str, tuple[Curve, str]] = {}
     for data in several:
         for curve in data.curves:
@@ -180,13 +179,13 @@ def legend(several: Sequence[OverheadData]) -> list[Line2D | Patch]:
     handles.append(Line2D([], [], ls="", marker="o", ms=5, mfc="white", mec=GREY, label="hollow: not proven"))
     if any(data.bound is not None for data in several):
         handles.append(Line2D([], [], color=GREY, lw=0.9, ls=(0, (1, 1.5)), label="proven lower bound"))
-    if any(p.impossible_bytes is not None and p.impossible_bytes > p.x_range[0] for p in several):
+    if any(data.impossible_bytes is not None for data in several):
         handles.append(Patch(facecolor="#F1F1F1", edgecolor="#BBBBBB", hatch="////", lw=0, label="infeasible (proven)"))
     return handles
 
 
 def strip_legend(data: OverheadData) -> list[Line2D]:
-    """Handles of the strip's markers for what has no plan."""
+    """Handles of the strip's markers for solves without a plan."""
     present = {s for c in data.curves for s in c.all_rows["status"].unique()}
     return [
         Line2D([], [], ls="", label=words, **strip_marker(status, data.curves[0].style))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The numbers of the overhead figure, gathered once for paper and page."""
+"""The numbers of the overhead figure, for print and for the page."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from analysis.scales import Scale, byte_scale
 from analysis.style import Style, style_of
 from remat.plan import Scope
 
-# Where the best overheads are tiny beside the others', the axis is arcsinh(percent / this): linear
-# near 0, logarithmic above. Otherwise it is linear.
+# If the best overheads are tiny beside the others, the axis is arcsinh(percent / this): linear near 0,
+# logarithmic above. Otherwise it is linear.
 KNEE_PERCENT = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """One strategy: its solved rows, its steps if it is a family, all members.
+    """The results of one strategy.
 
     Attributes:
-        rows: those with a plan.
-        all_rows: every row, failures included.
-        steps: (budget_bytes, overhead) corners of the cheapest member that fits, or None.
-        members: (peak_bytes, overhead, parameters) of every member, or None.
+        rows: the rows with a plan.
+        all_rows: all rows, failures included.
+        steps: of a family, the corners (budget_bytes, overhead) of the cheapest member that fits; else None.
+        members: of a family, (peak_bytes, overhead, parameters) of every member; else None.
     """
 
     strategy: str
@@ -41,13 +41,13 @@ class OverheadData:
     """The curves of the figure and its axes.
 
     Attributes:
-        x_range: bytes, left and right end of the axis.
-        y_top: overhead at the top of the axis; what is above is named in a note.
-        above: largest overhead of each strategy (by label) that goes on above the axis.
-        is_bent: the axis is arcsinh, see `KNEE_PERCENT`.
-        impossible_bytes: below it no plan exists (proven), or None.
-        bound: (budget_bytes, overhead) of the best proven lower bound, or None if trivial.
-        gpu_bytes: the GPU's memory if it lies on the axis.
+        x_range: bytes at the left and right end of the axis.
+        y_top: overhead at the top of the axis; a note names the strategies that go above it.
+        above: [label] largest overhead of each of those strategies.
+        is_bent: whether the axis is arcsinh, see `KNEE_PERCENT`.
+        impossible_bytes: proven to be too small for any plan, or None.
+        bound: (budget_bytes, overhead) of the best proven lower bound, or None if it is trivial.
+        gpu_bytes: memory of the GPU if it lies on the axis, else None.
     """
 
     curves: list[Curve]
@@ -70,13 +70,13 @@ def overhead_data(run: Run) -> OverheadData | None:
     budgets = run.shown["budget_bytes"].astype(float).to_numpy()
     working_set = run.graph.largest_working_set()[0] if run.graph is not None else None
     proven = run.shown.loc[run.shown["status"] == "INFEASIBLE", "budget_bytes"]
-    impossible = max([v for v in (working_set, *proven.tolist()) if v is not None], default=None)
+    impossible = max([v for v in (working_set, *proven.tolist()) if v is not None], default=0) or None
     low = min(float(budgets.min()), float(impossible or budgets.min()))
     high = float(budgets.max())
     width = max(high - low, 0.02 * high)
     x_range = (max(0.0, low - 0.06 * width), high + 0.04 * width)
     gpu = run.gpu_memory_bytes
-    if gpu is not None and high < gpu <= high + 0.15 * width:  # just outside: worth a little room
+    if gpu is not None and high < gpu <= high + 0.15 * width:  # just outside: widen the axis a little
         x_range = (x_range[0], gpu + 0.03 * width)
     y_top, above = _y_top(curves, x_range)
     bent = _is_bent(curves, y_top)
@@ -87,24 +87,25 @@ def overhead_data(run: Run) -> OverheadData | None:
 
 
 def _curve(run: Run, strategy: str) -> Curve:
-    mine = run.shown[run.shown["strategy"] == strategy].sort_values("budget_bytes")
-    rows = mine[mine["status"].isin(WITH_PLAN) & mine["cost"].notna()]
+    solves = run.shown[run.shown["strategy"] == strategy].sort_values("budget_bytes")
+    rows = solves[solves["status"].isin(WITH_PLAN) & solves["cost"].notna()]
     members = run.families[run.families["strategy"] == strategy]
-    if len(mine) and len(members):
-        members = members[members["accounting"] == mine["accounting"].iloc[0]]
-    if not len(members):
-        return Curve(strategy, style_of(strategy), rows, mine, None, None)
-    ordered = members.sort_values(["peak_bytes", "overhead"])
-    peaks = ordered["peak_bytes"].astype(float).to_numpy()
-    best = np.minimum.accumulate(ordered["overhead"].astype(float).to_numpy())
-    corner = np.concatenate([[True], np.diff(best) < 0])
-    return Curve(strategy, style_of(strategy), rows, mine, (peaks[corner], best[corner]), ordered)
+    if len(solves) and len(members):
+        members = members[members["accounting"] == solves["accounting"].iloc[0]]
+    steps = ordered = None
+    if len(members):
+        ordered = members.sort_values(["peak_bytes", "overhead"])
+        peaks = ordered["peak_bytes"].astype(float).to_numpy()
+        best = np.minimum.accumulate(ordered["overhead"].astype(float).to_numpy())
+        corner = np.diff(best, prepend=np.inf) < 0
+        steps = peaks[corner], best[corner]
+    return Curve(strategy, style_of(strategy), rows, solves, steps, ordered)
 
 
 def _y_top(curves: list[Curve], x_range: tuple[float, float]) -> tuple[float, dict[str, float]]:
-    """(top of the axis, {label: largest overhead} of those beyond it).
+    """(top of the axis, {label: largest overhead} of the strategies above it).
 
-    Room for all but outliers: one method at 900 % must not flatten all others.
+    The axis leaves out outliers, because one strategy at 900 % would flatten all others.
     """
     largest = {}
     for curve in curves:
@@ -119,7 +120,7 @@ def _y_top(curves: list[Curve], x_range: tuple[float, float]) -> tuple[float, di
         return 0.1, {}
     middle = positive[(len(positive) - 1) // 2]
     top = positive[0]
-    for value in positive:  # up to the first gap beyond what most need
+    for value in positive:  # up to the first large gap above the median
         if value > max(3 * middle, 0.3) and value > 1.6 * top:
             break
         top = value
@@ -133,22 +134,22 @@ def _is_bent(curves: list[Curve], y_top: float) -> bool:
 
 
 def bend(percent: Any) -> Any:
-    """Height of an overhead on the bent axis."""
+    """Height of an overhead on the arcsinh axis."""
     return np.arcsinh(np.asarray(percent, dtype=float) / KNEE_PERCENT)
 
 
 def ticks(data: OverheadData) -> list[float]:
-    """Tick positions of the bent axis, in per cent."""
+    """Tick positions of the arcsinh axis, in percent."""
     steps = [0.2, 0.5, *(m * 10**p for p in range(6) for m in (1, 2, 5))]
     return [0.0, *(t for t in steps if t <= 100 * data.y_top)]
 
 
 def _bound(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
-    """Best lower bound per budget, of the widest scope present; it holds for every smaller budget too."""
+    """The best lower bound at each budget, of the widest scope present; it holds for every smaller budget too."""
     rows = run.shown[run.shown["bound"].notna()]
     if not len(rows) or not run.total_cost:
         return None
-    widest = max(rows["scope"], key=lambda scope: list(Scope).index(Scope(scope)))  # what holds there holds in all
+    widest = max(rows["scope"], key=lambda scope: list(Scope).index(Scope(scope)))  # its bound holds in every scope
     rows = rows[rows["scope"] == widest]
     best = rows.groupby("budget_bytes")["bound"].max().sort_index()
     at = best.index.to_numpy(dtype=float)
@@ -157,5 +158,5 @@ def _bound(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def beyond(data: OverheadData, label: str) -> str:
-    """An addition to the label of a strategy that leaves the axis at the top; else empty."""
+    """A note for the label of a strategy that goes above the axis; '' for the others."""
     return f" (↑ {100 * data.above[label]:,.0f} %)" if label in data.above else ""

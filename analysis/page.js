@@ -1,20 +1,22 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  // The buttons are listed because plotly's default set holds one that uploads the data.
+  // Plotly's default set of buttons has one that uploads the data.
   const config = { displaylogo: false, responsive: true, plotlyServerURL: "",
     modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]] };
-  const font = { family: 'system-ui, "Segoe UI", "DejaVu Sans", sans-serif', size: 13, color: "#1b1f24" };
-  const grid = { gridcolor: "#e6e6e6", zeroline: false, linecolor: "#333", ticks: "outside" };
+  const { font, grid } = data;
 
   for (const [id, figure] of Object.entries(data.figures)) {
     Plotly.newPlot(id, figure.data, figure.layout, config);
   }
 
-  // ---- one plan: memory over time, and what is computed and held in each stage
+  // ---- one plan: memory over time, and the operations that each stage computes and holds
   const chooser = document.getElementById("plan");
   function step(edges, held) {
-    return { x: edges, y: held.concat(held.length ? [held[held.length - 1]] : []) };
+    return { x: edges, y: held.concat(held.slice(-1)) };
+  }
+  function bytesOf(name) {
+    return "%{y:.3f} " + data.byteUnit + "<extra>" + name + "</extra>";
   }
   function showPlan() {
     const plan = data.plans[Number(chooser.value)];
@@ -25,22 +27,22 @@
       seen.add(k);
       return names[k] + again;
     });
-    const end = plan.edges[plan.edges.length - 1];
+    const end = plan.edges.at(-1);
     const plain = step(data.plain.edges, data.plain.held);
     const mine = step(plan.edges, plan.held);
     const traces = [
       { ...plain, name: "Checkpoint all", mode: "lines", line: { shape: "hv", color: "#666666", dash: "dash", width: 1.3 },
-        hovertemplate: "%{y:.3f} " + data.byteUnit + "<extra>Checkpoint all</extra>" },
+        hovertemplate: bytesOf("Checkpoint all") },
       { ...mine, name: plan.label, mode: "lines", text, fill: "tozeroy", fillcolor: plan.colour + "2b",
         line: { shape: "hv", color: plan.colour, width: 2 },
-        hovertemplate: "%{text}<br>%{y:.3f} " + data.byteUnit + "<extra>" + plan.label + "</extra>" },
+        hovertemplate: "%{text}<br>" + bytesOf(plan.label) },
       { x: [0, end], y: [plan.budget, plan.budget], name: "Budget", mode: "lines",
-        line: { color: "#000", dash: "longdash", width: 1.3 }, hovertemplate: "%{y:.3f} " + data.byteUnit + "<extra>Budget</extra>" },
+        line: { color: "#000", dash: "longdash", width: 1.3 }, hovertemplate: bytesOf("Budget") },
     ];
     if (data.fixed > 0) {
       traces.push({ x: [0, end], y: [data.fixed, data.fixed], name: "Fixed (parameters, …)", mode: "lines",
         fill: "tozeroy", fillcolor: "rgba(120,120,120,0.22)", line: { color: "#999", width: 1 },
-        hovertemplate: "%{y:.3f} " + data.byteUnit + "<extra>Fixed</extra>" });
+        hovertemplate: bytesOf("Fixed") });
     }
     if (plan.again.length) {
       traces.push({ x: plan.again.map((c) => (plan.edges[c] + plan.edges[c + 1]) / 2), y: plan.again.map(() => 0),
@@ -57,7 +59,7 @@
     }
     Plotly.react("memory", traces, {
       font, shapes, annotations, height: 430, margin: { l: 70, r: 20, t: 40, b: 50 }, hovermode: "closest",
-      xaxis: { ...grid, title: { text: data.timeLabel }, range: [0, Math.max(end, data.plain.edges[data.plain.edges.length - 1]) * 1.005] },
+      xaxis: { ...grid, title: { text: data.timeLabel }, range: [0, Math.max(end, data.plain.edges.at(-1)) * 1.005] },
       yaxis: { ...grid, title: { text: "Memory held (" + data.byteUnit + ")" }, rangemode: "tozero" },
       legend: { orientation: "h", y: -0.22 },
     }, config);
@@ -85,9 +87,9 @@
     showPlan();
   }
 
-  // ---- the table: sort by a click on a heading, filter by text, strategy and status
+  // ---- the table: a click on a heading sorts; text, strategy and status filter
   const table = document.getElementById("results");
-  document.documentElement.dataset.ready = "yes"; // everything below is bound in this same turn
+  document.documentElement.dataset.ready = "yes"; // the rest is bound in this same turn
   if (!table) return;
   const body = table.tBodies[0];
   const rows = Array.from(body.rows);
@@ -101,7 +103,7 @@
     const numeric = head.classList.contains("n");
     rows.sort((a, b) => {
       const [x, y] = [key(a), key(b)];
-      if (x === "" || y === "") return (x === "") - (y === ""); // what is missing stays last
+      if (x === "" || y === "") return (x === "") - (y === ""); // missing values stay last
       const order = numeric ? Number(x) - Number(y) : x.localeCompare(y);
       return up ? order : -order;
     });

@@ -1,4 +1,4 @@
-"""One self-contained HTML page per run: opens from a file, asks no server for anything."""
+"""The self-contained HTML page of a run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from analysis.overhead_data import overhead_data
 from analysis.page_provenance import how_to_repeat, provenance
 from analysis.page_sections import failures, header, results_table, summary_table
 from analysis.results import Run
+from remat.files import write_text
 
 
 def write_page(run: Run, path: Path) -> Path:
-    """Write the page of `run`, atomically."""
-    return html_page.write(page(run), path)
+    """Write the page of `run`, atomically; the path."""
+    write_text(path, page(run))
+    return path
 
 
 def page(run: Run) -> str:
-    """The page as HTML: plotly's script (4.8 MB) once, data as JSON, everything inline."""
+    """The page as HTML, with plotly's script (4.8 MB) and the data as JSON inside."""
     from plotly.offline import get_plotlyjs
 
     data = overhead_data(run)
@@ -32,9 +34,9 @@ def page(run: Run) -> str:
         plots["overhead"] = interactive.overhead_figure(data, run)
         notes = (
             "Overhead is a plan's cost over the cost of running every operation once, minus 1. Filled markers are "
-            "proven optimal, hollow ones are plans without a proof. Families are drawn as steps, the cheapest member "
-            "that fits; small faint markers are their members. Below, every solve's status. Click a legend entry to "
-            "hide it."
+            "proven optimal, hollow ones are plans without a proof. The steps of a family show its cheapest member "
+            "that fits; small faint markers are its members. Below is the status of every solve. Click a legend entry "
+            "to hide it."
         )
         if data.above:
             beyond = ", ".join(f"{label} up to {100 * v:,.0f} %" for label, v in data.above.items())
@@ -54,8 +56,9 @@ def page(run: Run) -> str:
         section("How to repeat this", "repeat-section", how_to_repeat(run)),
         section("Provenance", "provenance-section", provenance(run)),
     ]
+    shared = {"figures": plots, "font": interactive.FONT, "grid": interactive.GRID} | payload
     scripts = get_plotlyjs(), html_page.read("page.js")
-    return html_page.page(run.title, parts, data={"figures": plots} | payload, scripts=scripts)
+    return html_page.page(run.title, parts, data=shared, scripts=scripts)
 
 
 def _plans(payload: dict[str, Any]) -> str:
@@ -71,7 +74,7 @@ def _plans(payload: dict[str, Any]) -> str:
         block = payload["plans"][0]["block"]
         each = f" One cell stands for {block} x {block}." if block > 1 else ""
         body += (
-            '<div id="matrix" class="plot"></div><p class="note">R and S in one: a stage ends with the first '
-            f"computation of an operation; light cells are held when the stage starts.{each}</p>"
+            '<div id="matrix" class="plot"></div><p class="note">R and S together: a stage ends with the first '
+            f"computation of an operation; light cells are resident when the stage starts.{each}</p>"
         )
     return section("Plans", "plans-section", body)

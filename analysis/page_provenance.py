@@ -1,4 +1,4 @@
-"""The page's last part: how to repeat a run, and where its numbers come from."""
+"""The last part of the page: how to repeat a run, and where its numbers come from."""
 
 from __future__ import annotations
 
@@ -7,30 +7,34 @@ import shlex
 from html import escape
 from typing import Any
 
-import pandas as pd
-
 from analysis import html_page
-from analysis.results import Frame, Run
+from analysis.results import Frame, Run, distinct
+from analysis.scales import show_mapping
+from remat.incumbent import GAP_TOLERANCE
 from remat.units import format_size
 
-SCALARS = (str, int, float, bool)
+COMMAND_KEYS = (  # the keys of the configuration that a command gives
+    "graph", "model", "gpu", "cost", "experiment", "budget", "strategies", "points", "time_limit", "seed", "threads",
+    "scope", "accounting", "batch_size", "granularity", "input_size", "target", "dtype", "device", "work_limit",
+    "deterministic", "solver", "formulation", "target_gap",
+)  # fmt: skip
+USUAL = {"deterministic": False, "target_gap": GAP_TOLERANCE}  # values that a command leaves out
 
 
 def how_to_repeat(run: Run) -> str:
-    """The command, and how to redraw."""
+    """The commands that repeat and redraw the run."""
     return (
         f"<pre>{escape(command_of(run.info))}</pre>"
-        "<p>What is finished is not solved again. To redraw from the store:</p>"
+        "<p>Finished solves are not repeated. To redraw from the store:</p>"
         f"<pre>{escape('python -m analysis ' + shlex.quote('runs/' + run.folder.name))}</pre>"
     )
 
 
 def command_of(info: dict[str, Any]) -> str:
-    """The command that repeats a run, put together from its configuration."""
+    """The command that repeats a run, made from its configuration."""
     words = ["python", "run.py"]
     config = info.get("config") or {}
-    for key in ("graph", "model", "gpu", "cost", "experiment", "budget", "strategies", "points", "time_limit", "seed",
-                "threads", "scope", "accounting", "batch_size", "granularity"):  # fmt: skip
+    for key in COMMAND_KEYS:
         value = config.get(key)
         if key == "model" and config.get("graph"):
             continue
@@ -38,8 +42,10 @@ def command_of(info: dict[str, Any]) -> str:
             value = value.get("name")
         if isinstance(value, list):
             value = f"[{','.join(map(str, value))}]" if value else None
-        if isinstance(value, SCALARS) and value != "":
+        if value not in (None, "") and value != USUAL.get(key):
             words.append(f"{key}={value}")
+    for strategy, options in (config.get("options") or {}).items():
+        words += [f"options.{strategy}.{name}={value}" for name, value in options.items()]
     return shlex.join(words)
 
 
@@ -51,14 +57,11 @@ def provenance(run: Run) -> str:
         facts += [("Graph", run.graph.name), ("Graph SHA-256", run.graph.sha256()), ("Graph source", run.graph.source)]
 
     def column(name: str) -> str:
-        if name not in rows:
-            return ""
-        return ", ".join(sorted({str(v) for v in rows[name].dropna() if str(v)}))
+        return ", ".join(distinct(rows, name))
 
     dirty = "git_dirty" in rows and rows["git_dirty"].fillna(False).astype(bool).any()
     facts.append(("Code", column("git_commit") + (" with uncommitted changes" if dirty else "")))
-    for name in sorted({str(v) for v in rows.get("versions", pd.Series(dtype=str)).dropna()}):
-        facts.append(("Versions", _versions(name)))
+    facts += [("Versions", show_mapping(versions, " ")) for versions in distinct(rows, "versions")]
     costs = f"{column('cost_model')} ({column('cost_source')}), unit {run.cost_unit}" if len(rows) else ""
     facts += [
         ("CPU", column("cpu")), ("Costs", costs),
@@ -76,14 +79,6 @@ def provenance(run: Run) -> str:
     return (
         f"{html_page.facts(facts)}<details><summary>Whole configuration</summary><pre>{escape(config)}</pre></details>"
     )
-
-
-def _versions(text: str) -> str:
-    try:
-        versions = json.loads(text)
-    except ValueError:
-        return text
-    return ", ".join(f"{k} {v}" for k, v in sorted(versions.items())) if isinstance(versions, dict) else text
 
 
 def _seconds_list(rows: Frame) -> str:

@@ -1,4 +1,4 @@
-"""The page's text and tables as HTML; everything that comes from results is escaped."""
+"""The page's text and tables as HTML; all text from results is escaped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from remat.units import format_size
 
 
 def header(run: Run) -> str:
-    """Title, what was run in one paragraph, and warnings."""
+    """Title, a paragraph about the run, and warnings."""
     rows, graph = run.shown, run.graph
     parts = [f"<h1>{escape(run.title)}</h1>"]
     facts = []
@@ -38,7 +38,7 @@ def header(run: Run) -> str:
         first = rows.iloc[0]
         facts.append(f"checkpoint-all peak {format_size(int(first['store_all_peak_bytes']))}")
         facts.append(f"one pass costs {show_cost(run.total_cost, run.cost_unit)} ({first['cost_source']})")
-        if isinstance(first.get("dtype"), str):  # of this version on
+        if isinstance(first.get("dtype"), str):  # rows of earlier versions have none
             facts.append(first["dtype"])
         facts.append(f"scope {first['scope']}, {first['accounting']} accounting")
     if run.gpu_memory_bytes:
@@ -72,7 +72,7 @@ def header(run: Run) -> str:
 
 
 def summary_table(run: Run) -> str:
-    """One row per strategy: overhead at the terminal table's budgets, plans, proofs, smallest budget met, time."""
+    """One row per strategy: overhead at the budgets of the terminal's table, plans, proofs, smallest budget, time."""
     rows = run.shown
     budgets = sorted({int(b) for b in rows["budget_bytes"]})
     scale, columns = budget_scale(budgets), pick(budgets)
@@ -80,14 +80,14 @@ def summary_table(run: Run) -> str:
     heads += ["Plans", "Proven", f"Smallest budget met ({scale.unit})", "Slowest solve"]
     body = []
     for strategy in run.strategies:
-        mine = rows[rows["strategy"] == strategy]
-        planned = mine[mine["status"].isin(WITH_PLAN)]
-        at = {int(row.budget_bytes): row for row in mine.itertuples()}
+        solves = rows[rows["strategy"] == strategy]
+        planned = solves[solves["status"].isin(WITH_PLAN)]
+        at = {int(row.budget_bytes): row for row in solves.itertuples()}
         body.append([
-            _name(strategy), *(_overhead(at.get(budget)) for budget in columns), f"{len(planned)} of {len(mine)}",
-            str(int((mine["status"] == "OPTIMAL").sum())),
+            _name(strategy), *(_overhead(at.get(budget)) for budget in columns), f"{len(planned)} of {len(solves)}",
+            str(int((solves["status"] == "OPTIMAL").sum())),
             show_bytes(planned["budget_bytes"].min() if len(planned) else None, scale),
-            show_seconds(mine["wall_s"].max()),
+            show_seconds(solves["wall_s"].max()),
         ])  # fmt: skip
     table = html_page.table(heads, body, [head != "Strategy" for head in heads])
     return f'{table}<p class="note">Overhead at each budget; ✓ proven optimal.</p>'
@@ -102,7 +102,7 @@ def _overhead(row: Any) -> str:
 
 
 def results_table(run: Run) -> str:
-    """Every row; headings sort, the fields above filter (page.js)."""
+    """Every row; a click on a heading sorts, the fields above filter (page.js)."""
     rows = run.rows.assign(_order=run.rows["strategy"].map(order_of))
     rows = rows.sort_values(["_order", "budget_bytes", "key"], kind="stable")
     scale = budget_scale(rows["budget_bytes"])
@@ -154,7 +154,7 @@ def results_table(run: Run) -> str:
 
 
 def failures(run: Run) -> str:
-    """Every solve without a plan, equal reasons of a strategy together."""
+    """Every solve without a plan; equal reasons of a strategy share a row."""
     rows = run.rows[~run.rows["status"].isin(WITH_PLAN)]
     if not len(rows):
         return "<p>Every solve has a plan.</p>"

@@ -1,6 +1,6 @@
-"""A paper's run as a page: each part is prose in Markdown, figures and tables, drawn from the documents of its folder.
+"""The page of a paper's run: each part has prose, figures and tables, made from the documents of the run's folder.
 
-A part is a module with ``report(document, folder)``. Its prose stands in the Markdown file of the same name beside it.
+A part is a module with ``report(document, folder)``. Its prose is in the Markdown file of the same name beside it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from types import ModuleType
@@ -19,16 +19,16 @@ from matplotlib.figure import Figure
 from analysis import html_page
 from analysis.results import read_json
 from analysis.saving import save, style_context
-from remat.files import replacing
+from remat.files import replacing, write_text
 
 LEADS = ("**Published.** ", "**Ours.** ", "**Why they differ.** ")
-PX_PER_INCH = 84  # one size of letters in all figures
-LONG = 24  # rows, above which a table scrolls
+PX_PER_INCH = 84  # so that letters have the same size in all figures
+LONG = 24  # a table with more rows scrolls
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """A table as text: `heads` above `rows`; numbers to the right."""
+    """A table of text: `heads` above `rows`."""
 
     name: str
     caption: str
@@ -41,25 +41,25 @@ class Part:
     """A section of the page.
 
     Attributes:
-        published, ours, why: what was published, what we got, why they differ.
-        figures: (name of the file, caption, figure).
+        published, ours, why: the published result, ours, and why they differ.
+        figures: (name of the file, caption, figure) of each.
     """
 
     title: str
     published: str
     ours: str
     why: str
-    figures: Sequence[tuple[str, str, Figure]] = field(default=())
-    tables: Sequence[Table] = field(default=())
+    figures: Sequence[tuple[str, str, Figure]] = ()
+    tables: Sequence[Table] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """What stands above the parts: title, a subtitle, paragraphs and smaller notes."""
+    """The text above the parts: title, subtitle, a paragraph and smaller notes."""
 
     title: str
     subtitle: str
-    paragraphs: Sequence[str]
+    lead: str
     notes: Sequence[str]
 
 
@@ -67,21 +67,21 @@ Reports: TypeAlias = Mapping[str, Callable[[Any, Path], Part]]
 
 
 def reports_of(*modules: ModuleType) -> Reports:
-    """[name of a module] its function ``report``."""
+    """[name of the module] its function ``report``."""
     return {module.__name__.rpartition(".")[2]: module.report for module in modules}
 
 
 def prose(module_file: str, **values: object) -> tuple[str, str, str, str]:
-    """(title, published, ours, why they differ) from the Markdown beside a module; ``{name}`` becomes a value."""
+    """(title, published, ours, why they differ) from the Markdown beside a module; `values` fill in ``{name}``."""
     title, *texts = _paragraphs(Path(module_file).with_suffix(".md"), values)
     published, ours, why = (text.removeprefix(lead) for text, lead in zip(texts, LEADS, strict=True))
     return title, published, ours, why
 
 
 def front(module_file: str, **values: object) -> Front:
-    """The front of a page, from ``front.md`` beside a module: title, subtitle, one paragraph, notes."""
+    """The front of a page, from ``front.md`` beside a module: title, subtitle, paragraph, notes."""
     title, subtitle, lead, *notes = _paragraphs(Path(module_file).with_name("front.md"), values)
-    return Front(title, subtitle, (lead,), notes)
+    return Front(title, subtitle, lead, notes)
 
 
 def _paragraphs(path: Path, values: Mapping[str, object]) -> list[str]:
@@ -95,9 +95,9 @@ def percent(share: float | None, digits: int = 2) -> str:
 
 
 def read_parts(reports: Reports, folder: Path) -> list[tuple[str, Part]]:
-    """(name, part) of every report whose document the folder holds, in the order of `reports`.
+    """(name, part) of every report with a document in the folder, in the order of `reports`.
 
-    Figures want `analysis.saving.style_context`.
+    Call it inside `analysis.saving.style_context`, because it draws figures.
 
     Raises:
         InvalidInput: a file of the folder cannot be read.
@@ -110,7 +110,7 @@ def read_parts(reports: Reports, folder: Path) -> list[tuple[str, Part]]:
 
 
 def draw_parts(reports: Reports, folder: Path, head: Mapping[str, Any], first: Front) -> list[Path]:
-    """Write ``figures/``, ``tables/`` and ``page.html`` of every part that the folder holds; the files written."""
+    """Write ``figures/``, ``tables/`` and ``page.html`` for the parts in the folder; returns the paths."""
     written: list[Path] = []
     (folder / "tables").mkdir(exist_ok=True)
     with style_context():
@@ -119,7 +119,8 @@ def draw_parts(reports: Reports, folder: Path, head: Mapping[str, Any], first: F
             for file, _, figure in part.figures:
                 written += save(figure, folder / "figures" / file)
             written += [_write_csv(table, folder / "tables" / f"{table.name}.csv") for table in part.tables]
-    return [*written, html_page.write(_page(head, parts, folder, first), folder / "page.html")]
+    write_text(folder / "page.html", _page(head, parts, folder, first))
+    return [*written, folder / "page.html"]
 
 
 def _write_csv(table: Table, path: Path) -> Path:
@@ -130,7 +131,7 @@ def _write_csv(table: Table, path: Path) -> Path:
 
 def _page(head: Mapping[str, Any], parts: Sequence[tuple[str, Part]], folder: Path, first: Front) -> str:
     body = [f"<h1>{escape(first.title)}</h1>", f'<p class="lead">{escape(first.subtitle)}</p>']
-    body += [f"<p>{escape(text)}</p>" for text in first.paragraphs]
+    body.append(f"<p>{escape(first.lead)}</p>")
     body += [f'<p class="note">{escape(text)}</p>' for text in first.notes]
     links = " · ".join(f'<a href="#{name}">{escape(part.title)}</a>' for name, part in parts)
     body.append(f'<p class="note">{links}</p>')
@@ -156,7 +157,7 @@ def _section(name: str, part: Part, folder: Path) -> str:
 
 
 def html_of(table: Table) -> str:
-    """The table with its caption; columns of numbers to the right."""
+    """The table with its caption; columns of numbers align right."""
     is_number = [all(_is_number(row[i]) for row in table.rows) for i in range(len(table.heads))]
     body = html_page.table(table.heads, table.rows, is_number, tall=len(table.rows) > LONG)
     return f'<p class="note">{escape(table.caption)}</p>{body}'
@@ -167,10 +168,10 @@ def _is_number(text: str) -> bool:
 
 
 def made_words(path: Path) -> str:
-    """When a part was made, and in what time."""
+    """The day and commit of a part, and its solving time."""
     made = read_json(path).get("made")
     if made is None:
-        return "Made by an earlier version, which did not say when."
+        return "Made by an earlier version, which did not record the date."
     changed = ", changed" if made["git_dirty"] else ""
     commit = f" by commit {made['git_commit'][:10]}{changed}" if made["git_commit"] else ""
     return f"Made {made['at'][:10]}{commit}: {made['solved']} solved in {made['seconds']:.0f} s."

@@ -1,13 +1,12 @@
-"""From the rows of a store to a ranking of its strategies: performance profiles and their summaries.
+"""A ranking of strategies from the rows of a store: performance profiles and their summaries.
 
-A problem is a graph, a budget, a scope and an accounting. On each, an entrant's ratio is its cost over the best cost
-known (Dolan and Moré, Benchmarking optimization software with performance profiles, Math. Programming 91, 2002);
-infinite if it ended without a plan. What was never run, or does not apply, is neither a success nor a failure.
+A problem is a graph, a budget, a scope and an accounting. On each, an entrant's ratio is its cost over the best known
+cost (Dolan and Moré, Benchmarking optimization software with performance profiles, Math. Programming 91, 2002), and
+infinite if it ended without a plan. A problem that it never ran, or that it does not apply to, does not count for it.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -17,12 +16,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.results import WITH_PLAN, Frame, options_of
+from analysis.results import WITH_PLAN, Frame, options_of, stats_of
 from remat.incumbent import GAP_TOLERANCE
 
-# In the geometric mean, a problem without a plan and a ratio above this one count as this one.
-WORST = 10.0
-LEAST_SHARED = 0.5  # of the problems, that all ranked entrants have attempted
+WORST = 10.0  # in the geometric mean, a higher ratio and a problem without a plan count as this
+LEAST_SHARED = 0.5  # all ranked entrants have attempted at least this share of the problems
 BOARD = ("scope", "accounting")
 PROBLEM = ("graph_sha256", "budget_bytes")
 SAME_SOLVE = (*BOARD, *PROBLEM, "strategy", "options", "time_limit_s", "seed")
@@ -33,16 +31,16 @@ class Entry:
     """One entrant of a board.
 
     Attributes:
-        entrant: the strategy, with options and time limit where they tell entrants apart.
+        entrant: the strategy, with options and time limit if they tell entrants apart.
         score: geometric mean of the ratios over the common problems, see `WORST`; None if not ranked.
-        solved, best, proven: common problems (own ones if not ranked) with a plan; with a plan as cheap as any,
-            within `GAP_TOLERANCE`; proven optimal.
-        counted: how many problems those are out of.
-        gap: median over those with a plan and a bound of its own.
-        gaps: how many those are.
+        solved, best, proven: number of counted problems with a plan; with a plan within `GAP_TOLERANCE` of the best;
+            proven optimal.
+        counted: number of common problems; if not ranked, of attempted ones.
+        gap: median over the counted problems with a plan and a bound of its own.
+        gaps: number of those problems.
         wall_s: median wall time, seconds.
-        attempted: problems of the board that it was run on and applies to.
-        skipped: problems that it does not apply to.
+        attempted: number of problems on the board that it applies to and ran on.
+        skipped: number of problems that it does not apply to.
     """
 
     entrant: str
@@ -64,10 +62,10 @@ class Board:
     """The ranking of one scope and accounting.
 
     Attributes:
-        ratios: [problem, entrant] cost over best; inf without a plan, NaN if not attempted.
-        common: the problems that all ranked entrants have attempted.
-        entries: ranked ones from the best on, then those that are not, by coverage.
-        without_plan: problems, besides, for which no plan is known.
+        ratios: [problem, entrant] cost over best cost; inf without a plan, NaN if not attempted.
+        common: `ratios` of the problems that all ranked entrants have attempted.
+        entries: the ranked ones, best first; then the others, those with most best plans first.
+        without_plan: number of further problems, for which no plan is known.
         rows: one for each problem and entrant, with its ratio.
     """
 
@@ -90,13 +88,13 @@ class Board:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Which rows of a store count.
+    """The rows of a store that count, and the numbers of the others.
 
     Attributes:
         rows: the latest of each `SAME_SOLVE`.
-        superseded: older ones, of whatever version of the code.
-        capped: solves that ended once a cost cap was met or ruled out (largest batches), no one's best.
-        carried: rows of a sweep whose plan was solved for at another budget; only what was solved counts.
+        superseded: older solves, of any version of the code.
+        capped: solves of a largest batch, which a cost cap, met or ruled out, ended before their best plan.
+        carried: rows of a sweep with a plan from another budget; only solves count.
         cut_short: interrupted or crashed solves.
     """
 
@@ -108,21 +106,21 @@ class Counted:
 
 
 def count_rows(rows: Frame, families: Sequence[str] = ()) -> Counted:
-    """The rows that count, with their options as a column.
+    """The rows that count, with a column of options.
 
     Args:
-        families: strategies that ignore the budget: of these the latest row counts whatever its time limit and seed.
+        families: strategies that ignore the budget; their latest row counts, with any time limit and seed.
     """
-    is_capped = [json.loads(text or "{}").get("cost_cap") is not None for text in rows["stats"]]
-    capped = pd.Series(is_capped, index=rows.index, dtype=bool)
+    stats = stats_of(rows)
+    capped = pd.Series([one.get("cost_cap") is not None for one in stats], index=rows.index, dtype=bool)
+    was_cut = [one.get("ended") in ("interrupted", "crashed") for one in stats]
+    cut_short = pd.Series(was_cut, index=rows.index, dtype=bool)[~capped]
     rows = rows[~capped]
     rows = rows.assign(options=options_of(rows))
     keys = rows[list(SAME_SOLVE)].copy()
     keys.loc[keys["strategy"].isin(families), ["time_limit_s", "seed"]] = 0
-    ended = [json.loads(text or "{}").get("ended") for text in rows["stats"]]
-    cut_short = pd.Series([end in ("interrupted", "crashed") for end in ended], index=rows.index, dtype=bool)
     solved = rows[rows["plan_from"].isna() & ~cut_short]
-    # A sweep stores a row again if a larger budget's bound improves its own: one solve; its better row counts.
+    # A sweep stores a row again if the bound of a larger budget improves it: one solve, and the better row counts.
     solved = solved.sort_values(["finished_at", "bound"], na_position="first", kind="stable")
     moments = keys.loc[solved.index].join(solved[["finished_at", "wall_s"]])
     once = solved[~moments.duplicated(keep="last")]
@@ -132,8 +130,8 @@ def count_rows(rows: Frame, families: Sequence[str] = ()) -> Counted:
 
 
 def without_proofs_of_others(rows: Frame) -> Frame:
-    """The rows without borrowed proofs: a solve that another strategy's proof ended has proven nothing itself."""
-    borrowed = ["proof_from" in json.loads(text or "{}") for text in rows["stats"]]
+    """The rows without borrowed proofs: a solve that ended by the proof of another strategy has proven nothing."""
+    borrowed = ["proof_from" in stats for stats in stats_of(rows)]
     own_status = np.where(rows["cost"].notna(), "FEASIBLE", "NO_PLAN")
     return rows.assign(
         status=rows["status"].mask(borrowed, own_status),
@@ -143,19 +141,19 @@ def without_proofs_of_others(rows: Frame) -> Frame:
 
 
 def boards(rows: Frame, families: Sequence[str] = ()) -> list[Board]:
-    """A board for each scope and accounting, the one of most problems first.
+    """A board for each scope and accounting, the one with most problems first.
 
     Args:
-        rows: those of `count_rows`.
-        families: strategies that ignore the budget: their time limits do not tell entrants apart.
+        rows: from `count_rows`.
+        families: strategies that ignore the budget; their time limits do not tell entrants apart.
     """
     found = [_board(scope, accounting, part, families) for (scope, accounting), part in rows.groupby(list(BOARD))]
     return sorted(found, key=lambda board: (-len(board.ratios), board.scope, board.accounting))
 
 
 def _board(scope: str, accounting: str, rows: Frame, families: Sequence[str]) -> Board:
-    rows = rows.assign(entrant=_entrants(rows, families))
-    rows = rows.assign(planned=rows["status"].isin(WITH_PLAN) & rows["cost"].notna())
+    planned = rows["status"].isin(WITH_PLAN) & rows["cost"].notna()
+    rows = rows.assign(entrant=_entrants(rows, families), planned=planned)
     problems = rows[list(PROBLEM)].drop_duplicates()
     best = best_costs(rows)
     rows = rows.merge(best, on=list(PROBLEM))
@@ -179,7 +177,7 @@ def _board(scope: str, accounting: str, rows: Frame, families: Sequence[str]) ->
 
 
 def best_costs(rows: Frame) -> Frame:
-    """[problem] `best`: the cheapest plan known that fits, whatever budget it was made for; problems with one only."""
+    """[problem] `best`: cost of the cheapest known plan that fits, made for any budget; only problems with one."""
     found = []
     for graph, group in rows.groupby("graph_sha256", sort=True):
         plans = group[group["planned"]]
@@ -191,7 +189,7 @@ def best_costs(rows: Frame) -> Frame:
 
 
 def ratio(row: Any) -> float:
-    """cost / best; infinite without a plan, NaN if the strategy does not apply."""
+    """cost / best; infinite without a plan; NaN if the strategy does not apply."""
     if row.status == "SKIPPED":
         return math.nan
     if not row.planned:
@@ -202,7 +200,7 @@ def ratio(row: Any) -> float:
 
 
 def _entrants(rows: Frame, families: Sequence[str]) -> list[str]:
-    """Names of entrants: options where there are any, the time limit where a strategy was run with several."""
+    """Names of entrants: the strategy with its options, and with the time limit if it ran with several."""
     limits = rows.groupby(["strategy", "options"])["time_limit_s"].nunique()
     names = []
     for row in rows.itertuples():
@@ -214,7 +212,7 @@ def _entrants(rows: Frame, families: Sequence[str]) -> list[str]:
 
 
 def _result(rows: Frame) -> dict[str, Any]:
-    """One entrant on one problem: of several seeds the median ratio, the higher of two."""
+    """One entrant on one problem: the row of the median ratio over the seeds, the higher of two."""
     ordered = rows.sort_values("ratio", na_position="first", kind="stable")
     row = ordered.iloc[len(ordered) // 2]
     columns = ("graph_name", *PROBLEM, "entrant", "strategy", "status", "cost", "best", "gap", "wall_s", "ratio")
@@ -222,10 +220,10 @@ def _result(rows: Frame) -> dict[str, Any]:
 
 
 def choose_ranked(attempted: Frame) -> list[str]:
-    """Entrants to rank: the least attempted are left out, one by one, until the others share enough problems.
+    """The entrants to rank: drops those that attempted least, one by one, until the others share enough problems.
 
     Args:
-        attempted: [problem, entrant] whether it was run and applies.
+        attempted: [problem, entrant] whether the entrant ran and applies.
     """
     names = sorted(attempted.columns, key=lambda name: (-int(attempted[name].sum()), name))
     names = [name for name in names if attempted[name].any()]
@@ -235,7 +233,7 @@ def choose_ranked(attempted: Frame) -> list[str]:
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:
-    """Of the ratios, each at most `WORST`."""
+    """Geometric mean of the ratios, each at most `WORST`."""
     return statistics.geometric_mean([min(value, WORST) for value in ratios])
 
 
@@ -258,7 +256,7 @@ def _entry(name: str, own: Frame, counted: Frame, *, is_ranked: bool) -> Entry:
 
 
 def profile(ratios: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """(ratios tau, ascending from 1; share of the problems solved within each): the corners of a step function."""
+    """Corners of a step function: (ratios, ascending from 1; the share of problems with at most that ratio)."""
     finite = np.sort([value for value in ratios if math.isfinite(value)])
     taus = np.unique(np.concatenate([[1.0], finite]))
     return taus, np.searchsorted(finite, taus, side="right") / max(1, len(ratios))

@@ -1,10 +1,10 @@
-"""A run as stored: its rows, families, graph and plans. Nothing here solves anything."""
+"""A stored run: its rows, families, graph and plans; never runs a solver."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,7 +19,7 @@ from remat.graph import Graph
 from remat.plan import Plan
 from remat.simulator import Trace, load_and_simulate
 
-# A pandas DataFrame. Its inline types make each cell and each row of itertuples() unusable to a type checker.
+# A pandas DataFrame. With its own types, a type checker rejects each use of a cell or of a row of itertuples().
 Frame: TypeAlias = Any
 
 WITH_PLAN = ("OPTIMAL", "FEASIBLE")
@@ -36,22 +36,22 @@ PAPERS_HEURISTICS = (
     "checkpoint_all", "checkpoint_all_ap", "checkpoint_last", "griewank", "chen_sqrtn", "chen_greedy", "ap_sqrtn",
     "ap_greedy",
 )  # fmt: skip
-STORE_COLUMNS = ("graph_name", "seed", "time_limit_s", "stats", "finished_at")  # besides, where runs are mixed
+STORE_COLUMNS = ("graph_name", "seed", "time_limit_s", "stats", "finished_at")  # also needed where runs are mixed
 FAMILY_COLUMNS = ("strategy", "graph_sha256", "parameters", "cost", "overhead", "peak_bytes", "accounting")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """What a run folder and its store hold.
+    """The content of a run folder and its store.
 
     Attributes:
-        folder: the run's own folder, where figures go.
+        folder: the folder of the run; figures go there.
         info: the content of run.json.
         rows: one row per solve, sorted by strategy and budget; columns as in the store.
-        families: one row per member of a budget-independent strategy (may be empty).
-        graph: the graph that the figures show, or None if the run stored none.
+        families: one row per member of a strategy that ignores the budget; may be empty.
+        graph: the graph in the figures, or None if the run stored none.
         store: folder of rows, plans and graphs.
-        missing: keys that run.json promises and the store lacks: a run stopped early.
+        missing: keys in run.json without a row in the store, because the run was stopped early.
     """
 
     folder: Path
@@ -60,7 +60,7 @@ class Run:
     families: Frame
     graph: Graph | None
     store: Path
-    missing: tuple[str, ...] = field(default=())
+    missing: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def gpu_memory_bytes(self) -> int | None:
-        """Memory of the run's GPU, from run.json or else from the rows."""
+        """Memory of the run's GPU, from run.json or from the rows."""
         given = (self.info.get("gpu") or {}).get("memory_bytes")
         if given is None and "gpu_memory_bytes" in self.rows:
             known = self.rows["gpu_memory_bytes"].dropna()
@@ -94,26 +94,26 @@ class Run:
 
     @property
     def shown(self) -> Frame:
-        """The rows of the graph that the figures show (a run may hold several graphs)."""
+        """The rows of the graph in the figures (a run may have several graphs)."""
         sha = self.info.get("graph_sha256")
         return self.rows if sha is None else self.rows[self.rows["graph_sha256"] == sha]
 
     @property
     def planned(self) -> Frame:
-        """Those of the shown rows that have a plan."""
+        """The shown rows with a plan."""
         shown = self.shown
         return shown[shown["status"].isin(WITH_PLAN) & shown["cost"].notna()]
 
     @property
     def strategies(self) -> list[str]:
-        """Names in the figures' order."""
+        """Names in the order of the figures."""
         return sorted(self.shown["strategy"].unique().tolist(), key=order_of)
 
     def load_plan(self, row: Any) -> tuple[Plan, Trace] | None:
-        """The stored plan of a row with its trace, or None if it has none.
+        """The stored plan of a row with its trace, or None if the row has none.
 
         Raises:
-            InvalidPlan: naming the file: it is malformed, made for another graph, or not the plan of that row.
+            InvalidPlan: the file is malformed, made for another graph, or not the plan of that row; names the file.
         """
         file = row.plan_file
         if self.graph is None or not isinstance(file, str) or row.graph_sha256 != self.graph.sha256():
@@ -128,7 +128,7 @@ def load_run(folder: Path) -> Run:
     """Read a run folder.
 
     Raises:
-        InvalidInput: no such run, or a file of it cannot be read; names the file.
+        InvalidInput: there is no such run, or one of its files cannot be read; names the file.
     """
     folder = Path(folder)
     info = read_json(folder / "run.json")
@@ -143,25 +143,23 @@ def load_run(folder: Path) -> Run:
         info["graph_sha256"] = rows["graph_sha256"].mode().iloc[0]
     sha = info.get("graph_sha256")
     families = families[families["graph_sha256"] == sha].reset_index(drop=True) if sha else families
-    graph = None
-    if sha:
-        path = store / "graphs" / f"{sha}.json"
-        graph = load_graph(path) if path.exists() else None
+    path = store / "graphs" / f"{sha}.json"
+    graph = load_graph(path) if sha and path.exists() else None
     return Run(folder, info, rows, families, graph, store, missing)
 
 
 def heuristics_of(document: Mapping[str, Any]) -> Sequence[str]:
-    """The strategies that a run's document calls published heuristics; before it did, those of the paper."""
+    """The published heuristics that a run's document names; for older documents, those of the paper."""
     return document.get("heuristics", PAPERS_HEURISTICS)
 
 
 def read_rows(store: Path, keys: list[str]) -> Frame:
-    """The store's rows of these keys; those that it lacks are left out."""
+    """The store's rows with these keys, without the missing ones."""
     return _read_tables(Path(store) / "rows", keys, ROW_COLUMNS)[0]
 
 
 def name_scopes(rows: Frame) -> Frame:
-    """Rows of several scopes get it into the strategy's name: their results are never one line or column."""
+    """If rows have several scopes, add the scope to the strategy's name, so that no line or column mixes scopes."""
     if rows["scope"].nunique() <= 1:
         return rows
     pairs = zip(rows["strategy"].astype(str), rows["scope"].astype(str), strict=True)
@@ -181,7 +179,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_store_rows(store: Path) -> tuple[Frame, list[str]]:
-    """(every row of a store, whatever run or version of the code it is of; why files were left out, a line each)."""
+    """(every row of a store, of any run and version of the code; a line for each file that cannot be read)."""
     records: list[dict[str, Any]] = []
     left_out = []
     for path in sorted((store / "rows").glob("*.parquet")):
@@ -192,19 +190,29 @@ def read_store_rows(store: Path) -> tuple[Frame, list[str]]:
     return _frame(records, (*ROW_COLUMNS, *STORE_COLUMNS)), left_out
 
 
+def stats_of(rows: Frame) -> list[dict[str, Any]]:
+    """The statistics that each row's solve stored; none where the rows lack the column."""
+    return [json.loads(text or "{}") for text in rows["stats"]] if "stats" in rows else []
+
+
+def distinct(rows: Frame, column: str) -> list[str]:
+    """The texts in a column without '' and repeats, sorted; none where the rows lack the column."""
+    return sorted({str(value) for value in rows[column].dropna()} - {""}) if column in rows else []
+
+
 def options_of(rows: Frame) -> list[str]:
-    """The options that each row's strategy was given, as ``name=value, ...``; '' for none."""
-    given = [json.loads(text or "{}").get("options") or {} for text in rows["stats"]] if "stats" in rows else []
+    """The options given to each row's strategy, as ``name=value, ...``; '' for none."""
+    given = [stats.get("options") or {} for stats in stats_of(rows)]
     return [", ".join(f"{key}={value}" for key, value in sorted(options.items())) for options in given]
 
 
 def as_objects(rows: Frame) -> Iterator[Any]:
-    """Each row as an object with the columns as attributes; what is absent is None."""
+    """Each row as an object with the columns as attributes; an absent value is None."""
     return rows.astype(object).where(rows.notna(), None).itertuples()
 
 
 def _read_tables(folder: Path, keys: list[str], columns: tuple[str, ...]) -> tuple[Frame, tuple[str, ...]]:
-    """(the tables of these keys below each other, the keys without a table)."""
+    """(the tables of these keys in one, the keys without a table)."""
     found, missing = [], []
     for key in dict.fromkeys(keys):
         path = folder / f"{key}.parquet"
@@ -224,7 +232,7 @@ def _read_records(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def _frame(records: list[dict[str, Any]], columns: tuple[str, ...]) -> Frame:
-    """Numbers of the store as nullable columns; without records, empty `columns`."""
+    """A table with numbers in nullable columns; without records, a table of empty `columns`."""
     if not records:
         return pd.DataFrame({column: pd.Series(dtype=object) for column in columns})
     frame: Frame = pd.DataFrame(records)

@@ -1,4 +1,4 @@
-"""Modelled times against measured ones, a point for each operation."""
+"""Modelled against measured times, a point for each operation."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from matplotlib.figure import Figure
 
 from analysis.saving import save, style_context
 
-US = 1e-3  # of a nanosecond
+US = 1e-3  # microseconds in a nanosecond
 
 
 def draw_roofline(times_ns: Mapping[str, tuple[np.ndarray, np.ndarray]], path: Path) -> list[Path]:
-    """A panel for each network, on logarithmic scales; the files written.
+    """Draw a panel for each network, on logarithmic scales; returns the paths.
 
     Args:
-        times_ns: [network] (measured, modelled), an array of each, in the same order of operations.
-        path: without the ending.
+        times_ns: [network] (measured, modelled), arrays in the same order of operations.
+        path: of the figure, without the ending.
     """
     with style_context():
         figure = Figure(figsize=(3.1 * len(times_ns) + 0.6, 3.4), layout="constrained")

@@ -1,18 +1,20 @@
-"""Units on axes and in tables: one scale per axis, chosen from the largest number on it."""
+"""Units on axes and in tables: one scale per axis, chosen by its largest number."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import pandas as pd
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Numbers are divided by `factor`, labelled `unit` and, as bytes, shown with `digits` decimals."""
+    """An axis divides its numbers by `factor` and is labelled `unit`; bytes are shown with `digits` decimals."""
 
     factor: float
     unit: str
@@ -28,7 +30,7 @@ def byte_scale(largest_bytes: float) -> Scale:
 
 
 def budget_scale(budgets: Iterable[int]) -> Scale:
-    """`byte_scale` with as many decimals as it takes to tell the budgets apart."""
+    """`byte_scale` with enough decimals to tell the budgets apart, at least 2."""
     ordered = sorted({int(budget) for budget in budgets})
     scale = byte_scale(float(ordered[-1]) if ordered else 0.0)
     step = min((b - a for a, b in pairwise(ordered)), default=0)
@@ -38,12 +40,12 @@ def budget_scale(budgets: Iterable[int]) -> Scale:
 
 def binary_scale(scale: Scale) -> Scale:
     """The binary unit beside a decimal one: GiB for GB."""
-    power = {"GB": 3, "MB": 2, "kB": 1}.get(scale.unit, 0)
-    return Scale(1024.0**power, {"GB": "GiB", "MB": "MiB", "kB": "KiB"}.get(scale.unit, "B"))
+    units = {"GB": (2.0**30, "GiB"), "MB": (2.0**20, "MiB"), "kB": (2.0**10, "KiB")}
+    return Scale(*units.get(scale.unit, (1.0, "B")))
 
 
 def cost_scale(largest_cost: float, unit: str) -> Scale:
-    """Seconds only for ``ns``; FLOPs with a prefix; any other unit with a power of ten if large."""
+    """The largest unit that fits into the cost twice: ns to s, FLOP to TFLOP, any other times 1, 10⁶ or 10⁹."""
     if unit == "ns":
         steps = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
     elif unit.lower().startswith("flop"):
@@ -51,15 +53,14 @@ def cost_scale(largest_cost: float, unit: str) -> Scale:
     else:
         name = unit or "units"
         steps = ((1e9, f"10⁹ {name}"), (1e6, f"10⁶ {name}"), (1.0, name))
-    # Ten of the larger unit at least, unless it is seconds or nothing smaller is left.
     for factor, label in steps:
-        if largest_cost >= factor * (2 if factor > 1 else 0):
+        if largest_cost >= 2 * factor:
             return Scale(factor, label)
     return Scale(*steps[-1])
 
 
 def show_cost(cost: float | None, unit: str) -> str:
-    """A cost with its unit, ``-`` if there is none."""
+    """A cost with its unit; ``–`` if there is none."""
     if cost is None or pd.isna(cost):
         return "–"
     scale = cost_scale(cost, unit)
@@ -75,7 +76,7 @@ def show_bytes(size: float | None, unit: Scale) -> str:
 
 
 def show_percent(share: float | None) -> str:
-    """A share in per cent, with more digits when it is small; ``–`` if there is none."""
+    """A share in percent, with fewer decimals if it is large; ``–`` if there is none."""
     if share is None or pd.isna(share):
         return "–"
     if share == 0:
@@ -90,6 +91,15 @@ def show_seconds(seconds: float | None) -> str:
     if seconds is None or pd.isna(seconds):
         return "–"
     return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"
+
+
+def show_mapping(text: Any, between: str) -> str:
+    """The names and values of a JSON object, sorted, `between` each name and its value; any other text as it is."""
+    try:
+        values = json.loads(text)
+    except (TypeError, ValueError):
+        return str(text)
+    return ", ".join(f"{k}{between}{v}" for k, v in sorted(values.items())) if isinstance(values, dict) else str(text)
 
 
 def show_count(number: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""The plans that are shown: one on paper, a few on the page."""
+"""The plans to show: one in the printed figures, a few on the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_STEPS = 400_000  # over all plans of a page
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShownPlan:
-    """A stored plan with its row and its replay."""
+    """A stored plan with its row and its trace."""
 
     row: Any
     plan: Plan
@@ -34,7 +34,7 @@ class ShownPlan:
 
 
 def store_all(graph: Graph, accounting: str) -> Trace:
-    """Checkpoint-all, replayed: the memory of plain training."""
+    """The trace of checkpoint-all, which is plain training."""
     order = range(len(graph))
     if accounting == "published":
         return simulate(graph, Plan.from_steps(graph, frees_held_to_end(graph, order, range(len(graph.values)))))
@@ -42,9 +42,9 @@ def store_all(graph: Graph, accounting: str) -> Trace:
 
 
 def chosen_plan(run: Run) -> ShownPlan | None:
-    """The plan of the figures on paper: the cheapest one near the middle of the budgets that need recomputation.
+    """The plan of the printed figures: the cheapest at the middle one of the budgets that need recomputation.
 
-    Ties go to a proven plan, then to the later strategy of the legend (exact and combined methods).
+    Ties go to a proven plan, then to the strategy further down the legend (exact and combined strategies).
     """
     rows = [row for row in run.planned.itertuples() if isinstance(row.plan_file, str)]
     working = [row for row in rows if row.overhead > 0] or rows
@@ -61,7 +61,7 @@ def chosen_plan(run: Run) -> ShownPlan | None:
 
 
 def page_plans(run: Run) -> list[ShownPlan]:
-    """Each strategy's cheapest plan at up to three budgets (tight, middle, wide), few enough for one page."""
+    """Each strategy's cheapest plan at up to three budgets (tight, middle, wide), within the limits of a page."""
     rows = [row for row in run.planned.itertuples() if isinstance(row.plan_file, str)]
     budgets = sorted({int(row.budget_bytes) for row in rows if row.overhead > 0} or {int(r.budget_bytes) for r in rows})
     if not budgets or run.graph is None:

@@ -1,4 +1,4 @@
-"""Seconds until a solve had a plan of some cost, and the figure of them: a dot for each solve, hollow if never."""
+"""Seconds until a solve had a plan of some cost, and their figure: a dot for each solve, hollow if it never had one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-LEAST_S = 0.05  # what is faster stands here
+LEAST_S = 0.05  # dots of faster solves are drawn here
 Dots = Mapping[str, Sequence[tuple[str, float | None]]]  # [form] (network, seconds or None) of each solve
 
 
 def reached(steps: Iterable[tuple[float, int]], cost: int | None, wall_s: float, at_most: float | None) -> float | None:
-    """Seconds until a plan that costs at most so much (any plan, if None); None if there never was one.
+    """Seconds until the solve had a plan of cost `at_most` or less (any plan, if None); None if it never had one.
 
-    `steps` are the improvements, (seconds, cost). A plan without a step came with the answer: it counts at the end.
+    `steps` are the improvements, (seconds, cost). A plan without a step came with the final answer, at `wall_s`.
     """
     if cost is None or (at_most is not None and cost > at_most):
         return None
@@ -27,7 +27,7 @@ def draw(
 ) -> Figure:  # fmt: skip
     """A panel for each entry of `panels`: networks down, seconds across; `looks` are (colour, marker) of each form.
 
-    Beyond the grey line at the right stand the solves that did not get there within the limit.
+    Solves that had no such plan within the limit are right of the grey line.
     """
     figure = Figure(figsize=size, layout="constrained")
     all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
@@ -42,13 +42,11 @@ def draw(
                 axes.plot([x for x, _ in points], [y for _, y in points], ls="", marker=marker, mec=colour, mfc=face,
                           ms=ms, label=label)  # fmt: skip
         axes.axvline(1.3 * limit_s, color="#BBBBBB", lw=0.8)
-        axes.set_xscale("log")
+        axes.set(xscale="log", xlim=(0.8 * LEAST_S, 2.0 * limit_s), xlabel="Seconds")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0) if limit_s < 100 else (1.0,)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlim(0.8 * LEAST_S, 2.0 * limit_s)
         axes.set_title(title, loc="left")
-        axes.set_xlabel("Seconds")
     all_axes[0].set_yticks(range(len(networks)), networks)
     all_axes[0].set_ylim(len(networks) - 0.5, -0.5)
     handles, labels = all_axes[0].get_legend_handles_labels()

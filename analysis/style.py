@@ -1,7 +1,7 @@
-"""How strategies look: label, colour, marker and line, keyed by strategy name.
+"""Label, colour, marker and line of each strategy, by name.
 
-Colours are Okabe and Ito's (safe for the colour-blind), extended by Tol's muted set; markers and
-line styles differ too, so that figures survive black-and-white print.
+Colours are Okabe and Ito's (safe for the colour-blind) and Tol's muted set. Markers and line styles differ too, so
+that figures can be read in black-and-white print.
 """
 
 from __future__ import annotations
@@ -41,23 +41,30 @@ RC = {
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """Attributes:
-    label: for people.
-    colour: hex.
-    marker: matplotlib's code.
-    symbol: plotly's name of the same marker.
-    line: matplotlib's line style.
-    dash: plotly's name of the same line style.
-    width: line width in points.
+    """How a strategy is drawn.
+
+    Attributes:
+        label: its name for people.
+        colour: hex.
+        marker, line: matplotlib's codes.
+        width: of the line, in points.
     """
 
     label: str
     colour: str
     marker: str
-    symbol: str
     line: str = "-"
-    dash: str = "solid"
     width: float = 1.3
+
+    @property
+    def symbol(self) -> str:
+        """Plotly's name of the marker."""
+        return _SYMBOLS[self.marker]
+
+    @property
+    def dash(self) -> str:
+        """Plotly's name of the line style."""
+        return _DASHES[self.line]
 
 
 _SYMBOLS = {
@@ -67,30 +74,26 @@ _SYMBOLS = {
 _DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
 
 
-def _style(label: str, colour: str, marker: str, line: str = "-", width: float = 1.3) -> Style:
-    return Style(label, colour, marker, _SYMBOLS[marker], line, _DASHES[line], width)
-
-
-# In the order of legends and tables: plain training, heuristics by age, exact, approximate, combined.
+# Legends and tables have this order: plain training, heuristics by age, exact, approximate, combined.
 STYLES: dict[str, Style] = {
-    "checkpoint_all": _style("Checkpoint all", BLACK, "s"),
-    "checkpoint_all_ap": _style("Checkpoint all APs", GREY, "D", "--"),
-    "checkpoint_last": _style("Checkpoint last node", LIGHT_GREY, "v", ":"),
-    "griewank": _style("Griewank & Walther log n", SKY, "P", "-."),
-    "chen_sqrtn": _style("Chen √n", ORANGE, "o"),
-    "chen_greedy": _style("Chen greedy", VERMILLION, "^"),
-    "ap_sqrtn": _style("AP √n", ORANGE, ">", "--"),
-    "ap_greedy": _style("AP greedy", VERMILLION, "<", "--"),
-    "gist": _style("Gist", OLIVE, "X", ":"),
-    "torch_mincut": _style("PyTorch min-cut", TEAL, "d", "-."),
-    "monet": _style("MONeT", FOREST, "p", "--"),
-    "checkmate_milp": _style("Checkmate MILP", BLUE, "o", "-", 2.0),
-    "lp_rounding": _style("LP rounding (two-phase)", PURPLE, "d"),
-    "lp_rounding_random": _style("LP rounding (randomized)", PURPLE, "X", ":"),
-    "interval_cp": _style("Interval CP", INDIGO, "h", "-", 1.8),
-    "search": _style("Eviction search", GREEN, "^", "--", 1.8),
-    "portfolio": _style("Portfolio", WINE, "*", "-", 2.0),
-    "max_batch_milp": _style("Direct MILP (batch as variable)", TEAL, "s"),
+    "checkpoint_all": Style("Checkpoint all", BLACK, "s"),
+    "checkpoint_all_ap": Style("Checkpoint all APs", GREY, "D", "--"),
+    "checkpoint_last": Style("Checkpoint last node", LIGHT_GREY, "v", ":"),
+    "griewank": Style("Griewank & Walther log n", SKY, "P", "-."),
+    "chen_sqrtn": Style("Chen √n", ORANGE, "o"),
+    "chen_greedy": Style("Chen greedy", VERMILLION, "^"),
+    "ap_sqrtn": Style("AP √n", ORANGE, ">", "--"),
+    "ap_greedy": Style("AP greedy", VERMILLION, "<", "--"),
+    "gist": Style("Gist", OLIVE, "X", ":"),
+    "torch_mincut": Style("PyTorch min-cut", TEAL, "d", "-."),
+    "monet": Style("MONeT", FOREST, "p", "--"),
+    "checkmate_milp": Style("Checkmate MILP", BLUE, "o", "-", 2.0),
+    "lp_rounding": Style("LP rounding (two-phase)", PURPLE, "d"),
+    "lp_rounding_random": Style("LP rounding (randomized)", PURPLE, "X", ":"),
+    "interval_cp": Style("Interval CP", INDIGO, "h", "-", 1.8),
+    "search": Style("Eviction search", GREEN, "^", "--", 1.8),
+    "portfolio": Style("Portfolio", WINE, "*", "-", 2.0),
+    "max_batch_milp": Style("Direct MILP (batch as variable)", TEAL, "s"),
 }
 
 _SPARE_COLOURS = (TEAL, FOREST, INDIGO, OLIVE, WINE, BLUE, GREEN)
@@ -99,11 +102,11 @@ _SPARE_LINES = ("-", "--", "-.", ":")
 
 
 def style_of(strategy: str) -> Style:
-    """The style of a strategy; an unknown one gets a stable style derived from its name."""
+    """The style of a strategy; that of an unknown strategy depends on its name alone."""
     if strategy in STYLES:
         return STYLES[strategy]
     digest = hashlib.sha256(strategy.encode()).digest()
-    return _style(
+    return Style(
         strategy.replace("_", " "),
         _SPARE_COLOURS[digest[0] % len(_SPARE_COLOURS)],
         _SPARE_MARKERS[digest[1] % len(_SPARE_MARKERS)],
@@ -112,6 +115,6 @@ def style_of(strategy: str) -> Style:
 
 
 def order_of(strategy: str) -> tuple[int, str]:
-    """Sort key: known strategies in the order above, then others by name."""
+    """Sort key: known strategies in the order of `STYLES`, then others by name."""
     known = list(STYLES)
     return (known.index(strategy) if strategy in STYLES else len(known), strategy)

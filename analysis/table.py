@@ -1,4 +1,4 @@
-"""Tables: table.csv of every row, and one readable table for the terminal."""
+"""table.csv with every row, and a short table for the terminal."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ CSV_COLUMNS = (
     "overhead", "bound", "gap", "peak_bytes", "wall_s", "time_limit_s", "seed", "threads", "plan_from", "plan_file",
     "message",
 )  # fmt: skip
-MOST_BUDGETS = 4  # columns of the terminal's table, which must fit 80 characters
+MOST_BUDGETS = 4  # columns, so that the table fits a terminal of 80 characters
 SHORT = {"INFEASIBLE": "infeas.", "NO_PLAN": "no plan"}
 
 
 def write_csv(run: Run, path: Path) -> Path:
-    """Every row of the run, full precision, sizes in bytes and costs in the graph's unit; atomically."""
+    """Write every row of the run atomically, in full precision, with bytes and the graph's unit of cost."""
     return write_frame(run.rows[[column for column in CSV_COLUMNS if column in run.rows]], path)
 
 
@@ -45,10 +45,10 @@ def terminal_table(run_folder: Path) -> Table:
 
 
 def format_table(rows: Sequence[dict[str, Any]], title: str = "") -> Table:
-    """One row per strategy: overhead at up to five budgets; for a single budget everything about it.
+    """One line per graph and strategy: overhead at up to `MOST_BUDGETS` budgets, or all about a single budget.
 
     Args:
-        rows: rows of the store, as dicts; rows of several graphs get one line per graph and strategy.
+        rows: rows of the store, as dicts.
     """
     frame: Frame = pd.DataFrame(list(rows))
     frame = name_scopes(frame) if "scope" in frame else frame
@@ -65,7 +65,7 @@ def format_table(rows: Sequence[dict[str, Any]], title: str = "") -> Table:
 
 
 def pick(budgets: Sequence[int], most: int = MOST_BUDGETS) -> list[int]:
-    """Up to `most` budgets, evenly spread, both ends included."""
+    """Up to `most` budgets, evenly spread, with both ends."""
     if len(budgets) <= most:
         return list(budgets)
     return [budgets[round(i * (len(budgets) - 1) / (most - 1))] for i in range(most)]
@@ -108,35 +108,33 @@ def _single(frame: Frame, title: str, *, several: bool) -> Table:
 def _sweep(frame: Frame, title: str, budgets: Sequence[int]) -> Table:
     several = frame["graph_sha256"].nunique() > 1
     scale = budget_scale(budgets)
-    what = "overhead at each budget" + ("" if several else f" ({scale.unit})")
-    caption = f"{title}\n{what}; * proven optimal".strip()
+    heading = "overhead at each budget" + ("" if several else f" ({scale.unit})")
+    caption = f"{title}\n{heading}; * proven optimal".strip()
     table = Table(
         title=_plain(caption), box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False
     )
     if several:
         table.add_column("Graph", no_wrap=True)
     table.add_column("Strategy", no_wrap=True)
-    # Graphs of different sizes share no budgets: their columns are positions from tightest to widest.
-    counts = [pick(sorted({int(b) for b in part["budget_bytes"]})) for _, part in frame.groupby("graph_sha256")]
-    width = max(map(len, counts))
+    # Graphs of different sizes have no common budgets: a column is then a place from tightest to widest.
+    groups = [part for _, part in frame.groupby("graph_sha256", sort=False)]
+    picked = [pick(sorted({int(b) for b in part["budget_bytes"]})) for part in groups]
+    width = max(map(len, picked))
     for i in range(width):
-        head = show_bytes(counts[0][i], scale) if not several else f"budget {i + 1}"
+        head = show_bytes(picked[0][i], scale) if not several else f"budget {i + 1}"
         table.add_column(head, justify="right", no_wrap=True)
     for name in ("Plans", "Proven", "Slowest"):
         table.add_column(name, justify="right", no_wrap=True)
-    for _, part in frame.groupby("graph_sha256", sort=False):
-        columns = pick(sorted({int(b) for b in part["budget_bytes"]}))
+    for part, columns in zip(groups, picked, strict=True):
         for strategy in sorted(part["strategy"].unique(), key=order_of):
-            mine = part[part["strategy"] == strategy]
-            cells: list[str | Text] = [Text(str(mine["graph_name"].iloc[0]))] if several else []
+            solves = part[part["strategy"] == strategy]
+            cells: list[str | Text] = [Text(str(solves["graph_name"].iloc[0]))] if several else []
             cells.append(strategy)
-            by_budget = {int(row["budget_bytes"]): row for row in mine.to_dict("records")}
+            by_budget = {int(row["budget_bytes"]): row for row in solves.to_dict("records")}
             cells += [_overhead_cell(by_budget.get(budget)) for budget in columns]
             cells += [""] * (width - len(columns))
-            planned = mine["status"].isin(WITH_PLAN)
-            cells.append(f"{int(planned.sum())}/{len(mine)}")
-            cells.append(str(int((mine["status"] == "OPTIMAL").sum())))
-            cells.append(show_seconds(mine["wall_s"].max()))
+            planned, proven = solves["status"].isin(WITH_PLAN).sum(), (solves["status"] == "OPTIMAL").sum()
+            cells += [f"{planned}/{len(solves)}", str(proven), show_seconds(solves["wall_s"].max())]
             table.add_row(*cells)
     return table
 
@@ -151,7 +149,7 @@ def _overhead_cell(row: dict[str, Any] | None) -> Text:
 
 
 def _plain(title: str) -> Text | None:
-    """A title as it is: brackets in the name of a graph are not markup."""
+    """The title as plain text, because rich would read brackets in a graph's name as markup."""
     return Text(title, style="table.title") if title else None
 
 

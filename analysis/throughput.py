@@ -1,4 +1,4 @@
-"""Samples a second against batch size: ``python -m analysis.throughput RUN`` redraws from what is stored."""
+"""Samples per second against batch size: ``python -m analysis.throughput RUN`` redraws stored results."""
 
 from __future__ import annotations
 
@@ -21,23 +21,20 @@ from remat.errors import InvalidInput
 
 
 def draw_run(folder: Path) -> list[Path]:
-    """``table.csv`` and the figure of a run; the paths written.
+    """Write ``table.csv`` and the figure of a run; returns the paths.
 
     Raises:
-        InvalidInput: no run of this experiment.
+        InvalidInput: the folder is not a run of this experiment.
     """
-    folder = Path(folder)
-    try:
-        document = read_json(folder / "run.json")
-        points = document["points"]
-    except KeyError:
-        raise InvalidInput(f"{folder / 'run.json'}: not a run of experiment=throughput") from None
-    table = write_frame(pd.DataFrame(points), folder / "table.csv")
+    document = read_json(folder / "run.json")
+    if "points" not in document:
+        raise InvalidInput(f"{folder / 'run.json'}: not a run of experiment=throughput")
+    table = write_frame(pd.DataFrame(document["points"]), folder / "table.csv")
     return [table, *save_in_run(folder, "throughput", lambda: draw(document))]
 
 
 def draw(document: Mapping[str, Any]) -> Figure:
-    """Found and proven samples a second; the best batch and the largest that plain training fits are marked."""
+    """Samples per second, found and proven, with the best batch and the largest batch of plain training."""
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
     plot(axes, document)
@@ -54,7 +51,7 @@ def draw(document: Mapping[str, Any]) -> Figure:
 
 
 def plot(axes: Axes, document: Mapping[str, Any]) -> None:
-    """One network's curve; batches logarithmic."""
+    """Draw the curve of one network, with batches on a logarithmic axis."""
     points = [p for p in document["points"] if p["samples_per_s"] is not None]
     style = style_of("portfolio")
     open_points = [p for p in document["points"] if p["most_per_s"] > 0]
@@ -72,7 +69,7 @@ def plot(axes: Axes, document: Mapping[str, Any]) -> None:
 
 
 def _apart(batches: list[int]) -> list[int]:
-    """Those whose labels do not overlap on a logarithmic axis, the largest among them."""
+    """The largest batch and others, far enough apart for their labels on a logarithmic axis."""
     shown: list[int] = []
     nearest = max(batches[-1] / batches[0], 2.0) ** 0.12
     for batch in reversed(batches):

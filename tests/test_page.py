@@ -14,6 +14,7 @@ import pytest
 
 from analysis.html_page import script_json
 from analysis.page import page, write_page
+from analysis.page_provenance import command_of
 from analysis.results import load_run
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -38,6 +39,16 @@ def test_page_is_one_file_with_one_plotly(tmp_path: Path) -> None:
     assert "python run.py model=chain budget=sweep" in head
     assert "my newcomer" in head
     assert "0123456789abcdef" in head
+
+
+def test_the_command_of_a_run_asks_the_same_question() -> None:
+    config = {
+        "model": {"name": "vgg16"}, "gpu": {"name": "v100"}, "dtype": "float16", "seed": 0, "deterministic": False,
+        "work_limit": 50, "target_gap": 1e-4, "solver": None, "options": {"checkmate_milp": {"solver": "scip"}},
+    }  # fmt: skip
+    assert command_of({"config": config}) == (
+        "python run.py model=vgg16 gpu=v100 seed=0 dtype=float16 work_limit=50 options.checkmate_milp.solver=scip"
+    )
 
 
 @pytest.fixture(scope="module")
