@@ -181,10 +181,7 @@ class StepPlan:
         if self.graph.has_implementations:
             section["operators"] = self.implementations
             section["implementations"] = [
-                [
-                    [implementation.name, implementation.cost, implementation.workspace_bytes]
-                    for implementation in op.implementations
-                ]
+                [[each.name, each.cost, each.workspace_bytes] for each in op.implementations]
                 for op in self.graph.operations
             ]
         if self.sharing:
@@ -307,7 +304,7 @@ def _fixed_of(section: Mapping[str, Any], where: str) -> Mapping[str, int] | Non
     fixed = section.get("fixed")
     if fixed is None:
         return None
-    if not isinstance(fixed, dict) or not all(type(size) is int and size >= 0 for size in fixed.values()):
+    if not isinstance(fixed, dict) or not all(map(_is_count, fixed.values())):
         raise InvalidPlan(f"{where}: '{SECTION}.fixed' must be non-negative integers by name")
     return fixed
 
@@ -337,9 +334,13 @@ def _what_differs(plan: Fingerprint, here: Fingerprint) -> str:
 
 def _counts(section: Mapping[str, Any], key: str, n: int, where: str) -> list[int]:
     numbers = section.get(key)
-    if not isinstance(numbers, list) or len(numbers) != n or not all(type(x) is int and x >= 0 for x in numbers):
+    if not isinstance(numbers, list) or len(numbers) != n or not all(map(_is_count, numbers)):
         raise InvalidPlan(f"{where}: '{SECTION}.{key}' must be {n} non-negative integers")
     return numbers
+
+
+def _is_count(number: Any) -> bool:
+    return type(number) is int and number >= 0
 
 
 def implementations_of(path: str | os.PathLike[str]) -> str:
@@ -386,27 +387,21 @@ def _with_weights(graph: Graph, section: Mapping[str, Any], where: str) -> Graph
     if not isinstance(rows, list) or len(rows) != len(graph):
         raise InvalidPlan(f"{where}: '{SECTION}.implementations' must have an entry for each operation")
     operations = []
-    for op, implementations in zip(graph.operations, rows, strict=True):
-        known: dict[str, list[int]] = {}
-        rows_of_op: list[Any] = implementations if isinstance(implementations, list) else [None]
-        for implementation in rows_of_op:
-            sizes = (
-                implementation[1:]
-                if isinstance(implementation, list) and len(implementation) == 3 and isinstance(implementation[0], str)
-                else []
-            )
-            if len(sizes) != 2 or not all(type(x) is int and x >= 0 for x in sizes):
-                raise InvalidPlan(f"{where}: '{SECTION}.implementations' of '{op.name}' must be names, costs and bytes")
-            known[implementation[0]] = sizes
-        weighed = tuple(
-            replace(implementation, cost=known[implementation.name][0], workspace_bytes=known[implementation.name][1])
-            for implementation in op.implementations if implementation.name in known
-        )  # fmt: skip
+    for op, weights in zip(graph.operations, rows, strict=True):
+        if not isinstance(weights, list) or not all(map(_is_weight, weights)):
+            raise InvalidPlan(f"{where}: '{SECTION}.implementations' of '{op.name}' must be names, costs and bytes")
+        known = {name: {"cost": cost, "workspace_bytes": size} for name, cost, size in weights}
+        weighed = tuple(replace(each, **known[each.name]) for each in op.implementations if each.name in known)
         operations.append(replace(op, implementations=weighed))
-    made = {v for op in operations for implementation in op.all_implementations for v in implementation.outputs}
-    if len(made) < len(graph.values):  # values of implementations that are not in the file
+    produced = {v for op in operations for each in op.all_implementations for v in each.outputs}
+    if len(produced) < len(graph.values):  # values of implementations that are not in the file
         raise InvalidPlan(f"{where}: was made where operations had fewer implementations; plan again")
     return replace(graph, operations=tuple(operations))
+
+
+def _is_weight(row: Any) -> bool:
+    """Whether it is the name, cost and workspace of an implementation."""
+    return isinstance(row, list) and len(row) == 3 and isinstance(row[0], str) and all(map(_is_count, row[1:]))
 
 
 def _sharing(section: Mapping[str, Any], graph: Graph, where: str) -> Sharing:

@@ -34,7 +34,7 @@ def main(job_path: str, result_path: str, events_path: str) -> None:
     events = Events(events_path)
     events.watch()
     problem = Problem(graph, **job["problem"] | {"scope": parse_scope(job["problem"]["scope"])})
-    warm_start = Plan.load(job["warm_start"], graph) if job["warm_start"] else None
+    warm_start = Plan.from_document(job["warm_start"], graph, "warm_start") if job["warm_start"] else None
     options = SolveOptions(**job["options_of_solve"], warm_start=warm_start)
     context = new_context(problem, options).until(time.monotonic() + max(0.01, job["ends_at"] - time.time()))
     if job["family"]:

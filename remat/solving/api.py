@@ -13,13 +13,11 @@ from remat.problem import Problem, SolveOptions, check_accounting
 from remat.registry import Strategy, get_strategy
 from remat.solution import Member, Solution, candidates_of
 from remat.solving.budgets import share, solve_ascending
-from remat.solving.defaults import solve_default
+from remat.solving.defaults import restated
 from remat.solving.dispatch import new_context, run_strategy
 from remat.solving.here import run_family, solve_family
 from remat.solving.judgement import at_least, judge, name_minimum, refuse_if_impossible
-from remat.units import parse_size
-
-UNLIMITED = 2**60
+from remat.units import MAX_BYTES, parse_size
 
 
 def solve(
@@ -76,13 +74,12 @@ def solve_sweep(
         raise InvalidInput(f"budgets must be a list of sizes, not {budgets!r}; `remat.solve` takes a single one")
     problems = [replace(question, budget_bytes=parse_size(budget)) for budget in budgets]
 
-    def solve_all(problems: Sequence[Problem], how: SolveOptions) -> list[Solution]:
-        return _solve_all(chosen, problems, how, own, isolate)
-
     if not graph.has_implementations or chosen.implementations != "default":
-        return solve_all(problems, how)
-    plain = replace(how, warm_start=_without_choices(how.warm_start, graph))
-    found = solve_default(graph, lambda default: solve_all([replace(p, graph=default) for p in problems], plain))
+        return _solve_all(chosen, problems, how, own, isolate)
+    default = graph.default()
+    plain = replace(how, warm_start=_without_choices(how.warm_start, default))
+    solutions = _solve_all(chosen, [replace(p, graph=default) for p in problems], plain, own, isolate)
+    found = [restated(graph, solution) for solution in solutions]
     if how.warm_start is None or chosen.is_baseline or chosen.ignores_budget:
         return found
     return [at_least(one, asked, how.warm_start) for one, asked in zip(found, problems, strict=True)]
@@ -98,9 +95,9 @@ def _checked(graph: Graph, warm_start: Plan | None) -> Graph:
     return graph
 
 
-def _without_choices(plan: Plan | None, graph: Graph) -> Plan | None:
-    """The plan on the graph of default implementations; None if it has others."""
-    return None if plan is None or plan.implementations else replace(plan, graph_sha256=graph.default().sha256())
+def _without_choices(plan: Plan | None, default: Graph) -> Plan | None:
+    """The plan for the graph of default implementations; None if it uses others."""
+    return None if plan is None or plan.implementations else replace(plan, graph_sha256=default.sha256())
 
 
 def _solve_all(
@@ -146,6 +143,6 @@ def family(
     chosen.check_options(options)
     if not chosen.ignores_budget:
         raise InvalidInput(f"strategy '{strategy}' depends on the budget; it has no family to list")
-    problem = Problem(graph, UNLIMITED, parse_scope(scope), check_accounting(accounting))
+    problem = Problem(graph, MAX_BYTES, parse_scope(scope), check_accounting(accounting))
     context = new_context(problem, SolveOptions(time_limit_s=time_limit_s))
     return judge(context, candidates_of(chosen(context, options)))[0]

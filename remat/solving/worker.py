@@ -216,7 +216,7 @@ def run_family_isolated(context: Context, strategy: str, options: Mapping[str, A
     members = []
     try:
         for member in row["members"]:
-            plan = plan_from_row(graph, member, None)
+            plan = Plan.from_document(member["plan"], graph, "a plan")
             trace = simulate(graph, plan)
             members.append(Member(plan, trace.cost, trace.peak_bytes, member["parameters"]))
     except InvalidPlan as error:
@@ -257,11 +257,7 @@ def _exchange(
         raise InvalidInput(f"options of strategy '{strategy}' must be plain, not {dict(options)!r:.80}") from None
     with tempfile.TemporaryDirectory(prefix="remat-") as folder:
         job, result, events_file = (Path(folder, name) for name in ("job.json", "result.json", "events.jsonl"))
-        warm_start = None
-        if context.options.warm_start is not None:
-            warm_start = str(Path(folder, "warm_start.json"))
-            context.options.warm_start.save(warm_start)
-        question = context.problem
+        question, warm_start = context.problem, context.options.warm_start
         asked = {
             "graph": graph_to_dict(question.graph),
             "problem": {
@@ -274,7 +270,7 @@ def _exchange(
                 field.name: getattr(context.options, field.name)
                 for field in fields(SolveOptions) if field.name not in ("warm_start", "progress")
             },
-            "warm_start": warm_start,
+            "warm_start": None if warm_start is None else warm_start.document(),
             "ends_at": time.time() + limit_s,
             "strategy": strategy,
             "options": dict(options),
@@ -327,9 +323,7 @@ def _run(command: Sequence[str], limit_s: float, threads: int, events: _Events |
             _interrupted.discard(process)
             if process.poll() is None:
                 _kill_group(process)
-        errors.seek(0)
-        lines = errors.read().decode(errors="replace").strip().splitlines()
-    return code, lines[-1][:300] if lines else ""
+        return code, child.last_line(errors)
 
 
 def _wait(process: subprocess.Popen[bytes], ends_at: float, events: _Events | None) -> int | None:
@@ -369,22 +363,9 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 def solution_to_row(solution: Solution) -> dict[str, Any]:
     """A JSON-ready form of a solution, its plan as steps."""
     row = {name: getattr(solution, name) for name in Solution.__slots__ if name not in ("plan", "certificate")}
-    row["plan"] = None
+    row["plan"] = None if solution.plan is None else solution.plan.document()
     row["certificate"] = None if solution.certificate is None else solution.certificate.to_dict()
-    if solution.plan is not None:
-        row["plan"] = plan_to_row(solution.plan)
     return row
-
-
-def plan_to_row(plan: Plan) -> dict[str, Any]:
-    """A JSON-ready form of a plan's steps."""
-    return {"kinds": plan.kinds.tolist(), "ids": plan.ids.tolist(), "ways": list(plan.implementations)}
-
-
-def plan_from_row(graph: Graph, row: Mapping[str, Any], budget_bytes: int | None) -> Plan:
-    """The plan of `plan_to_row`."""
-    implementations = row.get("ways") or [""] * len(row["ids"])
-    return Plan.from_steps(graph, zip(row["kinds"], row["ids"], implementations, strict=True), budget_bytes)
 
 
 def family_to_row(family: Family) -> dict[str, Any]:
@@ -394,20 +375,19 @@ def family_to_row(family: Family) -> dict[str, Any]:
         "message": family.message,
         "rejected": family.rejected,
         "wall_s": family.wall_s,
-        "members": [{**plan_to_row(m.plan), "parameters": dict(m.parameters)} for m in family.members],
+        "members": [{"plan": m.plan.document(), "parameters": dict(m.parameters)} for m in family.members],
     }
 
 
-def _from_row(graph: Any, row: dict[str, Any]) -> Solution:
+def _from_row(graph: Graph, row: dict[str, Any]) -> Solution:
     plan = row.pop("plan")
     proof = row.pop("certificate")
     certificate = None if proof is None else BoundCertificate.from_dict(proof, "the worker's certificate")
     if plan is not None:
-        plan = plan_from_row(graph, plan, row["budget_bytes"])
+        plan = Plan.from_document(plan, graph, "the plan")
         trace = simulate(graph, plan)
         if (trace.cost, trace.peak_bytes) != (row["cost"], row["peak_bytes"]):
             raise InvalidPlan(f"cost {row['cost']} was reported, but it costs {trace.cost}")
-
     return Solution(
         plan=plan,
         certificate=certificate,
