@@ -1,4 +1,4 @@
-"""What a graph, plan or bound file is, in one line, or everything that is wrong with it: ``remat check``."""
+"""``remat check``: describe a graph, plan or bound file in one line, or list everything that is wrong with it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ BOUND_PREFIX = "remat-bound/"
 
 
 def check_file(path: str | os.PathLike[str], graph_path: str | os.PathLike[str] | None = None) -> tuple[str, list[str]]:
-    """(one line that says what the file is, remarks); a plan or bound is checked against the graph if that is given.
+    """(one line that describes the file, remarks). With `graph_path`, a plan or bound is checked against that graph.
 
     Raises:
-        InvalidInput: with every problem as a line of the message, each naming the file and the place.
+        InvalidInput: a line of the message for each problem, with the file and the place.
     """
     where = os.fspath(path)
     document = read_json(path)
@@ -50,7 +50,7 @@ def _checked(where: str, document: Any, kind: Any, graph_path: str | os.PathLike
 
 
 def _whole(load: Callable[[], Graph], who: str = "") -> Graph:
-    """The graph, or an error with all its problems, each after `who`."""
+    """The loaded graph; the error for a bad graph lists all its problems, each after `who`."""
     try:
         return load()
     except InvalidGraph as error:
