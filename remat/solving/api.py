@@ -1,4 +1,4 @@
-"""One call for every strategy: `solve` runs it on a problem and judges what it returns."""
+"""`solve`: run any strategy on a problem and judge its result."""
 
 from __future__ import annotations
 
@@ -36,12 +36,11 @@ def solve(
         strategy: a name from `remat.strategies()`.
         scope: ``staged``, ``fixed_order`` or ``free``.
         accounting: ``exact``, or ``published`` for the memory that Checkmate's artifact counts.
-        options: those of every solve (`time_limit_s`, `seed`, `threads`, ...: `remat.SolveOptions`), and keyword
-            options of the strategy.
+        options: `remat.SolveOptions` (`time_limit_s`, `seed`, `threads`, ...) and keyword options of the strategy.
 
     Returns:
-        A `Solution`; never raises because a budget cannot be met. Ctrl-C returns the best plan found so
-        far, and raises KeyboardInterrupt only if there is none.
+        A `Solution`, even if no plan meets the budget. Ctrl-C returns the best plan found so far, and raises
+        KeyboardInterrupt only if there is none.
 
     Raises:
         InvalidInput: unknown strategy or option, unreadable size or limit.
@@ -59,12 +58,12 @@ def solve_sweep(
     isolate: bool | None = None,
     **options: Any,
 ) -> list[Solution]:
-    """`solve` for several budgets; the time limit is for each of them; results in the order of `budgets`.
+    """`solve` for several budgets, with the time limit for each; solutions in the order of `budgets`.
 
-    A strategy that ignores the budget runs once for all of them. `isolate` overrides whether the
-    strategy runs in a process of its own with a hard limit. The budgets share work: they are solved in
-    ascending order, each from the best plan of the smaller ones, and `remat.solving.budgets.share` makes the
-    results monotone (not for a baseline, whose results are its own).
+    A strategy that ignores the budget runs once for all budgets. `isolate` overrides whether the strategy
+    runs in a separate process with a hard limit. Budgets are solved in ascending order, each from the best
+    plan of the smaller ones, and `remat.solving.budgets.share` makes the results monotone. The results of a
+    baseline are never shared.
     """
     chosen = get_strategy(strategy)
     how, own = SolveOptions.split(options)
@@ -86,7 +85,7 @@ def solve_sweep(
 
 
 def _checked(graph: Graph, warm_start: Plan | None) -> Graph:
-    """The graph; raises `InvalidInput` if nothing can be planned on it, or not from this plan."""
+    """The graph; raises `InvalidInput` if it is no graph, is empty, or is not that of the warm start."""
     check_graph(graph)
     if not len(graph):
         raise InvalidInput(f"graph '{graph.name}' has no operations; there is nothing to plan")
@@ -134,10 +133,11 @@ def family(
     time_limit_s: float = 60.0,
     **options: Any,
 ) -> list[Member]:
-    """Every plan of a strategy that ignores the budget, judged: what figures draw.
+    """Every plan of a strategy that ignores the budget, judged, e.g. to draw a figure.
 
     Raises:
         Skip: the strategy does not apply to this graph.
+        InvalidInput: the strategy depends on the budget.
     """
     chosen = get_strategy(strategy)
     chosen.check_options(options)

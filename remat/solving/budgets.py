@@ -1,4 +1,4 @@
-"""What the solves of several budgets owe each other: plans go to larger budgets, bounds to smaller ones."""
+"""Solves of several budgets share results: plans go to larger budgets, bounds to smaller ones."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from remat.units import format_size
 def solve_ascending(
     problems: Sequence[Problem], warm_start: Plan | None, solve: Callable[[Problem, Plan | None], Solution]
 ) -> list[Solution]:
-    """Each problem solved from `warm_start`, or else the cheapest plan of the smaller budgets, in the order given.
+    """Solve each problem from `warm_start`, or else from the cheapest plan of the smaller budgets.
 
-    After Ctrl-C the larger budgets are not solved any more, and say so.
+    Returns:
+        Solutions in the order of `problems`; after Ctrl-C, those of larger budgets are NO_PLAN and say so.
     """
     solutions: dict[int, Solution] = {}
     best: Solution | None = None
@@ -40,10 +41,10 @@ def solve_ascending(
 
 
 def share(solutions: Sequence[Solution]) -> list[Solution]:
-    """Solutions of one strategy, graph and scope, each with the best that all of them together prove.
+    """Solutions of one strategy, graph and scope, each improved by the plans and bounds of the others.
 
-    A larger budget never keeps a costlier plan than a smaller one: ``parameters["plan_from_bytes"]`` says from
-    which budget a plan came. A bound proven for a larger budget holds for a smaller one. Claims that
+    A larger budget takes the plan of a smaller one if that is cheaper; ``parameters["plan_from_bytes"]`` names the
+    budget that it came from. A smaller budget takes the bound of a larger one if that is higher. Claims that
     contradict each other are FAILED.
     """
     order = sorted(range(len(solutions)), key=lambda i: solutions[i].budget_bytes)
@@ -76,7 +77,7 @@ def share(solutions: Sequence[Solution]) -> list[Solution]:
         if bound is not None and bound.bound is not None and _may_take_bound(one) and (one.bound or 0) < bound.bound:
             proofs = [proof for proof in (bound.certificate, one.certificate) if proof is not None]
             proof = max(proofs, key=lambda proof: proof.bound, default=None)
-            one = replace(one, bound=bound.bound, certificate=proof)  # of a larger budget: holds here
+            one = replace(one, bound=bound.bound, certificate=proof)
         if one.bound is not None and (bound is None or bound.bound is None or one.bound > bound.bound):
             bound = one
         shared[i] = _with_gap(one)

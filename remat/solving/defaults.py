@@ -1,4 +1,4 @@
-"""Strategies that know one implementation of each operation, on graphs with several: they use the default ones."""
+"""Results of strategies that know only default implementations, for graphs with several."""
 
 from __future__ import annotations
 
