@@ -8,13 +8,13 @@ _log = logging.getLogger("remat")
 
 
 def announce_pause(name: str, inputs: str, time_limit_s: float, instead: str) -> None:
-    """Say that a step is planned now, and how to do that earlier.
+    """Log a warning that a step is planned now, and how to plan it earlier.
 
-    It goes to the log of ``remat`` as a warning: to stderr, unless the program has set up logging otherwise.
+    The warning goes to the logger ``remat``: to stderr, unless the program configures logging.
 
     Args:
         name: of the model.
-        inputs: shapes and dtypes that the step is planned for.
+        inputs: shapes and dtypes for which the step is planned.
         time_limit_s: of the solver.
         instead: the call that plans ahead, e.g. ``model.prepare(...)``.
     """

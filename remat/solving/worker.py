@@ -166,7 +166,7 @@ class _Events:
         self._at = 0
 
     def is_over(self) -> bool:
-        """Whether the worker should end now, because of `should_stop` or because another strategy decided its problem."""
+        """Whether the worker should end now: it was asked to, or another strategy decided its problem."""
         known = self.known()
         if known is not None and known.decides(self.own):
             self.decided = known
