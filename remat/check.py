@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from remat.bounds.certificate import verify_bound
@@ -39,8 +39,8 @@ def check_file(path: str | os.PathLike[str], graph_path: str | os.PathLike[str] 
 
 def _checked(where: str, document: Any, kind: Any, graph_path: str | os.PathLike[str] | None) -> str:
     if kind in GRAPH_FORMATS:
-        return _graph_line(where, str(kind), _whole(lambda: load_graph(where)))
-    graph = None if graph_path is None else _whole(lambda: load_graph(graph_path), "--graph ")
+        return _graph_line(where, str(kind), _whole(where))
+    graph = None if graph_path is None else _whole(graph_path, "--graph ")
     if kind == PLAN_FORMAT:
         return _plan_line(where, document, graph)
     if isinstance(kind, str) and kind.startswith(BOUND_PREFIX):
@@ -49,10 +49,10 @@ def _checked(where: str, document: Any, kind: Any, graph_path: str | os.PathLike
     raise InvalidInput(f"{where}: 'format' must be one of {known}, not {kind!r:.60}")
 
 
-def _whole(load: Callable[[], Graph], who: str = "") -> Graph:
-    """The loaded graph; the error for a bad graph lists all its problems, each after `who`."""
+def _whole(path: str | os.PathLike[str], who: str = "") -> Graph:
+    """The graph in a file; the error for a bad graph lists all its problems, each after `who`."""
     try:
-        return load()
+        return load_graph(path)
     except InvalidGraph as error:
         raise InvalidInput("\n".join(f"{who}{problem}" for problem in error.problems)) from None
 

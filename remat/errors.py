@@ -6,7 +6,6 @@ import difflib
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from types import FrameType
 
 # Frames of a framework (a module's call, its compiler) or of Python may lie between a user's line and ours.
 _NOT_THE_USER = {"remat", "torch", "tensorflow", "keras"} | sys.stdlib_module_names
@@ -84,16 +83,13 @@ def nearest(name: str, known: Iterable[str], most: int = 3, alike: float = 0.5) 
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the user's line: the innermost line outside remat, the frameworks and Python itself."""
-    frame = _users_frame()
+    """Warn at the user's line: the innermost line outside remat, the frameworks and Python itself.
+
+    Where there is none, as in a thread of ours, warn at the outermost line.
+    """
+    frame = sys._getframe()
+    while frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USER and frame.f_back is not None:
+        frame = frame.f_back
     registry = frame.f_globals.setdefault("__warningregistry__", {})
     module = frame.f_globals.get("__name__", "")
     warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
-
-
-def _users_frame() -> FrameType:
-    """The user's innermost frame; the outermost frame if none is the user's, as in a thread of ours."""
-    frame = sys._getframe(1)
-    while frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USER and frame.f_back is not None:
-        frame = frame.f_back
-    return frame

@@ -2,6 +2,7 @@
 
 from remat.execution.planning import (
     Peaks,
+    announce_pause,
     cheapest_fitting,
     check_options,
     default_cache,
@@ -9,7 +10,6 @@ from remat.execution.planning import (
     is_fraction,
     parse_budget,
 )
-from remat.execution.progress import announce_pause
 from remat.execution.step_plan import Fingerprint, Planned, StepPlan, fingerprint_of, implementations_of
 
 # Version of step measurements. Raise it when the same plan may take another time or peak, so that stored measurements

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Iterable
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 DEFAULT_STRATEGY = "portfolio"
+_log = logging.getLogger("remat")
 NO_BUDGET = "give a budget (e.g. budget='8GB', or budget=0.6 of what the plain step needs) or a plan (plan='plan.json')"
 
 
@@ -86,6 +88,23 @@ def default_cache() -> Path:
     """Folder of stored measurements: ``$REMAT_CACHE``, or ``remat`` in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("REMAT_CACHE") or Path(base, "remat"))
+
+
+def announce_pause(name: str, inputs: str, time_limit_s: float, instead: str) -> None:
+    """Log a warning that a step is planned now, and how to plan it earlier.
+
+    The warning goes to the logger ``remat``: to stderr, unless the program configures logging.
+
+    Args:
+        name: of the model.
+        inputs: shapes and dtypes for which the step is planned.
+        time_limit_s: of the solver.
+        instead: the call that plans ahead, e.g. ``model.prepare(...)``.
+    """
+    _log.warning(
+        "remat: the training loop pauses to plan '%s' for %s: up to %g s of search, and measurements of kernels that "
+        "are new; %s before the loop avoids this", name, inputs, time_limit_s, instead,
+    )  # fmt: skip
 
 
 def cheapest_fitting(graph: Graph, plans: Iterable[Plan], budget_bytes: int) -> Plan | None:

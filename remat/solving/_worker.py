@@ -28,7 +28,7 @@ WATCH_S = 1.0
 
 
 def main(job_path: str, result_path: str, events_path: str) -> None:
-    """Read the job, solve it, write the rows atomically; report plans and bounds as they are found."""
+    """Read the job, solve it, write the result atomically; report plans and bounds as they are found."""
     job = json.loads(Path(job_path).read_text())
     graph = graph_from_dict(job["graph"])
     events = Events(events_path)
@@ -38,7 +38,7 @@ def main(job_path: str, result_path: str, events_path: str) -> None:
     options = SolveOptions(**job["options_of_solve"], warm_start=warm_start)
     context = new_context(problem, options).until(time.monotonic() + max(0.01, job["ends_at"] - time.time()))
     if job["family"]:
-        rows = [family_to_row(run_family(context, job["strategy"], job["options"]))]
+        row = family_to_row(run_family(context, job["strategy"], job["options"]))
     else:
         incumbent = Incumbent(graph, problem.budget_bytes, problem.scope, record=events.found)
         get_strategy(job["strategy"])  # imports the strategies, so that this time counts as the start of the process
@@ -46,8 +46,8 @@ def main(job_path: str, result_path: str, events_path: str) -> None:
         solution = solve_here(context.about(problem, incumbent), job["strategy"], job["options"])
         held = peak_memory_bytes() + solution.stats.get("member_peak_memory_bytes", 0)
         stats = {**solution.stats, "solver_began": began, "solver_peak_memory_bytes": held}
-        rows = [solution_to_row(replace(solution, stats=stats))]
-    write_text(result_path, json.dumps(rows, default=float))
+        row = solution_to_row(replace(solution, stats=stats))
+    write_text(result_path, json.dumps(row, default=float))
 
 
 class Events:

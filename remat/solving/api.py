@@ -13,10 +13,9 @@ from remat.problem import Problem, SolveOptions, check_accounting
 from remat.registry import Strategy, get_strategy
 from remat.solution import Member, Solution, candidates_of
 from remat.solving.budgets import share, solve_ascending
-from remat.solving.defaults import restated
 from remat.solving.dispatch import new_context, run_strategy
 from remat.solving.here import run_family, solve_family
-from remat.solving.judgement import at_least, judge, name_minimum, refuse_if_impossible
+from remat.solving.judgement import at_least, judge, name_minimum, refuse_if_impossible, restated
 from remat.units import MAX_BYTES, parse_size
 
 

@@ -9,6 +9,7 @@ from remat.incumbent import GAP_TOLERANCE, relative_gap
 from remat.plan import Plan
 from remat.problem import Problem
 from remat.solution import Ending, Solution, Status
+from remat.solving.judgement import without_plan
 from remat.units import format_size
 
 
@@ -22,19 +23,18 @@ def solve_ascending(
     """
     solutions: dict[int, Solution] = {}
     best: Solution | None = None
-    interrupted = False
+    interrupted: Solution | None = None
     for i in sorted(range(len(problems)), key=lambda i: problems[i].budget_bytes):
         problem = problems[i]
-        if interrupted:
-            solution = replace(
-                solutions[next(iter(solutions))], status=Status.NO_PLAN, budget_bytes=problem.budget_bytes, plan=None,
-                cost=None, peak_bytes=None, overhead=None, bound=problem.graph.least_cost, gap=None, parameters={},
-                wall_s=0.0, message="interrupted before this budget was solved", stats={}, ended=Ending.INTERRUPTED,
+        if interrupted is not None:
+            solutions[i] = without_plan(
+                problem, interrupted.strategy, Status.NO_PLAN, "interrupted before this budget was solved",
+                bound=problem.graph.least_cost, ended=Ending.INTERRUPTED,
             )  # fmt: skip
-        else:
-            solution = solve(problem, best.plan if warm_start is None and best is not None else warm_start)
-            interrupted = solution.ended is Ending.INTERRUPTED
-        solutions[i] = solution
+            continue
+        solutions[i] = solution = solve(problem, best.plan if warm_start is None and best is not None else warm_start)
+        if solution.ended is Ending.INTERRUPTED:
+            interrupted = solution
         if solution.cost is not None and (best is None or best.cost is None or solution.cost < best.cost):
             best = solution
     return [solutions[i] for i in range(len(problems))]

@@ -155,6 +155,25 @@ def at_least(solution: Solution, problem: Problem, warm_start: Plan) -> Solution
     )  # fmt: skip
 
 
+def restated(graph: Graph, solution: Solution) -> Solution:
+    """A solution for `graph.default()`, restated for `graph`, whose ids are the same.
+
+    A bound or an INFEASIBLE of the default graph does not hold here: other implementations may be cheaper or smaller.
+    """
+    stats = dict(solution.stats)
+    if solution.bound is not None:
+        stats["default_bound"] = solution.bound
+    lifted = replace(solution, bound=graph.least_cost, certificate=None, gap=None, stats=stats)
+    if solution.plan is None or solution.cost is None:
+        if solution.status is not Status.INFEASIBLE:
+            return lifted
+        return replace(lifted, status=Status.NO_PLAN, message=f"with default implementations: {solution.message}")
+    gap = relative_gap(solution.cost, graph.least_cost)
+    status = Status.OPTIMAL if gap <= GAP_TOLERANCE else Status.FEASIBLE
+    plan = replace(solution.plan, graph_sha256=graph.sha256())
+    return replace(lifted, status=status, gap=gap, plan=plan)
+
+
 def name_minimum(solution: Solution, problem: Problem, deadline: float) -> Solution:
     """The solution; if it has no plan, its message ends with the smallest budget known feasible.
 

@@ -98,8 +98,8 @@ def solve_isolated(
     # The context's incumbent may belong to another budget, so that this solve needs one of its own.
     own = context.about(context.problem)
     events = _Events(own, context, should_stop, known)
-    rows, status, message = _ask(own, strategy, options, family=False, events=events)
-    solution = None if rows is None else _take_result(rows[0], own, context, strategy)
+    row, status, message = _ask(own, strategy, options, family=False, events=events)
+    solution = None if row is None else _take_result(row, own, context, strategy)
     interrupted = Ending.INTERRUPTED in (events.ended, solution and solution.ended)
     if events.decided is not None and not own.incumbent.contradiction:
         solution = events.decided.solution(own, strategy)
@@ -209,11 +209,10 @@ class _Events:
 def run_family_isolated(context: Context, strategy: str, options: Mapping[str, Any]) -> Family:
     """`remat.solving.here.run_family` in a subprocess; the parent judges every returned plan again."""
     started = time.monotonic()
-    rows, status, message = _ask(context, strategy, options, family=True)
-    if rows is None:
+    row, status, message = _ask(context, strategy, options, family=True)
+    if row is None:
         return Family(strategy, status=status, message=message, wall_s=time.monotonic() - started)
-    row, graph = rows[0], context.problem.graph
-    members = []
+    graph, members = context.problem.graph, []
     try:
         for member in row["members"]:
             plan = Plan.from_document(member["plan"], graph, "a plan")
@@ -239,8 +238,8 @@ def interrupt_workers() -> None:
 
 def _ask(
     context: Context, strategy: str, options: Mapping[str, Any], *, family: bool, events: _Events | None = None
-) -> tuple[list[dict[str, Any]] | None, Status, str]:
-    """(the worker's rows, or None with the status and message that say why)."""
+) -> tuple[dict[str, Any] | None, Status, str]:
+    """(the worker's result, or None with the status and message that say why)."""
     try:
         return _exchange(context, strategy, options, family, events)
     except (OSError, DiskFull) as error:  # OSError: e.g. no memory for a process
@@ -249,7 +248,7 @@ def _ask(
 
 def _exchange(
     context: Context, strategy: str, options: Mapping[str, Any], family: bool, events: _Events | None
-) -> tuple[list[dict[str, Any]] | None, Status, str]:
+) -> tuple[dict[str, Any] | None, Status, str]:
     limit_s = context.remaining_s()
     try:
         json.dumps(dict(options))
