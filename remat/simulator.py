@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat.errors import InvalidPlan
-from remat.graph import Graph, Operation
+from remat.graph import Graph
 from remat.implementation import Implementation
 from remat.plan import FREE, Plan, implementation_of
 from remat.units import format_size
@@ -66,17 +66,19 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
     """
     if plan.graph_sha256 != graph.sha256():
         raise InvalidPlan(f"the plan was made for another graph ('{plan.graph_name}'), not for this '{graph.name}'")
-    calls = _Calls.of(graph, plan)
-    inputs, outputs, output_bytes, overwritten = calls.inputs, calls.outputs, calls.output_bytes, calls.overwritten
-    workspace, cost, size = calls.workspace_bytes, calls.cost, calls.size
     operations, n, n_values = graph.operations, len(graph), len(graph.values)
+    chosen, call_of = _chosen_calls(graph, plan)
+    calls = [*operations, *chosen]
+    size = [value.bytes for value in graph.values]
+    output_bytes = [sum(size[v] for v in call.outputs) for call in calls]
+    overwritten = {j: each.overwrites for j, each in enumerate(chosen, n) if each.overwrites is not None}
     resident = bytearray(n_values)
     held = graph.fixed_bytes
     running, after, elapsed_at = [], [], []
     count = [0] * n
     elapsed = 0
     saved = _reused_bytes(plan, sharing, size) if any(sharing) else {}
-    for step, (kind, i, j) in enumerate(zip(plan.kinds.tolist(), plan.ids.tolist(), calls.call_of, strict=True)):
+    for step, (kind, i, j) in enumerate(zip(plan.kinds.tolist(), plan.ids.tolist(), call_of, strict=True)):
         if kind == FREE:
             if not 0 <= i < n_values:
                 raise InvalidPlan(f"frees value {i}, which does not exist", step)
@@ -87,7 +89,8 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
             continue
         if not 0 <= i < n:
             raise InvalidPlan(f"computes operation {i}, which does not exist", step)
-        for v in inputs[j]:
+        call = calls[j]
+        for v in call.inputs:
             if not resident[v]:
                 raise InvalidPlan(
                     f"computes operation {i} ({operations[i].name}), whose input {v} "
@@ -100,17 +103,17 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
             resident[overwritten[j]] = 0
         held = during
         during -= saved.get(step, 0)
-        for v in outputs[j]:
+        for v in call.outputs:
             if resident[v]:
-                if len(outputs[j]) == 1:
+                if len(call.outputs) == 1:
                     raise InvalidPlan(
                         f"computes operation {i} ({operations[i].name}), whose output is still resident", step
                     )
                 held -= size[v]  # both copies count while it runs; the duplicate is freed now
             resident[v] = 1
         count[i] += 1
-        elapsed += cost[j]
-        running.append(during + workspace[j])
+        elapsed += call.cost
+        running.append(during + call.workspace_bytes)
         after.append(held - saved.get(step, 0))
         elapsed_at.append(elapsed)
 
@@ -143,48 +146,24 @@ def load_and_simulate(path: str | os.PathLike[str], graph: Graph) -> tuple[Plan,
         raise error.of_file(os.fspath(path)) from None
 
 
-@dataclass(frozen=True, slots=True)
-class _Calls:
-    """Lists that the replay reads. Call k < N is operation k by default; then come the other chosen implementations.
+def _chosen_calls(graph: Graph, plan: Plan) -> tuple[list[Implementation], list[int]]:
+    """(implementations that the plan chooses instead of the default, [steps] call of each compute step).
 
-    Attributes:
-        inputs, outputs, output_bytes, workspace_bytes, cost: of each call; size: bytes of each value.
-        overwritten: call -> the value whose storage its first output takes.
-        call_of: [steps] call of each compute step; value of a free.
+    Call k < N is operation k by default; the chosen implementations follow. A free has its value in place of a call.
     """
-
-    inputs: list[tuple[int, ...]]
-    outputs: list[tuple[int, ...]]
-    output_bytes: list[int]
-    workspace_bytes: list[int]
-    cost: list[int]
-    size: list[int]
-    overwritten: dict[int, int]
-    call_of: list[int]
-
-    @classmethod
-    def of(cls, graph: Graph, plan: Plan) -> _Calls:
-        call_of, calls = plan.ids.tolist(), list[Operation | Implementation](graph.operations)
-        overwritten: dict[int, int] = {}
-        number: dict[tuple[int, str], int] = {}
-        for step, (kind, k, name) in enumerate(
-            zip(plan.kinds.tolist(), plan.ids.tolist(), plan.implementations, strict=False)
-        ):
-            if kind == FREE or not name:
-                continue
-            if (k, name) not in number:
-                number[k, name] = len(calls)
-                implementation = implementation_of(graph, k, name, step)
-                if implementation.overwrites is not None:
-                    overwritten[len(calls)] = implementation.overwrites
-                calls.append(implementation)
-            call_of[step] = number[k, name]
-        size = [int(value.bytes) for value in graph.values]
-        return cls(
-            [call.inputs for call in calls], [call.outputs for call in calls],
-            [sum(size[v] for v in call.outputs) for call in calls], [int(call.workspace_bytes) for call in calls],
-            [int(call.cost) for call in calls], size, overwritten, call_of,
-        )  # fmt: skip
+    chosen: list[Implementation] = []
+    call_of = plan.ids.tolist()
+    number: dict[tuple[int, str], int] = {}
+    for step, (kind, k, name) in enumerate(
+        zip(plan.kinds.tolist(), plan.ids.tolist(), plan.implementations, strict=False)
+    ):
+        if kind == FREE or not name:
+            continue
+        if (k, name) not in number:
+            number[k, name] = len(graph) + len(chosen)
+            chosen.append(implementation_of(graph, k, name, step))
+        call_of[step] = number[k, name]
+    return chosen, call_of
 
 
 def _check_end(graph: Graph, count: Sequence[int], resident: bytearray) -> None:

@@ -128,24 +128,22 @@ class StepPlan:
 
     def __str__(self) -> str:
         graph, trace = self.graph, self.trace
-        repeated = int(np.count_nonzero(trace.computations > 1))
+        repeated = np.nonzero(trace.computations > 1)[0]
         lines = [
-            f"{graph.name}: {len(graph)} operations, {repeated} of them computed again ({self.strategy})",
+            f"{graph.name}: {len(graph)} operations, {len(repeated)} of them computed again ({self.strategy})",
             f"  made for        {self.fingerprint}",
         ]
         if self.budget_bytes is not None:
             lines.append(f"  budget          {format_size(self.budget_bytes)}")
         plain = self.plain_peak_bytes
         share = f", {trace.peak_bytes / plain:.1%} of the plain step's {format_size(plain)}" if plain else ""
-        where = (
-            graph.operations[int(trace.order[trace.peak_computation])].name if trace.peak_computation >= 0 else "end"
-        )
+        where = graph.operations[trace.order[trace.peak_computation]].name
         lines += [
             f"  predicted peak  {format_size(trace.peak_bytes)}{share}; reached at {where}",
             f"  always there    {format_size(graph.fixed_bytes)}{_parts(self.fixed)}",
             f"  overhead        {self._overhead_as_text()}",
         ]
-        repeats = collections.Counter(graph.operations[k].kind for k in np.nonzero(trace.computations > 1)[0])
+        repeats = collections.Counter(graph.operations[k].kind for k in repeated)
         total = collections.Counter(op.kind for op in graph.operations)
         named = [f"{kind.removeprefix('aten.')} {n} of {total[kind]}" for kind, n in repeats.most_common(8)]
         more = len(repeats) - len(named)
