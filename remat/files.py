@@ -41,7 +41,7 @@ def read_json(path: str | os.PathLike[str], refused: type[InvalidInput] = Invali
             NaN, and a file above `MAX_FILE_BYTES`.
     """
     if not isinstance(path, (str, os.PathLike)):
-        raise refused(f"the path of a file is wanted, not {path!r:.60}")
+        raise refused(f"a file's path is needed, not {path!r:.60}")
     try:
         return _parsed(_read_bytes(Path(path)))
     except _Unreadable as error:

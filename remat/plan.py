@@ -256,7 +256,7 @@ class Plan:
 
 
 _DOCUMENT_KEYS = ("format", "graph", "graph_sha256", "budget_bytes", "scope", "steps", "execution")
-WITHOUT_HASH = "has no 'graph_sha256': nothing says that it was made for this graph; a plan that remat saves has one"
+WITHOUT_HASH = "has no 'graph_sha256', which every plan saved by remat has; it may have been made for another graph"
 
 
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 DEFAULT_STRATEGY = "portfolio"
 _log = logging.getLogger("remat")
-NO_BUDGET = "give a budget (e.g. budget='8GB', or budget=0.6 of what the plain step needs) or a plan (plan='plan.json')"
+NO_BUDGET = "give a budget (e.g. budget='8GB', or budget=0.6 of the plain step's peak) or a plan (plan='plan.json')"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def share(solutions: Sequence[Solution]) -> list[Solution]:
     best: Solution | None = None
     for i in order:
         one = shared[i]
-        if best is not None and best.cost is not None and _may_take(one):
+        if best is not None and best.cost is not None and one.status not in (Status.SKIPPED, Status.FAILED):
             if one.status is Status.INFEASIBLE or (one.bound or 0) > best.cost:
                 shared[i] = _contradicted(one, best)
                 continue
@@ -74,7 +74,8 @@ def share(solutions: Sequence[Solution]) -> list[Solution]:
         if bound is not None and bound.bound is not None and one.cost is not None and bound.bound > one.cost:
             shared[i] = _contradicted(bound, one, at=one)
             continue
-        if bound is not None and bound.bound is not None and _may_take_bound(one) and (one.bound or 0) < bound.bound:
+        has_cost = one.status not in (Status.SKIPPED, Status.FAILED, Status.INFEASIBLE)  # else there is none to bound
+        if bound is not None and bound.bound is not None and has_cost and (one.bound or 0) < bound.bound:
             proofs = [proof for proof in (bound.certificate, one.certificate) if proof is not None]
             proof = max(proofs, key=lambda proof: proof.bound, default=None)
             one = replace(one, bound=bound.bound, certificate=proof)
@@ -82,14 +83,6 @@ def share(solutions: Sequence[Solution]) -> list[Solution]:
             bound = one
         shared[i] = _with_gap(one)
     return shared
-
-
-def _may_take(solution: Solution) -> bool:
-    return solution.status not in (Status.SKIPPED, Status.FAILED)
-
-
-def _may_take_bound(solution: Solution) -> bool:
-    return _may_take(solution) and solution.status is not Status.INFEASIBLE  # it has no cost to bound
 
 
 def _with_gap(solution: Solution) -> Solution:

@@ -75,10 +75,11 @@ def solve_family(family: Family, problems: Sequence[Problem]) -> list[Solution]:
     """For each problem, the cheapest member of `family` that fits its budget; nothing is solved."""
     solutions = []
     for problem in problems:
-        refusal = None if family.status else refuse_if_impossible(problem, family.strategy)
         if family.status:
             solution = without_plan(problem, family.strategy, family.status, family.message)
         else:
-            solution = refusal or decide(problem, family.strategy, Outcome(), family.members, family.rejected)
+            solution = refuse_if_impossible(problem, family.strategy) or decide(
+                problem, family.strategy, Outcome(), family.members, family.rejected
+            )
         solutions.append(replace(solution, wall_s=family.wall_s))
     return solutions

@@ -197,11 +197,11 @@ def why_impossible(graph: Graph, budget_bytes: int, scope: Scope) -> str:
     needed, k = graph.largest_working_set()
     if budget_bytes >= max(needed, graph.final_bytes):
         return ""
-    what = f"operation {k} ({graph.operations[k].name}) alone needs {format_size(needed)}"
+    cause = f"operation {k} ({graph.operations[k].name}) alone needs {format_size(needed)}"
     if graph.final_bytes > needed:
-        what = f"what must be there at the end (gradients, say) alone needs {format_size(graph.final_bytes)}"
+        cause = f"keeping values to the end (e.g. gradients) alone needs {format_size(graph.final_bytes)}"
     least = describe_minimum(graph, scope, with_operation=graph.final_bytes > needed)
-    return f"budget {format_size(budget_bytes)} is too small: {what}; {least}"
+    return f"budget {format_size(budget_bytes)} is too small: {cause}; {least}"
 
 
 def reason_of(error: Exception) -> str:

@@ -198,7 +198,7 @@ class _Events:
             plan = Plan.from_order(problem.graph, event["order"], problem.budget_bytes, event["ways"])
             trace = simulate(problem.graph, plan)
         except InvalidPlan as error:
-            best.contradict(f"{event['who']} handed over a wrong plan: {error}")
+            best.contradict(f"{event['who']} reported a wrong plan: {error}")
             return
         if trace.cost != event["cost"]:
             best.contradict(f"{event['who']} claims the cost {event['cost']}, but its plan costs {trace.cost}")
