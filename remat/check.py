@@ -80,12 +80,12 @@ def _plan_line(where: str, document: Mapping[str, Any], graph: Graph | None) -> 
     computed = [step for step in document["steps"] if step[0] == "compute"]
     head = f"{where}: {PLAN_FORMAT}, plan for graph '{document['graph']}': {len(computed)} computations"
     budget = document.get("budget_bytes")
-    asked = "" if budget is None else f", made for {format_size(budget)}"
+    made_for = "" if budget is None else f", made for {format_size(budget)}"
     if graph is None:
         if document.get("graph_sha256") is None:
             warn(f"{where}: {WITHOUT_HASH}")
         stated = f", scope {document['scope']} as it says" if document.get("scope") else ""
-        return f"{head}{stated}{asked}; give --graph GRAPH to check that it can be executed"
+        return f"{head}{stated}{made_for}; give --graph GRAPH to check that it can be executed"
     plan, trace = load_and_simulate(where, graph)
     if not graph.has_implementations and any(len(step) == 3 and step[2] for step in document["steps"]):
         warn(f"{where}: names implementations, but the graph has none: each operation runs as it is")
@@ -98,7 +98,7 @@ def _plan_line(where: str, document: Mapping[str, Any], graph: Graph | None) -> 
     overhead = f", overhead {trace.cost / graph.total_cost - 1:.2%}" if graph.total_cost else ""
     return (
         f"{head}, {len(computed) - len(graph)} of them repeated, scope {plan.scope}, cost "
-        f"{format_cost(trace.cost, graph.cost_unit)}{overhead}, peak {format_size(trace.peak_bytes)}{asked}"
+        f"{format_cost(trace.cost, graph.cost_unit)}{overhead}, peak {format_size(trace.peak_bytes)}{made_for}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Child processes that end when the process that started them ends, for whatever reason.
+"""Child processes that end when the process that started them ends, for any reason.
 
 The parent runs `command`, which starts this file before any package is imported. On Linux this file asks the kernel to
 kill the child with its parent; elsewhere a thread watches for the parent's end. Then it runs ``python -m MODULE``. On

@@ -78,8 +78,7 @@ def _file_name(name: str) -> str:
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name).lstrip(".")[:120] or "graph"
 
 
-def _zoo(given: argparse.Namespace) -> int:
-    del given
+def _zoo(_: argparse.Namespace) -> int:
     print("\n".join(zoo.table()))
     return 0
 

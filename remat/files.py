@@ -220,7 +220,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         try:
             rows.append(unsealed(_parsed(line), path))
         except (_Unreadable, InvalidInput):
-            warn(f"{path}: line {n} is damaged; it is made again")
+            warn(f"{path}: line {n} is damaged; it will be made again")
     return rows
 
 

@@ -13,7 +13,7 @@ from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.simulator import simulate
 
-GAP_TOLERANCE = 1e-4  # (cost - bound) / cost below which a plan counts as optimal; Gurobi's default
+GAP_TOLERANCE = 1e-4  # a plan counts as optimal up to this (cost - bound) / cost; Gurobi's default
 MAX_TRAJECTORY = 50
 
 

@@ -374,9 +374,8 @@ def frees_at_last_use(graph: Graph, order: Sequence[int], implementations: Seque
             if not live[v]:
                 frees_after[step].append(v)
             live[v] = False
-        gone = overwritten.get(step)
-        if gone is not None:
-            live[gone] = True  # a later read of this copy is an error, which the simulator reports
+        if step in overwritten:
+            live[overwritten[step]] = True  # a later read of this copy is an error, which the simulator reports
         for v in op.inputs:
             if not live[v]:
                 frees_after[step].append(v)
@@ -441,10 +440,9 @@ def _frees_by_stage(graph: Graph, R_TN: np.ndarray, S_TV: np.ndarray) -> list[tu
                 if v in resident:
                     steps.append((FREE, v))
                     resident.discard(v)
-        missing = np.nonzero(held)[0]
-        gone = [v for v in missing.tolist() if v not in resident]
-        if gone and t + 1 < len(S_TV):
-            raise InvalidPlan(f"S holds value {gone[0]} at the start of stage {t + 1}, but it is not resident then")
+        missing = [v for v in np.nonzero(held)[0].tolist() if v not in resident]
+        if missing and t + 1 < len(S_TV):
+            raise InvalidPlan(f"S holds value {missing[0]} at the start of stage {t + 1}, but it is not resident then")
     return steps
 
 

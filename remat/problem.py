@@ -106,7 +106,7 @@ class SolveOptions:
 
 
 def check_accounting(accounting: str) -> str:
-    """The accounting; raises `UnknownName`, with the nearest name, if there is none such."""
+    """The accounting; raises `UnknownName` with the nearest name."""
     if accounting not in ACCOUNTINGS:
         raise unknown_name("accounting", accounting, ACCOUNTINGS)
     return accounting

@@ -39,7 +39,7 @@ class Strategy:
         proves: it may return a bound or INFEASIBLE.
         isolated: it may overrun its time limit or crash, and runs in a separate process.
         check: called with the given options before anything runs; raises `InvalidInput` for a bad value.
-        must_isolate: whether this process cannot run it now, whatever the caller asks for.
+        must_isolate: whether this process cannot run it now, even if the caller asks for that.
         implementations: which implementations it sees: ``default`` only the default ones, ``search`` one of each
             operation, which a search chooses, ``own`` all.
         members: strategies that it combines: it takes a member's plan that is cheaper than its own. If it has members,
@@ -67,7 +67,7 @@ class Strategy:
         return self.run(context.problem, **options)
 
     def in_own_process(self, asked: bool | None) -> bool:
-        """Whether to run in a separate process, if the caller asked for one (True), for none (False), or not (None)."""
+        """Whether to run in a separate process; `asked` is the caller's wish (None: as the strategy declares)."""
         if self.must_isolate is not None and self.must_isolate():
             return True
         return self.isolated if asked is None else asked
@@ -110,13 +110,13 @@ def strategy(
                 f"and {run.__module__}.{run.__qualname__}"
             )
         parameters = inspect.signature(run).parameters.values()
-        given = [p for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD and p.default is p.empty]
+        required = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
         _REGISTRY[name] = Strategy(
             name=name,
             run=run,
             summary=(inspect.getdoc(run) or "").partition("\n")[0],
-            options={p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY},
-            takes_context=len(given) > 1,
+            options={p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY},
+            takes_context=len(required) > 1,
             is_baseline=baseline,
             ignores_budget=ignores_budget,
             proves=proves,

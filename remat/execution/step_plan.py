@@ -374,7 +374,7 @@ def _check_implementations(order: Sequence[int], chosen: Sequence[str], graph: G
     for k, name in dict.fromkeys(zip(order, chosen, strict=False)):
         if name and all(implementation.name != name for implementation in graph.operations[k].implementations):
             raise InvalidPlan(
-                f"{where}: runs '{graph.operations[k].name}' as '{name}', which cannot be done here (parameters may "
+                f"{where}: runs '{graph.operations[k].name}' as '{name}', which is not available here (parameters may "
                 "have changed so that a layer cannot be inverted); plan again"
             )
 

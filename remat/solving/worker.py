@@ -94,7 +94,7 @@ def solve_isolated(
     Raises:
         KeyboardInterrupt: interrupted before any plan was found.
     """
-    started, asked = time.monotonic(), time.time()
+    started, asked_at = time.monotonic(), time.time()
     # The context's incumbent may belong to another budget, so that this solve needs one of its own.
     own = context.about(context.problem)
     events = _Events(own, context, should_stop, known)
@@ -108,7 +108,7 @@ def solve_isolated(
         solution = conclude_early(own, strategy, ended, message or own.incumbent.contradiction, status=status)
     if interrupted and events.raised and solution.plan is None and solution.status is not Status.FAILED:
         raise KeyboardInterrupt
-    solution = _timed_from(asked, solution, context.options.time_limit_s)
+    solution = _timed_from(asked_at, solution, context.options.time_limit_s)
     stats = {**solution.stats, **own.incumbent.stats()}  # the parent's times, which include the start of the process
     if events.peak_memory_bytes:
         stats.setdefault("solver_peak_memory_bytes", events.peak_memory_bytes)
@@ -131,12 +131,12 @@ def _take_result(row: dict[str, Any], own: Context, outer: Context, strategy: st
     return solution
 
 
-def _timed_from(asked: float, solution: Solution, time_limit_s: float) -> Solution:
+def _timed_from(asked_at: float, solution: Solution, time_limit_s: float) -> Solution:
     """The solution with ``stats["start_s"]``: how long the process took to start, in seconds."""
     stats = dict(solution.stats)
     if "solver_began" not in stats:
         return solution
-    start_s = stats["start_s"] = round(stats.pop("solver_began") - asked, 3)
+    start_s = stats["start_s"] = round(stats.pop("solver_began") - asked_at, 3)
     message = solution.message
     if solution.plan is None and start_s >= time_limit_s:
         late = f"the time limit was over before the solver began (starting took {start_s:.1f} s)"
@@ -257,7 +257,7 @@ def _exchange(
     with tempfile.TemporaryDirectory(prefix="remat-") as folder:
         job, result, events_file = (Path(folder, name) for name in ("job.json", "result.json", "events.jsonl"))
         question, warm_start = context.problem, context.options.warm_start
-        asked = {
+        request = {
             "graph": graph_to_dict(question.graph),
             "problem": {
                 "budget_bytes": int(question.budget_bytes),
@@ -275,7 +275,7 @@ def _exchange(
             "options": dict(options),
             "family": family,
         }  # fmt: skip
-        write_text(job, json.dumps(asked))
+        write_text(job, json.dumps(request))
         command = child.command("remat.solving._worker", str(job), str(result), str(events_file))
         if events is None:
             code, complaint = _run(command, limit_s, context.options.threads)
