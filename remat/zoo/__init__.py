@@ -43,14 +43,12 @@ def load(name: str) -> Plan:
         UnknownName: names the nearest ones.
         InvalidInput: there is only a ``torch`` plan of that name.
     """
-    entry = describe(name, "graph")
-    graph = _graph(entry["graph"])
-    return Plan.load(FOLDER / entry["file"], graph)
+    return Plan.load(FOLDER / describe(name)["file"], graph(name))
 
 
 def graph(name: str) -> Graph:
     """The graph of the ``graph`` plan of that name; raises as `load` does."""
-    return _graph(describe(name, "graph")["graph"])
+    return _graph(describe(name)["graph"])
 
 
 def describe(name: str, kind: Kind = "graph") -> dict[str, Any]:
