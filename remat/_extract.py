@@ -1,4 +1,4 @@
-"""``python -m remat._extract SPEC OUT``: the other side of `remat.extraction`."""
+"""``python -m remat._extract SPEC OUT``: the child process of `remat.extraction`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def main(spec_file: str, out: str) -> int:
         save_graph(extract(spec), out)
     except RematError as error:
         place = place_in_target(error.__cause__, spec.target) if error.__cause__ else ""
-        return _tell(out, type(error).__name__, f"{error}{place}")
+        return _report(out, type(error).__name__, f"{error}{place}")
     except Exception as error:
         place = place_in_target(error, spec.target)
-        if not place:  # not from the user's code: the traceback is for whoever repairs it
+        if not place:  # not from the user's code: a developer needs the traceback
             raise
-        return _tell(out, "InvalidInput", f"target '{spec.target}' raised {first_line(error)}{place}")
+        return _report(out, "InvalidInput", f"target '{spec.target}' raised {first_line(error)}{place}")
     return 0
 
 
-def _tell(out: str, kind: str, message: str) -> int:
+def _report(out: str, kind: str, message: str) -> int:
     write_text(f"{out}.error", json.dumps({"kind": kind, "message": message}))
     return 1
 

@@ -1,11 +1,11 @@
-"""``python -m remat._profile_worker JOB``: measures signatures, one cache file each, as soon as it is done.
+"""``python -m remat._profile_worker JOB``: measure operations by signature; write a cache file as soon as each is done.
 
-A job may ask for several passes over all operations: the speed of a machine drifts, and operations are compared with
-each other. What other processes disturbed is measured again. Until the last pass, or while an operation's times are not
-steady, its file holds its samples only, with which a later process goes on.
+A job may ask for several passes over all operations, because a machine's speed drifts and operations are compared with
+each other. An operation that another process disturbed is measured again. Until the last pass, and while its times are
+not steady, an operation's file holds only its samples; a later process continues from them.
 
-Prints ``start KEY`` before each and ``failed KEY REASON`` where an operation cannot be rebuilt, so that the
-parent knows which one ended this process.
+Prints ``start KEY`` before each operation, so that the parent knows which one ended this process, and
+``failed KEY REASON`` if an operation cannot be rebuilt.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 from remat.cost.records import read_fields, read_samples, write_record
 from remat.cost.timing import SLOW_NS, steady_ns
 
-# For operations that are disturbed: passes beside those asked for, a rest before each (most disturbances are short),
-# and how long they may take at least; at most it is as long as the passes asked for took.
+# Extra passes for disturbed operations, and the rest before each, because most disturbances are short. No extra pass
+# begins after LEAST_S, or after as long as the requested passes took if that is longer.
 MORE_PASSES, REST_S, LEAST_S = 6, 0.5, 10.0
 
 
 def main(job_path: str) -> None:
-    """Measure every signature of the job; whatever one of them raises ends only that one."""
+    """Measure every signature of the job; an error ends only the signature that raised it."""
     job = json.loads(Path(job_path).read_text())
     _set_threads(job["frameworks"], job["threads"])
     failed: set[str] = set()
@@ -42,7 +42,7 @@ def main(job_path: str) -> None:
 
 
 def _measure(job: dict[str, Any], n_pass: int, failed: set[str]) -> None:
-    """One pass over what is not finished; keys that cannot be measured are added to `failed`."""
+    """Make one pass over the unfinished signatures; add the keys that cannot be measured to `failed`."""
     for key, signature in _unfinished(job, failed).items():
         path = _path(job, key)
         if n_pass < job["passes"] and len(read_samples(path)) >= n_pass:
@@ -50,9 +50,8 @@ def _measure(job: dict[str, Any], n_pass: int, failed: set[str]) -> None:
         print("start", key, flush=True)
         description = json.loads(signature)
         try:
-            runner = _runner(description["fw"])
-            measured = MEASURES[job["quantity"]](runner, description, job["device"])
-        except Exception as error:  # operators raise whatever they like; the parent names the kind in a warning
+            measured = _measured(job["quantity"], description, job["device"])
+        except Exception as error:  # operators raise errors of any class; the parent names the class in a warning
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
             print("failed", key, reason, flush=True)
             failed.add(key)
@@ -60,14 +59,14 @@ def _measure(job: dict[str, Any], n_pass: int, failed: set[str]) -> None:
         if description["fw"] == "keras":
             gc.collect()  # traced functions hold their layer's variables in cycles
         if read_fields(path, job["fields"]):
-            continue  # another process has finished it meanwhile
+            continue  # another process finished it in the meantime
         if job["quantity"] == "time":
             measured = _with_samples(measured, read_samples(path), n_pass, job["passes"])
         write_record(path, measured | {"signature": signature} | job["provenance"])
 
 
 def _runner(framework: str) -> Any:
-    """The module that rebuilds and times operations of a framework; importing it takes seconds."""
+    """The module that rebuilds and times a framework's operations; its import takes seconds."""
     if framework == "torch":
         from remat.torch import timing
     elif framework == "tensorflow":
@@ -78,7 +77,7 @@ def _runner(framework: str) -> Any:
 
 
 def _unfinished(job: dict[str, Any], failed: set[str]) -> dict[str, str]:
-    """{key: signature} of what has no finished file yet and has not failed."""
+    """{key: signature} of the operations that have no finished file and have not failed."""
     return {
         key: signature for key, signature in job["signatures"].items()
         if key not in failed and read_fields(_path(job, key), job["fields"]) is None
@@ -90,7 +89,7 @@ def _path(job: dict[str, Any], key: str) -> Path:
 
 
 def _with_samples(measured: dict[str, Any], before: list[tuple[int, int]], n_pass: int, passes: int) -> dict[str, Any]:
-    """The samples so far, the latest of many; after the last pass, or at once for a slow operation, also its time."""
+    """The latest samples; after the last pass, or after the first for a slow operation, also its time."""
     if measured["disturbed"]:
         return {"samples": before}
     samples = [*before, (measured["ns"], measured["best_ns"])][-(passes + MORE_PASSES) :]
@@ -101,16 +100,13 @@ def _with_samples(measured: dict[str, Any], before: list[tuple[int, int]], n_pas
     return {"ns": ns, "best_ns": min(best for _, best in samples), "samples": samples}
 
 
-def _time(runner: Any, description: dict[str, Any], device: str) -> dict[str, Any]:
+def _measured(quantity: str, description: dict[str, Any], device: str) -> dict[str, Any]:
+    """The time or the workspace of an operation."""
+    runner = _runner(description["fw"])
+    if quantity == "workspace":
+        return {"workspace_bytes": runner.workspace(description, device)}
     timing = runner.time(description, device)
     return {"ns": round(timing.median_ns), "best_ns": round(timing.best_ns), "disturbed": timing.disturbed}
-
-
-def _workspace(runner: Any, description: dict[str, Any], device: str) -> dict[str, int]:
-    return {"workspace_bytes": runner.workspace(description, device)}
-
-
-MEASURES = {"time": _time, "workspace": _workspace}
 
 
 def _set_threads(frameworks: list[str], threads: int) -> None:

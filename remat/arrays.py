@@ -1,7 +1,6 @@
-"""A graph as flat arrays: what compiled code and matrix builders read.
+"""A graph as flat arrays, for compiled code and matrix builders.
 
-Lists of variable length are in compressed form: the members of row i are
-``ids[start[i]:start[i + 1]]``, ascending.
+Lists of variable length are compressed: row i holds ``ids[start[i]:start[i + 1]]``, ascending.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from remat.graph import Graph
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphArrays:
-    """N operations, V values, E (value, user) pairs; fixed bytes are not in it.
+    """N operations, V values, E (value, user) pairs; without the fixed bytes.
 
     Attributes:
         in_start: [N + 1] int32, in_ids: [E] int32, values read by each operation.
@@ -27,7 +26,7 @@ class GraphArrays:
         cost: [N] int64.
         workspace_bytes: [N] int64.
         keep: [V] bool, must be resident at the end.
-        run_once: [N] bool, must not be computed again.
+        run_once: [N] bool, must not be recomputed.
     """
 
     in_start: np.ndarray

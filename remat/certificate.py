@@ -1,4 +1,4 @@
-"""The form of a bound's certificate: a file that anyone can read; `remat.bounds.certificate` checks what it claims."""
+"""The form of a bound's certificate, a file that anyone can read; `remat.bounds.certificate` checks the proof."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from remat.graph import holds_control_character
 from remat.plan import Scope, parse_scope
 
 FORMAT = "remat-bound/1"
-KINDS = {"edge": 3, "continuity": 2, "memory": 1, "once": 2, "knapsack": 4}  # how many numbers name a row (or more)
+KINDS = {"edge": 3, "continuity": 2, "memory": 1, "once": 2, "knapsack": 4}  # how many numbers, at least, name a row
 _KEYS = ("format", "graph", "graph_sha256", "budget_bytes", "scope", "bound", "denominator", "multipliers")
-LARGEST = 1 << 512  # no honest number comes near; beyond 4,300 digits Python cannot even print one
+LARGEST = 1 << 512  # far above any honest number; Python cannot print one of more than 4,300 digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class BoundCertificate:
     """A lower bound on the cost of any plan of a scope within a budget, with its proof.
 
     Attributes:
-        graph_name, graph_sha256, budget_bytes, scope: the problem it is about.
+        graph_name, graph_sha256, budget_bytes, scope: the problem.
         bound: in the graph's cost unit.
-        denominator: the multipliers are integers divided by it.
-        multipliers: [kind] entries ``[*row, y]`` with y > 0; kinds and rows as in `remat.bounds.certificate`.
+        denominator: of every multiplier.
+        multipliers: [kind] entries ``[*row, y]`` with integers y > 0; kinds and rows as in `remat.bounds.certificate`.
     """
 
     graph_name: str
@@ -39,7 +39,7 @@ class BoundCertificate:
     multipliers: Mapping[str, Sequence[Sequence[int]]]
 
     def to_dict(self) -> dict[str, Any]:
-        """What `save` writes."""
+        """The document that `save` writes."""
         return {
             "format": FORMAT,
             "graph": self.graph_name,
@@ -53,7 +53,7 @@ class BoundCertificate:
 
     @classmethod
     def from_dict(cls, content: Any, where: str) -> BoundCertificate:
-        """Check the form of what `to_dict` made; `where` names it in errors.
+        """The certificate in a document of `to_dict`, its form checked; `where` names the document in errors.
 
         Raises:
             InvalidInput: naming the place.
@@ -85,12 +85,12 @@ class BoundCertificate:
         )  # fmt: skip
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON, in one step."""
+        """Write the certificate as JSON, atomically."""
         write_text(path, json.dumps(self.to_dict(), separators=(",", ":")))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> BoundCertificate:
-        """Read and check a certificate's form; `verify_bound` checks what it claims.
+        """Read a certificate and check its form; `verify_bound` checks the proof.
 
         Raises:
             InvalidInput: naming the file and the place.
@@ -99,7 +99,7 @@ class BoundCertificate:
 
 
 def _is_integer(number: object) -> bool:
-    """Whether it is an integer of a size that can be meant; not a bool, nor NumPy's, which wrap."""
+    """Whether it is a Python integer within `LARGEST`; neither a bool nor NumPy's, which overflows."""
     return type(number) is int and -LARGEST <= number <= LARGEST
 
 

@@ -1,11 +1,11 @@
-"""What a graph, plan or bound file is, in one line, or everything that is wrong with it: ``remat check``."""
+"""``remat check``: describe a graph, plan or bound file in one line, or list everything that is wrong with it."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from remat.bounds.certificate import verify_bound
@@ -23,10 +23,10 @@ BOUND_PREFIX = "remat-bound/"
 
 
 def check_file(path: str | os.PathLike[str], graph_path: str | os.PathLike[str] | None = None) -> tuple[str, list[str]]:
-    """(one line that says what the file is, remarks); a plan or bound is checked against the graph if that is given.
+    """(one line that describes the file, remarks). With `graph_path`, a plan or bound is checked against that graph.
 
     Raises:
-        InvalidInput: with every problem as a line of the message, each naming the file and the place.
+        InvalidInput: a line of the message for each problem, with the file and the place.
     """
     where = os.fspath(path)
     document = read_json(path)
@@ -39,8 +39,8 @@ def check_file(path: str | os.PathLike[str], graph_path: str | os.PathLike[str] 
 
 def _checked(where: str, document: Any, kind: Any, graph_path: str | os.PathLike[str] | None) -> str:
     if kind in GRAPH_FORMATS:
-        return _graph_line(where, str(kind), _whole(lambda: load_graph(where)))
-    graph = None if graph_path is None else _whole(lambda: load_graph(graph_path), "--graph ")
+        return _graph_line(where, str(kind), _whole(where))
+    graph = None if graph_path is None else _whole(graph_path, "--graph ")
     if kind == PLAN_FORMAT:
         return _plan_line(where, document, graph)
     if isinstance(kind, str) and kind.startswith(BOUND_PREFIX):
@@ -49,10 +49,10 @@ def _checked(where: str, document: Any, kind: Any, graph_path: str | os.PathLike
     raise InvalidInput(f"{where}: 'format' must be one of {known}, not {kind!r:.60}")
 
 
-def _whole(load: Callable[[], Graph], who: str = "") -> Graph:
-    """The graph, or an error with all its problems, each after `who`."""
+def _whole(path: str | os.PathLike[str], who: str = "") -> Graph:
+    """The graph in a file; the error for a bad graph lists all its problems, each after `who`."""
     try:
-        return load()
+        return load_graph(path)
     except InvalidGraph as error:
         raise InvalidInput("\n".join(f"{who}{problem}" for problem in error.problems)) from None
 
@@ -80,12 +80,12 @@ def _plan_line(where: str, document: Mapping[str, Any], graph: Graph | None) -> 
     computed = [step for step in document["steps"] if step[0] == "compute"]
     head = f"{where}: {PLAN_FORMAT}, plan for graph '{document['graph']}': {len(computed)} computations"
     budget = document.get("budget_bytes")
-    asked = "" if budget is None else f", made for {format_size(budget)}"
+    made_for = "" if budget is None else f", made for {format_size(budget)}"
     if graph is None:
         if document.get("graph_sha256") is None:
             warn(f"{where}: {WITHOUT_HASH}")
         stated = f", scope {document['scope']} as it says" if document.get("scope") else ""
-        return f"{head}{stated}{asked}; give --graph GRAPH to check that it can be executed"
+        return f"{head}{stated}{made_for}; give --graph GRAPH to check that it can be executed"
     plan, trace = load_and_simulate(where, graph)
     if not graph.has_implementations and any(len(step) == 3 and step[2] for step in document["steps"]):
         warn(f"{where}: names implementations, but the graph has none: each operation runs as it is")
@@ -98,7 +98,7 @@ def _plan_line(where: str, document: Mapping[str, Any], graph: Graph | None) -> 
     overhead = f", overhead {trace.cost / graph.total_cost - 1:.2%}" if graph.total_cost else ""
     return (
         f"{head}, {len(computed) - len(graph)} of them repeated, scope {plan.scope}, cost "
-        f"{format_cost(trace.cost, graph.cost_unit)}{overhead}, peak {format_size(trace.peak_bytes)}{asked}"
+        f"{format_cost(trace.cost, graph.cost_unit)}{overhead}, peak {format_size(trace.peak_bytes)}{made_for}"
     )
 
 

@@ -15,10 +15,10 @@ from remat.frontends.monet_schedules import import_clone
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand; the exit code."""
+    """Run a subcommand and return the exit code."""
     parser = argparse.ArgumentParser(prog="remat", description="tools beside the library; experiments: python run.py")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    check = commands.add_parser("check", help="say what graph, plan and bound files are, or what is wrong with them")
+    check = commands.add_parser("check", help="describe graph, plan and bound files, or say what is wrong with them")
     check.add_argument("files", type=Path, nargs="+", metavar="FILE", help="graph, plan or bound as JSON")
     check.add_argument("--graph", type=Path, help="the graph that plans and bounds are checked against")
     check.set_defaults(run=_check)
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(given: argparse.Namespace) -> int:
-    """A line for each file, or all its problems; 1 if any has one."""
+    """Print a line for each file, or all its problems; 1 if any file has one."""
     refused = 0
     for path in given.files:
         try:
@@ -55,7 +55,7 @@ def _check(given: argparse.Namespace) -> int:
 
 
 def _import_monet(given: argparse.Namespace) -> int:
-    """Graph files in a folder; 1 if a file was refused or there was no graph at all."""
+    """Write graph files into a folder; 1 if a file was refused or there was no graph."""
     written = refused = 0
     for each in import_clone(given.path):
         if each.graph is None:
@@ -74,12 +74,11 @@ def _import_monet(given: argparse.Namespace) -> int:
 
 
 def _file_name(name: str) -> str:
-    """The name comes out of a file that anybody may have written."""
+    """A safe file name for a graph, because its name comes from a file that anybody may have written."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name).lstrip(".")[:120] or "graph"
 
 
-def _zoo(given: argparse.Namespace) -> int:
-    del given
+def _zoo(_: argparse.Namespace) -> int:
     print("\n".join(zoo.table()))
     return 0
 

@@ -1,4 +1,4 @@
-"""What a solve carries beside its problem: the clock, the incumbent, and a way to run another strategy."""
+"""The context of a solve: the clock, the incumbent, and a function that runs another strategy."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from remat.plan import Plan
 from remat.problem import Problem, SolveOptions
 from remat.solution import Solution
 
-# A run that repeats exactly has more than that and that share of its time left, or the clock may have cut it short.
+# The clock may have cut a repeatable run short if less than CUT_S plus CUT_SHARE of the time limit is left at its end.
 CUT_S, CUT_SHARE = 0.5, 0.05
-PROOF_SHARE = 0.4  # of the time limit, for a proof in such a run
-LATE_S = 1.0  # other solves that end with less time left are taken to have been ended by the time limit
-LONGEST_S = 3600.0  # of a time limit, from which such a run derives its work
+PROOF_SHARE = 0.4  # of the time limit, for a proof in a repeatable run
+LATE_S = 1.0  # any other solve that ends with less time left counts as ended by the time limit
+LONGEST_S = 3600.0  # a repeatable run derives its work from at most this much of the time limit
 
 
 class RunStrategy(Protocol):
-    """Runs a strategy by name on the problem of a context."""
+    """Run a strategy by name on the problem of a context."""
 
     def __call__(
         self,
@@ -32,7 +32,7 @@ class RunStrategy(Protocol):
         isolate: bool | None = None,
         should_stop: Callable[[], bool] = ...,
     ) -> Solution:
-        """The solution; `isolate` is whether to use a process of its own (None: as the strategy declares)."""
+        """The solution; `isolate`: whether to use a separate process (None: as the strategy declares)."""
         ...
 
 
@@ -47,9 +47,9 @@ class Context:
     Attributes:
         problem: the question.
         options: how it runs; every random choice derives from the seed.
-        deadline: `time.monotonic()` value at which the call must have ended.
-        incumbent: collects plans and bounds while strategies run; `offer` and `offer_bound` lead there.
-        run_strategy: runs another strategy, in a process of its own where asked for.
+        deadline: `time.monotonic()` value by which the call must end.
+        incumbent: collects the plans and bounds given to `offer` and `offer_bound` while strategies run.
+        run_strategy: runs another strategy, in a separate process if asked.
     """
 
     problem: Problem
@@ -69,7 +69,7 @@ class Context:
         return replace(self, options=replace(self.options, **changes))
 
     def asking(self, **changes: Any) -> Context:
-        """This solve with fields of the problem changed; its incumbent still collects for the problem before."""
+        """This solve with fields of the problem changed; its incumbent still collects for the original problem."""
         return replace(self, problem=replace(self.problem, **changes))
 
     def until(self, deadline: float) -> Context:
@@ -77,7 +77,7 @@ class Context:
         return replace(self, deadline=deadline)
 
     def about(self, problem: Problem, incumbent: Incumbent | None = None) -> Context:
-        """A solve of another problem by this one's clock: with `incumbent`, or an empty one that reports to nobody."""
+        """A solve of another problem on this clock, with `incumbent` or an empty one that reports to nobody."""
         if incumbent is None:
             incumbent = Incumbent(problem.graph, problem.budget_bytes, problem.scope)
         return replace(self, problem=problem, incumbent=incumbent)
@@ -93,23 +93,23 @@ class Context:
 
     @property
     def solver_threads(self) -> int:
-        """Threads for a linear or integer program: where runs repeat one, because several need not."""
+        """Threads for a linear or integer program: one if the run must repeat, because several may not repeat."""
         return 1 if self.repeats else self.options.threads
 
     def share_ends(self, share: float) -> float:
-        """When a step that may take `share` of the time left has to end; where runs repeat, the deadline."""
+        """When a step that may take `share` of the time left must end; in a repeatable run, the deadline."""
         return self.deadline if self.repeats else time.monotonic() + share * self.remaining_s()
 
     def steps_in(self, rate: float, most: int = 1 << 40) -> int:
-        """Steps that a run which repeats makes at `rate` per second of its time limit: 1 to `most`."""
+        """Number of steps of a repeatable run at `rate` per second of its time limit: 1 to `most`."""
         return max(1, min(most, int(rate * min(self.options.time_limit_s, LONGEST_S))))
 
     def seconds_for_a_proof(self) -> float:
-        """How long a proof may be expected to take for it to be begun: the time left, or where runs repeat, a share."""
+        """Longest expected time of a proof that is still begun: the time left; in a repeatable run, `PROOF_SHARE`."""
         return PROOF_SHARE * self.options.time_limit_s if self.repeats else self.remaining_s()
 
     def is_cut(self) -> bool:
-        """Whether the clock has ended it, or may have, before it was solved: some solvers end a little early."""
+        """Whether the clock may have ended the solve before it was solved; some solvers end a little early."""
         near_s = CUT_S + CUT_SHARE * min(self.options.time_limit_s, LONGEST_S)
         return self.remaining_s() <= near_s and not self.is_solved()
 
@@ -118,20 +118,20 @@ class Context:
         return self.is_cut() if self.repeats else self.remaining_s() < LATE_S
 
     def offer(self, plan: Plan, who: str) -> bool:
-        """Hand over a plan found by `who`; it counts whatever happens to the strategy later.
+        """Offer a plan found by `who`; it counts even if the strategy fails later.
 
-        Returns whether it is the cheapest so far; one beyond the budget or the scope is ignored.
+        Returns whether it is the cheapest so far. A plan outside the budget or the scope is ignored.
 
         Raises:
-            InvalidPlan: it cannot be executed.
+            InvalidPlan: the plan cannot be executed.
         """
         return self.incumbent.offer(plan, who)
 
     def offer_bound(self, bound: int, who: str) -> bool:
-        """Hand over a proven lower bound on every plan of this problem; whether it is the best so far.
+        """Offer a proven lower bound on every plan of this problem; whether it is the best so far.
 
-        A bound of a problem that was derived with a smaller budget or a narrower scope proves nothing
-        about the one asked, and is ignored.
+        A bound for a smaller budget or a narrower scope than the incumbent's proves nothing about the
+        incumbent's problem and is ignored.
         """
         problem, incumbent = self.problem, self.incumbent
         if problem.budget_bytes < incumbent.budget_bytes or not problem.scope.contains(incumbent.scope):
@@ -139,7 +139,7 @@ class Context:
         return incumbent.offer_bound(bound, who)
 
     def is_solved(self) -> bool:
-        """Whether what was offered so far has a gap of at most `target_gap`, or decides `cost_cap`: time to stop."""
+        """Whether the solve can stop: the gap is at most `target_gap`, or the incumbent decides `cost_cap`."""
         cap, cost = self.problem.cost_cap, self.incumbent.cost
         if cap is not None:
             return (cost is not None and cost <= cap) or self.incumbent.bound > cap

@@ -1,4 +1,4 @@
-"""Errors and warnings meant for users: one line that says what is wrong and what to do."""
+"""Errors and warnings for users: one line that names the problem and the remedy."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import difflib
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from types import FrameType
 
-# Between a user's line and ours there may be frames of a framework (a module's call, its compiler) or of Python.
+# Frames of a framework (a module's call, its compiler) or of Python may lie between a user's line and ours.
 _NOT_THE_USER = {"remat", "torch", "tensorflow", "keras"} | sys.stdlib_module_names
 
 
 class RematError(Exception):
-    """Base of every error that is reported to a user as one line, without a traceback."""
+    """Base of every error that users see as one line, without a traceback."""
 
 
 class InvalidInput(RematError, ValueError):
@@ -24,7 +23,7 @@ class InvalidGraph(InvalidInput):
     """A graph is malformed: cyclic, dangling, negative, out of order.
 
     Attributes:
-        problems: everything found wrong, a line each; the message is the first of them.
+        problems: every problem found, a line each; the message is the first one.
     """
 
     def __init__(self, message: str, problems: Sequence[str] = ()):
@@ -55,7 +54,7 @@ class UnknownName(InvalidInput):
 
 
 class CostWarning(UserWarning):
-    """Some costs are not what the cost model promises; the message says which and why."""
+    """Some costs do not come from the chosen cost model; the message says which and why."""
 
 
 class MissingPackage(RematError, ImportError):
@@ -63,7 +62,7 @@ class MissingPackage(RematError, ImportError):
 
 
 class DiskFull(RematError):
-    """The disk has no room for a file; what was written before is kept."""
+    """The disk has no room for a file; files written before are kept."""
 
 
 class Skip(Exception):
@@ -79,21 +78,18 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> UnknownName:
 
 
 def nearest(name: str, known: Iterable[str], most: int = 3, alike: float = 0.5) -> list[str]:
-    """Up to `most` of the known names that `name` may be a slip of; `alike` is how near they must be, up to 1."""
+    """Up to `most` known names that `name` may be a misspelling of; `alike`: least similarity, from 0 to 1."""
     return difflib.get_close_matches(str(name).lower(), list(known), n=most, cutoff=alike)
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the user's line: the innermost one that is neither remat's nor a framework's nor Python's own."""
-    frame = _users_frame()
+    """Warn at the user's line: the innermost line outside remat, the frameworks and Python itself.
+
+    Where there is none, as in a thread of ours, warn at the outermost line.
+    """
+    frame = sys._getframe()
+    while frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USER and frame.f_back is not None:
+        frame = frame.f_back
     registry = frame.f_globals.setdefault("__warningregistry__", {})
     module = frame.f_globals.get("__name__", "")
     warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
-
-
-def _users_frame() -> FrameType:
-    """The caller's frame furthest in that is the user's; the outermost one where there is none (a thread of ours)."""
-    frame = sys._getframe(1)
-    while frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USER and frame.f_back is not None:
-        frame = frame.f_back
-    return frame

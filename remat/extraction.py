@@ -1,7 +1,7 @@
 """From a `ModelSpec` to its graph, in this process or in a child.
 
-A child, because frameworks print, change global state and take seconds to import. It is ``remat._extract SPEC OUT``,
-its output is captured. Results are cached by the spec, the installed versions and the source of the frontends.
+The child (``remat._extract SPEC OUT``) is there because frameworks print, change global state and take seconds to
+import; its output is captured. Results are cached by the spec, the installed versions and the source of the frontends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from remat.frontends.spec import FRAMEWORKS, GRANULARITIES, ModelSpec
 from remat.graph import Graph
 
 _PACKAGES = ("torch", "transformers", "tensorflow", "tensorflow-cpu", "keras", "numpy")
-# Targets whose source is covered by the cache's key: installed packages and this one.
+# The cache's key covers the source of these targets: installed packages and this one.
 _KNOWN_TARGETS = ("remat.", "keras.", "torchvision.", "transformers.")
 
 
@@ -53,7 +53,7 @@ def extract(spec: ModelSpec) -> Graph:
 def extract_in_child(spec: ModelSpec, cache_folder: str | os.PathLike[str] | None) -> Graph:
     """The uncosted graph of `spec`, from the cache or from a child process.
 
-    A target in the user's own code is never cached: what it imports cannot be known.
+    A target in the user's own code is never cached, because its imports are not known.
 
     Raises:
         RematError: the child's error, in one line.
@@ -100,19 +100,11 @@ def _extract(spec: ModelSpec) -> Graph:
 
 
 def _run(command: list[str]) -> tuple[int, str]:
-    """(exit code, last line of standard error) of a command whose process ends when this call does."""
+    """(exit code, last line of standard error) of a command; its process never outlives this call."""
     environment = child.environment({"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}, here=True)
     with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
+        process = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=environment,
-            start_new_session=True,
+            start_new_session=True, check=False,
         )  # fmt: skip
-        try:
-            code = process.wait()
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        errors.seek(0)
-        lines = errors.read().decode(errors="replace").strip().splitlines()
-    return code, lines[-1][:300] if lines else ""
+        return process.returncode, child.last_line(errors)

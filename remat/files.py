@@ -1,7 +1,7 @@
-"""Reading and writing files: what is read is whole and plain JSON; what is written is there in one step, or not at all.
+"""Read and write files: read whole, plain JSON; write each file atomically, or not at all.
 
-Everything that remat reads as JSON comes through `read_json`, and everything that it writes goes through `replacing`,
-so that one place reports each defect of a file, and each full disk, with the path.
+remat reads all JSON through `read_json` and writes all files through `replacing`, so that one place reports each
+defect of a file, and each full disk, with the path.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def read_json(path: str | os.PathLike[str], refused: type[InvalidInput] = Invali
         refused: the class of the error.
 
     Raises:
-        InvalidInput: one line, with the path and, where there is one, the place. Beside what no JSON parser takes,
-            an object with the same key twice, NaN and files above `MAX_FILE_BYTES` are refused.
+        InvalidInput: one line with the path and, if known, the place. Also refused: an object that has a key twice,
+            NaN, and a file above `MAX_FILE_BYTES`.
     """
     if not isinstance(path, (str, os.PathLike)):
-        raise refused(f"the path of a file is wanted, not {path!r:.60}")
+        raise refused(f"a file's path is needed, not {path!r:.60}")
     try:
         return _parsed(_read_bytes(Path(path)))
     except _Unreadable as error:
@@ -88,7 +88,7 @@ def _parsed(content: bytes) -> Any:
         raise _Unreadable(f"cannot be read as JSON: {error.msg.removesuffix(' at')} at {at}{ends}") from None
     except RecursionError:
         raise _Unreadable("cannot be read as JSON: it is nested too deeply") from None
-    except ValueError:  # the one left: Python refuses integers of thousands of digits
+    except ValueError:  # the only one left: Python refuses integers of thousands of digits
         raise _Unreadable("cannot be read as JSON: it holds an integer of thousands of digits") from None
 
 
@@ -106,41 +106,44 @@ def _refuse_constant(name: str) -> Any:
 
 
 class UnknownKeys:
-    """Keys of a document that nobody reads: one warning for a file, however many there are."""
+    """Keys of a document that remat does not read: one warning for a file, however many there are."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str], list[str]] = {}  # [what, key] where
-        self._meant: dict[tuple[str, str], list[str]] = {}
+        self._places: dict[tuple[str, str, str], list[str]] = {}  # [what, key, hint]
 
     def look(self, record: Mapping[str, Any], known: tuple[str, ...], what: str, where: str) -> None:
-        """Note the keys of `record` that are not `known`; `what` it is, e.g. ``node``, and `where`, e.g. ``node 3``."""
+        """Note the keys of `record` that are not in `known`.
+
+        Args:
+            what: kind of the record, e.g. ``node``.
+            where: its place, e.g. ``node 3``.
+        """
         for key in record.keys() - set(known):
-            self._found.setdefault((what, key), []).append(where)
-            self._meant[what, key] = nearest(key, known, 1, alike=0.6)
+            near = nearest(key, known, 1, alike=0.6)
+            hint = f", did you mean '{near[0]}'?" if near else ""
+            self._places.setdefault((what, key, hint), []).append(where)
 
     def tell(self, where: str | os.PathLike[str]) -> None:
-        """Warn of them, if there are any; `where` names the file."""
+        """Warn of the noted keys, if there are any; `where` names the file."""
         parts = []
-        for (what, key), places in sorted(self._found.items())[:5]:
-            near = self._meant[what, key]
-            hint = f", did you mean '{near[0]}'?" if near else ""
+        for (what, key, hint), places in sorted(self._places.items())[:5]:
             place = places[0] if len(places) == 1 else f"{len(places)} {what}s"
             parts.append(f"'{key:.60}' in {place}{hint}")
-        more = f"; and {len(self._found) - 5} others" if len(self._found) > 5 else ""
+        more = f"; and {len(self._places) - 5} others" if len(self._places) > 5 else ""
         if parts:
             warn(f"{os.fspath(where)}: unknown keys are not read: {'; '.join(parts)}{more}")
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A scratch file beside `path` to write to; it takes the place of `path` when the block ends well.
+    """A scratch file beside `path` to write to; it replaces `path` when the block ends without an error.
 
-    The folder is made if it is not there; a block that raises leaves nothing behind. Several writers of one path,
-    on several machines of a shared file system too, do not meet: the last one's file stays.
+    A missing folder is made; a block that raises leaves nothing behind. Several writers of one path, even on several
+    machines of a shared file system, do not disturb each other; the last file stays.
 
     Raises:
-        DiskFull: there is no room for it.
-        OSError: with the path, for any other reason of the system.
+        DiskFull: there is no room for the file.
+        OSError: any other error of the system, with the path.
     """
     path = Path(path)
     scratch = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
@@ -152,9 +155,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         finally:
             scratch.unlink(missing_ok=True)
     except OSError as error:
-        if error.errno in _FULL or "No space left" in str(error):  # pyarrow says it in words only
+        if error.errno in _FULL or "No space left" in str(error):  # pyarrow gives no error number
             raise DiskFull(_no_room(path, error)) from None
-        if error.errno is not None and error.filename in (None, str(scratch)):  # nobody knows the scratch file
+        if error.errno is not None and error.filename in (None, str(scratch)):  # users do not know the scratch file
             raise type(error)(error.errno, error.strerror, str(path)) from None
         raise
 
@@ -167,21 +170,21 @@ def _no_room(path: Path, error: OSError) -> str:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write UTF-8 text in one step; raises as `replacing`."""
+    """Write UTF-8 text atomically; raises as `replacing`."""
     with replacing(path) as scratch:
         scratch.write_text(text, encoding="utf-8")
 
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with a hash of its content, which shows `unsealed` that nothing in it was altered."""
+    """The document with a hash of its content, so that `unsealed` sees any later change."""
     return {**document, SEAL: digest_of(document)}
 
 
 def unsealed(document: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The document without its seal; one without a seal as it is.
+    """The document without its seal; a document that has no seal is returned unchanged.
 
     Raises:
-        InvalidInput: it is no JSON object, or its content is not what was sealed.
+        InvalidInput: it is no JSON object, or its content does not match its seal.
     """
     if not isinstance(document, dict):
         raise InvalidInput(f"{os.fspath(path)}: must hold a JSON object")
@@ -192,12 +195,12 @@ def unsealed(document: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def digest_of(content: Any) -> str:
-    """Hash of JSON-ready content, whatever the order of its keys."""
+    """Hash of JSON-ready content; the order of keys does not matter."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def digest_of_source(package: Path, patterns: Iterable[str] = ("**/*.py",)) -> str:
-    """Hash of the names and contents of a package's files, those that the patterns find."""
+    """Hash of the names and contents of a package's files that match the patterns."""
     digest = hashlib.sha256()
     for path in sorted({path for pattern in patterns for path in package.glob(pattern)}):
         digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
@@ -205,7 +208,7 @@ def digest_of_source(package: Path, patterns: Iterable[str] = ("**/*.py",)) -> s
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines that `write_lines` made; [] where there is none. Warns of damaged lines."""
+    """The objects in a file from `write_lines`; [] if there is no file. Warns of damaged lines."""
     if not path.exists():
         return []
     rows = []
@@ -217,12 +220,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         try:
             rows.append(unsealed(_parsed(line), path))
         except (_Unreadable, InvalidInput):
-            warn(f"{path}: line {n} is damaged; it is made again")
+            warn(f"{path}: line {n} is damaged; it will be made again")
     return rows
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write each row as a line of JSON, sealed; all in one step."""
+    """Write each row as a sealed line of JSON; all atomically."""
     write_text(path, "".join(json.dumps(sealed(row)) + "\n" for row in rows))
 
 
@@ -230,7 +233,7 @@ def read_table(path: str | os.PathLike[str]) -> pa.Table:
     """The table in a parquet file.
 
     Raises:
-        InvalidInput: naming the file: it cannot be read, or its content is not what `write_table` sealed.
+        InvalidInput: names the file: it cannot be read, or its content does not match its seal.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -242,13 +245,13 @@ def read_table(path: str | os.PathLike[str]) -> pa.Table:
         raise InvalidInput(f"{os.fspath(path)}: cannot be read as parquet: {reason}") from None
     seal = (table.schema.metadata or {}).get(SEAL.encode(), b"").decode()
     columns, _, _ = seal.partition("-")
-    if columns == digest_of(table.column_names) and seal != _seal_of(table):  # other columns: the caller says which
+    if columns == digest_of(table.column_names) and seal != _seal_of(table):  # the caller reports other columns
         raise InvalidInput(f"{os.fspath(path)}: was altered after it was written")
     return table
 
 
 def write_table(path: str | os.PathLike[str], table: pa.Table) -> None:
-    """Write a parquet file in one step, sealed; raises as `replacing`."""
+    """Write a sealed parquet file atomically; raises as `replacing`."""
     import pyarrow.parquet as pq
 
     metadata = {**(table.schema.metadata or {}), SEAL.encode(): _seal_of(table).encode()}
@@ -257,7 +260,7 @@ def write_table(path: str | os.PathLike[str], table: pa.Table) -> None:
 
 
 def _seal_of(table: pa.Table) -> str:
-    """Hashes of the columns and of the content."""
+    """Hash of the column names, then hash of the content."""
     metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
     metadata = {key: value for key, value in metadata.items() if key not in (SEAL, "ARROW:schema", "pandas")}
     return f"{digest_of(table.column_names)}-{digest_of([table.to_pylist(), metadata])}"

@@ -1,8 +1,8 @@
-"""The graph: operations, the values they produce, and what each of them weighs.
+"""The graph: operations and the values they produce, with costs and sizes.
 
-Memory belongs to values, cost to operations. A value is a storage; a view of it is not a value of
-its own. Operations are listed in an executable order (producers before users), which is the order
-of first computations for `staged` and `fixed_order` plans.
+Memory belongs to values, cost to operations. A value is a storage; a view of it is not a separate value.
+Operations are listed in an executable order (producers before users); `staged` and `fixed_order` plans
+compute them for the first time in this order.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class Operation:
     """One unit of computation.
 
     Attributes:
-        name: a label for people; several operations may have the same. Plans refer to operations by id.
+        name: a label for people, not always unique. Plans refer to operations by id.
         kind: operator or layer type, e.g. ``Conv2D`` or ``aten.relu``.
         inputs: ids of the values read, each once, ascending.
         outputs: ids of the values produced.
         cost: in the graph's `cost_unit`, non-negative.
         workspace_bytes: scratch memory held only while it runs.
-        is_backward: belongs to the backward pass.
+        is_backward: whether it belongs to the backward pass.
         run_once: must be computed exactly once (state updates).
-        work: what it does, for cost models; None for graphs that come with costs.
-        implementations: those beside the default one, which the fields above describe.
+        work: input of cost models; None for graphs that come with costs.
+        implementations: all except the default one, which the fields above describe.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Operation:
 
     @property
     def all_implementations(self) -> tuple[Implementation, ...]:
-        """The default one, then `implementations`."""
+        """The default implementation, then `implementations`."""
         own = Implementation(DEFAULT, self.inputs, self.outputs, self.cost, self.workspace_bytes, work=self.work)
         return own, *self.implementations
 
@@ -83,18 +83,18 @@ class Graph:
     Attributes:
         name: of the network, e.g. ``vgg19_b256``.
         operations: N operations, producers before users.
-        values: V values; each is an output of exactly one operation. Extra ones, which only implementations produce,
-            come last.
-        fixed_bytes: resident throughout and never rematerialized (DESIGN: parameters, ...).
+        values: V values; each is an output of exactly one operation. Extra values, which no default implementation
+            produces, come last.
+        fixed_bytes: resident throughout and never recomputed: parameters, inputs, optimizer state.
         cost_unit: ``ns``, ``flop`` or any other; only ``ns`` is ever shown as seconds.
         loss: index of the operation that computes the loss, or None.
         source: where the graph comes from, one sentence.
-        producer: [V] operation that produces each value (derived).
+        producer: [V] the operation that produces each value (derived).
         users: [V] operations whose default implementation reads each value, ascending (derived).
         n_extra: number of extra values (derived).
 
     Raises:
-        InvalidGraph: naming the operation or value that is wrong.
+        InvalidGraph: names the wrong operation or value.
     """
 
     name: str
@@ -156,7 +156,7 @@ class Graph:
             raise InvalidGraph(f"{where} lists an input twice")
 
     def _check_implementations(self, k: int, op: Operation, producer: list[int]) -> set[int]:
-        """Check those of operation `k` and enter the extra values that they produce, which are returned."""
+        """Check the implementations of operation `k`; enter their extra values into `producer` and return them."""
         extra: set[int] = set()
         names = [implementation.name for implementation in op.all_implementations]
         for implementation in op.implementations:
@@ -204,10 +204,10 @@ class Graph:
         loss: int | None = None,
         source: str = "",
     ) -> Graph:
-        """A graph with one value per operation, value i being the output of operation i.
+        """A graph with one value per operation: value i is the output of operation i.
 
         Args:
-            deps: [N] for each node the nodes that it reads.
+            deps: [N] the nodes that each node reads.
             bytes: [N] size of each node's output.
             costs: [N] cost of each node in `cost_unit`.
         """
@@ -260,16 +260,13 @@ class Graph:
 
     @property
     def has_implementations(self) -> bool:
-        """Whether some operation has more than its default implementation."""
+        """Whether some operation has several implementations."""
         return any(op.implementations for op in self.operations)
 
     @property
     def least_cost(self) -> int:
-        """Cost of running every operation once, each in its cheapest implementation: no plan costs less."""
-        return sum(
-            min(implementation.cost for implementation in op.all_implementations) if op.implementations else op.cost
-            for op in self.operations
-        )
+        """Cost of running every operation once with its cheapest implementation: no plan costs less."""
+        return sum(min((op.cost, *(each.cost for each in op.implementations))) for op in self.operations)
 
     def default(self) -> Graph:
         """The graph with default implementations only; its ids are the same."""
@@ -289,17 +286,14 @@ class Graph:
 
     @property
     def is_single_output(self) -> bool:
-        """True if value i is the one output of operation i, for every i (remat-graph/1's shape)."""
+        """Whether value i is the only output of operation i, for every i (the form of remat-graph/1)."""
         return len(self.values) == len(self.operations) and all(
             op.outputs == (i,) for i, op in enumerate(self.operations)
         )
 
     def working_set_bytes(self, k: int) -> int:
-        """Bytes that operation `k` needs at once in its least demanding implementation, fixed bytes included."""
-        op = self.operations[k]
-        if op.implementations:
-            return self.fixed_bytes + min(map(self._touched_bytes, op.all_implementations))
-        return self.fixed_bytes + sum(self.values[v].bytes for v in (*op.inputs, *op.outputs)) + op.workspace_bytes
+        """Bytes that operation `k` needs at once with its smallest implementation, fixed bytes included."""
+        return self.fixed_bytes + min(map(self._touched_bytes, self.operations[k].all_implementations))
 
     def _touched_bytes(self, implementation: Implementation) -> int:
         touched = sum(self.values[v].bytes for v in (*implementation.inputs, *implementation.outputs))
@@ -308,27 +302,26 @@ class Graph:
 
     @property
     def final_bytes(self) -> int:
-        """Fixed bytes and the values that are kept: held when any plan ends."""
+        """Bytes resident when any plan ends: fixed bytes and values with `keep`."""
         return self.fixed_bytes + sum(value.bytes for value in self.values if value.keep)
 
     def largest_working_set(self) -> tuple[int, int]:
-        """(bytes, operation) of the operation with the largest working set: a bound on any peak."""
+        """(bytes, operation) of the largest working set: a lower bound on the peak of every plan."""
         if not self.operations:
             return self.fixed_bytes, -1
-        return max((self.working_set_bytes(k), -k) for k in range(len(self)))[0], max(
-            range(len(self)), key=self.working_set_bytes
-        )
+        k = max(range(len(self)), key=self.working_set_bytes)
+        return self.working_set_bytes(k), k
 
     def predecessors(self, k: int) -> tuple[int, ...]:
         """Operations whose outputs operation `k` reads, ascending."""
         return tuple(sorted({self.producer[v] for v in self.operations[k].inputs}))
 
     def with_costs(self, costs: Sequence[int], cost_unit: str) -> Graph:
-        """The same graph with other costs (what a cost model returns), one for each of `every_implementation`."""
+        """The same graph with other costs, e.g. of a cost model: one for each operation of `every_implementation`."""
         return self._with_each("cost", costs, cost_unit)
 
     def with_workspaces(self, sizes: Sequence[int]) -> Graph:
-        """The same graph with other scratch memory, in bytes, one size for each of `every_implementation`."""
+        """The same graph with other workspaces, in bytes: one for each operation of `every_implementation`."""
         return self._with_each("workspace_bytes", sizes, self.cost_unit)
 
     def _with_each(self, field: str, numbers: Sequence[int], cost_unit: str) -> Graph:
@@ -345,27 +338,20 @@ class Graph:
         return replace(self, operations=tuple(map(changed, self.operations)), cost_unit=cost_unit)
 
     def every_implementation(self) -> Graph:
-        """A graph of every implementation of every operation, in order, without values: input of a cost model."""
+        """The input of a cost model: each implementation of each operation as an operation, in order, no values."""
         if not self.has_implementations:
             return self
         implementations = [
-            replace(
-                op,
-                inputs=(),
-                outputs=(),
-                work=implementation.work,
-                implementations=(),
-                workspace_bytes=implementation.workspace_bytes,
-            )
+            replace(op, inputs=(), outputs=(), work=each.work, implementations=(), workspace_bytes=each.workspace_bytes)
             for op in self.operations
-            for implementation in op.all_implementations
+            for each in op.all_implementations
         ]
         return Graph(self.name, tuple(implementations), (), 0, self.cost_unit)
 
     def sha256(self) -> str:
-        """Hash of everything a plan's validity, cost and memory depend on (names and work excluded)."""
+        """Hash of everything that decides a plan's validity, cost and memory (names and work excluded)."""
         if not self._sha256:
-            object.__setattr__(self, "_sha256", self._hash())  # asked for by every plan and replay
+            object.__setattr__(self, "_sha256", self._hash())  # cached, because every plan and replay asks for it
         return self._sha256
 
     def _hash(self) -> str:
@@ -389,7 +375,7 @@ class Graph:
 
 
 def _make_plain(owner: object, *names: str) -> None:
-    """NumPy's integers, alone or in tuples, become Python's: theirs wrap, and sums must be exact."""
+    """Make Python integers of NumPy's, alone or in tuples: NumPy's overflow, and sums must be exact."""
     for name in names:
         given = getattr(owner, name)
         if isinstance(given, np.integer):
@@ -398,12 +384,12 @@ def _make_plain(owner: object, *names: str) -> None:
             object.__setattr__(owner, name, tuple(int(x) if isinstance(x, np.integer) else x for x in given))
 
 
-# Characters that end lines, move the cursor, or turn the direction of what follows: no name needs them.
+# Characters that end lines, move the cursor, or reverse the direction of text: no name needs them.
 _CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\u202a-\\u202e\\u2066-\\u2069]")
 
 
 def holds_control_character(text: str) -> bool:
-    """Whether `text` is unfit to be shown in a line."""
+    """Whether `text` cannot safely be shown in a line."""
     return not text.isprintable() and _CONTROL.search(text) is not None
 
 
@@ -422,49 +408,44 @@ def _wrong_texts(graph: Graph) -> Iterator[str]:
         for implementation in op.implementations:
             yield from wrong(implementation.name, f"the name of an implementation of operation {k}")
     for i, value in enumerate(graph.values):
-        if i >= len(graph.operations) or value.name != graph.operations[i].name:  # said once
+        if i >= len(graph.operations) or value.name != graph.operations[i].name:  # the same name is reported once
             yield from wrong(value.name, f"the name of value {i}")
 
 
-def _wrong_integers(graph: Graph) -> Iterator[str]:
-    """A line for each number that is none, or out of its range."""
+def _wrong_integers(graph: Graph) -> list[str]:
+    """A line for each number that is no integer or out of range."""
 
-    def wrong(number: object, what: str) -> str:
+    found: list[str] = []
+
+    def look(number: object, what: str) -> None:
         if isinstance(number, bool) or not isinstance(number, int):
-            return f"{what} must be an integer, not {number!r}"
-        if number < 0:
-            return f"{what} must not be negative, but is {number}"
-        return f"{what} is {number}, beyond the limit of {MAX_BYTES}"
+            found.append(f"{what} must be an integer, not {number!r}")
+        elif number < 0:
+            found.append(f"{what} must not be negative, but is {number}")
+        elif number > MAX_BYTES:
+            found.append(f"{what} is {number}, beyond the limit of {MAX_BYTES}")
 
-    def is_count(number: object) -> bool:
-        return isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= MAX_BYTES
-
-    found = [] if is_count(graph.fixed_bytes) else [wrong(graph.fixed_bytes, "fixed_bytes")]
+    look(graph.fixed_bytes, "fixed_bytes")
     for k, op in enumerate(graph.operations):
-        for implementation, whose in (
-            (op, ""),
-            *((implementation, f"implementation '{implementation.name}' of ") for implementation in op.implementations),
-        ):
-            for what, number in (("cost", implementation.cost), ("workspace_bytes", implementation.workspace_bytes)):
-                if not is_count(number):
-                    found.append(wrong(number, f"{what} of {whose}operation {k} ({op.name})"))
+        look(op.cost, f"cost of operation {k} ({op.name})")
+        look(op.workspace_bytes, f"workspace_bytes of operation {k} ({op.name})")
+        for implementation in op.implementations:
+            where = f"implementation '{implementation.name}' of operation {k} ({op.name})"
+            look(implementation.cost, f"cost of {where}")
+            look(implementation.workspace_bytes, f"workspace_bytes of {where}")
     for i, value in enumerate(graph.values):
-        if not is_count(value.bytes):
-            found.append(wrong(value.bytes, f"bytes of value {i} ({value.name})"))
-    yield from found
+        look(value.bytes, f"bytes of value {i} ({value.name})")
     if found:
-        return
-    most_cost = sum(
-        max(implementation.cost for implementation in op.all_implementations) if op.implementations else op.cost
-        for op in graph.operations
-    )
+        return found
+    most_cost = sum(max((op.cost, *(each.cost for each in op.implementations))) for op in graph.operations)
     if sum(v.bytes for v in graph.values) > MAX_BYTES or most_cost > MAX_BYTES:
-        yield f"the graph's total bytes or cost exceed {MAX_BYTES}"
+        found.append(f"the graph's total bytes or cost exceed {MAX_BYTES}")
     if graph.loss is not None and not 0 <= graph.loss < len(graph.operations):
-        yield f"loss is {graph.loss}, but there are {len(graph.operations)} operations"
+        found.append(f"loss is {graph.loss}, but there are {len(graph.operations)} operations")
+    return found
 
 
 def check_graph(graph: object) -> None:
-    """Raise `InvalidInput` if it is no `Graph`."""
+    """Raise `InvalidInput` if `graph` is no `Graph`."""
     if not isinstance(graph, Graph):
         raise InvalidInput(f"graph must be a remat.Graph, not {type(graph).__name__}; see remat.load_graph")

@@ -1,4 +1,4 @@
-"""What a solve has found so far: the best plan and bound that any method has handed over, at any time."""
+"""The incumbent: the best plan and the best bound that any strategy of a solve has offered so far."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.simulator import simulate
 
-GAP_TOLERANCE = 1e-4  # (cost - bound) / cost below which a plan counts as optimal; Gurobi's default
+GAP_TOLERANCE = 1e-4  # a plan counts as optimal up to this (cost - bound) / cost; Gurobi's default
 MAX_TRAJECTORY = 50
 
 
@@ -24,12 +24,13 @@ def relative_gap(cost: int, bound: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One improvement: what is known `seconds` after the start; None where nothing is known yet.
+    """One improvement, `seconds` after the start; a field is None if it is not known yet.
 
     Attributes:
-        cost, bound: of the best plan, and proven, in the graph's cost unit.
+        cost: of the best plan, in the graph's cost unit.
+        bound: the best proven one, in the graph's cost unit.
         gap: (cost - bound) / cost.
-        who: the method that found the improvement.
+        who: the strategy that found the improvement.
     """
 
     seconds: float
@@ -41,7 +42,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An improvement with what it consists of; `plan` is None if only the bound rose."""
+    """An improvement and its plan; `plan` is None if only the bound rose."""
 
     progress: Progress
     plan: Plan | None
@@ -50,7 +51,7 @@ class Found:
 class Incumbent:
     """Best plan and best bound of one problem; every method may be called from any thread.
 
-    A plan counts if it fits the budget and the scope; it is replayed by the simulator when it is offered.
+    A plan counts if it fits the budget and the scope; the simulator replays it when it is offered.
     """
 
     def __init__(
@@ -62,10 +63,10 @@ class Incumbent:
         report: Callable[[Progress], None] | None = None,
         record: Callable[[Found], None] | None = None,
     ):
-        """`report` is shown each improvement (it is a user's: if it raises, it is not called again);
-        `record` gets it with its plan."""
+        """`report`, a user's function, is called with each improvement, but not again once it raises;
+        `record` is called with each improvement and its plan."""
         self.graph, self.budget_bytes, self.scope = graph, budget_bytes, scope
-        self.began = time.time()  # not monotonic: compared between processes
+        self.began = time.time()  # not monotonic, because processes compare it
         self.plan: Plan | None = None
         self.cost: int | None = None
         self.peak_bytes: int | None = None
@@ -77,12 +78,12 @@ class Incumbent:
         self._lock = threading.RLock()
 
     def snapshot(self) -> tuple[Plan, int] | None:
-        """The best plan and its cost, which belong together whatever other threads do."""
+        """The best plan and its cost, read together so that no other thread comes between."""
         with self._lock:
             return None if self.plan is None or self.cost is None else (self.plan, self.cost)
 
     def offer(self, plan: Plan, who: str, *, at: float | None = None) -> bool:
-        """Judge `plan`; True if it is better than the best so far. `at` is a `time.time()`, else now.
+        """Judge `plan`; whether it is cheaper than the best so far. `at`: when it was found, a `time.time()`, else now.
 
         Raises:
             InvalidPlan: it cannot be executed.
@@ -93,7 +94,7 @@ class Incumbent:
         return self.take(plan, trace.cost, trace.peak_bytes, who, at=at)
 
     def take(self, plan: Plan, cost: int, peak_bytes: int, who: str, *, at: float | None = None) -> bool:
-        """`offer` for a plan that the simulator has judged already."""
+        """`offer` for a plan that the simulator has already judged."""
         if peak_bytes > self.budget_bytes or not self.scope.contains(plan.scope):
             return False
         with self._lock:
@@ -109,7 +110,7 @@ class Incumbent:
             return cheaper
 
     def offer_bound(self, bound: int, who: str, *, at: float | None = None) -> bool:
-        """A lower bound on the cost of every plan of this budget and scope; True if it is the best so far."""
+        """Offer a lower bound on the cost of every plan of this budget and scope; whether it is the best so far."""
         with self._lock:
             if bound <= self.bound:
                 return False
@@ -118,7 +119,7 @@ class Incumbent:
             return True
 
     def contradict(self, message: str) -> None:
-        """A method claimed what is not so: the solve that it belongs to is FAILED."""
+        """Note a claim that the simulator refutes, so that the solve is FAILED."""
         self.contradiction = self.contradiction or message
 
     @property
@@ -156,6 +157,6 @@ class Incumbent:
             return
         try:
             self._report(found.progress)
-        except Exception as error:  # a callback that breaks must not end the solve; a warning says so
+        except Exception as error:  # a broken callback must not end the solve; a warning reports it
             self._report = None
             warn(f"the progress callback failed and is not called again: {error!r}")

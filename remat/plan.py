@@ -1,4 +1,4 @@
-"""The plan: in which order operations are computed, repeats included, and when values are freed."""
+"""The plan: the order in which operations are computed, repeats included, and where values are freed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLAN_FORMAT = "remat-plan/1"
 
 
 class Scope(StrEnum):
-    """Which plans are compared with each other; each member contains the one before it."""
+    """Which plans are allowed; each member contains the one before it."""
 
     STAGED = "staged"
     FIXED_ORDER = "fixed_order"
@@ -51,9 +51,9 @@ class Plan:
         graph_name, graph_sha256: the graph it was made for.
         kinds: [steps] uint8, `COMPUTE` or `FREE`.
         ids: [steps] int32, operation id of a compute step, value id of a free step.
-        implementations: [steps] name of that of each compute step, '' for the default one and for frees; () if every
-            one is the default.
-        budget_bytes: what it was made for, or None.
+        implementations: [steps] name of each compute step's implementation, '' for the default one and for frees; ()
+            if all are the default.
+        budget_bytes: the budget it was made for, or None.
         scope: derived from the compute steps.
     """
 
@@ -73,11 +73,11 @@ class Plan:
         """A plan from computations alone; every value is freed at its last use.
 
         Args:
-            implementations: [C] name of that of each computation, '' for the default one; () for defaults only.
+            implementations: [C] name of each computation's implementation, '' for the default one; () if all are.
             ways: its former name.
 
         Raises:
-            InvalidPlan: `order` or `implementations` name an operation or an implementation that does not exist.
+            InvalidPlan: `order` or `implementations` names an operation or an implementation that does not exist.
         """
         if ways:
             warn("Plan.from_order(ways=) is called implementations= now", FutureWarning)
@@ -125,9 +125,9 @@ class Plan:
         """A staged plan from Checkmate's matrices.
 
         Args:
-            R_TN: [T, N] bool, operation i computed in stage t (in the graph's order within a stage).
-            S_TV: [T, V] bool, value v resident at the start of stage t. With it a value is freed after
-                its last use in a stage unless the next stage's S holds it; without it, at last use.
+            R_TN: [T, N] bool, operation i is computed in stage t (in the graph's order within a stage).
+            S_TV: [T, V] bool, value v is resident at the start of stage t. With S, a value is freed after
+                its last use in a stage unless the next stage's S holds it; without S, at its last use.
         """
         R_TN = np.asarray(R_TN, dtype=bool)
         if R_TN.ndim != 2 or R_TN.shape[1] != len(graph):
@@ -156,7 +156,7 @@ class Plan:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """[computations] name of the implementation of each, '' for the default one; () if every one is that."""
+        """[computations] name of each one's implementation, '' for the default one; () if all are the default."""
         return tuple(
             name for name, kind in zip(self.implementations, self.kinds.tolist(), strict=False) if kind == COMPUTE
         )
@@ -182,10 +182,10 @@ class Plan:
         return [(*pair, name) if name else pair for pair, name in zip(pairs, self.implementations, strict=True)]
 
     def matrices(self, graph: Graph) -> tuple[np.ndarray, np.ndarray]:
-        """(R_TN, S_TV): computations per stage (counts), residency at the start of each stage.
+        """(R_TN, S_TV): number of computations in each stage, residency at the start of each stage.
 
-        A stage ends with the first computation of an operation; what follows the last one is
-        counted to the last stage. T = N.
+        A stage ends with the first computation of an operation; computations after the last stage's end
+        count in the last stage. T = N.
         """
         n = len(graph)
         R_TN = np.zeros((n, n), dtype=np.int32)
@@ -211,7 +211,7 @@ class Plan:
         write_text(path, json.dumps(self.document(), separators=(",", ":")))
 
     def document(self) -> dict[str, Any]:
-        """The plan as remat-plan/1, what `save` writes."""
+        """The plan as remat-plan/1, as `save` writes it."""
         return {
             "format": PLAN_FORMAT,
             "graph": self.graph_name,
@@ -223,10 +223,10 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], graph: Graph) -> Plan:
-        """Read a remat-plan/1 file made for `graph`; warns if the file does not say for which graph it was made.
+        """Read a remat-plan/1 file made for `graph`; warn if the file does not name its graph by hash.
 
         Raises:
-            InvalidPlan: naming the file and the place, also when it was made for another graph.
+            InvalidPlan: names the file and the place; also if the plan was made for another graph.
         """
         where, document = os.fspath(path), read_document(path)
         sha = document.get("graph_sha256")
@@ -239,16 +239,16 @@ class Plan:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], graph: Graph, where: str) -> Plan:
-        """The plan that a remat-plan/1 document holds, whatever graph it says it was made for.
+        """The plan in a remat-plan/1 document; the graph that the document names is not checked.
 
         Raises:
-            InvalidPlan: naming `where` and the place.
+            InvalidPlan: names `where` and the place.
         """
         problems = plan_problems(document, graph)
         if problems:
             more = f" (and {len(problems) - 1} more; see remat check)" if len(problems) > 1 else ""
             raise problems[0].of_file(where, more)
-        # A graph that has nothing to choose from reads plans of one that has: it runs its only implementation.
+        # A graph with default implementations only can read a plan for other implementations; it ignores their names.
         named = graph.has_implementations
         steps = [(_STEP_NAMES.index(kind), i, (name[0] or "") if named and name else "")
                  for kind, i, *name in document["steps"]]  # fmt: skip
@@ -256,11 +256,11 @@ class Plan:
 
 
 _DOCUMENT_KEYS = ("format", "graph", "graph_sha256", "budget_bytes", "scope", "steps", "execution")
-WITHOUT_HASH = "has no 'graph_sha256': nothing says that it was made for this graph; a plan that remat saves has one"
+WITHOUT_HASH = "has no 'graph_sha256', which every plan saved by remat has; it may have been made for another graph"
 
 
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The JSON object in a remat-plan/1 file; its steps are not looked at. Warns once of keys that it does not know.
+    """The JSON object in a remat-plan/1 file, its steps unchecked. Warns once of unknown keys.
 
     Raises:
         InvalidPlan: it cannot be read, or is no remat-plan/1.
@@ -275,7 +275,7 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def plan_problems(document: Mapping[str, Any], graph: Graph | None = None) -> list[InvalidPlan]:
-    """Everything wrong with the form of a remat-plan/1 document; with `graph` also ids that it does not have."""
+    """Everything wrong with the form of a remat-plan/1 document; with `graph`, also ids that do not exist in it."""
     found = []
     if not isinstance(document.get("graph"), str):
         found.append(InvalidPlan("'graph' must be a graph's name"))
@@ -338,12 +338,12 @@ def implementation_of(graph: Graph, k: int, name: str, step: int) -> Implementat
 def frees_at_last_use(graph: Graph, order: Sequence[int], implementations: Sequence[str] = ()) -> list[tuple[int, int]]:
     """Insert a free after the last use of each computed copy of each value.
 
-    A copy that nobody reads before it is computed again (or the end) goes right after it was
-    computed, unless the value must be kept. An output that its producer makes again is freed at its last
-    use before that, so that two copies are never held. A value that is overwritten needs no free.
+    A copy that no operation reads before the next copy (or the end) is freed right after its computation, unless the
+    value must be kept. A copy is freed before its producer runs again, so that two copies are never held. An
+    overwritten value needs no free.
 
     Args:
-        implementations: [C] name of that of each computation, '' for the default one; () for defaults only.
+        implementations: [C] name of each computation's implementation, '' for the default one; () if all are.
     """
     operations, values = graph.operations, graph.values
     order = list(order)
@@ -374,9 +374,8 @@ def frees_at_last_use(graph: Graph, order: Sequence[int], implementations: Seque
             if not live[v]:
                 frees_after[step].append(v)
             live[v] = False
-        gone = overwritten.get(step)
-        if gone is not None:
-            live[gone] = True  # a later read of this copy is an error, which the simulator tells
+        if step in overwritten:
+            live[overwritten[step]] = True  # a later read of this copy is an error, which the simulator reports
         for v in op.inputs:
             if not live[v]:
                 frees_after[step].append(v)
@@ -389,7 +388,7 @@ def frees_at_last_use(graph: Graph, order: Sequence[int], implementations: Seque
 
 
 def scope_of_order(order: Iterable[int], n_operations: int) -> Scope:
-    """The narrowest scope that holds a plan with these computations."""
+    """The narrowest scope that contains a plan with these computations."""
     next_first, last_in_stage, staged = 0, -1, True
     seen = bytearray(n_operations)
     for k in order:
@@ -402,15 +401,15 @@ def scope_of_order(order: Iterable[int], n_operations: int) -> Scope:
             seen[k] = 1
             next_first, last_in_stage = k + 1, -1
         else:
-            # Within a stage every earlier operation at most once and in order; nothing is left to
-            # compute for the first time after the last stage.
+            # A staged plan computes earlier operations in order, each at most once in a stage, and
+            # ends with a first computation.
             staged = staged and last_in_stage < k and next_first < n_operations
             last_in_stage = k
     return Scope.STAGED if staged else Scope.FIXED_ORDER
 
 
 def _frees_by_stage(graph: Graph, R_TN: np.ndarray, S_TV: np.ndarray) -> list[tuple[int, int]]:
-    """Steps of a staged plan in which S says what is held from stage to stage."""
+    """Steps of a staged plan in which S marks the values held from stage to stage."""
     n, n_values = len(graph), len(graph.values)
     if S_TV.shape != (R_TN.shape[0], n_values):
         raise InvalidPlan(f"R and S have shapes {R_TN.shape} and {S_TV.shape}, expected (T, {n}) and (T, {n_values})")
@@ -441,17 +440,16 @@ def _frees_by_stage(graph: Graph, R_TN: np.ndarray, S_TV: np.ndarray) -> list[tu
                 if v in resident:
                     steps.append((FREE, v))
                     resident.discard(v)
-        missing = np.nonzero(held)[0]
-        gone = [v for v in missing.tolist() if v not in resident]
-        if gone and t + 1 < len(S_TV):
-            raise InvalidPlan(f"S holds value {gone[0]} at the start of stage {t + 1}, but it is not resident then")
+        missing = [v for v in np.nonzero(held)[0].tolist() if v not in resident]
+        if missing and t + 1 < len(S_TV):
+            raise InvalidPlan(f"S holds value {missing[0]} at the start of stage {t + 1}, but it is not resident then")
     return steps
 
 
 def frees_held_to_end(graph: Graph, order: Sequence[int], held: Iterable[int]) -> list[tuple[int, int]]:
     """Like `frees_at_last_use`, but the last copy of each value in `held` stays to the end.
 
-    The published accounting of Checkmate's artifact: baselines never drop their checkpoints.
+    This is the published accounting of Checkmate's artifact: baselines never drop their checkpoints.
     """
     steps = frees_at_last_use(graph, order)
     last_free = {i: at for at, (kind, i) in enumerate(steps) if kind == FREE}

@@ -1,4 +1,4 @@
-"""The question that a strategy answers, and how its solve runs."""
+"""The problem that a strategy solves, and the options of its solve."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ACCOUNTINGS = ("exact", "published")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The question alone; a `Context` beside it has the clock, the incumbent and the callbacks.
+    """The question alone; a `Context` adds the clock, the incumbent and the callbacks.
 
     Attributes:
         graph, budget_bytes: total budget, fixed bytes included.
         scope: widest scope that plans may have.
         accounting: ``exact`` or ``published`` (Checkmate's artifact; see PEERS in the docs).
         cost_cap: if given, the question is only whether some plan costs at most this: the solve ends at such a
-            plan, or at a bound above it, whatever the gap.
+            plan, or at a bound above it, at any gap.
     """
 
     graph: Graph
@@ -41,16 +41,16 @@ class SolveOptions:
     """How a solve runs: keyword arguments of `remat.solve`.
 
     Attributes:
-        time_limit_s: bounds the whole call, to within 5 % and 2 s (a process may have to be started or stopped).
+        time_limit_s: limits the whole call, up to 5 % and 2 s more (to start and stop processes).
         seed: every random choice derives from it.
         threads: number of threads that the strategy may use.
-        work_limit: moves or nodes instead of seconds, for runs that repeat exactly; None for none.
+        work_limit: moves or nodes instead of seconds, for runs that repeat exactly; None for no limit.
         deterministic: two runs give the same plan, bound and certificate, unless `Solution.cut_by_clock` says that
             the time limit ended one.
         warm_start: a plan of this graph to start from; if it fits, the solution is at least as good.
         target_gap: the solve ends as soon as (cost - bound) / cost is at or below it.
-        progress: called with a `Progress` at each improvement of the plan or of the bound, from whichever thread
-            found it; the search waits meanwhile.
+        progress: called with a `Progress` at each improvement of the plan or the bound, in the thread that
+            found it; the search waits for its return.
 
     Raises:
         InvalidInput: a value that no solve can use.
@@ -67,7 +67,7 @@ class SolveOptions:
 
     @property
     def repeats(self) -> bool:
-        """Whether two runs must give the same: then counts limit the work, and the clock only ends all of it."""
+        """Whether two runs must give the same result: then counts limit each step, and the clock only the whole run."""
         return self.deterministic or self.work_limit is not None
 
     @classmethod
@@ -82,7 +82,7 @@ class SolveOptions:
         return own, {name: value for name, value in keywords.items() if name not in names}
 
     def checked(self) -> SolveOptions:
-        """These options, numbers as Python's own; raises `InvalidInput` for a value that no solve can use."""
+        """These options with Python's own numbers; raises `InvalidInput` for a value that no solve can use."""
         check_time_limit(self.time_limit_s)
         for name in ("threads", "work_limit"):
             value = getattr(self, name)
@@ -106,7 +106,7 @@ class SolveOptions:
 
 
 def check_accounting(accounting: str) -> str:
-    """The accounting; raises `UnknownName` with the nearest one."""
+    """The accounting; raises `UnknownName` with the nearest name."""
     if accounting not in ACCOUNTINGS:
         raise unknown_name("accounting", accounting, ACCOUNTINGS)
     return accounting

@@ -1,7 +1,7 @@
-"""The registry of strategies, apart from everything else so that it can be imported anywhere.
+"""The registry of strategies.
 
-A strategy is one decorated function. It is found because its file lies in a package that is named
-under the entry-point group ``remat.strategies``; `remat` itself imports none of them by name.
+A strategy is one decorated function, in a package that the entry-point group ``remat.strategies``
+names; `remat` itself imports no strategy by name, so that every module can import the registry.
 """
 
 from __future__ import annotations
@@ -20,31 +20,30 @@ from remat.context import Context
 from remat.errors import InvalidInput, UnknownName, unknown_name, warn
 
 GROUP = "remat.strategies"
-BASELINES = "baselines"
 WHERE_BASELINES_ARE = "published baselines are not in the wheel: pip install -e baselines, in a checkout of remat"
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A registered strategy, with what it can do; nobody asks for its name.
+    """A registered strategy and its abilities; other code asks for these, never for its name.
 
     Attributes:
         name: as users write it, e.g. ``chen_sqrtn``.
-        run: ``run(problem, **options)``, or with the solve's `Context` as its second argument. It yields `Candidate`s
-            or plans, returns one, or returns an `Outcome`; it raises `Skip` where it does not apply.
+        run: ``run(problem, **options)``, or with the solve's `Context` as second argument. It yields `Candidate`s
+            or plans, returns one, or returns an `Outcome`; it raises `Skip` if it does not apply.
         summary: first line of the docstring.
-        options: names of the keyword options it takes, with their defaults.
+        options: names of its keyword options, with their defaults.
         takes_context: whether `run` has a second positional argument without a default.
-        is_baseline: a published heuristic: its results are its own, never shared between budgets.
-        ignores_budget: its candidates do not depend on the budget, so one run serves a whole sweep.
+        is_baseline: a published heuristic; its results are never shared between budgets.
+        ignores_budget: its candidates do not depend on the budget, so that one run serves a whole sweep.
         proves: it may return a bound or INFEASIBLE.
-        isolated: may overrun its time limit or crash; runs in a process of its own.
-        check: called with the options given, before anything runs; raises `InvalidInput` for a bad value.
-        must_isolate: whether this process cannot run it now, whatever the caller asked for.
-        implementations: what it does with a graph whose operations have several: ``default`` sees the graph with
-            the default ones, ``search`` is run on graphs with one of each that a search chooses, ``own`` sees all.
-        members: strategies that it combines: in a run, it takes a plan of theirs that is cheaper than its own. The
-            search over implementations gives it a bound and, on small graphs, an exact answer beside.
+        isolated: it may overrun its time limit or crash, and runs in a separate process.
+        check: called with the given options before anything runs; raises `InvalidInput` for a bad value.
+        must_isolate: whether this process cannot run it now, even if the caller asks for that.
+        implementations: which implementations it sees: ``default`` only the default ones, ``search`` one of each
+            operation, which a search chooses, ``own`` all.
+        members: strategies that it combines: it takes a member's plan that is cheaper than its own. If it has members,
+            the search over implementations also gives it a bound and, on small graphs, an exact answer.
     """
 
     name: str
@@ -62,13 +61,13 @@ class Strategy:
     members: tuple[str, ...] = ()
 
     def __call__(self, context: Context, options: Mapping[str, Any]) -> Any:
-        """Run it on the problem of a context; what it returns is not judged yet."""
+        """Run it on the problem of a context; its result is not judged yet."""
         if self.takes_context:
             return self.run(context.problem, context, **options)
         return self.run(context.problem, **options)
 
     def in_own_process(self, asked: bool | None) -> bool:
-        """Whether to run in a process of its own, given what the caller asked for (None: nothing)."""
+        """Whether to run in a separate process; `asked` is the caller's wish (None: as the strategy declares)."""
         if self.must_isolate is not None and self.must_isolate():
             return True
         return self.isolated if asked is None else asked
@@ -111,13 +110,13 @@ def strategy(
                 f"and {run.__module__}.{run.__qualname__}"
             )
         parameters = inspect.signature(run).parameters.values()
-        given = [p for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD and p.default is p.empty]
+        required = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
         _REGISTRY[name] = Strategy(
             name=name,
             run=run,
             summary=(inspect.getdoc(run) or "").partition("\n")[0],
-            options={p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY},
-            takes_context=len(given) > 1,
+            options={p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY},
+            takes_context=len(required) > 1,
             is_baseline=baseline,
             ignores_budget=ignores_budget,
             proves=proves,
@@ -148,20 +147,17 @@ def get_strategy(name: str) -> Strategy:
     _discover()
     if not isinstance(name, str) or name not in _REGISTRY:
         error = unknown_name("strategy", str(name), _REGISTRY)
-        raise error if BASELINES in _registered() else UnknownName(f"{error}; {WHERE_BASELINES_ARE}")
+        has_baselines = any(point.module == "baselines" for point in entry_points(group=GROUP))
+        raise error if has_baselines else UnknownName(f"{error}; {WHERE_BASELINES_ARE}")
     return _REGISTRY[name]
-
-
-def _registered() -> set[str]:
-    return {point.module for point in entry_points(group=GROUP)}
 
 
 def _discover() -> None:
     global _discovered
-    with _discovering:  # another thread waits until all are there
+    with _discovering:  # another thread waits until all strategies are registered
         if _discovered:
             return
-        _discovered = True  # first: a plugin may ask for the list while it is imported
+        _discovered = True  # set first, because a plugin may ask for the list while it is imported
         for point in entry_points(group=GROUP):
             package = _import(point.module)
             for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
@@ -170,7 +166,7 @@ def _discover() -> None:
 
 
 def _import(name: str) -> ModuleType | None:
-    """The module, or None with a warning: one broken plugin must not take the other strategies away."""
+    """The module, or None with a warning, so that one broken plugin does not remove the other strategies."""
     try:
         return importlib.import_module(name)
     except Exception as error:

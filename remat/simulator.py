@@ -1,6 +1,6 @@
-"""The one judge: replays a plan on its graph and measures cost and memory exactly.
+"""The only judge: replays a plan on its graph and measures its exact cost and memory.
 
-It knows nothing of any solver. Time is linear in the number of steps and the inputs they read.
+It knows no solver. Time is linear in the number of steps and of inputs read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat.errors import InvalidPlan
-from remat.graph import Graph, Operation
+from remat.graph import Graph
 from remat.implementation import Implementation
 from remat.plan import FREE, Plan, implementation_of
 from remat.units import format_size
@@ -20,16 +20,16 @@ from remat.units import format_size
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Trace:
-    """What a plan costs and holds, computation by computation (C computations).
+    """Cost and memory of a plan, computation by computation (C computations).
 
     Attributes:
         cost: sum of the costs of all computations, in the graph's `cost_unit`.
         peak_bytes: most bytes held while any operation runs, or at the end; `fixed_bytes` included.
-        peak_computation: index of the computation that reaches the peak, -1 if it is the end.
+        peak_computation: index of the first computation that reaches the peak, -1 if there is no computation.
         order: [C] operation computed.
-        running_bytes: [C] int64, held while it runs: residents, its outputs, its workspace, fixed.
+        running_bytes: [C] int64, held while it runs: residents, its outputs, its workspace, fixed bytes.
         resident_bytes: [C] int64, held after it ran, before the frees that follow it.
-        end_cost: [C] int64, cumulative cost when it ends; Python integers where 64 bits are too few.
+        end_cost: [C] int64, cumulative cost at its end; Python integers if 64 bits are too few.
         computations: [N] how often each operation is computed.
         final_bytes: held when the plan ends.
     """
@@ -48,7 +48,7 @@ class Trace:
         return f"<Trace: {len(self.order)} computations, cost {self.cost}, peak {format_size(self.peak_bytes)}>"
 
 
-# [N] for each operation, the (input, output) pairs where the output may take over the input's storage
+# [N] for each operation, the (input, output) pairs in which the output may reuse the input's storage
 Sharing = Sequence[Sequence[tuple[int, int]]]
 
 
@@ -56,27 +56,29 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
     """Replay `plan` on `graph`.
 
     Args:
-        sharing: where given, an output is written over an input that the plan frees right after the operation, as
-            some frameworks do; the two then count once while it runs. Each storage is taken over at most once.
+        sharing: pairs in which the output is written over an input that the plan frees right after the operation,
+            as some frameworks do; the two count once while it runs. Each storage is reused at most once.
 
     Raises:
-        InvalidPlan: with the step and the reason: an input that is not resident, a resident
-            single-output operation computed again, a free of what is not resident, an operation
-            never computed (or one that must run once, repeated), a kept value missing at the end.
+        InvalidPlan: with the step and the reason: an input is not resident, a single-output operation is
+            recomputed while its output is resident, a freed value is not resident, an operation is never
+            computed (or repeated though it must run once), a value with `keep` is missing at the end.
     """
     if plan.graph_sha256 != graph.sha256():
         raise InvalidPlan(f"the plan was made for another graph ('{plan.graph_name}'), not for this '{graph.name}'")
-    calls = _Calls.of(graph, plan)
-    inputs, outputs, born, overwritten = calls.inputs, calls.outputs, calls.born_bytes, calls.overwritten
-    workspace, cost, size = calls.workspace_bytes, calls.cost, calls.size
     operations, n, n_values = graph.operations, len(graph), len(graph.values)
+    chosen, call_of = _chosen_calls(graph, plan)
+    calls = [*operations, *chosen]
+    size = [value.bytes for value in graph.values]
+    output_bytes = [sum(size[v] for v in call.outputs) for call in calls]
+    overwritten = {j: each.overwrites for j, each in enumerate(chosen, n) if each.overwrites is not None}
     resident = bytearray(n_values)
     held = graph.fixed_bytes
     running, after, elapsed_at = [], [], []
     count = [0] * n
     elapsed = 0
-    saved = _taken_over(plan, sharing, size) if any(sharing) else {}
-    for step, (kind, i, j) in enumerate(zip(plan.kinds.tolist(), plan.ids.tolist(), calls.made_by, strict=True)):
+    saved = _reused_bytes(plan, sharing, size) if any(sharing) else {}
+    for step, (kind, i, j) in enumerate(zip(plan.kinds.tolist(), plan.ids.tolist(), call_of, strict=True)):
         if kind == FREE:
             if not 0 <= i < n_values:
                 raise InvalidPlan(f"frees value {i}, which does not exist", step)
@@ -87,30 +89,31 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
             continue
         if not 0 <= i < n:
             raise InvalidPlan(f"computes operation {i}, which does not exist", step)
-        for v in inputs[j]:
+        call = calls[j]
+        for v in call.inputs:
             if not resident[v]:
                 raise InvalidPlan(
                     f"computes operation {i} ({operations[i].name}), whose input {v} "
                     f"({graph.values[v].name}) is not resident",
                     step,
                 )
-        during = held + born[j]
+        during = held + output_bytes[j]
         if j in overwritten:
-            during -= size[overwritten[j]]  # its storage becomes the first output's
+            during -= size[overwritten[j]]  # the first output takes its storage
             resident[overwritten[j]] = 0
         held = during
         during -= saved.get(step, 0)
-        for v in outputs[j]:
+        for v in call.outputs:
             if resident[v]:
-                if len(outputs[j]) == 1:
+                if len(call.outputs) == 1:
                     raise InvalidPlan(
                         f"computes operation {i} ({operations[i].name}), whose output is still resident", step
                     )
-                held -= size[v]  # both copies counted while it ran; the duplicate goes now
+                held -= size[v]  # both copies count while it runs; the duplicate is freed now
             resident[v] = 1
         count[i] += 1
-        elapsed += cost[j]
-        running.append(during + workspace[j])
+        elapsed += call.cost
+        running.append(during + call.workspace_bytes)
         after.append(held - saved.get(step, 0))
         elapsed_at.append(elapsed)
 
@@ -131,10 +134,10 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
 
 
 def load_and_simulate(path: str | os.PathLike[str], graph: Graph) -> tuple[Plan, Trace]:
-    """The plan in a file and what it costs and holds on `graph`.
+    """The plan in a file and its trace on `graph`.
 
     Raises:
-        InvalidPlan: naming the file and the step: it cannot be read, is for another graph, or cannot be executed.
+        InvalidPlan: names the file and the step: it cannot be read, is for another graph, or cannot be executed.
     """
     plan = Plan.load(path, graph)
     try:
@@ -143,52 +146,28 @@ def load_and_simulate(path: str | os.PathLike[str], graph: Graph) -> tuple[Plan,
         raise error.of_file(os.fspath(path)) from None
 
 
-@dataclass(frozen=True, slots=True)
-class _Calls:
-    """Lists that the replay reads; call k is operation k by default, what a plan chooses otherwise comes after them.
+def _chosen_calls(graph: Graph, plan: Plan) -> tuple[list[Implementation], list[int]]:
+    """(implementations that the plan chooses instead of the default, [steps] call of each compute step).
 
-    Attributes:
-        inputs, outputs, born_bytes, workspace_bytes, cost: of each call; size: bytes of each value.
-        overwritten: call -> the value whose storage its first output takes.
-        made_by: [steps] call of each step; of a free, its value.
+    Call k < N is operation k by default; the chosen implementations follow. A free has its value in place of a call.
     """
-
-    inputs: list[tuple[int, ...]]
-    outputs: list[tuple[int, ...]]
-    born_bytes: list[int]
-    workspace_bytes: list[int]
-    cost: list[int]
-    size: list[int]
-    overwritten: dict[int, int]
-    made_by: list[int]
-
-    @classmethod
-    def of(cls, graph: Graph, plan: Plan) -> _Calls:
-        made_by, calls = plan.ids.tolist(), list[Operation | Implementation](graph.operations)
-        overwritten: dict[int, int] = {}
-        number: dict[tuple[int, str], int] = {}
-        for step, (kind, k, name) in enumerate(
-            zip(plan.kinds.tolist(), plan.ids.tolist(), plan.implementations, strict=False)
-        ):
-            if kind == FREE or not name:
-                continue
-            if (k, name) not in number:
-                number[k, name] = len(calls)
-                implementation = implementation_of(graph, k, name, step)
-                if implementation.overwrites is not None:
-                    overwritten[len(calls)] = implementation.overwrites
-                calls.append(implementation)
-            made_by[step] = number[k, name]
-        size = [int(value.bytes) for value in graph.values]
-        return cls(
-            [call.inputs for call in calls], [call.outputs for call in calls],
-            [sum(size[v] for v in call.outputs) for call in calls], [int(call.workspace_bytes) for call in calls],
-            [int(call.cost) for call in calls], size, overwritten, made_by,
-        )  # fmt: skip
+    chosen: list[Implementation] = []
+    call_of = plan.ids.tolist()
+    number: dict[tuple[int, str], int] = {}
+    for step, (kind, k, name) in enumerate(
+        zip(plan.kinds.tolist(), plan.ids.tolist(), plan.implementations, strict=False)
+    ):
+        if kind == FREE or not name:
+            continue
+        if (k, name) not in number:
+            number[k, name] = len(graph) + len(chosen)
+            chosen.append(implementation_of(graph, k, name, step))
+        call_of[step] = number[k, name]
+    return chosen, call_of
 
 
 def _check_end(graph: Graph, count: Sequence[int], resident: bytearray) -> None:
-    """Raise `InvalidPlan` if an operation ran too rarely or too often, or a kept value is missing."""
+    """Raise `InvalidPlan` if an operation ran too rarely or too often, or a value with `keep` is missing."""
     operations = graph.operations
     for i, times in enumerate(count):
         if times == 0:
@@ -200,8 +179,8 @@ def _check_end(graph: Graph, count: Sequence[int], resident: bytearray) -> None:
             raise InvalidPlan(f"ends without value {v} ({value.name}), which must be kept")
 
 
-def _taken_over(plan: Plan, sharing: Sharing, size: Sequence[int]) -> dict[int, int]:
-    """Step of a computation -> bytes of outputs that are written over inputs freed before the next computation."""
+def _reused_bytes(plan: Plan, sharing: Sharing, size: Sequence[int]) -> dict[int, int]:
+    """Step of a computation -> bytes of its outputs that are written over inputs freed before the next computation."""
     saved: dict[int, int] = {}
     freed: set[int] = set()
     kinds, ids = plan.kinds.tolist(), plan.ids.tolist()
@@ -209,10 +188,10 @@ def _taken_over(plan: Plan, sharing: Sharing, size: Sequence[int]) -> dict[int, 
         if kinds[step] == FREE:
             freed.add(ids[step])
             continue
-        taken: set[int] = set()
+        used: set[int] = set()
         for source, target in sharing[ids[step]]:
-            if source in freed and source not in taken and target not in taken and target not in freed:
-                taken |= {source, target}
+            if source in freed and source not in used and target not in used and target not in freed:
+                used |= {source, target}
                 saved[step] = saved.get(step, 0) + min(size[source], size[target])
         freed = set()
     return saved

@@ -1,4 +1,4 @@
-"""What strategies return and what a solve says of it."""
+"""The results of strategies, and the solution of a solve."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from remat.units import format_size
 
 
 class Status(StrEnum):
-    """How a solve ended; the value is what rows and tables show."""
+    """How a solve ended; rows and tables show the value."""
 
     OPTIMAL = "OPTIMAL"  # gap below tolerance, proven
     FEASIBLE = "FEASIBLE"  # a plan, with bound and gap
@@ -26,7 +26,7 @@ class Status(StrEnum):
 
 
 class Ending(StrEnum):
-    """What ended a strategy, where it did not return by itself."""
+    """What ended a strategy that did not return by itself."""
 
     RETURNED = ""
     INTERRUPTED = "interrupted"  # Ctrl-C, or the engine
@@ -37,7 +37,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A plan proposed by a strategy; `parameters` say which member of a family it is."""
+    """A plan proposed by a strategy; `parameters` identify it within a family."""
 
     plan: Plan
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -45,18 +45,18 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a strategy with more to say than plans returns; every plan in it is judged anew.
+    """The result of a strategy that returns more than plans; every plan in it is judged again.
 
     Attributes:
         candidates: plans proposed.
         bound: proven lower bound on cost within the problem's scope, or None.
-        infeasible: no plan exists within the scope; proven.
-        timed_out: ended by the time limit.
-        cut_by_clock: of a run that repeats exactly: the time limit ended it, or a part of it. None leaves that to
-            the clock.
-        decided: of a restricted problem: it was solved to its end.
+        infeasible: it is proven that no plan exists within the scope.
+        timed_out: the time limit ended it.
+        cut_by_clock: whether the time limit ended a repeatable run, or a part of it. None: the caller derives it
+            from the clock.
+        decided: whether a restricted problem was solved to its end.
         message: one line for people.
-        stats: numbers for people, kept in the result row.
+        stats: numbers for people, stored in the result row.
         certificate: proof of the bound, or None.
     """
 
@@ -87,10 +87,10 @@ class Family:
 
     Attributes:
         members: in the order proposed.
-        rejected: why a candidate was not taken, or ''.
-        status: SKIPPED, FAILED or TIMEOUT if there are no members for that reason, else None.
+        rejected: why a candidate was rejected, or ''.
+        status: SKIPPED, FAILED or TIMEOUT if that is why there are no members, else None.
         message: the reason.
-        wall_s: seconds the run took.
+        wall_s: duration of the run in seconds.
     """
 
     strategy: str
@@ -111,13 +111,13 @@ class Solution:
         gap: (cost - bound) / cost.
         parameters: the member of a family that was chosen, e.g. Griewank's slots.
         stats: numbers for people; nothing depends on them.
-        wall_s: seconds the call took.
-        certificate: what `remat.verify_bound` checks, where the strategy makes one. It proves its own `bound`:
-            that of the solution or, where a MILP without a certificate got further, a smaller one.
+        wall_s: duration of the call in seconds.
+        certificate: for `remat.verify_bound`, if the strategy makes one. It proves its own `bound`, which may be
+            smaller than the solution's: a MILP may prove more, without a certificate.
         ended: how the strategy ended.
-        cut_by_clock: of a run that repeats exactly: the time limit ended it, so that another run may differ; None
-            for other runs.
-        contradicted: the judge refuted what the strategy claims.
+        cut_by_clock: whether the time limit ended a repeatable run, so that another run may differ; None for
+            other runs.
+        contradicted: the judge refuted a claim of the strategy.
     """
 
     status: Status
@@ -152,7 +152,7 @@ class Solution:
 
 
 def candidates_of(produced: Any) -> Iterator[Candidate]:
-    """What a strategy's `run` returned, as candidates; nothing lazy is started before it is asked for."""
+    """The result of a strategy's `run` as candidates; a lazy result stays lazy."""
     if isinstance(produced, Outcome):
         yield from produced.candidates
     elif isinstance(produced, Plan):

@@ -1,4 +1,4 @@
-"""Byte sizes: what a user writes, and how sizes are printed."""
+"""Sizes in bytes: read what users write, and print sizes, costs and limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FACTORS = {"": 1, "B": 1}
 _FACTORS |= {f"{p}B": 10 ** (3 * (i + 1)) for i, p in enumerate("KMGT")}
 _FACTORS |= {f"{p}IB": 2 ** (10 * (i + 1)) for i, p in enumerate("KMGT")}
 _SIZE = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*")
-MAX_BYTES = 2**60  # sums of sizes must stay far inside int64
+MAX_BYTES = 2**60  # so that sums of sizes stay far below the limit of int64
 
 
 def parse_size(size: int | float | str) -> int:
@@ -50,7 +50,7 @@ def parse_size(size: int | float | str) -> int:
 
 
 def format_size(size_bytes: int, digits: int = 2, *, up: bool = False) -> str:
-    """Both readings of a size, e.g. ``16.00 GB (14.90 GiB)``, with `digits` decimals; `up` rounds sizes to ask for."""
+    """A size in both units, e.g. ``16.00 GB (14.90 GiB)``, with `digits` decimals; `up` rounds a budget up."""
     for power, decimal, binary in ((3, "GB", "GiB"), (2, "MB", "MiB"), (1, "kB", "KiB")):
         if abs(size_bytes) >= 1000**power:
             readings = []
@@ -62,7 +62,7 @@ def format_size(size_bytes: int, digits: int = 2, *, up: bool = False) -> str:
 
 
 def format_cost(cost: int | float, unit: str) -> str:
-    """A cost for people: seconds only if the unit is ``ns``; FLOPs with a prefix; else as is."""
+    """A cost for people: milliseconds if the unit is ``ns``, GFLOP if it is flop, else the number with its unit."""
     if unit == "ns":
         return f"{cost / 1e6:.2f} ms"
     if unit.lower().startswith("flop"):
@@ -71,7 +71,7 @@ def format_cost(cost: int | float, unit: str) -> str:
 
 
 def check_time_limit(seconds: object, *, may_be_zero: bool = False) -> None:
-    """Raise `InvalidInput` for what is no positive number of seconds."""
+    """Raise `InvalidInput` if `seconds` is no positive number (or 0, if it may be)."""
     number = float(seconds) if isinstance(seconds, Real) and not isinstance(seconds, bool) else math.nan
     if not (number > 0 or (may_be_zero and number == 0)):
         raise InvalidInput(f"time limit must be a positive number of seconds, not {seconds!r}")

@@ -286,10 +286,8 @@ def test_a_full_disk_is_a_failed_row(monkeypatch):
 
 def test_a_worker_that_lies_is_a_failed_row(monkeypatch):
     def lie(*arguments, **more):
-        kinds, ids = ALL.kinds.tolist(), ALL.ids.tolist()
-        solution = solve(DIAMOND, 9, "checkpoint_all")
-        row = remat.solving.worker.solution_to_row(solution) | {"plan": {"kinds": kinds, "ids": ids}, "cost": 4}
-        return [row], Status.FAILED, ""
+        row = remat.solving.worker.solution_to_row(solve(DIAMOND, 9, "checkpoint_all"))
+        return json.loads(json.dumps(row | {"plan": ALL.document(), "cost": 4})), Status.FAILED, ""
 
     monkeypatch.setattr("remat.solving.worker._ask", lie)
     solution = solve_isolated(context_of(DIAMOND, 9, seconds=9), "checkpoint_all", {})

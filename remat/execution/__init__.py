@@ -1,7 +1,8 @@
-"""What executing a plan needs in any framework: budgets, the plan a module carries, its file."""
+"""Execution of plans in any framework: budgets, the plan that a module carries, its file."""
 
 from remat.execution.planning import (
     Peaks,
+    announce_pause,
     cheapest_fitting,
     check_options,
     default_cache,
@@ -9,11 +10,10 @@ from remat.execution.planning import (
     is_fraction,
     parse_budget,
 )
-from remat.execution.progress import announce_pause
 from remat.execution.step_plan import Fingerprint, Planned, StepPlan, fingerprint_of, implementations_of
 
-# Of measured steps: raise it when the same plan may take another time or peak. Stored measurements of other versions
-# are then made again.
+# Version of step measurements. Raise it when the same plan may take another time or peak, so that stored measurements
+# are repeated.
 VERSION = 1
 
 __all__ = [

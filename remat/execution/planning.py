@@ -1,7 +1,8 @@
-"""From a captured step and a budget as a user gives it to a plan, or to an error that says why there is none."""
+"""From a captured step and a user's budget to a plan, or to an error that says why there is none."""
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Iterable
@@ -28,12 +29,13 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 DEFAULT_STRATEGY = "portfolio"
-NO_BUDGET = "give a budget (e.g. budget='8GB', or budget=0.6 of what the plain step needs) or a plan (plan='plan.json')"
+_log = logging.getLogger("remat")
+NO_BUDGET = "give a budget (e.g. budget='8GB', or budget=0.6 of the plain step's peak) or a plan (plan='plan.json')"
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Peaks in bytes that a budget is compared with: of the framework's own step, or why it is not known."""
+    """Peak in bytes of the framework's own step, or why it is not known."""
 
     plain_bytes: int | None
     unknown_because: str = ""
@@ -43,7 +45,7 @@ def parse_budget(budget: int | float | str | np.floating, plain: Peaks) -> int:
     """Total bytes from an integer, a size (``8GB``) or a fraction in (0, 1] of the plain step's peak.
 
     Raises:
-        InvalidInput: not a size, a fraction outside (0, 1], or a fraction while the plain peak is not known.
+        InvalidInput: not a size, a fraction outside (0, 1], or a fraction although the plain peak is not known.
     """
     if is_fraction(budget):
         share = float(budget)
@@ -58,23 +60,23 @@ def parse_budget(budget: int | float | str | np.floating, plain: Peaks) -> int:
 
 
 def is_fraction(budget: object) -> TypeIs[float | np.floating]:
-    """Whether a budget is a fraction of what the plain step needs."""
+    """Whether a budget is a fraction of the plain step's peak."""
     return isinstance(budget, (float, np.floating))
 
 
 def check_options(budget: Any, plan: Any, strategy: str, scope: str, cost: str, time_limit_s: float) -> None:
-    """Refuse what cannot be used before anything is captured.
+    """Refuse unusable options before a step is captured.
 
     Raises:
-        InvalidInput: neither a budget nor a plan, or one of the options is none.
+        InvalidInput: neither a budget nor a plan is given, or an option is invalid.
     """
     if budget is None and plan is None:
         raise InvalidInput(NO_BUDGET)
     if plan is not None and not isinstance(plan, (StepPlan, str, os.PathLike)):
         raise InvalidInput(f"plan must be the .plan of a module or the path of a saved one, not {type(plan).__name__}")
     if budget is not None:
-        parse_budget(budget, Peaks(2**40))  # any fraction of it is a size
-    if plan is None or strategy != DEFAULT_STRATEGY:  # a plan can be followed where no solver is installed
+        parse_budget(budget, Peaks(2**40))  # with any plain peak, so that a fraction can be checked
+    if plan is None or strategy != DEFAULT_STRATEGY:  # a plan can be followed without any solver installed
         get_strategy(strategy)
     parse_scope(scope)
     check_time_limit(time_limit_s)
@@ -83,9 +85,26 @@ def check_options(budget: Any, plan: Any, strategy: str, scope: str, cost: str, 
 
 
 def default_cache() -> Path:
-    """Where measurements are kept: ``$REMAT_CACHE``, or ``remat`` in the user's cache folder."""
+    """Folder of stored measurements: ``$REMAT_CACHE``, or ``remat`` in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("REMAT_CACHE") or Path(base, "remat"))
+
+
+def announce_pause(name: str, inputs: str, time_limit_s: float, instead: str) -> None:
+    """Log a warning that a step is planned now, and how to plan it earlier.
+
+    The warning goes to the logger ``remat``: to stderr, unless the program configures logging.
+
+    Args:
+        name: of the model.
+        inputs: shapes and dtypes for which the step is planned.
+        time_limit_s: of the solver.
+        instead: the call that plans ahead, e.g. ``model.prepare(...)``.
+    """
+    _log.warning(
+        "remat: the training loop pauses to plan '%s' for %s: up to %g s of search, and measurements of kernels that "
+        "are new; %s before the loop avoids this", name, inputs, time_limit_s, instead,
+    )  # fmt: skip
 
 
 def cheapest_fitting(graph: Graph, plans: Iterable[Plan], budget_bytes: int) -> Plan | None:
@@ -106,17 +125,17 @@ def find_plan(
     threads: int,
     known: Iterable[Plan] = (),
 ) -> Solution:
-    """A plan within the budget, at least as cheap as every one of `known` that fits.
+    """A plan within the budget, at least as cheap as every plan of `known` that fits.
 
-    If everything fits without a recomputation in the graph's order, that is the plan, and nothing is solved, unless
-    operations have other implementations, which may be faster.
+    If the graph's order fits without recomputation, that is the plan, and nothing is solved, unless operations have
+    other implementations, which may be faster.
 
     Raises:
-        InvalidInput: no plan was found; the message says what is known of the smallest budget.
+        InvalidInput: no plan was found; the message says what is known about the smallest budget.
     """
     once = Plan.from_order(graph, range(len(graph)), budget_bytes)
     if not graph.has_implementations and cheapest_fitting(graph, [once], budget_bytes) is not None:
-        return solve(graph, budget_bytes, DEFAULT_STRATEGY)  # which ends at once
+        return solve(graph, budget_bytes, DEFAULT_STRATEGY)  # ends at once
 
     def solved(start: Plan | None, seconds: float) -> Solution:
         return solve(
@@ -126,7 +145,7 @@ def find_plan(
 
     solution = solved(cheapest_fitting(graph, known, budget_bytes), time_limit_s)
     if solution.plan is None and solution.status is not Status.INFEASIBLE:
-        least = min_budget(graph, scope, time_limit_s=DESCRIBE_SECONDS)  # looks for memory alone, not for cost
+        least = min_budget(graph, scope, time_limit_s=DESCRIBE_SECONDS)  # minimizes only memory, not cost
         if least.bytes <= budget_bytes:
             solution = solved(least.plan, min(time_limit_s, DESCRIBE_SECONDS))
     if solution.plan is None:

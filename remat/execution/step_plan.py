@@ -1,4 +1,4 @@
-"""The plan of a real training step: a `Plan` that knows its graph, what it was made for, and how it reads."""
+"""The plan of a real training step: a `Plan` with its graph, its fingerprint, its file and its text."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ NOISE_FIELDS = {"scatter": float, "measured": int, "modelled": int}
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What a plan of a training step depends on; it is executed where all of it is the same.
+    """Identity of a captured training step; a plan is executed only on a step with the same fingerprint.
 
     Attributes:
         framework: ``torch`` or ``tensorflow``.
         version: of the framework; another version may trace other operations.
         inputs: shapes and dtypes of the sample arguments, for people.
-        sha256: of the traced operations with their arguments, and of the values they exchange.
+        sha256: of the traced operations with their arguments, and of their values.
     """
 
     framework: str
@@ -49,7 +49,7 @@ def fingerprint_of(graph: Graph, framework: str, version: str, inputs: str) -> F
     """The fingerprint of a captured step; costs, workspaces and fixed bytes are not part of it."""
 
     def runs_once(op: Operation) -> bool:
-        """Left out of what makes kept values: in earlier versions that could be repeated, and their plans still fit."""
+        """False for producers of `keep` values: earlier versions could repeat them, and their plans must still fit."""
         return op.run_once and not any(graph.values[v].keep for v in op.outputs)
 
     content = [
@@ -65,20 +65,20 @@ def fingerprint_of(graph: Graph, framework: str, version: str, inputs: str) -> F
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StepPlan:
-    """What a rematerialized module carries as `plan`; ``print`` it.
+    """The attribute `plan` of a rematerialized module; ``print`` it for a summary.
 
     Attributes:
         plan: the order of computations and frees.
-        graph: the captured step with its costs and workspaces, in which the plan's ids are meant.
-        fingerprint: what it was made for.
+        graph: the captured step with its costs and workspaces; the plan's ids refer to it.
+        fingerprint: of the step that it was made for.
         strategy: that found it.
         budget_bytes: total that was promised; None for a plan made without a budget.
-        plain_peak_bytes: what the framework's own step needs beside the same fixed bytes, or None if not known.
+        plain_peak_bytes: peak of the framework's own step with the same fixed bytes, or None if not known.
         fixed: parts of ``graph.fixed_bytes`` in bytes, by name, e.g. ``parameters``.
-        costs: how operations were costed: ``profile``, ``roofline`` or ``flops``; '' if there was no choice.
+        costs: cost model: ``profile``, ``roofline`` or ``flops``; '' if no operation had to be timed.
         implementations: which implementations its graph has: ``default``, ``exact`` or ``joint``.
-        noise: of costs that were measured; None for others, and where that is not known.
-        sharing: [N] per operation the (input, output) values that may share a storage (see `simulate`); () for none.
+        noise: of measured costs; None for other costs, or if not known.
+        sharing: [N] pairs (input, output) of each operation that may share a storage (see `simulate`); () for none.
     """
 
     plan: Plan
@@ -95,7 +95,7 @@ class StepPlan:
 
     @functools.cached_property
     def trace(self) -> Trace:
-        """The plan as the simulator sees it."""
+        """The simulator's trace of the plan."""
         return simulate(self.graph, self.plan, self.sharing)
 
     @property
@@ -110,7 +110,7 @@ class StepPlan:
 
     @property
     def recomputed(self) -> dict[str, int]:
-        """How many computations beyond the first there are of each operation, by name, where there are any."""
+        """Number of repeats of each repeated operation, by name."""
         repeats = self.trace.computations - 1
         return {self.graph.operations[k].name: int(repeats[k]) for k in np.nonzero(repeats)[0]}
 
@@ -128,27 +128,25 @@ class StepPlan:
 
     def __str__(self) -> str:
         graph, trace = self.graph, self.trace
-        repeated = int(np.count_nonzero(trace.computations > 1))
+        repeated = np.nonzero(trace.computations > 1)[0]
         lines = [
-            f"{graph.name}: {len(graph)} operations, {repeated} of them computed again ({self.strategy})",
+            f"{graph.name}: {len(graph)} operations, {len(repeated)} of them computed again ({self.strategy})",
             f"  made for        {self.fingerprint}",
         ]
         if self.budget_bytes is not None:
             lines.append(f"  budget          {format_size(self.budget_bytes)}")
         plain = self.plain_peak_bytes
         share = f", {trace.peak_bytes / plain:.1%} of the plain step's {format_size(plain)}" if plain else ""
-        where = (
-            graph.operations[int(trace.order[trace.peak_computation])].name if trace.peak_computation >= 0 else "end"
-        )
+        where = graph.operations[trace.order[trace.peak_computation]].name
         lines += [
             f"  predicted peak  {format_size(trace.peak_bytes)}{share}; reached at {where}",
             f"  always there    {format_size(graph.fixed_bytes)}{_parts(self.fixed)}",
             f"  overhead        {self._overhead_as_text()}",
         ]
-        again = collections.Counter(graph.operations[k].kind for k in np.nonzero(trace.computations > 1)[0])
+        repeats = collections.Counter(graph.operations[k].kind for k in repeated)
         total = collections.Counter(op.kind for op in graph.operations)
-        named = [f"{kind.removeprefix('aten.')} {n} of {total[kind]}" for kind, n in again.most_common(8)]
-        more = len(again) - len(named)
+        named = [f"{kind.removeprefix('aten.')} {n} of {total[kind]}" for kind, n in repeats.most_common(8)]
+        more = len(repeats) - len(named)
         chosen = {(k, name) for k, name in zip(self.order.tolist(), self.plan.choices, strict=False) if name}
         if chosen:
             implementations = collections.Counter(name for _, name in chosen)
@@ -166,7 +164,7 @@ class StepPlan:
         return f"{self.overhead:.2%}: {cost} instead of {once} ({self.costs}{noise})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write remat-plan/1 with a section that lets it be executed where there is no solver; atomically."""
+        """Write remat-plan/1, atomically, with a section for execution without a solver."""
         section = {
             **asdict(self.fingerprint),
             "strategy": self.strategy,
@@ -181,10 +179,7 @@ class StepPlan:
         if self.graph.has_implementations:
             section["operators"] = self.implementations
             section["implementations"] = [
-                [
-                    [implementation.name, implementation.cost, implementation.workspace_bytes]
-                    for implementation in op.implementations
-                ]
+                [[each.name, each.cost, each.workspace_bytes] for each in op.implementations]
                 for op in self.graph.operations
             ]
         if self.sharing:
@@ -196,14 +191,14 @@ class StepPlan:
     def load(
         cls, path: str | os.PathLike[str], graph: Graph, fingerprint: Fingerprint, fixed: Mapping[str, int]
     ) -> StepPlan:
-        """Read a plan for a step captured here; costs and workspaces are those of the file.
+        """Read a plan for a step captured here; costs and workspaces come from the file.
 
         Args:
-            graph: captured here; its costs and workspaces are not looked at.
+            graph: captured here; its costs and workspaces are ignored.
             fixed: parts of ``graph.fixed_bytes`` here.
 
         Raises:
-            InvalidPlan: the file is malformed, or was made for something else (both fingerprints are shown).
+            InvalidPlan: the file is malformed, or made for another step (the message shows both fingerprints).
         """
         where, document = os.fspath(path), read_document(path)
         section = document.get(SECTION)
@@ -222,7 +217,7 @@ class StepPlan:
             graph = _with_weights(graph, section, where)
         plan = _plan_of(document, graph, where)
         try:
-            simulate(graph, plan)  # a file may hold anything
+            simulate(graph, plan)  # a file may hold any steps
         except InvalidPlan as error:
             raise error.of_file(where) from None
         known = _fixed_of(section, where)
@@ -236,25 +231,25 @@ class StepPlan:
         )  # fmt: skip
 
     def promising(self, budget_bytes: int | None) -> StepPlan:
-        """This plan with another promise; None keeps its own.
+        """This plan with another promised budget; None keeps its own.
 
         Raises:
-            InvalidInput: the plan's peak is above it.
+            InvalidInput: the plan's peak is above the budget.
         """
         budget = self.budget_bytes if budget_bytes is None else budget_bytes
         if budget is not None and self.peak_bytes > budget:
-            whose = "the budget it was made for," if budget_bytes is None else "the budget of"
+            limit = "the budget it was made for," if budget_bytes is None else "the budget of"
             raise InvalidInput(
-                f"the plan's peak here is {format_size(self.peak_bytes)}, above {whose} {format_size(budget)}"
+                f"the plan's peak here is {format_size(self.peak_bytes)}, above {limit} {format_size(budget)}"
                 f"{_parts(self.fixed)}; plan again, or give a larger budget"
             )
         return replace(self, budget_bytes=budget)
 
     def moved(self, graph: Graph, fingerprint: Fingerprint, fixed: Mapping[str, int]) -> StepPlan:
-        """This plan for the same step captured again, where other things may be resident beside it.
+        """This plan for the same step captured again, perhaps with other fixed bytes.
 
         Raises:
-            InvalidPlan: it is another step (both fingerprints are shown).
+            InvalidPlan: it is another step (the message shows both fingerprints).
         """
         _check_made_for(self.fingerprint, fingerprint, "this plan")
         _check_implementations(self.order.tolist(), self.plan.choices, graph, "this plan")
@@ -265,18 +260,18 @@ class StepPlan:
 
 
 class Planned:
-    """What a module or step under a plan says of it."""
+    """Properties of a module or step that follows a plan."""
 
     plan: StepPlan
 
     @property
     def budget_bytes(self) -> int | None:
-        """What was promised: the most bytes held at once, in all; None for a plan made without a budget."""
+        """The promised budget in bytes, fixed bytes included; None for a plan made without a budget."""
         return self.plan.budget_bytes
 
     @property
     def predicted_peak_bytes(self) -> int:
-        """Of a step on the sample arguments, everything that is always there included."""
+        """Predicted peak of a step on the sample arguments, fixed bytes included."""
         return self.plan.peak_bytes
 
     @property
@@ -293,9 +288,9 @@ def _check_made_for(made_for: Fingerprint, here: Fingerprint, where: str) -> Non
 
 
 def _beside(fixed: Mapping[str, int], plain_peak_bytes: int | None, known: Mapping[str, int] | None) -> int | None:
-    """A plain step's peak beside what is always there here, from its peak beside `known`.
+    """A plain step's peak with the fixed bytes here, from its peak with the fixed bytes `known`.
 
-    Parts that only a plan has (the executor's) are not in it.
+    It leaves out parts that only a plan has (the executor's).
     """
     if plain_peak_bytes is None or known is None:
         return None
@@ -303,17 +298,17 @@ def _beside(fixed: Mapping[str, int], plain_peak_bytes: int | None, known: Mappi
 
 
 def _fixed_of(section: Mapping[str, Any], where: str) -> Mapping[str, int] | None:
-    """What was always there where a plan was made; None for files of before that was written."""
+    """The fixed bytes where a plan was made; None for older files, which do not have them."""
     fixed = section.get("fixed")
     if fixed is None:
         return None
-    if not isinstance(fixed, dict) or not all(type(size) is int and size >= 0 for size in fixed.values()):
+    if not isinstance(fixed, dict) or not all(map(_is_count, fixed.values())):
         raise InvalidPlan(f"{where}: '{SECTION}.fixed' must be non-negative integers by name")
     return fixed
 
 
 def _noise_of(section: Mapping[str, Any]) -> Noise | None:
-    """That of the file; None where it says nothing readable of it, since nothing depends on it."""
+    """The noise in the file; None if it is unreadable, because nothing depends on it."""
     noise: Any = section.get("noise")
     if not isinstance(noise, dict) or {name: type(x) for name, x in noise.items()} != NOISE_FIELDS:
         return None
@@ -337,13 +332,17 @@ def _what_differs(plan: Fingerprint, here: Fingerprint) -> str:
 
 def _counts(section: Mapping[str, Any], key: str, n: int, where: str) -> list[int]:
     numbers = section.get(key)
-    if not isinstance(numbers, list) or len(numbers) != n or not all(type(x) is int and x >= 0 for x in numbers):
+    if not isinstance(numbers, list) or len(numbers) != n or not all(map(_is_count, numbers)):
         raise InvalidPlan(f"{where}: '{SECTION}.{key}' must be {n} non-negative integers")
     return numbers
 
 
+def _is_count(number: Any) -> bool:
+    return type(number) is int and number >= 0
+
+
 def implementations_of(path: str | os.PathLike[str]) -> str:
-    """Which implementations the graph of a saved plan has, see `StepPlan.implementations`.
+    """`StepPlan.implementations` of a saved plan.
 
     Raises:
         InvalidPlan: the file cannot be read.
@@ -353,9 +352,9 @@ def implementations_of(path: str | os.PathLike[str]) -> str:
 
 
 def _plan_of(document: Mapping[str, Any], graph: Graph, where: str) -> Plan:
-    """The plan of the file; where it chooses implementations, with frees at last use.
+    """The plan in the file; if the graph has several implementations, with new frees at last use.
 
-    Ids of extra values depend on which implementations there are, which may be others here.
+    The file's frees may not fit, because the ids of extra values depend on the implementations, which may differ here.
     """
     steps: Any = document.get("steps")
     if not graph.has_implementations or not isinstance(steps, list):
@@ -371,46 +370,40 @@ def _plan_of(document: Mapping[str, Any], graph: Graph, where: str) -> Plan:
 
 
 def _check_implementations(order: Sequence[int], chosen: Sequence[str], graph: Graph, where: str) -> None:
-    """Raise `InvalidPlan` if the plan runs an operation by an implementation that this step does not have."""
+    """Raise `InvalidPlan` if the plan uses an implementation that this step does not have."""
     for k, name in dict.fromkeys(zip(order, chosen, strict=False)):
         if name and all(implementation.name != name for implementation in graph.operations[k].implementations):
             raise InvalidPlan(
-                f"{where}: runs '{graph.operations[k].name}' as '{name}', which cannot be done here (parameters may "
+                f"{where}: runs '{graph.operations[k].name}' as '{name}', which is not available here (parameters may "
                 "have changed so that a layer cannot be inverted); plan again"
             )
 
 
 def _with_weights(graph: Graph, section: Mapping[str, Any], where: str) -> Graph:
-    """The graph with those of the file's implementations that there are here, and their costs and workspaces."""
+    """The graph with only the implementations that the file has too, with the file's costs and workspaces."""
     rows: Any = section.get("implementations")
     if not isinstance(rows, list) or len(rows) != len(graph):
         raise InvalidPlan(f"{where}: '{SECTION}.implementations' must have an entry for each operation")
     operations = []
-    for op, implementations in zip(graph.operations, rows, strict=True):
-        known: dict[str, list[int]] = {}
-        rows_of_op: list[Any] = implementations if isinstance(implementations, list) else [None]
-        for implementation in rows_of_op:
-            sizes = (
-                implementation[1:]
-                if isinstance(implementation, list) and len(implementation) == 3 and isinstance(implementation[0], str)
-                else []
-            )
-            if len(sizes) != 2 or not all(type(x) is int and x >= 0 for x in sizes):
-                raise InvalidPlan(f"{where}: '{SECTION}.implementations' of '{op.name}' must be names, costs and bytes")
-            known[implementation[0]] = sizes
-        weighed = tuple(
-            replace(implementation, cost=known[implementation.name][0], workspace_bytes=known[implementation.name][1])
-            for implementation in op.implementations if implementation.name in known
-        )  # fmt: skip
+    for op, weights in zip(graph.operations, rows, strict=True):
+        if not isinstance(weights, list) or not all(map(_is_weight, weights)):
+            raise InvalidPlan(f"{where}: '{SECTION}.implementations' of '{op.name}' must be names, costs and bytes")
+        known = {name: {"cost": cost, "workspace_bytes": size} for name, cost, size in weights}
+        weighed = tuple(replace(each, **known[each.name]) for each in op.implementations if each.name in known)
         operations.append(replace(op, implementations=weighed))
-    made = {v for op in operations for implementation in op.all_implementations for v in implementation.outputs}
-    if len(made) < len(graph.values):  # values of implementations that are not in the file
+    produced = {v for op in operations for each in op.all_implementations for v in each.outputs}
+    if len(produced) < len(graph.values):  # only implementations that the file lacks produce the others
         raise InvalidPlan(f"{where}: was made where operations had fewer implementations; plan again")
     return replace(graph, operations=tuple(operations))
 
 
+def _is_weight(row: Any) -> bool:
+    """Whether it is the name, cost and workspace of an implementation."""
+    return isinstance(row, list) and len(row) == 3 and isinstance(row[0], str) and all(map(_is_count, row[1:]))
+
+
 def _sharing(section: Mapping[str, Any], graph: Graph, where: str) -> Sharing:
-    """The pairs of the file; each is an input and an output of its operation."""
+    """The file's pairs, checked: each is an input and an output of its operation."""
     rows = section.get("sharing", [])
     if rows == []:
         return ()

@@ -1,1 +1,1 @@
-"""How a solve runs: in this process or a worker, judged by the simulator, shared between budgets."""
+"""How a solve runs: in this process or a worker process, judged by the simulator, shared between budgets."""

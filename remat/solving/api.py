@@ -1,4 +1,4 @@
-"""One call for every strategy: `solve` runs it on a problem and judges what it returns."""
+"""`solve`: run any strategy on a problem and judge its result."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ from remat.problem import Problem, SolveOptions, check_accounting
 from remat.registry import Strategy, get_strategy
 from remat.solution import Member, Solution, candidates_of
 from remat.solving.budgets import share, solve_ascending
-from remat.solving.defaults import solve_default
 from remat.solving.dispatch import new_context, run_strategy
 from remat.solving.here import run_family, solve_family
-from remat.solving.judgement import at_least, judge, name_minimum, refuse_if_impossible
-from remat.units import parse_size
-
-UNLIMITED = 2**60
+from remat.solving.judgement import at_least, judge, name_minimum, refuse_if_impossible, restated
+from remat.units import MAX_BYTES, parse_size
 
 
 def solve(
@@ -38,12 +35,11 @@ def solve(
         strategy: a name from `remat.strategies()`.
         scope: ``staged``, ``fixed_order`` or ``free``.
         accounting: ``exact``, or ``published`` for the memory that Checkmate's artifact counts.
-        options: those of every solve (`time_limit_s`, `seed`, `threads`, ...: `remat.SolveOptions`), and keyword
-            options of the strategy.
+        options: `remat.SolveOptions` (`time_limit_s`, `seed`, `threads`, ...) and keyword options of the strategy.
 
     Returns:
-        A `Solution`; never raises because a budget cannot be met. Ctrl-C returns the best plan found so
-        far, and raises KeyboardInterrupt only if there is none.
+        A `Solution`, even if no plan meets the budget. Ctrl-C returns the best plan found so far, and raises
+        KeyboardInterrupt only if there is none.
 
     Raises:
         InvalidInput: unknown strategy or option, unreadable size or limit.
@@ -61,12 +57,12 @@ def solve_sweep(
     isolate: bool | None = None,
     **options: Any,
 ) -> list[Solution]:
-    """`solve` for several budgets; the time limit is for each of them; results in the order of `budgets`.
+    """`solve` for several budgets, with the time limit for each; solutions in the order of `budgets`.
 
-    A strategy that ignores the budget runs once for all of them. `isolate` overrides whether the
-    strategy runs in a process of its own with a hard limit. The budgets share work: they are solved in
-    ascending order, each from the best plan of the smaller ones, and `remat.solving.budgets.share` makes the
-    results monotone (not for a baseline, whose results are its own).
+    A strategy that ignores the budget runs once for all budgets. `isolate` overrides whether the strategy
+    runs in a separate process with a hard limit. Budgets are solved in ascending order, each from the best
+    plan of the smaller ones, and `remat.solving.budgets.share` makes the results monotone. The results of a
+    baseline are never shared.
     """
     chosen = get_strategy(strategy)
     how, own = SolveOptions.split(options)
@@ -76,20 +72,19 @@ def solve_sweep(
         raise InvalidInput(f"budgets must be a list of sizes, not {budgets!r}; `remat.solve` takes a single one")
     problems = [replace(question, budget_bytes=parse_size(budget)) for budget in budgets]
 
-    def solve_all(problems: Sequence[Problem], how: SolveOptions) -> list[Solution]:
-        return _solve_all(chosen, problems, how, own, isolate)
-
     if not graph.has_implementations or chosen.implementations != "default":
-        return solve_all(problems, how)
-    plain = replace(how, warm_start=_without_choices(how.warm_start, graph))
-    found = solve_default(graph, lambda default: solve_all([replace(p, graph=default) for p in problems], plain))
+        return _solve_all(chosen, problems, how, own, isolate)
+    default = graph.default()
+    plain = replace(how, warm_start=_without_choices(how.warm_start, default))
+    solutions = _solve_all(chosen, [replace(p, graph=default) for p in problems], plain, own, isolate)
+    found = [restated(graph, solution) for solution in solutions]
     if how.warm_start is None or chosen.is_baseline or chosen.ignores_budget:
         return found
     return [at_least(one, asked, how.warm_start) for one, asked in zip(found, problems, strict=True)]
 
 
 def _checked(graph: Graph, warm_start: Plan | None) -> Graph:
-    """The graph; raises `InvalidInput` if nothing can be planned on it, or not from this plan."""
+    """The graph; raises `InvalidInput` if it is no graph, is empty, or is not that of the warm start."""
     check_graph(graph)
     if not len(graph):
         raise InvalidInput(f"graph '{graph.name}' has no operations; there is nothing to plan")
@@ -98,9 +93,9 @@ def _checked(graph: Graph, warm_start: Plan | None) -> Graph:
     return graph
 
 
-def _without_choices(plan: Plan | None, graph: Graph) -> Plan | None:
-    """The plan on the graph of default implementations; None if it has others."""
-    return None if plan is None or plan.implementations else replace(plan, graph_sha256=graph.default().sha256())
+def _without_choices(plan: Plan | None, default: Graph) -> Plan | None:
+    """The plan for the graph of default implementations; None if it uses others."""
+    return None if plan is None or plan.implementations else replace(plan, graph_sha256=default.sha256())
 
 
 def _solve_all(
@@ -137,15 +132,16 @@ def family(
     time_limit_s: float = 60.0,
     **options: Any,
 ) -> list[Member]:
-    """Every plan of a strategy that ignores the budget, judged: what figures draw.
+    """Every plan of a strategy that ignores the budget, judged, e.g. to draw a figure.
 
     Raises:
         Skip: the strategy does not apply to this graph.
+        InvalidInput: the strategy depends on the budget.
     """
     chosen = get_strategy(strategy)
     chosen.check_options(options)
     if not chosen.ignores_budget:
         raise InvalidInput(f"strategy '{strategy}' depends on the budget; it has no family to list")
-    problem = Problem(graph, UNLIMITED, parse_scope(scope), check_accounting(accounting))
+    problem = Problem(graph, MAX_BYTES, parse_scope(scope), check_accounting(accounting))
     context = new_context(problem, SolveOptions(time_limit_s=time_limit_s))
     return judge(context, candidates_of(chosen(context, options)))[0]

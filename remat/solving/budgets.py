@@ -1,4 +1,4 @@
-"""What the solves of several budgets owe each other: plans go to larger budgets, bounds to smaller ones."""
+"""Solves of several budgets share results: plans go to larger budgets, bounds to smaller ones."""
 
 from __future__ import annotations
 
@@ -9,41 +9,42 @@ from remat.incumbent import GAP_TOLERANCE, relative_gap
 from remat.plan import Plan
 from remat.problem import Problem
 from remat.solution import Ending, Solution, Status
+from remat.solving.judgement import without_plan
 from remat.units import format_size
 
 
 def solve_ascending(
     problems: Sequence[Problem], warm_start: Plan | None, solve: Callable[[Problem, Plan | None], Solution]
 ) -> list[Solution]:
-    """Each problem solved from `warm_start`, or else the cheapest plan of the smaller budgets, in the order given.
+    """Solve each problem from `warm_start`, or else from the cheapest plan of the smaller budgets.
 
-    After Ctrl-C the larger budgets are not solved any more, and say so.
+    Returns:
+        Solutions in the order of `problems`; after Ctrl-C, those of larger budgets are NO_PLAN and say so.
     """
     solutions: dict[int, Solution] = {}
     best: Solution | None = None
-    interrupted = False
+    interrupted: Solution | None = None
     for i in sorted(range(len(problems)), key=lambda i: problems[i].budget_bytes):
         problem = problems[i]
-        if interrupted:
-            solution = replace(
-                solutions[next(iter(solutions))], status=Status.NO_PLAN, budget_bytes=problem.budget_bytes, plan=None,
-                cost=None, peak_bytes=None, overhead=None, bound=problem.graph.least_cost, gap=None, parameters={},
-                wall_s=0.0, message="interrupted before this budget was solved", stats={}, ended=Ending.INTERRUPTED,
+        if interrupted is not None:
+            solutions[i] = without_plan(
+                problem, interrupted.strategy, Status.NO_PLAN, "interrupted before this budget was solved",
+                bound=problem.graph.least_cost, ended=Ending.INTERRUPTED,
             )  # fmt: skip
-        else:
-            solution = solve(problem, best.plan if warm_start is None and best is not None else warm_start)
-            interrupted = solution.ended is Ending.INTERRUPTED
-        solutions[i] = solution
+            continue
+        solutions[i] = solution = solve(problem, best.plan if warm_start is None and best is not None else warm_start)
+        if solution.ended is Ending.INTERRUPTED:
+            interrupted = solution
         if solution.cost is not None and (best is None or best.cost is None or solution.cost < best.cost):
             best = solution
     return [solutions[i] for i in range(len(problems))]
 
 
 def share(solutions: Sequence[Solution]) -> list[Solution]:
-    """Solutions of one strategy, graph and scope, each with the best that all of them together prove.
+    """Solutions of one strategy, graph and scope, each improved by the plans and bounds of the others.
 
-    A larger budget never keeps a costlier plan than a smaller one: ``parameters["plan_from_bytes"]`` says from
-    which budget a plan came. A bound proven for a larger budget holds for a smaller one. Claims that
+    A larger budget takes the plan of a smaller one if that is cheaper; ``parameters["plan_from_bytes"]`` names the
+    budget that it came from. A smaller budget takes the bound of a larger one if that is higher. Claims that
     contradict each other are FAILED.
     """
     order = sorted(range(len(solutions)), key=lambda i: solutions[i].budget_bytes)
@@ -51,7 +52,7 @@ def share(solutions: Sequence[Solution]) -> list[Solution]:
     best: Solution | None = None
     for i in order:
         one = shared[i]
-        if best is not None and best.cost is not None and _may_take(one):
+        if best is not None and best.cost is not None and one.status not in (Status.SKIPPED, Status.FAILED):
             if one.status is Status.INFEASIBLE or (one.bound or 0) > best.cost:
                 shared[i] = _contradicted(one, best)
                 continue
@@ -73,22 +74,15 @@ def share(solutions: Sequence[Solution]) -> list[Solution]:
         if bound is not None and bound.bound is not None and one.cost is not None and bound.bound > one.cost:
             shared[i] = _contradicted(bound, one, at=one)
             continue
-        if bound is not None and bound.bound is not None and _may_take_bound(one) and (one.bound or 0) < bound.bound:
+        has_cost = one.status not in (Status.SKIPPED, Status.FAILED, Status.INFEASIBLE)  # else there is none to bound
+        if bound is not None and bound.bound is not None and has_cost and (one.bound or 0) < bound.bound:
             proofs = [proof for proof in (bound.certificate, one.certificate) if proof is not None]
             proof = max(proofs, key=lambda proof: proof.bound, default=None)
-            one = replace(one, bound=bound.bound, certificate=proof)  # of a larger budget: holds here
+            one = replace(one, bound=bound.bound, certificate=proof)
         if one.bound is not None and (bound is None or bound.bound is None or one.bound > bound.bound):
             bound = one
         shared[i] = _with_gap(one)
     return shared
-
-
-def _may_take(solution: Solution) -> bool:
-    return solution.status not in (Status.SKIPPED, Status.FAILED)
-
-
-def _may_take_bound(solution: Solution) -> bool:
-    return _may_take(solution) and solution.status is not Status.INFEASIBLE  # it has no cost to bound
 
 
 def _with_gap(solution: Solution) -> Solution:

@@ -1,4 +1,4 @@
-"""One strategy on one problem: in this process, or in a worker where the strategy or the caller asks for one."""
+"""Run one strategy on one problem: in this process, or in a worker if the strategy or the caller asks for one."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def run_strategy(
 ) -> Solution:
     """The solution of one strategy, see `remat.context.RunStrategy`; `should_stop` ends a worker."""
     chosen = get_strategy(strategy)
-    chooses = context.problem.graph.has_implementations and chosen.implementations == "search"
-    if chosen.in_own_process(isolate) and not chooses:
+    searches_choices = context.problem.graph.has_implementations and chosen.implementations == "search"
+    if chosen.in_own_process(isolate) and not searches_choices:
         return solve_isolated(context, strategy, options, should_stop)
     return solve_here(context, strategy, options)
 

@@ -1,4 +1,4 @@
-"""Strategies run in this process."""
+"""Run strategies in this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from remat.solving.judgement import (
 
 
 def solve_here(context: Context, strategy: str, options: Mapping[str, Any]) -> Solution:
-    """Run one strategy in this process; what it handed over outlives it."""
+    """Run one strategy in this process; plans and bounds that it offered count even if it crashes."""
     began = time.monotonic()
     solution = refuse_if_impossible(context.problem, strategy) or _run(context, get_strategy(strategy), options)
     return replace(solution, wall_s=time.monotonic() - began)
@@ -34,7 +34,7 @@ def _run(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> So
     name = strategy.name
     try:
         if context.problem.graph.has_implementations and strategy.implementations == "search":
-            from remat.solvers.choose import choose_and_solve  # imports Numba and SciPy, as every solver does
+            from remat.solvers.choose import choose_and_solve  # here, because it imports Numba and SciPy
 
             produced = choose_and_solve(context, strategy, options)
         else:
@@ -50,8 +50,8 @@ def _run(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> So
         if kept.plan is None and kept.status is not Status.FAILED:
             raise
         return kept
-    except Exception as error:  # a strategy that crashes costs its own row, and the row says why
-        if isinstance(error, InvalidPlan):  # a claim that the judge refutes
+    except Exception as error:  # a strategy that crashes fails only its own row, and the row says why
+        if isinstance(error, InvalidPlan):  # the judge refutes a claim
             context.incumbent.contradict(f"strategy '{name}' proposed a plan that cannot be executed: {error}")
         return conclude_early(context, name, Ending.CRASHED, reason_of(error), status=Status.FAILED)
     return conclude(context, name, outcome, members, rejected)
@@ -66,19 +66,20 @@ def run_family(context: Context, strategy: str, options: Mapping[str, Any]) -> F
         result = replace(result, members=tuple(members), rejected=rejected)
     except Skip as skip:
         result = replace(result, status=Status.SKIPPED, message=str(skip))
-    except Exception as error:  # a strategy that crashes costs its own row, and the row says why
+    except Exception as error:  # a strategy that crashes fails only its own row, and the row says why
         result = replace(result, status=Status.FAILED, message=reason_of(error))
     return replace(result, wall_s=time.monotonic() - start)
 
 
 def solve_family(family: Family, problems: Sequence[Problem]) -> list[Solution]:
-    """For each problem the cheapest member of `family` that fits its budget; solves nothing."""
+    """For each problem, the cheapest member of `family` that fits its budget; nothing is solved."""
     solutions = []
     for problem in problems:
-        refusal = None if family.status else refuse_if_impossible(problem, family.strategy)
         if family.status:
             solution = without_plan(problem, family.strategy, family.status, family.message)
         else:
-            solution = refusal or decide(problem, family.strategy, Outcome(), family.members, family.rejected)
+            solution = refuse_if_impossible(problem, family.strategy) or decide(
+                problem, family.strategy, Outcome(), family.members, family.rejected
+            )
         solutions.append(replace(solution, wall_s=family.wall_s))
     return solutions

@@ -1,4 +1,4 @@
-"""From what a strategy claims to a solution: every plan is replayed, every claim is held against the plans."""
+"""From a strategy's claims to a solution: every plan is replayed, every claim is compared with the plans."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from remat.simulator import Trace, simulate
 from remat.solution import Candidate, Ending, Member, Outcome, Solution, Status
 from remat.units import format_size
 
-NAMING_S = 1.7  # after the deadline, when the smallest budget is named at the latest; the promised overrun is longer
+NAMING_S = 1.7  # time after the deadline in which the smallest budget may be found; less than the allowed overrun
 
 
 def judge(context: Context, candidates: Iterator[Candidate], who: str = "") -> tuple[list[Member], str]:
-    """(members, why others were rejected): every candidate replayed by the simulator, and handed over."""
+    """(members, why others were rejected): every candidate is replayed by the simulator and offered."""
     problem = context.problem
     members: list[Member] = []
     rejected = ""
@@ -44,7 +44,7 @@ def judge(context: Context, candidates: Iterator[Candidate], who: str = "") -> t
 
 
 def conclude(context: Context, strategy: str, outcome: Outcome, members: Sequence[Member], rejected: str) -> Solution:
-    """The solution of an outcome, with the plans and the bound that were handed over meanwhile."""
+    """The solution of an outcome, with the plans and the bound offered during the solve."""
     incumbent = context.incumbent
     stats = {**outcome.stats, **incumbent.stats()}
     more: dict[str, Any] = {"stats": stats, "cut_by_clock": outcome.cut_by_clock}
@@ -52,22 +52,22 @@ def conclude(context: Context, strategy: str, outcome: Outcome, members: Sequenc
         return without_plan(
             context.problem, strategy, Status.FAILED, incumbent.contradiction, contradicted=True, **more
         )
-    handed_over = list(members)
+    known = list(members)
     if incumbent.plan is not None and incumbent.cost is not None and incumbent.peak_bytes is not None:
-        handed_over.append(Member(incumbent.plan, incumbent.cost, incumbent.peak_bytes, {"from": incumbent.who}))
+        known.append(Member(incumbent.plan, incumbent.cost, incumbent.peak_bytes, {"from": incumbent.who}))
     bound = max(outcome.bound or 0, incumbent.bound)
-    return decide(context.problem, strategy, replace(outcome, bound=bound), handed_over, rejected, **more)
+    return decide(context.problem, strategy, replace(outcome, bound=bound), known, rejected, **more)
 
 
 def decide(
     problem: Problem, strategy: str, outcome: Outcome, members: Sequence[Member], rejected: str, **more: Any
 ) -> Solution:
-    """Pick the cheapest member that fits and say what is proven about it; `more` are fields of the solution."""
+    """A solution with the cheapest member that fits, and its status; `more` are other fields of the solution."""
     budget = problem.budget_bytes
     bound = max(problem.graph.least_cost, outcome.bound or 0)
     fitting = [member for member in members if member.peak_bytes <= budget]
     if fitting:
-        best = min(fitting, key=lambda member: (member.cost, member.peak_bytes))  # of equals the strategy's own
+        best = min(fitting, key=lambda member: (member.cost, member.peak_bytes))  # a tie goes to the strategy's own
         if outcome.infeasible or bound > best.cost:
             claim = "that no plan fits" if outcome.infeasible else f"the bound {bound}"
             message = f"strategy '{strategy}' claims {claim}, but its own plan fits and costs {best.cost}"
@@ -114,12 +114,12 @@ def _with_plan(problem: Problem, strategy: str, outcome: Outcome, best: Member, 
 def conclude_early(
     context: Context, strategy: str, ended: Ending, message: str, *, status: Status = Status.TIMEOUT
 ) -> Solution:
-    """A solution from what was handed over before a strategy ended otherwise than by returning.
+    """The solution of a strategy that did not return, from the plans and bounds that it offered before.
 
     Args:
         ended: how it ended.
         message: the same as one line.
-        status: if nothing was handed over.
+        status: of the solution if no plan was offered.
     """
     incumbent = context.incumbent
     if incumbent.plan is not None or incumbent.contradiction:
@@ -138,7 +138,7 @@ def without_plan(problem: Problem, strategy: str, status: Status, message: str, 
 
 
 def at_least(solution: Solution, problem: Problem, warm_start: Plan) -> Solution:
-    """The solution, or the warm start if nothing cheaper was found."""
+    """The solution, or the warm start if that is cheaper and fits."""
     if solution.status in (Status.FAILED, Status.SKIPPED) or not problem.scope.contains(warm_start.scope):
         return solution
     trace = simulate(problem.graph, warm_start)
@@ -155,10 +155,29 @@ def at_least(solution: Solution, problem: Problem, warm_start: Plan) -> Solution
     )  # fmt: skip
 
 
-def name_minimum(solution: Solution, problem: Problem, deadline: float) -> Solution:
-    """The solution; where no plan was found, its message ends with the smallest budget known feasible.
+def restated(graph: Graph, solution: Solution) -> Solution:
+    """A solution for `graph.default()`, restated for `graph`, whose ids are the same.
 
-    An INFEASIBLE names it already. The time for it is what the promised overrun leaves.
+    A bound or an INFEASIBLE of the default graph does not hold here: other implementations may be cheaper or smaller.
+    """
+    stats = dict(solution.stats)
+    if solution.bound is not None:
+        stats["default_bound"] = solution.bound
+    lifted = replace(solution, bound=graph.least_cost, certificate=None, gap=None, stats=stats)
+    if solution.plan is None or solution.cost is None:
+        if solution.status is not Status.INFEASIBLE:
+            return lifted
+        return replace(lifted, status=Status.NO_PLAN, message=f"with default implementations: {solution.message}")
+    gap = relative_gap(solution.cost, graph.least_cost)
+    status = Status.OPTIMAL if gap <= GAP_TOLERANCE else Status.FEASIBLE
+    plan = replace(solution.plan, graph_sha256=graph.sha256())
+    return replace(lifted, status=status, gap=gap, plan=plan)
+
+
+def name_minimum(solution: Solution, problem: Problem, deadline: float) -> Solution:
+    """The solution; if it has no plan, its message ends with the smallest budget known feasible.
+
+    An INFEASIBLE already names that budget. The search for it ends `NAMING_S` after the deadline.
     """
     if solution.status not in (Status.TIMEOUT, Status.NO_PLAN):
         return solution
@@ -174,19 +193,19 @@ def refuse_if_impossible(problem: Problem, strategy: str) -> Solution | None:
 
 
 def why_impossible(graph: Graph, budget_bytes: int, scope: Scope) -> str:
-    """Why no plan can be within the budget, where one operation or what is kept shows it; '' where neither does."""
+    """Why one operation, or the values with `keep`, cannot fit the budget; '' if all of them can."""
     needed, k = graph.largest_working_set()
     if budget_bytes >= max(needed, graph.final_bytes):
         return ""
-    what = f"operation {k} ({graph.operations[k].name}) alone needs {format_size(needed)}"
+    cause = f"operation {k} ({graph.operations[k].name}) alone needs {format_size(needed)}"
     if graph.final_bytes > needed:
-        what = f"what must be there at the end (gradients, say) alone needs {format_size(graph.final_bytes)}"
+        cause = f"keeping values to the end (e.g. gradients) alone needs {format_size(graph.final_bytes)}"
     least = describe_minimum(graph, scope, with_operation=graph.final_bytes > needed)
-    return f"budget {format_size(budget_bytes)} is too small: {what}; {least}"
+    return f"budget {format_size(budget_bytes)} is too small: {cause}; {least}"
 
 
 def reason_of(error: Exception) -> str:
-    """One line; the kind and place of an error that was not meant for users."""
+    """The error in one line; with its class and place if it is not meant for users."""
     if isinstance(error, RematError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

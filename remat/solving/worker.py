@@ -1,9 +1,9 @@
-"""Solves in a process of their own, with a hard limit: a solver that crashes costs one row.
+"""Solves in worker processes with a hard limit, so that a solver that crashes fails only one row.
 
-The parent starts ``remat.solving._worker JOB RESULT EVENTS`` (`remat.child`, a plain subprocess: spawned pools need an
-importable main module, which standard input and notebooks do not have) and reads what it writes: EVENTS, a
-line of JSON for each plan and bound handed over while it runs, which outlive a worker that is killed,
-and RESULT at the end. Plans that come back are judged again here.
+The parent starts ``remat.solving._worker JOB RESULT EVENTS`` through `remat.child`: a plain subprocess, because spawned
+pools need an importable main module, which standard input and notebooks do not have. It reads two files of the worker:
+EVENTS, a line of JSON for each plan and bound that it finds, which survives a killed worker, and RESULT at the end.
+The parent judges these plans again.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from remat.solution import Ending, Family, Member, Solution, Status
 from remat.solving.judgement import conclude_early
 
 _running: set[subprocess.Popen[bytes]] = set()
-_interrupted: set[subprocess.Popen[bytes]] = set()  # of the running ones: asked to end
+_interrupted: set[subprocess.Popen[bytes]] = set()  # running workers that were asked to end
 
-POLL_S = 0.1  # how often what a worker tells is read
-GRACE_S = 2.0  # for a worker that was interrupted to write its result
+POLL_S = 0.1  # seconds between two readings of a worker's events
+GRACE_S = 2.0  # for an interrupted worker to write its result
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def hard_limit_s(time_limit_s: float) -> float:
-    """When a worker is killed: inside the promised overrun of 2 s plus 5 %."""
+    """Seconds after which a worker is killed: inside the allowed overrun of 2 s plus 5 %."""
     return time_limit_s * 1.03 + 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What another strategy proved of the same problem, or of one with a larger budget.
+    """A proof by another strategy for the same problem, or for one with a larger budget.
 
     Attributes:
         who: the strategy.
         bound: lower bound on the cost of every plan; None for a proof that there is no plan.
-        message: the strategy's, one line.
+        message: of the strategy, one line.
     """
 
     who: str
@@ -63,7 +63,7 @@ class Known:
     message: str = ""
 
     def decides(self, context: Context) -> bool:
-        """Whether a solve can end: its plan meets the bound, or there can be none."""
+        """Whether a solve can end, because its plan meets the bound or no plan exists."""
         incumbent = context.incumbent
         if self.bound is None or incumbent.cost is None:
             return self.bound is None and incumbent.cost is None
@@ -71,7 +71,7 @@ class Known:
         return incumbent.bound < self.bound <= incumbent.cost and gap <= context.options.target_gap
 
     def solution(self, context: Context, strategy: str) -> Solution:
-        """The solution of a solve that ends by it."""
+        """The solution of a solve that this proof decides."""
         if self.bound is not None:
             context.incumbent.offer_bound(self.bound, self.who)
         proof = f"proven by {self.who}"
@@ -86,20 +86,20 @@ def solve_isolated(
     context: Context, strategy: str, options: Mapping[str, Any], should_stop: Callable[[], bool] = lambda: False,
     known: Callable[[], Known | None] = lambda: None,
 ) -> Solution:  # fmt: skip
-    """Run one strategy on one problem in a subprocess; never raises because of what happens there.
+    """Run one strategy on one problem in a subprocess; a failure there is a FAILED solution, never an exception.
 
-    What the worker hands over reaches the context's incumbent at once. Ctrl-C, `should_stop` and a proof of `known`
-    that decides the solve end the worker; what it has found is returned.
+    The context's incumbent gets the worker's plans and bounds at once. Ctrl-C, `should_stop` and a proof from `known`
+    that decides the solve end the worker; its best plan is returned.
 
     Raises:
         KeyboardInterrupt: interrupted before any plan was found.
     """
-    started, asked = time.monotonic(), time.time()
-    # A problem derived from the one asked (another budget) collects for itself; what fits is handed on.
+    started, asked_at = time.monotonic(), time.time()
+    # The context's incumbent may belong to another budget, so that this solve needs one of its own.
     own = context.about(context.problem)
     events = _Events(own, context, should_stop, known)
-    rows, status, message = _ask(own, strategy, options, family=False, events=events)
-    solution = None if rows is None else _take_result(rows[0], own, context, strategy)
+    row, status, message = _ask(own, strategy, options, family=False, events=events)
+    solution = None if row is None else _take_result(row, own, context, strategy)
     interrupted = Ending.INTERRUPTED in (events.ended, solution and solution.ended)
     if events.decided is not None and not own.incumbent.contradiction:
         solution = events.decided.solution(own, strategy)
@@ -108,15 +108,15 @@ def solve_isolated(
         solution = conclude_early(own, strategy, ended, message or own.incumbent.contradiction, status=status)
     if interrupted and events.raised and solution.plan is None and solution.status is not Status.FAILED:
         raise KeyboardInterrupt
-    solution = _timed_from(asked, solution, context.options.time_limit_s)
-    stats = {**solution.stats, **own.incumbent.stats()}  # timed from here: the start of the process counts
+    solution = _timed_from(asked_at, solution, context.options.time_limit_s)
+    stats = {**solution.stats, **own.incumbent.stats()}  # the parent's times, which include the start of the process
     if events.peak_memory_bytes:
         stats.setdefault("solver_peak_memory_bytes", events.peak_memory_bytes)
     return replace(solution, stats=stats, wall_s=time.monotonic() - started)
 
 
 def _take_result(row: dict[str, Any], own: Context, outer: Context, strategy: str) -> Solution | None:
-    """What the worker returned, judged and handed over; None if its plan is wrong."""
+    """Judge and offer the worker's result; None if its plan is wrong."""
     try:
         solution = _from_row(own.problem.graph, row)
     except InvalidPlan as error:
@@ -131,12 +131,12 @@ def _take_result(row: dict[str, Any], own: Context, outer: Context, strategy: st
     return solution
 
 
-def _timed_from(asked: float, solution: Solution, time_limit_s: float) -> Solution:
-    """The solution with ``stats["start_s"]``, the seconds that the process took to start."""
+def _timed_from(asked_at: float, solution: Solution, time_limit_s: float) -> Solution:
+    """The solution with ``stats["start_s"]``: how long the process took to start, in seconds."""
     stats = dict(solution.stats)
     if "solver_began" not in stats:
         return solution
-    start_s = stats["start_s"] = round(stats.pop("solver_began") - asked, 3)
+    start_s = stats["start_s"] = round(stats.pop("solver_began") - asked_at, 3)
     message = solution.message
     if solution.plan is None and start_s >= time_limit_s:
         late = f"the time limit was over before the solver began (starting took {start_s:.1f} s)"
@@ -145,14 +145,14 @@ def _timed_from(asked: float, solution: Solution, time_limit_s: float) -> Soluti
 
 
 class _Events:
-    """Reads what a worker appends to its file of events, judges it and hands it over.
+    """Read a worker's file of events as it grows; judge and offer its plans and bounds.
 
     Attributes:
-        ended: how the worker ended, where it did not by itself.
-        decided: what ended the worker, if that was a proof of another strategy.
-        raised: it was this thread that Ctrl-C interrupted.
-        should_stop: asked several times a second whether to end the worker.
-        known: asked as often for what others have proven.
+        ended: how the worker ended, if not by itself.
+        decided: the proof of another strategy that ended the worker, if one did.
+        raised: Ctrl-C interrupted this thread.
+        should_stop: called several times a second: whether to end the worker.
+        known: called as often: the best proof of other strategies.
         peak_memory_bytes: largest resident set that the worker reported.
     """
 
@@ -166,7 +166,7 @@ class _Events:
         self._at = 0
 
     def is_over(self) -> bool:
-        """Whether the worker should end now, because it was asked to or because others have decided its problem."""
+        """Whether the worker should end now: it was asked to, or another strategy decided its problem."""
         known = self.known()
         if known is not None and known.decides(self.own):
             self.decided = known
@@ -175,7 +175,7 @@ class _Events:
         return self.decided is not None or bool(self.ended)
 
     def read(self) -> None:
-        """Hand over every complete line that is new."""
+        """Read every new complete line."""
         if self.path is None or not self.path.exists():
             return
         with self.path.open("rb") as file:
@@ -184,9 +184,9 @@ class _Events:
         lines, _, _ = new.rpartition(b"\n")  # the last line may be half written
         self._at += len(lines) + (1 if lines else 0)
         for line in lines.splitlines():
-            self._hand_over(json.loads(line))
+            self._offer(json.loads(line))
 
-    def _hand_over(self, event: Mapping[str, Any]) -> None:
+    def _offer(self, event: Mapping[str, Any]) -> None:
         best, outer, problem = self.own.incumbent, self.outer, self.own.problem
         self.peak_memory_bytes = max(self.peak_memory_bytes, event.get("peak_memory_bytes", 0))
         if "bound" in event:
@@ -198,7 +198,7 @@ class _Events:
             plan = Plan.from_order(problem.graph, event["order"], problem.budget_bytes, event["ways"])
             trace = simulate(problem.graph, plan)
         except InvalidPlan as error:
-            best.contradict(f"{event['who']} handed over a wrong plan: {error}")
+            best.contradict(f"{event['who']} reported a wrong plan: {error}")
             return
         if trace.cost != event["cost"]:
             best.contradict(f"{event['who']} claims the cost {event['cost']}, but its plan costs {trace.cost}")
@@ -207,16 +207,15 @@ class _Events:
 
 
 def run_family_isolated(context: Context, strategy: str, options: Mapping[str, Any]) -> Family:
-    """`remat.solving.here.run_family` in a subprocess; every plan that comes back is judged again here."""
+    """`remat.solving.here.run_family` in a subprocess; the parent judges every returned plan again."""
     started = time.monotonic()
-    rows, status, message = _ask(context, strategy, options, family=True)
-    if rows is None:
+    row, status, message = _ask(context, strategy, options, family=True)
+    if row is None:
         return Family(strategy, status=status, message=message, wall_s=time.monotonic() - started)
-    row, graph = rows[0], context.problem.graph
-    members = []
+    graph, members = context.problem.graph, []
     try:
         for member in row["members"]:
-            plan = plan_from_row(graph, member, None)
+            plan = Plan.from_document(member["plan"], graph, "a plan")
             trace = simulate(graph, plan)
             members.append(Member(plan, trace.cost, trace.peak_bytes, member["parameters"]))
     except InvalidPlan as error:
@@ -227,29 +226,29 @@ def run_family_isolated(context: Context, strategy: str, options: Mapping[str, A
 
 
 def stop_workers() -> None:
-    """Kill every worker that runs now; for a caller that was interrupted."""
+    """Kill every running worker; for a caller that was interrupted."""
     for process in list(_running):
         _kill_group(process)
 
 
 def interrupt_workers() -> None:
-    """Ask every worker that runs now to end with what it has found; one that does not within seconds is killed."""
+    """Ask every running worker to return its best plan; one that does not end within `GRACE_S` is killed."""
     _interrupted.update(_running)
 
 
 def _ask(
     context: Context, strategy: str, options: Mapping[str, Any], *, family: bool, events: _Events | None = None
-) -> tuple[list[dict[str, Any]] | None, Status, str]:
-    """(what the worker wrote, or None with the status and message that say why)."""
+) -> tuple[dict[str, Any] | None, Status, str]:
+    """(the worker's result, or None with the status and message that say why)."""
     try:
         return _exchange(context, strategy, options, family, events)
-    except (OSError, DiskFull) as error:  # or no memory for a process
+    except (OSError, DiskFull) as error:  # OSError: e.g. no memory for a process
         return None, Status.FAILED, f"could not run the solver process: {error}"
 
 
 def _exchange(
     context: Context, strategy: str, options: Mapping[str, Any], family: bool, events: _Events | None
-) -> tuple[list[dict[str, Any]] | None, Status, str]:
+) -> tuple[dict[str, Any] | None, Status, str]:
     limit_s = context.remaining_s()
     try:
         json.dumps(dict(options))
@@ -257,12 +256,8 @@ def _exchange(
         raise InvalidInput(f"options of strategy '{strategy}' must be plain, not {dict(options)!r:.80}") from None
     with tempfile.TemporaryDirectory(prefix="remat-") as folder:
         job, result, events_file = (Path(folder, name) for name in ("job.json", "result.json", "events.jsonl"))
-        warm_start = None
-        if context.options.warm_start is not None:
-            warm_start = str(Path(folder, "warm_start.json"))
-            context.options.warm_start.save(warm_start)
-        question = context.problem
-        asked = {
+        question, warm_start = context.problem, context.options.warm_start
+        request = {
             "graph": graph_to_dict(question.graph),
             "problem": {
                 "budget_bytes": int(question.budget_bytes),
@@ -274,13 +269,13 @@ def _exchange(
                 field.name: getattr(context.options, field.name)
                 for field in fields(SolveOptions) if field.name not in ("warm_start", "progress")
             },
-            "warm_start": warm_start,
+            "warm_start": None if warm_start is None else warm_start.document(),
             "ends_at": time.time() + limit_s,
             "strategy": strategy,
             "options": dict(options),
             "family": family,
         }  # fmt: skip
-        write_text(job, json.dumps(asked))
+        write_text(job, json.dumps(request))
         command = child.command("remat.solving._worker", str(job), str(result), str(events_file))
         if events is None:
             code, complaint = _run(command, limit_s, context.options.threads)
@@ -312,7 +307,7 @@ def _run(command: Sequence[str], limit_s: float, threads: int, events: _Events |
             stdout=subprocess.DEVNULL,
             stderr=errors,
             env=child.environment(dict.fromkeys(THREAD_VARIABLES, str(threads))),
-            start_new_session=True,  # Ctrl-C reaches the parent, which decides
+            start_new_session=True,  # so that Ctrl-C reaches only the parent
         )
         _running.add(process)
         try:
@@ -327,13 +322,11 @@ def _run(command: Sequence[str], limit_s: float, threads: int, events: _Events |
             _interrupted.discard(process)
             if process.poll() is None:
                 _kill_group(process)
-        errors.seek(0)
-        lines = errors.read().decode(errors="replace").strip().splitlines()
-    return code, lines[-1][:300] if lines else ""
+        return code, child.last_line(errors)
 
 
 def _wait(process: subprocess.Popen[bytes], ends_at: float, events: _Events | None) -> int | None:
-    """The exit code; None at the limit. What the worker tells is handed over meanwhile."""
+    """The exit code, None at the limit; meanwhile the worker's events are read."""
     while (left := ends_at - time.monotonic()) > 0:
         try:
             return process.wait(timeout=min(POLL_S, left))
@@ -351,7 +344,7 @@ def _wait(process: subprocess.Popen[bytes], ends_at: float, events: _Events | No
 
 
 def _end_gently(process: subprocess.Popen[bytes]) -> int | None:
-    """SIGINT, and a moment to write the result; the exit code, None if it still runs then."""
+    """Send SIGINT and wait `GRACE_S` for the result; the exit code, None if the process still runs."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGINT)
     try:
@@ -361,53 +354,39 @@ def _end_gently(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it may end between the poll and the kill
+    with contextlib.suppress(ProcessLookupError):  # the process may end just before the kill
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def solution_to_row(solution: Solution) -> dict[str, Any]:
-    """A JSON-ready form of a solution, its plan as steps."""
+    """A JSON-ready form of a solution."""
     row = {name: getattr(solution, name) for name in Solution.__slots__ if name not in ("plan", "certificate")}
-    row["plan"] = None
+    row["plan"] = None if solution.plan is None else solution.plan.document()
     row["certificate"] = None if solution.certificate is None else solution.certificate.to_dict()
-    if solution.plan is not None:
-        row["plan"] = plan_to_row(solution.plan)
     return row
 
 
-def plan_to_row(plan: Plan) -> dict[str, Any]:
-    """A JSON-ready form of a plan's steps."""
-    return {"kinds": plan.kinds.tolist(), "ids": plan.ids.tolist(), "ways": list(plan.implementations)}
-
-
-def plan_from_row(graph: Graph, row: Mapping[str, Any], budget_bytes: int | None) -> Plan:
-    """The plan of `plan_to_row`."""
-    implementations = row.get("ways") or [""] * len(row["ids"])
-    return Plan.from_steps(graph, zip(row["kinds"], row["ids"], implementations, strict=True), budget_bytes)
-
-
 def family_to_row(family: Family) -> dict[str, Any]:
-    """A JSON-ready form of a family, its plans as steps."""
+    """A JSON-ready form of a family."""
     return {
         "status": family.status,
         "message": family.message,
         "rejected": family.rejected,
         "wall_s": family.wall_s,
-        "members": [{**plan_to_row(m.plan), "parameters": dict(m.parameters)} for m in family.members],
+        "members": [{"plan": m.plan.document(), "parameters": dict(m.parameters)} for m in family.members],
     }
 
 
-def _from_row(graph: Any, row: dict[str, Any]) -> Solution:
+def _from_row(graph: Graph, row: dict[str, Any]) -> Solution:
     plan = row.pop("plan")
     proof = row.pop("certificate")
     certificate = None if proof is None else BoundCertificate.from_dict(proof, "the worker's certificate")
     if plan is not None:
-        plan = plan_from_row(graph, plan, row["budget_bytes"])
+        plan = Plan.from_document(plan, graph, "the plan")
         trace = simulate(graph, plan)
         if (trace.cost, trace.peak_bytes) != (row["cost"], row["peak_bytes"]):
             raise InvalidPlan(f"cost {row['cost']} was reported, but it costs {trace.cost}")
-
     return Solution(
         plan=plan,
         certificate=certificate,

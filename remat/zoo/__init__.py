@@ -3,9 +3,10 @@
     plan = remat.zoo.load("resnet50_b184_6GB")      # of the training graph remat.zoo.graph("resnet50_b184_6GB")
     remat.torch.rematerialize(model, sample_args, plan="zoo:resnet50_b184_6GB")
 
-There are two kinds, which may share a name: ``graph`` plans are of MONeT's training graphs (`remat.frontends.monet`),
-``torch`` plans of a PyTorch model's step as `remat.torch.rematerialize` captures it. GB in names is 2^30 bytes, as in
-MONeT's; a fraction is of what the plain step needs. ``python -m experiments.zoo`` makes them.
+There are two kinds, and two plans of different kinds may share a name. ``graph`` plans are for MONeT's training graphs
+(`remat.frontends.monet`), ``torch`` plans for a PyTorch model's step as `remat.torch.rematerialize` captures it. In
+names, GB means 2^30 bytes, as for MONeT, and a fraction is one of the plain step's peak. ``python -m experiments.zoo``
+makes the plans.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ KINDS: tuple[Kind, ...] = ("graph", "torch")
 
 
 def names(kind: Kind | None = None) -> tuple[str, ...]:
-    """Of all plans of a kind; of either, for None."""
+    """Names of all plans of a kind; of both kinds, for None."""
     kinds = KINDS if kind is None else (kind,)
     return tuple(dict.fromkeys(name for k in kinds for name, entry in _index()[k].items() if "file" in entry))
 
@@ -39,21 +40,19 @@ def load(name: str) -> Plan:
     """The ``graph`` plan of that name, with or without ``zoo:`` before it.
 
     Raises:
-        UnknownName: with the nearest names.
+        UnknownName: names the nearest ones.
         InvalidInput: there is only a ``torch`` plan of that name.
     """
-    entry = describe(name, "graph")
-    graph = _graph(entry["graph"])
-    return Plan.load(FOLDER / entry["file"], graph)
+    return Plan.load(FOLDER / describe(name)["file"], graph(name))
 
 
 def graph(name: str) -> Graph:
     """The graph of the ``graph`` plan of that name; raises as `load` does."""
-    return _graph(describe(name, "graph")["graph"])
+    return _graph(describe(name)["graph"])
 
 
 def describe(name: str, kind: Kind = "graph") -> dict[str, Any]:
-    """What the index says of a plan: file, budget, peak, cost, bound, how and when it was made; raises as `load`."""
+    """A plan's entry in the index: file, budget, peak, cost, bound, how and when it was made; raises as `load`."""
     bare = str(name).removeprefix(PREFIX)
     entry = _index()[kind].get(bare, {})
     if "file" in entry:
@@ -68,23 +67,23 @@ def describe(name: str, kind: Kind = "graph") -> dict[str, Any]:
 
 
 def resolved(plan: Any) -> Any:
-    """The file of a ``torch`` plan for ``zoo:NAME``; anything else as it is. Raises as `load` does."""
+    """The file of the ``torch`` plan for ``zoo:NAME``; anything else unchanged. Raises as `load` does."""
     if not isinstance(plan, str) or not plan.startswith(PREFIX):
         return plan
     return FOLDER / describe(plan, "torch")["file"]
 
 
 def named(error: InvalidPlan, plan: Any) -> InvalidPlan:
-    """An error about the file of ``zoo:NAME`` in one line that has this name; about anything else as it is."""
+    """An error about the file of ``zoo:NAME``, in one line with this name; any other error unchanged."""
     if not isinstance(plan, str) or not plan.startswith(PREFIX):
         return error
-    what = str(error).splitlines()[0].removeprefix(f"{resolved(plan)}: ")
-    made_for = describe(plan, "torch")["model"]
-    return InvalidPlan(f"{plan}: {what}; it is of {made_for['target']} with {made_for['inputs']}", error.step)
+    reason = str(error).splitlines()[0].removeprefix(f"{resolved(plan)}: ")
+    model = describe(plan, "torch")["model"]
+    return InvalidPlan(f"{plan}: {reason}; it is of {model['target']} with {model['inputs']}", error.step)
 
 
 def table() -> list[str]:
-    """A line for every plan."""
+    """A head line, then a line for every plan."""
     lines = [f"{'kind':<6} {'name':<26} {'budget':>24} {'peak':>24} overhead"]
     for kind in KINDS:
         for name in names(kind):
