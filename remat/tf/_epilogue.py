@@ -19,11 +19,6 @@ from remat.graph import Graph
 from remat.tf.operation_graph import StepReader
 
 
-def is_write(reader: StepReader, op: Any) -> bool:
-    """Whether `op` changes a variable (or may: a stateful branch that is given one)."""
-    return reader.changes_state(op) and any(t.dtype.name == "resource" for t in op.inputs)
-
-
 class Epilogue:
     """The order of the epilogue's operations beside any order of the planned ones.
 
@@ -59,7 +54,7 @@ class Epilogue:
         barrier: list[int] = []
         for k in range(self.n_planned, self.n):
             op, given, read = nodes[k], reader.handles(nodes[k]), reader.contents(nodes[k])
-            written = given if is_write(reader, op) else set()
+            written = given if reader.is_write(op) else set()
             earlier = barrier + [write[h] for h in given | read if h in write]
             for handle in (given | read) - written:
                 reads.setdefault(handle, []).append(k)

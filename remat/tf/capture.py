@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from remat.errors import InvalidInput
 from remat.graph import Graph
-from remat.tf._epilogue import Epilogue, is_write
+from remat.tf._epilogue import Epilogue
 from remat.tf.operation_graph import StepReader, nested_functions_inlined
 
 _SOURCE = "TensorFlow training step as traced"
@@ -93,7 +93,7 @@ def _planned_nodes(reader: StepReader, targets: Iterable[Any], boundary: Iterabl
     after_write = _after_writes(reader)
     needed: set[Any] = set()
     todo = [t.op for t in targets if t.name not in reader.constants]
-    effects = [op for op in reader.order if reader.changes_state(op) and not is_write(reader, op)]
+    effects = [op for op in reader.order if reader.changes_state(op) and not reader.is_write(op)]
     todo += [op for op in effects if op not in after_write]
     while todo:
         op = todo.pop()
@@ -129,12 +129,12 @@ def _planned_nodes(reader: StepReader, targets: Iterable[Any], boundary: Iterabl
 
 def _why_it_cannot_be_repeated(reader: StepReader, op: Any) -> str:
     named = f"'{op.name}' ({op.type})"
-    if is_write(reader, op) and (op.type in _BRANCHES or op.name in reader.loops):
+    if reader.is_write(op) and (op.type in _BRANCHES or op.name in reader.loops):
         return (
             f"{named}, which may change a variable in the forward pass and gives a result too, so nothing of it can be "
             "repeated; leave that layer out, or change the variable after the gradients"
         )
-    if is_write(reader, op):
+    if reader.is_write(op):
         return (
             f"{named}, which reads or changes a state that is no variable, so nothing of it can be repeated; compute "
             "it before the step, e.g. in the dataset"
@@ -151,7 +151,7 @@ def _after_writes(reader: StepReader) -> set[Any]:
     after: set[Any] = set()
     for op in reader.order:
         handles = {t.name for t in reader.inputs(op) if t.dtype.name == "resource"}
-        if is_write(reader, op):
+        if reader.is_write(op):
             written |= handles
             after.add(op)
         elif handles & written or any(t.op in after for t in reader.inputs(op)):

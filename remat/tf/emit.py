@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 
 from remat.errors import InvalidInput
-from remat.tf._epilogue import is_write
 from remat.tf.adapter import capture, executed_as_written
 from remat.tf.capture import CapturedStep
 from remat.tf.operation_graph import StepReader
@@ -131,7 +130,7 @@ class _Writer:
 
     def run(self, op: Any) -> None:
         """A computation: waits for the one before it."""
-        changed = self.reader.handles(op) if is_write(self.reader, op) else set()
+        changed = self.reader.handles(op) if self.reader.is_write(op) else set()
         if changed:
             self._hold_reads(changed)
         elif any(self.written[h] != count for h, count in self.version.get(op.name, {}).items()):
@@ -215,7 +214,7 @@ def _versions(reader: StepReader) -> dict[str, dict[str, int]]:
     found = {}
     for op in reader.order:
         handles = reader.handles(op)
-        if is_write(reader, op):
+        if reader.is_write(op):
             written.update(handles)
         elif handles:
             found[op.name] = {handle: written[handle] for handle in handles}
