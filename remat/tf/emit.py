@@ -1,7 +1,7 @@
 """A plan as a TensorFlow graph: every computation a node, each waiting for the one before it.
 
 TensorFlow frees a tensor after its last use, so the order alone executes the plan's frees. Aliases, constants and
-variable reads are written where they are used: they hold no memory of their own.
+variable reads are written at each use, because they hold no memory of their own.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class EmittedStep:
     Attributes:
         graph_def: nodes in the order of execution.
         arguments: placeholder of each argument and its ``tf.TensorSpec``, in the order of the traced function.
-        captures: placeholder of each captured tensor, and the tensor (a variable's handle, as a rule).
+        captures: placeholder of each captured tensor, and the tensor (usually the handle of a variable).
         results: names of the result tensors.
-        is_plan: nodes are a chain that runs as written, in one thread if there is no loop in it.
+        is_plan: the nodes form a chain that runs as written, in one thread if it has no loop.
     """
 
     graph_def: Any
@@ -75,10 +75,10 @@ def emit_plain(function: Any) -> EmittedStep:
 
 
 def emit(step: CapturedStep, order: Iterable[int]) -> EmittedStep:
-    """The step with its operations computed in `order` (operations of the graph, repeats included).
+    """The step with the operations of its graph computed in `order`, repeats included.
 
     Raises:
-        InvalidInput: the order needs what it has not computed, or a variable after it has changed.
+        InvalidInput: the order reads a value before it is computed, or a variable after it has changed.
     """
     writer = _Writer(step)
     for k in order:
@@ -104,14 +104,14 @@ def _inputs(function: Any) -> tuple[tuple[tuple[str, Any], ...], tuple[tuple[str
 
 
 class _Writer:
-    """Appends nodes to a GraphDef; `present` says which copy of each traced tensor is the current one."""
+    """Appends nodes to a GraphDef; `current` maps each traced tensor to the name of its newest copy."""
 
     def __init__(self, step: CapturedStep) -> None:
         self.reader = step.reader
         source = step.function.graph.as_graph_def()
         self.source = {node.name: node for node in source.node}
         self.graph_def = tf.compat.v1.GraphDef(versions=source.versions, library=source.library)
-        self.present: dict[str, str] = {}
+        self.current: dict[str, str] = {}
         self.copies: Counter[str] = Counter()
         self.previous = ""  # node that the next computation waits for
         self.alias_source: dict[str, tuple[str, ...]] = {}
@@ -126,10 +126,10 @@ class _Writer:
         for op in step.function.graph.get_operations():
             if op.type == "Placeholder":
                 self._append(op, ())
-                self.present[op.outputs[0].name] = f"{op.name}:0"
+                self.current[op.outputs[0].name] = f"{op.name}:0"
 
     def run(self, op: Any) -> None:
-        """A computation: waits for the one before it."""
+        """Append a computation that waits for the one before it."""
         changed = self.reader.handles(op) if self.reader.is_write(op) else set()
         if changed:
             self._hold_reads(changed)
@@ -138,11 +138,11 @@ class _Writer:
         name = self._append(op, [self.tensor(t) for t in op.inputs], after=self.previous)
         self.previous = name
         for i, t in enumerate(op.outputs):
-            self.present[t.name] = f"{name}:{i}"
+            self.current[t.name] = f"{name}:{i}"
         self.written.update(changed)
 
     def tensor(self, tensor: Any) -> str:
-        """Name of the current copy of a traced tensor; writes what is free."""
+        """Name of the current copy of a traced tensor; a free operation is written here."""
         op = tensor.op
         if tensor.name in self.reader.constants:
             return self._constant(tensor)
@@ -150,7 +150,7 @@ class _Writer:
             return self.tensor(self.reader.forwarded[tensor.name])
         if op.type == "ReadVariableOp":
             return self._read(op)
-        if op.type == "IdentityN":  # a node of it would need the others too, which may not be there yet
+        if op.type == "IdentityN":  # a node of it would need the other inputs too, which may not exist yet
             return self.tensor(op.inputs[tensor.value_index])
         if self.reader.is_free(op) and op.type != "Placeholder":
             inputs = tuple(self.tensor(t) for t in op.inputs)
@@ -158,33 +158,33 @@ class _Writer:
                 name = self._append(op, inputs)
                 self.alias_source[op.name] = inputs
                 for i, t in enumerate(op.outputs):
-                    self.present[t.name] = f"{name}:{i}"
-        if tensor.name not in self.present:
+                    self.current[t.name] = f"{name}:{i}"
+        if tensor.name not in self.current:
             raise InvalidInput(f"the plan needs '{tensor.name}' ({op.type}) before it is computed")
-        return self.present[tensor.name]
+        return self.current[tensor.name]
 
     def _constant(self, tensor: Any) -> str:
         name = f"constant/{tensor.name.replace(':', '_')}"
-        if name not in self.present:
+        if name not in self.current:
             node = self.graph_def.node.add(name=name, op="Const")
             node.attr["dtype"].type = tensor.dtype.as_datatype_enum
             node.attr["value"].tensor.CopyFrom(
                 tf.make_tensor_proto(self.reader.constants[tensor.name], dtype=tensor.dtype)
             )
-            self.present[name] = f"{name}:0"
-        return self.present[name]
+            self.current[name] = f"{name}:0"
+        return self.current[name]
 
     def _read(self, op: Any) -> str:
         ((handle, count),) = self.version[op.name].items()
         if self.written[handle] == count:
-            # at each use: a tensor that is held makes the next assignment copy the variable
+            # a read for each use, because a tensor that is held makes the next assignment copy the variable
             return f"{self._append(op, [self.tensor(op.inputs[0])], after=self.previous)}:0"
         if op.name not in self.held_reads:
             raise InvalidInput(f"the plan reads '{handle}' after it has changed")
         return self.held_reads[op.name]
 
     def _hold_reads(self, handles: set[str]) -> None:
-        """Read what later nodes need from before the write that follows."""
+        """Read now the contents that later nodes need from before the write that follows."""
         for handle in handles:
             for op in self.reads.get(handle, ()):
                 if self.version[op.name][handle] == self.written[handle]:
@@ -200,7 +200,7 @@ class _Writer:
         for attribute in ("_class", "_output_shapes"):  # colocation with a node by its traced name
             node.attr.pop(attribute, None)
         if "parallel_iterations" in node.attr:
-            node.attr["parallel_iterations"].i = 1  # turns side by side hold several turns' tensors, as chance has it
+            node.attr["parallel_iterations"].i = 1  # parallel turns would hold the tensors of a random number of turns
         del node.input[:]
         node.input.extend(inputs)
         if after:
@@ -209,7 +209,7 @@ class _Writer:
 
 
 def _versions(reader: StepReader) -> dict[str, dict[str, int]]:
-    """Name of each operation that is given variables and changes none -> by handle, the writes before it."""
+    """Name of each operation that is given variables and changes none -> {handle: number of writes before it}."""
     written: Counter[str] = Counter()
     found = {}
     for op in reader.order:
