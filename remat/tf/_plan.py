@@ -198,7 +198,7 @@ class _StepSearch:
             )
 
     def _cheapest(self, time_limit_s: float) -> StepPlan:
-        """The cheapest plan of a few solves; they look for the solver's budget at which the real peak just fits."""
+        """The cheapest plan of a few solves that look for the solver's budget whose plan just meets the user's."""
         budget = self.budget_bytes - self.margin
         once = self._step_plan(list(range(len(self.planned))), self.options.strategy)
         if once.peak_bytes <= budget:
