@@ -157,7 +157,6 @@ class _Trainer:
         return logs
 
     def _step(self, data: Any) -> Any:
-        data = tf.nest.map_structure(_without_optional, data)
         tensors = tf.nest.map_structure(_dense, data)
         step = self._step_for(tensors, in_loop=True)
         return step(*(t for t in tf.nest.flatten(tensors) if t is not None))
@@ -315,8 +314,4 @@ def _dense(leaf: Any) -> Any:
         raise InvalidInput(
             f"a batch holds a {type(leaf).__name__}; a plan is for tensors of static shape: make it dense"
         )
-    return None if leaf is None else tf.convert_to_tensor(leaf)
-
-
-def _without_optional(leaf: Any) -> Any:
-    return None if isinstance(leaf, tf.experimental.Optional) else leaf
+    return None if leaf is None or isinstance(leaf, tf.experimental.Optional) else tf.convert_to_tensor(leaf)

@@ -92,9 +92,8 @@ def capture_step(
 def _planned_nodes(reader: StepReader, targets: Iterable[Any], boundary: Iterable[Any]) -> set[Any]:
     after_write = _after_writes(reader)
     effects = [op for op in reader.order if reader.changes_state(op) and not reader.is_write(op)]
-    needed = _with_ancestors(
-        reader,
-        [t.op for t in targets if t.name not in reader.constants] + [op for op in effects if op not in after_write],
+    needed = reader.with_ancestors(
+        [t.op for t in targets if t.name not in reader.constants] + [op for op in effects if op not in after_write]
     )
     late = needed & after_write
     if late:
@@ -112,17 +111,7 @@ def _planned_nodes(reader: StepReader, targets: Iterable[Any], boundary: Iterabl
             past_gradients.add(op)
         elif any(t.op in follows for t in reader.inputs(op) if t.name not in reader.constants):
             follows.add(op)
-    return needed | _with_ancestors(reader, follows)
-
-
-def _with_ancestors(reader: StepReader, operations: Iterable[Any]) -> set[Any]:
-    todo, found = list(operations), set()
-    while todo:
-        op = todo.pop()
-        if op not in found:
-            found.add(op)
-            todo += [t.op for t in reader.inputs(op) if t.name not in reader.constants]
-    return found
+    return needed | reader.with_ancestors(follows)
 
 
 def _why_it_cannot_be_repeated(reader: StepReader, op: Any) -> str:

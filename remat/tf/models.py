@@ -96,7 +96,10 @@ def build_model(spec: ModelSpec, *, allocate: bool = True) -> Any:
 
 def _call_factory(keras: Any, factory: Callable[..., Any], spec: ModelSpec) -> Any:
     options = dict(spec.options)
-    parameters = _parameters(factory)
+    try:
+        parameters = inspect.signature(factory).parameters
+    except ValueError:  # Python cannot tell
+        parameters = {}
     if "weights" in parameters:
         options.setdefault("weights", None)
     if spec.input_size and "input_shape" in parameters:
@@ -117,11 +120,3 @@ def _call_factory(keras: Any, factory: Callable[..., Any], spec: ModelSpec) -> A
     if spec.input_size and len(shapes) == 1 and shapes[0] != tuple(spec.input_size):
         raise InvalidInput(f"{spec.name}: the model takes inputs {list(shapes[0])}, not {list(spec.input_size)}")
     return model
-
-
-def _parameters(factory: Callable[..., Any]) -> frozenset[str]:
-    """Names of the keyword arguments of `factory`; empty where Python cannot tell."""
-    try:
-        return frozenset(inspect.signature(factory).parameters)
-    except ValueError:
-        return frozenset()

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -204,7 +204,8 @@ class StepReader:
         self.constants = nodes.fold_all(self.trace.get_operations())
         self.loops: dict[str, Loop] = {}
         self.forwarded: dict[str, Any] = {}
-        live = self._live()
+        writes = [op for op in self.trace.control_outputs if nodes.is_stateful(op)]
+        live = self.with_ancestors([*(t.op for t in self.function.outputs), *writes])
         self.order = _producers_first([op for op in self.trace.get_operations() if op in live])
         for op in self.order:
             if op.type in LOOPS:
@@ -219,60 +220,41 @@ class StepReader:
             order: another executable order of `self.order`, for the operations of the graph.
             loss: the loss, by default the first result; operations after its producer are ``is_backward``.
         """
-        order = self.order if order is None else order
-        value_of: dict[str, int] = {}
-        operations: list[Operation] = []
-        values: list[Value] = []
-        kept_nodes, tensors = [], []
-        loss_tensor = self.base(self.function.outputs[0] if loss is None else loss)
+        traced = tuple(op for op in (self.order if order is None else order) if not self.is_free(op))
+        tensors = tuple(t for op in traced for t in op.outputs)
+        value_of = {t.name: v for v, t in enumerate(tensors)}
         kept = {self.base(t).name for t in self.function.outputs}
-        loss_at, after_loss = None, False
-        fixed = self.variable_bytes + sum(nodes.bytes_of(t) for t in (*self._batch(), *self._captured()))
-        large: dict[str, int] = {}
-        for op in order:
-            if self.is_free(op):
-                continue
-            bases = [b for t in op.inputs for b in self.storages(t)]
-            read = sorted({value_of[t.name] for t in bases if t.name in value_of})
-            for t in bases:
-                if t.name in self.constants and self.constants[t.name].nbytes > _LARGE_CONSTANT_BYTES:
-                    large[t.name] = self.constants[t.name].nbytes
-            made = tuple(range(len(values), len(values) + len(op.outputs)))
-            for v, t in zip(made, op.outputs, strict=True):
-                value_of[t.name] = v
-                values.append(Value(t.name, self._bytes(t), keep=t.name in kept))
-                tensors.append(t)
-            loop = self.loops.get(op.name)
-            operations.append(
-                Operation(
-                    name=op.name, kind=op.type, inputs=tuple(read), outputs=made, is_backward=after_loss,
-                    workspace_bytes=loop.workspace_bytes if loop else 0,
-                    run_once=self.changes_state(op),
-                    work=self._work(op),
-                )
-            )  # fmt: skip
-            kept_nodes.append(op)
-            if op is loss_tensor.op:
-                loss_at, after_loss = len(operations) - 1, True
-        if loss_at is None:
+        values = tuple(Value(t.name, self._bytes(t), keep=t.name in kept) for t in tensors)
+        loss_op = self.base(self.function.outputs[0] if loss is None else loss).op
+        if loss_op not in traced:
             raise InvalidInput("the loss does not depend on the network's operations: nothing to trace")
-        graph = Graph(
-            self.name, tuple(operations), tuple(values), fixed + sum(large.values()), "", loss_at,
-            source=source,
-        )  # fmt: skip
-        return TracedStep(graph, self.function, tuple(kept_nodes), tuple(tensors))
+        loss_at = traced.index(loss_op)
+        operations = tuple(self._operation(op, value_of, k > loss_at) for k, op in enumerate(traced))
+        sources = {t.name for op in traced for source in op.inputs for t in self.storages(source)}
+        constants = [self.constants[name].nbytes for name in sources & self.constants.keys()]
+        fixed_bytes = self.variable_bytes + sum(map(nodes.bytes_of, self._placeholders()))
+        fixed_bytes += sum(size for size in constants if size > _LARGE_CONSTANT_BYTES)
+        graph = Graph(self.name, operations, values, fixed_bytes, "", loss_at, source=source)
+        return TracedStep(graph, self.function, traced, tensors)
 
-    def _live(self) -> set[Any]:
-        """Operations that a result or a state change needs."""
-        todo = [t.op for t in self.function.outputs]
-        todo += [op for op in self.trace.control_outputs if nodes.is_stateful(op)]
-        live: set[Any] = set()
+    def _operation(self, op: Any, value_of: Mapping[str, int], is_backward: bool) -> Operation:
+        read = {value_of[t.name] for source in op.inputs for t in self.storages(source) if t.name in value_of}
+        loop = self.loops.get(op.name)
+        return Operation(
+            op.name, op.type, tuple(sorted(read)), tuple(value_of[t.name] for t in op.outputs),
+            is_backward=is_backward, workspace_bytes=loop.workspace_bytes if loop else 0,
+            run_once=self.changes_state(op), work=self._work(op),
+        )  # fmt: skip
+
+    def with_ancestors(self, operations: Iterable[Any]) -> set[Any]:
+        """The operations and all operations that lead to them; constants lead nowhere."""
+        todo, found = list(operations), set()
         while todo:
             op = todo.pop()
-            if op not in live:
-                live.add(op)
-                todo += [t.op for t in op.inputs if t.name not in self.constants]
-        return live
+            if op not in found:
+                found.add(op)
+                todo += [t.op for t in self.inputs(op) if t.name not in self.constants]
+        return found
 
     def _forwarded(self) -> dict[str, Any]:
         assigned: dict[str, Any] = {}  # by handle; None after a change that is no plain assignment
@@ -349,14 +331,12 @@ class StepReader:
             return nodes.bytes_of(tensor)
         return max((self._bytes(self.base(t)) for t in op.inputs), default=0)
 
-    def _batch(self) -> list[Any]:
-        captured = {id(t) for t in self.trace.internal_captures}
-        return [t for t in self.trace.inputs if id(t) not in captured]
-
-    def _captured(self) -> list[Any]:
-        """Outer tensors other than variables that the step reads; small ones are constants of the trace."""
-        live = set(self.order)
-        return [t for t in self.trace.internal_captures if t.op.type == "Placeholder" and t.op in live]
+    def _placeholders(self) -> list[Any]:
+        """The batch, and the outer tensors other than variables that the step reads; small ones are constants."""
+        captured, live = self.trace.internal_captures, set(self.order)
+        ids = set(map(id, captured))
+        batch = [t for t in self.trace.inputs if id(t) not in ids]
+        return batch + [t for t in captured if t.op.type == "Placeholder" and t.op in live]
 
     def _work(self, op: Any) -> Work:
         loop = self.loops.get(op.name)
