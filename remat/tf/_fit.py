@@ -61,12 +61,11 @@ def fit_within(
     if not isinstance(model, keras.Model):
         raise InvalidInput(f"fit_within takes a Keras model, not {type(model).__name__}")
     trainer = _Trainer(model, budget, plan, options)
-    trainer.forget()
     # Write to the instance's dictionary: Keras tracks attributes to find layers and variables, and the model file must
     # not hold these, which are no configuration of the model.
-    model.__dict__["make_train_function"] = trainer.make_train_function
-    model.__dict__["remat_steps"] = trainer.steps
-    model.__dict__["train_function"] = None
+    model.__dict__.update(
+        make_train_function=trainer.make_train_function, remat_steps=trainer.steps, train_function=None
+    )
     return model
 
 
@@ -106,13 +105,13 @@ class _Trainer:
     def __init__(self, model: keras.Model, budget: Budget | None, plan: SavedPlan | None, options: Options) -> None:
         self.model, self.budget, self.plan, self.options = model, budget, plan, options
         self.steps: dict[str, PlannedStep] = {}
-        self.largest_bytes = -1
-        self.promise: Promise | None = None
         self.trained: tuple[Any, ...] = ()
+        self.forget()
 
     def forget(self) -> None:
         self.steps.clear()
-        self.largest_bytes, self.promise = -1, None
+        self.largest_bytes = -1
+        self.promise: Promise | None = None
         self.model.__dict__["remat"] = None
 
     def prepare(self, batches: Sequence[Any]) -> tuple[StepPlan, ...]:
@@ -137,7 +136,7 @@ class _Trainer:
             raise InvalidInput("run_eagerly=True runs no graph, so no plan; leave it out")
         # `compile` removes the step, as it does Keras's own; freezing layers changes the trained variables
         trained = tuple(model.trainable_variables)
-        same = len(trained) == len(self.trained) and all(a is b for a, b in zip(trained, self.trained, strict=True))
+        same = list(map(id, trained)) == list(map(id, self.trained))
         if force or not same or model.__dict__.get("train_function") is None:
             self.forget()
             self.trained = trained
@@ -227,16 +226,13 @@ class _Trainer:
         if _bytes(data) > self.largest_bytes:
             found = promise_of(captured, self.budget)
             if self.promise is None or found.budget_bytes > self.promise.budget_bytes:
-                self._raise_to(found)
+                self.promise = found
+                # steps that recompute within the smaller promise are planned again when needed
+                for key in [key for key, step in self.steps.items() if step.plan.recomputed]:
+                    del self.steps[key]
             return found
         assert self.promise is not None
         return Promise(self.promise.budget_bytes, Peaks(None, "measured for the largest batch only"))
-
-    def _raise_to(self, promise: Promise) -> None:
-        """After a larger batch: forget the steps that recompute within the smaller promise, to plan them again."""
-        self.promise = promise
-        for key in [key for key, step in self.steps.items() if step.plan.recomputed]:
-            del self.steps[key]
 
 
 class _Seen:
@@ -270,15 +266,13 @@ def _watched(model: Any, seen: _Seen) -> Iterator[None]:
 @contextmanager
 def _replaced(attributes: dict[str, Any], name: str, value: Any) -> Iterator[None]:
     """Replace an attribute in an instance's dictionary for a while, which may have held one already."""
-    before = attributes.get(name)
+    before = {name: attributes[name]} if name in attributes else {}
     attributes[name] = value
     try:
         yield
     finally:
-        if before is None:
-            del attributes[name]
-        else:
-            attributes[name] = before
+        del attributes[name]
+        attributes.update(before)
 
 
 def _key(batch: Any, outermost: bool = True) -> str:

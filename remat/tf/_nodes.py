@@ -134,8 +134,8 @@ def work_of(op: Any, constants: dict[str, np.ndarray], size: Callable[[Any], int
 def _facts(tensor: Any, constants: dict[str, np.ndarray]) -> TensorFacts:
     constant = constants.get(tensor.name)
     if constant is not None:
-        small = constant.nbytes <= SMALL_CONSTANT_BYTES
-        return TensorFacts(constant.shape, tensor.dtype.name, constant.tolist() if small else None)
+        is_small = constant.nbytes <= SMALL_CONSTANT_BYTES
+        return TensorFacts(constant.shape, tensor.dtype.name, constant.tolist() if is_small else None)
     shape = () if tensor.dtype.name in ("resource", "variant") else shape_of(tensor)
     return TensorFacts(shape, tensor.dtype.name)
 
@@ -150,12 +150,11 @@ def run_signature(description: dict[str, Any], tensors: Sequence[Any]) -> list[A
     import tensorflow as tf
     from tensorflow.python.framework import op_def_registry
 
-    op_def = op_def_registry.get(description["op"])
     values = [
         tf.constant(entry["c"], dtype=entry["d"]) if "c" in entry and tensor is None else tensor
         for entry, tensor in zip(description["inputs"], tensors, strict=True)
     ]
-    return run(op_def, description["attrs"], values)
+    return run(op_def_registry.get(description["op"]), description["attrs"], values)
 
 
 def run(op_def: Any, attrs: dict[str, Any], values: Sequence[Any]) -> list[Any]:

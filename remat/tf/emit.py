@@ -46,13 +46,12 @@ class EmittedStep:
 
         @tf.function(input_signature=specs, autograph=False)
         def planned_step(*values: Any) -> list[Any]:
-            given = dict(zip(names, values, strict=True))
-            given |= {name: capture(tensor) for name, tensor in self.captures}
-            direct = {f"{name}:0": tensor for name, tensor in given.items()}
-            wanted = [name for name in self.results if name not in direct]
-            imported = dict(zip(wanted, tf.graph_util.import_graph_def(self.graph_def, direct, wanted, name="remat"),
-                                strict=True))  # fmt: skip
-            return [direct.get(name, imported.get(name)) for name in self.results]
+            tensors = {f"{name}:0": value for name, value in zip(names, values, strict=True)}
+            tensors |= {f"{name}:0": capture(tensor) for name, tensor in self.captures}
+            wanted = [name for name in self.results if name not in tensors]
+            imported = tf.graph_util.import_graph_def(self.graph_def, tensors, wanted, name="remat")
+            tensors |= dict(zip(wanted, imported, strict=True))
+            return [tensors[name] for name in self.results]
 
         function: Any = planned_step
         concrete = function.get_concrete_function()

@@ -33,6 +33,10 @@ _NORMALIZATION_FORWARD, _NORMALIZATION_BACKWARD = 8, 10
 _MERGES = ("Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum")
 _COPIES = ("Concatenate", "Permute", "RepeatVector", "Masking", "Embedding")
 _ALIASES = ("Reshape", "Flatten", "Identity", "ActivityRegularization", "InputLayer")
+_PER_OUTPUT = {
+    "ReLU": 2, "LeakyReLU": 2, "ELU": 2, "PReLU": 2, "Softmax": _ACTIVATION["softmax"], "Rescaling": 2,
+    "Normalization": 2, **dict.fromkeys((*_COPIES, *_ALIASES), 0),
+}  # fmt: skip
 _READS_OUTPUT = ("Activation", "ReLU", "LeakyReLU", "ELU", "Softmax", "PReLU", "Dropout", "SpatialDropout2D")
 
 
@@ -158,9 +162,8 @@ def published_flops(call: Call) -> int | None:
         return call.n_in
     if "UpSampling" in kind:
         return call.n_out * (1 if _is_nearest(call) else 5)
-    if "Dropout" in kind or "Pooling" in kind or "Padding" in kind or "Cropping" in kind:
-        return 0
-    return 0 if kind in _COPIES or kind in _ALIASES else None
+    uncounted = any(part in kind for part in ("Dropout", "Pooling", "Padding", "Cropping"))
+    return 0 if uncounted or kind in (*_COPIES, *_ALIASES) else None
 
 
 def signature(call: Call, *, backward: bool) -> str:
@@ -245,21 +248,17 @@ def _elementwise(call: Call) -> int | None:
         return _NORMALIZATION_FORWARD * call.n_in
     if kind == "Activation":
         return _ACTIVATION.get(_activation(call), _ACTIVATION_OTHER) * call.n_out
-    if kind in ("ReLU", "LeakyReLU", "ELU", "PReLU"):
-        return 2 * call.n_out
-    if kind == "Softmax":
-        return _ACTIVATION["softmax"] * call.n_out
+    if kind in _PER_OUTPUT:
+        return _PER_OUTPUT[kind] * call.n_out
     if kind in _MERGES:
         return (len(call.inputs) - 1 + (kind == "Average")) * call.n_out
     if "Pooling" in kind:
         return _window(call)
-    if "Dropout" in kind or kind in ("Rescaling", "Normalization"):
+    if "Dropout" in kind:
         return 2 * call.n_out
     if "UpSampling" in kind:
         return 0 if _is_nearest(call) else 8 * call.n_out
-    if "Padding" in kind or "Cropping" in kind or kind in _COPIES or kind in _ALIASES:
-        return 0
-    return None
+    return 0 if "Padding" in kind or "Cropping" in kind else None
 
 
 def _elementwise_backward(call: Call) -> int | None:

@@ -230,15 +230,16 @@ class StepReader:
             raise InvalidInput("the loss does not depend on the network's operations: nothing to trace")
         loss_at = traced.index(loss_op)
         operations = tuple(self._operation(op, value_of, k > loss_at) for k, op in enumerate(traced))
-        sources = {t.name for op in traced for source in op.inputs for t in self.storages(source)}
-        constants = [self.constants[name].nbytes for name in sources & self.constants.keys()]
+        read = {base.name for op in traced for t in op.inputs for base in self.storages(t)}
+        constants = [self.constants[name].nbytes for name in read & self.constants.keys()]
         fixed_bytes = self.variable_bytes + sum(map(nodes.bytes_of, self._placeholders()))
         fixed_bytes += sum(size for size in constants if size > _LARGE_CONSTANT_BYTES)
         graph = Graph(self.name, operations, values, fixed_bytes, "", loss_at, source=source)
         return TracedStep(graph, self.function, traced, tensors)
 
     def _operation(self, op: Any, value_of: Mapping[str, int], is_backward: bool) -> Operation:
-        read = {value_of[t.name] for source in op.inputs for t in self.storages(source) if t.name in value_of}
+        bases = [base.name for t in op.inputs for base in self.storages(t)]
+        read = {value_of[name] for name in bases if name in value_of}
         loop = self.loops.get(op.name)
         return Operation(
             op.name, op.type, tuple(sorted(read)), tuple(value_of[t.name] for t in op.outputs),
