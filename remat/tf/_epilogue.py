@@ -6,7 +6,7 @@ A gradient that is applied at once need not be held to the end of the step. A st
 * the last computation that reads the variable, repeats included, so that no repeat reads an updated variable;
 * the earlier state changes of the trace that concern the same variable.
 
-An operation whose results only lead to a state change, and are no smaller than its inputs, runs right before it.
+An operation that only leads to a state change, with results no smaller than any of its inputs, runs right before it.
 """
 
 from __future__ import annotations

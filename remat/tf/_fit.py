@@ -14,7 +14,7 @@ from remat.errors import InvalidInput
 from remat.execution import Peaks, StepPlan, announce_pause, is_fraction
 from remat.tf._plan import Options, Promise, fingerprint, load_plan, make_plan, promise_of
 from remat.tf._step import PlannedStep, describe
-from remat.tf.api import NO_JIT, Budget, SavedPlan, check_call, variable_bytes
+from remat.tf.api import NO_JIT, Budget, SavedPlan, checked_options, variable_bytes
 from remat.tf.capture import CapturedStep, capture_step, trace
 
 
@@ -56,8 +56,7 @@ def fit_within(
     Raises:
         InvalidInput: here for unreadable options; from ``fit`` when there is no plan within the budget.
     """
-    options = Options(strategy, scope, cost, time_limit_s, seed, threads, verify)
-    check_call(budget, plan, jit_compile, options)
+    options = checked_options(budget, plan, jit_compile, strategy, scope, cost, time_limit_s, seed, threads, verify)
     if not isinstance(model, keras.Model):
         raise InvalidInput(f"fit_within takes a Keras model, not {type(model).__name__}")
     trainer = _Trainer(model, budget, plan, options)

@@ -45,7 +45,7 @@ def heap_library() -> Path:
     """
     missing = can_measure()
     if missing:
-        raise MissingPackage(f"remat.tf measures what kernels allocate, but {missing}; install gcc")
+        raise MissingPackage(f"remat.tf measures the memory of kernels, but {missing}; install gcc")
     library = default_cache() / f"heap_{hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]}.so"
     if library.is_file():
         return library

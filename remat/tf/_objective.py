@@ -1,4 +1,4 @@
-"""Loss and gradients of a Keras model, with its losses named or listed as in Keras."""
+"""Loss and gradients of a Keras model; losses are one, a list or a dict, as in Keras."""
 
 from __future__ import annotations
 

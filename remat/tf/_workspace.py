@@ -103,7 +103,7 @@ def measure_footprint(step: CapturedStep) -> Footprint:
 
 
 def _values_read_once(step: CapturedStep, k: int) -> list[int | None]:
-    """For each input of operation `k` its value; None for no value, and for one read twice, which never dies there."""
+    """For each input of operation `k` its value; None for no value, and for one read twice, which is never reused."""
     values = [step.value_of.get(step.reader.base(t).name) for t in step.nodes[k].inputs]
     return [v if values.count(v) == 1 else None for v in values]
 

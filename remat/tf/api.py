@@ -73,8 +73,7 @@ def rematerialize(
     Raises:
         InvalidInput: (a ValueError) no plan within the budget; a plan made for something else; unreadable options.
     """
-    options = Options(strategy, scope, cost, time_limit_s, seed, threads, verify)
-    check_call(budget, plan, jit_compile, options)
+    options = checked_options(budget, plan, jit_compile, strategy, scope, cost, time_limit_s, seed, threads, verify)
     if isinstance(model_or_step, keras.Model):
         model = model_or_step
         if len(input_signature) != 2:
@@ -83,14 +82,15 @@ def rematerialize(
             raise InvalidInput("give loss=, e.g. loss='sparse_categorical_crossentropy'")
         _build(model, input_signature[0])
         objective = Objective(model, loss)
-        return _planned(objective.step, input_signature, budget, options, plan, model.name, {"parameters": model},
-                        objective.gradients, objective.values)  # fmt: skip
+        return _planned(
+            objective.step, input_signature, budget, options, plan, model.name, {"parameters": model}, objective
+        )
     if not callable(model_or_step):
         raise InvalidInput(f"a Keras model or a function is needed, not {type(model_or_step).__name__}")
     if is_jit_compiled(model_or_step):
         raise InvalidInput(NO_JIT)
     name = getattr(model_or_step, "__name__", "step")
-    return _planned(model_or_step, input_signature, budget, options, plan, name, {}, None)
+    return _planned(model_or_step, input_signature, budget, options, plan, name, {})
 
 
 def compile(
@@ -124,8 +124,7 @@ def compile(
     Raises:
         InvalidInput: as `rematerialize`.
     """
-    options = Options(strategy, scope, cost, time_limit_s, seed, threads, verify)
-    check_call(budget, plan, jit_compile, options)
+    options = checked_options(budget, plan, jit_compile, strategy, scope, cost, time_limit_s, seed, threads, verify)
     optimizer = keras.optimizers.get(optimizer)
     _build(model, input_spec)
     if not optimizer.built:
@@ -137,8 +136,8 @@ def compile(
         optimizer.apply(gradients, model.trainable_variables)
         return prediction, value
 
-    return _planned(train_iteration, (input_spec, label_spec), budget, options, plan, model.name,
-                    {"parameters": model, "optimizer": optimizer}, objective.gradients, objective.values)  # fmt: skip
+    holders = {"parameters": model, "optimizer": optimizer}
+    return _planned(train_iteration, (input_spec, label_spec), budget, options, plan, model.name, holders, objective)
 
 
 def _build(model: keras.Model, input_spec: Any) -> None:
@@ -155,24 +154,31 @@ def _check_static(specs: Any) -> None:
             raise InvalidInput(f"{spec} has no static shape; a plan is for one batch size")
 
 
-def check_call(budget: Budget | None, plan: SavedPlan | None, jit_compile: bool, options: Options) -> None:
-    """Refuse XLA, visible GPUs, and a budget, plan or options that cannot be used."""
+def checked_options(
+    budget: Budget | None, plan: SavedPlan | None, jit_compile: bool, strategy: str, scope: str, cost: str,
+    time_limit_s: float, seed: int, threads: int | None, verify: bool,
+) -> Options:  # fmt: skip
+    """The options of a call; refuses XLA, visible GPUs, and a budget, plan or option that cannot be used."""
     if jit_compile:
         raise InvalidInput(NO_JIT)
     if tf.config.get_visible_devices("GPU"):
         raise InvalidInput("plans of TensorFlow steps are for the CPU: tf.config.set_visible_devices([], 'GPU') first")
-    check_options(budget, plan, options.strategy, options.scope, options.cost, options.time_limit_s)
+    check_options(budget, plan, strategy, scope, cost, time_limit_s)
+    return Options(strategy, scope, cost, time_limit_s, seed, threads, verify)
 
 
 def _planned(
     step: Callable[..., Any], specs: Sequence[Any], budget: Budget | None, options: Options, plan: SavedPlan | None,
-    name: str, holders: Mapping[str, Any], gradients: Sequence[Any] | None, values: Sequence[Any] = (),
+    name: str, holders: Mapping[str, Any], objective: Objective | None = None,
 ) -> PlannedStep:  # fmt: skip
-    """Trace, plan and emit; the trace fills `gradients` and `values` (the loss)."""
+    """Trace, plan and emit."""
     _check_static(list(specs))
     function = trace(step, specs)
     fixed = variable_bytes(function, holders)
-    captured = capture_step(function, name, fixed, values[0] if values else None, gradients)
+    if objective is None:
+        captured = capture_step(function, name, fixed)
+    else:
+        captured = capture_step(function, name, fixed, objective.values[0], objective.gradients)
     inputs = describe(specs)
     if plan is not None:
         return PlannedStep(captured, load_plan(captured, plan, inputs, budget))

@@ -52,7 +52,7 @@ def layer_graph(
     outputs = list(dict.fromkeys(v for v in (values[id(t)] for t in network.outputs) if v is not None))
     fixed = 2 * sum(walk.weight_bytes(weight) for weight in model.weights)
     if accounting == "exact":
-        fixed += sum(prod(walk.shape(tensor)) * walk.item_bytes(tensor) for tensor in network.inputs)
+        fixed += sum(map(walk.tensor_bytes, network.inputs))
     return _training_graph(walk, outputs, name, fixed)
 
 
@@ -95,18 +95,17 @@ class _Walk:
 
     def _append(self, node: Any, values: dict[int, int | None], prefix: str) -> None:
         layer, read = node.operation, [values[id(t)] for t in node.input_tensors]
-        inputs = tuple(self.shape(t) for t in node.input_tensors)
-        outputs = tuple(self.shape(t) for t in node.outputs)
-        output_bytes = [prod(s) * self.item_bytes(t) for s, t in zip(outputs, node.outputs, strict=True)]
+        outputs = tuple(map(self.shape, node.outputs))
+        output_bytes = list(map(self.tensor_bytes, node.outputs))
         weights = {id(w): w for w in getattr(layer, "weights", ())}
         trainable = sum(self.weight_bytes(w) for w in getattr(layer, "trainable_weights", ()))
         known = sorted({v for v in read if v is not None})
         before = any(self.trained[v] for v in known)
         call = Call(
             layer=layer,
-            inputs=inputs,
+            inputs=tuple(map(self.shape, node.input_tensors)),
             outputs=outputs,
-            input_bytes=sum(prod(s) * self.item_bytes(t) for s, t in zip(inputs, node.input_tensors, strict=True)),
+            input_bytes=sum(map(self.tensor_bytes, node.input_tensors)),
             output_bytes=sum(output_bytes),
             weight_bytes=sum(map(self.weight_bytes, weights.values())),
             trainable_bytes=trainable,
@@ -135,6 +134,9 @@ class _Walk:
         if any(n <= 0 for n in shape):
             raise InvalidInput(f"tensor '{tensor.name}' would be empty, shape {shape}; the input is too small")
         return tuple(int(n) for n in shape)
+
+    def tensor_bytes(self, tensor: Any) -> int:
+        return prod(self.shape(tensor)) * self.item_bytes(tensor)
 
     def weight_bytes(self, weight: Any) -> int:
         return prod(int(n) for n in weight.shape) * self.item_bytes(weight)

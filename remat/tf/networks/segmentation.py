@@ -1,8 +1,9 @@
 """Segmentation networks in Keras: U-Net, FCN8, SegNet and PSPNet on VGG, ResNet50, MobileNet or plain encoders.
 
-The code is our own. Shapes follow the public "image-segmentation-keras" networks that Checkmate's artifact measured
-(FCN8 and U-Net on VGG, the plain SegNet), so that the layer graphs agree. Papers: Ronneberger et al. 2015 (U-Net), Long
-et al. 2015 (FCN), Badrinarayanan et al. 2017 (SegNet), Zhao et al. 2017 (PSPNet). NHWC.
+The code is our own, except VGG, which is Keras's. Shapes follow the public "image-segmentation-keras" networks that
+Checkmate's artifact measured (FCN8 and U-Net on VGG, the plain SegNet), so that the layer graphs agree. Papers:
+Ronneberger et al. 2015 (U-Net), Long et al. 2015 (FCN), Badrinarayanan et al. 2017 (SegNet), Zhao et al. 2017
+(PSPNet). NHWC.
 
 An encoder computes features f1 to f5 at 1/2, 1/4, 1/8, 1/16, 1/32 of the input. A decoder ends in per-pixel scores,
 flattened to [batch, pixels, classes] and normalised.
@@ -146,14 +147,8 @@ def _pyramid_level(feature: Any, regions: int) -> Any:
 
 def _vgg(x: Any) -> Features:
     """The convolutional part of VGG16 (Simonyan and Zisserman 2015)."""
-    layers, features = _layers(), []
-    for block, (filters, convolutions) in enumerate(((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)), start=1):
-        for i in range(1, convolutions + 1):
-            name = f"block{block}_conv{i}"
-            x = layers.Conv2D(filters, 3, padding="same", activation="relu", name=name)(x)
-        x = layers.MaxPooling2D(2, name=f"block{block}_pool")(x)
-        features.append(x)
-    return tuple(features)  # pyright: ignore[reportReturnType]
+    network = import_keras().applications.VGG16(include_top=False, weights=None, input_tensor=x)
+    return tuple(network.get_layer(f"block{block}_pool").output for block in range(1, 6))
 
 
 def _plain(x: Any) -> Features:
