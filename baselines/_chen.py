@@ -7,15 +7,13 @@ from math import isqrt
 
 from baselines._forward import Forward
 from baselines._segments import segment_plan, segment_plans
-from remat import Candidate, Skip, simulate
+from remat import Candidate, simulate
 
 SWEEP = range(60)  # segment sizes in twentieths of sqrt(n)'s peak: 0 to 2.95 in steps of 0.05
 
 
 def sqrt_checkpoints(candidates: Sequence[int]) -> list[int]:
     """Every k-th candidate, k = floor(sqrt(number of candidates))."""
-    if not candidates:
-        raise Skip("the forward pass has no articulation points to choose checkpoints from")
     k = isqrt(len(candidates))
     return list(candidates[k - 1 :: k])
 
@@ -32,13 +30,10 @@ def greedy_checkpoints(forward: Forward, candidates: Collection[int], segment_tw
     return chosen
 
 
-def greedy_family(forward: Forward, candidates: Sequence[int], accounting: str) -> Iterator[Candidate]:
+def greedy_family(forward: Forward, candidates: Collection[int], accounting: str) -> Iterator[Candidate]:
     """One plan per segment size; sizes that choose the same checkpoints share it."""
-    if not candidates:
-        raise Skip("the forward pass has no articulation points to choose checkpoints from")
-    everything = range(len(forward.operations))
     # Both variants sweep around the linearised sqrt(n)'s activation memory, as the artifact does.
-    reference = segment_plan(forward, sqrt_checkpoints(everything), accounting)
+    reference = segment_plan(forward, sqrt_checkpoints(range(len(forward.operations))), accounting)
     peak_bytes = simulate(forward.graph, reference).peak_bytes - forward.graph.fixed_bytes
     plans: dict[tuple[int, ...], list[Candidate]] = {}
     for i in SWEEP:

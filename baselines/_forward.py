@@ -1,4 +1,4 @@
-"""The forward pass that the checkpointing baselines work on, and which part of it a stage belongs to."""
+"""The forward pass that the checkpointing baselines work on, and the part of it that each stage belongs to."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Forward:
     Attributes:
         graph: the whole training graph.
         region: operations of the forward pass, ascending, the loss included.
-        operations: [F] those of `region` that may be recomputed (all but run-once operations).
+        operations: [F] the operations of `region` that may be recomputed (all but run-once operations).
         position: [N] index into `operations`; -1 for every other operation.
-        anchor: [N] for operations after the forward pass: the forward position whose gradient is being
-            computed, never rising from one to the next; -1 for all others and once nothing of the
-            forward pass is read any more.
+        anchor: [N] for operations after the forward pass the forward position whose gradient is being computed;
+            it never rises from one operation to the next. -1 for all others, and once nothing of the forward
+            pass is read any more.
     """
 
     graph: Graph
@@ -58,7 +58,7 @@ class Forward:
         )
 
     def is_update(self, k: int) -> bool:
-        """Whether operation `k` is of neither pass, or must run exactly once: a state update, for instance."""
+        """Whether operation `k` belongs to neither pass or must run exactly once, like a state update."""
         op = self.graph.operations[k]
         return op.run_once or (k > self.region[-1] and not op.is_backward)
 
@@ -68,21 +68,27 @@ class Forward:
         return sum(graph.values[v].bytes for v in graph.operations[self.operations[position]].outputs)
 
     def articulation_points(self) -> list[int]:
-        """Positions of the operations that separate the network's input from its loss.
+        """Positions of the operations that separate the network's input from its loss, ascending.
 
-        Articulation points of the undirected forward graph that lie between its first and its last
-        operation. The two ends are not among them: removing an end separates nothing. Linear in the
+        These are the articulation points of the undirected forward graph between its first and its last
+        operation. The two ends are not among them, because removing an end separates nothing. Linear in the
         graph's size (Hopcroft and Tarjan 1973).
+
+        Raises:
+            Skip: there are none.
         """
-        cut = _separators(self.graph, self.region)
-        return [int(self.position[k]) for k in cut if self.position[k] >= 0]
+        separators = _separators(self.graph, self.region)
+        points = [int(self.position[k]) for k in separators if self.position[k] >= 0]
+        if not points:
+            raise Skip("the forward pass has no articulation points")
+        return points
 
 
 def _anchors(graph: Graph, position: np.ndarray, later: list[int]) -> np.ndarray:
     """[N] suffix maximum of the earliest forward position that each later operation reads.
 
-    In a mirrored layer graph grad(x) reads out(x) and its users' outputs, so its anchor is x. The maximum
-    over what follows keeps one value that is read all the time (a mask, say) from hiding the order.
+    In a mirrored layer graph grad(x) reads out(x) and the outputs of its users; its anchor is x. Without the
+    maximum one value that is read all the time (a mask, say) would hide the order.
     """
     anchor = np.full(len(graph), -1)
     highest = -1
@@ -96,27 +102,27 @@ def _anchors(graph: Graph, position: np.ndarray, later: list[int]) -> np.ndarray
 def _separators(graph: Graph, region: tuple[int, ...]) -> list[int]:
     """Operations of `region` on every undirected path from its first operation to its last, ascending.
 
-    The first is the earliest operation that is connected to the last at all; neither is returned.
+    The first operation is the earliest one that is connected to the last. Neither end is returned.
     """
     inside = set(region)
-    near: dict[int, list[int]] = {k: [] for k in region}
+    neighbours: dict[int, list[int]] = {k: [] for k in region}
     for k in region:
         for p in graph.predecessors(k):
             if p in inside:
-                near[k].append(p)
-                near[p].append(k)
+                neighbours[k].append(p)
+                neighbours[p].append(k)
     last = region[-1]
     # Depth-first from the last operation: v separates `first` from it iff v is an ancestor of `first` and the
     # subtree towards `first` reaches no higher than v.
     entered, lowest, parent = {last: 0}, {last: 0}, {last: -1}
-    stack = [(last, iter(near[last]))]
+    stack = [(last, iter(neighbours[last]))]
     while stack:
-        k, neighbours = stack[-1]
-        for other in neighbours:
+        k, remaining = stack[-1]
+        for other in remaining:
             if other not in entered:
                 entered[other] = lowest[other] = len(entered)
                 parent[other] = k
-                stack.append((other, iter(near[other])))
+                stack.append((other, iter(neighbours[other])))
                 break
             if other != parent[k]:
                 lowest[k] = min(lowest[k], entered[other])

@@ -1,4 +1,4 @@
-"""From a set of checkpoints to a staged plan: what is held when, and the least recomputation for it.
+"""From checkpoints to a staged plan: which values each stage holds, and the least recomputation for that.
 
 The rules are those of Checkmate's artifact (Jain et al., MLSys 2020) for Chen et al.'s segments, on any
 training graph. Arrays: S_TV[t, v] says that value v is held at the start of stage t, R_TN[t, k] that
@@ -16,11 +16,11 @@ import numpy as np
 from baselines._forward import Forward
 from remat import Candidate, Graph, Plan, Skip
 
-MOST_COMPUTATIONS = 1_000_000  # a plan of that length takes about 4 s to build and replay
+MOST_COMPUTATIONS = 1_000_000  # a plan of this length takes about 4 s to build and replay
 
 
 def segment_plan(forward: Forward, checkpoints: Sequence[int], accounting: str) -> Plan:
-    """The plan of `segment_plans` in which values that cross a segment's border are rebuilt when read."""
+    """The plan of `segment_plans` that rebuilds values which cross a segment's border when they are read."""
     return plan_of_residency(forward, _segment_residency(forward, checkpoints), accounting)
 
 
@@ -28,10 +28,10 @@ def segment_plans(forward: Forward, checkpoints: Sequence[int], accounting: str)
     """Plans that keep `checkpoints` (ascending forward positions) and rebuild each segment once.
 
     A segment starts at a checkpoint and ends before the next one. It stays resident until the forward pass has
-    left it; it is rebuilt when the backward pass enters it and kept while the backward pass is in it. A value
-    that a later segment reads (a skip connection) is rebuilt for that use by the least recomputation, in the
-    forward pass too: so does the artifact (``skips: rebuilt``). Under ``exact``, where this matters, a second
-    plan holds it until the forward pass has read it last (``skips: held``), as every user's forward pass does.
+    left it. It is rebuilt when the backward pass enters it, and kept while the backward pass is in it. Where a later
+    segment reads a value (a skip connection), the artifact rebuilds it for that use by the least recomputation, in
+    the forward pass too (``skips: rebuilt``). Under ``exact``, if this makes a difference, a second plan holds the
+    value until its last read in the forward pass (``skips: held``), as every user's forward pass does.
     """
     rebuilt = _segment_residency(forward, checkpoints)
     parameters: dict[str, Any] = {"checkpoints": len(checkpoints), "skips": "rebuilt"}
@@ -46,11 +46,11 @@ def segment_plans(forward: Forward, checkpoints: Sequence[int], accounting: str)
 def plan_of_residency(forward: Forward, S_TV: np.ndarray, accounting: str) -> Plan:
     """The plan with the least recomputation that makes residency `S_TV` possible.
 
-    Under ``exact`` each value is freed at its last use and rebuilt right before the stage that wants it; under
+    Under ``exact`` each value is freed at its last use and rebuilt right before the stage that needs it. Under
     ``published`` values stay as long as `S_TV` holds them and are rebuilt a stage earlier, as in the artifact.
 
     Raises:
-        Skip: the plan would have more than `MOST_COMPUTATIONS`, which take seconds to replay.
+        Skip: the plan would have more than `MOST_COMPUTATIONS`.
     """
     graph = forward.graph
     stages = _computations(graph, S_TV, late=accounting == "exact")
@@ -66,10 +66,11 @@ def plan_of_residency(forward: Forward, S_TV: np.ndarray, accounting: str) -> Pl
 
 
 def base_residency(forward: Forward) -> np.ndarray:
-    """S_TV with what every baseline holds, whatever its checkpoints are.
+    """S_TV with the values that every baseline holds, whatever its checkpoints are.
 
-    That is what is never recomputed, as long as it may be read; what must be there at the end; and what a state
-    update reads (batch statistics, say), until it has run: nobody rebuilds a layer for its side outputs.
+    These are the values that are never recomputed, as long as an operation may read them; the values to keep at the
+    end; and the inputs of a state update (batch statistics, say) until it has run, because nobody rebuilds a layer
+    for its side outputs.
     """
     graph, n = forward.graph, len(forward.graph)
     S_TV = np.zeros((n, len(graph.values)), dtype=bool)
@@ -86,14 +87,14 @@ def base_residency(forward: Forward) -> np.ndarray:
 
 
 def hold_latest(forward: Forward, S_TV: np.ndarray) -> np.ndarray:
-    """`S_TV` with the outputs of each forward operation held for the next stage, and no longer."""
+    """`S_TV` with the outputs of each forward operation held for the next stage only."""
     for k in forward.operations:
         S_TV[k + 1 : k + 2, list(forward.graph.operations[k].outputs)] = True
     return S_TV
 
 
 def hold_forward(forward: Forward, S_TV: np.ndarray) -> np.ndarray:
-    """`S_TV` with each forward value held until the forward pass has read it last."""
+    """`S_TV` with each forward value held until its last read in the forward pass."""
     for k in forward.operations:
         for v in forward.graph.operations[k].outputs:
             last = max((u for u in forward.graph.users[v] if u <= forward.region[-1]), default=k)
@@ -105,22 +106,22 @@ def _segment_residency(forward: Forward, checkpoints: Sequence[int]) -> np.ndarr
     graph, end_of_forward = forward.graph, forward.region[-1]
     S_TV = base_residency(forward)
     for v, users in enumerate(graph.users):
-        S_TV[list(users), v] = True  # the inputs of a stage's own operation are there when it starts
+        S_TV[list(users), v] = True  # a stage starts with the inputs of its own operation
     for c in checkpoints:
         k = forward.operations[c]
         S_TV[k + 1 :, list(graph.operations[k].outputs)] = True
     bounds = [0, *checkpoints, len(forward.operations)]
-    entered_before = end_of_forward  # when the backward pass entered the segment that it left for this one
+    entered_before = end_of_forward  # stage in which the backward pass entered the segment before this one
     for start, end in reversed(list(pairwise(bounds))):
         values = [(k, v) for k in forward.operations[start:end] for v in graph.operations[k].outputs]
         reads = {v: [u for u in graph.users[v] if u > end_of_forward] for _, v in values}
         (window,) = np.nonzero((forward.anchor >= start) & (forward.anchor < end))
         if len(window):
             enter, leave = int(window[0]), int(window[-1])
-            # A kernel may read across the border: the segment is rebuilt for its first reader in the one before.
+            # A kernel may read across the border. The segment is then rebuilt for its first reader in the one before.
             early = [u for users in reads.values() for u in users if entered_before <= u < enter]
             entered_before, enter = enter, min(early, default=enter)
-            # Gradients made while the backward pass is in the segment stay until it leaves.
+            # Gradients computed while the backward pass is in the segment stay until it leaves.
             for k in window.tolist():
                 S_TV[k + 1 : leave + 1, list(graph.operations[k].outputs)] = True
         else:
@@ -130,7 +131,7 @@ def _segment_residency(forward: Forward, checkpoints: Sequence[int]) -> np.ndarr
         for k, v in values:
             S_TV[k + 1 : left + 1, v] = True
             before = [u for u in reads[v] if u < enter]
-            if before:  # what is read all the time (a mask, say) stays from its first reader on
+            if before:  # a value that is read all the time (a mask, say) stays from its first reader on
                 S_TV[max(before[0], k + 1) : min(before[-1], enter) + 1, v] = True
             if reads[v] and reads[v][-1] >= enter:
                 first = before[0] if before else enter
@@ -139,11 +140,11 @@ def _segment_residency(forward: Forward, checkpoints: Sequence[int]) -> np.ndarr
 
 
 def _computations(graph: Graph, S_TV: np.ndarray, *, late: bool) -> list[list[int]]:
-    """[T] lists of the operations computed in each stage, ascending: the least that `S_TV` needs.
+    """[T] the operations computed in each stage, ascending: the fewest that `S_TV` needs.
 
-    A stage computes its own operation, what the next stage holds and this one does not, and the missing
-    ancestors of these (equations 1b and 1c of the paper, at equality). With `late`, what is computed for the next
-    stage is computed in the next stage, when the stage's own operation no longer needs its inputs.
+    A stage computes its own operation, the values that the next stage holds and this one does not, and the missing
+    ancestors of these (equations 1b and 1c of the paper, at equality). With `late`, the next stage computes those
+    values itself, when this stage's operation no longer needs its inputs.
     """
     gained: list[list[int]] = [[] for _ in range(len(graph))]
     for t, v in zip(*(axis.tolist() for axis in np.nonzero(S_TV[1:] & ~S_TV[:-1])), strict=True):
@@ -152,22 +153,20 @@ def _computations(graph: Graph, S_TV: np.ndarray, *, late: bool) -> list[list[in
     carried: set[int] = set()
     for t, ahead in enumerate(gained):
         held = S_TV[t].tobytes()
-        computed = _with_missing_ancestors(graph, {t}, [t], held)
-        for_next = {p for p in ahead if p not in computed}
-        _with_missing_ancestors(graph, for_next, list(for_next), held, computed)
+        computed = _with_missing_ancestors(graph, {t}, held)
+        for_next = _with_missing_ancestors(graph, set(ahead) - computed, held, computed)
         stages.append(sorted(computed | carried if late else computed | for_next))
         carried = for_next
     return stages
 
 
-def _with_missing_ancestors(
-    graph: Graph, wanted: set[int], todo: list[int], held: bytes, known: Collection[int] = ()
-) -> set[int]:
-    """`wanted`, to which the operations are added that it needs and that are neither held nor known."""
+def _with_missing_ancestors(graph: Graph, wanted: set[int], held: bytes, known: Collection[int] = ()) -> set[int]:
+    """The operations `wanted` and those that they need and that are neither held nor known."""
+    todo, found = list(wanted), set(wanted)
     while todo:
         for v in graph.operations[todo.pop()].inputs:
             p = graph.producer[v]
-            if not held[v] and p not in wanted and p not in known:
-                wanted.add(p)
+            if not held[v] and p not in found and p not in known:
+                found.add(p)
                 todo.append(p)
-    return wanted
+    return found

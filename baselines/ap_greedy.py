@@ -13,8 +13,8 @@ from remat import Candidate, Problem, strategy
 def ap_greedy(problem: Problem) -> Iterator[Candidate]:
     """Checkpoint at the first articulation point at which a segment exceeds b bytes, b swept.
 
-    The "AP greedy" of Jain et al., MLSys 2020: their extension of Chen et al. (2016) to graphs with branches;
-    the sweep of b is `chen_greedy`'s.
+    The "AP greedy" of Jain et al., MLSys 2020: their extension of Chen et al. (2016) to graphs with branches.
+    b is swept as in `chen_greedy`.
 
     @inproceedings{jain2020checkmate, title={Checkmate: Breaking the Memory Wall with Optimal Tensor
     Rematerialization}, author={Jain, Paras and others}, booktitle={MLSys}, year={2020}}

@@ -12,8 +12,8 @@ from remat.plan import frees_held_to_end
 def checkpoint_all(problem: Problem) -> Plan:
     """Compute everything once, in order.
 
-    Under ``accounting=published`` every forward value is held to the end of the step, as the artifact of
-    Checkmate (Jain et al., MLSys 2020) counts it; otherwise each value is freed at its last use.
+    Under ``accounting=published`` every forward value stays until the step ends, as the artifact of Checkmate
+    (Jain et al., MLSys 2020) counts it. Otherwise each value is freed at its last use.
     """
     graph = problem.graph
     order = range(len(graph))

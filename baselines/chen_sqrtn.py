@@ -12,7 +12,7 @@ from remat import Candidate, Problem, strategy
 def chen_sqrtn(problem: Problem) -> list[Candidate]:
     """Checkpoint every floor(sqrt(n))-th of the n forward operations (Chen et al. 2016), linearised.
 
-    On a graph that is not a chain every operation of the forward pass, in the graph's order, is a candidate
+    On a graph that is not a chain every operation of the forward pass, in the graph's order, is a candidate,
     and a value that crosses a segment's border is rebuilt when it is read: "Linearized sqrt(n)" in Jain et
     al., MLSys 2020. The loss counts as a forward operation, as in their artifact.
 

@@ -18,11 +18,11 @@ def griewank(problem: Problem) -> Iterator[Candidate]:
 
     Slots count the start state, the snapshots and the value being computed, as the budgets in Jain et al., MLSys
     2020, do. The schedule takes all steps as equally long and all states as equally large. Generalisation, not in
-    the paper: on a graph that is not a chain the states are the articulation points, a step is what lies
-    between two of them, and a step is rebuilt once for its backward (``states`` of the parameters says so).
+    the paper: on a graph that is not a chain the states are the articulation points, a step is the part between
+    two of them, and a step is rebuilt once for its backward (the parameter ``states`` says so).
 
-    Under ``accounting=published`` a chain's states are its articulation points and the first of them is the
-    start state, but is never held: so counted the artifact, and so arise its published numbers.
+    Under ``accounting=published`` a chain's states are its articulation points, and the first of them is the
+    start state but is never held: the artifact counted like this to get its published numbers.
 
     @article{griewank2000algorithm, title={Algorithm 799: Revolve: An Implementation of Checkpointing for the
     Reverse or Adjoint Mode of Computational Differentiation}, author={Griewank, Andreas and Walther, Andrea},
@@ -31,38 +31,36 @@ def griewank(problem: Problem) -> Iterator[Candidate]:
     forward = Forward.of(problem.graph)
     as_published = problem.accounting == "published" and forward.is_chain
     last = len(forward.operations) - 1
-    if forward.is_chain and not as_published:
+    if as_published:
+        states, label = forward.articulation_points(), "chain without its ends"
+    elif forward.is_chain:
         states, label = list(range(last + 1)), "chain"
     else:
-        label = "chain without its ends" if as_published else "articulation points (generalised)"
-        states = forward.articulation_points()
-        if not states:
-            raise Skip("the forward pass has no articulation points to take as states")
-        if not as_published:
-            states += [last] if states[-1] < last else []
+        states, label = forward.articulation_points(), "articulation points (generalised)"
+        states += [last] if states[-1] < last else []
     start = 0 if as_published else -1
+    residency = _as_published if as_published else _residency
     for slots in _sweep(len(states) - start):
-        taken = list(schedule(start, len(states) - 1, slots - 1))
-        S_TV = _as_published(forward, states, taken) if as_published else _residency(forward, states, taken)
+        S_TV = residency(forward, states, list(schedule(start, len(states) - 1, slots - 1)))
         try:
             plan = plan_of_residency(forward, S_TV, problem.accounting)
-        except Skip:  # few slots on a long chain: quadratic; more slots give shorter plans
+        except Skip:  # the plan of few slots on a long chain is quadratic; more slots give shorter plans
             continue
         yield Candidate(plan, {"slots": slots, "snapshots": slots - 2, "states": label})
 
 
 def _sweep(most: int) -> list[int]:
-    """Slots from 2 (start state and value being computed) to `most` (all stored): all, or about 60 of them."""
+    """Slots from 2 (start state and value being computed) to `most` (everything stored): all, or about 60 of them."""
     few = set(range(2, min(most, 34) + 1))
     return sorted(few | set(np.rint(np.geomspace(34, most, 30)).astype(int).tolist()) if most > 34 else few)
 
 
-def _residency(forward: Forward, states: list[int], taken: list[tuple[int, int]]) -> np.ndarray:
-    """S_TV of a schedule: state i is the forward position ``states[i]``, step i leads to it."""
+def _residency(forward: Forward, states: list[int], snapshots: list[tuple[int, int]]) -> np.ndarray:
+    """S_TV of a schedule: state i is the forward position ``states[i]``, and step i leads to it."""
     graph, anchor = forward.graph, forward.anchor
     S_TV = hold_forward(forward, base_residency(forward))
     end = forward.region[-1]
-    for step, state in enumerate(states):  # each step's values stay while it is being reversed
+    for step, state in enumerate(states):  # the values of a step stay while it is being reversed
         low = states[step - 1] if step else 0
         # The last step's backward may also start from the loss itself.
         (window,) = np.nonzero((anchor >= low) & ((anchor < state) | (step == len(states) - 1)))
@@ -75,7 +73,7 @@ def _residency(forward: Forward, states: list[int], taken: list[tuple[int, int]]
                     # The last step is reversed right after the sweep that ran it.
                     first = k + 1 if step == len(states) - 1 else max(window[0], k) + 1
                     S_TV[first : min(window[-1], read) + 1, v] = True
-    for state, last in taken:
+    for state, last in snapshots:
         k = forward.operations[states[state]]
         first = k
         if last < len(states) - 1:
@@ -88,11 +86,11 @@ def _residency(forward: Forward, states: list[int], taken: list[tuple[int, int]]
     return S_TV
 
 
-def _as_published(forward: Forward, states: list[int], taken: list[tuple[int, int]]) -> np.ndarray:
-    """S_TV of the artifact: only snapshots and the latest value are held; a snapshot until its own gradient."""
+def _as_published(forward: Forward, states: list[int], snapshots: list[tuple[int, int]]) -> np.ndarray:
+    """S_TV of the artifact: it holds the latest value, and each snapshot until its own gradient, and nothing else."""
     anchor = forward.anchor
     S_TV = hold_latest(forward, base_residency(forward))
-    for state, last in taken:
+    for state, last in snapshots:
         k = forward.operations[states[state]]
         first = k + 1
         if last < len(states) - 1:

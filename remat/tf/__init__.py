@@ -1,4 +1,4 @@
-"""Training steps of TensorFlow and Keras 3 within a memory budget: plans that are executed.
+"""Training steps of TensorFlow and Keras 3 that run within a memory budget.
 
 import remat.tf as rtf
 train_iteration_fn = rtf.compile(model, loss, optimizer, input_spec, label_spec, budget="2GB")
@@ -22,7 +22,7 @@ __all__ = ["PlannedStep", "compile", "fit_within", "prepare", "rematerialize"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load TensorFlow at first use, which takes seconds; `remat.tf.networks` can be asked for options without it.
+    """Load TensorFlow at first use, which takes seconds; the options of `remat.tf.networks` need none.
 
     Raises:
         MissingPackage: TensorFlow is not installed.

@@ -1,12 +1,12 @@
-"""Where the state changes of a step run: each as early as its inputs and the computations beside it allow.
-
-What only leads to a state change, and is no smaller than what it is made from, waits for it.
+"""Where the state changes of a step run: each as early as its inputs and the other computations allow.
 
 A gradient that is applied at once need not be held to the end of the step. A state change waits for
 
-* the loss and every check: an exception in the network or the loss leaves every variable as it was;
-* the last computation that reads the variable, repeats included: a repeat never sees an updated variable;
-* the state changes that the trace has before it, where both concern one variable.
+* the loss and every check, so that an exception in the network or the loss leaves every variable as it was;
+* the last computation that reads the variable, repeats included, so that no repeat reads an updated variable;
+* the earlier state changes of the trace that concern the same variable.
+
+An operation that only leads to a state change, with results no smaller than any of its inputs, runs right before it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,8 @@ from remat.graph import Graph
 from remat.tf.operation_graph import StepReader
 
 
-def is_write(reader: StepReader, op: Any) -> bool:
-    """Whether `op` changes a variable (or may: a stateful branch that is given one)."""
-    return reader.changes_state(op) and any(t.dtype.name == "resource" for t in op.inputs)
-
-
 class Epilogue:
-    """The order of the epilogue's operations beside any order of the planned ones.
+    """The order of the epilogue's operations among planned ones in any order.
 
     Args:
         graph: the whole step; its first `n_planned` operations are planned, the others are the epilogue.
@@ -37,10 +32,10 @@ class Epilogue:
         # TensorFlow's checks are stateful operations
         checks = [k for k in range(n_planned) if reader.changes_state(nodes[k])]
         self._before_all = checks if graph.loss is None else [graph.loss, *checks]
-        # per operation of the epilogue
+        # for each operation of the epilogue
         self._sources: list[list[int]] = []  # operations whose results it reads
-        self._readers: list[list[int]] = []  # planned ones that read a variable which it changes
-        self._earlier: list[list[int]] = []  # others of the epilogue that come before it
+        self._readers: list[list[int]] = []  # planned operations that read a variable which it changes
+        self._earlier: list[list[int]] = []  # operations of the epilogue that come before it
         self._read(graph, nodes, reader)
         self._successors: list[list[int]] = [[] for _ in self._sources]
         for i, (sources, earlier) in enumerate(zip(self._sources, self._earlier, strict=True)):
@@ -54,12 +49,12 @@ class Epilogue:
         for k in range(self.n_planned):
             for handle in reader.handles(nodes[k]) | reader.contents(nodes[k]):
                 planned_readers.setdefault(handle, []).append(k)
-        write: dict[str, int] = {}  # the last one so far
-        reads: dict[str, list[int]] = {}  # since then
+        write: dict[str, int] = {}  # handle -> the last write so far
+        reads: dict[str, list[int]] = {}  # handle -> reads since then
         barrier: list[int] = []
         for k in range(self.n_planned, self.n):
             op, given, read = nodes[k], reader.handles(nodes[k]), reader.contents(nodes[k])
-            written = given if is_write(reader, op) else set()
+            written = given if reader.is_write(op) else set()
             earlier = barrier + [write[h] for h in given | read if h in write]
             for handle in (given | read) - written:
                 reads.setdefault(handle, []).append(k)
@@ -73,14 +68,11 @@ class Epilogue:
             self._earlier.append(earlier)
 
     def merged(self, planned: Sequence[int]) -> list[int]:
-        """The whole step: `planned` computations, and among them every operation of the epilogue once."""
-        first: dict[int, int] = {}
-        last: dict[int, int] = {}
-        for at, k in enumerate(planned):
-            first.setdefault(k, at)
-            last[k] = at
+        """The whole step: the `planned` computations, and among them every operation of the epilogue once."""
+        last = {k: at for at, k in enumerate(planned)}
+        first = {k: at for at, k in reversed(list(enumerate(planned)))}
         start = max((first[k] for k in self._before_all), default=-1)
-        place: dict[int, int] = {}  # by operation of the epilogue: the computation after which it runs
+        place: dict[int, int] = {}  # operation of the epilogue -> the computation after which it runs
         for k in range(self.n_planned, self.n):
             i = k - self.n_planned
             waits = [first[s] if s < self.n_planned else place[s] for s in self._sources[i]]
@@ -96,16 +88,16 @@ class Epilogue:
         return after[0] + [x for at, k in enumerate(planned) for x in (k, *after[at + 1])]
 
     def for_solvers(self, graph: Graph, planned: Graph, small_bytes: int) -> Graph:
-        """`planned` (a part of `graph`) as solvers are to see it: a gradient goes once it is computed.
+        """`planned` (a part of `graph`) for solvers: a gradient is freed as soon as it is computed.
 
-        So that it can be applied then, its operation waits for the loss and for the backward operations that read the
-        variable: it has results of them as further inputs, and they run once. Gradients of up to `small_bytes` are
-        kept as they are.
+        Its operation waits for the loss and for the backward operations that read the variable, so that the gradient
+        can be applied then: their results are further inputs of it, and they run once. Gradients of up to `small_bytes`
+        are kept as they are.
         """
         released = {v for v in self._released(graph) if graph.values[v].bytes > small_bytes}
         inputs: dict[int, set[int]] = {graph.producer[v]: set() for v in released}
-        for k, found in inputs.items():
-            found.update(v for e in self._before_all if e < k for v in graph.operations[e].outputs)
+        for k, more in inputs.items():
+            more.update(v for e in self._before_all if e < k for v in graph.operations[e].outputs)
         operations = list(planned.operations)
         for i, readers in enumerate(self._readers):
             backward = [r for r in readers if graph.operations[r].is_backward]
@@ -113,13 +105,13 @@ class Epilogue:
                 for r in backward:
                     operations[r] = replace(operations[r], run_once=True)
                     inputs[k].update(v for v in graph.operations[r].outputs if r < k)
-        for k, found in inputs.items():
-            operations[k] = replace(operations[k], inputs=tuple(sorted({*operations[k].inputs, *found})))
+        for k, more in inputs.items():
+            operations[k] = replace(operations[k], inputs=tuple(sorted({*operations[k].inputs, *more})))
         values = [replace(value, keep=value.keep and v not in released) for v, value in enumerate(planned.values)]
         return replace(planned, operations=tuple(operations), values=tuple(values))
 
     def _released(self, graph: Graph) -> set[int]:
-        """Values that only the epilogue reads, and reads before the planned operations, in their order, have ended."""
+        """Values that the epilogue reads before the planned operations, in their order, have ended, and not after."""
         order = self.merged(range(self.n_planned))
         end = order.index(self.n_planned - 1)
         late = {v for k in order[end + 1 :] for v in graph.operations[k].inputs}
@@ -127,7 +119,7 @@ class Epilogue:
         return {v for v in early - late if graph.producer[v] < self.n_planned and not graph.values[v].keep}
 
     def _planned_sources(self, i: int) -> set[int]:
-        """Planned operations from whose results an operation of the epilogue follows."""
+        """Planned operations whose results lead to the i-th operation of the epilogue."""
         todo, seen = list(self._sources[i]), set()
         while todo:
             k = todo.pop()
@@ -140,5 +132,5 @@ class Epilogue:
 def _shrinks(graph: Graph, k: int) -> bool:
     """Whether an operation's results are smaller than one of the values that it reads."""
     operation = graph.operations[k]
-    made = sum(graph.values[v].bytes for v in operation.outputs)
-    return any(graph.values[v].bytes > made for v in operation.inputs)
+    output_bytes = sum(graph.values[v].bytes for v in operation.outputs)
+    return any(graph.values[v].bytes > output_bytes for v in operation.inputs)

@@ -14,7 +14,7 @@ from remat.errors import InvalidInput
 from remat.execution import Peaks, StepPlan, announce_pause, is_fraction
 from remat.tf._plan import Options, Promise, fingerprint, load_plan, make_plan, promise_of
 from remat.tf._step import PlannedStep, describe
-from remat.tf.api import NO_JIT, Budget, SavedPlan, check_call, variable_bytes
+from remat.tf.api import NO_JIT, Budget, SavedPlan, checked_options, variable_bytes
 from remat.tf.capture import CapturedStep, capture_step, trace
 
 
@@ -34,48 +34,46 @@ def fit_within(
 ) -> keras.Model:
     """Make ``model.fit`` (and ``train_on_batch``) train under a plan; returns the same model.
 
-    The whole of the model's own ``train_step`` is planned, also one that a subclass defines: loss, metrics, optimizer.
-    It is traced and planned once for each shape of a batch, when the first batch of that shape comes, or ahead by
-    `prepare`: a smaller last batch gets a plan of its own, without recomputation if it fits as it is. Callbacks,
-    metrics, validation and ``evaluate`` are Keras's.
+    The plan covers the model's whole ``train_step``, also one that a subclass defines: loss, metrics, optimizer.
+    Each shape of a batch is traced and planned once, when the first batch of that shape comes, or ahead by `prepare`.
+    A smaller last batch gets its own plan, without recomputation if it fits as it is. Callbacks, metrics, validation
+    and ``evaluate`` are Keras's.
 
     Args:
         budget: the most bytes held at once while a batch is trained, in all: variables of the model, the optimizer
             and the metrics, gradients, the batch with its labels and weights, activations, workspace of kernels.
-            See `rematerialize`. A fraction is of the plain step of the largest batch, and every other shape gets that
-            many bytes; where a batch comes that is larger than the first, the fraction is taken again, of its step.
+            See `rematerialize`. A fraction is of the plain step of the largest batch, and every other shape gets the
+            same number of bytes. A batch larger than all before raises it: the fraction is then of its plain step.
         plan: for the first shape of a batch (in `prepare`: the largest); others get the budget, or that of the plan.
-        others: as of `rematerialize`.
+        others: as for `rematerialize`.
 
     As with Keras's own compiled step, an attribute of a layer that changes later (a dropout's rate) takes effect with
     the next ``compile``; freezing layers takes effect at once.
 
     After the first batch ``model.remat`` is the planned step of the largest batch: ``model.remat.plan``,
-    ``.budget_bytes``, ``.predicted_peak_bytes``, ``.overhead``; ``model.remat_steps`` has all of them by shape.
+    ``.budget_bytes``, ``.predicted_peak_bytes``, ``.overhead``. ``model.remat_steps`` has all steps by shape.
 
     Raises:
         InvalidInput: here for unreadable options; from ``fit`` when there is no plan within the budget.
     """
-    options = Options(strategy, scope, cost, time_limit_s, seed, threads, verify)
-    check_call(budget, plan, jit_compile, options)
+    options = checked_options(budget, plan, jit_compile, strategy, scope, cost, time_limit_s, seed, threads, verify)
     if not isinstance(model, keras.Model):
         raise InvalidInput(f"fit_within takes a Keras model, not {type(model).__name__}")
     trainer = _Trainer(model, budget, plan, options)
-    trainer.forget()
-    # in the instance's own dictionary: Keras's attribute tracking is for layers and variables, and what is not
-    # a configuration of the model is not saved with it
-    model.__dict__["make_train_function"] = trainer.make_train_function
-    model.__dict__["remat_steps"] = trainer.steps
-    model.__dict__["train_function"] = None
+    # Write to the instance's dictionary: Keras tracks attributes to find layers and variables, and the model file must
+    # not hold these, which are no configuration of the model.
+    model.__dict__.update(
+        make_train_function=trainer.make_train_function, remat_steps=trainer.steps, train_function=None
+    )
     return model
 
 
 def prepare(model: keras.Model, *batches: Any) -> tuple[StepPlan, ...]:
-    """Plan steps of a model of `fit_within` before ``fit`` needs them, so that it does not pause for it.
+    """Plan steps of a model of `fit_within` before ``fit`` needs them, so that ``fit`` does not pause.
 
     Args:
-        model: compiled; layers that will be frozen are frozen.
-        batches: for each step what ``train_step`` is given, e.g. ``(x, y)`` or ``(x, y, sample_weight)``: tensors,
+        model: compiled, and with layers frozen that will be.
+        batches: for each step the argument of ``train_step``, e.g. ``(x, y)`` or ``(x, y, sample_weight)``: tensors,
             arrays (``fit`` makes tensors of Keras's float type from them) or ``tf.TensorSpec``. Only shapes and types
             matter.
 
@@ -98,36 +96,36 @@ class _Trainer:
 
     Attributes:
         steps: by shapes and types of a batch.
-        largest_bytes: of a batch that was planned; its step is ``model.remat``.
-        promise: what a fraction, or the budget of a given plan, is in bytes.
+        largest_bytes: of the batches planned so far; the step of that batch is ``model.remat``.
+        promise: the budget in bytes that a fraction, or a given plan, stands for.
         trained: variables that get gradients.
     """
 
     def __init__(self, model: keras.Model, budget: Budget | None, plan: SavedPlan | None, options: Options) -> None:
         self.model, self.budget, self.plan, self.options = model, budget, plan, options
         self.steps: dict[str, PlannedStep] = {}
-        self.largest_bytes = -1
-        self.promise: Promise | None = None
         self.trained: tuple[Any, ...] = ()
+        self.forget()
 
     def forget(self) -> None:
         self.steps.clear()
-        self.largest_bytes, self.promise = -1, None
+        self.largest_bytes = -1
+        self.promise: Promise | None = None
         self.model.__dict__["remat"] = None
 
     def prepare(self, batches: Sequence[Any]) -> tuple[StepPlan, ...]:
         if not getattr(self.model, "compiled", False):
             raise InvalidInput("prepare plans the step that model.compile(...) defines: compile the model first")
         if not batches or not all(isinstance(batch, (tuple, list, dict)) for batch in batches):
-            raise InvalidInput("prepare takes what train_step is given, for each step, e.g. prepare(model, (x, y))")
+            raise InvalidInput("prepare takes the argument of train_step for each step, e.g. prepare(model, (x, y))")
         self.make_train_function()
         specs = [tf.nest.map_structure(_spec, batch) for batch in batches]
-        for batch in sorted(specs, key=_bytes, reverse=True):  # what a fraction is of comes first
+        for batch in sorted(specs, key=_bytes, reverse=True):  # a fraction is of the largest batch's step
             self._step_for(batch)
         return tuple(self.steps[_key(batch)].plan for batch in specs)
 
     def make_train_function(self, force: bool = False) -> Callable[[Any], Any]:
-        """What Keras calls at the start of ``fit``; the result takes the iterator."""
+        """Keras calls this at the start of ``fit``; the result takes the iterator."""
         model: Any = self.model
         if model.jit_compile is True:
             raise InvalidInput(f"{NO_JIT}: model.compile(..., jit_compile=False)")
@@ -135,9 +133,9 @@ class _Trainer:
             raise InvalidInput("a plan is for one device; leave the distribution strategy out")
         if model.run_eagerly:
             raise InvalidInput("run_eagerly=True runs no graph, so no plan; leave it out")
-        # another step: `compile` takes the old one away, as it does Keras's own; layers may have been frozen
+        # `compile` removes the step, as it does Keras's own; freezing layers changes the trained variables
         trained = tuple(model.trainable_variables)
-        same = len(trained) == len(self.trained) and all(a is b for a, b in zip(trained, self.trained, strict=True))
+        same = list(map(id, trained)) == list(map(id, self.trained))
         if force or not same or model.__dict__.get("train_function") is None:
             self.forget()
             self.trained = trained
@@ -157,13 +155,12 @@ class _Trainer:
         return logs
 
     def _step(self, data: Any) -> Any:
-        data = tf.nest.map_structure(_without_optional, data)
         tensors = tf.nest.map_structure(_dense, data)
         step = self._step_for(tensors, in_loop=True)
         return step(*(t for t in tf.nest.flatten(tensors) if t is not None))
 
     def _step_for(self, data: Any, *, in_loop: bool = False) -> PlannedStep:
-        """The step of batches like `data`: made before, or planned now, with a line for the loop that waits."""
+        """The step of batches like `data`: a known one, or one planned now (a loop that waits prints a line)."""
         key = _key(data)
         if key not in self.steps:
             captured = self._captured(data)
@@ -187,7 +184,7 @@ class _Trainer:
                 return model.train_step(given)
 
         if not model.built:
-            trace(train_step, specs)  # makes the variables, outside of the trace that is planned
+            trace(train_step, specs)  # creates the variables, outside the trace that is planned
             self.trained = tuple(model.trainable_variables)
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
@@ -199,14 +196,14 @@ class _Trainer:
                 "the model's train_step applies no gradients through model.optimizer, so there is nothing to plan: "
                 "use that one, or rematerialize a function that gives the loss and the gradients"
             )
-        loss = seen.loss if seen.loss is not None else seen.gradients[0]
+        loss = seen.gradients[0] if seen.loss is None else seen.loss
         return capture_step(function, model.name, fixed, loss, seen.gradients)
 
     def _plan(self, captured: CapturedStep, data: Any, in_loop: bool) -> StepPlan:
         inputs = describe(data)
         here = fingerprint(captured, inputs)
         for step in self.steps.values():
-            if step.plan.fingerprint == here:  # the same tensors in another structure, e.g. without weights
+            if step.plan.fingerprint == here:  # the same tensors in another structure, e.g. no weights
                 return load_plan(captured, step.plan, inputs, None)
         if self.plan is not None and not self.steps:
             plan = load_plan(captured, self.plan, inputs, self.budget)
@@ -218,7 +215,7 @@ class _Trainer:
         return make_plan(captured, self._promise(captured, data), self.options, inputs)
 
     def _promise(self, captured: CapturedStep, data: Any) -> Promise:
-        """The budget of a batch like `data`: a fraction is of the largest one's plain step."""
+        """The promise for a batch like `data`; a fraction is of the plain step of the largest batch."""
         if self.budget is None:
             if self.promise is None:
                 raise InvalidInput(f"the plan was made without a budget: give one for batches of {describe(data)}")
@@ -228,16 +225,13 @@ class _Trainer:
         if _bytes(data) > self.largest_bytes:
             found = promise_of(captured, self.budget)
             if self.promise is None or found.budget_bytes > self.promise.budget_bytes:
-                self._raise_to(found)
+                self.promise = found
+                # steps that recompute within the smaller promise are planned again when needed
+                for key in [key for key, step in self.steps.items() if step.plan.recomputed]:
+                    del self.steps[key]
             return found
         assert self.promise is not None
         return Promise(self.promise.budget_bytes, Peaks(None, "measured for the largest batch only"))
-
-    def _raise_to(self, promise: Promise) -> None:
-        """A larger batch came: steps that recompute because they were promised less are planned again when needed."""
-        self.promise = promise
-        for key in [key for key, step in self.steps.items() if step.plan.recomputed]:
-            del self.steps[key]
 
 
 class _Seen:
@@ -247,7 +241,7 @@ class _Seen:
 
 @contextmanager
 def _watched(model: Any, seen: _Seen) -> Iterator[None]:
-    """Note the loss and the gradients that go to the optimizer while ``train_step`` is traced."""
+    """Note the loss, and the gradients that go to the optimizer, while ``train_step`` is traced."""
     optimizer = model.optimizer
     compute_loss, apply = model.compute_loss, optimizer.apply
 
@@ -270,20 +264,18 @@ def _watched(model: Any, seen: _Seen) -> Iterator[None]:
 
 @contextmanager
 def _replaced(attributes: dict[str, Any], name: str, value: Any) -> Iterator[None]:
-    """An attribute of an instance alone, which may have had one of its own."""
-    before = attributes.get(name)
+    """Replace an attribute in an instance's dictionary for a while, which may have held one already."""
+    before = {name: attributes[name]} if name in attributes else {}
     attributes[name] = value
     try:
         yield
     finally:
-        if before is None:
-            del attributes[name]
-        else:
-            attributes[name] = before
+        del attributes[name]
+        attributes.update(before)
 
 
 def _key(batch: Any, outermost: bool = True) -> str:
-    """Shapes and types of a batch with the structure around them, in which the same tensors mean other things."""
+    """Shapes and types of a batch with their structure, because it says what each tensor is for."""
     if isinstance(batch, Mapping):
         return "{" + ", ".join(f"{name}: {_key(batch[name], False)}" for name in sorted(batch, key=str)) + "}"
     if isinstance(batch, (list, tuple)):
@@ -315,8 +307,4 @@ def _dense(leaf: Any) -> Any:
         raise InvalidInput(
             f"a batch holds a {type(leaf).__name__}; a plan is for tensors of static shape: make it dense"
         )
-    return None if leaf is None else tf.convert_to_tensor(leaf)
-
-
-def _without_optional(leaf: Any) -> Any:
-    return None if isinstance(leaf, tf.experimental.Optional) else leaf
+    return None if leaf is None or isinstance(leaf, tf.experimental.Optional) else tf.convert_to_tensor(leaf)

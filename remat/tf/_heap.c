@@ -1,6 +1,6 @@
-/* Counts the heap bytes of a process: preloaded, it stands before the C library's allocator.
+/* Counts the heap bytes of a process. It is preloaded, so that its functions replace the C library's allocator.
 
-   A block counts what the library gave for it (`malloc_usable_size`), some bytes more than was asked for. */
+   A block counts with its usable size (`malloc_usable_size`), which is a few bytes above the requested size. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <malloc.h>
@@ -16,7 +16,7 @@ static void *(*real_aligned)(size_t, size_t), *(*real_memalign)(size_t, size_t);
 static int (*real_posix)(void **, size_t, size_t);
 static void (*real_free)(void *);
 
-/* dlsym itself may ask for memory before the real functions are known */
+/* dlsym itself may allocate memory before the real functions are known */
 static char early[65536];
 static size_t early_used;
 static int is_early(const void *p) { return (const char *)p >= early && (const char *)p < early + sizeof early; }

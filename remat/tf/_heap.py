@@ -1,7 +1,7 @@
-"""Measurements of memory in fresh child processes whose heap is counted (`_heap.c`, compiled once by the C compiler).
+"""Memory measured in fresh child processes whose heap is counted (by `_heap.c`, which is compiled once).
 
-TensorFlow's allocations on a CPU are the C library's, once its oneDNN pool uses it too. A child inherits
-the environment, so that it runs the kernels that this process would.
+On a CPU TensorFlow allocates through the C library, once its oneDNN pool uses that too. A child inherits the
+environment, so that it runs the same kernels as this process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SOURCE = Path(__file__).with_name("_heap.c")
 
 
 def can_measure() -> str:
-    """'' if memory can be measured here, else what is missing."""
+    """'' if memory can be measured here, else the reason why not."""
     if not sys.platform.startswith("linux"):
         return "memory is measured on Linux only"
     return "" if _compiler() else "there is no C compiler (cc, gcc or clang)"
@@ -45,7 +45,7 @@ def heap_library() -> Path:
     """
     missing = can_measure()
     if missing:
-        raise MissingPackage(f"remat.tf measures what kernels allocate, but {missing}; install gcc")
+        raise MissingPackage(f"remat.tf measures the memory of kernels, but {missing}; install gcc")
     library = default_cache() / f"heap_{hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]}.so"
     if library.is_file():
         return library
@@ -58,7 +58,7 @@ def heap_library() -> Path:
 
 
 def why_it_failed(done: subprocess.CompletedProcess[str]) -> str:
-    """How a child ended, and the last line that it wrote to stderr."""
+    """How a child process ended, and the last line that it wrote to stderr."""
     how = f"killed by {_signal_name(-done.returncode)}" if done.returncode < 0 else f"code {done.returncode}"
     lines = done.stderr.strip().splitlines()
     return f"{how}: {lines[-1][:300]}" if lines else f"{how}, without a message"
@@ -71,13 +71,11 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def run_child(
-    job: Mapping[str, Any], timeout_s: float | None = None, counted: bool = True
-) -> subprocess.CompletedProcess[str]:
-    """Run ``remat.tf._measure`` on a job (see there); its output, whatever the exit code.
+def run_child(job: Mapping[str, Any], counted: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run ``remat.tf._measure`` on a job (see there) and return its output, whatever the exit code.
 
     Args:
-        counted: under the heap counter. Without it the allocators are the user's, which times are to be taken with.
+        counted: run under the heap counter. Times need a child without it, which has the user's allocators.
     """
     counting = {
         "LD_PRELOAD": " ".join(filter(None, (str(heap_library()), os.environ.get("LD_PRELOAD")))),
@@ -94,5 +92,5 @@ def run_child(
         write_text(path, json.dumps(job))
         return subprocess.run(
             child.command("remat.tf._measure", str(path)), stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, errors="replace", check=False, env=environment, timeout=timeout_s,
+            text=True, errors="replace", check=False, env=environment,
         )  # fmt: skip

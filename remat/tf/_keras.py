@@ -1,4 +1,4 @@
-"""Keras, imported where it is needed: with TensorFlow it takes seconds."""
+"""Imports Keras at its first use, because that takes seconds with TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 from typing import Any
 
 from remat.errors import MissingPackage
-
-INSTALL = "pip install 'remat[tensorflow]'"
 
 
 def import_keras() -> Any:
@@ -22,4 +20,4 @@ def import_keras() -> Any:
     try:
         return importlib.import_module("keras")
     except ImportError as error:
-        raise MissingPackage(f"Keras models need TensorFlow ({error}): {INSTALL}") from error
+        raise MissingPackage(f"Keras models need TensorFlow ({error}): pip install 'remat[tensorflow]'") from error

@@ -1,10 +1,10 @@
 """Loops of a traced TensorFlow function (recurrent layers) as single opaque operations.
 
-A loop's outputs are tensors and tensor lists; a list's storage is its elements, as many as the loop
-has turns. The number of turns is the loop's `maximum_iterations`, which Keras sets to the sequence length.
+A loop's outputs are tensors and tensor lists. The storage of a list is its elements, one for each turn of the
+loop. The number of turns is the loop's `maximum_iterations`, which Keras sets to the sequence length.
 
-Private TensorFlow API in use (checked with 2.21.0): `Operation._body_graph`, the loop's body as traced, and where
-that is missing `Graph._get_function` and `function_def_to_graph`, which rebuild it.
+Private TensorFlow API in use (checked with 2.21.0): `Operation._body_graph`, the loop's body as traced; where that is
+missing, `Graph._get_function` and `function_def_to_graph` rebuild it.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from remat.errors import InvalidInput
 from remat.tf import _nodes as nodes
 
 LOOPS = frozenset({"While", "StatelessWhile"})
-_LIST_WRITES = {"TensorListSetItem": 2, "TensorListPushBack": 1}  # position of the element written
-_REFERENCES = frozenset({"ReadVariableOp", "TensorListGetItem"})  # outputs that share the storage of what they read
+_LIST_WRITES = {"TensorListSetItem": 2, "TensorListPushBack": 1}  # position of the written element
+_REFERENCES = frozenset({"ReadVariableOp", "TensorListGetItem"})  # their output shares the storage of their input
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """What a loop weighs.
+    """Memory and work of a loop.
 
     Attributes:
         turns: number of iterations.
         alias_of: for each output the input whose storage it shares (a loop invariant, or a list of
             references to a variable or to another list's elements), or None.
         output_bytes: of each output; 0 for aliases.
-        workspace_bytes: what one turn holds at most beside the loop's inputs and outputs.
-        flops: of all turns; None where one operation of the body has no rule or no static shape.
+        workspace_bytes: peak of one turn without the loop's inputs and outputs.
+        flops: of all turns; None where an operation of the body has no rule or no static shape.
         bytes_moved: of all turns.
-        changes_state: an iteration has an effect beyond its outputs.
+        changes_state: an iteration has an effect other than its outputs.
     """
 
     turns: int
@@ -95,7 +95,7 @@ def read_loop(op: Any, maximum_iterations: Any, input_bytes: Callable[[int], int
 
 
 def _body(op: Any) -> Any:
-    # the graph that the tracer built knows more shapes than one made from the function's definition
+    # the tracer's graph knows more shapes than one rebuilt from the function's definition
     if hasattr(op, "_body_graph"):
         return op._body_graph
     from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
@@ -130,14 +130,14 @@ def _turn_bytes(operations: tuple[Any, ...]) -> int:
 
 
 def _turn_work(operations: tuple[Any, ...], constants: dict[str, Any]) -> tuple[int | None, int]:
-    """FLOPs and bytes moved by one turn; what is written into a list or read from it counts as its element."""
+    """FLOPs and bytes moved by one turn; reading or writing a list counts as reading or writing one element."""
     flops: int | None = 0
     bytes_moved = 0
     for op in operations:
         if op.type in nodes.ALIASES or all(t.name in constants for t in op.outputs):
             continue
-        sizes = (t.dtype.name in ("resource", "variant") or t.shape.num_elements() for t in (*op.inputs, *op.outputs))
-        if None in list(sizes):
+        tensors = (t for t in (*op.inputs, *op.outputs) if t.dtype.name not in ("resource", "variant"))
+        if any(t.shape.num_elements() is None for t in tensors):
             flops = None
             continue
         work = nodes.work_of(op, constants, nodes.bytes_of)

@@ -1,9 +1,9 @@
 """``python -m remat.tf._measure JOB``: the child process of `_heap.run_child`; prints one JSON object per line.
 
-A job is ``{"kind": "step", ...}`` (see `measure_step` in `_portable`), ``{"kind": "times", ...}`` (see `time_steps`
+A job is ``{"kind": "step", ...}`` (see `measure_step` in `portable`), ``{"kind": "times", ...}`` (see `time_steps`
 there) or ``{"kind": "operations", ...}`` (see `_workspace`).
 
-Peaks are of the steady state: what the first runs allocate for good is not counted.
+Peaks are of the steady state: they do not count what the first runs allocate for good.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from remat.cost.records import write_record
-from remat.tf._nodes import run_signature
+from remat.tf._nodes import bytes_of, run_signature
 from remat.tf.adapter import executed_as_written
 from remat.tf.portable import load_step
 from remat.tf.timing import random_tensor
 
 WARM_UP = 2
-RUNS = 8  # kernels that work in blocks on several threads do not hold as many of them every time
-SMALL_BYTES = 32768  # tensors below this are too small to tell whether a kernel reuses them
+RUNS = 8  # kernels that work in blocks on several threads hold another number of blocks every time
+SMALL_BYTES = 32768  # reuse of a smaller tensor by a kernel cannot be seen
 
 
 class Heap:
@@ -45,7 +45,7 @@ class Heap:
         self.restart: Callable[[], None] = library.remat_heap_restart
 
     def call(self, function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[int, int, float]:
-        """(peak above what was held before, bytes held after with the results, seconds) of one call."""
+        """(peak bytes, bytes after with the results, both less the bytes before; seconds) of one call."""
         before = self.live()
         self.restart()
         start = time.perf_counter()
@@ -58,8 +58,6 @@ class Heap:
 
 def main(job_path: str) -> None:
     job = json.loads(Path(job_path).read_text())
-    if job.get("threads"):
-        tf.config.threading.set_intra_op_parallelism_threads(job["threads"])
     if job["kind"] == "times":
         _times(job)
     else:
@@ -67,13 +65,13 @@ def main(job_path: str) -> None:
 
 
 def _times(job: dict[str, Any]) -> None:
-    """Every step once in every round, so that whatever else runs on the machine disturbs them alike."""
+    """Time every step once in every round, so that other processes disturb all steps alike."""
     steps = [(load_step(Path(one["folder"])), one["as_written"]) for one in job["steps"]]
     wall: list[list[float]] = [[] for _ in steps]
     cpu: list[list[float]] = [[] for _ in steps]
     for i in range(WARM_UP + job["rounds"]):
         for s, ((function, arguments), as_written) in enumerate(steps):
-            with executed_as_written() if as_written else nullcontext():
+            with _mode(as_written):
                 start, busy = time.perf_counter(), time.process_time()
                 function(*arguments)
                 if i >= WARM_UP:
@@ -82,27 +80,20 @@ def _times(job: dict[str, Any]) -> None:
     print(json.dumps({"wall_s": wall, "cpu_s": cpu}), flush=True)
 
 
+def _mode(as_written: bool) -> AbstractContextManager[None]:
+    return executed_as_written() if as_written else nullcontext()
+
+
 def _step(job: dict[str, Any], heap: Heap) -> None:
     function, arguments = load_step(Path(job["folder"]))
-    peaks, times = [], []
-
-    def repeat() -> None:
-        for i in range(WARM_UP + job["runs"]):
-            peak, _, seconds = heap.call(function, arguments)
-            if i >= WARM_UP:
-                peaks.append(peak)
-                times.append(seconds)
-
-    if job["as_written"]:
-        with executed_as_written():
-            repeat()
-    else:
-        repeat()
+    with _mode(job["as_written"]):
+        runs = [heap.call(function, arguments) for _ in range(WARM_UP + job["runs"])][WARM_UP:]
+    peaks, _, times = zip(*runs, strict=True)
     print(json.dumps({"peaks": peaks, "median_s": statistics.median(times), "best_s": min(times)}), flush=True)
 
 
 def _operations(job: dict[str, Any], heap: Heap) -> None:
-    """One cache file per key: workspace of each signature; for those in `sharing` also which inputs are reused."""
+    """Write a cache file per key: the workspace of its signature, and for keys in `sharing` which inputs are reused."""
     with executed_as_written(), tf.device("/CPU:0"):
         call_overhead = _transient(heap, tf.function(lambda: tf.constant(0), autograph=False), ())
         for key, text in job["signatures"].items():
@@ -110,7 +101,7 @@ def _operations(job: dict[str, Any], heap: Heap) -> None:
             description = json.loads(text)
             try:
                 record = _operation(heap, description, call_overhead, key in job["sharing"])
-            except Exception as error:  # kernels raise whatever they like; the parent names the kind
+            except Exception as error:  # a kernel may raise anything; the parent names the operation
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
                 print(json.dumps({"failed": key, "reason": reason}), flush=True)
                 continue
@@ -127,7 +118,7 @@ def _operation(heap: Heap, description: dict[str, Any], call_overhead: int, shar
     tensors = [None if "c" in entry else random_tensor(entry["t"], entry["d"]) for entry in entries]
 
     def once(copied: Sequence[int]) -> tuple[int, Any]:
-        """(transient bytes, results) with a copy of the inputs `copied`, which nothing else holds."""
+        """(transient bytes, results) with copies of the inputs `copied`, which nothing else holds."""
 
         @tf.function(autograph=False)
         def run(*values: Any) -> Any:
@@ -147,22 +138,18 @@ def _operation(heap: Heap, description: dict[str, Any], call_overhead: int, shar
     shares: list[tuple[int, int]] = []
     scratch: list[int] = []
     for i, tensor in enumerate(tensors):
-        if tensor is None or _bytes(tensor) < SMALL_BYTES:
+        if tensor is None or bytes_of(tensor) < SMALL_BYTES:
             continue
-        alike = [o for o, r in enumerate(results) if r.dtype == tensor.dtype and _bytes(r) == _bytes(tensor)]
-        if not alike and workspace < _bytes(tensor):
+        alike = [o for o, r in enumerate(results) if r.dtype == tensor.dtype and bytes_of(r) == bytes_of(tensor)]
+        if not alike and workspace < bytes_of(tensor):
             continue
-        # a copy that the kernel writes its result to does not exist beside the result, nor one beside scratch in it
-        if once([i])[0] < workspace + _bytes(tensor) // 2:
+        # A kernel that writes its result or its scratch to the copy saves the copy's bytes.
+        if once([i])[0] < workspace + bytes_of(tensor) // 2:
             if alike:
                 shares.append((i, alike[0]))
             else:
                 scratch.append(i)
     return record | {"shares": shares, "scratch": scratch}
-
-
-def _bytes(tensor: Any) -> int:
-    return tensor.shape.num_elements() * tensor.dtype.size
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Single TensorFlow operations as plain data: attributes, signatures, and running one from its signature.
 
-Private TensorFlow API in use (checked with 2.21.0): `op_def_registry.get`, for an operation's argument names,
-and `Tensor._handle_data`, for the shape of a variable.
+Private TensorFlow API in use (checked with 2.21.0): `op_def_registry.get` for the argument names of an operation,
+and `Tensor._handle_data` for the shape of a variable.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from remat.errors import InvalidInput
 from remat.graph import Work
 from remat.tf._rules import OperationFacts, TensorFacts, flops
 
-# constants up to this size are written into signatures and folded into; larger ones are tensors
+# up to this size constants are folded and written into signatures; larger ones are tensors
 SMALL_CONSTANT_BYTES = 4096
-# output i is the storage of input i (IdentityN), or output 0 that of input 0
+# output i shares the storage of input i (IdentityN), or output 0 that of input 0
 ALIASES = frozenset(
     {"Reshape", "Squeeze", "ExpandDims", "Identity", "IdentityN", "StopGradient", "PreventGradient", "EnsureShape"}
     | {"Bitcast"}
 )
 EMPTY_LISTS = frozenset({"EmptyTensorList", "TensorListReserve"})
+_OPAQUE = ("resource", "variant", "string")  # element types without a size
 _SHAPE_KINDS = frozenset({"Shape", "ShapeN", "Size", "Rank", "VariableShape"})
-# read the rows they return, not the table
+# these read the rows that they return, not the whole table
 _GATHERS = frozenset({"GatherV2", "Gather", "GatherNd", "ResourceGather", "ResourceGatherNd"})
-# stateful to TensorFlow's scheduler, but with nothing that a second run would change
+# stateful to TensorFlow's scheduler, but a second run changes nothing
 _HARMLESS = frozenset({"ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd", "Placeholder"})
 
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
     """Static shape; raises `InvalidInput` if a dimension is unknown."""
-    dims = tensor.shape.as_list() if tensor.shape.rank is not None else None
-    if dims is None or None in dims:
+    if not tensor.shape.is_fully_defined():
         raise InvalidInput(
             f"'{tensor.name}' ({tensor.op.type}) has no static shape ({tensor.shape}) once the batch size is fixed; "
             "give the network's inputs fixed sizes"
         )
-    return tuple(dims)
+    return tuple(tensor.shape)
 
 
 def bytes_of(tensor: Any) -> int:
     """Size of a tensor's storage; 0 for handles."""
-    if tensor.dtype.name in ("resource", "variant", "string"):
+    if tensor.dtype.name in _OPAQUE:
         return 0
     return math.prod(shape_of(tensor)) * tensor.dtype.size
 
@@ -58,7 +58,7 @@ def is_stateful(op: Any) -> bool:
 
 def attrs_of(op: Any) -> dict[str, Any] | None:
     """Attributes that the inputs do not imply, as plain data; None if one of them is a function or a tensor."""
-    implied = {arg.type_attr for arg in op.op_def.input_arg} | {arg.type_list_attr for arg in op.op_def.input_arg}
+    implied = {name for arg in op.op_def.input_arg for name in (arg.type_attr, arg.type_list_attr)}
     plain: dict[str, Any] = {}
     for declared in op.op_def.attr:
         if declared.name in implied or declared.name.startswith("_"):
@@ -83,15 +83,19 @@ def _plain(value: Any, kind: str) -> Any:
 
 def operand(tensor: Any, constant: np.ndarray | None) -> dict[str, Any]:
     """One entry of a signature's inputs: ``{"c": ..}`` for a small finite constant, else ``{"t": shape}``."""
-    finite = constant is not None and (constant.dtype.kind not in "fc" or bool(np.isfinite(constant).all()))
-    if constant is not None and finite and constant.nbytes <= SMALL_CONSTANT_BYTES and constant.dtype.kind in "biuf":
+    if (
+        constant is not None
+        and constant.nbytes <= SMALL_CONSTANT_BYTES
+        and constant.dtype.kind in "biuf"
+        and np.isfinite(constant).all()
+    ):
         return {"c": constant.tolist(), "d": tensor.dtype.name}
     return {"t": list(shape_of(tensor)), "d": tensor.dtype.name}
 
 
 def signature(op: Any, attrs: dict[str, Any] | None, operands: Sequence[dict[str, Any]]) -> str:
     """Canonical JSON from which `run_signature` rebuilds the operation; '' if it cannot be rebuilt."""
-    if attrs is None or any(t.dtype.name in ("resource", "variant", "string") for t in (*op.inputs, *op.outputs)):
+    if attrs is None or any(t.dtype.name in _OPAQUE for t in (*op.inputs, *op.outputs)):
         return ""
     description = {
         "fw": "tensorflow", "op": op.type, "attrs": attrs, "inputs": list(operands), "outputs": len(op.outputs)
@@ -100,14 +104,14 @@ def signature(op: Any, attrs: dict[str, Any] | None, operands: Sequence[dict[str
 
 
 def work_of(op: Any, constants: dict[str, np.ndarray], size: Callable[[Any], int]) -> Work:
-    """FLOPs, traffic and signature of one operation.
+    """FLOPs, bytes moved and signature of one operation.
 
     Args:
-        constants: folded tensors by name; they cost no traffic.
+        constants: folded tensors by name; reading them moves no bytes.
         size: bytes of a tensor's storage.
     """
     attrs = attrs_of(op)
-    described = OperationFacts(
+    facts = OperationFacts(
         op.type, tuple(_facts(t, constants) for t in op.inputs), tuple(_facts(t, constants) for t in op.outputs),
         attrs or {},
     )  # fmt: skip
@@ -119,7 +123,7 @@ def work_of(op: Any, constants: dict[str, np.ndarray], size: Callable[[Any], int
     operands = [operand(t, constants.get(t.name)) for t in op.inputs]
     floating = [t.dtype.name for t in (*op.outputs, *op.inputs) if t.dtype.is_floating]
     return Work(
-        flops=flops(described),
+        flops=flops(facts),
         bytes_moved=written + sum(map(size, sources.values())),
         dtype=floating[0] if floating else (*op.outputs, *op.inputs)[0].dtype.name,
         signature=signature(op, attrs, operands),
@@ -130,8 +134,8 @@ def work_of(op: Any, constants: dict[str, np.ndarray], size: Callable[[Any], int
 def _facts(tensor: Any, constants: dict[str, np.ndarray]) -> TensorFacts:
     constant = constants.get(tensor.name)
     if constant is not None:
-        small = constant.nbytes <= SMALL_CONSTANT_BYTES
-        return TensorFacts(constant.shape, tensor.dtype.name, constant.tolist() if small else None)
+        is_small = constant.nbytes <= SMALL_CONSTANT_BYTES
+        return TensorFacts(constant.shape, tensor.dtype.name, constant.tolist() if is_small else None)
     shape = () if tensor.dtype.name in ("resource", "variant") else shape_of(tensor)
     return TensorFacts(shape, tensor.dtype.name)
 
@@ -146,16 +150,15 @@ def run_signature(description: dict[str, Any], tensors: Sequence[Any]) -> list[A
     import tensorflow as tf
     from tensorflow.python.framework import op_def_registry
 
-    op_def = op_def_registry.get(description["op"])
     values = [
         tf.constant(entry["c"], dtype=entry["d"]) if "c" in entry and tensor is None else tensor
         for entry, tensor in zip(description["inputs"], tensors, strict=True)
     ]
-    return run(op_def, description["attrs"], values)
+    return run(op_def_registry.get(description["op"]), description["attrs"], values)
 
 
 def run(op_def: Any, attrs: dict[str, Any], values: Sequence[Any]) -> list[Any]:
-    """Run one operation eagerly through `tf.raw_ops`; list arguments take their share of the flat `values`."""
+    """Run one operation eagerly through `tf.raw_ops`; a list argument takes several of the flat `values`."""
     import tensorflow as tf
 
     arguments: dict[str, Any] = {}
@@ -177,7 +180,7 @@ def run(op_def: Any, attrs: dict[str, Any], values: Sequence[Any]) -> list[Any]:
         at += n
     arguments |= {name: value for name, value in attrs.items() if name not in counts}
     call = getattr(tf.raw_ops, op_def.name)
-    # a few arguments have another name in Python (ExpandDims: dim -> axis); those come in the same order
+    # a few arguments have another name in Python (ExpandDims: dim -> axis); their order is the same
     names = [name for name in inspect.signature(call).parameters if name != "name"]
     renamed = dict(
         zip((a for a in arguments if a not in names), (n for n in names if n not in arguments), strict=False)
@@ -189,7 +192,7 @@ def run(op_def: Any, attrs: dict[str, Any], values: Sequence[Any]) -> list[Any]:
 
 
 def fold_all(operations: Iterable[Any]) -> dict[str, np.ndarray]:
-    """Tensor name -> value for every constant, and everything that follows from small constants and static shapes."""
+    """Tensor name -> value of every constant and of all results of small constants and static shapes."""
     constants: dict[str, np.ndarray] = {}
     for op in operations:
         folded = fold(op, [constants.get(t.name) for t in op.inputs])
@@ -200,9 +203,9 @@ def fold_all(operations: Iterable[Any]) -> dict[str, np.ndarray]:
 
 def fold(op: Any, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray] | None:
     """The outputs of `op` if they are small constants: shapes, and pure functions of small constants."""
-    if op.type == "Const":
-        import tensorflow as tf
+    import tensorflow as tf
 
+    if op.type == "Const":
         return [tf.make_ndarray(op.get_attr("value"))]
     if op.type in _SHAPE_KINDS:
         return _shapes(op)
@@ -213,18 +216,16 @@ def fold(op: Any, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray] | Non
     sizes = [_known_bytes(t) for t in op.outputs]
     if attrs is None or None in sizes or sum(s for s in sizes if s) > SMALL_CONSTANT_BYTES:
         return None
-    import tensorflow as tf
-
     with tf.init_scope(), tf.device("CPU:0"):
         tensors = [tf.constant(c, dtype=t.dtype) for c, t in zip(known, op.inputs, strict=True)]
         return [t.numpy() for t in run(op.op_def, attrs, tensors)]
 
 
 def _known_bytes(tensor: Any) -> int | None:
-    if tensor.dtype.name in ("resource", "variant", "string"):
+    if tensor.dtype.name in _OPAQUE:
         return None
     # shape arithmetic (BroadcastGradientArgs, Where) may have outputs of unknown but tiny size
-    return 0 if tensor.shape.num_elements() is None else tensor.shape.num_elements() * tensor.dtype.size
+    return (tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 
 def _shapes(op: Any) -> list[np.ndarray] | None:
@@ -244,7 +245,7 @@ def _shapes(op: Any) -> list[np.ndarray] | None:
 
 
 def variable_shape(handle: Any) -> tuple[Any, str]:
-    """(static shape, name of the element type) of the variable behind a handle; unknown rank if it is not known."""
+    """(static shape, name of the element type) of the variable behind a handle; an unknown shape has no rank."""
     import tensorflow as tf
 
     known = getattr(handle, "_handle_data", None)

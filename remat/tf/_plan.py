@@ -1,4 +1,4 @@
-"""A budget and a captured step give a `StepPlan`, or an error that says why there is none."""
+"""From a captured step and a budget to a `StepPlan`, or to an error that says why there is none."""
 
 from __future__ import annotations
 
@@ -25,22 +25,21 @@ from remat.execution import (
 )
 from remat.graph import Graph
 from remat.plan import Plan, Scope
-from remat.simulator import Sharing
 from remat.tf._workspace import Footprint, measure_footprint
 from remat.tf.capture import CapturedStep
 from remat.tf.emit import emit, emit_plain
 from remat.tf.portable import measure_step
 from remat.units import format_size
 
-# What TensorFlow's executor holds beside tensors, fitted with 2.21: an entry for each input of each node for the
-# whole step, and for each tensor its buffer object and what alignment adds.
+# Memory of TensorFlow's executor other than tensors, fitted with 2.21: for the whole step an entry for each input of
+# each node, and for each tensor its buffer object and the bytes that alignment adds.
 ENTRY_BYTES = 48
 TENSOR_BYTES = 128
-ROUNDS = 4  # solves in which the budget of the solver, which knows no sharing of storage, is raised or lowered
+ROUNDS = 4  # solves; each raises or lowers the solver's budget, because the solver knows no sharing of storage
 VERIFYING_RUNS = 10
-LEFT_FREE = 0.002  # of the budget, when a plan is verified: runs of other processes differ by a few kilobytes
-SMALL = 1e-5  # of the budget: a gradient up to this may be held to the end of the step
-NEAR = 0.01  # of the budget: what is left of it is not worth another solve
+LEFT_FREE = 0.002  # share of the budget left free in verification: processes differ by a few kilobytes
+SMALL = 1e-5  # share of the budget: a gradient up to this size may be held to the end of the step
+NEAR = 0.01  # share of the budget: if less is left, another solve is not worth its time
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +57,14 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """A budget in bytes, and the plain step's peak if it is a fraction of that."""
+    """A budget in bytes, and the plain step's peak if the budget is a fraction of it."""
 
     budget_bytes: int
     plain: Peaks
 
 
 def promise_of(step: CapturedStep, budget: int | float | str) -> Promise:
-    """`budget` for `step`; what a fraction is of is measured.
+    """`budget` for `step`; for a fraction the plain step's peak is measured.
 
     Raises:
         InvalidInput: a budget that cannot be read.
@@ -78,7 +77,7 @@ def make_plan(step: CapturedStep, promise: Promise, options: Options, inputs: st
     """The cheapest plan found whose peak is within the promise.
 
     Raises:
-        InvalidInput: a budget that cannot be met.
+        InvalidInput: no plan was found within it.
     """
     return _StepSearch(step, measure_footprint(step), promise, options, inputs).run()
 
@@ -86,7 +85,7 @@ def make_plan(step: CapturedStep, promise: Promise, options: Options, inputs: st
 def load_plan(
     step: CapturedStep, plan: StepPlan | str | os.PathLike[str], inputs: str, budget: int | float | str | None
 ) -> StepPlan:
-    """A plan made before, for this step; a budget is promised instead of the plan's own.
+    """A plan made before, for this step; `budget` replaces the promise of the plan.
 
     Raises:
         InvalidInput: the plan exceeds the budget.
@@ -94,10 +93,10 @@ def load_plan(
     """
     here = fingerprint(step, inputs)
     if isinstance(plan, StepPlan):
-        taken = plan.moved(step.graph, here, step.fixed)
+        known = plan.moved(step.graph, here, step.fixed)
     else:
-        taken = StepPlan.load(plan, step.graph, here, step.fixed)
-    return _with_executor(taken, step).promising(None if budget is None else promise_of(step, budget).budget_bytes)
+        known = StepPlan.load(plan, step.graph, here, step.fixed)
+    return _with_executor(known, step).promising(None if budget is None else promise_of(step, budget).budget_bytes)
 
 
 def fingerprint(step: CapturedStep, inputs: str) -> Fingerprint:
@@ -105,26 +104,27 @@ def fingerprint(step: CapturedStep, inputs: str) -> Fingerprint:
 
 
 def measured_plain_peak(step: CapturedStep) -> Peaks:
-    """What the framework's own `tf.function` of this step needs, measured in a fresh process."""
+    """Peak of the framework's own `tf.function` of this step, measured in a fresh process."""
     try:
         measured = measure_step(emit_plain(step.function), as_written=False)
-    except RematError as error:  # whatever ended that process, the user can still give a size
+    except RematError as error:  # the user can still give the budget as a size
         return Peaks(None, " ".join(str(error).split())[:300])
     return Peaks(step.graph.fixed_bytes + measured.peak_bytes)
 
 
 def executor_bytes(step: CapturedStep, order: Sequence[int]) -> int:
-    """What the executor of a step with these computations holds beside tensors."""
+    """Memory of the executor of a step with these computations, other than tensors."""
     entries = np.array([len(node.inputs) for node in step.nodes])
     return ENTRY_BYTES * int(entries[np.asarray(order)].sum()) + TENSOR_BYTES * len(step.graph.values)
 
 
 def _with_executor(plan: StepPlan, step: CapturedStep) -> StepPlan:
-    """The plan on a graph whose fixed bytes hold the executor's."""
-    extra = executor_bytes(step, plan.order.tolist())
+    """The plan on a graph whose fixed bytes include the executor's."""
+    order = plan.order.tolist()
+    extra = executor_bytes(step, order)
     graph = replace(plan.graph, fixed_bytes=step.graph.fixed_bytes + extra)
-    made = Plan.from_order(graph, plan.order.tolist(), plan.budget_bytes)
-    return replace(plan, plan=made, graph=graph, fixed=step.fixed | {"executor": extra})
+    same_order = Plan.from_order(graph, order, plan.budget_bytes)
+    return replace(plan, plan=same_order, graph=graph, fixed=step.fixed | {"executor": extra})
 
 
 class _StepSearch:
@@ -135,21 +135,20 @@ class _StepSearch:
         self.budget_bytes, self.plain = promise.budget_bytes, promise.plain
         self.fingerprint = fingerprint(step, inputs)
         self.footprint = footprint
-        self.sharing: Sharing = footprint.sharing
-        self.graph, self.costs = footprint.graph, ""  # costs are taken when something has to be chosen
+        self.graph, self.costs = footprint.graph, ""  # costs are computed when there is a choice between plans
         self.noise: Noise | None = None
-        self.planned = self._as_solvers_see_it()
+        self.planned = self._planned_for_solvers()
         self.scope = options.scope
         if step.in_order_only and self.is_merged:
             self.scope = str(Scope.FIXED_ORDER)
-        self.margin = 0  # bytes, how far a measurement exceeded its prediction
+        self.margin = 0  # bytes by which a measurement exceeded its prediction
 
     @property
     def is_merged(self) -> bool:
-        """Whether updates run among the planned operations; in the graph's order, for other scopes, they come last."""
+        """Whether updates run among the planned operations; for scopes other than ``free`` they come last."""
         return Scope(self.options.scope) is Scope.FREE
 
-    def _as_solvers_see_it(self) -> Graph:
+    def _planned_for_solvers(self) -> Graph:
         once = executor_bytes(self.step, range(len(self.graph)))
         planned = replace(self.footprint.planned, fixed_bytes=self.footprint.planned.fixed_bytes + once)
         if not self.is_merged:
@@ -170,7 +169,8 @@ class _StepSearch:
             excess = self._measured_excess(plan)
             if excess <= 0:
                 return plan
-            # of the prediction, which may have been below the budget already; runs differ, so more each time
+            # The margin is relative to the prediction, which may have been below the budget already. It grows faster
+            # than the excess because runs differ.
             self.margin = max(self.margin, self.budget_bytes - plan.peak_bytes) + (attempt + 1) * excess
             plan = self._cheapest(self.options.time_limit_s / 2)
         if self.options.verify and self._measured_excess(plan) > 0:
@@ -181,16 +181,16 @@ class _StepSearch:
         return plan
 
     def _measured_excess(self, plan: StepPlan) -> int:
-        """Bytes over the budget in a fresh process, plus what two runs may differ by; negative if it is kept."""
+        """Bytes over the budget in a fresh process, plus the spread of runs; negative where the promise is kept."""
         measured = measure_step(emit(self.step, plan.order.tolist()), as_written=True, runs=VERIFYING_RUNS)
         spread = max(measured.spread_bytes, int(LEFT_FREE * self.budget_bytes))
         return self.step.graph.fixed_bytes + measured.peak_bytes + spread - self.budget_bytes
 
     def _check_floor(self) -> None:
-        """What the epilogue needs after the last planned operation is needed whatever the plan."""
-        made = self._step_plan(list(range(len(self.planned))), "")
-        end = np.flatnonzero(made.order < len(self.planned))[-1]
-        needed = int(made.trace.running_bytes[end + 1 :].max(initial=0))
+        """Refuse a budget below the epilogue's memory after the last planned operation, which every plan needs."""
+        once = self._step_plan(list(range(len(self.planned))), "")
+        end = np.flatnonzero(once.order < len(self.planned))[-1]
+        needed = int(once.trace.running_bytes[end + 1 :].max(initial=0))
         if needed > self.budget_bytes:
             raise InvalidInput(
                 f"no plan of '{self.graph.name}' within {format_size(self.budget_bytes)}: applying the gradients alone "
@@ -198,7 +198,7 @@ class _StepSearch:
             )
 
     def _cheapest(self, time_limit_s: float) -> StepPlan:
-        """Solves with budgets of the solver at which the plan's peak, storage shared, is just within the user's."""
+        """The cheapest plan of a few solves that look for the solver's budget whose plan just meets the user's."""
         budget = self.budget_bytes - self.margin
         once = self._step_plan(list(range(len(self.planned))), self.options.strategy)
         if once.peak_bytes <= budget:
@@ -208,7 +208,7 @@ class _StepSearch:
         best: StepPlan | None = None
         reason: InvalidInput | None = None
         nearest = once.peak_bytes
-        # the solver's budget: `fits` gave a plan that fits, `exceeds` one that does not
+        # solver's budgets: `fits` gave a plan that fits, `exceeds` one that does not
         fits, exceeds, asked = None, None, budget
         for _ in range(ROUNDS):
             try:
@@ -230,15 +230,12 @@ class _StepSearch:
                 exceeds, nearest = asked, min(nearest, found.peak_bytes)
                 asked = (fits + exceeds) // 2 if fits is not None else asked - (found.peak_bytes - budget)
         if best is None:
-            raise reason or self._none_found(nearest)
+            raise reason or InvalidInput(
+                f"no plan of '{self.graph.name}' within {format_size(self.budget_bytes)} found in "
+                f"{self.options.time_limit_s:g} s; the nearest needs {format_size(nearest)}: give a larger budget or "
+                "time_limit_s"
+            )
         return best
-
-    def _none_found(self, nearest_bytes: int) -> InvalidInput:
-        return InvalidInput(
-            f"no plan of '{self.graph.name}' within {format_size(self.budget_bytes)} found in "
-            f"{self.options.time_limit_s:g} s; the nearest needs {format_size(nearest_bytes)}: give a larger budget or "
-            "time_limit_s"
-        )
 
     def _solve(self, solver_budget: int, best: StepPlan | None, until: float) -> StepPlan:
         left = max(1.0, (until - time.monotonic()) / 2)
@@ -261,14 +258,14 @@ class _StepSearch:
         fixed = self.step.fixed | {"executor": extra}
         return StepPlan(
             plan, graph, self.fingerprint, strategy, self.budget_bytes, self.plain.plain_bytes, fixed,
-            self.costs, self.sharing, noise=self.noise,
+            self.costs, self.footprint.sharing, noise=self.noise,
         )  # fmt: skip
 
 
 def _costed(graph: Graph, cost: str) -> tuple[Graph, Noise | None]:
     gpu = load_gpu("cpu") if cost == "roofline" else None
     with warnings.catch_warnings():
-        # assignments have no kernel that runs alone; memory traffic is all they are
+        # assignments have no kernel that runs alone; they cost only the bytes that they move
         warnings.filterwarnings("ignore", r"not measured.*: (Assign\w+ \([^)]*\)(, )?)+$", CostWarning)
         return costs_and_noise(graph, cost, gpu, cache_folder=default_cache() / "profile", device="cpu")
 

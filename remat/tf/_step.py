@@ -1,4 +1,4 @@
-"""What the public functions return: a callable that runs a training step under a plan."""
+"""The result of the public functions: a callable that runs a training step under a plan."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ import tensorflow as tf
 from remat.errors import InvalidInput
 from remat.execution import Planned, StepPlan
 from remat.tf.capture import CapturedStep
-from remat.tf.emit import emit, emit_plain
+from remat.tf.emit import EmittedStep, emit, emit_plain
 from remat.tf.portable import StepMeasurement, StepTimes, measure_step, time_steps
 
 
 class PlannedStep(Planned):
     """A training step under a plan; call it with arguments of the shapes that it was planned for.
 
-    It is made by `remat.tf.rematerialize`, `remat.tf.compile` and, for each shape of a batch, `remat.tf.fit_within`.
+    `remat.tf.rematerialize`, `remat.tf.compile` and, for each shape of a batch, `remat.tf.fit_within` make one.
 
     Attributes:
-        plan: what is computed when; ``print`` it, ``save`` it.
+        plan: the order of computations; ``print`` it, ``save`` it.
     """
 
     def __init__(self, step: CapturedStep, plan: StepPlan) -> None:
         self.plan = plan
         self._step = step  # also holds the variables
-        self._function = emit(step, plan.order.tolist()).function()
+        self._emitted = emit(step, plan.order.tolist())
+        self._function = self._emitted.function()
         self._signature = step.function.structured_input_signature[0]
         self._specs = tf.nest.flatten(self._signature, expand_composites=True)
         self._result = step.function.structured_outputs
@@ -38,35 +39,34 @@ class PlannedStep(Planned):
             InvalidInput: arguments of another structure, shape or type than planned for; a call inside a `tf.function`.
         """
         if not tf.executing_eagerly():
-            raise InvalidInput("inside a tf.function a plan would be rewritten by the graph optimizers; call it from "
-                               "Python")  # fmt: skip
+            raise InvalidInput("inside a tf.function the graph optimizers would rewrite the plan; call it from Python")
         rest = iter(self._function(*self._flat(arguments)))
         flat = [None if t is None else next(rest) for t in tf.nest.flatten(self._result, expand_composites=True)]
         return tf.nest.pack_sequence_as(self._result, flat, expand_composites=True)
 
     def measure(self, runs: int = 5) -> StepMeasurement:
-        """Peak in bytes (total, as `budget_bytes`) of this step, measured in a fresh process.
+        """Peak of this step, measured in a fresh process, in bytes in all (like `budget_bytes`).
 
         Its seconds are those under the heap counter, which slows allocation down; see `measure_times`.
         """
-        return measure_step(emit(self._step, self.plan.order.tolist()), as_written=True, runs=runs).above(
-            self._step.graph.fixed_bytes
-        )
+        return self._measure(self._emitted, runs)
 
     def measure_plain(self, runs: int = 5) -> StepMeasurement:
-        """The same of the framework's own `tf.function`."""
-        return measure_step(emit_plain(self._step.function), as_written=False, runs=runs).above(
-            self._step.graph.fixed_bytes
-        )
+        """As `measure`, for the framework's own `tf.function`."""
+        return self._measure(emit_plain(self._step.function), runs)
+
+    def _measure(self, emitted: EmittedStep, runs: int) -> StepMeasurement:
+        measured = measure_step(emitted, as_written=emitted.is_plan, runs=runs)
+        return measured.above(self._step.graph.fixed_bytes)
 
     def measure_times(self, rounds: int = 9) -> dict[str, StepTimes]:
-        """Seconds of a step, taken in turns in one fresh process.
+        """Seconds of a step, for three steps that take turns in one fresh process.
 
-        ``planned`` is this step, ``plain`` the framework's own `tf.function`, and ``plain as written`` that one
-        without grappler, which is what the predicted overhead is over.
+        ``planned`` is this step, ``plain`` the framework's own `tf.function`, and ``plain as written`` the same without
+        grappler, which the predicted overhead is relative to.
         """
         plain = emit_plain(self._step.function)
-        steps = [(emit(self._step, self.plan.order.tolist()), True), (plain, False), (plain, True)]
+        steps = [(self._emitted, True), (plain, False), (plain, True)]
         return dict(zip(("planned", "plain", "plain as written"), time_steps(steps, rounds), strict=True))
 
     def _flat(self, arguments: Sequence[Any]) -> list[Any]:

@@ -1,12 +1,13 @@
-"""What kernels allocate beside their results, and which results are written over an input: measured once each.
+"""Workspaces of kernels, and the results that kernels write over an input: measured once each.
 
-Both are facts of a kernel, a shape and a machine that no graph says. Each distinct operation runs alone in a child
-process whose heap is counted; results are cached in files as `remat.cost.profile` caches times.
+Both depend on kernel, shape and machine; no graph has them. Each distinct operation runs alone in a child process
+whose heap is counted. Files cache the results, as `remat.cost.profile` caches times.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,9 +27,9 @@ from remat.tf.capture import CapturedStep
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The whole step and its planned part with measured workspaces, and what may share storage.
+    """The whole step and its planned part with measured workspaces, and the values that may share storage.
 
-    `scratch` has for each operation {value read: bytes of the workspace that lie in its storage where it dies there}.
+    `scratch` has for each operation {input value: bytes of the workspace that lie in its storage if it dies there}.
     """
 
     graph: Graph
@@ -37,7 +38,7 @@ class Footprint:
     scratch: tuple[dict[int, int], ...] = ()
 
     def with_scratch_shared(self, graph: Graph, order: Sequence[int]) -> Graph:
-        """`graph` with the workspaces of the operations whose scratch lies in a dying input whenever they run."""
+        """`graph` with smaller workspaces where an operation's scratch always lies in a dying input."""
         if not any(self.scratch):
             return graph
         operations = graph.operations
@@ -58,7 +59,7 @@ class Footprint:
 def measure_footprint(step: CapturedStep) -> Footprint:
     """Workspaces in bytes and shared storages of every operation of `step`.
 
-    Operations that cannot run alone (loops, variables, lists) keep the workspace of the graph.
+    Operations that cannot run alone (loops, variables, lists) keep their workspace of the graph.
 
     Raises:
         MissingPackage: no C compiler.
@@ -67,7 +68,10 @@ def measure_footprint(step: CapturedStep) -> Footprint:
     signatures = [op.work.signature if op.work and not op.work.is_free else "" for op in step.graph.operations]
     wanted = dict.fromkeys(s for s in signatures if s)
     label, versions = machine(["tensorflow"])
-    provenance = {"device": label, "versions": versions, "measures": "memory/2"} | _kernels()
+    provenance = {
+        "device": label, "versions": versions, "measures": "memory/2",
+        "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", ""),  # chooses other kernels
+    }  # fmt: skip
     keys = {s: cache_key(s, provenance) for s in wanted}
     folder = default_cache() / "tensorflow"
     records = {s: record for s in wanted if (record := _read(folder / f"{keys[s]}.json")) is not None}
@@ -98,54 +102,53 @@ def measure_footprint(step: CapturedStep) -> Footprint:
     )  # fmt: skip
 
 
+def _values_read_once(step: CapturedStep, k: int) -> list[int | None]:
+    """For each input of operation `k` its value; None for no value, and for one read twice, which is never reused."""
+    values = [step.value_of.get(step.reader.base(t).name) for t in step.nodes[k].inputs]
+    return [v if values.count(v) == 1 else None for v in values]
+
+
 def _pairs(step: CapturedStep, k: int, shares: list[list[int]]) -> tuple[tuple[int, int], ...]:
-    """(input, output) values of operation `k`, from positions; an input read twice is never free to be taken."""
-    inputs, outputs = step.nodes[k].inputs, step.graph.operations[k].outputs
-    bases = [step.value_of.get(step.reader.base(t).name) for t in inputs]
-    found = []
-    for i, o in shares:
-        source, target = bases[i], outputs[o]
-        values = step.graph.values
-        if source is not None and bases.count(source) == 1 and values[source].bytes >= values[target].bytes:
-            found.append((source, target))
-    return tuple(found)
+    """(input, output) values of operation `k` that may share storage, from their positions."""
+    sources, outputs, values = _values_read_once(step, k), step.graph.operations[k].outputs, step.graph.values
+    pairs = [(sources[i], outputs[o]) for i, o in shares]
+    return tuple((s, target) for s, target in pairs if s is not None and values[s].bytes >= values[target].bytes)
 
 
 def _scratch(step: CapturedStep, k: int, positions: Sequence[int], workspace: int) -> dict[int, int]:
-    """{value: bytes} of the inputs at `positions`, which the kernel takes for scratch where they die."""
-    inputs = step.nodes[k].inputs
-    bases = [step.value_of.get(step.reader.base(t).name) for t in inputs]
+    """{value: bytes} of the inputs at `positions`, whose storage the kernel takes for scratch if they die there."""
+    sources = _values_read_once(step, k)
     found: dict[int, int] = {}
     for i in positions:
-        value = bases[i]
-        if value is not None and bases.count(value) == 1:
-            size = step.graph.values[value].bytes
+        source = sources[i]
+        if source is not None:
+            size = step.graph.values[source].bytes
             if sum(found.values()) + size <= workspace:
-                found[value] = size
+                found[source] = size
     return found
 
 
 def _loop_pairs(step: CapturedStep, k: int) -> list[list[int]]:
-    """(input, output) of a loop: what a turn leaves of what the one before left, and lists taken apart for others.
+    """(input, output) positions of a loop: its own variables, and lists that it empties with those that it fills.
 
-    A loop variable's first value goes with the first turn. A list that is taken apart, turn by turn, goes while
-    another is filled; several may stand for one, and the simulator takes one that dies.
+    The first value of a loop variable dies in the first turn. A list that the loop empties, turn by turn, dies while
+    another is filled. Several inputs may match one output; the simulator takes one that dies.
     """
     loop = step.reader.loops.get(step.nodes[k].name)
     if loop is None:
         return []
     outputs = step.nodes[k].outputs
     own = [i for i in range(len(outputs)) if loop.alias_of[i] is None and loop.output_bytes[i] > 0]
-    taken_apart = [
+    emptied = [
         i for i, t in enumerate(outputs)
         if t.dtype.name == "variant" and loop.alias_of[i] is None and loop.output_bytes[i] == 0
     ]  # fmt: skip
     filled = [i for i in own if outputs[i].dtype.name == "variant"]
-    return [[i, i] for i in own] + [[i, o] for o in filled for i in taken_apart]
+    return [[i, i] for i in own] + [[i, o] for o in filled for i in emptied]
 
 
 def _pattern(signature: str) -> str:
-    """What decides whether a kernel reuses an input: its kind, and how the operands' sizes compare."""
+    """The facts that decide whether a kernel reuses an input: its kind, and how the operands' sizes compare."""
     description = json.loads(signature)
     largest = max((_size(entry) for entry in description["inputs"]), default=0)
     operands = [
@@ -156,35 +159,25 @@ def _pattern(signature: str) -> str:
 
 
 def _size(entry: Mapping[str, Any]) -> int:
-    size = 1
-    for extent in entry.get("t", [0]):
-        size *= extent
-    return size
+    return math.prod(entry.get("t", [0]))
 
 
 def _representatives(signatures: Mapping[str, None]) -> dict[str, str]:
     """Pattern -> its signature with the most elements."""
-    found: dict[str, str] = {}
-    for s in sorted(signatures, key=lambda s: (sum(map(_size, json.loads(s)["inputs"])), s)):
-        found[_pattern(s)] = s
-    return found
+    by_size = sorted(signatures, key=lambda s: (sum(map(_size, json.loads(s)["inputs"])), s))
+    return {_pattern(s): s for s in by_size}
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """A cache file of ours, or None, which means to measure again."""
+    """The content of a cache file; None if it must be measured again."""
     record = read_record(path)
     return record if is_measurement(record.get("workspace_bytes")) else None
-
-
-def _kernels() -> dict[str, Any]:
-    """What else chooses kernels."""
-    return {"onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "")}
 
 
 def _measure(
     missing: Mapping[str, str], sharing: list[str], folder: Path, provenance: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Measure in child processes; a crash costs the operation that was running. Returns {key: failure}."""
+    """Measure in child processes; a crash loses the operation that was running. Returns {key: failure}."""
     rest, failures = dict(missing), {}
     while rest:
         job = {"kind": "operations", "signatures": rest, "sharing": sharing, "folder": str(folder.resolve()),

@@ -3,9 +3,9 @@
 Checked with TensorFlow 2.21.0 and Keras 3.15.1:
 
 * `FuncGraph.capture` (semi-public): a graph imported into a `tf.function` reads the variables of the traced one.
-* `eager.context.context().function_call_options`: the grappler configuration of one function's calls, so that no
-  global option is touched. `FunctionCallOptions` reads it on the first call of a concrete function.
-* `Context.add_function_def`: a graph from a file brings the bodies of its loops.
+* `eager.context.context().function_call_options`: the grappler configuration of one function's calls, without a
+  change to global options. TensorFlow reads it on the first call of a concrete function.
+* `Context.add_function_def`: registers the bodies of the loops of a graph from a file.
 * `Function._jit_compile`: to refuse a function that XLA compiles.
 """
 
@@ -19,21 +19,21 @@ import tensorflow as tf
 
 
 def capture(tensor: Any) -> Any:
-    """`tensor`, of outside, as an argument of the function being traced."""
+    """An outer `tensor` as an argument of the function being traced."""
     graph: Any = tf.compat.v1.get_default_graph()
     return graph.capture(tensor)
 
 
 @contextmanager
 def executed_as_written(*, one_by_one: bool = False) -> Iterator[None]:
-    """Functions first called in here run the operations that they hold: grappler and constant folding are off.
+    """Functions first called in here run their operations as written: grappler and constant folding are off.
 
-    Grappler would merge or fold what a plan computes again, and fuse convolution, bias and activation, which
-    changes the last bits of some results.
+    Grappler would merge or fold recomputations, and fuse convolution, bias and activation, which changes the last
+    bits of some results.
 
     Args:
-        one_by_one: by the executor of one thread, which runs no loops. A chain of operations is handed from thread
-            to thread by the usual one, which takes a tenth of the step where operations are small.
+        one_by_one: use the executor with one thread, which runs no loops. The usual executor hands a chain of
+            operations from thread to thread, which takes a tenth of the step where operations are small.
     """
     from tensorflow.core.protobuf import config_pb2
     from tensorflow.python.eager import context
@@ -57,7 +57,7 @@ def is_jit_compiled(function: Any) -> bool:
 
 
 def register_functions(graph_def: Any) -> None:
-    """Make the functions of a GraphDef known to this process, as loops need where they were not traced."""
+    """Make the functions of a GraphDef known to this process; loops need this where they were not traced."""
     from tensorflow.python.eager import context
 
     current: Any = context.context()

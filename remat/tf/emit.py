@@ -1,7 +1,7 @@
 """A plan as a TensorFlow graph: every computation a node, each waiting for the one before it.
 
 TensorFlow frees a tensor after its last use, so the order alone executes the plan's frees. Aliases, constants and
-variable reads are written where they are used: they hold no memory of their own.
+variable reads are written at each use, because they hold no memory of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 
 from remat.errors import InvalidInput
-from remat.tf._epilogue import is_write
 from remat.tf.adapter import capture, executed_as_written
 from remat.tf.capture import CapturedStep
 from remat.tf.operation_graph import StepReader
@@ -29,9 +28,9 @@ class EmittedStep:
     Attributes:
         graph_def: nodes in the order of execution.
         arguments: placeholder of each argument and its ``tf.TensorSpec``, in the order of the traced function.
-        captures: placeholder of each captured tensor, and the tensor (a variable's handle, as a rule).
+        captures: placeholder of each captured tensor, and the tensor (usually the handle of a variable).
         results: names of the result tensors.
-        is_plan: nodes are a chain that runs as written, in one thread if there is no loop in it.
+        is_plan: the nodes form a chain that runs as written, in one thread if it has no loop.
     """
 
     graph_def: Any
@@ -47,13 +46,12 @@ class EmittedStep:
 
         @tf.function(input_signature=specs, autograph=False)
         def planned_step(*values: Any) -> list[Any]:
-            given = dict(zip(names, values, strict=True))
-            given |= {name: capture(tensor) for name, tensor in self.captures}
-            direct = {f"{name}:0": tensor for name, tensor in given.items()}
-            wanted = [name for name in self.results if name not in direct]
-            imported = dict(zip(wanted, tf.graph_util.import_graph_def(self.graph_def, direct, wanted, name="remat"),
-                                strict=True))  # fmt: skip
-            return [direct.get(name, imported.get(name)) for name in self.results]
+            tensors = {f"{name}:0": value for name, value in zip(names, values, strict=True)}
+            tensors |= {f"{name}:0": capture(tensor) for name, tensor in self.captures}
+            wanted = [name for name in self.results if name not in tensors]
+            imported = tf.graph_util.import_graph_def(self.graph_def, tensors, wanted, name="remat")
+            tensors |= dict(zip(wanted, imported, strict=True))
+            return [tensors[name] for name in self.results]
 
         function: Any = planned_step
         concrete = function.get_concrete_function()
@@ -76,10 +74,10 @@ def emit_plain(function: Any) -> EmittedStep:
 
 
 def emit(step: CapturedStep, order: Iterable[int]) -> EmittedStep:
-    """The step with its operations computed in `order` (operations of the graph, repeats included).
+    """The step with the operations of its graph computed in `order`, repeats included.
 
     Raises:
-        InvalidInput: the order needs what it has not computed, or a variable after it has changed.
+        InvalidInput: the order reads a value before it is computed, or a variable after it has changed.
     """
     writer = _Writer(step)
     for k in order:
@@ -105,14 +103,14 @@ def _inputs(function: Any) -> tuple[tuple[tuple[str, Any], ...], tuple[tuple[str
 
 
 class _Writer:
-    """Appends nodes to a GraphDef; `present` says which copy of each traced tensor is the current one."""
+    """Appends nodes to a GraphDef; `current` maps each traced tensor to the name of its newest copy."""
 
     def __init__(self, step: CapturedStep) -> None:
         self.reader = step.reader
         source = step.function.graph.as_graph_def()
         self.source = {node.name: node for node in source.node}
         self.graph_def = tf.compat.v1.GraphDef(versions=source.versions, library=source.library)
-        self.present: dict[str, str] = {}
+        self.current: dict[str, str] = {}
         self.copies: Counter[str] = Counter()
         self.previous = ""  # node that the next computation waits for
         self.alias_source: dict[str, tuple[str, ...]] = {}
@@ -127,11 +125,11 @@ class _Writer:
         for op in step.function.graph.get_operations():
             if op.type == "Placeholder":
                 self._append(op, ())
-                self.present[op.outputs[0].name] = f"{op.name}:0"
+                self.current[op.outputs[0].name] = f"{op.name}:0"
 
     def run(self, op: Any) -> None:
-        """A computation: waits for the one before it."""
-        changed = self.reader.handles(op) if is_write(self.reader, op) else set()
+        """Append a computation that waits for the one before it."""
+        changed = self.reader.handles(op) if self.reader.is_write(op) else set()
         if changed:
             self._hold_reads(changed)
         elif any(self.written[h] != count for h, count in self.version.get(op.name, {}).items()):
@@ -139,11 +137,11 @@ class _Writer:
         name = self._append(op, [self.tensor(t) for t in op.inputs], after=self.previous)
         self.previous = name
         for i, t in enumerate(op.outputs):
-            self.present[t.name] = f"{name}:{i}"
+            self.current[t.name] = f"{name}:{i}"
         self.written.update(changed)
 
     def tensor(self, tensor: Any) -> str:
-        """Name of the current copy of a traced tensor; writes what is free."""
+        """Name of the current copy of a traced tensor; a free operation is written here."""
         op = tensor.op
         if tensor.name in self.reader.constants:
             return self._constant(tensor)
@@ -151,7 +149,7 @@ class _Writer:
             return self.tensor(self.reader.forwarded[tensor.name])
         if op.type == "ReadVariableOp":
             return self._read(op)
-        if op.type == "IdentityN":  # a node of it would need the others too, which may not be there yet
+        if op.type == "IdentityN":  # a node of it would need the other inputs too, which may not exist yet
             return self.tensor(op.inputs[tensor.value_index])
         if self.reader.is_free(op) and op.type != "Placeholder":
             inputs = tuple(self.tensor(t) for t in op.inputs)
@@ -159,33 +157,33 @@ class _Writer:
                 name = self._append(op, inputs)
                 self.alias_source[op.name] = inputs
                 for i, t in enumerate(op.outputs):
-                    self.present[t.name] = f"{name}:{i}"
-        if tensor.name not in self.present:
+                    self.current[t.name] = f"{name}:{i}"
+        if tensor.name not in self.current:
             raise InvalidInput(f"the plan needs '{tensor.name}' ({op.type}) before it is computed")
-        return self.present[tensor.name]
+        return self.current[tensor.name]
 
     def _constant(self, tensor: Any) -> str:
         name = f"constant/{tensor.name.replace(':', '_')}"
-        if name not in self.present:
+        if name not in self.current:
             node = self.graph_def.node.add(name=name, op="Const")
             node.attr["dtype"].type = tensor.dtype.as_datatype_enum
             node.attr["value"].tensor.CopyFrom(
                 tf.make_tensor_proto(self.reader.constants[tensor.name], dtype=tensor.dtype)
             )
-            self.present[name] = f"{name}:0"
-        return self.present[name]
+            self.current[name] = f"{name}:0"
+        return self.current[name]
 
     def _read(self, op: Any) -> str:
         ((handle, count),) = self.version[op.name].items()
         if self.written[handle] == count:
-            # at each use: a tensor that is held makes the next assignment copy the variable
+            # a read for each use, because a tensor that is held makes the next assignment copy the variable
             return f"{self._append(op, [self.tensor(op.inputs[0])], after=self.previous)}:0"
         if op.name not in self.held_reads:
             raise InvalidInput(f"the plan reads '{handle}' after it has changed")
         return self.held_reads[op.name]
 
     def _hold_reads(self, handles: set[str]) -> None:
-        """Read what later nodes need from before the write that follows."""
+        """Read now the contents that later nodes need from before the write that follows."""
         for handle in handles:
             for op in self.reads.get(handle, ()):
                 if self.version[op.name][handle] == self.written[handle]:
@@ -201,7 +199,7 @@ class _Writer:
         for attribute in ("_class", "_output_shapes"):  # colocation with a node by its traced name
             node.attr.pop(attribute, None)
         if "parallel_iterations" in node.attr:
-            node.attr["parallel_iterations"].i = 1  # turns side by side hold several turns' tensors, as chance has it
+            node.attr["parallel_iterations"].i = 1  # parallel turns would hold the tensors of a random number of turns
         del node.input[:]
         node.input.extend(inputs)
         if after:
@@ -210,12 +208,12 @@ class _Writer:
 
 
 def _versions(reader: StepReader) -> dict[str, dict[str, int]]:
-    """Name of each operation that is given variables and changes none -> by handle, the writes before it."""
+    """Name of each operation that is given variables and changes none -> {handle: number of writes before it}."""
     written: Counter[str] = Counter()
     found = {}
     for op in reader.order:
         handles = reader.handles(op)
-        if is_write(reader, op):
+        if reader.is_write(op):
             written.update(handles)
         elif handles:
             found[op.name] = {handle: written[handle] for handle in handles}

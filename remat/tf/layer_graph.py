@@ -1,12 +1,13 @@
 """Keras-layer graphs as Checkmate's artifact makes them (Jain et al., MLSys 2020, section 6).
 
-One operation per call of a layer, input layers dropped, then the loss (4 bytes per sample), then one gradient per
-operation in reverse order. grad(i) reads the output of i, the outputs and gradients of its consumers, and the
-loss if i is an output of the model; it is as large as the output of i.
+The operations are the calls of layers (input layers dropped), then the loss (4 bytes per sample), then one gradient
+per call in reverse order. grad(i) reads the output of i, the outputs and gradients of its consumers, and the loss
+if i is an output of the model. It is as large as the output of i.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
@@ -17,7 +18,6 @@ from remat.graph import Graph, Operation, Value
 from remat.tf.layer_work import Call, backward_work, forward_work, loss_work
 
 LOSS_BYTES_PER_SAMPLE = 4
-_ITEM_BYTES = {"bool": 1, "int8": 1, "uint8": 1, "bfloat16": 2, "complex64": 8, "complex128": 16}
 
 
 def layer_graph(
@@ -25,16 +25,16 @@ def layer_graph(
 ) -> Graph:
     """The uncosted training graph of a functional or sequential Keras model.
 
-    `fixed_bytes` is 2P: parameters (moving statistics included) and as much for gradients; under exact
-    accounting also the input batch. Nested models are inlined, a layer called several times is several
-    operations, several outputs of a layer are several values.
+    `fixed_bytes` is 2P, for parameters (moving statistics included) and gradients; under exact accounting also
+    the input batch. Nested models are inlined. A layer called several times is several operations. Several outputs
+    of a layer are several values.
 
     Args:
-        model: a built `keras.Model` whose layer graph is known (functional, or sequential).
+        model: a built `keras.Model`, functional or sequential.
         batch_size: replaces the open batch axis.
         name: of the graph.
         accounting: ``exact`` or ``published`` (inputs not counted).
-        dtype: counts every floating-point tensor and parameter as this type; None: as the model has them.
+        dtype: type as which every floating-point tensor and parameter counts; None: the model's own.
 
     Raises:
         InvalidInput: a subclassed model, an open axis other than the batch, a fixed batch of another size.
@@ -52,18 +52,18 @@ def layer_graph(
     outputs = list(dict.fromkeys(v for v in (values[id(t)] for t in network.outputs) if v is not None))
     fixed = 2 * sum(walk.weight_bytes(weight) for weight in model.weights)
     if accounting == "exact":
-        fixed += sum(prod(walk.shape(tensor)) * walk.item_bytes(tensor) for tensor in network.inputs)
+        fixed += sum(map(walk.tensor_bytes, network.inputs))
     return _training_graph(walk, outputs, name, fixed)
 
 
 @dataclass(slots=True)
 class _Node:
-    """A call of a layer: ids of the values it reads and makes."""
+    """A call of a layer, with the ids of its input and output values."""
 
     name: str
     call: Call
-    reads: tuple[int, ...]
-    makes: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -75,8 +75,8 @@ class _Walk:
     nodes: list[_Node] = field(default_factory=list)
     value_bytes: list[int] = field(default_factory=list)
     value_shapes: list[tuple[int, ...]] = field(default_factory=list)
-    trained: list[bool] = field(default_factory=list)  # per value: something trainable is before it
-    names: dict[str, int] = field(default_factory=dict)
+    trained: list[bool] = field(default_factory=list)  # per value: whether anything before it is trainable
+    names: Counter[str] = field(default_factory=Counter)
 
     def visit(self, network: Any, values: dict[int, int | None], prefix: str) -> None:
         """Append the calls of `network`; `values` maps tensors (by id) to values, None for network inputs."""
@@ -94,36 +94,35 @@ class _Walk:
                 values[id(ours)] = inside[id(theirs)]
 
     def _append(self, node: Any, values: dict[int, int | None], prefix: str) -> None:
-        layer, reads, makes = node.operation, [values[id(t)] for t in node.input_tensors], []
-        inputs = tuple(self.shape(t) for t in node.input_tensors)
-        outputs = tuple(self.shape(t) for t in node.outputs)
+        layer, read = node.operation, [values[id(t)] for t in node.input_tensors]
+        outputs = tuple(map(self.shape, node.outputs))
+        output_bytes = list(map(self.tensor_bytes, node.outputs))
         weights = {id(w): w for w in getattr(layer, "weights", ())}
         trainable = sum(self.weight_bytes(w) for w in getattr(layer, "trainable_weights", ()))
-        before = any(v is not None and self.trained[v] for v in reads)
+        known = sorted({v for v in read if v is not None})
+        before = any(self.trained[v] for v in known)
         call = Call(
             layer=layer,
-            inputs=inputs,
+            inputs=tuple(map(self.shape, node.input_tensors)),
             outputs=outputs,
-            input_bytes=tuple(prod(s) * self.item_bytes(t) for s, t in zip(inputs, node.input_tensors, strict=True)),
-            output_bytes=tuple(prod(s) * self.item_bytes(t) for s, t in zip(outputs, node.outputs, strict=True)),
+            input_bytes=sum(map(self.tensor_bytes, node.input_tensors)),
+            output_bytes=sum(output_bytes),
             weight_bytes=sum(map(self.weight_bytes, weights.values())),
             trainable_bytes=trainable,
             needs_input_gradient=before,
             dtype=self._type_of(node.outputs[0]),
         )
-        for tensor, shape, size in zip(node.outputs, outputs, call.output_bytes, strict=True):
-            values[id(tensor)] = len(self.value_bytes)
-            makes.append(len(self.value_bytes))
-            self.value_bytes.append(size)
-            self.value_shapes.append(shape)
-            self.trained.append(before or trainable > 0)
-        known = tuple(sorted({v for v in reads if v is not None}))
-        self.nodes.append(_Node(self._unique(prefix + layer.name), call, known, tuple(makes)))
+        written = range(len(self.value_bytes), len(self.value_bytes) + len(outputs))
+        values.update({id(tensor): v for tensor, v in zip(node.outputs, written, strict=True)})
+        self.value_bytes += output_bytes
+        self.value_shapes += outputs
+        self.trained += [before or trainable > 0] * len(outputs)
+        self.nodes.append(_Node(self._unique(prefix + layer.name), call, tuple(known), tuple(written)))
 
     def _unique(self, name: str) -> str:
         """The layer's name; from its second call on with the number of the call."""
-        times = self.names[name] = self.names.get(name, 0) + 1
-        return name if times == 1 else f"{name}#{times}"
+        self.names[name] += 1
+        return name if self.names[name] == 1 else f"{name}#{self.names[name]}"
 
     def shape(self, tensor: Any) -> tuple[int, ...]:
         """Shape with the batch size filled in."""
@@ -136,13 +135,16 @@ class _Walk:
             raise InvalidInput(f"tensor '{tensor.name}' would be empty, shape {shape}; the input is too small")
         return tuple(int(n) for n in shape)
 
+    def tensor_bytes(self, tensor: Any) -> int:
+        return prod(self.shape(tensor)) * self.item_bytes(tensor)
+
     def weight_bytes(self, weight: Any) -> int:
         return prod(int(n) for n in weight.shape) * self.item_bytes(weight)
 
     def item_bytes(self, tensor: Any) -> int:
         dtype = self._type_of(tensor)
-        if dtype in _ITEM_BYTES:
-            return _ITEM_BYTES[dtype]
+        if dtype == "bool":
+            return 1
         bits = dtype.lstrip("abcdefghijklmnopqrstuvwxyz")
         if not bits.isdigit():
             raise InvalidInput(f"tensor '{tensor.name}' has type {dtype}, whose size is not known")
@@ -174,13 +176,9 @@ def _training_graph(walk: _Walk, outputs: list[int], name: str, fixed_bytes: int
     if not outputs:
         raise InvalidInput(f"{name}: the model has no layer between its inputs and outputs")
     operations = [
-        Operation(node.name, node.call.kind, node.reads, node.makes, work=forward_work(node.call)) for node in nodes
+        Operation(node.name, node.call.kind, node.inputs, node.outputs, work=forward_work(node.call)) for node in nodes
     ]
-    values = [
-        Value(node.name if len(node.makes) == 1 else f"{node.name}:{j}", walk.value_bytes[v])
-        for node in nodes
-        for j, v in enumerate(node.makes)
-    ]
+    values = [Value(part, walk.value_bytes[v]) for node in nodes for part, v in _labelled(node.name, node.outputs)]
     loss_bytes = LOSS_BYTES_PER_SAMPLE * walk.batch_size
     shapes = tuple(walk.value_shapes[v] for v in outputs)
     work = loss_work(shapes, sum(walk.value_bytes[v] for v in outputs), loss_bytes, nodes[-1].call.dtype)
@@ -189,34 +187,24 @@ def _training_graph(walk: _Walk, outputs: list[int], name: str, fixed_bytes: int
 
     consumers: list[list[_Node]] = [[] for _ in range(n_forward)]
     for node in nodes:
-        for v in node.reads:
+        for v in node.inputs:
             consumers[v].append(node)
-    gradient: dict[int, int] = {}  # value -> its gradient's value
-    of_loss = set(outputs)
+    gradient: dict[int, int] = {}  # value -> value of its gradient
     for node in reversed(nodes):
-        reads = set(node.makes)
-        for v in node.makes:
-            if v in of_loss:
-                reads.add(n_forward)
+        label, read = f"{node.name}_backward", set(node.outputs)
+        for v in node.outputs:
+            if v in outputs:
+                read.add(n_forward)
             for consumer in consumers[v]:
-                reads.update(consumer.makes)
-                reads.update(gradient[u] for u in consumer.makes)
-        makes = tuple(range(len(values), len(values) + len(node.makes)))
-        for j, v in enumerate(node.makes):
-            gradient[v] = makes[j]
-            label = f"{node.name}_backward" if len(makes) == 1 else f"{node.name}_backward:{j}"
-            values.append(Value(label, walk.value_bytes[v]))
-        work = backward_work(node.call)
+                read.update(consumer.outputs)
+                read.update(gradient[u] for u in consumer.outputs)
+        written = tuple(range(len(values), len(values) + len(node.outputs)))
+        gradient.update(zip(node.outputs, written, strict=True))
+        values += [Value(part, walk.value_bytes[v]) for part, v in _labelled(label, node.outputs)]
         operations.append(
-            Operation(
-                f"{node.name}_backward",
-                f"{node.call.kind}Grad",
-                tuple(sorted(reads)),
-                makes,
-                is_backward=True,
-                work=work,
-            )
-        )
+            Operation(label, f"{node.call.kind}Grad", tuple(sorted(read)), written, is_backward=True,
+                      work=backward_work(node.call))
+        )  # fmt: skip
     return Graph(
         name,
         tuple(operations),
@@ -226,3 +214,8 @@ def _training_graph(walk: _Walk, outputs: list[int], name: str, fixed_bytes: int
         loss=len(nodes),
         source="Keras layers, gradients mirrored",
     )
+
+
+def _labelled(name: str, outputs: tuple[int, ...]) -> list[tuple[str, int]]:
+    """(label, output) pairs: the name alone, or numbered where there are several outputs."""
+    return [(name if len(outputs) == 1 else f"{name}:{j}", v) for j, v in enumerate(outputs)]

@@ -15,8 +15,8 @@ from remat.tf.timing import measure_function, random_tensor
 def time(description: dict[str, Any], device: str) -> Timing:
     """Time the layer in training mode, compiled as in `fit`, without XLA.
 
-    The backward pass is timed as (forward and backward) less forward: TensorFlow would drop a forward pass
-    whose result only the gradient uses, and keep one that the gradient needs.
+    The time of the backward pass is (forward and backward) less forward. Alone it cannot be timed, because
+    TensorFlow drops the parts of the forward pass that the gradient does not need and keeps the others.
     """
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
     with tf.device("/CPU:0"):
@@ -26,7 +26,7 @@ def time(description: dict[str, Any], device: str) -> Timing:
         layer = _layer(description)
         dtype = "int32" if description["class"] == "Embedding" else layer.compute_dtype
         inputs = [random_tensor(shape, dtype) for shape in description["inputs"]]
-        _call(layer, inputs)  # creates its variables, outside of any function
+        _call(layer, inputs)  # creates its variables, outside any function
 
         @tf.function
         def forward(*values: Any) -> Any:

@@ -1,16 +1,16 @@
-"""What a Keras layer does: floating-point operations, bytes moved and a signature to rebuild it from.
+"""The work of a Keras layer: floating-point operations, bytes moved and a signature to rebuild it from.
 
-Two counts of operations are kept apart:
+There are two separate counts of operations:
 
-- *published*: Checkmate's artifact (Jain et al., MLSys 2020). One per multiply-add of a convolution or dense
-  layer (a transposed convolution counts its input channels only, as there), batch norm 4 and activation layers
-  1 per element, Add its inputs' elements, upsampling 1 (nearest) or 5 (bilinear) per output element; biases, fused
-  activations, pooling, padding, concatenation, reshape and dropout nothing. Backward is twice forward. Layers
-  that the artifact does not know follow the same spirit.
+- *published*: that of Checkmate's artifact (Jain et al., MLSys 2020). A convolution or dense layer counts 1 per
+  multiply-add (a transposed convolution its input channels only, as there), batch norm 4 and an activation layer 1
+  per element, Add the elements of its inputs, upsampling 1 (nearest) or 5 (bilinear) per output element. Biases,
+  fused activations, pooling, padding, concatenation, reshape and dropout count nothing. Backward is twice forward.
+  Layers that the artifact does not know follow the same spirit.
 - *honest*: 2 per multiply-add, bias adds, activations (`_ACTIVATION`), pooling windows, normalisation in training
   mode. Backward: the gradient of the weights and, unless nothing before the layer is trainable, of the inputs.
 
-A layer without a rule has None; cost models charge it by the bytes it moves.
+A layer without a rule has None; cost models charge it by the bytes that it moves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from remat.graph import Work
 
 Shape = tuple[int, ...]
 
-# Operations per element of an elementwise function, transcendental functions counted as a few.
+# Operations per element of an elementwise function; a transcendental function counts as a few.
 _ACTIVATION = {"linear": 0, "relu": 1, "relu6": 2, "leaky_relu": 2, "softmax": 5, "hard_sigmoid": 3}
 _ACTIVATION_OTHER = 4
 _NORMALIZATIONS = ("BatchNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization")
@@ -33,6 +33,10 @@ _NORMALIZATION_FORWARD, _NORMALIZATION_BACKWARD = 8, 10
 _MERGES = ("Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum")
 _COPIES = ("Concatenate", "Permute", "RepeatVector", "Masking", "Embedding")
 _ALIASES = ("Reshape", "Flatten", "Identity", "ActivityRegularization", "InputLayer")
+_PER_OUTPUT = {
+    "ReLU": 2, "LeakyReLU": 2, "ELU": 2, "PReLU": 2, "Softmax": _ACTIVATION["softmax"], "Rescaling": 2,
+    "Normalization": 2, **dict.fromkeys((*_COPIES, *_ALIASES), 0),
+}  # fmt: skip
 _READS_OUTPUT = ("Activation", "ReLU", "LeakyReLU", "ELU", "Softmax", "PReLU", "Dropout", "SpatialDropout2D")
 
 
@@ -43,7 +47,7 @@ class Call:
     Attributes:
         layer: the Keras layer or operation.
         inputs, outputs: shapes with the batch in front.
-        input_bytes, output_bytes: of each of them.
+        input_bytes, output_bytes: of all inputs, of all outputs.
         weight_bytes: of all variables of the layer.
         trainable_bytes: of the trainable ones.
         needs_input_gradient: whether anything before it is trainable.
@@ -53,8 +57,8 @@ class Call:
     layer: Any
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
-    input_bytes: tuple[int, ...]
-    output_bytes: tuple[int, ...]
+    input_bytes: int
+    output_bytes: int
     weight_bytes: int
     trainable_bytes: int
     needs_input_gradient: bool
@@ -66,7 +70,7 @@ class Call:
 
     @property
     def rule(self) -> str:
-        """Keras' own class that the layer is or derives from most closely: what the rules go by."""
+        """Keras' own class that the layer is, or derives from most closely; the rules look it up."""
         own = (base for base in type(self.layer).__mro__ if base.__module__.startswith("keras."))
         return next(own).__name__
 
@@ -82,13 +86,13 @@ class Call:
 
 
 def forward_work(call: Call) -> Work:
-    """Work of the layer itself; bytes moved are inputs, outputs and weights, each once."""
+    """Work of the layer itself; it moves inputs, outputs and weights once each."""
     macs, extra = multiply_adds(call), _elementwise(call)
     flops = None if macs is None and extra is None else 2 * (macs or 0) + (extra or 0)
     alias = is_alias(call)
     return Work(
         flops=0 if alias else flops,
-        bytes_moved=0 if alias else sum(call.input_bytes) + sum(call.output_bytes) + call.weight_bytes,
+        bytes_moved=0 if alias else call.input_bytes + call.output_bytes + call.weight_bytes,
         dtype=call.dtype,
         signature=signature(call, backward=False),
         published_flops=published_flops(call),
@@ -99,18 +103,18 @@ def forward_work(call: Call) -> Work:
 def backward_work(call: Call) -> Work:
     """Work of the layer's gradient.
 
-    Bytes moved: upstream gradient (as large as the outputs), what the gradient needs of the forward pass (inputs
-    of layers with weights, pools and products; outputs of activations), weights; written are the gradients of the
-    inputs and of the trainable weights. Nothing moves where nothing before or in the layer is trainable.
+    It reads the upstream gradient (as large as the outputs), the weights and values of the forward pass (inputs of
+    layers with weights, pools and products; outputs of activations). It writes the gradients of the inputs and of the
+    trainable weights. Nothing moves where nothing before or in the layer is trainable.
     """
     macs, extra = multiply_adds(call), _elementwise_backward(call)
     wants_weights = call.trainable_bytes > 0
     alias = is_alias(call)
     idle = not wants_weights and not call.needs_input_gradient
     flops = None if macs is None and extra is None else 2 * (macs or 0) * (wants_weights + call.needs_input_gradient)
-    moved = sum(call.output_bytes) + call.weight_bytes + call.trainable_bytes + _saved_bytes(call)
+    moved = call.output_bytes + call.weight_bytes + call.trainable_bytes + _saved_bytes(call)
     if call.needs_input_gradient:
-        moved += sum(call.input_bytes)
+        moved += call.input_bytes
     published = published_flops(call)
     return Work(
         flops=0 if alias or idle else None if flops is None else flops + (extra or 0),
@@ -123,47 +127,43 @@ def backward_work(call: Call) -> Work:
 
 
 def loss_work(outputs: tuple[Shape, ...], output_bytes: int, loss_bytes: int, dtype: str) -> Work:
-    """Work of a cross entropy over the model's outputs: about 4 operations per element; published: nothing."""
-    content = {"fw": "keras", "class": "__loss__", "config": {}, "inputs": list(outputs), "backward": False}
+    """Work of a cross entropy over the model's outputs: about 4 operations per element; 0 in the published count."""
     return Work(
         flops=4 * sum(map(prod, outputs)),
         bytes_moved=output_bytes + loss_bytes,
         dtype=dtype,
-        signature=json.dumps(content, sort_keys=True, separators=(",", ":")),
+        signature=_signature("__loss__", {}, outputs, backward=False),
         published_flops=0,
     )
 
 
 def is_alias(call: Call) -> bool:
-    """Whether the layer only renames its input's storage (it still is a node with bytes, as published)."""
+    """Whether the layer only renames its input's storage (as published, it still is an operation with bytes)."""
     return call.rule in _ALIASES or (call.rule == "Activation" and _activation(call) == "linear")
 
 
 def multiply_adds(call: Call) -> int | None:
-    """Multiply-adds of the forward pass; None for layers that are not made of them."""
+    """Multiply-adds of the forward pass; None for layers without any."""
     rule = _MULTIPLY_ADDS.get(call.rule)
     return rule(call) if rule else None
 
 
 def published_flops(call: Call) -> int | None:
-    """The count of Checkmate's artifact; None where neither it nor its spirit has a rule."""
+    """The published count (see above); None for layers without a rule."""
     kind = call.rule
     if kind == "Conv2DTranspose":
-        return int(call.layer.kernel.shape[-1]) * call.n_out
+        return call.layer.kernel.shape[-1] * call.n_out
     macs = multiply_adds(call)
     if macs is not None:
         return macs
     if kind in _NORMALIZATIONS:
         return 4 * call.n_in
-    if kind in ("Activation", "ReLU", "LeakyReLU", "ELU", "PReLU", "Softmax", "Add", "Rescaling", "Normalization"):
-        return call.n_in
-    if kind in _MERGES:
+    if kind in (*_MERGES, "Activation", "ReLU", "LeakyReLU", "ELU", "PReLU", "Softmax", "Rescaling", "Normalization"):
         return call.n_in
     if "UpSampling" in kind:
         return call.n_out * (1 if _is_nearest(call) else 5)
-    if "Dropout" in kind or "Pooling" in kind or "Padding" in kind or "Cropping" in kind:
-        return 0
-    return 0 if kind in _COPIES or kind in _ALIASES else None
+    uncounted = any(part in kind for part in ("Dropout", "Pooling", "Padding", "Cropping"))
+    return 0 if uncounted or kind in (*_COPIES, *_ALIASES) else None
 
 
 def signature(call: Call, *, backward: bool) -> str:
@@ -174,63 +174,48 @@ def signature(call: Call, *, backward: bool) -> str:
     try:
         config = dict(layer.get_config())
         config.pop("name", None)
-        content = {
-            "fw": "keras",
-            "class": call.kind,
-            "config": config,
-            "inputs": [list(shape) for shape in call.inputs],
-            "backward": backward,
-        }
-        return json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return _signature(call.kind, config, call.inputs, backward)
     except (NotImplementedError, TypeError):
-        return ""  # a configuration that is not plain data cannot be rebuilt by a profiler
+        return ""  # the configuration is not plain data, so a profiler cannot rebuild the layer
 
 
-def _conv(call: Call) -> int:
-    return prod(map(int, call.layer.kernel.shape[:-1])) * call.n_out
+def _signature(kind: str, config: dict[str, Any], inputs: tuple[Shape, ...], backward: bool) -> str:
+    content = {"fw": "keras", "class": kind, "config": config, "inputs": inputs, "backward": backward}
+    return json.dumps(content, sort_keys=True, separators=(",", ":"))
 
 
-def _conv_transpose(call: Call) -> int:
+def _convolution(call: Call) -> int:
+    return prod(call.layer.kernel.shape[:-1]) * call.n_out
+
+
+def _transposed(call: Call) -> int:
     # Every input element meets every kernel position and output channel.
-    return prod(map(int, call.layer.kernel.shape[:-1])) * call.n_in
+    return prod(call.layer.kernel.shape[:-1]) * call.n_in
 
 
 def _depthwise(call: Call) -> int:
-    return prod(map(int, call.layer.kernel.shape[:-2])) * call.n_out
+    return prod(call.layer.kernel.shape[:-2]) * call.n_out
 
 
 def _separable(call: Call) -> int:
     depthwise, pointwise = call.layer.depthwise_kernel.shape, call.layer.pointwise_kernel.shape
-    middle, filters = int(pointwise[-2]), int(pointwise[-1])
+    middle, filters = pointwise[-2:]
     positions = call.n_out // filters
-    return positions * middle * (prod(map(int, depthwise[:-2])) + filters)
-
-
-def _dense(call: Call) -> int:
-    return int(call.layer.kernel.shape[0]) * call.n_out
+    return positions * middle * (prod(depthwise[:-2]) + filters)
 
 
 def _recurrent(call: Call) -> int:
     batch, steps = call.inputs[0][:2]
     cell = call.layer.cell
-    return batch * steps * (prod(map(int, cell.kernel.shape)) + prod(map(int, cell.recurrent_kernel.shape)))
+    return batch * steps * (prod(cell.kernel.shape) + prod(cell.recurrent_kernel.shape))
 
 
 _MULTIPLY_ADDS: dict[str, Callable[[Call], int]] = {
-    "Conv1D": _conv,
-    "Conv2D": _conv,
-    "Conv3D": _conv,
-    "Conv1DTranspose": _conv_transpose,
-    "Conv2DTranspose": _conv_transpose,
-    "Conv3DTranspose": _conv_transpose,
-    "DepthwiseConv1D": _depthwise,
-    "DepthwiseConv2D": _depthwise,
-    "SeparableConv1D": _separable,
-    "SeparableConv2D": _separable,
-    "Dense": _dense,
-    "SimpleRNN": _recurrent,
-    "GRU": _recurrent,
-    "LSTM": _recurrent,
+    **dict.fromkeys(("Conv1D", "Conv2D", "Conv3D", "Dense"), _convolution),
+    **dict.fromkeys(("Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose"), _transposed),
+    **dict.fromkeys(("DepthwiseConv1D", "DepthwiseConv2D"), _depthwise),
+    **dict.fromkeys(("SeparableConv1D", "SeparableConv2D"), _separable),
+    **dict.fromkeys(("SimpleRNN", "GRU", "LSTM"), _recurrent),
 }
 
 
@@ -239,13 +224,13 @@ def _activation(call: Call) -> str:
 
 
 def _fused(call: Call) -> int:
-    """Bias add and fused activation of a layer made of multiply-adds."""
+    """Operations of the bias add and the fused activation of a layer with multiply-adds."""
     per_element = _ACTIVATION.get(_activation(call), _ACTIVATION_OTHER) + bool(getattr(call.layer, "use_bias", False))
     return per_element * call.n_out
 
 
 def _window(call: Call) -> int:
-    """Elements that all pooling windows cover."""
+    """Elements of all pooling windows together."""
     window = getattr(call.layer, "pool_size", None)  # global and adaptive pools read each input once
     return call.n_in if window is None else prod(window) * call.n_out
 
@@ -255,7 +240,7 @@ def _is_nearest(call: Call) -> bool:
 
 
 def _elementwise(call: Call) -> int | None:
-    """Operations beside multiply-adds, forward; None without a rule."""
+    """Operations other than multiply-adds, forward; None without a rule."""
     kind = call.rule
     if kind in _MULTIPLY_ADDS:
         return _fused(call)
@@ -263,25 +248,21 @@ def _elementwise(call: Call) -> int | None:
         return _NORMALIZATION_FORWARD * call.n_in
     if kind == "Activation":
         return _ACTIVATION.get(_activation(call), _ACTIVATION_OTHER) * call.n_out
-    if kind in ("ReLU", "LeakyReLU", "ELU", "PReLU"):
-        return 2 * call.n_out
-    if kind == "Softmax":
-        return _ACTIVATION["softmax"] * call.n_out
+    if kind in _PER_OUTPUT:
+        return _PER_OUTPUT[kind] * call.n_out
     if kind in _MERGES:
         return (len(call.inputs) - 1 + (kind == "Average")) * call.n_out
     if "Pooling" in kind:
         return _window(call)
-    if "Dropout" in kind or kind in ("Rescaling", "Normalization"):
+    if "Dropout" in kind:
         return 2 * call.n_out
     if "UpSampling" in kind:
         return 0 if _is_nearest(call) else 8 * call.n_out
-    if "Padding" in kind or "Cropping" in kind or kind in _COPIES or kind in _ALIASES:
-        return 0
-    return None
+    return 0 if "Padding" in kind or "Cropping" in kind else None
 
 
 def _elementwise_backward(call: Call) -> int | None:
-    """Operations beside multiply-adds of the gradient; None without a rule."""
+    """Operations of the gradient other than multiply-adds; None without a rule."""
     kind = call.rule
     if kind in _NORMALIZATIONS:
         return _NORMALIZATION_BACKWARD * call.n_in
@@ -297,8 +278,8 @@ def _elementwise_backward(call: Call) -> int | None:
 
 
 def _saved_bytes(call: Call) -> int:
-    """What the gradient reads of the forward pass."""
-    kind, inputs, outputs = call.rule, sum(call.input_bytes), sum(call.output_bytes)
+    """Bytes of the forward pass's values that the gradient reads."""
+    kind, inputs, outputs = call.rule, call.input_bytes, call.output_bytes
     if kind in _MULTIPLY_ADDS:
         reads_output = _activation(call) != "linear"
         return inputs * (call.trainable_bytes > 0) + outputs * reads_output

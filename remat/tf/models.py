@@ -1,6 +1,6 @@
 """Keras 3 frontend: builds the model that a `ModelSpec` names and hands it to an extractor.
 
-Checked with Keras 3.15 on TensorFlow 2.21. Keras is imported inside the functions only.
+Checked with Keras 3.15 on TensorFlow 2.21. Only the functions import Keras.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SMALLEST_OTHER = 32
 
 
 def check_spec(spec: ModelSpec) -> None:
-    """Refuse what can be refused without importing a framework.
+    """Refuse a spec that is wrong, as far as that can be known without importing a framework.
 
     Raises:
         InvalidInput: batch size, input size or dtype cannot be used, or the network needs a larger image.
@@ -72,9 +72,9 @@ def extract(spec: ModelSpec) -> Graph:
 def build_model(spec: ModelSpec, *, allocate: bool = True) -> Any:
     """The Keras model that `spec` names, randomly initialised, nothing downloaded.
 
-    ``weights=None`` and ``input_shape`` are passed to factories that take them; `options` go through as they are.
-    Automatic layer names always start afresh. Without ``spec.dtype`` types are the factory's own, mixed precision
-    too. Without `allocate`, parameters have shapes but no values, and the model can be inspected but not run.
+    Factories that take ``weights`` and ``input_shape`` get None and the input size; `options` go through unchanged.
+    Automatic layer names always start afresh. Without ``spec.dtype`` the factory chooses types, mixed precision
+    included. Without `allocate` parameters have shapes but no contents: the model can be inspected but not run.
 
     Raises:
         InvalidInput: the factory refuses its arguments, or does not return a Keras model of that input size.
@@ -88,15 +88,18 @@ def build_model(spec: ModelSpec, *, allocate: bool = True) -> Any:
         with nullcontext() if allocate else keras.StatelessScope(initialize_variables=False):
             return _call_factory(keras, factory, spec)
 
-    # Keras keeps its name counters, dtype policy and scopes per thread: a new one starts clean, and the
-    # caller's are left alone.
+    # Keras keeps its name counters, dtype policy and scopes per thread. A new thread starts clean and leaves the
+    # caller's alone.
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(build).result()
 
 
 def _call_factory(keras: Any, factory: Callable[..., Any], spec: ModelSpec) -> Any:
     options = dict(spec.options)
-    parameters = _parameters(factory)
+    try:
+        parameters = inspect.signature(factory).parameters
+    except ValueError:  # Python cannot tell
+        parameters = {}
     if "weights" in parameters:
         options.setdefault("weights", None)
     if spec.input_size and "input_shape" in parameters:
@@ -117,11 +120,3 @@ def _call_factory(keras: Any, factory: Callable[..., Any], spec: ModelSpec) -> A
     if spec.input_size and len(shapes) == 1 and shapes[0] != tuple(spec.input_size):
         raise InvalidInput(f"{spec.name}: the model takes inputs {list(shapes[0])}, not {list(spec.input_size)}")
     return model
-
-
-def _parameters(factory: Callable[..., Any]) -> frozenset[str]:
-    """Names of the keyword arguments of `factory`; empty where Python cannot tell."""
-    try:
-        return frozenset(inspect.signature(factory).parameters)
-    except ValueError:
-        return frozenset()

@@ -1,22 +1,22 @@
 """Operation granularity for Keras 3 on TensorFlow: trace one training step, read its operations and storages.
 
 The step is the forward pass in training mode, the loss, and the gradients of the trainable
-variables; there is no optimizer in it, so optimizer state is not counted in `fixed_bytes`.
+variables. It has no optimizer, so `fixed_bytes` counts no optimizer state.
 Nothing of the network is executed: the trace has symbolic inputs of a static batch size.
 
 How the trace is read:
 
 * A value is a storage. Reshape, Squeeze, ExpandDims, Identity, StopGradient and the like are
-  aliases: not values, and their users depend on the base.
-* Variable reads and constants are free, never repeated and part of `fixed_bytes`: no operations.
+  aliases, not values; their users depend on the base.
+* Variable reads and constants are no operations: they are free, never repeated and part of `fixed_bytes`.
   Pure functions of small constants (the shape arithmetic that becomes static with the batch) are
   folded when their result is at most 4 KiB, as TensorFlow's own constant folding does.
-* A variable that is read after it was assigned is the assigned tensor: an alias.
+* A variable that is read after it was assigned is an alias of the assigned tensor.
 * Operations that change state (variable assignment, stateful random numbers) run once.
-  Keras 3's dropout draws from a seed that it reads first, so repeating it is pure.
+  Keras 3's dropout draws from a seed that it reads first, so it can be repeated.
 * Nested functions are inlined. A loop (a recurrent layer) is one opaque operation with the FLOPs of
-  all its turns; the tensor lists it fills are values of their full length.
-* What neither the loss, nor a gradient, nor a state update needs is pruned.
+  all its turns. The tensor lists that it fills are values of their full length.
+* Operations that neither the loss, nor a gradient, nor a state update needs are pruned.
 
 TensorFlow is imported on first use. Checked with TensorFlow 2.21.0 and Keras 3.15.1.
 """
@@ -24,18 +24,16 @@ TensorFlow is imported on first use. Checked with TensorFlow 2.21.0 and Keras 3.
 from __future__ import annotations
 
 import math
-import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from remat.errors import InvalidInput, MissingPackage
+from remat.errors import InvalidInput
 from remat.graph import Graph, Operation, Value, Work
 from remat.tf import _nodes as nodes
+from remat.tf._keras import import_keras
 from remat.tf._loops import LOOPS, Loop, read_loop
 
 _LARGE_CONSTANT_BYTES = 1024
@@ -49,8 +47,8 @@ class TracedStep:
 
     Attributes:
         graph: operations and values.
-        function: the ``ConcreteFunction``; arguments are the input batches, then one label batch per
-            model output; results are the loss, then the gradients' tensors.
+        function: the ``ConcreteFunction``. Its arguments are the input batches, then one label batch per
+            model output; its results are the loss, then the tensors of the gradients.
         nodes: [N] the ``tf.Operation`` behind each operation.
         tensors: [V] the ``tf.Tensor`` behind each value.
     """
@@ -77,9 +75,9 @@ def operation_graph(
         model: a built Keras model with symbolic inputs, on the TensorFlow backend.
         batch_size: samples per step.
         name: of the graph; by default ``{model.name}_b{batch_size}_ops``.
-        dtype: that the activations must have; float16 and bfloat16 need a model built under the policy
-            ``mixed_float16`` or ``mixed_bfloat16``. By default the model's own.
-        loss: ``loss(labels, prediction) -> tensor``; its mean is differentiated. By default sparse
+        dtype: type that the activations must have, by default the model's own. float16 and bfloat16 need a
+            model built under the policy ``mixed_float16`` or ``mixed_bfloat16``.
+        loss: ``loss(labels, prediction) -> tensor``; the step differentiates its mean. By default sparse
             categorical cross-entropy over the last axis (integer labels), or the mean squared
             error where that axis has one element.
 
@@ -97,31 +95,18 @@ def trace_step(
     dtype: str | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
 ) -> TracedStep:
-    """As `operation_graph`, with the trace itself, for executing plans; same arguments and errors."""
+    """As `operation_graph`, with the trace itself; same arguments and errors."""
     _check(model, batch_size, dtype)
     function = _trace(model, batch_size, loss)
     name = f"{model.name}_b{batch_size}_ops" if name is None else name
-    return StepReader(function, name, _bytes_of_variables(model.variables)).read()
-
-
-def _bytes_of_variables(variables: Sequence[Any]) -> int:
-    return sum(math.prod(v.shape) * np.dtype(v.value.dtype.as_numpy_dtype).itemsize for v in variables)
-
-
-def _import() -> tuple[Any, Any]:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    try:
-        import keras
-        import tensorflow as tf
-    except ModuleNotFoundError as error:
-        raise MissingPackage(f"{error.name} is not installed: pip install 'remat[tensorflow]'") from None
-    if keras.backend.backend() != "tensorflow":
-        raise InvalidInput(f"Keras runs on '{keras.backend.backend()}'; set KERAS_BACKEND=tensorflow")
-    return tf, keras
+    variable_bytes = sum(math.prod(v.shape) * v.value.dtype.size for v in model.variables)
+    return StepReader(function, name, variable_bytes).read()
 
 
 def _check(model: Any, batch_size: int, dtype: str | None) -> None:
-    _import()
+    backend = import_keras().backend.backend()
+    if backend != "tensorflow":
+        raise InvalidInput(f"Keras runs on '{backend}'; set KERAS_BACKEND=tensorflow")
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise InvalidInput(f"batch_size must be a positive integer, not {batch_size!r}")
     if dtype is not None and dtype not in _COMPUTE_POLICY:
@@ -138,7 +123,7 @@ def _check(model: Any, batch_size: int, dtype: str | None) -> None:
 
 @contextmanager
 def nested_functions_inlined():
-    """Nested `tf.function`s run their Python bodies, so that the trace holds operations instead of calls."""
+    """Make nested `tf.function`s run their Python bodies, so that the trace holds operations instead of calls."""
     import tensorflow as tf
 
     before = tf.config.functions_run_eagerly()
@@ -155,43 +140,35 @@ def _trace(model: Any, batch_size: int, loss: Callable[[Any, Any], Any] | None) 
     import keras
     import tensorflow as tf
 
-    inputs = [_batch_spec(t, batch_size) for t in model.inputs]
-    labels = [_label_spec(t, batch_size, loss) for t in model.outputs]
+    from remat.tf._objective import differentiate, total_loss
 
+    inputs = [tf.TensorSpec(_shape(t, batch_size, "input"), t.dtype, name=f"input_{t.name}") for t in model.inputs]
+    labels = [_label_spec(t, batch_size, loss) for t in model.outputs]
+    losses = [loss or _default_loss] * len(labels)
     structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
 
     def step(inputs: Sequence[Any], labels: Sequence[Any]) -> tuple[Any, list[Any]]:
-        variables = [v.value for v in model.trainable_variables]
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            for variable in variables:
-                tape.watch(variable)
-            predictions = tf.nest.flatten(model(tf.nest.pack_sequence_as(structure, inputs), training=True))
-            terms = [
-                tf.reduce_mean((loss or _default_loss)(y, p)) for y, p in zip(labels, predictions, strict=True)
-            ] + list(model.losses)
-            total = terms[0] if len(terms) == 1 else tf.add_n([tf.cast(t, terms[0].dtype) for t in terms])
-        gradients = tape.gradient(total, variables)
+        _, total, gradients = differentiate(
+            model, tf.nest.pack_sequence_as(structure, inputs),
+            lambda prediction: total_loss(model, losses, labels, tf.nest.flatten(prediction)),
+        )  # fmt: skip
         return total, [g for g in gradients if g is not None]
 
     with nested_functions_inlined():
         return tf.function(step, autograph=False).get_concrete_function(inputs, labels)
 
 
-def _batch_spec(tensor: Any, batch_size: int) -> Any:
-    import tensorflow as tf
-
-    shape = tuple(tensor.shape)
-    if None in shape[1:]:
-        raise InvalidInput(f"input '{tensor.name}' has unknown sizes {shape[1:]}: build the model with an input size")
-    return tf.TensorSpec((batch_size, *shape[1:]), tensor.dtype, name=f"input_{tensor.name}")
+def _shape(tensor: Any, batch_size: int, what: str) -> tuple[int, ...]:
+    shape = (batch_size, *tensor.shape[1:])
+    if None in shape:
+        raise InvalidInput(f"{what} '{tensor.name}' has unknown sizes {shape[1:]}: build the model with an input size")
+    return shape
 
 
 def _label_spec(tensor: Any, batch_size: int, loss: Callable[[Any, Any], Any] | None) -> Any:
     import tensorflow as tf
 
-    shape = (batch_size, *tuple(tensor.shape)[1:])
-    if None in shape:
-        raise InvalidInput(f"output '{tensor.name}' has unknown sizes {shape[1:]}: build the model with an input size")
+    shape = _shape(tensor, batch_size, "output")
     if loss is None and len(shape) > 1 and shape[-1] > 1:
         return tf.TensorSpec(shape[:-1], "int32", name="labels")
     return tf.TensorSpec(shape, "float32", name="labels")
@@ -216,18 +193,19 @@ class StepReader:
     Attributes:
         order: live operations in the order of creation, the free ones included.
         constants: tensor name -> folded value.
-        forwarded: name of what a ``ReadVariableOp`` reads after an assignment -> the tensor that was assigned.
+        forwarded: name of the result of a ``ReadVariableOp`` after an assignment -> the assigned tensor.
         loops: by name of the ``While``.
     """
 
     def __init__(self, function: Any, name: str, variable_bytes: int):
-        """Read the operations; `variable_bytes` is what variables (and optimizer state, if any) hold."""
+        """Read the operations; `variable_bytes` are those of variables (and optimizer state, if any)."""
         self.function, self.name, self.variable_bytes = function, name, variable_bytes
         self.trace = function.graph
-        self.constants: dict[str, np.ndarray] = {}
+        self.constants = nodes.fold_all(self.trace.get_operations())
         self.loops: dict[str, Loop] = {}
         self.forwarded: dict[str, Any] = {}
-        live = self._live()
+        writes = [op for op in self.trace.control_outputs if nodes.is_stateful(op)]
+        live = self.with_ancestors([*(t.op for t in self.function.outputs), *writes])
         self.order = _producers_first([op for op in self.trace.get_operations() if op in live])
         for op in self.order:
             if op.type in LOOPS:
@@ -239,67 +217,48 @@ class StepReader:
         """The graph.
 
         Args:
-            order: the operations of `order` in another executable order, which the graph's operations then have.
-            loss: the tensor after whose producer operations are ``is_backward``; by default the first result.
+            order: another executable order of `self.order`, for the operations of the graph.
+            loss: the loss, by default the first result; operations after its producer are ``is_backward``.
         """
-        order = self.order if order is None else order
-        value_of: dict[str, int] = {}
-        operations: list[Operation] = []
-        values: list[Value] = []
-        kept_nodes, tensors = [], []
-        loss_tensor = self.base(self.function.outputs[0] if loss is None else loss)
+        traced = tuple(op for op in (self.order if order is None else order) if not self.is_free(op))
+        tensors = tuple(t for op in traced for t in op.outputs)
+        value_of = {t.name: v for v, t in enumerate(tensors)}
         kept = {self.base(t).name for t in self.function.outputs}
-        loss_at, after_loss = None, False
-        fixed = self.variable_bytes + sum(nodes.bytes_of(t) for t in (*self._batch(), *self._captured()))
-        large: dict[str, int] = {}
-        for op in order:
-            if self.is_free(op):
-                continue
-            bases = [b for t in op.inputs for b in self.storages(t)]
-            read = sorted({value_of[t.name] for t in bases if t.name in value_of})
-            for t in bases:
-                if t.name in self.constants and self.constants[t.name].nbytes > _LARGE_CONSTANT_BYTES:
-                    large[t.name] = self.constants[t.name].nbytes
-            made = tuple(range(len(values), len(values) + len(op.outputs)))
-            for v, t in zip(made, op.outputs, strict=True):
-                value_of[t.name] = v
-                values.append(Value(t.name, self._bytes(t), keep=t.name in kept))
-                tensors.append(t)
-            loop = self.loops.get(op.name)
-            operations.append(
-                Operation(
-                    name=op.name, kind=op.type, inputs=tuple(read), outputs=made, is_backward=after_loss,
-                    workspace_bytes=loop.workspace_bytes if loop else 0,
-                    run_once=self.changes_state(op),
-                    work=self._work(op),
-                )
-            )  # fmt: skip
-            kept_nodes.append(op)
-            if op is loss_tensor.op:
-                loss_at, after_loss = len(operations) - 1, True
-        if loss_at is None:
+        values = tuple(Value(t.name, self._bytes(t), keep=t.name in kept) for t in tensors)
+        loss_op = self.base(self.function.outputs[0] if loss is None else loss).op
+        if loss_op not in traced:
             raise InvalidInput("the loss does not depend on the network's operations: nothing to trace")
-        graph = Graph(
-            self.name, tuple(operations), tuple(values), fixed + sum(large.values()), "", loss_at,
-            source=source,
-        )  # fmt: skip
-        return TracedStep(graph, self.function, tuple(kept_nodes), tuple(tensors))
+        loss_at = traced.index(loss_op)
+        operations = tuple(self._operation(op, value_of, k > loss_at) for k, op in enumerate(traced))
+        read = {base.name for op in traced for t in op.inputs for base in self.storages(t)}
+        constants = [self.constants[name].nbytes for name in read & self.constants.keys()]
+        fixed_bytes = self.variable_bytes + sum(map(nodes.bytes_of, self._placeholders()))
+        fixed_bytes += sum(size for size in constants if size > _LARGE_CONSTANT_BYTES)
+        graph = Graph(self.name, operations, values, fixed_bytes, "", loss_at, source=source)
+        return TracedStep(graph, self.function, traced, tensors)
 
-    def _live(self) -> set[Any]:
-        """Operations that a result or a state change needs; also folds constants on the way."""
-        self.constants = nodes.fold_all(self.trace.get_operations())
-        todo = [t.op for t in self.function.outputs]
-        todo += [op for op in self.trace.control_outputs if nodes.is_stateful(op)]
-        live: set[Any] = set()
+    def _operation(self, op: Any, value_of: Mapping[str, int], is_backward: bool) -> Operation:
+        bases = [base.name for t in op.inputs for base in self.storages(t)]
+        read = {value_of[name] for name in bases if name in value_of}
+        loop = self.loops.get(op.name)
+        return Operation(
+            op.name, op.type, tuple(sorted(read)), tuple(value_of[t.name] for t in op.outputs),
+            is_backward=is_backward, workspace_bytes=loop.workspace_bytes if loop else 0,
+            run_once=self.changes_state(op), work=self._work(op),
+        )  # fmt: skip
+
+    def with_ancestors(self, operations: Iterable[Any]) -> set[Any]:
+        """The operations and all operations that lead to them; constants lead nowhere."""
+        todo, found = list(operations), set()
         while todo:
             op = todo.pop()
-            if op not in live:
-                live.add(op)
-                todo += [t.op for t in op.inputs if t.name not in self.constants]
-        return live
+            if op not in found:
+                found.add(op)
+                todo += [t.op for t in self.inputs(op) if t.name not in self.constants]
+        return found
 
     def _forwarded(self) -> dict[str, Any]:
-        assigned: dict[str, Any] = {}  # by handle; None: by something that is no plain assignment
+        assigned: dict[str, Any] = {}  # by handle; None after a change that is no plain assignment
         found = {}
         for op in self.order:
             handles = [t.name for t in op.inputs if t.dtype.name == "resource"]
@@ -312,13 +271,12 @@ class StepReader:
         return found
 
     def inputs(self, op: Any) -> Sequence[Any]:
-        """Tensors that `op` reads; of a read after an assignment what was assigned."""
-        return (
-            [self.forwarded[op.outputs[0].name]] if op.outputs and op.outputs[0].name in self.forwarded else op.inputs
-        )
+        """Tensors that `op` reads; for a read after an assignment the assigned tensor."""
+        result = op.outputs[0].name if op.outputs else ""
+        return [self.forwarded[result]] if result in self.forwarded else op.inputs
 
     def is_free(self, op: Any) -> bool:
-        """Whether `op` is no operation of the graph: an alias, a read, a constant or an argument."""
+        """Whether `op` is an alias, a read, a constant or an argument, and so no operation of the graph."""
         if op.type in nodes.ALIASES or op.type in ("Placeholder", "ReadVariableOp", "NoOp"):
             return True
         return bool(op.outputs) and all(t.name in self.constants for t in op.outputs)
@@ -328,8 +286,12 @@ class StepReader:
         loop = self.loops.get(op.name)
         return loop.changes_state if loop else nodes.is_stateful(op)
 
+    def is_write(self, op: Any) -> bool:
+        """Whether `op` changes a variable (or may: a stateful branch that is given one)."""
+        return self.changes_state(op) and any(t.dtype.name == "resource" for t in op.inputs)
+
     def handles(self, op: Any) -> set[str]:
-        """Names of the handles of variables that `op` is given."""
+        """Names of the handles of variables among the inputs of `op`."""
         return {self.base(t).name for t in self.inputs(op) if t.dtype.name == "resource"}
 
     def contents(self, op: Any) -> set[str]:
@@ -339,9 +301,7 @@ class StepReader:
 
     def base(self, tensor: Any) -> Any:
         """The tensor whose storage `tensor` is."""
-        while (base := self._step_to_base(tensor)) is not tensor:
-            tensor = base
-        return tensor
+        return self.storages(tensor)[-1]
 
     def _step_to_base(self, tensor: Any) -> Any:
         if tensor.name not in self.constants:
@@ -355,7 +315,7 @@ class StepReader:
         return tensor
 
     def storages(self, tensor: Any) -> list[Any]:
-        """The tensor whose storage `tensor` is, and the outputs of loops (of 0 bytes) that lead to it."""
+        """The outputs of loops (of 0 bytes) that lead to the tensor whose storage `tensor` is, then that tensor."""
         found = []
         while (base := self._step_to_base(tensor)) is not tensor:
             if tensor.op.name in self.loops:
@@ -372,14 +332,12 @@ class StepReader:
             return nodes.bytes_of(tensor)
         return max((self._bytes(self.base(t)) for t in op.inputs), default=0)
 
-    def _batch(self) -> list[Any]:
-        captured = {id(t) for t in self.trace.internal_captures}
-        return [t for t in self.trace.inputs if id(t) not in captured]
-
-    def _captured(self) -> list[Any]:
-        """Tensors from outside that the step reads, variables aside; small ones are constants of the trace."""
-        live = set(self.order)
-        return [t for t in self.trace.internal_captures if t.op.type == "Placeholder" and t.op in live]
+    def _placeholders(self) -> list[Any]:
+        """The batch, and the outer tensors other than variables that the step reads; small ones are constants."""
+        captured, live = self.trace.internal_captures, set(self.order)
+        ids = set(map(id, captured))
+        batch = [t for t in self.trace.inputs if id(t) not in ids]
+        return batch + [t for t in captured if t.op.type == "Placeholder" and t.op in live]
 
     def _work(self, op: Any) -> Work:
         loop = self.loops.get(op.name)
@@ -390,9 +348,9 @@ class StepReader:
 
 
 def _producers_first(operations: Sequence[Any]) -> list[Any]:
-    """In the given order, except that what an operation reads comes before it.
+    """In the given order, except that the producers of an operation's inputs come before it.
 
-    The gradient of a loop adds inputs to the loop, whose producers are younger than it.
+    The gradient of a loop adds inputs to the loop. Their producers are younger than the loop.
     """
     wanted, done, ordered = set(operations), set(), []
     for op in operations:

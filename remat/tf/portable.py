@@ -1,4 +1,4 @@
-"""An emitted step in a folder, to be run in another process with variables and batches of the same shapes."""
+"""An emitted step in a folder; another process runs it with variables and batches of the same shapes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from remat.tf.emit import EmittedStep
 
 @dataclass(frozen=True, slots=True)
 class StepMeasurement:
-    """Of a step in a process of its own.
+    """Memory and time of a step in its own process.
 
     Attributes:
-        peak_bytes: most bytes held over the runs; above what was there before the step, or in all (see `above`).
-        spread_bytes: how far that exceeds the median of the runs; kernels share out their scratch as threads come.
+        peak_bytes: highest peak of all runs, without the bytes held before the step, or in all (see `above`).
+        spread_bytes: peak_bytes less the median peak; kernels share out their workspace as threads come.
         median_s, best_s: seconds of a step under the heap counter, which slows allocation down (see `time_steps`).
     """
 
@@ -38,24 +38,24 @@ class StepMeasurement:
     best_s: float
 
     def above(self, fixed_bytes: int) -> StepMeasurement:
-        """The same with what was there before the step."""
+        """The same measurement in all, with the bytes held before the step."""
         return replace(self, peak_bytes=self.peak_bytes + fixed_bytes)
 
 
-def measure_step(step: EmittedStep, *, as_written: bool, runs: int = 5, threads: int | None = None) -> StepMeasurement:
+def measure_step(step: EmittedStep, *, as_written: bool, runs: int = 5) -> StepMeasurement:
     """Run a step in a fresh process.
 
     Args:
-        as_written: every node as it stands, which a plan needs; else as TensorFlow optimises a `tf.function`.
+        as_written: run every node as it stands, which a plan needs; else as TensorFlow optimises a `tf.function`.
 
     Raises:
-        MissingPackage: no C compiler, with which memory is counted.
-        InvalidInput: the step reads something else than variables and tensors.
-        RematError: the process failed, e.g. for want of memory.
+        MissingPackage: no C compiler for the heap counter.
+        InvalidInput: the step reads a state that is neither a variable nor a tensor.
+        RematError: the process failed, e.g. because memory ran out.
     """
     with tempfile.TemporaryDirectory(prefix="remat-step-") as folder:
         save_step(step, Path(folder))
-        job = {"kind": "step", "folder": folder, "as_written": as_written, "runs": runs, "threads": threads}
+        job = {"kind": "step", "folder": folder, "as_written": as_written, "runs": runs}
         record = _record(run_child(job))
     peak, usual = max(record["peaks"]), int(statistics.median(record["peaks"]))
     return StepMeasurement(peak, peak - usual, record["median_s"], record["best_s"])
@@ -63,7 +63,7 @@ def measure_step(step: EmittedStep, *, as_written: bool, runs: int = 5, threads:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Of one of several steps timed in turns: medians over the rounds, in seconds; `cpu_s` is of all threads."""
+    """Seconds of one of several steps timed in turns: median and best wall time, median CPU time of all threads."""
 
     wall_s: float
     best_s: float
@@ -71,11 +71,11 @@ class StepTimes:
 
 
 def time_steps(steps: Sequence[tuple[EmittedStep, bool]], rounds: int = 9) -> list[StepTimes]:
-    """Time steps side by side in one fresh process, with the allocators that this process has.
+    """Time steps in turns in one fresh process, with the allocators of this process.
 
     Args:
         steps: each with whether it runs as written (see `measure_step`).
-        rounds: in each, every step runs once.
+        rounds: number of rounds; every step runs once in each.
 
     Raises: as `measure_step`.
     """
@@ -94,7 +94,7 @@ def time_steps(steps: Sequence[tuple[EmittedStep, bool]], rounds: int = 9) -> li
 
 
 def _record(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """What the child printed last.
+    """The last line that the child printed.
 
     Raises:
         RematError: the child failed; the message says why.
@@ -105,7 +105,7 @@ def _record(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def save_step(step: EmittedStep, folder: Path) -> None:
-    """Write the graph and what it needs; values of variables are not written."""
+    """Write the graph and the tensors that it captures; the contents of variables are not written."""
     (folder / "graph.pb").write_bytes(step.graph_def.SerializeToString())
     captures = []
     for i, (name, tensor) in enumerate(step.captures):
@@ -128,7 +128,7 @@ def save_step(step: EmittedStep, folder: Path) -> None:
 
 
 def load_step(folder: Path) -> tuple[Callable[..., Any], list[Any]]:
-    """(function, arguments): the step with variables of small random numbers, zero labels and random inputs."""
+    """(function, arguments): the step with variables of small random numbers, random inputs and zero labels."""
     document = json.loads((folder / "step.json").read_text())
     graph_def = tf.compat.v1.GraphDef.FromString((folder / "graph.pb").read_bytes())
     register_functions(graph_def)
@@ -145,7 +145,7 @@ def load_step(folder: Path) -> tuple[Callable[..., Any], list[Any]]:
     step = EmittedStep(graph_def, specs, tuple(captures), tuple(document["results"]), document["is_plan"])
     function = step.function()
 
-    def call(*values: Any, _held: Any = variables) -> Any:  # a function only knows the variables' handles
+    def call(*values: Any, _held: Any = variables) -> Any:  # the function holds only the variables' handles
         return function(*values)
 
     return call, arguments

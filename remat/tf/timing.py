@@ -9,8 +9,8 @@ import tensorflow as tf
 from remat.cost.timing import Timing, measure
 from remat.tf._nodes import run_signature
 
-COPIES = 16  # of an operation in one function, so that what the call costs is spread over them
-FAST_NS = 5_000_000  # up to which that is worth it
+COPIES = 16  # of a fast operation in one function, so that the cost of the call is spread over them
+FAST_NS = 5_000_000  # an operation up to this is fast
 _EMPTY_CALLS: dict[int, Timing] = {}  # number of inputs -> time
 
 
@@ -27,7 +27,7 @@ def time(description: dict[str, Any], device: str) -> Timing:
             done: list[Any] = []
             for _ in range(copies):
                 rest = iter(values)
-                with tf.control_dependencies(done):  # one after the other, and none is merged with another
+                with tf.control_dependencies(done):  # run one after the other, merge none
                     done = run_signature(description, [None if t is None else next(rest) for t in tensors])
             with tf.control_dependencies(done):
                 return tf.constant(0)
@@ -49,12 +49,12 @@ def random_tensor(shape: list[int], dtype: str) -> Any:
 
 
 def measure_function(function: Any, inputs: list[Any]) -> Timing:
-    """Time a `tf.function`, less one that does nothing with as many inputs."""
+    """Time a `tf.function`, less an empty one with as many inputs."""
     return measure(lambda: function(*inputs)).less(_empty_call(len(inputs)))
 
 
 def _empty_call(n_inputs: int) -> Timing:
-    """Of a function that does nothing; measured again if other processes disturbed it."""
+    """Time of an empty function; measured again if other processes disturbed it."""
     if n_inputs not in _EMPTY_CALLS or _EMPTY_CALLS[n_inputs].disturbed:
 
         @tf.function

@@ -1,1 +1,1 @@
-"""Keras networks that configurations name: own compact code, no downloads."""
+"""Keras networks that configurations name: compact code of our own, no downloads."""

@@ -1,4 +1,4 @@
-"""ResNets of any depth in Keras: bottleneck blocks, their number in each of four stages free.
+"""ResNets of any depth in Keras: four stages with any number of bottleneck blocks.
 
 He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016, Table 1: (3, 4, 6, 3) is ResNet50,
 (3, 4, 23, 3) ResNet101, (3, 8, 36, 3) ResNet152; layers are 2 + 3 * blocks. The layers are those of
@@ -15,7 +15,7 @@ from remat.errors import InvalidInput
 from remat.tf._keras import import_keras
 
 WIDTHS = (64, 128, 256, 512)
-FRAMES_PER_BLOCK = 60
+FRAMES_PER_BLOCK = 60  # of Python's stack: Keras walks from the output to the input by recursion
 
 
 def resnet(
@@ -41,7 +41,6 @@ def resnet(
             x = _bottleneck(layers, x, width, stride, project=not block)
     x = layers.GlobalAveragePooling2D()(x)
     x = layers.Dense(classes, activation="softmax")(x)
-    # Keras walks from the output to the input by recursion, a few frames for each layer.
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + FRAMES_PER_BLOCK * sum(blocks)))
     return keras.Model(image, x, name="resnet")
 

@@ -1,11 +1,12 @@
 """Segmentation networks in Keras: U-Net, FCN8, SegNet and PSPNet on VGG, ResNet50, MobileNet or plain encoders.
 
-Own code; shapes follow the public "image-segmentation-keras" networks that Checkmate's artifact measured (FCN8 and
-U-Net on VGG, the plain SegNet), so that the layer graphs agree. Papers: Ronneberger et al. 2015 (U-Net), Long et
-al. 2015 (FCN), Badrinarayanan et al. 2017 (SegNet), Zhao et al. 2017 (PSPNet). NHWC.
+The code is our own, except VGG, which is Keras's. Shapes follow the public "image-segmentation-keras" networks that
+Checkmate's artifact measured (FCN8 and U-Net on VGG, the plain SegNet), so that the layer graphs agree. Papers:
+Ronneberger et al. 2015 (U-Net), Long et al. 2015 (FCN), Badrinarayanan et al. 2017 (SegNet), Zhao et al. 2017
+(PSPNet). NHWC.
 
-An encoder gives features f1 to f5 at 1/2, 1/4, 1/8, 1/16, 1/32 of the input; a decoder ends in per-pixel scores,
-which are flattened to [batch, pixels, classes] and normalised.
+An encoder computes features f1 to f5 at 1/2, 1/4, 1/8, 1/16, 1/32 of the input. A decoder ends in per-pixel scores,
+flattened to [batch, pixels, classes] and normalised.
 """
 
 from __future__ import annotations
@@ -61,13 +62,13 @@ def fcn8(input_shape: tuple[int, ...] = (416, 608, 3), classes: int = 19, encode
 def pspnet(input_shape: tuple[int, ...] = (416, 608, 3), classes: int = 19, encoder: str = "resnet50") -> Any:
     """PSPNet: f5 with its averages over 1, 2, 3 and 6 regions a side; scores at a quarter of the resolution.
 
-    Where f5 does not divide by the regions, they are rounded up and the upsampled map is cropped.
+    Where the size of f5 is no multiple of the regions, they are rounded up and the upsampled map is cropped.
     """
     layers = _layers()
     image, (_, _, _, _, f5) = _encode(input_shape, classes, encoder)
     x = layers.Concatenate()([f5, *(_pyramid_level(f5, regions) for regions in (1, 2, 3, 6))])
     x = layers.Conv2D(512, 1, use_bias=False)(x)
-    x = layers.Activation("relu")(layers.BatchNormalization()(x))
+    x = _normalised(x)
     x = layers.Conv2D(classes, 3, padding="same")(x)
     x = layers.UpSampling2D(8, interpolation="bilinear")(x)
     return _pixelwise(image, x, f"pspnet_{encoder}")
@@ -78,7 +79,7 @@ def _layers() -> Any:
 
 
 def check(input_shape: tuple[int, ...], classes: int, encoder: str) -> None:
-    """Refuse arguments that no network here can be built with; needs no Keras.
+    """Refuse arguments that no network here can use; needs no Keras.
 
     Raises:
         InvalidInput: an unknown encoder, a height or width that is no multiple of 32, no classes.
@@ -101,12 +102,10 @@ def _encode(input_shape: tuple[int, ...], classes: int, encoder: str) -> tuple[A
 
 
 def _pixelwise(image: Any, scores: Any, name: str) -> Any:
-    import keras
-
-    layers = _layers()
+    keras = import_keras()
     height, width, classes = scores.shape[1:]
-    x = layers.Reshape((height * width, classes))(scores)
-    x = layers.Activation("softmax")(x)
+    x = keras.layers.Reshape((height * width, classes))(scores)
+    x = keras.layers.Activation("softmax")(x)
     return keras.Model(image, x, name=name)
 
 
@@ -118,8 +117,13 @@ def _padded_conv(x: Any, filters: int, activation: str | None = None) -> Any:
     return layers.BatchNormalization()(x)
 
 
+def _normalised(x: Any) -> Any:
+    layers = _layers()
+    return layers.Activation("relu")(layers.BatchNormalization()(x))
+
+
 def _cropped_alike(a: Any, b: Any) -> tuple[Any, Any]:
-    """Both maps cut at the bottom and right to the smaller size; one layer per axis, even where nothing is cut."""
+    """Both maps cut at the bottom and right to the smaller size; one layer per axis, even if it cuts nothing."""
     for axis in (2, 1):
         excess = a.shape[axis] - b.shape[axis]
         cut = [(0, 0), (0, 0)]
@@ -135,7 +139,7 @@ def _pyramid_level(feature: Any, regions: int) -> Any:
     window = (-(-height // regions), -(-width // regions))
     x = layers.AveragePooling2D(window, strides=window, padding="same")(feature)
     x = layers.Conv2D(512, 1, use_bias=False)(x)
-    x = layers.Activation("relu")(layers.BatchNormalization()(x))
+    x = _normalised(x)
     x = layers.UpSampling2D(window, interpolation="bilinear")(x)
     excess = (x.shape[1] - height, x.shape[2] - width)
     return layers.Cropping2D(((0, excess[0]), (0, excess[1])))(x) if any(excess) else x
@@ -143,14 +147,8 @@ def _pyramid_level(feature: Any, regions: int) -> Any:
 
 def _vgg(x: Any) -> Features:
     """The convolutional part of VGG16 (Simonyan and Zisserman 2015)."""
-    layers, features = _layers(), []
-    for block, (filters, convolutions) in enumerate(((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)), start=1):
-        for i in range(1, convolutions + 1):
-            name = f"block{block}_conv{i}"
-            x = layers.Conv2D(filters, 3, padding="same", activation="relu", name=name)(x)
-        x = layers.MaxPooling2D(2, name=f"block{block}_pool")(x)
-        features.append(x)
-    return tuple(features)  # pyright: ignore[reportReturnType]
+    network = import_keras().applications.VGG16(include_top=False, weights=None, input_tensor=x)
+    return tuple(network.get_layer(f"block{block}_pool").output for block in range(1, 6))
 
 
 def _plain(x: Any) -> Features:

@@ -1,0 +1,103 @@
+"""Loss and gradients of a Keras model; losses are one, a list or a dict, as in Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from remat.errors import InvalidInput
+
+
+def differentiate(
+    model: Any, inputs: Any, loss_of: Callable[[Any], Any], scale: Callable[[Any], Any] = lambda x: x
+) -> tuple[Any, Any, list[Any]]:
+    """(prediction, loss, gradients of the trainable variables of the scaled loss)."""
+    variables = [v.value for v in model.trainable_variables]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        for variable in variables:
+            tape.watch(variable)
+        prediction = model(inputs, training=True)
+        loss = loss_of(prediction)
+        scaled = scale(loss)
+    return prediction, loss, tape.gradient(scaled, variables)
+
+
+def total_loss(model: Any, losses: Sequence[Any], labels: Sequence[Any], predictions: Sequence[Any]) -> Any:
+    """The sum of the means of `losses`, one for each output, and of the model's own (regularization) losses."""
+    terms = [tf.reduce_mean(f(y, p)) for f, y, p in zip(losses, labels, predictions, strict=True)] + list(model.losses)
+    return terms[0] if len(terms) == 1 else tf.add_n([tf.cast(t, terms[0].dtype) for t in terms])
+
+
+class Objective:
+    """Loss and gradients of a Keras model; `gradients` and `values` keep the tensors of the last trace."""
+
+    def __init__(self, model: keras.Model, loss: Any) -> None:
+        self.model = model
+        if isinstance(loss, Mapping):
+            self.losses: Any = {name: _keras_loss(one) for name, one in loss.items()}
+        else:
+            self.losses = [_keras_loss(one) for one in (loss if isinstance(loss, (list, tuple)) else [loss])]
+        self.gradients: list[Any] = []
+        self.values: list[Any] = []
+
+    def differentiate(
+        self, inputs: Any, labels: Any, scale: Callable[[Any], Any] = lambda x: x
+    ) -> tuple[Any, Any, list[Any]]:
+        """(prediction, loss, gradients of the trainable variables of the scaled loss)."""
+        prediction, value, gradients = differentiate(self.model, inputs, lambda p: self._loss(labels, p), scale)
+        self.gradients[:] = [t for t in tf.nest.flatten(gradients, expand_composites=True) if t is not None]
+        self.values[:] = [value]
+        return prediction, value, gradients
+
+    def step(self, inputs: Any, labels: Any) -> tuple[Any, list[Any]]:
+        """(loss, gradients)."""
+        _, value, gradients = self.differentiate(inputs, labels)
+        return value, gradients
+
+    def _loss(self, labels: Any, prediction: Any) -> Any:
+        losses = self.losses
+        if isinstance(prediction, Mapping) or isinstance(losses, Mapping):
+            has_order = not isinstance(prediction, Mapping)
+            names, prediction = self._named(prediction)
+            if isinstance(labels, Mapping) or not has_order:
+                labels = _by_name(labels, names, "labels")
+            if isinstance(losses, Mapping) or len(losses) > 1:
+                losses = _by_name(losses, names, "losses")
+        y, p = tf.nest.flatten(labels), tf.nest.flatten(prediction)
+        losses = losses * len(p) if len(losses) == 1 else losses
+        if not len(y) == len(p) == len(losses):
+            raise InvalidInput(f"{len(p)} outputs, {len(y)} labels and {len(losses)} losses: give one each")
+        return total_loss(self.model, losses, y, p)
+
+    def _named(self, prediction: Any) -> tuple[list[str], list[Any]]:
+        """Names of the outputs, and the outputs."""
+        if isinstance(prediction, Mapping):
+            return list(prediction), list(prediction.values())
+        outputs, names = tf.nest.flatten(prediction), getattr(self.model, "output_names", None) or []
+        if len(names) != len(outputs):
+            raise InvalidInput("the model's outputs have no names: give losses as a list in the order of the outputs")
+        return list(names), outputs
+
+
+def _keras_loss(loss: Any) -> Any:
+    try:
+        found = keras.losses.get(loss)
+    except (ValueError, TypeError):
+        found = None
+    if found is None:
+        raise InvalidInput(f"loss {loss!r} is no Keras loss, the name of one, or a function of labels and prediction")
+    return found
+
+
+def _by_name(given: Any, names: Sequence[str], what: str) -> list[Any]:
+    """Values of a dict in the order of `names`. A list has no names, so it may hold one value only."""
+    if isinstance(given, Mapping):
+        if set(given) != set(names):
+            raise InvalidInput(f"{what} for {sorted(given)}, outputs {sorted(names)}: give one for each output")
+        return [given[name] for name in names]
+    if len(names) == 1:
+        return [given[0] if isinstance(given, list) else given]
+    raise InvalidInput(f"outputs have names: give {what} as a dict with the keys {sorted(names)}")
