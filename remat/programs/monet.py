@@ -1,23 +1,23 @@
-"""MONeT's integer program as one sparse system: which implementation, what to store, what to rebuild.
+"""MONeT's integer program as one sparse system: it chooses implementations, stored values and repeats.
 
 A. Shah, C.-Y. Wu, J. Mohan, V. Chidambaram, P. Krähenbühl: "Memory Optimization for Deep Networks", ICLR 2021.
-Stage 0 is the forward pass, stage t = 1 .. m is the t-th backward operation, before which forward
-operations may be computed again, each at most once and in order. Variables, all binary:
+Stage 0 is the forward pass. Stage t = 1 .. m ends with the t-th backward operation; before it, forward operations may
+be recomputed, each at most once and in order. Variables, all binary:
 
     W[t, i, w]   forward operation i is computed in stage t in implementation w; R[t, i] is their sum
     S[t, v]      forward value v is stored across stages t - 1 and t
     M[t, p]      backward operation t runs in implementation p
     SM[t, p, v]  M[t, p] and S[t + 1, v], for the forward values v that implementation p reads
 
-Memory in stage t, with G the gradients that live there and D the forward values that the backward operation reads:
+Memory in stage t, beside the gradients that live there; D are the forward values that the backward operation reads:
 
-    (first)   S                          stored values while i's place is passed
+    (first)   S u D                             at i's place in the order
     (second)  (S u D u L_i) + x_i + workspace   while i is computed
     (third)   (S u D) + y_t + workspace         while the backward operation runs
 
-where S is ``S[t + 1, v]`` of values made before i (what else was stored is released as i's place is passed) and
-``S[t, v]`` of the others, and L_i is what i reads and what a branch holds while i runs. The products of
-binaries in S u D are linearised as in the paper.
+S is ``S[t + 1, v]`` for values made before i (those that are not stored further are released by then) and ``S[t, v]``
+for the other values. L_i are the inputs of i and the values that a branch holds while i runs. The products of binaries
+in S u D are linearised as in the paper.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class MonetModel:
     """``min cost @ x + cost_constant`` subject to ``matrix @ x >= lower``, x binary.
 
     Attributes:
-        is_memory: [rows] bool, which rows are of memory, in units of bytes.
-        works: [(t, i, implementation, column)] of W; `runs` of M; a column of -1 is fixed to one.
+        is_memory: [rows] bool, True for rows of memory, in units of bytes.
+        computations: [(t, k, implementation, column)] of W and M; column -1 stands for the constant one.
     """
 
     graph: Graph
@@ -53,17 +53,19 @@ class MonetModel:
     cost_constant: float
     cost_unit: int
     is_memory: np.ndarray
-    n_forward: int
-    works: tuple[tuple[int, int, str, int], ...]
-    runs: tuple[tuple[int, int, str, int], ...]
+    computations: tuple[tuple[int, int, str, int], ...]
 
     @property
     def cost_scale(self) -> float:
-        """Of the objective: the cost of all default implementations becomes at most `SCALED`."""
+        """Scale of the objective: the cost of all default implementations becomes at most `SCALED`."""
         return scale_of(self.graph.total_cost / self.cost_unit)
 
     def program(self) -> Program:
-        """The program for a solver; the budget gets half a unit of room, which is exact, or a millionth less of it."""
+        """The program for a solver.
+
+        The budget grows by half a unit, which is exact. A large budget, where half a unit is within the solver's
+        tolerance, shrinks by a millionth instead.
+        """
         largest = max(1.0, float(-self.lower[self.is_memory].min(initial=-1.0)))
         row_scale = np.where(self.is_memory, scale_of(largest), 1.0)
         room = 0.5 if TOLERANCE * largest < 0.5 else -TOLERANCE * largest
@@ -76,15 +78,15 @@ class MonetModel:
 
     def calls(self, x: np.ndarray) -> list[tuple[int, str]]:
         """(operation, implementation) of every computation of a solution, in order."""
-        chosen = [entry for entry in (*self.works, *self.runs) if entry[3] < 0 or x[entry[3]] > 0.5]
+        chosen = [entry[:3] for entry in self.computations if entry[3] < 0 or x[entry[3]] > 0.5]
         return [
             (k, "" if implementation == DEFAULT else implementation)
-            for _, k, implementation, _ in sorted(chosen, key=lambda e: (e[0], e[1]))
+            for _, k, implementation in sorted(chosen, key=lambda entry: entry[:2])
         ]
 
 
 def estimate_columns(graph: Graph) -> int:
-    """About how many variables the model has."""
+    """Approximate number of variables of the model."""
     forward = [op for op in graph.operations if not op.is_backward]
     stages = len(graph) - len(forward)
     implementations = sum(len(op.all_implementations) for op in forward)
@@ -123,33 +125,27 @@ class _Builder:
         self.rows = Rows()
 
     def _usable(self, k: int) -> tuple[Implementation, ...]:
-        """Exact implementations of operation `k`; of a backward one, which runs once, those that leave what is needed.
+        """Exact implementations of operation `k`.
 
-        That is: make what is kept, and write over nothing that is kept or read later.
+        A backward operation runs once. So its implementation must also make all kept outputs, and may write only over
+        a gradient that is neither kept nor read later.
         """
         graph = self.graph
-        kept = {v for v in graph.operations[k].outputs if graph.values[v].keep}
-        usable = []
-        for implementation in graph.operations[k].all_implementations:
-            x = implementation.overwrites
-            needed = x is not None and (
-                graph.values[x].keep
-                or any(
-                    x in other.inputs
-                    for j in range(k + 1, len(graph))
-                    for other in graph.operations[j].all_implementations
-                )
-            )
-            is_gradient = x is not None and graph.producer[x] >= self.n
-            if implementation.is_lossy or (k >= self.n and x is not None and (needed or not is_gradient)):
-                continue
-            if k >= self.n and not kept.issubset(implementation.outputs):
-                continue
-            usable.append(implementation)
-        return tuple(usable)
+        exact = [own for own in graph.operations[k].all_implementations if not own.is_lossy]
+        if k >= self.n:
+            kept = {v for v in graph.operations[k].outputs if graph.values[v].keep}
+            exact = [own for own in exact if kept.issubset(own.outputs) and self._may_overwrite(k, own.overwrites)]
+        return tuple(exact)
+
+    def _may_overwrite(self, k: int, v: int | None) -> bool:
+        if v is None:
+            return True
+        later = (own for op in self.graph.operations[k + 1 :] for own in op.all_implementations)
+        is_gradient = self.graph.producer[v] >= self.n
+        return is_gradient and not self.graph.values[v].keep and not any(v in own.inputs for own in later)
 
     def _last_stages(self) -> list[int]:
-        """[n] last stage in which each forward operation can be of use."""
+        """[n] last stage in which a run of each forward operation can be useful."""
         last = [0] * self.n
         for k in range(len(self.graph) - 1, -1, -1):
             for implementation in self.implementations[k]:
@@ -166,41 +162,34 @@ class _Builder:
         self.n_columns += 1
         return self.n_columns - 1
 
+    def _choice(self, k: int, is_required: bool) -> dict[str, int]:
+        """The column of each implementation; -1, the constant one, where nothing is left to choose."""
+        implementations = self.implementations[k]
+        is_fixed = is_required and len(implementations) == 1
+        return {implementation.name: -1 if is_fixed else self._new() for implementation in implementations}
+
     def build(self) -> MonetModel:
         graph, n = self.graph, self.n
-        works, runs = [], []
+        computations = []
         for t in range(self.m + 1):
             for i in range(n):
-                repeats = t <= min(self.last[i], self.m) and not graph.operations[i].run_once
-                if t == 0 or repeats:
-                    fixed = t == 0 and len(self.implementations[i]) == 1
-                    self.W[t, i] = {
-                        implementation.name: -1 if fixed else self._new() for implementation in self.implementations[i]
-                    }
-                    works += [(t, i, name, column) for name, column in self.W[t, i].items()]
+                if t == 0 or (t <= self.last[i] and not graph.operations[i].run_once):
+                    self.W[t, i] = self._choice(i, is_required=t == 0)
+                    computations += [(t, i, name, column) for name, column in self.W[t, i].items()]
             if t:
-                implementations = self.implementations[n + t - 1]
-                self.M[t] = {
-                    implementation.name: -1 if len(implementations) == 1 else self._new()
-                    for implementation in implementations
-                }
-                runs += [(t, n + t - 1, name, column) for name, column in self.M[t].items()]
+                self.M[t] = self._choice(n + t - 1, is_required=True)
+                computations += [(t, n + t - 1, name, column) for name, column in self.M[t].items()]
         for v in self.forward:
             for t in range(1, self.m + 2):
-                if t <= self.last[graph.producer[v]] + 1:  # what is read in a stage is stored across its end
+                if t <= self.last[graph.producer[v]] + 1:  # a value that is read in a stage is stored across its end
                     self.S[t, v] = self._new()
         self._choices()
         self._stores()
         self._dependencies()
         self._memory()
-        cost_unit = (
-            math.gcd(
-                *(implementation.cost for implementations in self.implementations for implementation in implementations)
-            )
-            or 1
-        )
+        cost_unit = math.gcd(*(own.cost for implementations in self.implementations for own in implementations)) or 1
         cost, constant = np.zeros(self.n_columns), 0.0
-        for _, k, name, column in (*works, *runs):
+        for _, k, name, column in computations:
             price = graph.implementation(k, name).cost // cost_unit
             if column < 0:
                 constant += price
@@ -208,11 +197,11 @@ class _Builder:
                 cost[column] = price
         return MonetModel(
             graph, self.rows.matrix(self.n_columns), np.array(self.rows.lower), cost, constant, cost_unit,
-            np.array(self.rows.kind) == MEMORY, n, tuple(works), tuple(runs),
+            np.array(self.rows.kind) == MEMORY, tuple(computations),
         )  # fmt: skip
 
     def _add(self, terms: Iterable[tuple[int, float]], limit: float, kind: int = LOGIC) -> None:
-        """A row ``terms <= limit``. A term of column -1 is the constant one: it moves to the other side."""
+        """Add a row ``terms <= limit``. Column -1 is the constant one: its terms move to the other side."""
         merged: dict[int, float] = {}
         for column, value in terms:
             if column < 0:
@@ -223,7 +212,7 @@ class _Builder:
             self.rows.add(_minus(merged.items()), -limit, kind)
 
     def _made(self, t: int, v: int) -> list[tuple[int, float]]:
-        """Terms that are one if `v` is made in stage `t`."""
+        """Terms whose sum is one if `v` is made in stage `t`."""
         p = self.graph.producer[v]
         columns = self.W.get((t, p), {})
         return [
@@ -233,14 +222,14 @@ class _Builder:
         ]
 
     def _overwritten(self, t: int, v: int, before: int) -> list[tuple[int, float]]:
-        """Terms that are one if an operation before `before` writes over `v` in stage `t`."""
+        """Terms whose sum is one if an operation before `before` writes over `v` in stage `t`."""
         return [
             (self.W[t, i][implementation.name], 1.0)
             for i, implementation in self.overwriters.get(v, ()) if i < before and (t, i) in self.W
         ]  # fmt: skip
 
     def _overwriters(self) -> dict[int, list[tuple[int, Implementation]]]:
-        """{value: (forward operation, implementation of it) that writes over it}, in order."""
+        """{value: [(forward operation, its implementation) that write over the value, in order]}."""
         found: dict[int, list[tuple[int, Implementation]]] = {}
         for i in range(self.n):
             for implementation in self.implementations[i]:
@@ -252,21 +241,18 @@ class _Builder:
         return [(self.S[t, v], 1.0)] if (t, v) in self.S else []
 
     def _choices(self) -> None:
-        """One implementation for each computation: all operations in stage 0, each at most once later."""
-        for (t, _), columns in self.W.items():
+        """One implementation for each computation; all operations run in stage 0, each at most once in later stages."""
+        choices = [(columns, t == 0) for (t, _), columns in self.W.items()]
+        choices += [(columns, True) for columns in self.M.values()]
+        for columns, is_required in choices:
             free = [(c, 1.0) for c in columns.values() if c >= 0]
             if free:
                 self._add(free, 1)
-                if t == 0:
-                    self._add([(c, -1.0) for c, _ in free], -1)
-        for columns in self.M.values():
-            free = [(c, 1.0) for c in columns.values() if c >= 0]
-            if free:
-                self._add(free, 1)
-                self._add([(c, -1.0) for c, _ in free], -1)
+                if is_required:
+                    self._add(_minus(free), -1)
 
     def _stores(self) -> None:
-        """What is stored was stored or made in the stage before, and not written over there."""
+        """A stored value was stored or made in the stage before, and not written over there."""
         for (t, v), column in self.S.items():
             before = [*self._made(t - 1, v), *self._stored(t - 1, v)]
             self._add([(column, 1.0), *_minus(before)], 0)
@@ -281,10 +267,10 @@ class _Builder:
         for (t, i), columns in self.W.items():
             for implementation in self.implementations[i]:
                 for v in implementation.inputs:
-                    there = [*self._made(t, v), *self._stored(t, v), *_minus(self._overwritten(t, v, i))]
-                    self._add([(columns[implementation.name], 1.0), *_minus(there)], 0)
                     over = self._overwritten(t, v, i)
-                    if over:  # where it was stored and made again, both copies are one
+                    available = [*self._made(t, v), *self._stored(t, v), *_minus(over)]
+                    self._add([(columns[implementation.name], 1.0), *_minus(available)], 0)
+                    if over:  # a value that is stored and made again has only one copy
                         self._add([(columns[implementation.name], 1.0), *over], 1)
         for t, columns in self.M.items():
             for implementation in self.implementations[self.n + t - 1]:
@@ -297,8 +283,8 @@ class _Builder:
                         self._add([(columns[implementation.name], 1.0), *made], 0)
                 for v in self._forward_inputs(implementation):
                     over = self._overwritten(t, v, self.n)
-                    there = [*self._made(t, v), *self._stored(t + 1, v), *_minus(over)]
-                    self._add([(columns[implementation.name], 1.0), *_minus(there)], 0)
+                    available = [*self._made(t, v), *self._stored(t + 1, v), *_minus(over)]
+                    self._add([(columns[implementation.name], 1.0), *_minus(available)], 0)
 
     def _forward_inputs(self, implementation: Implementation) -> list[int]:
         return [v for v in implementation.inputs if self.graph.producer[v] < self.n]
@@ -316,7 +302,7 @@ class _Builder:
                 self._backward_memory(t, live[t], shared)
 
     def _products(self, t: int) -> dict[tuple[str, int], int]:
-        """(implementation, v) -> the column that is one if the backward operation runs so and v is stored after it."""
+        """(implementation, v) -> column that is one if the backward operation runs with it and v is stored after it."""
         products = {}
         for implementation in self.implementations[self.n + t - 1] if t else ():
             column = self.M[t][implementation.name]
@@ -334,7 +320,10 @@ class _Builder:
         return products
 
     def _read_back(self, t: int, i: int, without: set[int], shared: dict[tuple[str, int], int]) -> list:
-        """Bytes of what the backward operation reads, made before `i`, beyond what is stored; not of `without`."""
+        """Size of the values made before `i` that the backward operation reads and that are not stored.
+
+        Values in `without` do not count.
+        """
         terms = []
         for implementation in self.implementations[self.n + t - 1] if t else ():
             for v in self._forward_inputs(implementation):
@@ -359,32 +348,28 @@ class _Builder:
         if (t, i) not in self.W:
             return
         terms = held(local)
-        needed = sum(size[v] for v in local)
         for implementation in self.implementations[i]:
-            # What this implementation alone reads counts beside its being stored: more than it is, never less.
-            read = sum(size[v] for v in implementation.inputs if v not in local)
-            new = (
-                needed
-                + read
-                + sum(size[v] for v in implementation.outputs)
-                + implementation.workspace_bytes // self.unit
-            )
-            new -= 0 if implementation.overwrites is None else size[implementation.overwrites]
-            terms.append((self.W[t, i][implementation.name], new))
+            # Inputs read only by this implementation count twice if stored: this overestimates, never underestimates.
+            inputs = local.union(implementation.inputs)
+            needed = sum(size[v] for v in inputs) + self._made_units(implementation)
+            terms.append((self.W[t, i][implementation.name], needed))
         self._add(terms, self.budget - live, MEMORY)
 
     def _backward_memory(self, t: int, live: int, shared: dict[tuple[str, int], int]) -> None:
-        k, size = self.n + t - 1, self.size
+        size = self.size
         terms = self._read_back(t, self.n, set(), shared)
         terms += [(self.S[t + 1, v], size[v]) for v in self.forward if (t + 1, v) in self.S and size[v]]
-        for implementation in self.implementations[k]:
-            new = sum(size[v] for v in implementation.outputs) + implementation.workspace_bytes // self.unit
-            new -= 0 if implementation.overwrites is None else size[implementation.overwrites]
-            terms.append((self.M[t][implementation.name], new))
+        for implementation in self.implementations[self.n + t - 1]:
+            terms.append((self.M[t][implementation.name], self._made_units(implementation)))
         self._add(terms, self.budget - live, MEMORY)
 
+    def _made_units(self, implementation: Implementation) -> int:
+        """Size of the outputs and the workspace, less the value that is written over."""
+        made = sum(self.size[v] for v in implementation.outputs) + implementation.workspace_bytes // self.unit
+        return made - (0 if implementation.overwrites is None else self.size[implementation.overwrites])
+
     def _gradients(self) -> list[int]:
-        """[m + 1] size of the backward values held in each stage before its backward operation makes new ones."""
+        """[m + 1] size of the backward values that each stage holds before its backward operation makes new ones."""
         graph = self.graph
         live = [0] * (self.m + 1)
         for v, p in enumerate(graph.producer):
@@ -401,7 +386,7 @@ class _Builder:
         return live
 
     def _locals(self) -> list[set[int]]:
-        """[n] what each forward operation reads by default, and what a later one still has to read of a branch."""
+        """[n] default inputs of each forward operation, and values of a branch that a later operation still reads."""
         graph = self.graph
         local = [set(op.inputs) for op in graph.operations[: self.n]]
         for v in self.forward:
