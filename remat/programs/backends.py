@@ -197,7 +197,8 @@ def _finite_bound(bound: float) -> float:
     return bound if math.isfinite(bound) and abs(bound) < 1e19 else -math.inf
 
 
-def _highs_options(limits: Limits) -> dict[str, Any]:
+def highs_options(limits: Limits) -> dict[str, Any]:
+    """HiGHS options for these limits."""
     import highspy
 
     highspy.Highs.resetGlobalScheduler(True)  # otherwise a process keeps its first number of threads
@@ -313,7 +314,7 @@ def _read_scip(raw: Any) -> Answer:
 BACKENDS = {
     backend.name: backend
     for backend in (
-        Backend("highs", "HIGHS", "highspy", "highspy>=1.14,<1.15", _highs_options, _read_highs, _highs_start),
+        Backend("highs", "HIGHS", "highspy", "highspy>=1.14,<1.15", highs_options, _read_highs, _highs_start),
         Backend("mosek", "MOSEK", "mosek", "remat[mosek]", _mosek_options, _read_mosek),
         Backend("gurobi", "GUROBI", "gurobipy", "remat[gurobi]", _gurobi_options, _read_gurobi, lambda *_: None),
         Backend("scip", "SCIP", "pyscipopt", "remat[scip]", _scip_options, _read_scip),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat.graph import Graph
-from remat.programs.staged import last_stages
+from remat.programs.staged import last_stages, stages_of
 
 LARGEST_SUM = 1 << 60  # of costs times runs, because CP-SAT refuses objectives that may overflow
 
@@ -56,10 +56,8 @@ class IntervalModel:
 def run_stages(graph: Graph, order: Sequence[int]) -> list[list[int]]:
     """[N] stages in which each operation runs, for a staged order."""
     stages: list[list[int]] = [[] for _ in range(len(graph))]
-    stage = 0
-    for k in order:
+    for k, stage in zip(order, stages_of(order), strict=True):
         stages[k].append(stage)
-        stage += k == stage
     return stages
 
 

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -140,6 +140,14 @@ class ScaledProgram:
     row_scale: np.ndarray
     memory_scale: float
     cost_scale: float
+
+
+def stages_of(order: Iterable[int]) -> Iterator[int]:
+    """The stage of each computation of a staged order."""
+    stage = 0
+    for k in order:
+        yield stage
+        stage += k == stage
 
 
 def last_stages(

@@ -1,4 +1,4 @@
-"""Take out repeats that a plan does not need: a solver leaves some inside its gap tolerance."""
+"""Steps after a solver: remove repeats that its gap tolerance leaves in a plan, and name the limits of its proof."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import time
 from collections.abc import Sequence
 
 from remat.graph import Graph
-from remat.plan import Plan
+from remat.plan import Plan, Scope
 from remat.simulator import simulate
 
 
+def scope_note(scope: Scope) -> str:
+    """Message of a solver that finds and proves staged plans only; '' in that scope."""
+    return "" if scope is Scope.STAGED else f"plans are staged; nothing is proven for scope {scope}"
+
+
 def drop_unread_repeats(graph: Graph, calls: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-    """The (operation, implementation) computations, in order, without repeats whose outputs nobody reads."""
+    """Remove repeats whose outputs nobody reads from (operation, implementation) computations in order."""
     is_needed = [value.keep for value in graph.values]
     first = {k: at for at, (k, _) in reversed(list(enumerate(calls)))}
     kept: list[tuple[int, str]] = []
-    for at in range(len(calls) - 1, -1, -1):
-        k, name = calls[at]
+    for at, (k, name) in reversed(list(enumerate(calls))):
         implementation = graph.implementation(k, name)
         if at != first[k] and not any(is_needed[v] for v in implementation.outputs):
             continue
@@ -29,10 +33,10 @@ def drop_unread_repeats(graph: Graph, calls: Sequence[tuple[int, str]]) -> list[
 
 
 def drop_needless_repeats(graph: Graph, plan: Plan, budget_bytes: int, deadline: float) -> Plan:
-    """A plan with as many repeats removed, last one first, as the budget allows.
+    """Remove repeats from a plan, the last one first, as long as it fits the budget.
 
     Without a repeat the earlier copy is held until its later uses, so the plan stays valid (and
-    staged); only its peak may grow. Costs one replay for each repeat; stops at `deadline`
+    staged); only its peak may grow. Takes one simulation for each repeat; stops at `deadline`
     (`time.monotonic()`).
     """
     order = plan.order.tolist()
