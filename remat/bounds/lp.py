@@ -29,8 +29,8 @@ from remat.programs.highs import solve_program
 from remat.programs.program import Program, Rows
 from remat.programs.staged import CONTINUITY, EDGE, MEMORY, ONCE, StagedModel, build_staged_model, last_stages
 
-KIND_NAMES = {EDGE: "edge", CONTINUITY: "continuity", MEMORY: "memory", ONCE: "once"}
 CUT = 6  # kind of row beside those of the model; its key is (index in the list of cuts, -1, -1)
+KIND_NAMES = {EDGE: "edge", CONTINUITY: "continuity", MEMORY: "memory", ONCE: "once", CUT: "knapsack"}
 WORTH = 2e-4  # least gain of a round of cuts before another round, as a share of the cost
 LARGEST = 2_000_000  # with more columns, building the model alone takes too long
 ENOUGH = 1e-6  # share of the cost that missing columns may lose
@@ -213,16 +213,13 @@ def _certify(context: Context, model: StagedModel, y: np.ndarray, cuts: list[lis
     least = float(np.min(y[y > 0], initial=1.0)) / model.unit_bytes
     denominator = 1 << max(0, min(60, 24 - math.floor(math.log2(max(least, 1e-12)))))
     multipliers: dict[str, list[list[int]]] = {name: [] for name in KIND_NAMES.values()}
-    multipliers["knapsack"] = []
     for row in np.nonzero(y > 0)[0].tolist():
         kind = int(model.row_kind[row])
         unit = model.unit_bytes if kind == MEMORY else 1  # the certificate's memory rows are in bytes
         amount = int(y[row] * (denominator / unit))
-        if amount and kind == CUT:
-            multipliers["knapsack"].append([*cuts[int(model.row_key[row, 0])], amount])
-        elif amount:
-            name = KIND_NAMES[kind]
-            multipliers[name].append([*model.row_key[row, : KINDS[name]].tolist(), amount])
+        if amount:
+            name, key = KIND_NAMES[kind], model.row_key[row].tolist()
+            multipliers[name].append([*(cuts[key[0]] if kind == CUT else key[: KINDS[name]]), amount])
     bound = proven_bound(model.graph, budget, scope, multipliers, denominator)
     if bound < graph.least_cost:
         multipliers, bound = {}, graph.least_cost

@@ -102,6 +102,9 @@ def build_model(graph: Graph, budget_bytes: int) -> MonetModel:
     return _Builder(graph, budget_bytes).build()
 
 
+Choice = list[tuple[Implementation, int]]  # implementations that a computation can use, and their columns
+
+
 class _Builder:
     def __init__(self, graph: Graph, budget_bytes: int) -> None:
         flags = [op.is_backward for op in graph.operations]
@@ -116,12 +119,15 @@ class _Builder:
         self.budget = (budget_bytes - graph.fixed_bytes) // self.unit
         self.implementations = [self._usable(k) for k in range(len(graph))]
         self.forward = [v for v, p in enumerate(graph.producer) if p < self.n]
-        self.overwriters = self._overwriters()
+        self.overwriters: dict[int, list[int]] = {}  # forward operations that can write over each value
+        for i in range(self.n):
+            for v in {own.overwrites for own in self.implementations[i] if own.overwrites is not None}:
+                self.overwriters.setdefault(v, []).append(i)
         self.last = self._last_stages()
         self.n_columns = 0
-        self.W: dict[tuple[int, int], dict[str, int]] = {}
+        self.W: dict[tuple[int, int], Choice] = {}
         self.S: dict[tuple[int, int], int] = {}
-        self.M: dict[int, dict[str, int]] = {}
+        self.M: dict[int, Choice] = {}
         self.rows = Rows()
 
     def _usable(self, k: int) -> tuple[Implementation, ...]:
@@ -149,10 +155,9 @@ class _Builder:
         last = [0] * self.n
         for k in range(len(self.graph) - 1, -1, -1):
             for implementation in self.implementations[k]:
-                for v in implementation.inputs:
+                for v in self._forward_inputs(implementation):
                     p = self.graph.producer[v]
-                    if p < self.n:
-                        last[p] = max(last[p], k - self.n + 1 if k >= self.n else last[k])
+                    last[p] = max(last[p], k - self.n + 1 if k >= self.n else last[k])
         for v in self.forward:
             if self.graph.values[v].keep:
                 last[self.graph.producer[v]] = self.m + 1
@@ -162,23 +167,20 @@ class _Builder:
         self.n_columns += 1
         return self.n_columns - 1
 
-    def _choice(self, k: int, is_required: bool) -> dict[str, int]:
-        """The column of each implementation; -1, the constant one, where nothing is left to choose."""
+    def _choice(self, k: int, is_required: bool) -> Choice:
+        """Columns for a computation of operation `k`; -1, the constant one, where nothing is left to choose."""
         implementations = self.implementations[k]
         is_fixed = is_required and len(implementations) == 1
-        return {implementation.name: -1 if is_fixed else self._new() for implementation in implementations}
+        return [(implementation, -1 if is_fixed else self._new()) for implementation in implementations]
 
     def build(self) -> MonetModel:
         graph, n = self.graph, self.n
-        computations = []
         for t in range(self.m + 1):
             for i in range(n):
                 if t == 0 or (t <= self.last[i] and not graph.operations[i].run_once):
                     self.W[t, i] = self._choice(i, is_required=t == 0)
-                    computations += [(t, i, name, column) for name, column in self.W[t, i].items()]
             if t:
                 self.M[t] = self._choice(n + t - 1, is_required=True)
-                computations += [(t, n + t - 1, name, column) for name, column in self.M[t].items()]
         for v in self.forward:
             for t in range(1, self.m + 2):
                 if t <= self.last[graph.producer[v]] + 1:  # a value that is read in a stage is stored across its end
@@ -189,12 +191,15 @@ class _Builder:
         self._memory()
         cost_unit = math.gcd(*(own.cost for implementations in self.implementations for own in implementations)) or 1
         cost, constant = np.zeros(self.n_columns), 0.0
-        for _, k, name, column in computations:
-            price = graph.implementation(k, name).cost // cost_unit
-            if column < 0:
-                constant += price
-            else:
-                cost[column] = price
+        computations = []
+        choices = {**self.W, **{(t, n + t - 1): choice for t, choice in self.M.items()}}
+        for (t, k), choice in choices.items():
+            for implementation, column in choice:
+                computations.append((t, k, implementation.name, column))
+                if column < 0:
+                    constant += implementation.cost // cost_unit
+                else:
+                    cost[column] = implementation.cost // cost_unit
         return MonetModel(
             graph, self.rows.matrix(self.n_columns), np.array(self.rows.lower), cost, constant, cost_unit,
             np.array(self.rows.kind) == MEMORY, tuple(computations),
@@ -213,39 +218,22 @@ class _Builder:
 
     def _made(self, t: int, v: int) -> list[tuple[int, float]]:
         """Terms whose sum is one if `v` is made in stage `t`."""
-        p = self.graph.producer[v]
-        columns = self.W.get((t, p), {})
-        return [
-            (columns[implementation.name], 1.0)
-            for implementation in self.implementations[p]
-            if implementation.name in columns and v in implementation.outputs
-        ]
+        return [(column, 1.0) for own, column in self.W.get((t, self.graph.producer[v]), ()) if v in own.outputs]
 
     def _overwritten(self, t: int, v: int, before: int) -> list[tuple[int, float]]:
         """Terms whose sum is one if an operation before `before` writes over `v` in stage `t`."""
-        return [
-            (self.W[t, i][implementation.name], 1.0)
-            for i, implementation in self.overwriters.get(v, ()) if i < before and (t, i) in self.W
-        ]  # fmt: skip
-
-    def _overwriters(self) -> dict[int, list[tuple[int, Implementation]]]:
-        """{value: [(forward operation, its implementation) that write over the value, in order]}."""
-        found: dict[int, list[tuple[int, Implementation]]] = {}
-        for i in range(self.n):
-            for implementation in self.implementations[i]:
-                if implementation.overwrites is not None:
-                    found.setdefault(implementation.overwrites, []).append((i, implementation))
-        return found
+        operations = (i for i in self.overwriters.get(v, ()) if i < before)
+        return [(column, 1.0) for i in operations for own, column in self.W.get((t, i), ()) if own.overwrites == v]
 
     def _stored(self, t: int, v: int) -> list[tuple[int, float]]:
         return [(self.S[t, v], 1.0)] if (t, v) in self.S else []
 
     def _choices(self) -> None:
         """One implementation for each computation; all operations run in stage 0, each at most once in later stages."""
-        choices = [(columns, t == 0) for (t, _), columns in self.W.items()]
-        choices += [(columns, True) for columns in self.M.values()]
-        for columns, is_required in choices:
-            free = [(c, 1.0) for c in columns.values() if c >= 0]
+        choices = [(choice, t == 0) for (t, _), choice in self.W.items()]
+        choices += [(choice, True) for choice in self.M.values()]
+        for choice, is_required in choices:
+            free = [(column, 1.0) for _, column in choice if column >= 0]
             if free:
                 self._add(free, 1)
                 if is_required:
@@ -264,76 +252,69 @@ class _Builder:
                 self._add([(self.S[self.m + 1, v], -1.0)], -1)
 
     def _dependencies(self) -> None:
-        for (t, i), columns in self.W.items():
-            for implementation in self.implementations[i]:
+        """Every input of a computation is stored, or made before it in its stage, and not written over."""
+        for (t, i), choice in self.W.items():
+            for implementation, column in choice:
                 for v in implementation.inputs:
                     over = self._overwritten(t, v, i)
                     available = [*self._made(t, v), *self._stored(t, v), *_minus(over)]
-                    self._add([(columns[implementation.name], 1.0), *_minus(available)], 0)
+                    self._add([(column, 1.0), *_minus(available)], 0)
                     if over:  # a value that is stored and made again has only one copy
-                        self._add([(columns[implementation.name], 1.0), *over], 1)
-        for t, columns in self.M.items():
-            for implementation in self.implementations[self.n + t - 1]:
+                        self._add([(column, 1.0), *over], 1)
+        for t, choice in self.M.items():
+            for implementation, column in choice:
                 for v in implementation.inputs:
                     p = self.graph.producer[v]
                     if p >= self.n:
-                        made = [
-                            (self.M[p - self.n + 1][w.name], -1.0) for w in self.implementations[p] if v in w.outputs
-                        ]
-                        self._add([(columns[implementation.name], 1.0), *made], 0)
+                        made = [(other, -1.0) for own, other in self.M[p - self.n + 1] if v in own.outputs]
+                        self._add([(column, 1.0), *made], 0)
                 for v in self._forward_inputs(implementation):
                     over = self._overwritten(t, v, self.n)
                     available = [*self._made(t, v), *self._stored(t + 1, v), *_minus(over)]
-                    self._add([(columns[implementation.name], 1.0), *_minus(available)], 0)
+                    self._add([(column, 1.0), *_minus(available)], 0)
 
     def _forward_inputs(self, implementation: Implementation) -> list[int]:
         return [v for v in implementation.inputs if self.graph.producer[v] < self.n]
 
     def _memory(self) -> None:
-        live = self._gradients()
-        local = self._locals()
+        live, local, latest = self._gradients(), self._locals(), max(self.last)
         for t in range(self.m + 1):
             shared = self._products(t)
             for i in range(self.n):
-                if (t, i) not in self.W and t > max(self.last):
-                    continue
-                self._forward_memory(t, i, local[i], live[t], shared)
+                if (t, i) in self.W or t <= latest:
+                    self._forward_memory(t, i, local[i], live[t], shared)
             if t:
                 self._backward_memory(t, live[t], shared)
 
-    def _products(self, t: int) -> dict[tuple[str, int], int]:
-        """(implementation, v) -> column that is one if the backward operation runs with it and v is stored after it."""
+    def _products(self, t: int) -> dict[tuple[int, int], int]:
+        """(column of M, v) -> column that is one if the backward operation runs with it and v is stored after it."""
         products = {}
-        for implementation in self.implementations[self.n + t - 1] if t else ():
-            column = self.M[t][implementation.name]
+        for implementation, column in self.M.get(t, ()):
             for v in self._forward_inputs(implementation):
                 if (t + 1, v) not in self.S:
                     continue
                 stored = self.S[t + 1, v]
                 if column < 0:
-                    products[implementation.name, v] = stored
+                    products[column, v] = stored
                     continue
-                both = products[implementation.name, v] = self._new()
+                both = products[column, v] = self._new()
                 self._add([(both, 1.0), (column, -1.0)], 0)
                 self._add([(both, 1.0), (stored, -1.0)], 0)
                 self._add([(column, 1.0), (stored, 1.0), (both, -1.0)], 1)
         return products
 
-    def _read_back(self, t: int, i: int, without: set[int], shared: dict[tuple[str, int], int]) -> list:
-        """Size of the values made before `i` that the backward operation reads and that are not stored.
-
-        Values in `without` do not count.
-        """
+    def _read_back(self, t: int, i: int, without: set[int], shared: dict[tuple[int, int], int]) -> list:
+        """Size of unstored values made before `i`, and not in `without`, that the backward operation reads."""
         terms = []
-        for implementation in self.implementations[self.n + t - 1] if t else ():
+        for implementation, column in self.M.get(t, ()):
             for v in self._forward_inputs(implementation):
                 if self.graph.producer[v] < i and v not in without:
-                    terms.append((self.M[t][implementation.name], self.size[v]))
-                    if (implementation.name, v) in shared:
-                        terms.append((shared[implementation.name, v], -self.size[v]))
+                    terms.append((column, self.size[v]))
+                    if (column, v) in shared:
+                        terms.append((shared[column, v], -self.size[v]))
         return terms
 
-    def _forward_memory(self, t: int, i: int, local: set[int], live: int, shared: dict[tuple[str, int], int]) -> None:
+    def _forward_memory(self, t: int, i: int, local: set[int], live: int, shared: dict[tuple[int, int], int]) -> None:
         producer, size = self.graph.producer, self.size
 
         def held(without: set[int]) -> list[tuple[int, float]]:
@@ -348,19 +329,18 @@ class _Builder:
         if (t, i) not in self.W:
             return
         terms = held(local)
-        for implementation in self.implementations[i]:
+        for implementation, column in self.W[t, i]:
             # Inputs read only by this implementation count twice if stored: this overestimates, never underestimates.
             inputs = local.union(implementation.inputs)
             needed = sum(size[v] for v in inputs) + self._made_units(implementation)
-            terms.append((self.W[t, i][implementation.name], needed))
+            terms.append((column, needed))
         self._add(terms, self.budget - live, MEMORY)
 
-    def _backward_memory(self, t: int, live: int, shared: dict[tuple[str, int], int]) -> None:
+    def _backward_memory(self, t: int, live: int, shared: dict[tuple[int, int], int]) -> None:
         size = self.size
         terms = self._read_back(t, self.n, set(), shared)
         terms += [(self.S[t + 1, v], size[v]) for v in self.forward if (t + 1, v) in self.S and size[v]]
-        for implementation in self.implementations[self.n + t - 1]:
-            terms.append((self.M[t][implementation.name], self._made_units(implementation)))
+        terms += [(column, self._made_units(implementation)) for implementation, column in self.M[t]]
         self._add(terms, self.budget - live, MEMORY)
 
     def _made_units(self, implementation: Implementation) -> int:
@@ -375,11 +355,7 @@ class _Builder:
         for v, p in enumerate(graph.producer):
             if p < self.n:
                 continue
-            readers = [
-                k
-                for k in range(p + 1, len(graph))
-                if any(v in implementation.inputs for implementation in self.implementations[k])
-            ]
+            readers = [k for k in range(p + 1, len(graph)) if any(v in own.inputs for own in self.implementations[k])]
             end = self.m if graph.values[v].keep else max(readers, default=p) - self.n + 1
             for t in range(p - self.n + 2, end + 1):
                 live[t] += self.size[v]
@@ -390,8 +366,8 @@ class _Builder:
         graph = self.graph
         local = [set(op.inputs) for op in graph.operations[: self.n]]
         for v in self.forward:
-            users = [k for k in graph.users[v] if k < self.n]
-            for i in range(graph.producer[v] + 1, max(users, default=0)):
+            last_user = max((k for k in graph.users[v] if k < self.n), default=0)
+            for i in range(graph.producer[v] + 1, last_user):
                 local[i].add(v)
         return local
 

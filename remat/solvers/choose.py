@@ -171,10 +171,11 @@ def _choose_in_order(context: Context, moved: Graph, order: Sequence[int], until
 
 
 def _choice_of(full: Graph, plan: Plan) -> list[int]:
-    """[N] index of the implementation of each operation's first run in a plan."""
+    """[N] index of the first implementation in which a plan runs each operation, not counting the default one; else 0."""
     wanted = [0] * len(full)
-    for k, implementation in _implementations(full, plan).items():
-        wanted[k] = [other.name for other in full.operations[k].all_implementations].index(implementation.name)
+    for k, name in zip(plan.order.tolist(), plan.choices, strict=False):
+        if name and not wanted[k]:
+            wanted[k] = [implementation.name for implementation in full.operations[k].all_implementations].index(name)
     return wanted
 
 
@@ -250,12 +251,12 @@ class _ChoiceSearch:
     def _begin(self, done: Callable[[], bool]) -> None:
         """Judge the default choice, all switches at once, the leanest choice; then each kind of switch on and off."""
         n = len(self.full)
-        given = self.context.options.warm_start
-        if given is not None and not any(
-            implementation.is_lossy for implementation in _implementations(self.full, given).values()
-        ):
-            self.context.offer(given, "warm start")
-            self._try(_choice_of(self.full, given), done, given.order.tolist())
+        start = self.context.options.warm_start
+        if start is not None:
+            wanted = _choice_of(self.full, start)
+            if not any(self.choices.implementations[k][i].is_lossy for k, i in enumerate(wanted)):
+                self.context.offer(start, "warm start")
+                self._try(wanted, done, start.order.tolist())
         by_saving = sorted(self.kinds.values(), key=lambda group: -sum(map(self._saving, group)))
         everything, lean = [0] * n, [0] * n
         for k, i in itertools.chain.from_iterable(reversed(by_saving)):
@@ -421,15 +422,6 @@ def _exhaust(context: Context) -> Outcome | None:
     if impossible:
         return Outcome(infeasible=True)
     return None if plan is None else Outcome((Candidate(plan, {"from": "exhaustive"}),), bound=bound)
-
-
-def _implementations(full: Graph, plan: Plan) -> dict[int, Implementation]:
-    """Operation -> the implementation of its first run, if that is not the default one."""
-    first: dict[int, Implementation] = {}
-    for k, name in zip(plan.order.tolist(), plan.choices, strict=False):
-        if name:
-            first.setdefault(k, full.implementation(k, name))
-    return first
 
 
 def _fixed_choices(context: Context, moves: int) -> int:

@@ -59,7 +59,7 @@ def search(problem: Problem, context: Context) -> Outcome:
 
 
 def search_staged(
-    context: Context, threads: int, *, who: str = "search", should_stop: Callable[[], bool] = lambda: False,
+    context: Context, threads: int, *, should_stop: Callable[[], bool] = lambda: False,
     on_round: Callable[[np.ndarray, int], None] | None = None,
 ) -> Best:  # fmt: skip
     """Greedy eviction, then annealing until the context's limits; offers each better plan at once.
@@ -69,10 +69,10 @@ def search_staged(
     graph = context.problem.graph
 
     def offer(order: np.ndarray, _cost: int) -> None:
-        context.offer(Plan.from_order(graph, order.tolist(), context.problem.budget_bytes), who)
+        context.offer(Plan.from_order(graph, order.tolist(), context.problem.budget_bytes), "search")
 
     def adopt() -> tuple[np.ndarray, int] | None:
-        known = None if context.incumbent is None else context.incumbent.snapshot()
+        known = context.incumbent.snapshot()
         if context.options.work_limit is not None or known is None or known[0].scope is not Scope.STAGED:
             return None  # a run that repeats exactly takes no plans of others
         return known[0].order, known[1]
@@ -82,7 +82,7 @@ def search_staged(
             graph, context.problem.budget_bytes, deadline=time.monotonic() + 0.2 * context.remaining_s()
         )
         if plan is not None:
-            context.offer(plan, who)
+            context.offer(plan, "search")
     start = first_order(context)
     if start is not None:
         offer(start, 0)
