@@ -68,10 +68,7 @@ class Rows:
 
 
 def sparse_matrix(shape: tuple[int, int], *parts: tuple) -> sp.csr_array:
-    """A matrix from ``(rows, columns, factors)`` parts; factors at the same place add up.
-
-    A part may have one factor for all its places.
-    """
+    """A matrix from ``(rows, columns, factors)`` parts, or one factor for a whole part; equal places add up."""
     rows = np.concatenate([np.asarray(part[0], dtype=np.int64) for part in parts])
     columns = np.concatenate([np.asarray(part[1], dtype=np.int64) for part in parts])
     factors = np.concatenate([np.broadcast_to(np.asarray(part[2]), len(part[0])) for part in parts])

@@ -54,10 +54,7 @@ class Columns:
 
     @classmethod
     def of(cls, graph: Graph, n_F: int, frontier_advancing: bool) -> Columns:
-        """With (8), stage t has the operations 0 .. t and S of values made by 0 .. t - 1.
-
-        Without (8), each stage has all operations, and each but the first has S of all values.
-        """
+        """With (8), stage t has operations 0 .. t and values of 0 .. t - 1; else all (but stage 0 has no values)."""
         n, producer = len(graph), np.array(graph.producer, dtype=np.int64)
         by_producer = np.argsort(producer, kind="stable")
         rank = np.empty(len(producer), dtype=np.int64)
@@ -307,10 +304,7 @@ def _freed(at: Columns, hazard: sp.csr_array, constant: np.ndarray, most: np.nda
 
 def _memory(graph: Graph, at: Columns, frees: _Frees, weight: np.ndarray) -> tuple[sp.csr_array, sp.csr_array]:
     """(2) U[t, 0] = sum_v M[v] S[t, v] + M[outputs(0)] R[t, 0]
-    (3) U[t, k] = U[t, k-1] - sum_v M[v] FREE[t, v, k-1] + M[outputs(k)] R[t, k]
-
-    Returns:
-        `Equations.change` and `Equations.differences`.
+    (3) U[t, k] = U[t, k-1] - sum_v M[v] FREE[t, v, k-1] + M[outputs(k)] R[t, k]: (`change`, `differences`).
     """
     n_U = at.start_S
     row, k = np.arange(n_U), at.operation_of_R

@@ -59,7 +59,6 @@ class StagedModel:
         is_integer: [n] bool; True for R and S. The other columns follow from them.
         unit_bytes: bytes in one unit.
         R_column, S_column: (stage, operation or value) to column.
-        restricted: some repeats are left out, so a bound of the model is no bound of the problem.
         infeasible: no values of the columns meet some row.
     """
 
@@ -76,7 +75,6 @@ class StagedModel:
     unit_bytes: int
     R_column: dict[tuple[int, int], int]
     S_column: dict[tuple[int, int], int]
-    restricted: bool
     infeasible: bool
 
     @property
@@ -304,7 +302,7 @@ class _Builder:
             np.array(self.upper, dtype=np.int64), self.rows.matrix(n, np.int64),
             np.array(self.rows.lower, dtype=np.int64), np.array(self.rows.kind, dtype=np.int8),
             np.array(self.rows.key, dtype=np.int32).reshape(-1, 3), np.arange(n) < self.n_integer, self.unit,
-            self.R, self.S, restricted=self.repeats is not None, infeasible=self.infeasible,
+            self.R, self.S, self.infeasible,
         )  # fmt: skip
 
 

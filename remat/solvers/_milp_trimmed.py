@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from remat.programs.program import TOLERANCE, half_unit_is_lost, least_whole
 from remat.programs.staged import StagedModel, build_staged_model, stages_of
 from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
-from remat.solvers._polish import drop_needless_repeats, scope_note
+from remat.solvers._polish import StagedSolver, drop_needless_repeats, scope_note
 
 WHO = "checkmate_milp"
 MARGIN_S = 0.2  # for the plan after a solve
@@ -45,23 +44,21 @@ def solve_trimmed(
     return _Trimmed(context, mip_gap, should_stop, repeats, who).run()
 
 
-@dataclass(slots=True)
-class _Trimmed:
-    context: Context
-    mip_gap: float
-    should_stop: Callable[[], bool]
-    repeats: Collection[tuple[int, int]] | None = None
-    who: str = WHO
-    stats: dict[str, Any] = field(default_factory=lambda: {"solver": "highs", "rounds": 0, "nodes": 0})
-    bound: int | None = None
-    best: tuple[int, Plan] | None = None
-    decided: bool = False
+class _Trimmed(StagedSolver):
+    def __init__(
+        self, context: Context, mip_gap: float, should_stop: Callable[[], bool],
+        repeats: Collection[tuple[int, int]] | None, who: str,
+    ) -> None:  # fmt: skip
+        super().__init__(context, who)
+        self.mip_gap, self.should_stop, self.repeats = mip_gap, should_stop, repeats
+        self.stats: dict[str, Any] = {"solver": "highs", "rounds": 0, "nodes": 0}
+        self.decided = False
 
     def run(self) -> Outcome:
-        context, graph = self.context, self.context.problem.graph
+        context, graph = self.context, self.graph
         start = context.options.warm_start
         if start is not None and start.scope is Scope.STAGED:
-            self._keep(start)
+            self.keep(start)
         slots: set[int] = set()
         room = 0.5  # in units: exact, because memory comes in whole units
         while context.remaining_s() > 0.1 and not self.should_stop():
@@ -82,7 +79,7 @@ class _Trimmed:
                 break
             plan = model.plan(answer.x)
             plan = drop_needless_repeats(graph, plan, context.problem.budget_bytes, context.deadline - 0.2)
-            if self._keep(plan):
+            if self.keep(plan):
                 self.decided = True
                 break
             beyond = stages_beyond(plan, simulate(graph, plan).running_bytes, context.problem.budget_bytes) - slots
@@ -95,16 +92,6 @@ class _Trimmed:
                 break
         return self._outcome("no plan found within the limit")
 
-    def _keep(self, plan: Plan) -> bool:
-        """Keep and offer the plan if it fits and is better; whether it fits."""
-        trace = simulate(self.context.problem.graph, plan)
-        if trace.peak_bytes > self.context.problem.budget_bytes:
-            return False
-        if self.best is None or trace.cost < self.best[0]:
-            self.best = trace.cost, plan
-            self.context.offer(plan, self.who)
-        return True
-
     def _solve(self, model: StagedModel, room: float) -> Answer:
         context = self.context
         self.stats["rounds"] += 1
@@ -113,16 +100,13 @@ class _Trimmed:
             scaled.program,
             highs_options(limits_of(context, self.mip_gap)),
             start=start_of(model, self.best[1]) if self.best is not None and room > 0 else None,
-            on_solution=lambda x: self._keep(model.plan(x)),
+            on_solution=lambda x: self.keep(model.plan(x)),
             should_stop=lambda: self.should_stop() or context.is_solved(),
         )
         self.stats["nodes"] += answer.nodes
-        if not answer.infeasible and room > 0 and math.isfinite(answer.bound) and not model.restricted:
-            bound = model.cost_constant + least_whole(answer.bound / scaled.cost_scale, scaled.cost_scale)
-            if self.bound is None or bound > self.bound:
-                self.bound = bound
-                if context.problem.scope is Scope.STAGED:
-                    context.offer_bound(bound, self.who)
+        if not answer.infeasible and room > 0 and math.isfinite(answer.bound) and self.repeats is None:
+            bound = least_whole(answer.bound / scaled.cost_scale, scaled.cost_scale)
+            self.keep_bound(model.cost_constant + bound)
         return answer
 
     def _infeasible(self) -> Outcome:

@@ -1,10 +1,11 @@
-"""Steps after a solver: remove repeats that its gap tolerance leaves in a plan, and name the limits of its proof."""
+"""Parts shared by the exact solvers: keep the best staged plan and bound, and remove needless repeats from plans."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 
+from remat.context import Context
 from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.simulator import simulate
@@ -13,6 +14,37 @@ from remat.simulator import simulate
 def scope_note(scope: Scope) -> str:
     """Message of a solver that finds and proves staged plans only; '' in that scope."""
     return "" if scope is Scope.STAGED else f"plans are staged; nothing is proven for scope {scope}"
+
+
+class StagedSolver:
+    """A solver whose plans are all staged: it keeps its best plan and bound, and offers them at once.
+
+    Attributes:
+        best: (cost, plan) of the cheapest plan that fits, None without one.
+        bound: proven for staged plans, None without one.
+    """
+
+    def __init__(self, context: Context, who: str) -> None:
+        self.context, self.graph, self.who = context, context.problem.graph, who
+        self.best: tuple[int, Plan] | None = None
+        self.bound: int | None = None
+
+    def keep(self, plan: Plan) -> bool:
+        """Keep the plan if it fits and is better; whether it fits."""
+        trace = simulate(self.graph, plan)
+        if trace.peak_bytes > self.context.problem.budget_bytes:
+            return False
+        if self.best is None or trace.cost < self.best[0]:
+            self.best = trace.cost, plan
+            self.context.offer(plan, self.who)
+        return True
+
+    def keep_bound(self, bound: int) -> None:
+        """Keep the bound if it is better; in a wider scope it is not offered."""
+        if self.bound is None or bound > self.bound:
+            self.bound = bound
+            if self.context.problem.scope is Scope.STAGED:
+                self.context.offer_bound(bound, self.who)
 
 
 def drop_unread_repeats(graph: Graph, calls: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:

@@ -171,7 +171,7 @@ def _choose_in_order(context: Context, moved: Graph, order: Sequence[int], until
 
 
 def _choice_of(full: Graph, plan: Plan) -> list[int]:
-    """[N] index of the first implementation in which a plan runs each operation, not counting the default one; else 0."""
+    """[N] index of the first implementation but the default one in which a plan runs each operation; 0 without one."""
     wanted = [0] * len(full)
     for k, name in zip(plan.order.tolist(), plan.choices, strict=False):
         if name and not wanted[k]:

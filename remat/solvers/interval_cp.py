@@ -18,12 +18,10 @@ from remat.problem import Problem
 from remat.programs.interval import build_intervals, run_stages
 from remat.registry import strategy
 from remat.search.anneal import is_warm
-from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
-from remat.solvers._polish import scope_note
+from remat.solvers._polish import StagedSolver, scope_note
 from remat.solvers.search import quick_plan, search_staged
 
-WHO = "interval_cp"
 WHOLE_OPERATIONS = 300  # largest graph whose whole program is tried first
 WHOLE_SHARE = 0.5  # of the time, for the whole program
 START_SHARE = 0.1  # of the time, for the first plan
@@ -53,18 +51,16 @@ def interval_cp(problem: Problem, context: Context) -> Outcome:
     return _Intervals(context).run()
 
 
-class _Intervals:
+class _Intervals(StagedSolver):
     def __init__(self, context: Context) -> None:
-        self.context, self.graph = context, context.problem.graph
-        self.best: tuple[int, Plan] | None = None
-        self.bound: int | None = None
+        super().__init__(context, "interval_cp")
         self.infeasible = False
         self.stats: dict[str, Any] = {"solves": 0}
 
     def run(self) -> Outcome:
         context = self.context
         if context.options.warm_start is not None and context.options.warm_start.scope is Scope.STAGED:
-            self._keep(context.options.warm_start)
+            self.keep(context.options.warm_start)
         if self.best is None:
             self._first_plan()
         if len(self.graph) <= WHOLE_OPERATIONS:
@@ -91,17 +87,7 @@ class _Intervals:
             search_staged(quick, 1, should_stop=lambda: context.remaining_s() < least_s)
             plan = quick.incumbent.plan
         if plan is not None:
-            self._keep(plan)
-
-    def _keep(self, plan: Plan) -> bool:
-        """Keep and offer the plan if it fits and is better; whether it fits."""
-        trace = simulate(self.graph, plan)
-        if trace.peak_bytes > self.context.problem.budget_bytes:
-            return False
-        if self.best is None or trace.cost < self.best[0]:
-            self.best = trace.cost, plan
-            self.context.offer(plan, WHO)
-        return True
+            self.keep(plan)
 
     def _solved(self) -> bool:
         known = self.bound is not None and self.best is not None and self.best[0] <= self.bound
@@ -173,7 +159,7 @@ class _Intervals:
         status = _solve_interruptibly(solver, built.model)
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             plan = Plan.from_order(self.graph, built.order(solver), context.problem.budget_bytes)
-            if not self._keep(plan):
+            if not self.keep(plan):
                 raise InvalidPlan("the program's plan does not fit the budget that it was given")
         if not fixed:
             self._conclude(built, solver, status == cp_model.INFEASIBLE)
@@ -194,11 +180,7 @@ class _Intervals:
             return
         claimed = solver.best_objective_bound  # a double: beyond 2**53 it may be rounded up
         claimed -= max(1e-6, 2.0 * abs(np.spacing(claimed)))
-        bound = built.base + max(0, math.ceil(claimed)) * built.cost_unit
-        if self.bound is None or bound > self.bound:
-            self.bound = bound
-            if self.context.problem.scope is Scope.STAGED:
-                self.context.offer_bound(bound, WHO)
+        self.keep_bound(built.base + max(0, math.ceil(claimed)) * built.cost_unit)
 
 
 def _solve_interruptibly(solver: Any, model: Any) -> Any:
