@@ -182,7 +182,7 @@ def build(graph: Graph, *, frontier_advancing: bool = True) -> Equations:
     operations = graph.operations
     keep = np.array([value.keep for value in graph.values], dtype=bool)
     if not frontier_advancing and (keep.any() or any(op.run_once for op in operations)):
-        raise InvalidInput("without frontier-advancing stages nothing can be kept, or run once only")
+        raise InvalidInput("without frontier-advancing stages no value can be kept, and no operation can be limited to one run")
     weight, scratch = graph.value_bytes, np.array([op.workspace_bytes for op in operations], dtype=np.int64)
     unit = math.gcd(*weight.tolist(), *scratch.tolist()) or 1
     weight, scratch = weight // unit, scratch // unit

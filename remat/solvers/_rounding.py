@@ -20,7 +20,7 @@ from remat.solution import Candidate, Outcome
 from remat.solvers.search import COLD_START_S
 
 LARGEST_COLUMNS = 400_000
-NOT_IN_TIME = "the relaxation was not solved in time; give it more (time_limit)"
+NOT_IN_TIME = "the relaxation was not solved in time; raise time_limit"
 LP_SHARE = 0.7  # largest share of the time for the relaxation
 IMPROVE_MOVES = 200_000  # of the search, beyond the paper
 

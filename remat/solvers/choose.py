@@ -45,7 +45,7 @@ LONGER = 8  # times as many moves, to judge a start again
 OUTER_SHARE = 0.5  # of the time, for the search over implementations
 OUTER_ROUNDS = 2  # of search and solving; the second begins from the result of the first
 FREE_SHARES = ((0.25, 0.55), (0.8, 1.0))  # of the time, in scope free: end of the search for an order, then for choices
-SETTLED = 4  # the search ends after this many times as many switches in vain as there are switches
+SETTLED = 4  # the search ends after this many tries in vain for each possible switch
 LONGEST_RUN = 12  # most operations whose implementations are switched together
 REPEATS_PER_S = 40  # choices judged per second in runs that repeat exactly
 EXHAUSTIVE_OPERATIONS, EXHAUSTIVE_STATES, EXHAUSTIVE_SHARE = 12, 60_000, 0.3  # largest graph, states, share of the time
@@ -317,10 +317,10 @@ class _ChoiceSearch:
             group = alike[at : at + random.randint(2, LONGEST_RUN)]
         off = wanted[k] == i
         for k, i in group:
-            if off:
-                wanted[k] = 0 if wanted[k] == i else wanted[k]
-            else:
+            if not off:
                 wanted[k] = i
+            elif wanted[k] == i:
+                wanted[k] = 0
         return wanted
 
     def _try(
@@ -446,8 +446,8 @@ def _solve_choice(
     warm = start if search.best.score[0] == 0 and context.problem.scope.contains(start.scope) else None
     inner = replace(context.problem, graph=graph, cost_cap=None)
     incumbent = Incumbent(graph, inner.budget_bytes, inner.scope, record=lift)
-    about = context.about(inner, incumbent).with_options(warm_start=warm).until(until)
-    solution = context.run_strategy(about, strategy.name, options)
+    aside = context.about(inner, incumbent).with_options(warm_start=warm).until(until)
+    solution = context.run_strategy(aside, strategy.name, options)
     if solution.plan is not None:
         search.best = min(search.best, search.offer(choice, solution.plan.order), key=lambda trial: trial.score)
     return solution

@@ -22,7 +22,7 @@ from remat.solution import Candidate, Outcome
 from remat.solvers._polish import StagedSolver, scope_note
 from remat.solvers.search import quick_plan, search_staged
 
-WHOLE_OPERATIONS = 300  # largest graph whose whole program is tried first
+WHOLE_OPERATIONS = 300  # of the largest graph for which the whole program comes first
 WHOLE_SHARE = 0.5  # of the time, for the whole program
 START_SHARE = 0.1  # of the time, for the first plan
 NEIGHBOURHOOD_S = 3.0
