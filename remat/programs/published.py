@@ -26,9 +26,11 @@ from remat.graph import Graph
 from remat.programs.program import Program, scale_of, sparse_matrix
 
 
-@dataclass(frozen=True, slots=True)
 class Columns:
     """Places of the variables.
+
+    With (8), stage t has operations 0 .. t and values of 0 .. t - 1. Without it every stage has all operations and,
+    except stage 0, all values.
 
     Attributes:
         width: [N] number of operations in each stage.
@@ -38,43 +40,28 @@ class Columns:
         start_S, start_F, start_U, n: first column of each kind, and number of columns.
     """
 
-    width: np.ndarray
-    first_R: np.ndarray
-    first_S: np.ndarray
-    rank: np.ndarray
-    stage_of_R: np.ndarray
-    operation_of_R: np.ndarray
-    stage_of_S: np.ndarray
-    value_of_S: np.ndarray
-    start_S: int
-    start_F: int
-    start_U: int
-    n: int
-    frontier_advancing: bool
-
-    @classmethod
-    def of(cls, graph: Graph, n_F: int, frontier_advancing: bool) -> Columns:
-        """With (8), stage t has operations 0 .. t and values of 0 .. t - 1; else all (but stage 0 has no values)."""
+    def __init__(self, graph: Graph, n_F: int, frontier_advancing: bool) -> None:
         n, producer = len(graph), np.array(graph.producer, dtype=np.int64)
         by_producer = np.argsort(producer, kind="stable")
-        rank = np.empty(len(producer), dtype=np.int64)
-        rank[by_producer] = np.arange(len(producer))
+        self.frontier_advancing = frontier_advancing
+        self.rank = np.empty(len(producer), dtype=np.int64)
+        self.rank[by_producer] = np.arange(len(producer))
         if frontier_advancing:
-            width = np.arange(1, n + 1)
+            self.width = np.arange(1, n + 1)
             exist = np.searchsorted(producer[by_producer], np.arange(n), side="left")
         else:
-            width = np.full(n, n)
+            self.width = np.full(n, n)
             exist = np.where(np.arange(n) > 0, len(producer), 0)
-        first_R, first_S = (np.concatenate(([0], np.cumsum(counts))) for counts in (width, exist))
-        stage_of_R, stage_of_S = np.repeat(np.arange(n), width), np.repeat(np.arange(n), exist)
-        n_R, n_S = len(stage_of_R), len(stage_of_S)
-        return cls(
-            width, first_R, first_S, rank, stage_of_R, np.arange(n_R) - first_R[stage_of_R],
-            stage_of_S, by_producer[np.arange(n_S) - first_S[stage_of_S]],
-            n_R, n_R + n_S, n_R + n_S + n_F, 2 * n_R + n_S + n_F, frontier_advancing,
-        )  # fmt: skip
+        self.first_R, self.first_S = (np.concatenate(([0], np.cumsum(counts))) for counts in (self.width, exist))
+        self.stage_of_R, self.stage_of_S = np.repeat(np.arange(n), self.width), np.repeat(np.arange(n), exist)
+        self.start_S = len(self.stage_of_R)
+        self.start_F = self.start_S + len(self.stage_of_S)
+        self.start_U = self.start_F + n_F
+        self.n = self.start_U + self.start_S
+        self.operation_of_R = np.arange(self.start_S) - self.first_R[self.stage_of_R]
+        self.value_of_S = by_producer[np.arange(len(self.stage_of_S)) - self.first_S[self.stage_of_S]]
 
-    def R(self, t: np.ndarray, k: np.ndarray) -> np.ndarray:
+    def R(self, t: np.ndarray, k: np.ndarray | int) -> np.ndarray:
         """Columns of R[t, k]."""
         return self.first_R[t] + k
 
@@ -182,13 +169,13 @@ def build(graph: Graph, *, frontier_advancing: bool = True) -> Equations:
     operations = graph.operations
     keep = np.array([value.keep for value in graph.values], dtype=bool)
     if not frontier_advancing and (keep.any() or any(op.run_once for op in operations)):
-        raise InvalidInput("without frontier-advancing stages no value can be kept, and no operation can be limited to one run")
+        raise InvalidInput("without frontier-advancing stages no value can be kept and no operation limited to one run")
     weight, scratch = graph.value_bytes, np.array([op.workspace_bytes for op in operations], dtype=np.int64)
     unit = math.gcd(*weight.tolist(), *scratch.tolist()) or 1
     weight, scratch = weight // unit, scratch // unit
     cost_unit = math.gcd(*graph.costs.tolist()) or 1
     frees = _Frees(graph, weight, frontier_advancing)
-    at = Columns.of(graph, len(frees.stage), frontier_advancing)
+    at = Columns(graph, len(frees.stage), frontier_advancing)
     hazard, hazard_constant, most = _hazards(graph, at, frees, keep)
     parts = [
         _dependencies(graph, at),
@@ -268,7 +255,7 @@ def _results(graph: Graph, at: Columns) -> Block:
     """(1e) without (8): an operation whose outputs nobody reads is computed in some stage."""
     last = [k for k, op in enumerate(graph.operations) if not any(graph.users[v] for v in op.outputs)]
     stages = np.arange(len(graph))
-    parts = [(np.full(len(stages), row), at.R(stages, np.full(len(stages), k)), 1.0) for row, k in enumerate(last)]
+    parts = [(np.full(len(stages), row), at.R(stages, k), 1.0) for row, k in enumerate(last)]
     return sparse_matrix((len(last), at.n), *parts), np.ones(len(last))
 
 

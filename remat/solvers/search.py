@@ -40,7 +40,7 @@ def search(problem: Problem, context: Context) -> Outcome:
     graph = context.problem.graph
     if not is_warm() and context.remaining_s() < COLD_START_S and context.options.work_limit is None:
         plan = greedy_eviction(graph, context.problem.budget_bytes, deadline=context.deadline)
-        hint = "only greedy eviction ran, because the search is not compiled yet; run 'python -m remat.search' once (30 s)"
+        hint = "only greedy eviction ran: the search is not compiled yet; run 'python -m remat.search' once (30 s)"
         cut = True if context.repeats else None
         return Outcome((Candidate(plan),) if plan is not None else (), message=hint, cut_by_clock=cut)
     if context.options.deterministic and context.options.work_limit is None:
