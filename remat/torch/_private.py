@@ -64,8 +64,13 @@ def storage_key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor has shape and dtype, but no contents."""
+    return isinstance(tensor, FakeTensor) or tensor.is_meta
+
+
 def base_of(tensor: Tensor) -> Tensor | None:
-    """What a tensor is a view of; None if it is no view."""
+    """The tensor that this one is a view of; None if it is no view."""
     return tensor._base
 
 

@@ -16,7 +16,7 @@ from torch import fx, nn
 
 from remat.errors import InvalidInput, warn
 from remat.execution import Planned, StepPlan
-from remat.torch import _aot, _optimizer, capture, step_graph
+from remat.torch import _aot, _optimizer, _random, capture, step_graph
 from remat.torch._emit import emit
 from remat.torch._private import BatchNorm, FakeTensor, primals_of, share_tables, storage_key, tree_map
 from remat.torch._recurrent import replace_recurrent
@@ -60,11 +60,11 @@ class Rematerialized(Planned, nn.Module):
             self._tell_of_held_gradients()
         if self._planner.implementations != "joint":
             return self._step(args, kwargs)
-        random = _aot.random_states()
+        random = _random.random_states()
         try:
             return self._step(args, kwargs)
         except NotInvertible as error:
-            _aot.set_random_states(random)
+            _random.set_random_states(random)
             self._keep_what_cannot_be_inverted(str(error))
             return self._step(args, kwargs)
 

@@ -29,7 +29,8 @@ from remat.execution import (
 from remat.graph import Graph, Operation
 from remat.plan import Plan
 from remat.torch import _aot
-from remat.torch._private import tree_flatten
+from remat.torch._private import tree_leaves
+from remat.torch._random import random_state
 from remat.torch._work import CUDA_BLOCK_BYTES
 from remat.torch.capture import TrainingGraph
 from remat.torch.step_graph import CapturedStep, is_random
@@ -225,8 +226,8 @@ def _with_workspaces(graph: Graph, step: CapturedStep, measured: Sequence[int], 
 def _state_bytes(op: Operation, nodes: Sequence[fx.Node]) -> int:
     """What PyTorch's allocator holds of the random generator's state before a call that may be repeated."""
     replayed = [node for node in nodes if is_random(node) and not op.run_once]
-    return max((_aot.random_state(device).nbytes for device in map(_aot.device_of, replayed) if device.type == "cpu"),
-               default=0)  # fmt: skip
+    devices = (device for device in map(_aot.device_of, replayed) if device.type == "cpu")
+    return max((random_state(device).nbytes for device in devices), default=0)
 
 
 def _start_bytes(training_graph: TrainingGraph) -> int:
@@ -257,8 +258,7 @@ def _same_calls(one: Graph, other: Graph) -> bool:
 
 def describe_inputs(args: Any) -> str:
     """Shapes and dtypes of tensors in a structure of arguments, e.g. ``float32[32, 3, 224, 224]``."""
-    leaves, _ = tree_flatten(args)
-    return ", ".join(map(_described, leaves)) or "no inputs"
+    return ", ".join(map(_described, tree_leaves(args))) or "no inputs"
 
 
 def _described(x: Any) -> str:
@@ -275,7 +275,7 @@ def device_of(model: nn.Module, args: Any) -> str:
     Raises:
         InvalidInput: on several devices, or on one that nothing can be measured on.
     """
-    tensors = [x for x in (*model.parameters(), *model.buffers(), *tree_flatten(args)[0]) if isinstance(x, Tensor)]
+    tensors = [x for x in (*model.parameters(), *model.buffers(), *tree_leaves(args)) if isinstance(x, Tensor)]
     kinds = {x.device.type for x in tensors}
     if len({x.device for x in tensors if x.device.type != "cpu"}) > 1 or kinds - {"cpu", "cuda"}:
         places = ", ".join(sorted({str(x.device) for x in tensors}))

@@ -23,7 +23,7 @@ def _pool_of_shape(c: Calls, indices: Any) -> tuple[Any, ...]:
 
 def _pool_why_not(c: Calls) -> str:
     cells = c.forward[0][1][0] * c.forward[0][1][-1]
-    return "" if cells <= _max_pool.MOST_CELLS else f"a window of {cells} cells has more than a byte can tell apart"
+    return "" if cells <= _max_pool.MOST_CELLS else f"the window has {cells} cells, more than a byte can number"
 
 
 MAX_POOL = (
@@ -47,7 +47,7 @@ def _batch_norm_why_not(c: Calls) -> str:
 
 
 def _leaky_abn_why_not(c: Calls) -> str:
-    return _batch_norm_why_not(c) if c.forward[1][1] >= 1e-3 else "so flat a leaky ReLU cannot be inverted"
+    return _batch_norm_why_not(c) if c.forward[1][1] >= 1e-3 else "a leaky ReLU of so small a slope cannot be inverted"
 
 
 def _norm_why_not(x: int, weight: int, bias: int) -> Any:
@@ -100,10 +100,9 @@ NORMS = (
 def _im2col_why_not(c: Calls) -> str:
     x, weight, _bias, _stride, _padding, _dilation, transposed, _output_padding, groups = map(value_of, c.forward[0])
     if transposed or groups != 1 or x.dim() != 4:
-        return "only convolutions of images without groups have columns here"
-    return (
-        "" if x.is_contiguous() and weight.is_contiguous() else "results would be in another layout than the default's"
-    )
+        return "only convolutions of images without groups can be done by im2col here"
+    same_layout = x.is_contiguous() and weight.is_contiguous()
+    return "" if same_layout else "results would have another layout than the default's"
 
 
 def _images_why_not(c: Calls) -> str:
