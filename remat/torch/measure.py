@@ -1,4 +1,4 @@
-"""Measuring what a real step holds, as PyTorch's allocator counts it."""
+"""Measure the bytes that a real step holds, as PyTorch's allocator counts them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def peak_of_step(
     """Peak of a forward and backward pass; gradients, buffers and random numbers stay as they are.
 
     Args:
-        loss: what a loss outside of the module does besides, see `backward_from`; by default it holds nothing.
+        loss: the memory of a loss outside of the module, see `backward_from`; by default it holds nothing.
     """
 
     def step() -> None:
-        outputs = model(*args, **kwargs)  # held meanwhile, as by a loop
+        outputs = model(*args, **kwargs)  # held until the end, as by a loop
         backward_from(outputs, loss)
 
     leaves = [
@@ -43,7 +43,7 @@ def peak_of_step(
     devices = [torch.cuda.current_device()] if device == "cuda" else []
     with torch.random.fork_rng(devices), torch.enable_grad():
         try:
-            step()  # compiles, and chooses kernels, which may take memory that later steps do not
+            step()  # the first step compiles and chooses kernels, which may take memory that later steps do not take
             for x in leaves:
                 x.grad = None
             return measured_peak(step, device)

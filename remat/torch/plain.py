@@ -1,8 +1,8 @@
 """Peak of the framework's own step, without computing anything: the same code on tensors without contents.
 
-The model runs, and is differentiated, on fake tensors whose storages are followed from birth to death.
-What PyTorch keeps for the backward pass, and how long Python holds what it names, are therefore those of the
-real step; only kernels do not run, so that their workspaces come from measurements.
+The model runs, and is differentiated, on fake tensors whose storages are followed from birth to death. PyTorch keeps
+the same tensors for the backward pass, and Python holds its variables as long, as in the real step. Only the kernels do
+not run; their workspaces come from measurements.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PlainStep:
 
     Attributes:
         signatures: [C] of each call, '' where it cannot be written down or only gives a view or a property of a tensor.
-        held_bytes: [C] of storages made in the step when the call ends, what it made included.
+        held_bytes: [C] bytes of all storages that the step made and holds when the call ends, its results included.
     """
 
     signatures: tuple[str, ...]
@@ -47,22 +47,17 @@ class PlainStep:
         return Graph(name, operations, ())
 
     def peak_bytes(self, workspaces: Mapping[str, int]) -> int:
-        """Most bytes held in the step, with the workspace of each signature; what was there before is not in it."""
-        return max(
-            (
-                held + workspaces.get(signature, 0)
-                for signature, held in zip(self.signatures, self.held_bytes, strict=True)
-            ),
-            default=0,
-        )
+        """Most bytes held in the step beyond those from before it, with the workspace of each signature."""
+        calls = zip(self.signatures, self.held_bytes, strict=True)
+        return max((held + workspaces.get(signature, 0) for signature, held in calls), default=0)
 
 
 def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: int) -> PlainStep:
-    """Follow one forward and backward pass of `model` on fake tensors; model and gradients stay as they are.
+    """Follow one forward and backward pass of `model` on fake tensors; model and gradients do not change.
 
     Args:
-        loss_bytes: what a loss outside of the module holds between forward and backward, beside
-            the outputs and their gradients.
+        loss_bytes: bytes that a loss outside of the module holds between forward and backward, beside the outputs and
+            their gradients.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -91,7 +86,7 @@ class _Follower(TorchDispatchMode):
 
     @contextmanager
     def holding(self, extra_bytes: int) -> Iterator[None]:
-        """Something else holds as much meanwhile."""
+        """Count `extra_bytes` more meanwhile."""
         self.extra_bytes = extra_bytes
         try:
             yield
@@ -108,7 +103,7 @@ class _Follower(TorchDispatchMode):
         return made
 
     def _follow(self, tensor: Tensor) -> bool:
-        """Count the tensor's storage, if it is new: whether it is."""
+        """Count the tensor's storage if it is new; returns whether it is."""
         key = storage_key(tensor)
         if key in self.known or key in self.alive:
             return False
