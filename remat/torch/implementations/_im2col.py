@@ -82,8 +82,8 @@ def _weight_gradient(grad: Tensor, x: Tensor, size: Ints, window: Window, per_sa
     every = None if per_sample else _columns(x, window)
     out = grad.new_zeros((size[0], math.prod(size[1:])))
     for i in range(len(x)):
-        columns = _columns(x[i : i + 1], window)[0] if every is None else every[i]
-        out.addmm_(grad[i].flatten(1), columns.t())
+        # A name for the columns would hold them while the next ones are made.
+        out.addmm_(grad[i].flatten(1), (_columns(x[i : i + 1], window)[0] if every is None else every[i]).t())
     return out.view(tuple(size))
 
 
