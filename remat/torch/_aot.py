@@ -17,7 +17,6 @@ from torch import fx
 
 from remat.errors import InvalidInput
 from remat.torch import _private
-from remat.torch._private import tree_leaves
 from remat.torch._random import random_state
 from remat.torch._work import tensors_of
 from remat.torch.capture import Backend, Partition, eager_backend
@@ -104,8 +103,8 @@ def leave_unread_gradients_out(outputs: Any) -> None:
     Args:
         outputs: of a compiled module.
     """
-    tensors = [x for x in tree_leaves(outputs) if isinstance(x, torch.Tensor) and x.grad_fn is not None]
-    todo, seen = [x.grad_fn for x in tensors], set[Any]()
+    todo: list[Any] = [x.grad_fn for x in tensors_of(outputs)]
+    seen = set[Any]()
     while todo:
         node = todo.pop()
         if node is None or node in seen:

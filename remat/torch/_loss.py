@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remat.torch._private import base_of, make_contiguous_strides_for, tree_leaves
+from remat.torch._private import base_of, make_contiguous_strides_for
+from remat.torch._work import tensors_of
 
 Meanwhile = Callable[[list[Tensor]], AbstractContextManager[Any]]
 
@@ -28,7 +29,7 @@ def backward_from(outputs: Any, meanwhile: Meanwhile = nothing) -> None:
     Args:
         meanwhile: (differentiated outputs) -> a context that is entered while their gradients are made.
     """
-    tensors = (x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad and not _is_of_a_leaf(x))
+    tensors = (x for x in tensors_of(outputs) if x.requires_grad and not _is_of_a_leaf(x))
     found = list({id(x): x for x in tensors}.values())
     if len(found) == 1 and found[0].numel() == 1:
         with meanwhile(found):

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from remat.errors import InvalidInput, unknown_name, warn
-from remat.torch._private import tree_leaves
+from remat.torch._work import tensors_of
 from remat.units import format_size, parse_size
 
 STATES = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "lion": 1, "adam": 2, "adamw": 2}
@@ -108,9 +108,5 @@ def _without_contents(parameter: Tensor) -> nn.Parameter:
 
 
 def _bytes_of(state: Any) -> int:
-    sizes = {}
-    for held in state.values():
-        for x in tree_leaves(held):
-            if isinstance(x, Tensor):
-                sizes[id(x)] = x.numel() * x.element_size()
-    return sum(sizes.values())
+    held = {id(x): x for x in tensors_of(list(state.values()))}
+    return sum(x.numel() * x.element_size() for x in held.values())

@@ -267,8 +267,7 @@ def _reason(error: BaseException) -> str:
 
 def _why(error: BaseException) -> str:
     """The error that the model raised if there is one, else the compiler's explanation."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    headline = _one_line(error)
+    lines, headline = _lines(error), _one_line(error)
     errors = re.findall(r"got (\w+(?:Error|Exception)\(.*)", str(error))
     errors += [line for line in lines if re.search(r"\w(Error|Exception)\b", line) and line != headline]
     explained = (line.removeprefix("Explanation:").strip() for line in lines if line.startswith("Explanation:"))
@@ -277,8 +276,11 @@ def _why(error: BaseException) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:200] if lines else type(error).__name__
+    return next(iter(_lines(error)), type(error).__name__)[:200]
+
+
+def _lines(error: BaseException) -> list[str]:
+    return [line.strip() for line in str(error).splitlines() if line.strip()]
 
 
 def _mutated(module: fx.GraphModule) -> tuple[int, ...]:

@@ -15,13 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remat.torch._private import (
-    FakeTensorMode,
-    corrected_fakes,
-    gradients_without_holes,
-    suggest_memory_format,
-    tree_iter,
-)
+from remat.torch._private import FakeTensorMode, corrected_fakes, gradients_without_holes, suggest_memory_format
+from remat.torch._work import tensors_of
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]  # (PyTorch's fake result, arguments of the call) -> a fake result like the kernel's
@@ -36,7 +31,7 @@ def layouts_of_kernels() -> Iterator[None]:
 
 def _as_kernels_make(mode: FakeTensorMode, func: Any, args: Any, made: Any) -> Any:
     rule = _RULES.get(func)
-    if rule is None or any(x.device.type != "cpu" for x in tree_iter(args) if isinstance(x, Tensor)):
+    if rule is None or any(x.device.type != "cpu" for x in tensors_of(args)):
         return made
     with mode:
         return rule(made, *args)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from remat.torch._loss import Meanwhile, backward_from, nothing
-from remat.torch._private import tree_leaves
+from remat.torch._work import tensors_of
 from remat.torch.timing import peak_of
 
 
@@ -34,10 +34,7 @@ def peak_of_step(
         outputs = model(*args, **kwargs)  # held until the end, as by a loop
         backward_from(outputs, loss)
 
-    leaves = [
-        *model.parameters(),
-        *(x for x in tree_leaves((args, dict(kwargs))) if isinstance(x, Tensor) and x.is_leaf),
-    ]
+    leaves = [*model.parameters(), *(x for x in tensors_of((args, dict(kwargs))) if x.is_leaf)]
     before = [x.grad for x in leaves]
     buffers = [b.detach().clone() for b in model.buffers()]
     devices = [torch.cuda.current_device()] if device == "cuda" else []

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from remat.graph import Graph, Operation, Work
 from remat.torch._loss import backward_from
-from remat.torch._private import FakeTensorMode, TorchDispatchMode, schema_of, storage_key, tree_leaves, tree_map
-from remat.torch._work import call_signature, storage_bytes
+from remat.torch._private import FakeTensorMode, TorchDispatchMode, schema_of, storage_key, tree_map
+from remat.torch._work import call_signature, storage_bytes, tensors_of
 from remat.torch.build import replaced_tensors
 from remat.torch.layouts import layouts_of_kernels
 
@@ -66,7 +66,7 @@ def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
     fake_args, fake_kwargs = tree_map(lambda x: bare(x) if isinstance(x, Tensor) else x, (args, dict(kwargs)))
     with replaced_tensors(model, bare):
-        follower = _Follower((*model.parameters(), *model.buffers(), *tree_leaves((fake_args, fake_kwargs))))
+        follower = _Follower([*model.parameters(), *model.buffers(), *tensors_of((fake_args, fake_kwargs))])
         with layouts_of_kernels(), mode, follower:
             outputs = model(*fake_args, **fake_kwargs)
             backward_from(outputs, lambda _: follower.holding(loss_bytes))
@@ -76,9 +76,9 @@ def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
 class _Follower(TorchDispatchMode):
     """Adds up the storages that calls make, until each is dropped."""
 
-    def __init__(self, known: tuple[Any, ...]):
+    def __init__(self, known: list[Tensor]):
         super().__init__()
-        self.known = {storage_key(t) for t in known if isinstance(t, Tensor)}
+        self.known = {storage_key(t) for t in known}
         self.alive: dict[int, int] = {}
         self.total_bytes = self.extra_bytes = 0
         self.signatures: list[str] = []
@@ -97,7 +97,7 @@ class _Follower(TorchDispatchMode):
         kwargs = kwargs or {}
         signature = call_signature(func, args, kwargs)  # before the call, which may change shapes in place
         made = func(*args, **kwargs)
-        new = [self._follow(x) for x in tree_leaves(made) if isinstance(x, Tensor)]
+        new = [self._follow(x) for x in tensors_of(made)]
         self.signatures.append(signature if any(new) or schema_of(func).is_mutable else "")
         self.held.append(self.total_bytes + self.extra_bytes)
         return made

@@ -31,7 +31,7 @@ from remat.plan import Plan
 from remat.torch import _aot
 from remat.torch._private import tree_leaves
 from remat.torch._random import random_state
-from remat.torch._work import CUDA_BLOCK_BYTES
+from remat.torch._work import CUDA_BLOCK_BYTES, tensors_of
 from remat.torch.capture import TrainingGraph
 from remat.torch.step_graph import CapturedStep, is_random
 
@@ -262,7 +262,7 @@ def device_of(model: nn.Module, args: Any) -> str:
     Raises:
         InvalidInput: there are several devices, or one on which remat cannot measure.
     """
-    tensors = [x for x in (*model.parameters(), *model.buffers(), *tree_leaves(args)) if isinstance(x, Tensor)]
+    tensors = [*model.parameters(), *model.buffers(), *tensors_of(args)]
     kinds = {x.device.type for x in tensors}
     if len({x.device for x in tensors if x.device.type != "cpu"}) > 1 or kinds - {"cpu", "cuda"}:
         places = ", ".join(sorted({str(x.device) for x in tensors}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,8 @@ import torch
 
 from remat.cost.timing import Timing, measure, measure_as_in_step
 from remat.torch import _random, _recurrent, implementations  # noqa: F401 - `_recurrent` registers operators
-from remat.torch._private import memory_events, storage_key, tree_leaves
+from remat.torch._private import memory_events, storage_key
+from remat.torch._work import tensors_of
 
 # Integer tensors are indices. The bound of an operator's indices, from its rebuilt arguments. For other operators they
 # are zeros, which are valid everywhere.
@@ -51,7 +53,7 @@ def workspace(description: dict[str, Any], device: str) -> int:
         call()  # the first call selects kernels, which may take memory that later calls do not take
         made, peak = peak_of(call, device)
     known = {storage_key(t) for t in given}
-    own = {storage_key(t): t.untyped_storage().nbytes() for t in _tensors(_asked_for(made, description))}
+    own = {storage_key(t): t.untyped_storage().nbytes() for t in tensors_of(_asked_for(made, description))}
     return max(0, peak - sum(size for key, size in own.items() if key not in known))
 
 
@@ -88,20 +90,12 @@ def allocations(profiler: Any) -> list[int]:
     return [e.nbytes() for e in memory_events(profiler)]
 
 
-def _tensors(structure: Any) -> list[torch.Tensor]:
-    return [t for t in tree_leaves(structure) if isinstance(t, torch.Tensor)]
-
-
 def _call(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], list[torch.Tensor]]:
     """The call with its arguments, and the tensors among these."""
     if description["op"].startswith("implementation."):
         return _implementation(description, device)
-    name, _, overload = description["op"].removeprefix("aten.").rpartition(".")
-    namespace = torch.ops.aten if description["op"].startswith("aten.") else torch.ops
-    call: Any = namespace
-    for part in name.split("."):
-        call = getattr(call, part)
-    call = getattr(call, overload)
+    call: Any = operator.attrgetter(description["op"])(torch.ops)
+    name = description["op"].removeprefix("aten.").rpartition(".")[0]
     if device == "cuda":
         torch.cuda.empty_cache()  # blocks cut for the previous operation may not fit this one
     pending: list[torch.Tensor] = []
@@ -118,7 +112,7 @@ def _call(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], 
         limit = _INDEX_LIMITS[name](args)
         for indices in pending:
             indices.copy_(torch.randint(max(1, limit), indices.shape, device=device))
-    return (lambda: call(*args, **kwargs)), _tensors((args, kwargs))
+    return (lambda: call(*args, **kwargs)), tensors_of((args, kwargs))
 
 
 def _implementation(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], list[torch.Tensor]]:
@@ -134,7 +128,7 @@ def _implementation(description: dict[str, Any], device: str) -> tuple[Callable[
     if name == "max_pool2d_offsets" and side == "backward":  # the middle of a window is always inside the image
         height, width = (args[3][0], args[3][-1])
         args[-1].fill_(height // 2 * width + width // 2)
-    return (lambda: call(*args)), _tensors(args)
+    return (lambda: call(*args)), tensors_of(args)
 
 
 def _cuda_ns(run: Callable[[], object], n: int) -> float:

@@ -44,7 +44,7 @@ def _elu_why_not(c: Calls) -> str:
     return "" if min(c.backward[0][1:4]) > 0 else "the output does not determine on which side of zero the input is"
 
 
-_ELU: dict[str, Any] = {"backward_arguments": _elu_arguments, "why_not": _elu_why_not, "exact": False,
+_ELU: dict[str, Any] = {"backward_arguments": _elu_arguments, "why_not": _elu_why_not,
                         "tolerance": {"float32": 1e-6, "float64": 1e-14}}  # fmt: skip
 ACTIVATIONS = (
     # ATen's own backward operators of these five read the output already.

@@ -69,8 +69,7 @@ class TorchImplementation:
             stays.
         why_not: (calls, forward and backward known, with nodes or tensors) -> why it does not apply, '' if it does.
             It looks at types and shapes only.
-        exact: gradients have the bits of the default's.
-        tolerance: {dtype: largest error relative to the largest gradient} if not exact.
+        tolerance: {dtype: largest error relative to the largest gradient}; empty if gradients have the default's bits.
         overwrites: argument of the first forward call over which the result is written.
         random: the forward function draws the random numbers of the calls that it replaces.
         is_default: ATen does the same by default.
@@ -90,13 +89,17 @@ class TorchImplementation:
     forward_arguments: Callable[[Calls], tuple[Any, ...]] = _first_forward
     backward_arguments: Callable[[Calls], tuple[Any, ...]] | None = None
     why_not: Callable[[Calls], str] = _applies
-    exact: bool = True
     tolerance: Mapping[str, float] = field(default_factory=dict)
     overwrites: int | None = None
     random: bool = False
     is_default: bool = False
     devices: tuple[str, ...] = ("cpu", "cuda")
     source: str = "MONeT, Shah et al., ICLR 2021"
+
+    @property
+    def exact(self) -> bool:
+        """Whether gradients have the bits of the default's."""
+        return not self.tolerance
 
 
 def all_arguments(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
 """MobileNetV2 (Sandler et al., 2018) in PyTorch.
 
-ReLU6 is not in place: its backward reads its input, so that in place PyTorch stores a copy of that.
+ReLU6 is not in place: its backward reads its input, so that PyTorch would store a copy of the input.
 """
 
 from __future__ import annotations
