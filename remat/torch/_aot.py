@@ -86,7 +86,7 @@ def without_tangents(module: fx.GraphModule, missing: Collection[str]) -> fx.Gra
     end.args = (tuple(None if x in undefined else x for x in end.args[0]),)  # pyright: ignore[reportGeneralTypeIssues]
     graph.eliminate_dead_code()
     unused = [node for node in graph.find_nodes(op="placeholder") if not node.users]
-    if unused:  # the caller does not hold them: this call drops them at once, as generated code drops what it reads
+    if unused:  # the caller does not hold them: reading them lets the generated code drop them at once
         with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
             graph.call_function(_drop, tuple(unused))
     graph.lint()
@@ -127,13 +127,13 @@ def check_that_calls_are_compiled() -> None:
         InvalidInput: the compiler is switched off, or a mode is active under which it compiles nothing.
     """
     if _private.compiler_is_disabled():
-        raise InvalidInput("PyTorch's compiler is switched off, so no plan is followed: unset TORCHDYNAMO_DISABLE")
+        raise InvalidInput("PyTorch's compiler is switched off, so that no plan is followed: unset TORCHDYNAMO_DISABLE")
     stance = _private.compiler_stance()
     if stance not in ("default", "fail_on_recompile"):
         raise InvalidInput(f"torch.compiler.set_stance({stance!r}) follows no plan: set it to 'default'")
     mode = _private.current_dispatch_mode()
     if mode is not None:
-        raise InvalidInput(f"under a {type(mode).__name__} nothing is compiled, so no plan is followed: leave it out")
+        raise InvalidInput(f"nothing is compiled under a {type(mode).__name__}, so that no plan is followed: leave it out")
 
 
 def finish(graph: fx.Graph, outputs: list[fx.Node | None], descriptions: list[Any]) -> None:

@@ -187,31 +187,31 @@ class _Emitter:
             known = self.half.views[node] = source, made
         return known[1]
 
-    def _hold(self, what: fx.Node | _State | Kept) -> fx.Node:
+    def _hold(self, held: fx.Node | _State | Kept) -> fx.Node:
         """The node here of a storage, a constant or a random state; forward saves it if backward lacks it."""
         half = self.half
-        if what in half.made:
-            return half.made[what]
-        if isinstance(what, fx.Node) and what.op == "get_attr":
-            half.made[what] = half.graph.get_attr(str(what.target))
-            half.made[what].meta.update(what.meta)
-            return half.made[what]
-        if isinstance(what, fx.Node) and what in self.training_graph.tangents:
+        if held in half.made:
+            return half.made[held]
+        if isinstance(held, fx.Node) and held.op == "get_attr":
+            half.made[held] = half.graph.get_attr(str(held.target))
+            half.made[held].meta.update(held.meta)
+            return half.made[held]
+        if isinstance(held, fx.Node) and held in self.training_graph.tangents:
             if half is self.forward:
-                raise InvalidPlan(f"the forward pass reads '{what}', a gradient of an output")
-            return self._place(half, what, what.name, what.meta)
-        if half is self.forward or what not in self.forward.made:
-            raise InvalidPlan(f"'{what}' is read before it is computed")
+                raise InvalidPlan(f"the forward pass reads '{held}', a gradient of an output")
+            return self._place(half, held, held.name, held.meta)
+        if half is self.forward or held not in self.forward.made:
+            raise InvalidPlan(f"'{held}' is read before it is computed")
         # The name must be new: `fx` generates wrong code for a placeholder of a name that exists.
-        name = f"{what.node.name}_state" if isinstance(what, _State) else what.name
+        name = f"{held.node.name}_state" if isinstance(held, _State) else held.name
         name = "saved_" + re.sub(r"\W", "_", name)
-        self.saved[what] = self._place(half, what, name, self.forward.made[what].meta)
-        return self.saved[what]
+        self.saved[held] = self._place(half, held, name, self.forward.made[held].meta)
+        return self.saved[held]
 
-    def _place(self, half: _Half, what: fx.Node | _State | Kept, name: str, meta: dict[str, Any]) -> fx.Node:
-        half.made[what] = half.graph.placeholder(name)
-        half.made[what].meta.update({key: meta[key] for key in _private.COPIED_META if key in meta})
-        return half.made[what]
+    def _place(self, half: _Half, held: fx.Node | _State | Kept, name: str, meta: dict[str, Any]) -> fx.Node:
+        half.made[held] = half.graph.placeholder(name)
+        half.made[held].meta.update({key: meta[key] for key in _private.COPIED_META if key in meta})
+        return half.made[held]
 
 
 def _put_first(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:

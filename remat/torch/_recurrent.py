@@ -215,7 +215,7 @@ def _run_on_leaves(
 ) -> tuple[list[Tensor], Any]:
     """(the tensors as leaves that need the same gradients as in eager mode, the layer's results).
 
-    PyTorch chooses kernels by which tensors need a gradient.
+    PyTorch's choice of kernels depends on which tensors need a gradient.
     """
     *own_options, needs_grad = options
     given = zip([data, *hx, *weights], needs_grad, strict=True)

@@ -54,19 +54,19 @@ def rematerialize(
     cache_folder: str | os.PathLike[str] | None = None,
     operators: str | None = None,
 ) -> Rematerialized:
-    """A module that trains `model` within a memory budget, recomputing what the plan says.
+    """A module that trains `model` within a memory budget: a plan says which operations it recomputes.
 
     Use it in place of the model in an ordinary loop (``loss.backward()``, any optimizer). Parameters and buffers are
     the model's own objects. With ``backend="eager"``, gradients, loss, buffers and random numbers are those of the
     plain model, bit for bit. The step is captured on tensors without contents, and nothing is computed here. (With
-    ``verify=True``, or for a fraction of what a recurrent network needs, a step runs, and its effects are undone.)
+    ``verify=True``, or for a fraction of a recurrent network's peak, a step runs, and its effects are undone.)
 
     Args:
         model: in the mode (train or eval) in which it will be trained.
         sample_args: positional arguments of the model, the largest that will occur; only shapes, dtypes and devices
             matter. Steps of other shapes are planned when they occur, or before, by `Rematerialized.prepare`.
         budget: the most bytes that PyTorch's allocator may hold at once in a step, everything included; or a size
-            (``8GB``, ``7.5GiB``); or a float in (0, 1], a fraction of what the plain step needs.
+            (``8GB``, ``7.5GiB``); or a float in (0, 1], a fraction of the plain step's peak.
         sample_kwargs: keyword arguments of the model, e.g. ``{"mask": mask}``.
         strategy: a name from `remat.strategies()`.
         backend: ``eager`` runs PyTorch's own kernels one by one; ``inductor`` compiles them, so that results differ in

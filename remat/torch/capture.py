@@ -130,14 +130,14 @@ def capture_module(
         except _Captured:
             pass
     if "joint" not in found:
-        raise InvalidInput("nothing in the model needs a gradient: set requires_grad on what shall be trained")
+        raise InvalidInput("nothing in the model needs a gradient: set requires_grad on the parameters to train")
     return found["joint"]
 
 
 def eager_backend(
     graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition, compiler: Any = None
 ) -> Callable[..., Any]:
-    """Trace the training graph of what Dynamo captured and split it; its calls are those of eager mode.
+    """Trace the training graph of a graph that Dynamo captured, and split it; its calls are those of eager mode.
 
     Args:
         partition: (training graph, number of forward outputs) -> (forward graph, backward graph).
@@ -247,7 +247,8 @@ def read_training_graph(module: fx.GraphModule, n_forward_outputs: int, primals:
     if any(map(_private.is_view_base, module.graph.find_nodes(op="placeholder"))):
         raise InvalidInput("arguments that overlap in memory are modified in place; pass copies of them")
     _drop_unread_statistics(module)
-    training_graph = TrainingGraph(module, n_forward_outputs, _mutated(module), primals)
+    mutated = map(_private.mutated_input, _private.descriptions_of_outputs(module.graph))
+    training_graph = TrainingGraph(module, n_forward_outputs, tuple(i for i in mutated if i is not None), primals)
     if torch.is_autocast_cache_enabled():
         places, gradients = training_graph.places, training_graph.outputs[n_forward_outputs:]
         cast_once(module.graph, {places[i]: gradient for i, gradient in enumerate(gradients) if gradient is not None})
@@ -281,12 +282,6 @@ def _one_line(error: BaseException) -> str:
 
 def _lines(error: BaseException) -> list[str]:
     return [line.strip() for line in str(error).splitlines() if line.strip()]
-
-
-def _mutated(module: fx.GraphModule) -> tuple[int, ...]:
-    """Index of the primal that each leading output updates, from the outputs' descriptions."""
-    mutated = map(_private.mutated_input, _private.descriptions_of_outputs(module.graph))
-    return tuple(i for i in mutated if i is not None)
 
 
 def _drop_unread_statistics(module: fx.GraphModule) -> None:

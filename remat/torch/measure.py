@@ -14,7 +14,7 @@ from remat.torch.timing import peak_of
 
 
 def measured_peak(step: Callable[[], Any], device: str = "cpu") -> int:
-    """Most bytes that PyTorch's allocator holds while `step` runs, beyond what it held before.
+    """Most bytes that PyTorch's allocator holds while `step` runs, beyond those from before.
 
     On a CPU the profiler counts every allocation; on CUDA the caching allocator does.
     """

@@ -166,7 +166,7 @@ class _Builder:
         return _with_inputs([*self.training_graph.outputs, *always])
 
     def _update_nodes(self) -> set[fx.Node]:
-        """Calls that read fixed tensors alone and only make new buffer contents (batch norm's counter)."""
+        """Calls that read only fixed tensors and make only new buffer contents (batch norm's counter)."""
         fresh = set(self.training_graph.outputs[: self.training_graph.n_mutations])
         rest = set(self.training_graph.outputs[self.training_graph.n_mutations :])
         return {

@@ -48,7 +48,7 @@ def require_invertible(weight: Tensor | None, bias: Tensor | None, dtype: torch.
 
 
 def normalised(output: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """``(output - bias) / weight`` with both broadcast; a new tensor unless there is nothing to undo."""
+    """``(output - bias) / weight`` with both broadcast; a new tensor, or `output` itself without an affine map."""
     x = output if bias is None else output - bias
     if weight is None:
         return x

@@ -24,7 +24,7 @@ aten = torch.ops.aten
 def dropout_packed(
     x: Tensor, p: float, train: bool | None, strides: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(`native_dropout(x)`'s output, bits [ceil(n / 8)] uint8: what passes). Workspace: 2 bytes per element.
+    """(`native_dropout(x)`'s output, bits [ceil(n / 8)] uint8: which elements pass). Workspace: 2 bytes per element.
 
     Args:
         strides: dense strides that give the order of the packed bits, in any layout of x; by default x's own.

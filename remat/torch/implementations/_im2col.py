@@ -92,7 +92,7 @@ def _columns(x: Tensor, window: Window) -> Tensor:
     if _is_pointwise(window):
         return x.flatten(2)
     n_patches = math.prod(_positions(x, window))
-    # With a result to write into, im2col does not allocate as much as an input besides.
+    # Without `out`, im2col would also allocate as much memory as an input.
     out = x.new_empty((len(x), x.shape[1] * math.prod(window[0]), n_patches))
     return aten.im2col.out(x, *(list(part) for part in window), out=out)
 

@@ -62,10 +62,6 @@ _BN_RESULTS, _ABN_RESULTS = tuple((0, i) for i in range(5)), ((1, 0), *((0, i) f
 _AFFINE = ("output", "weight", "bias", "rstd")
 
 
-def _fused_arguments(c: Calls) -> tuple[Any, ...]:
-    return (*c.forward[0], *c.forward[1][1:])
-
-
 NORMS = (
     TorchImplementation(
         "batch_norm_from_output", OUTPUT, (BATCH_NORM,), (BATCH_NORM_BACKWARD,), _AFFINE, _BN_RESULTS,
@@ -77,7 +73,7 @@ NORMS = (
         "batch_norm_leaky_relu", OUTPUT, (BATCH_NORM, "aten.leaky_relu"),
         ("aten.leaky_relu_backward", BATCH_NORM_BACKWARD), _AFFINE, _ABN_RESULTS,
         forward=_batch_norm.batch_norm_leaky_relu, backward=_batch_norm.batch_norm_leaky_relu_backward,
-        forward_arguments=_fused_arguments,
+        forward_arguments=lambda c: (*c.forward[0], *c.forward[1][1:]),
         backward_arguments=lambda c: (
             c.backward[0][0], c.results[0], *c.forward[0][1:3], c.results[2], c.forward[1][1], c.backward[1][-1]),
         why_not=_leaky_abn_why_not, tolerance=NORM_TOLERANCE, source=INPLACE_ABN),

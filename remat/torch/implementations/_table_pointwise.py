@@ -86,9 +86,9 @@ def _dropout_why_not(c: Calls) -> str:
     return "" if c.forward[0][2] is not False else "nothing is drawn"
 
 
-def _dropout_keeping(what: str, name: str, backward_arguments: Any) -> TorchImplementation:
+def _dropout_keeping(kept: str, name: str, backward_arguments: Any) -> TorchImplementation:
     return TorchImplementation(
-        name, INTERMEDIATE, ("aten.native_dropout",), ("aten.native_dropout_backward",), (what,), kept=(what,),
+        name, INTERMEDIATE, ("aten.native_dropout",), ("aten.native_dropout_backward",), (kept,), kept=(kept,),
         random=True, forward_arguments=_with_strides, forward=getattr(_dropout, name),
         backward=getattr(_dropout, f"{name}_backward"), backward_arguments=backward_arguments,
         why_not=_dropout_why_not,
