@@ -133,7 +133,7 @@ def check_that_calls_are_compiled() -> None:
         raise InvalidInput(f"torch.compiler.set_stance({stance!r}) follows no plan: set it to 'default'")
     mode = _private.current_dispatch_mode()
     if mode is not None:
-        raise InvalidInput(f"nothing is compiled under a {type(mode).__name__}, so that no plan is followed: leave it out")
+        raise InvalidInput(f"nothing is compiled under a {type(mode).__name__}, and no plan is followed: leave it out")
 
 
 def finish(graph: fx.Graph, outputs: list[fx.Node | None], descriptions: list[Any]) -> None:
