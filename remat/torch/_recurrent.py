@@ -94,7 +94,7 @@ def _recurrent_random(kind: str, *tensors_and_options: Any) -> Any:
 
 
 def _as_cast(kind: str, data: Tensor, hx: list[Tensor], weights: list[Tensor], *options: Any) -> tuple[Any, ...]:
-    """The arguments, cast as in eager mode where a trace may do so, and the dtype of the kernel's own casts.
+    """The arguments with eager mode's casts, and the dtype to which the kernel itself must cast, or None.
 
     A CPU casts the input for each direction, and a GRU's states at each step, so that their gradients are added in the
     wide type: the kernel makes these casts. Weights are cast once for all calls that share them.

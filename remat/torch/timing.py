@@ -23,13 +23,10 @@ _INDEX_LIMITS: dict[str, Callable[[list[Any]], int]] = {
     "nll_loss_backward": lambda args: args[1].shape[-1],
     "nll_loss2d_forward": lambda args: args[0].shape[1],
     "nll_loss2d_backward": lambda args: args[1].shape[1],
-    "gather": lambda args: args[0].shape[args[1]],
-    "scatter": lambda args: args[0].shape[args[1]],
-    "scatter_add": lambda args: args[0].shape[args[1]],
-    "index_select": lambda args: args[0].shape[args[1]],
-    "index_add": lambda args: args[0].shape[args[1]],
-    "index": lambda args: min(args[0].shape),
-    "index_put": lambda args: min(args[0].shape),
+    **dict.fromkeys(
+        ("gather", "scatter", "scatter_add", "index_select", "index_add"), lambda args: args[0].shape[args[1]]
+    ),
+    **dict.fromkeys(("index", "index_put"), lambda args: min(args[0].shape)),
 }
 
 # Position of the tensor that the operation just before usually made: the gradient or the input; by default the first.
