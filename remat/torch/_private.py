@@ -167,9 +167,9 @@ def compiler_settings(most_graphs: int) -> Iterator[None]:
     """The compiler's settings for capturing and executing steps.
 
     Recurrent layers are let through. Up to `most_graphs` shapes and modes may each have their graph.
-    DistributedDataParallel must not cut graphs into buckets. Dynamo notices hooks that are added later. Sizes of storages
-    do not depend on earlier captures. The backward pass does not cast, as in eager mode, even if the forward pass runs
-    under autocast. An operator that refuses its arguments raises without a traceback in PyTorch's log.
+    DistributedDataParallel must not cut graphs into buckets. Dynamo notices hooks that are added later. Sizes of
+    storages do not depend on earlier captures. The backward pass does not cast, as in eager mode, even if the forward
+    pass runs under autocast. An operator that refuses its arguments raises without a traceback in PyTorch's log.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, log.disabled = log.disabled, True
