@@ -91,7 +91,7 @@ def flat_weights(layer: nn.RNNBase) -> list[Any]:
 
 
 def memory_events(profiler: Any) -> list[Any]:
-    """Allocations and frees that `torch.autograd.profiler` saw, in their order; each has ``nbytes()``."""
+    """Allocations and frees that `torch.autograd.profiler` saw, in their order; ``nbytes()`` of a free is negative."""
     events = [e for e in profiler.kineto_results.events() if e.name() == "[memory]"]
     return sorted(events, key=lambda e: e.start_ns())
 

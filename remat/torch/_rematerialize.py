@@ -60,6 +60,7 @@ def rematerialize(
     the model's own objects. With ``backend="eager"``, gradients, loss, buffers and random numbers are those of the
     plain model, bit for bit. The step is captured on tensors without contents, and nothing is computed here. (With
     ``verify=True``, or for a fraction of a recurrent network's peak, a step runs, and its effects are undone.)
+    docs/how-to/pytorch.md explains what the budget counts, when steps are planned, and the limits.
 
     Args:
         model: in the mode (train or eval) in which it will be trained.

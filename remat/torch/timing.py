@@ -76,15 +76,10 @@ def peak_of(run: Callable[[], Any], device: str) -> tuple[Any, int]:
     with torch.autograd.profiler.profile(profile_memory=True) as profiler:
         made = run()
     held = peak = 0
-    for size in allocations(profiler):
-        held += size
+    for event in memory_events(profiler):
+        held += event.nbytes()
         peak = max(peak, held)
     return made, peak
-
-
-def allocations(profiler: Any) -> list[int]:
-    """Bytes of each allocation (positive) and free (negative) on the CPU, in their order."""
-    return [e.nbytes() for e in memory_events(profiler)]
 
 
 def _call(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], list[torch.Tensor]]:
