@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 import remat.torch as rt  # noqa: E402
 from remat.errors import MissingPackage  # noqa: E402
-from remat.torch import _aot, _self_check, _version  # noqa: E402
+from remat.torch import _random, _self_check, _version  # noqa: E402
 
 ROOM = Path(__file__).parents[1] / "remat" / "torch"
 ADAPTER = ROOM / "_private.py"
@@ -146,7 +146,7 @@ def test_a_newer_pytorch_is_checked_once(monkeypatch: pytest.MonkeyPatch, cache:
 
 
 def draws_anew(_state: Any, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`_aot.with_random_state` of a PyTorch in which states are not set."""
+    """`_random.with_random_state` of a PyTorch in which states are not set."""
     return target(*args, **kwargs)
 
 
@@ -156,7 +156,7 @@ def test_a_newer_pytorch_that_changes_results_is_refused(monkeypatch: pytest.Mon
         r"newer than 2\.15.* gives other results than the plain step \(gradient of .*\): pip install 'torch<2\.16'$"
     )
     with monkeypatch.context() as patch:
-        patch.setattr(_aot, "with_random_state", draws_anew)
+        patch.setattr(_random, "with_random_state", draws_anew)
         with pytest.raises(MissingPackage, match=refused):
             rt.rematerialize(torch.nn.Linear(2, 2), (torch.randn(3, 2),), "1MB")
     with pytest.raises(MissingPackage, match=refused):  # the verdict is remembered

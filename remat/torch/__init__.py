@@ -8,7 +8,7 @@ print(model.plan)
 from remat.errors import MissingPackage
 
 try:
-    import torch as _torch  # noqa: F401 - the first of many imports, so that its absence is one line
+    import torch as _torch  # noqa: F401 - the first of many imports: without PyTorch, only this one fails
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
@@ -24,6 +24,6 @@ try:
 except (ImportError, AttributeError) as error:
     if not _version.is_untested():
         raise
-    raise _version.newer_fails(f"what remat needs of it is not there ({error})") from error
+    raise _version.newer_fails(f"it lacks something that remat needs ({error})") from error
 
 __all__ = ["Rematerialized", "measured_peak", "rematerialize"]

@@ -1,14 +1,13 @@
-"""What executing a plan needs of PyTorch beside capturing a step: halves that run, random states, repetitions.
+"""Execution of the two halves of a plan by PyTorch: functions that run them, and the calls that repeat a call.
 
 AOT autograd compiles a module's forward and backward pass; our partition function decides what each of them
-computes. Its convention: the forward graph takes the primals and returns the module's outputs followed by what
-the backward graph takes first; the backward graph then takes the gradients of outputs and returns one
-gradient or None per primal. Graphs called with one list ("boxed") can drop their arguments at last use.
+computes. AOT autograd's convention: the forward graph takes the primals; it returns the module's outputs, then the
+first arguments of the backward graph. The backward graph takes these, then the gradients of outputs; it returns a
+gradient or None for each primal. Graphs called with one list ("boxed") can drop their arguments at last use.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -18,7 +17,8 @@ from torch import fx
 
 from remat.errors import InvalidInput
 from remat.torch import _private
-from remat.torch._private import tree_leaves
+from remat.torch._random import random_state
+from remat.torch._work import tensors_of
 from remat.torch.capture import Backend, Partition, eager_backend
 
 aten = torch.ops.aten
@@ -30,7 +30,7 @@ def eager(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Parti
 
 
 TANGENTS = "remat.output_of_tangents"  # in the meta of a backward half
-_undefined = threading.local()  # forward outputs that the loss did not depend on, for the backward half that runs next
+_undefined = threading.local()  # for the backward half that runs next: outputs on which the loss did not depend
 
 
 def _boxed(module: fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
@@ -49,13 +49,13 @@ def _boxed(module: fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
 
 
 def without_tangents(module: fx.GraphModule, missing: Collection[str]) -> fx.GraphModule:
-    """A backward half for a loss that does not depend on some outputs, which computes what eager mode does then.
+    """A backward half that computes the same as eager mode for a loss that does not depend on some outputs.
 
-    Eager mode runs nothing behind such an output and adds nothing for it; zeros in place of its gradient would differ
-    where a derivative is infinite. What reads other gradients too gets zeros of its shape.
+    For such an output eager mode runs nothing and adds nothing; zeros in place of its gradient would differ where a
+    derivative is infinite. A call that also reads other gradients gets zeros for the missing one.
 
     Args:
-        missing: placeholders of the gradients of those outputs.
+        missing: names of the placeholders of these outputs' gradients.
     """
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     graph.output(graph.graph_copy(module.graph, copies))
@@ -86,7 +86,7 @@ def without_tangents(module: fx.GraphModule, missing: Collection[str]) -> fx.Gra
     end.args = (tuple(None if x in undefined else x for x in end.args[0]),)  # pyright: ignore[reportGeneralTypeIssues]
     graph.eliminate_dead_code()
     unused = [node for node in graph.find_nodes(op="placeholder") if not node.users]
-    if unused:  # the caller holds nothing of them: they are dropped at once, as generated code drops what it reads
+    if unused:  # the caller does not hold them: reading them lets the generated code drop them at once
         with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
             graph.call_function(_drop, tuple(unused))
     graph.lint()
@@ -98,13 +98,13 @@ def _drop(*_values: Any) -> None:
 
 
 def leave_unread_gradients_out(outputs: Any) -> None:
-    """What no gradient flows into must not get a gradient of zeros, as AOT autograd would make it: it gets none.
+    """Let outputs into which no gradient flows have none, where AOT autograd would make zeros.
 
     Args:
-        outputs: what a compiled module returned.
+        outputs: of a compiled module.
     """
-    tensors = [x for x in tree_leaves(outputs) if isinstance(x, torch.Tensor) and x.grad_fn is not None]
-    todo, seen = [x.grad_fn for x in tensors], set[Any]()
+    todo: list[Any] = [x.grad_fn for x in tensors_of(outputs)]
+    seen = set[Any]()
     while todo:
         node = todo.pop()
         if node is None or node in seen:
@@ -112,7 +112,7 @@ def leave_unread_gradients_out(outputs: Any) -> None:
         seen.add(node)
         if _private.is_compiled_backward(node):
             node.register_prehook(_note_undefined)
-        else:  # a view that was made again of an output
+        else:  # a view of an output, made again
             todo.extend(before for before, _ in node.next_functions)
 
 
@@ -121,92 +121,44 @@ def _note_undefined(gradients: tuple[torch.Tensor | None, ...]) -> None:
 
 
 def check_that_calls_are_compiled() -> None:
-    """Refuse where `torch.compile` would silently run the plain model, whose memory is not the plan's.
+    """Refuse to run where `torch.compile` would silently run the plain model, whose memory is not the plan's.
 
     Raises:
-        InvalidInput: the compiler is switched off, or a mode is active that it steps aside for.
+        InvalidInput: the compiler is switched off, or a mode is active under which it compiles nothing.
     """
     if _private.compiler_is_disabled():
-        raise InvalidInput("PyTorch's compiler is switched off, so no plan is followed: unset TORCHDYNAMO_DISABLE")
+        raise InvalidInput("PyTorch's compiler is switched off, so that no plan is followed: unset TORCHDYNAMO_DISABLE")
     stance = _private.compiler_stance()
     if stance not in ("default", "fail_on_recompile"):
         raise InvalidInput(f"torch.compiler.set_stance({stance!r}) follows no plan: set it to 'default'")
     mode = _private.current_dispatch_mode()
     if mode is not None:
-        raise InvalidInput(f"under a {type(mode).__name__} nothing is compiled, so no plan is followed: leave it out")
+        raise InvalidInput(f"nothing is compiled under a {type(mode).__name__}, and no plan is followed: leave it out")
 
 
 def finish(graph: fx.Graph, outputs: list[fx.Node | None], descriptions: list[Any]) -> None:
-    """Write the output of a half; what has no description is saved for backward."""
+    """Write the output of a half; outputs without a description are saved for backward."""
     end = graph.output(tuple(outputs))
     _private.with_descriptions(end, descriptions, len(outputs) - len(descriptions))
     graph.lint()
 
 
 def device_of(node: fx.Node) -> torch.device:
-    """Of a call's first result."""
-    val = node.meta["val"]
-    return (val[0] if isinstance(val, (tuple, list)) else val).device
-
-
-def random_state(device: torch.device) -> torch.Tensor:
-    """The state of the default generator of a device, a CPU tensor of bytes."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def state_to_repeat(device: torch.device) -> torch.Tensor:
-    """`random_state` in memory of the host that PyTorch's allocator does not count, as a GPU's state always is."""
-    return torch.from_numpy(random_state(device).numpy().copy())
-
-
-def random_states() -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Of the CPU's default generator and of every GPU's, where there are any in use."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-
-
-def set_random_states(states: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
-    """Put back what `random_states` returned."""
-    torch.set_rng_state(states[0])
-    if states[1]:
-        torch.cuda.set_rng_state_all(states[1])
-
-
-def with_random_state(state: torch.Tensor, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A call that draws again what it drew from `state`; the generator is left as it was."""
-    asked = torch.device(kwargs.get("device") or "cpu")  # of a call without a tensor
-    device = next((x.device for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)), asked)
-    now = state_to_repeat(device)
-    set_state = torch.set_rng_state if device.type == "cpu" else lambda s: torch.cuda.set_rng_state(s, device)
-    set_state(state)
-    try:
-        return target(*args, **kwargs)
-    finally:
-        set_state(now)
-
-
-@functools.cache
-def drawing_again(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`with_random_state` for one function; as an argument, generated code could not name it."""
-
-    def again(state: torch.Tensor, *args: Any) -> Any:
-        return with_random_state(state, function, *args)
-
-    again.__name__ = again.__qualname__ = f"{function.__name__}_again"
-    return again
+    """The device of a call's first result."""
+    return tensors_of(node.meta["val"])[0].device
 
 
 def fake_state(node: fx.Node) -> torch.Tensor:
-    """What a random call's generator state is to the compiler: shape and dtype without contents."""
-    val = node.meta["val"]
-    mode = (val[0] if isinstance(val, (tuple, list)) else val).fake_mode
-    return mode.from_tensor(random_state(device_of(node)))
+    """The state of a random call's generator for the compiler: shape and dtype without contents."""
+    first: Any = tensors_of(node.meta["val"])[0]
+    return first.fake_mode.from_tensor(random_state(first.device))
 
 
 def repetition(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any], int | None]:
-    """(target, args, kwargs, number of results) of a call that is made again, on the training graph's nodes.
+    """(target, args, kwargs, number of results) of a repeated call, on the training graph's nodes.
 
-    Batch norm reads the running statistics only to make the next ones; by the time of a repetition in the backward
-    pass they have been overwritten. Without them it computes the same output, mean and deviation.
+    Batch norm reads the running statistics only to make the next ones; before a repetition in the backward pass they
+    are overwritten. Without them it computes the same output, mean and deviation.
     """
     if node.target is aten._native_batch_norm_legit_functional.default and node.args[5] is True:
         x, weight, bias, _mean, _variance, training, momentum, eps = node.args

@@ -1,7 +1,7 @@
-"""Casts of parameters under autocast as eager mode does them: once, however often the parameter is used.
+"""Casts of parameters under autocast as in eager mode: once for all uses of a parameter.
 
-Eager mode keeps what it cast until the outermost autocast region ends, so that gradients of all uses are added in the
-lower precision and cast back once. Tracing casts anew for every use, which rounds differently.
+Eager mode keeps a cast parameter until the outermost autocast region ends, so that gradients of all uses are added in
+the lower precision and cast back once. Tracing casts again for every use, which rounds differently.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from remat.torch import _private
 
 aten = torch.ops.aten
 _LOWER = (torch.bfloat16, torch.float16)
-# A conversion that the model itself asks for, by the name of its call; eager mode does not keep these.
+# Names of calls by which a model itself converts; eager mode does not keep their results.
 _EXPLICIT = {"to", "type", "bfloat16", "half", "type_as"}
 
 
@@ -24,7 +24,7 @@ def cast_once(graph: fx.Graph, trained: Mapping[fx.Node, fx.Node]) -> None:
     """Cast every parameter in a training graph once per type, and add its gradients before they are cast back.
 
     Args:
-        trained: placeholder of a leaf -> what the graph returns as its gradient.
+        trained: placeholder of a leaf -> the node that the graph returns as its gradient.
     """
     position = {node: i for i, node in enumerate(graph.nodes)}
     for place, gradient in trained.items():
@@ -45,7 +45,7 @@ def cast_once(graph: fx.Graph, trained: Mapping[fx.Node, fx.Node]) -> None:
 
 
 def _add_before_casting(graph: fx.Graph, total: fx.Node, dtype: torch.dtype) -> fx.Node:
-    """Replace a sum some of whose terms were cast from `dtype` by one that casts the sum of those terms."""
+    """Replace a sum of which some terms were cast from `dtype`: add these terms first, and cast their sum."""
     terms = _terms(total)
     lower = [term.all_input_nodes[0] for term in terms if _is_cast_from(term, dtype)]
     if len(lower) < 2:
@@ -75,12 +75,12 @@ def _call(graph: fx.Graph, target: Any, args: tuple[fx.Node, ...], kwargs: dict[
 
 
 def _terms(node: fx.Node) -> list[fx.Node]:
-    """What is added up, in the order in which it is."""
+    """The terms of a sum, in the order in which they are added."""
     return [term for source in node.all_input_nodes for term in _terms(source)] if _is_sum(node) else [node]
 
 
 def _inner(node: fx.Node) -> list[fx.Node]:
-    """The sums within a sum, those that are read by others after these."""
+    """The sums within a sum, each after the sums that it reads."""
     return [n for arg in node.all_input_nodes if _is_sum(arg) for n in (*_inner(arg), arg)] if _is_sum(node) else []
 
 

@@ -1,8 +1,7 @@
 """From a plan to two `fx` graphs, forward and backward, that execute it.
 
-Generated code drops every tensor after its last use, so the order of calls is all that has to be
-written down. A view is made again from its storage wherever it is read after that storage was made again
-or had to cross from forward to backward.
+Generated code drops every tensor after its last use, so that a graph only has to give the order of calls. A view is
+made again from its storage if it is read after the storage was recomputed or passed from forward to backward.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch
 from torch import fx
 
 from remat.errors import InvalidPlan
-from remat.torch import _aot, _private
+from remat.torch import _aot, _private, _random
 from remat.torch._with_implementations import Kept, Recipe, arguments_in
 from remat.torch.step_graph import END_KIND, CapturedStep, is_random
 
@@ -29,12 +28,12 @@ def emit(
     """Forward and backward of a valid order of computations of ``step.graph``, repeats included.
 
     Args:
-        ways: [C] name of the implementation of each computation, '' for the default one; () for defaults only.
+        implementations: [C] name of the implementation of each computation, '' for the default; () for defaults only.
 
     Returns:
-        The forward half takes the primals; it returns the training graph's forward outputs, then what backward needs.
-        The backward half takes what forward saved, then the gradients of outputs; it returns a gradient or None for
-        each primal.
+        The forward half takes the primals; it returns the training graph's forward outputs, then the saved tensors.
+        The backward half takes the saved tensors, then the gradients of outputs; it returns a gradient or None for each
+        primal.
     """
     return _Emitter(step, order, implementations).emit()
 
@@ -44,8 +43,8 @@ class _Half:
     """One of the two graphs while it is written.
 
     Attributes:
-        made: node of the training graph, or `_State` -> node here that holds it.
-        views: view of the training graph -> (node here of what it is a view of, the view here).
+        made: node of the training graph, `_State` or `Kept` -> node here that holds it.
+        views: view in the training graph -> (node here of its base, node here of the view).
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -55,7 +54,7 @@ class _Half:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The random generator's state before the first run of a call."""
+    """The state of the random generator before the first run of a call."""
 
     node: fx.Node
 
@@ -104,7 +103,7 @@ class _Emitter:
         return forward, backward
 
     def _output_of_tangents(self) -> dict[str, int]:
-        """Placeholder of each gradient of an output in the backward half -> which forward output it is of."""
+        """Name of the placeholder of an output's gradient in the backward half -> index of that forward output."""
         named = {}
         for node in self.training_graph.tangents:
             output = _private.differentiated_output(node)
@@ -114,49 +113,49 @@ class _Emitter:
 
     def _compute(self, k: int) -> None:
         (node,) = self.step.nodes[k]
-        if not self.times[k] > 1:
-            self._call(node)
-        elif k not in self.done:
-            if is_random(node):
-                self._keep_state(node)
+        if k not in self.done:
+            self._keep_state_to_repeat(k, node)
             self._call(node)
         elif is_random(node):
             args, kwargs = self._arguments(node.args, node.kwargs)
             args = (self._hold(_State(node)), node.target, *args)
-            self._holds(node, self._add(_aot.with_random_state, args, kwargs, node.meta["val"]))
+            self._holds(node, self._add(_random.with_random_state, args, kwargs, node.meta["val"]))
         else:
             target, args, kwargs, n_parts = _aot.repetition(node)
             self._holds(node, self._add(target, *self._arguments(args, kwargs), node.meta["val"]), n_parts)
 
-    def _keep_state(self, node: fx.Node) -> None:
-        state = self._add(_aot.state_to_repeat, (_aot.device_of(node),), {}, _aot.fake_state(node))
-        self.half.made[_State(node)] = state
+    def _keep_state_to_repeat(self, k: int, node: fx.Node) -> None:
+        if self.times[k] > 1 and is_random(node):
+            state = self._add(_random.state_to_repeat, (_aot.device_of(node),), {}, _aot.fake_state(node))
+            self.half.made[_State(node)] = state
 
     def _compute_as(self, k: int, recipe: Recipe) -> None:
-        """Call another implementation, and take out what the call's results and the kept tensors are."""
+        """Call another implementation, and take the call's results and the kept tensors out of its result."""
         (node,) = self.step.nodes[k]
         args = list(arguments_in(recipe.args, self._fetch, self._hold))
         if recipe.overwrites is not None and args[recipe.overwrites] in self.saved.values():
-            # Backward may run twice, so what forward saved for it stays as it is.
+            # Backward may run twice, so it must not change a saved tensor.
             x = args[recipe.overwrites]
             args[recipe.overwrites] = self._add(torch.clone, (x,), {}, x.meta["val"])
         target = recipe.target
-        if is_random(node) and self.times[k] > 1:
-            if k in self.done:
-                target, args = _aot.drawing_again(recipe.target), [self._hold(_State(node)), *args]
-            else:
-                self._keep_state(node)
+        if k not in self.done:
+            self._keep_state_to_repeat(k, node)
+        elif is_random(node):
+            target, args = _random.drawing_again(recipe.target), [self._hold(_State(node)), *args]
         made = self._add(target, tuple(args), {}, recipe.vals)
         if recipe.results is None:
             self._holds(node, made)
             return
-        single = not isinstance(recipe.vals, (tuple, list))
         parts = {user.args[1]: user for user in node.users if user.target is operator.getitem}
-        whole = not isinstance(node.meta["val"], (tuple, list))
-        targets = [node if whole else parts.get(i) for i in recipe.results]
-        for at, what in enumerate([*targets, *recipe.kept]):
-            if what is not None:
-                self.half.made[what] = made if single else self._add(operator.getitem, (made, at), {}, recipe.vals[at])
+        has_parts = isinstance(node.meta["val"], (tuple, list))
+        targets = [parts.get(i) if has_parts else node for i in recipe.results]
+        for at, held in enumerate([*targets, *recipe.kept]):
+            if held is None:
+                continue
+            if isinstance(recipe.vals, (tuple, list)):
+                self.half.made[held] = self._add(operator.getitem, (made, at), {}, recipe.vals[at])
+            else:
+                self.half.made[held] = made
 
     def _call(self, node: fx.Node) -> None:
         self._holds(node, self._add(node.target, *self._arguments(node.args, node.kwargs), node.meta["val"]))
@@ -167,7 +166,7 @@ class _Emitter:
         return made
 
     def _holds(self, node: fx.Node, made: fx.Node, n_parts: int | None = None) -> None:
-        """`made` is the result of the training graph's `node`; take out its parts (the first `n_parts`) at once."""
+        """Let `made` be the result of the training graph's `node`, and take out its (first `n_parts`) parts at once."""
         self.half.made[node] = made
         for part in node.users:
             if part.target is operator.getitem and (n_parts is None or int(str(part.args[1])) < n_parts):
@@ -177,7 +176,7 @@ class _Emitter:
         return fx.map_arg(args, self._fetch), fx.map_arg(kwargs, self._fetch)
 
     def _fetch(self, node: fx.Node) -> fx.Node:
-        """The node of the half being written that holds what `node` holds in the training graph."""
+        """The node of the present half that holds the same tensor as `node` of the training graph."""
         part_of_call = node.target is operator.getitem and node.args[0] in self.calls
         if node.op != "call_function" or node in self.calls or part_of_call:
             return self._hold(node)
@@ -188,31 +187,31 @@ class _Emitter:
             known = self.half.views[node] = source, made
         return known[1]
 
-    def _hold(self, what: fx.Node | _State | Kept) -> fx.Node:
-        """The node here of a storage, a constant or a random state; backward gets what it lacks from forward."""
+    def _hold(self, held: fx.Node | _State | Kept) -> fx.Node:
+        """The node here of a storage, a constant or a random state; forward saves it if backward lacks it."""
         half = self.half
-        if what in half.made:
-            return half.made[what]
-        if isinstance(what, fx.Node) and what.op == "get_attr":
-            half.made[what] = half.graph.get_attr(str(what.target))
-            half.made[what].meta.update(what.meta)
-            return half.made[what]
-        if isinstance(what, fx.Node) and what in self.training_graph.tangents:
+        if held in half.made:
+            return half.made[held]
+        if isinstance(held, fx.Node) and held.op == "get_attr":
+            half.made[held] = half.graph.get_attr(str(held.target))
+            half.made[held].meta.update(held.meta)
+            return half.made[held]
+        if isinstance(held, fx.Node) and held in self.training_graph.tangents:
             if half is self.forward:
-                raise InvalidPlan(f"the forward pass reads '{what}', a gradient of an output")
-            return self._place(half, what, what.name, what.meta)
-        if half is self.forward or what not in self.forward.made:
-            raise InvalidPlan(f"'{what}' is read before it is computed")
-        # A name of its own: where the name of a placeholder is taken already, `fx` generates wrong code.
-        name = f"{what.node.name}_state" if isinstance(what, _State) else what.name
+                raise InvalidPlan(f"the forward pass reads '{held}', a gradient of an output")
+            return self._place(half, held, held.name, held.meta)
+        if half is self.forward or held not in self.forward.made:
+            raise InvalidPlan(f"'{held}' is read before it is computed")
+        # The name must be new: `fx` generates wrong code for a placeholder of a name that exists.
+        name = f"{held.node.name}_state" if isinstance(held, _State) else held.name
         name = "saved_" + re.sub(r"\W", "_", name)
-        self.saved[what] = self._place(half, what, name, self.forward.made[what].meta)
-        return self.saved[what]
+        self.saved[held] = self._place(half, held, name, self.forward.made[held].meta)
+        return self.saved[held]
 
-    def _place(self, half: _Half, what: fx.Node | _State | Kept, name: str, meta: dict[str, Any]) -> fx.Node:
-        half.made[what] = half.graph.placeholder(name)
-        half.made[what].meta.update({key: meta[key] for key in _private.COPIED_META if key in meta})
-        return half.made[what]
+    def _place(self, half: _Half, held: fx.Node | _State | Kept, name: str, meta: dict[str, Any]) -> fx.Node:
+        half.made[held] = half.graph.placeholder(name)
+        half.made[held].meta.update({key: meta[key] for key in _private.COPIED_META if key in meta})
+        return half.made[held]
 
 
 def _put_first(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:

@@ -1,4 +1,4 @@
-"""The backward pass as a training loop runs it, where there is no loop: for measuring and following steps."""
+"""The backward pass as in a training loop, for measuring and following steps without one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remat.torch._private import base_of, make_contiguous_strides_for, tree_leaves
+from remat.torch._private import base_of, make_contiguous_strides_for
+from remat.torch._work import tensors_of
 
 Meanwhile = Callable[[list[Tensor]], AbstractContextManager[Any]]
 
@@ -20,15 +21,15 @@ def nothing(_outputs: list[Tensor]) -> AbstractContextManager[Any]:
 
 
 def backward_from(outputs: Any, meanwhile: Meanwhile = nothing) -> None:
-    """Differentiate what a module returned: a loss as it is, anything else through a loss outside that holds nothing.
+    """Differentiate a module's outputs: a loss directly, others through a loss outside that holds nothing.
 
-    As in a loop, gradients of outputs are the engine's alone and go when they have been read. Parameters, arguments and
-    views of these that are among the outputs are left out: the caller had them before.
+    As in a loop, only the engine holds the gradients of outputs, and drops them after they are read. Outputs that are
+    parameters, arguments or views of these are left out, because the caller had them before.
 
     Args:
-        meanwhile: given the outputs that are differentiated; entered while their gradients are made.
+        meanwhile: (differentiated outputs) -> a context that is entered while their gradients are made.
     """
-    tensors = (x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad and not _is_of_a_leaf(x))
+    tensors = (x for x in tensors_of(outputs) if x.requires_grad and not _is_of_a_leaf(x))
     found = list({id(x): x for x in tensors}.values())
     if len(found) == 1 and found[0].numel() == 1:
         with meanwhile(found):

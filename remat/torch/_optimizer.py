@@ -1,4 +1,4 @@
-"""What an optimizer holds: counted from its state, or by letting a copy take a step on tensors without contents."""
+"""Bytes of an optimizer's state: counted, or found by a step of a copy on tensors without contents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from remat.errors import InvalidInput, unknown_name, warn
-from remat.torch._private import tree_leaves
+from remat.torch._work import tensors_of
 from remat.units import format_size, parse_size
 
 STATES = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "lion": 1, "adam": 2, "adamw": 2}
@@ -30,7 +30,7 @@ def state_bytes(optimizer: torch.optim.Optimizer | str | int | None, parameters:
         parameters: the model's.
 
     Raises:
-        InvalidInput: unknown name, or an optimizer that cannot be tried out.
+        InvalidInput: unknown name, or an optimizer whose step fails without contents.
     """
     trained = [p for p in parameters if p.requires_grad]
     if optimizer is None:
@@ -54,11 +54,11 @@ def watch(model: nn.Module, counted_bytes: Callable[[], int]) -> None:
 
     Args:
         model: watched while it lives.
-        counted_bytes: must not hold the model.
+        counted_bytes: the bytes that the budget counts; this function must not hold the model.
     """
     watched = WeakTensorKeyDictionary((p, None) for p in model.parameters())
     alive = weakref.ref(model)
-    seen: dict[int, int] = {}  # optimizer -> of how many parameters it held something when it was looked at
+    seen: dict[int, int] = {}  # id of an optimizer -> for how many parameters it had state at the last check
 
     def check(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if alive() is None or seen.get(id(optimizer)) == len(optimizer.state):
@@ -79,7 +79,7 @@ def watch(model: nn.Module, counted_bytes: Callable[[], int]) -> None:
 
 
 def _of_optimizer(optimizer: torch.optim.Optimizer) -> int:
-    """What it holds, and what a step will add for parameters that it holds nothing of yet."""
+    """Bytes of its state, and of the state that a step will add for parameters that have none yet."""
     new = [
         {**group, "params": [_without_contents(p) for p in group["params"] if p not in optimizer.state]}
         for group in optimizer.param_groups
@@ -95,7 +95,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> int:
             tried.step()
     except Exception as error:
         raise InvalidInput(
-            f"what {type(optimizer).__name__} holds cannot be found out ({type(error).__name__}: {error}); "
+            f"the state of {type(optimizer).__name__} cannot be counted ({type(error).__name__}: {error}); "
             "give optimizer= as a size, e.g. '2GB'"
         ) from error
     return _bytes_of(optimizer.state) + _bytes_of(tried.state)
@@ -108,9 +108,5 @@ def _without_contents(parameter: Tensor) -> nn.Parameter:
 
 
 def _bytes_of(state: Any) -> int:
-    sizes = {}
-    for held in state.values():
-        for x in tree_leaves(held):
-            if isinstance(x, Tensor):
-                sizes[id(x)] = x.numel() * x.element_size()
-    return sum(sizes.values())
+    held = {id(x): x for x in tensors_of(list(state.values()))}
+    return sum(x.numel() * x.element_size() for x in held.values())

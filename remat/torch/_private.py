@@ -1,22 +1,22 @@
-"""Every private interface of PyTorch that remat uses, and nothing else uses one (a test sees to it).
+"""Every private interface of PyTorch that remat uses; a test checks that no other module uses one.
 
 Checked with PyTorch 2.11.0, 2.13.0 and 2.15.0: ``make test-torch TORCH=2.15.0`` runs the tests with another version.
-What is used, and where PyTorch keeps it:
+The interfaces, and where PyTorch keeps them:
 
 - trees of tensors: ``torch.utils._pytree``
-- tensors without contents: ``torch._subclasses.fake_tensor``, the one place where their kinds are dispatched included
+- tensors without contents: ``torch._subclasses.fake_tensor``, with the one function that dispatches their operators
 - dispatch modes: ``torch.utils._python_dispatch``
-- Dynamo: its settings, its stance, its exceptions, what it writes into a graph's nodes
+- Dynamo: its settings, its stance, its exceptions, its notes in a graph's nodes
 - AOT autograd: its entry, its settings, its descriptions of inputs and outputs, its guess of a gradient's layout
-- the min-cut partitioner and its settings; Inductor's entry, and the partitioner that it can be given
+- the min-cut partitioner and its settings; Inductor's entry, and its setting for another partitioner
 - kernels that are registered for tracing: ``OpOverload.py_kernels``, `torch._C.DispatchKey`
 - native recurrent layers: ``torch._VF``; their list of weights
 - the identity of a storage, the base of a view, the tables of tensors of a module, the profiler's events
 
-Operators (``torch.ops.aten``) are not private, though names of some begin with an underscore: graphs are made of them.
+Operators (``torch.ops.aten``) are not private, although some names begin with an underscore: graphs consist of them.
 """
 
-# ruff: noqa: F401 - the other modules import from here what is only imported here
+# ruff: noqa: F401 - other modules import these names from here
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.graph import _BoxedCodeGen
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
-from torch.utils._pytree import tree_flatten, tree_iter, tree_leaves, tree_map
+from torch.utils._pytree import tree_iter, tree_leaves, tree_map
 
 outside_modes, current_dispatch_mode = _disable_current_modes, _get_current_dispatch_mode
 _Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule]]
@@ -60,12 +60,17 @@ _Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModul
 
 
 def storage_key(tensor: Tensor) -> int:
-    """The same for tensors that share a storage; fake tensors have no address that would say so."""
+    """An identity that tensors of one storage share; fake tensors have no address to compare."""
     return tensor.untyped_storage()._cdata
 
 
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor has shape and dtype, but no contents."""
+    return isinstance(tensor, FakeTensor) or tensor.is_meta
+
+
 def base_of(tensor: Tensor) -> Tensor | None:
-    """What a tensor is a view of; None if it is no view."""
+    """The tensor that this one is a view of; None if it is no view."""
     return tensor._base
 
 
@@ -75,18 +80,18 @@ def module_tensors(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def share_tables(module: nn.Module, model: nn.Module) -> None:
-    """Let `module` have the parameters, buffers and submodules of `model`, those that are added later too."""
+    """Let `module` share the parameters, buffers and submodules of `model`, also those that are added later."""
     for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
         module.__dict__[shared] = getattr(model, shared)
 
 
 def flat_weights(layer: nn.RNNBase) -> list[Any]:
-    """Weights of a recurrent layer in the order in which its kernel takes them."""
+    """Weights of a recurrent layer in its kernel's order."""
     return layer._flat_weights
 
 
 def memory_events(profiler: Any) -> list[Any]:
-    """Allocations and frees that `torch.autograd.profiler` saw, in their order; each has ``nbytes()``."""
+    """Allocations and frees that `torch.autograd.profiler` saw, in their order; ``nbytes()`` of a free is negative."""
     events = [e for e in profiler.kineto_results.events() if e.name() == "[memory]"]
     return sorted(events, key=lambda e: e.start_ns())
 
@@ -107,20 +112,20 @@ def native_recurrent(kind: str) -> Callable[..., Any]:
 
 
 def composite_kernel(op: OpOverload, *args: Any) -> Any:
-    """Call the kernel that makes `op` of other operators."""
+    """Call the kernel that composes `op` of other operators."""
     return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
 
 
 @contextmanager
 def kernels_instead(instead: Mapping[OpOverload, Callable[..., Any] | None]) -> Iterator[None]:
-    """Take away the formulas that PyTorch registers for tracing operators, and use others where they are given.
+    """Remove the formulas that PyTorch registers for tracing operators, and use `instead` where it has others.
 
-    Only a call of the model is replaced, not one that another formula makes.
+    This replaces only calls of the model, not calls that another formula makes.
     """
-    taken = []
+    removed = []
     try:
         for op, function in instead.items():
-            taken.append((op, {key: op.py_kernels.pop(key) for key in _TRACED_INSTEAD if key in op.py_kernels}))
+            removed.append((op, {key: op.py_kernels.pop(key) for key in _TRACED_INSTEAD if key in op.py_kernels}))
             if function is not None:
                 composite = op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
                 keys = _TRACED_INSTEAD if composite else _TRACED_INSTEAD[:1]
@@ -128,7 +133,7 @@ def kernels_instead(instead: Mapping[OpOverload, Callable[..., Any] | None]) -> 
             op._dispatch_cache.clear()
         yield
     finally:
-        for op, kernels in taken:
+        for op, kernels in removed:
             for key in _TRACED_INSTEAD:
                 op.py_kernels.pop(key, None)
             op.py_kernels.update(kernels)
@@ -137,10 +142,10 @@ def kernels_instead(instead: Mapping[OpOverload, Callable[..., Any] | None]) -> 
 
 @contextmanager
 def corrected_fakes(correct: Callable[[FakeTensorMode, Any, Any, Any], Any]) -> Iterator[None]:
-    """Let `correct` change what operators make of tensors without contents.
+    """Let `correct` change the results of operators on tensors without contents.
 
     Args:
-        correct: (mode, operator, arguments, what PyTorch says it makes) -> what it makes.
+        correct: (mode, operator, arguments, PyTorch's result) -> the right result.
     """
     dispatch = FakeTensorMode.dispatch
 
@@ -159,15 +164,15 @@ def corrected_fakes(correct: Callable[[FakeTensorMode, Any, Any, Any], Any]) -> 
 
 @contextmanager
 def compiler_settings(most_graphs: int) -> Iterator[None]:
-    """The compiler's settings under which steps are captured and executed.
+    """The compiler's settings for capturing and executing steps.
 
-    Recurrent layers are let through; `most_graphs` shapes and modes may each have their graph;
-    DistributedDataParallel must not cut it into buckets; hooks that are added later are noticed; sizes of
-    storages do not depend on what was captured before. The backward pass of eager mode does not cast, whatever casts
-    around the forward pass. An operator that refuses its arguments raises without a traceback in PyTorch's log.
+    Recurrent layers are let through. Up to `most_graphs` shapes and modes may each have their graph.
+    DistributedDataParallel must not cut graphs into buckets. Dynamo notices hooks that are added later. Sizes of
+    storages do not depend on earlier captures. The backward pass does not cast, as in eager mode, even if the forward
+    pass runs under autocast. An operator that refuses its arguments raises without a traceback in PyTorch's log.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    was, log.disabled = log.disabled, True
+    was_disabled, log.disabled = log.disabled, True
     try:
         with functorch_config.patch(backward_pass_autocast="off"), torch._dynamo.config.patch(
             allow_rnn=True, recompile_limit=most_graphs, accumulated_recompile_limit=4 * most_graphs,
@@ -175,7 +180,7 @@ def compiler_settings(most_graphs: int) -> Iterator[None]:
         ):  # fmt: skip
             yield
     finally:
-        log.disabled = was
+        log.disabled = was_disabled
 
 
 def compiler_is_disabled() -> bool:
@@ -184,7 +189,7 @@ def compiler_is_disabled() -> bool:
 
 
 def compiler_stance() -> str:
-    """What `torch.compiler.set_stance` was last given."""
+    """The last argument of `torch.compiler.set_stance`."""
     return torch._dynamo.eval_frame._stance.stance
 
 
@@ -194,14 +199,14 @@ def primals_of(graph: fx.GraphModule) -> tuple[Any, ...]:
 
 
 def example_of(node: fx.Node) -> Any:
-    """What a node of such a graph holds, without contents."""
+    """The tensor of a node of such a graph, without contents."""
     return node.meta["example_value"]
 
 
 # What AOT autograd writes into the nodes of a training graph
 
 FORWARD, BACKWARD = "is_forward", "is_backward"
-COPIED_META = ("val", "tensor_meta", "desc")  # of a placeholder that stands for the same in another graph
+COPIED_META = ("val", "tensor_meta", "desc")  # of a placeholder that holds the same tensor in another graph
 
 
 def in_pass(which: str) -> dict[str, str]:
@@ -223,24 +228,24 @@ def is_in_backward(node: fx.Node) -> bool:
 
 
 def called_by_name(node: fx.Node) -> Any:
-    """What the model called, where that is known by name (``to``) or as a function."""
-    behind = node.meta.get("source_fn_stack") or [("", None)]
-    return behind[-1][1]
+    """The name (``to``) or function that the model called, if it is known."""
+    calls = node.meta.get("source_fn_stack") or [("", None)]
+    return calls[-1][1]
 
 
 def primal_index(place: fx.Node) -> int:
-    """Which primal a placeholder stands for."""
+    """Index of the primal that a placeholder holds."""
     description: Any = place.meta["desc"]
     return description.idx
 
 
 def differentiated_output(tangent: fx.Node) -> Any:
-    """The description of the output that a placeholder holds the gradient of; None if it is of an input."""
+    """The description of the output whose gradient a placeholder holds; None if it is the gradient of an input."""
     return getattr(tangent.meta["desc"], "output", None)
 
 
 def descriptions_of_outputs(graph: fx.Graph) -> list[Any]:
-    """Of the outputs of a training graph."""
+    """Descriptions of the outputs of a training graph."""
     return list(graph.find_nodes(op="output")[0].meta["desc"])
 
 
@@ -250,17 +255,17 @@ def with_descriptions(end: fx.Node, descriptions: Sequence[Any], n_saved: int) -
 
 
 def is_plain_output(description: Any) -> bool:
-    """Whether an output is what the module returned itself."""
+    """Whether the module itself returned an output."""
     return isinstance(description, PlainAOTOutput)
 
 
 def is_view_base(place: fx.Node) -> bool:
-    """Whether a placeholder stands for the common base of arguments that overlap."""
+    """Whether a placeholder holds the common base of arguments that overlap."""
     return isinstance(place.meta["desc"], ViewBaseAOTInput)
 
 
 def mutated_input(description: Any) -> int | None:
-    """Which primal an output holds the new contents of."""
+    """Index of the primal whose new contents an output holds; None for other outputs."""
     mutated: Any = description.mutated_input if isinstance(description, InputMutationAOTOutput) else None
     return None if mutated is None else mutated.idx
 
@@ -270,23 +275,20 @@ def mutated_input(description: Any) -> int | None:
 
 @contextmanager
 def gradients_without_holes() -> Iterator[None]:
-    """Let the gradient of an output that is a part of a larger tensor be dense, as one that a loss makes is.
+    """Let the gradient of an output that is a part of a larger tensor be dense, as a loss makes it.
 
-    By default the backward pass takes it in the output's strides: of ``x[:, 0]`` it would be as large as ``x``.
+    By default the backward pass takes it in the output's strides: for ``x[:, 0]`` it would be as large as ``x``.
     """
     name = "coerce_tangent_and_suggest_memory_format"
     original = getattr(collect_metadata_analysis, name)
 
     def dense(output: Any) -> Any:
-        made, layout, is_other = original(output)
-        if (
-            type(layout).__name__ != "MemoryFormatMeta"
-            or layout.stride is None
-            or made.clone().stride() == made.stride()
-        ):
-            return made, layout, is_other
-        made = made.clone()
-        return made, type(layout).from_tensor(made), True
+        gradient, layout, is_other = original(output)
+        if type(layout).__name__ == "MemoryFormatMeta" and layout.stride is not None:
+            without_holes = gradient.clone()
+            if without_holes.stride() != gradient.stride():
+                return without_holes, type(layout).from_tensor(without_holes), True
+        return gradient, layout, is_other
 
     setattr(collect_metadata_analysis, name, dense)
     try:
@@ -296,7 +298,7 @@ def gradients_without_holes() -> Iterator[None]:
 
 
 def forbid_overwriting() -> None:
-    """While a half is compiled: backward overwrites nothing that it is given, so that it may run twice."""
+    """Call while a half is compiled: backward then overwrites none of its arguments, so that it may run twice."""
     context = TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
         context.fw_metadata.bw_donated_idxs = []
@@ -335,26 +337,26 @@ def min_cut(module: fx.GraphModule, n_forward_outputs: int, costs: Mapping[str, 
             return float(costs.get(node.name, 0))
 
         def uuid(self) -> None:
-            """None: nothing is to be cached."""
+            """None, so that nothing is cached."""
 
     settings: dict[str, Any] = {
         "activation_memory_budget": share,
         "activation_memory_budget_solver": "dp",
         "activation_memory_budget_runtime_estimator": Costs(),
-        "cse": False,  # what remains keeps its names
+        "cse": False,  # so that nodes keep their names
     }
     with functorch_config.patch(settings):
         return min_cut_rematerialization_partition(module, (), num_fwd_outputs=n_forward_outputs)[0]
 
 
 def inductor(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: _Partition) -> Callable[..., Any]:
-    """A backend that has Inductor compile both halves.
+    """A backend that lets Inductor compile both halves.
 
     Inductor asks for a partition of the training graph after its own passes over it. These decompose operators and
-    draw random numbers from seeds; each seed is drawn once. It then fuses calls, so that the memory it needs is
-    not quite the plan's.
+    draw random numbers from seeds; each seed is drawn once. It then fuses calls, so that it needs other memory than the
+    plan says.
     """
-    import torch._inductor.config  # takes seconds, as the next ones
+    import torch._inductor.config  # takes seconds, like the next imports
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
@@ -367,7 +369,7 @@ def inductor(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: _P
             return self
 
         def uuid(self) -> str:
-            """A new one each time: what is compiled depends on the plan, so nothing in Inductor's caches serves."""
+            """A new one each time: compiled code depends on the plan, so that Inductor's caches are of no use."""
             return uuid.uuid4().hex
 
     with torch._inductor.config.patch(custom_partitioner_fn=Partitioner()):

@@ -1,7 +1,9 @@
-"""Draws as eager mode makes them where functional operators draw otherwise."""
+"""Random numbers: draws that follow eager mode where functional operators do not, and draws that are repeated."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ _library = torch.library.Library("remat", "FRAGMENT")
 _library.define("bernoulli_like(Tensor x, float p) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 _library.define(
     "rrelu(Tensor x, float lower, float upper) -> (Tensor, Tensor)", tags=(torch.Tag.nondeterministic_seeded,)
-)  # (result, what each element was multiplied by)
+)  # (result, the factor of each element)
 
 
 def _bernoulli_like(x: Tensor, p: float) -> Tensor:
@@ -29,13 +31,13 @@ def _rrelu(x: Tensor, lower: float, upper: float) -> tuple[Tensor, Tensor]:
 
 
 def _fake_rrelu(x: Tensor, _lower: float, _upper: float) -> tuple[Tensor, Tensor]:
-    made = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2)]
-    return made[0], made[1]
+    result = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return result, torch.empty_like(result)
 
 
 def _remember_noise(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, ctx.lower, ctx.upper = inputs
-    ctx.is_noisy = ctx.upper - ctx.lower > 1e-6  # else eager mode looks at the input
+    ctx.is_noisy = ctx.upper - ctx.lower > 1e-6  # else eager mode differentiates by the input
     ctx.save_for_backward(output[1] if ctx.is_noisy else x)
     ctx.mark_non_differentiable(output[1])
 
@@ -43,14 +45,14 @@ def _remember_noise(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Ten
 def _differentiate_rrelu(ctx: Any, gradient: Tensor, _of_noise: Any) -> Any:
     (saved,) = ctx.saved_tensors
     if ctx.is_noisy:
-        return saved.mul(gradient), None, None  # in the layout of the draws, as eager mode
+        return saved.mul(gradient), None, None  # in the layout of the draws, as in eager mode
     return aten.leaky_relu_backward.default(gradient, saved, (ctx.lower + ctx.upper) / 2, False), None, None
 
 
 def bernoulli(x: Tensor, p: float = 0.5, generator: torch.Generator | None = None) -> Tensor:
-    """`aten.bernoulli.p` as eager mode computes it: contiguous, whatever `x` is.
+    """`aten.bernoulli.p` as eager mode computes it: contiguous for every layout of `x`.
 
-    Tracing makes the same of it as of `bernoulli_`, which fills `x` in its own layout.
+    Tracing does not distinguish it from `bernoulli_`, which fills `x` in its own layout.
     """
     return torch.empty_like(x, memory_format=torch.contiguous_format).bernoulli_(p, generator=generator)
 
@@ -58,7 +60,7 @@ def bernoulli(x: Tensor, p: float = 0.5, generator: torch.Generator | None = Non
 def rrelu(
     x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None
 ) -> Tensor:
-    """`aten.rrelu` as eager mode computes it: its result and its draws are contiguous, whatever `x` is."""
+    """`aten.rrelu` as eager mode computes it: result and draws are contiguous for every layout of `x`."""
     if not training:
         return aten.leaky_relu.default(x, (lower + upper) / 2).contiguous()
     if x.device.type != "cpu" or generator is not None:
@@ -81,6 +83,59 @@ for key in ("CPU", "CUDA"):
     _library.impl("bernoulli_like", _bernoulli_like, key)
 torch.library.register_fake("remat::bernoulli_like", _like, lib=_library)
 
-# Zeros and ones in the layout of `x`. `aten.bernoulli.p`, which stands for `bernoulli_` in functional graphs, fills a
-# contiguous tensor instead: on another layout the same numbers land elsewhere.
+# Zeros and ones in the layout of `x`. In functional graphs `aten.bernoulli.p` replaces `bernoulli_`, but fills a
+# contiguous tensor: in another layout the same numbers would be other elements.
 bernoulli_like = torch.ops.remat.bernoulli_like.default
+
+
+def random_state(device: torch.device) -> Tensor:
+    """The state of the default generator of a device, a CPU tensor of bytes."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def set_random_state(state: Tensor, device: torch.device) -> None:
+    """Give the default generator of a device the state that `random_state` returned."""
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
+def random_states() -> tuple[Tensor, list[Tensor]]:
+    """The states of the CPU's default generator and of every GPU's, where GPUs are in use."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+
+def set_random_states(states: tuple[Tensor, list[Tensor]]) -> None:
+    """Put back the states that `random_states` returned."""
+    torch.set_rng_state(states[0])
+    if states[1]:
+        torch.cuda.set_rng_state_all(states[1])
+
+
+def state_to_repeat(device: torch.device) -> Tensor:
+    """`random_state` in memory of the host that PyTorch's allocator does not count, as a GPU's state always is."""
+    return torch.from_numpy(random_state(device).numpy().copy())
+
+
+def with_random_state(state: Tensor, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Repeat a call with the draws that followed `state`; the generator keeps its present state."""
+    asked = torch.device(kwargs.get("device") or "cpu")  # of a call without a tensor
+    device = next((x.device for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), asked)
+    now = state_to_repeat(device)
+    set_random_state(state, device)
+    try:
+        return target(*args, **kwargs)
+    finally:
+        set_random_state(now, device)
+
+
+@functools.cache
+def drawing_again(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`with_random_state` of one function; generated code could not name a function that is an argument."""
+
+    def again(state: Tensor, *args: Any) -> Any:
+        return with_random_state(state, function, *args)
+
+    again.__name__ = again.__qualname__ = f"{function.__name__}_again"
+    return again

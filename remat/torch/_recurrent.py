@@ -1,9 +1,8 @@
 """Recurrent layers as one operation each, forward and backward, on PyTorch's native kernels.
 
-Traced as they are, layers are unrolled step by step into other kernels, whose results differ in the last bits from
-those of eager mode. The backward operation runs the native forward kernel again, as its inner states
-cannot be carried from one operation to another: it costs one forward pass more than eager mode's, and
-holds nothing between the passes but inputs and weights.
+Tracing unrolls layers step by step into other kernels, whose results differ from eager mode's in the last bits. The
+backward operation runs the native forward kernel again, because its inner states cannot pass from one operation to
+another. It costs one forward pass more than eager mode's, and holds only inputs and weights between the passes.
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 from remat.torch import _private
+from remat.torch._random import random_state, set_random_state
 
-KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-_NATIVE = {_private.native_recurrent(kind): kind for kind in KINDS}
+Layout = tuple[tuple[int, ...], torch.dtype]  # dimensions from the outermost in memory to the innermost
+_NATIVE = {_private.native_recurrent(kind): kind for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 _OPTIONS = (
     "str kind, Tensor input, Tensor[] hx, Tensor[] weights, bool has_biases, int num_layers, float dropout, "
     "bool train, bool bidirectional, bool batch_first, ScalarType? autocast, bool[] needs_grad"
@@ -36,7 +36,7 @@ _library.define(f"recurrent_backward(Tensor[] gradients, Tensor? state, {_OPTION
 
 
 def replace_recurrent(graph: fx.GraphModule) -> None:
-    """Calls of native recurrent layers in a graph that Dynamo captured become these operations, in place.
+    """Replace calls of native recurrent layers in a graph that Dynamo captured by these operations, in place.
 
     On a CPU the native kernels go layer by layer, and so do the operations; cuDNN takes all layers at once.
     """
@@ -61,8 +61,8 @@ def gru_cell(
 ) -> Tensor:
     """`aten.gru_cell` with the memory layouts of eager mode on a CPU, where it works in place on parts of a tensor.
 
-    Kernels take the rest of a row, and so of a dense tensor, by another formula than whole vectors: layouts decide on
-    last bits. CUDA has a kernel of its own.
+    Kernels compute the rest of a row, or of a dense tensor, by another formula than whole vectors, so that layouts
+    change last bits. CUDA has its own kernel.
     """
     if x.device.type != "cpu":
         return _private.composite_kernel(torch.ops.aten.gru_cell.default, x, hidden, w_ih, w_hh, b_ih, b_hh)
@@ -80,7 +80,7 @@ def _one_call(
     _has_biases, num_layers, dropout, train, _bidirectional, _batch_first = options
     random = bool(dropout and train and num_layers > 1)
     target = _recurrent_random if random else _recurrent
-    # Which inputs need a gradient is known when the operation is differentiated; till then all are said to.
+    # Only the differentiation of the operation knows which inputs need a gradient; until then all are marked.
     every = [True] * (1 + len(hx) + len(weights))
     return graph.call_function(target, (kind, data, hx, weights, *options, every))
 
@@ -94,10 +94,10 @@ def _recurrent_random(kind: str, *tensors_and_options: Any) -> Any:
 
 
 def _as_cast(kind: str, data: Tensor, hx: list[Tensor], weights: list[Tensor], *options: Any) -> tuple[Any, ...]:
-    """The arguments as eager mode casts them when the layer is traced, and the dtype that it casts to inside.
+    """The arguments with eager mode's casts, and the dtype to which the kernel itself must cast, or None.
 
     A CPU casts the input for each direction, and a GRU's states at each step, so that their gradients are added in the
-    wide type: these are left to the kernel. Weights are cast once, whatever calls share them.
+    wide type: the kernel makes these casts. Weights are cast once for all calls that share them.
     """
     device, (*others, needs_grad) = data.device.type, options
     if not torch.is_autocast_enabled(device):
@@ -117,7 +117,7 @@ def _as_cast(kind: str, data: Tensor, hx: list[Tensor], weights: list[Tensor], *
 def _layer_by_layer(
     graph: fx.Graph, kind: str, data: fx.Node, hx: list[fx.Node], weights: list[fx.Node], options: Sequence[Any]
 ) -> fx.Node:
-    """One operation for each layer, with dropout between them; a tuple of results as the native call's."""
+    """One operation for each layer, with dropout between them; a tuple of the native call's results."""
     has_biases, num_layers, dropout, train, bidirectional, batch_first = options
     call, n_directions, n_weights = graph.call_function, 1 + bidirectional, len(weights) // num_layers
     swaps = batch_first and _private.example_of(data).dim() == 3  # inside, steps come first, as in the native kernels
@@ -148,30 +148,22 @@ def _run(kind: str, data: Tensor, hx: Sequence[Tensor], weights: Sequence[Tensor
         return _private.native_recurrent(kind)(data, states, list(weights), *options)
 
 
-def _leaves(given: Sequence[Tensor], needs_grad: Sequence[bool]) -> list[Tensor]:
-    """The tensors as leaves that need the gradients that eager mode's would, so that the same kernels are chosen."""
-    return [x.detach().requires_grad_(flag) for x, flag in zip(given, needs_grad, strict=True)]
-
-
 def _permutation(x: Tensor) -> tuple[int, ...]:
     """Dimensions of a dense tensor from the outermost in memory to the innermost."""
     return tuple(sorted(range(x.dim()), key=lambda i: -x.stride(i)))
 
 
 def _empty(device: torch.device, shape: Sequence[int], layout: Layout) -> Tensor:
-    """A dense tensor of that shape with its dimensions in that order in memory."""
+    """A dense tensor of this shape and layout."""
     order, dtype = layout
     bare = torch.empty([shape[i] for i in order], dtype=dtype, device=device)
     return bare.permute([order.index(i) for i in range(len(order))])
 
 
 def _as_declared(x: Tensor, layout: Layout) -> Tensor:
-    """`x` with the layout that the compiler knows."""
+    """`x` with the layout that the compiler expects."""
     declared = _empty(x.device, x.shape, layout)
     return x.detach() if declared.stride() == x.stride() and x.storage_offset() == 0 else declared.copy_(x)
-
-
-Layout = tuple[tuple[int, ...], torch.dtype]  # dimensions from the outermost in memory to the innermost
 
 
 @functools.cache
@@ -179,9 +171,9 @@ def _layouts(
     kind: str, device: str, dtypes: tuple[torch.dtype, ...], batched: bool, projected: bool, has_biases: bool,
     num_layers: int, train: bool, bidirectional: bool, batch_first: bool, autocast: torch.dtype | None,
 ) -> tuple[list[Layout], list[Layout]]:  # fmt: skip
-    """Memory layouts of (results, gradients of inputs, states and weights) as the native kernel makes them.
+    """The native kernel's memory layouts of (results, gradients of input, states and weights).
 
-    What follows a layer chooses its kernels by these; a small layer of the same kind tells them.
+    The operations that follow a layer choose their kernels by them. They are read off a small layer of the same kind.
     """
     options: dict[str, Any] = {"proj_size": 2} if projected else {}
     options |= {"nonlinearity": kind.removeprefix("rnn_")} if kind.startswith("rnn") else {}
@@ -202,7 +194,7 @@ def _layouts(
         gradients = torch.autograd.grad(made, [data, *hx, *weights], [torch.ones_like(x) for x in made])
         return [(_permutation(x), x.dtype) for x in made], [(_permutation(x), x.dtype) for x in gradients]
 
-    # In a thread of its own: this one may be inside the compiler, where nothing is real and nothing differentiable.
+    # Another thread, because this one may be inside the compiler, where nothing is real and nothing differentiable.
     with torch.random.fork_rng([device] if device != "cpu" else []), ThreadPoolExecutor(1) as other:
         return other.submit(probe).result()
 
@@ -218,16 +210,28 @@ def _layouts_of(
     )  # fmt: skip
 
 
+def _run_on_leaves(
+    kind: str, data: Tensor, hx: list[Tensor], weights: list[Tensor], options: Sequence[Any]
+) -> tuple[list[Tensor], Any]:
+    """(the tensors as leaves that need the same gradients as in eager mode, the layer's results).
+
+    PyTorch's choice of kernels depends on which tensors need a gradient.
+    """
+    *own_options, needs_grad = options
+    given = zip([data, *hx, *weights], needs_grad, strict=True)
+    leaves = [x.detach().requires_grad_(flag) for x, flag in given]
+    return leaves, _run(kind, leaves[0], leaves[1 : 1 + len(hx)], leaves[1 + len(hx) :], own_options)
+
+
 def _forward(kind: str, data: Tensor, hx: list[Tensor], weights: list[Tensor], *options: Any) -> list[Tensor]:
     with torch.enable_grad():
-        leaves = _leaves([data, *hx, *weights], options[-1])
-        made = _run(kind, leaves[0], leaves[1 : 1 + len(hx)], leaves[1 + len(hx) :], options[:-1])
+        _, made = _run_on_leaves(kind, data, hx, weights, options)
     layouts, _ = _layouts_of(kind, data, hx, weights, options[:-1])
     return [_as_declared(x, layout) for x, layout in zip(made, layouts, strict=True)]
 
 
 def _forward_random(kind: str, data: Tensor, hx: list[Tensor], weights: list[Tensor], *options: Any) -> list[Tensor]:
-    state = torch.cuda.get_rng_state(data.device) if data.is_cuda else torch.get_rng_state()
+    state = random_state(data.device)
     return [*_forward(kind, data, hx, weights, *options), state]
 
 
@@ -237,12 +241,9 @@ def _backward(
 ) -> list[Tensor]:  # fmt: skip
     devices = [data.device] if data.is_cuda else []
     with torch.enable_grad(), torch.random.fork_rng(devices, enabled=state is not None):
-        if state is not None and data.is_cuda:
-            torch.cuda.set_rng_state(state, data.device)
-        elif state is not None:
-            torch.set_rng_state(state)
-        leaves = _leaves([data, *hx, *weights], options[-1])
-        made = _run(kind, leaves[0], leaves[1 : 1 + len(hx)], leaves[1 + len(hx) :], options[:-1])
+        if state is not None:
+            set_random_state(state, data.device)
+        leaves, made = _run_on_leaves(kind, data, hx, weights, options)
         wanted = [x for x in leaves if x.requires_grad]
         found = torch.autograd.grad(made, wanted, gradients, materialize_grads=True)
     layouts = _wanted(_layouts_of(kind, data, hx, weights, options[:-1])[1], options[-1])

@@ -54,62 +54,53 @@ def rematerialize(
     cache_folder: str | os.PathLike[str] | None = None,
     operators: str | None = None,
 ) -> Rematerialized:
-    """A module that trains `model` within a memory budget, recomputing what the plan says.
+    """A module that trains `model` within a memory budget: a plan says which operations it recomputes.
 
     Use it in place of the model in an ordinary loop (``loss.backward()``, any optimizer). Parameters and buffers are
-    the model's own objects; gradients, loss, buffers and random numbers are those of the plain model, bit for bit with
-    ``backend="eager"``. Nothing is computed here: the step is captured on tensors without contents. (Only with
-    ``verify=True``, or for a fraction of what a recurrent network needs, a step is run, and its effects are undone.)
+    the model's own objects. With ``backend="eager"``, gradients, loss, buffers and random numbers are those of the
+    plain model, bit for bit. The step is captured on tensors without contents, and nothing is computed here. (With
+    ``verify=True``, or for a fraction of a recurrent network's peak, a step runs, and its effects are undone.)
+    docs/how-to/pytorch.md explains what the budget counts, when steps are planned, and the limits.
 
     Args:
         model: in the mode (train or eval) in which it will be trained.
         sample_args: positional arguments of the model, the largest that will occur; only shapes, dtypes and devices
-            matter. Others are planned when they occur, or before, by `Rematerialized.prepare`.
-        budget: total bytes, or a size (``8GB``, ``7.5GiB``), or a float in (0, 1]: that fraction of what the plain
-            model needs for the same step; steps of other shapes then get as many bytes. Total means all that PyTorch's
-            allocator holds at once in a step (forward, loss, backward): parameters, buffers, arguments, activations,
-            gradients, kernels' workspaces, and the optimizer state that `optimizer` says. A loss outside of the module
-            is taken to need three times the bytes of the outputs, as cross-entropy does.
+            matter. Steps of other shapes are planned when they occur, or before, by `Rematerialized.prepare`.
+        budget: the most bytes that PyTorch's allocator may hold at once in a step, everything included; or a size
+            (``8GB``, ``7.5GiB``); or a float in (0, 1], a fraction of the plain step's peak.
         sample_kwargs: keyword arguments of the model, e.g. ``{"mask": mask}``.
         strategy: a name from `remat.strategies()`.
-        backend: ``eager`` runs PyTorch's own kernels one by one; ``inductor`` compiles them, which changes memory and,
-            in the last bits, results: the peak is then a prediction, not a promise.
+        backend: ``eager`` runs PyTorch's own kernels one by one; ``inductor`` compiles them, so that results differ in
+            the last bits and the peak is a prediction, not a promise.
         cost: of operations: ``profile`` (measured here), ``roofline`` or ``flops``.
-        plan: a file that ``plan.save`` wrote, the plan of another module, or one that comes with remat
-            (``zoo:resnet50_b16_0.8``, see `remat.zoo`), instead of solving; with a budget that is promised instead of
-            the plan's own.
-        optimizer: whose state counts from the first step on: a `torch.optim.Optimizer`, a name (``adam``), or a size;
-            None counts none, which is right for plain SGD only.
-        accumulate: gradients of earlier steps exist while a step runs (gradient accumulation, or
-            ``zero_grad(set_to_none=False)``).
+        plan: the plan to follow instead of solving: a file that ``plan.save`` wrote, the plan of another module, or one
+            that comes with remat (``zoo:resnet50_b16_0.8``, see `remat.zoo`). A budget replaces the plan's own.
+        optimizer: whose state is counted: a `torch.optim.Optimizer`, a name (``adam``) or a size; None counts none,
+            which is right for plain SGD only.
+        accumulate: count gradients of earlier steps, which exist while a step runs under gradient accumulation or
+            ``zero_grad(set_to_none=False)``.
         scope: of plans: ``free`` may reorder operations, ``fixed_order`` and ``staged`` keep the order of first runs.
         time_limit_s, seed, threads: of the solver.
         gpu: of ``cost="roofline"``; by default the device at hand.
-        implementations: ``joint`` chooses, together with what to recompute, how each call runs (MONeT): backward
-            passes from the output, packed masks, small pooling indices, in place, other convolution algorithms
-            (`remat.torch.implementations`). Gradients are then the plain model's to rounding; ``exact`` chooses only
-            among implementations that give its bits.
-        verify: run steps on the sample arguments and measure the peak, `measured_peak_bytes`; while it exceeds the
-            budget (Inductor), plan again with as much less. Gradients, buffers and random numbers stay as they are.
+        implementations: ``default``; or ``joint``, to choose also how each call runs, with gradients equal to rounding;
+            or ``exact``, to choose only among implementations that give the default's bits.
+        verify: run steps on the sample arguments to measure `measured_peak_bytes`; while it exceeds the budget, plan
+            again with less. Gradients, buffers and random numbers stay as they are.
         cache_folder: of measurements of operations; by default ``$REMAT_CACHE`` or ``~/.cache/remat``.
         operators: the earlier name of `implementations`; it still works, with a warning.
 
     Raises:
         InvalidInput: (a ValueError) no plan within the budget was found; the model does not compile into one graph; an
-            option is wrong; a plan was made for something else.
-        MissingPackage: this PyTorch is newer than any that was tested, and a plan changes what a small step computes.
+            option is wrong; a plan was made for another step.
+        MissingPackage: this PyTorch is newer than any tested one, and a plan changes the results of a small step.
     """
-    _check(model, sample_args, backend)
+    _check(model, sample_args, backend, gpu, cost, cache_folder)
     given_plan, plan = plan, zoo.resolved(plan)
     check_options(budget, plan, strategy, scope, cost, time_limit_s)
     if operators is not None:
         warn("operators= is called implementations= now", FutureWarning)
         implementations = operators
     implementations = _implementations(implementations, backend, plan)
-    if gpu is not None and cost != "roofline":
-        raise InvalidInput(f"gpu={gpu!r} is of cost='roofline'; cost={cost!r} does not look at it")
-    if not isinstance(cache_folder, (str, os.PathLike, type(None))):
-        raise InvalidInput(f"cache_folder must be the path of a folder, not {cache_folder!r:.60}")
     kwargs = keywords(sample_kwargs)
     strategy, scope = str(strategy), str(parse_scope(scope))
     device = device_of(model, (sample_args, kwargs))
@@ -117,7 +108,7 @@ def rematerialize(
     step = captured_step(model, sample_args, kwargs, backend, implementations)
     inputs = describe_inputs((sample_args, kwargs))
 
-    def state_bytes() -> int:  # what is trained may change from step to step
+    def state_bytes() -> int:  # counted at each step, because the set of trained parameters may change
         return _optimizer.state_bytes(optimizer, model.parameters())
 
     def beside(training_graph: TrainingGraph) -> dict[str, int]:
@@ -136,21 +127,21 @@ def rematerialize(
     promised = None if budget is None else parse_budget(budget, planner.plain)
     if plan is not None:
         try:
-            made = planner.take(plan, step, inputs, promised)
+            step_plan = planner.take(plan, step, inputs, promised)
         except InvalidPlan as error:
             raise zoo.named(error, given_plan) from None
     else:
         assert promised is not None
         planner.budget_bytes = promised
-        made = planner.plan(step, inputs)
-    module = Rematerialized(model, planner, made, backend, accumulate)
+        step_plan = planner.plan(step, inputs)
+    module = Rematerialized(model, planner, step_plan, backend, accumulate)
     return _verified(module, sample_args, kwargs, step, inputs) if verify else module
 
 
 def _verified(
     module: Rematerialized, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: CapturedStep, inputs: str
 ) -> Rematerialized:
-    """The module with `measured_peak_bytes`, planned anew while that exceeds the budget."""
+    """The module with its `measured_peak_bytes`; planned again while these exceed the budget."""
     planner = module._planner
     promised, measured = planner.budget_bytes, 0
     for _ in range(MOST_PLANS):
@@ -158,35 +149,39 @@ def _verified(
             planner.budget_bytes -= measured - promised
             planner.plans.clear()
             try:
-                made = replace(planner.plan(step, inputs), budget_bytes=promised)
-            except InvalidInput:  # of a smaller budget, which is not the caller's
+                step_plan = replace(planner.plan(step, inputs), budget_bytes=promised)
+            except InvalidInput:  # its message names a smaller budget than the caller's
                 break
-            module = Rematerialized(module.model, planner, made, module._backend, module._accumulates)
+            module = Rematerialized(module.model, planner, step_plan, module._backend, module._accumulates)
         measured = there_before(module.plan) + peak_of_step(module, args, kwargs, planner.device)
         module.__dict__["measured_peak_bytes"] = measured
         if measured <= promised:
             return module
-    instead = "" if module._backend == "eager" else ", or backend='eager', whose peak is what was predicted"
+    instead = "" if module._backend == "eager" else ", or backend='eager', whose peak is the predicted one"
     raise InvalidInput(
-        f"a step needs {format_size(measured)} where {format_size(module.predicted_peak_bytes)} were predicted, more "
-        f"than the budget of {format_size(promised)}, and no other plan was found; give a larger budget{instead}"
+        f"a step needs {format_size(measured)} ({format_size(module.predicted_peak_bytes)} were predicted), more than "
+        f"the budget of {format_size(promised)}, and no other plan was found; give a larger budget{instead}"
     )
 
 
-def _check(model: Any, sample_args: Any, backend: str) -> None:
+def _check(model: Any, sample_args: Any, backend: str, gpu: str | None, cost: str, cache_folder: Any) -> None:
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if any(isinstance(module, Rematerialized) for module in model.modules()):
-        raise InvalidInput("the model is rematerialized already, or a part of it is; pass the plain .model")
+        raise InvalidInput("the model or a part of it is rematerialized already; pass the plain .model")
     if not isinstance(sample_args, tuple):
         raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
     _aot.check_that_calls_are_compiled()
     if backend not in _aot.BACKENDS:
         raise unknown_name("backend", backend, _aot.BACKENDS)
+    if gpu is not None and cost != "roofline":
+        raise InvalidInput(f"gpu={gpu!r} is of cost='roofline'; cost={cost!r} does not use it")
+    if not isinstance(cache_folder, (str, os.PathLike, type(None))):
+        raise InvalidInput(f"cache_folder must be the path of a folder, not {cache_folder!r:.60}")
 
 
 def _implementations(implementations: str, backend: str, plan: Any) -> str:
-    """Which implementations there are to choose from: those asked for, or those that a given plan chooses from."""
+    """The implementations to choose from: those asked for, or those of a given plan."""
     if implementations not in CHOICES:
         raise unknown_name("implementations", str(implementations), CHOICES)
     if isinstance(plan, StepPlan):
@@ -209,25 +204,25 @@ def _plain_peak(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], planner: Planner, step: CapturedStep,
     *, may_run: bool,
 ) -> Peaks:  # fmt: skip
-    """Peak of the model's own step: everything that is always there, and what the step makes.
+    """Peak of the model's own step, everything that is always there included.
 
     Args:
-        may_run: the step may be executed where there is no other way to know.
+        may_run: the step may be executed if its peak cannot be known otherwise.
     """
     fixed_bytes = step.graph.fixed_bytes + sum(planner.beside(step.training_graph).values())
     outside = loss_bytes(step.training_graph)
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        # Without contents these layers run unrolled, which needs other memory than their kernels.
+        # Without contents these layers run unrolled, and need other memory than their kernels.
         if not may_run:
-            return Peaks(None, "it has a recurrent layer, so it would have to be run")
+            return Peaks(None, "the model has a recurrent layer, so that a step would have to run")
         return Peaks(fixed_bytes + peak_of_step(model, args, kwargs, planner.device) + outside)
     try:
         plain = plain_step(model, args, kwargs, outside)
-    except Exception as error:  # a model may do what fake tensors do not support, though it compiles
+    except Exception as error:  # fake tensors do not support everything that compiles
         text = (str(error).strip().splitlines() or [""])[0][:160]
         return Peaks(None, f"the model does not run on tensors without contents ({type(error).__name__}: {text})")
     calls = plain.graph(planner.name)
-    # What planning will ask for is measured along: a process that measures takes seconds to start.
+    # Measure also the operations of the plan: the process that measures takes seconds to start.
     other = tuple(replace(op, inputs=(), outputs=()) for op in step.graph.every_implementation().operations)
     both = Graph(planner.name, (*calls.operations, *other), ())
     sizes = profile_workspaces(both, planner.cache_folder, planner.device)[0][: len(calls)]

@@ -1,4 +1,4 @@
-"""One small step under a plan against the plain step, with a PyTorch that is newer than any that was tested."""
+"""Compare one small step under a plan with the plain step, for a PyTorch that is newer than any tested one."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SIZE = 12  # of the batch and of every layer
 def check_untested_version(device: str) -> None:
     """Refuse an untested PyTorch under which a plan changes results; a tested one is not checked.
 
-    The check runs once for each version of PyTorch, content of remat and kind of device, with a warning. Its verdict is
-    kept in the user's cache.
+    The check runs once for each version of PyTorch, content of remat and kind of device, with a warning. The user's
+    cache keeps its verdict.
 
     Raises:
         MissingPackage: results differ, or the step fails.
@@ -47,8 +47,8 @@ def check_untested_version(device: str) -> None:
         _keep(path, {**provenance, "differing": differing})
         if not differing:
             warn(
-                f"{_version.newer()}; one small step under a plan gave the bits of the plain step, which is remembered "
-                "and all that was checked"
+                f"{_version.newer()}; one small step under a plan gave the bits of the plain step (nothing else was "
+                "checked, and this result is remembered)"
             )
     if differing:
         named = ", ".join(map(str, differing[:3])) + (", ..." if len(differing) > 3 else "")
@@ -58,7 +58,7 @@ def check_untested_version(device: str) -> None:
 def differing_results(device: str) -> list[str]:
     """Names of the gradients, buffers and other results in which a step under a plan differs from the plain step.
 
-    The plan computes again all that it may. The model has linear layers, batch norm and dropout.
+    The plan recomputes everything that it may. The model has linear layers, batch norm and dropout.
     """
     devices = [torch.cuda.current_device()] if device == "cuda" else []
     with torch.random.fork_rng(devices), torch.enable_grad():
@@ -83,7 +83,7 @@ def _results(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
 
 def _recomputing(model: nn.Module, x: Tensor, device: str) -> Rematerialized:
-    """The model under a plan that saves nothing which it can compute again; nothing is solved or measured."""
+    """The model under a plan that saves nothing that it can recompute; nothing is solved or measured."""
     planner = Planner(
         name="self-check", budget_bytes=0, strategy="", scope="free", cost="flops", gpu=load_gpu("cpu"), device=device,
         time_limit_s=0.0, seed=0, threads=1, cache_folder=default_cache(), plain=Peaks(None, ""),
@@ -94,9 +94,9 @@ def _recomputing(model: nn.Module, x: Tensor, device: str) -> Rematerialized:
     graph, fixed = planner.with_everything_resident(step)
     plan = Plan.from_order(graph, order_with(graph, set()))
     fingerprint = fingerprint_of(graph, "torch", VERSION, inputs)
-    made = StepPlan(plan, graph, fingerprint, "self-check", None, None, fixed, "")
-    planner.plans[fingerprint.sha256] = made
-    return Rematerialized(model, planner, made, "eager")
+    step_plan = StepPlan(plan, graph, fingerprint, "self-check", None, None, fixed, "")
+    planner.plans[fingerprint.sha256] = step_plan
+    return Rematerialized(model, planner, step_plan, "eager")
 
 
 def _keep(path: Path, record: dict[str, object]) -> None:

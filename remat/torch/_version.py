@@ -13,7 +13,7 @@ OLDEST, NEWEST = (2, 11), (2, 15)
 
 
 def is_untested() -> bool:
-    """Whether this PyTorch is newer than any that was tested."""
+    """Whether this PyTorch is newer than any tested one."""
     return _installed() > NEWEST
 
 
@@ -27,12 +27,12 @@ def refuse_old() -> None:
 
 
 def newer_fails(how: str) -> MissingPackage:
-    """The error of a PyTorch that is newer than any that was tested, and does not work; `how` it fails."""
+    """The error for a PyTorch that is newer than any tested one and does not work; `how` says how it fails."""
     return MissingPackage(f"{newer()}, and {how}: pip install 'torch<{NEWEST[0]}.{NEWEST[1] + 1}'")
 
 
 def newer() -> str:
-    """How messages about such a PyTorch begin."""
+    """The beginning of messages about such a PyTorch."""
     return f"PyTorch {torch.__version__} is newer than {_name(NEWEST)}, the newest that remat was tested with"
 
 

@@ -1,8 +1,8 @@
 """Other implementations of the calls of a captured step: a graph to choose from, and how each choice is executed.
 
-What exists is in `remat.torch.implementations`; here the forward and backward calls of a step that each of them
-stands for are found, and what it reads and makes is written down as values. Of implementations that stand for a chain
-of forward calls there is one, batch norm whose leaky ReLU is written over it: its parts are ways of single calls.
+`remat.torch.implementations` lists them. This module finds the forward and backward calls of a step that each of them
+replaces, and writes down as values what it reads and makes. Only one implementation replaces a chain of forward calls:
+batch norm with a leaky ReLU written over it. Its parts are implementations of single calls.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CHOICES = ("default", "exact", "joint")
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A tensor that only an implementation makes: the `index`-th of what it keeps of a call, for its backward call."""
+    """A tensor that only an implementation makes: the `index`-th that it keeps from a call for the backward call."""
 
     call: fx.Node
     index: int
@@ -44,29 +44,30 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How an operation is computed in one of its ways.
+    """How an operation is computed by one of its implementations.
 
     Attributes:
-        target: function to call with `args`: nodes of the captured graph, `Kept`, and plain values.
-        results: of a forward function, for each leading result the index of the call's result that it is; None if
-            the function returns just what the call does.
-        kept: what follows these.
-        vals: tensors without contents that the function returns; one tensor if it returns no tuple.
+        target: function to call with `args`: nodes of the captured graph, `_Part`, `Kept`, and plain values.
+        args: of `target`, by position.
+        vals: the function's results without contents; one tensor if it returns no tuple.
+        results: for each leading result of a forward function, the index of the equal result of the call; None if the
+            function returns the same as the call.
+        kept: the results that follow these.
         overwrites: argument that is written over, or None.
-        checks: the function only checks what it is given, so that a repetition is the call's own.
+        checks: the function only checks its arguments, so that a repetition runs the call itself.
     """
 
     target: Any
     args: tuple[Any, ...]
-    results: tuple[int, ...] | None
-    kept: tuple[Kept, ...]
     vals: Any
+    results: tuple[int, ...] | None = None
+    kept: tuple[Kept, ...] = ()
     overwrites: int | None = None
     checks: bool = False
 
 
 def with_implementations(step: CapturedStep, implementations: str) -> CapturedStep:
-    """The step with every implementation that applies; for ``exact``, that gives the default's bits."""
+    """The step with every implementation that applies; for ``exact``, with those that give the default's bits."""
     return step if implementations == "default" else _Finder(step, implementations == "exact").find()
 
 
@@ -83,7 +84,7 @@ class _Finder:
 
     def find(self) -> CapturedStep:
         for implementation in IMPLEMENTATIONS.values():
-            left_out = implementation.is_default or implementation.lossy or len(implementation.forward_kinds) > 1
+            left_out = implementation.is_default or len(implementation.forward_kinds) > 1
             if left_out or (self.exact and not implementation.exact):
                 continue
             for node, k in self.place.items():
@@ -103,33 +104,30 @@ class _Finder:
         devices = {t.device.type for t in tensors_of(val)}
         if not devices <= set(made.devices):
             return
-        forward = all_arguments(node.target, node.args, node.kwargs)
-        whole = not isinstance(val, torch.Tensor)
-        results = tuple(_Part(node, i) if whole else node for _, i in made.results)
+        has_parts = not isinstance(val, torch.Tensor)
+        results = tuple(_Part(node, i) if has_parts else node for _, i in made.results)
         kept = tuple(Kept(node, i, f"{node.name}.{name}") for i, name in enumerate(made.kept))
         backward = self._backward_of(made, node) if made.backward_kinds else None
         if made.backward_kinds and backward is None:
             return
-        calls = Calls(
-            (forward,), () if backward is None else (self._arguments(backward),), results, kept
-        )  # fmt: skip
+        backward_calls = () if backward is None else (_arguments(backward),)
+        calls = Calls((_arguments(node),), backward_calls, results, kept)
         if made.why_not(self._known(calls)):
             return
         vals = self._forward_vals(made, calls, val) if made.forward is not None else ()
         args = made.backward_arguments(calls) if made.backward_arguments is not None else ()
         if vals is None or any(isinstance(x, _Part) and _getitem(x) is None for x in tree_iter(args)):
             return
-        # What only the check in the forward function allows is tied to it by a value of no bytes.
+        # A value of no bytes ties the backward function to the check in the forward function that allows it.
         checks = made.forward is not None and made.backward is not None and made.family is Family.OUTPUT
         if made.forward is not None:
             self._add_forward(made, node, calls, vals, checks)
         if made.backward is not None and backward is not None:
-            reads = self._read(args) | ({self._token(node, made.name)} if checks else set())
-            outputs = self.step.graph.operations[self.place[backward]].outputs
-            self._add(backward, made.name, args, reads, outputs, None, (), made.backward, backward.meta["val"])
+            checked = [self._token(node, made.name)] if checks else []
+            self._add_backward(backward, made.name, made.backward, args, checked)
 
     def _attach_activated(self) -> None:
-        """Batch norm's backward call from the output of the leaky ReLU behind it (`batch_norm_leaky_relu`)."""
+        """Attach batch norm's backward from the output of the leaky ReLU that follows (`batch_norm_leaky_relu`)."""
         fused, alone = IMPLEMENTATIONS["batch_norm_leaky_relu"], IMPLEMENTATIONS["batch_norm_from_output"]
         for node, k in self.place.items():
             if self.step.graph.operations[k].kind != fused.forward_kinds[-1] or not isinstance(node.args[0], fx.Node):
@@ -139,26 +137,26 @@ class _Finder:
             if not isinstance(norm, fx.Node) or at is None or (at, alone.name) not in self.recipes:
                 continue
             backward = self._backward_of(alone, norm)
-            assert backward is not None  # its own way was attached
-            activation = all_arguments(node.target, node.args, node.kwargs)
-            own = all_arguments(norm.target, norm.args, norm.kwargs)
-            if fused.why_not(self._known(Calls((own, activation), (self._arguments(backward),)))):
+            assert backward is not None  # `alone` was attached to it
+            own, activation, differentiated = map(_arguments, (norm, node, backward))
+            if fused.why_not(self._known(Calls((own, activation), (differentiated,)))):
                 continue
-            asked = self._arguments(backward)[-1]
-            args = (backward.args[0], node, *own[1:3], _Part(norm, 2), activation[1], asked)
-            reads = self._read(args) | {self._token(norm, alone.name)}
-            outputs = self.step.graph.operations[self.place[backward]].outputs
-            self._add(backward, "batch_norm_from_leaky_relu", args, reads, outputs, None, (),
-                      batch_norm_backward_from_leaky_relu, backward.meta["val"])  # fmt: skip
+            args = (backward.args[0], node, *own[1:3], _Part(norm, 2), activation[1], differentiated[-1])
+            self._add_backward(backward, "batch_norm_from_leaky_relu", batch_norm_backward_from_leaky_relu, args,
+                               [self._token(norm, alone.name)])  # fmt: skip
+
+    def _add_backward(self, call: fx.Node, name: str, target: Any, args: tuple[Any, ...], checked: list[int]) -> None:
+        outputs = self.step.graph.operations[self.place[call]].outputs
+        self._add(call, name, Recipe(target, args, call.meta["val"]), checked, outputs)
 
     def _add_forward(self, made: TorchImplementation, node: fx.Node, calls: Calls, vals: Any, checks: bool) -> None:
         storage, args = self.step.storage[node], made.forward_arguments(calls)
         indices = tuple(i for _, i in made.results)
-        own = {v for v in tree_iter(storage) if isinstance(v, int)}
+        own = set(_ids(storage))
         outputs = [v for v in ([storage] if isinstance(storage, int) else [storage[i] for i in indices])
                    if isinstance(v, int)]  # fmt: skip
         operation = self.step.graph.operations[self.place[node]]
-        outputs += [v for v in operation.outputs if v not in own]  # what keeps its place in the order
+        outputs += [v for v in operation.outputs if v not in own]  # the token that keeps its place in the order
         for kept, val in zip(calls.kept, vals[len(indices) :] if calls.kept else (), strict=True):
             self.kept_vals[kept] = val
             outputs.append(self._extra(kept, storage_bytes(val)))
@@ -170,34 +168,34 @@ class _Finder:
             x = args[made.overwrites].meta["val"]
             first = tensors_of(node.meta["val"])[0]
             same = isinstance(overwrites, int) and self.values[overwrites].bytes == self.values[outputs[0]].bytes
-            # What the caller, or another backward pass over the same forward pass, may still read stays as it is.
+            # The caller, or another backward pass over the same forward pass, may still read these.
             source = self.step.graph.operations[self.step.graph.producer[overwrites]] if same else operation
             foreign = source.kind == END_KIND or source.is_backward != operation.is_backward
             if not same or foreign or x.stride() != first.stride() or x.dtype != first.dtype:
                 return
-        self._add(node, made.name, args, self._read(args), tuple(dict.fromkeys(outputs)), indices, calls.kept,
-                  made.forward, vals, overwrites, made.overwrites, checks)  # fmt: skip
+        recipe = Recipe(made.forward, args, vals, indices, calls.kept, made.overwrites, checks)
+        self._add(node, made.name, recipe, [], tuple(dict.fromkeys(outputs)), overwrites)
 
     def _add(
-        self, node: fx.Node, name: str, args: tuple[Any, ...], reads: set[int], outputs: tuple[int, ...],
-        results: tuple[int, ...] | None, kept: tuple[Kept, ...], target: Any, vals: Any,
-        overwrites: int | None = None, argument: int | None = None, checks: bool = False,
+        self, node: fx.Node, name: str, recipe: Recipe, checked: list[int], outputs: tuple[int, ...],
+        overwrites: int | None = None,
     ) -> None:  # fmt: skip
         k = self.place[node]
         operation = self.step.graph.operations[k]
         if (k, name) in self.recipes:
             return
-        known = {v for x in node.all_input_nodes for v in tree_iter(self.step.storage[x]) if isinstance(v, int)}
-        reads = reads | (set(operation.inputs) - known)  # what keeps its place in the order
-        side = "backward" if results is None else "forward"
-        flops = operation.work.flops if operation.work else None  # the other way does the same arithmetic, or less
-        implementation = Implementation(name, tuple(sorted(reads)), outputs, overwrites=overwrites,
-                             work=_work(f"{name}.{side}", args, vals, self._val, flops))  # fmt: skip
+        known = {v for x in node.all_input_nodes for v in _ids(self.step.storage[x])}
+        ordered = set(operation.inputs) - known  # the token that keeps its place in the order
+        reads = ordered.union(self._values(recipe.args), checked)
+        side = "backward" if recipe.results is None else "forward"
+        flops = operation.work.flops if operation.work else None  # the same arithmetic as by default, or less
+        work = _work(f"{name}.{side}", recipe.args, recipe.vals, self._val, flops)
+        implementation = Implementation(name, tuple(sorted(reads)), outputs, overwrites=overwrites, work=work)
         self.implementations.setdefault(k, []).append(implementation)
-        self.recipes[k, name] = Recipe(target, args, results, kept, vals, argument, checks)
+        self.recipes[k, name] = recipe
 
     def _backward_of(self, made: TorchImplementation, node: fx.Node) -> fx.Node | None:
-        """The backward call of a forward call: the one that reads its results, or else its input and weight."""
+        """The backward call of a forward call: it reads the call's results, or else its input and weight."""
         results = [self._identity(x) for x in (node, *node.users) if x is node or x.target is operator.getitem]
         candidates = [
             other for other, k in self.place.items()
@@ -216,16 +214,12 @@ class _Finder:
         return None
 
     def _identity(self, node: fx.Node) -> Any:
-        """The same for a tensor and its aliases, which backward calls read in its place."""
+        """An identity shared by a tensor and its aliases; backward calls may read an alias in its place."""
         value = self.step.storage[node]
         return (value, tuple(node.meta["val"].shape)) if isinstance(value, int) else node
 
-    @staticmethod
-    def _arguments(node: fx.Node) -> tuple[Any, ...]:
-        return all_arguments(node.target, node.args, node.kwargs)
-
     def _known(self, calls: Calls) -> Calls:
-        """The calls with contents of parameters where there are any: whether a weight is too small to divide by."""
+        """The calls with the contents of parameters, if known: they decide whether a weight can be divided by."""
 
         def known(x: Any) -> Any:
             primal = self.primals.get(x) if isinstance(x, fx.Node) else None
@@ -235,11 +229,11 @@ class _Finder:
         return Calls(forward, backward, calls.results, calls.kept)
 
     def _forward_vals(self, made: TorchImplementation, calls: Calls, val: Any) -> Any:
-        """What the forward function returns, without contents; None if it cannot be called so. The call makes `val`."""
+        """The forward function's results without contents; None if it cannot be called so. The call makes `val`."""
         args = tree_map(self._val, made.forward_arguments(calls), is_leaf=lambda x: isinstance(x, (fx.Node, _Part)))
         if made.overwrites is not None:
             return calls.forward[0][0].meta["val"] if len(made.results) == 1 else None
-        if made.family is Family.ALGORITHM:  # what the call makes; some of them go through a batch one by one
+        if made.family is Family.ALGORITHM:  # the same as the call; some would loop over the samples here
             return val
         mode = next((t.fake_mode for t in tensors_of(args) if isinstance(t, FakeTensor)), None)
         if mode is None:
@@ -255,19 +249,14 @@ class _Finder:
             return self.kept_vals[x]
         return x.meta["val"] if isinstance(x, fx.Node) else x
 
-    def _read(self, args: tuple[Any, ...]) -> set[int]:
-        return set(self._values(args))
-
     def _values(self, args: Any) -> Iterator[int]:
         for x in tree_iter(args):
             if isinstance(x, Kept):
                 yield self.extra[x]
             elif isinstance(x, _Part):
-                part = self.step.storage[x.node][x.index]
-                if isinstance(part, int):
-                    yield part
+                yield from _ids(self.step.storage[x.node][x.index])
             elif isinstance(x, fx.Node):
-                yield from (v for v in tree_iter(self.step.storage[x]) if isinstance(v, int))
+                yield from _ids(self.step.storage[x])
 
     def _extra(self, kept: Kept, size: int) -> int:
         if kept not in self.extra:
@@ -281,14 +270,23 @@ class _Finder:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A result of a call with several."""
+    """One result of a call that has several."""
 
     node: fx.Node
     index: int
 
 
+def _arguments(call: fx.Node) -> tuple[Any, ...]:
+    return all_arguments(call.target, call.args, call.kwargs)
+
+
+def _ids(storage: Any) -> Iterator[int]:
+    """Ids of the values in a part of `CapturedStep.storage`."""
+    return (v for v in tree_iter(storage) if isinstance(v, int))
+
+
 def _work(function: str, args: tuple[Any, ...], vals: Any, val: Callable[[Any], Any], flops: int | None) -> Work:
-    """What a function moves, and how it is called, for measurements."""
+    """The bytes that a function moves, and the signature of its call for measurements."""
     concrete = tree_map(val, args, is_leaf=lambda x: isinstance(x, (fx.Node, _Part, Kept)))
     read, made = tensors_of(concrete), tensors_of(vals)
     floats = [t.dtype for t in (*made, *read) if t.dtype.is_floating_point]
@@ -304,7 +302,7 @@ def _work(function: str, args: tuple[Any, ...], vals: Any, val: Callable[[Any], 
 def arguments_in(
     args: tuple[Any, ...], fetch: Callable[[fx.Node], fx.Node], hold: Callable[[Kept], fx.Node]
 ) -> tuple[Any, ...]:
-    """Arguments of a recipe with what nodes and kept tensors are in a graph that is being written."""
+    """Arguments of a recipe, with the nodes that hold them in the graph that is being written."""
 
     def of(x: Any) -> Any:
         if isinstance(x, Kept):
@@ -316,5 +314,5 @@ def arguments_in(
 
 
 def _getitem(part: _Part) -> fx.Node | None:
-    """The node of the captured graph that takes the part out."""
+    """The node of the captured graph that takes the part out of the call's results."""
     return next((x for x in part.node.users if x.target is operator.getitem and x.args[1] == part.index), None)

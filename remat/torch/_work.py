@@ -1,4 +1,4 @@
-"""What a traced ATen call does: arithmetic, bytes moved, and a signature to rebuild it from."""
+"""The work of a traced ATen call: arithmetic, bytes moved, and a signature from which to rebuild it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def tensors_of(structure: Any) -> list[torch.Tensor]:
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:
-    """Bytes that the allocator takes for the tensor's storage; CUDA's hands out blocks of 512."""
+    """Bytes that the allocator takes for the tensor's storage; CUDA's allocator rounds up to blocks of 512."""
     return _allocated(tensor.untyped_storage().nbytes(), tensor.device)
 
 
 def dense_bytes(tensor: torch.Tensor) -> int:
-    """Bytes that the allocator takes for a tensor of that shape and dtype, as a gradient of it."""
+    """Bytes that the allocator takes for a dense tensor of this shape and dtype, e.g. a gradient."""
     return _allocated(tensor.numel() * tensor.element_size(), tensor.device)
 
 

@@ -32,23 +32,23 @@ def build(
     """(model, sample arguments, loss) of a spec's factory; see `remat.torch.graphs.extract`.
 
     Args:
-        device: where parameters are made and initialised. On ``meta`` none are: tensors get addresses on the CPU but,
-            as nothing is ever written to them, no memory.
+        device: where parameters are made and initialised. On ``meta`` they are neither: tensors get addresses on the
+            CPU but no memory, because nothing is ever written to them.
     """
     if spec.dtype is not None and spec.dtype not in DTYPES:
         raise unknown_name("dtype", spec.dtype, DTYPES)
     options = dict(spec.options)
     loss = options.pop("loss", None)
-    taken = inspect.signature(factory).parameters
+    parameters = inspect.signature(factory).parameters
     offered = {"batch_size": spec.batch_size, "input_size": tuple(spec.input_size)}
-    options = {key: value for key, value in offered.items() if key in taken and value} | options
+    options = {key: value for key, value in offered.items() if key in parameters and value} | options
     check_options(spec, factory, options)
     try:
         with torch.device(device):
             made = factory(**options)
     except InvalidInput:
         raise
-    except (RuntimeError, NotImplementedError):  # e.g. .item() while it is built: then it needs real numbers
+    except (RuntimeError, NotImplementedError):  # building it needs real numbers, e.g. for .item()
         made = factory(**options)
     model, args, made_loss = _unpack(made, spec)
     dtype = None if spec.dtype is None else getattr(torch, spec.dtype)
@@ -60,7 +60,7 @@ def build(
 
 
 def loss_step(model: nn.Module, args: tuple[Any, ...], loss_fn: Loss | str | None) -> tuple[nn.Module, tuple[Any, ...]]:
-    """A module that computes the loss, and its arguments (those of the model, then the targets)."""
+    """A module that computes the loss, and its arguments: those of the model, then the targets."""
     if callable(loss_fn):
         return _Step(model, loss_fn, len(args)), args
     if loss_fn is not None and loss_fn not in LOSSES:
@@ -81,7 +81,7 @@ def loss_step(model: nn.Module, args: tuple[Any, ...], loss_fn: Loss | str | Non
 
 
 class _Step(nn.Module):
-    """The loss of a model's output; arguments beyond the model's are the loss function's."""
+    """The loss of a model's output; the loss function gets the arguments that follow the model's."""
 
     def __init__(self, model: nn.Module, loss_fn: Loss, n_args: int):
         super().__init__()
@@ -99,7 +99,7 @@ def _itself(output: Tensor) -> Tensor:
 
 
 def _first_tensor(output: Any) -> Tensor:
-    """The tensor that the default losses act on: the loss if the output has one, else its first."""
+    """The tensor that the default losses read: the output's loss if it has one, else its first tensor."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, dict):
@@ -108,11 +108,11 @@ def _first_tensor(output: Any) -> Tensor:
 
 
 def _output(model: nn.Module, args: tuple[Any, ...]) -> Tensor:
-    """Shape and dtype of the model's output, from fake tensors: no computation, the model unchanged."""
+    """The model's output as a fake tensor; nothing is computed and the model does not change."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fake = tree_map(lambda x: mode.from_tensor(x) if isinstance(x, Tensor) else x, args)
     try:
-        # Swapped in: under the mode alone, an in-place update of a real buffer is real.
+        # Replace the buffers, because under the mode alone an in-place update of a real buffer is real.
         with replaced_tensors(model, mode.from_tensor), mode, torch.no_grad():
             return _first_tensor(model(*fake))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -133,14 +133,14 @@ def replaced_tensors(model: nn.Module, replacement: Callable[[Tensor], Tensor]) 
 
     (`torch.func.functional_call` does not put back the buffers of a module that occurs twice.)
     """
-    made: dict[int, Tensor] = {}
+    replaced: dict[int, Tensor] = {}
     before = [(tensors, dict(tensors)) for m in model.modules() for tensors in module_tensors(m)]
     try:
         for tensors, old in before:
             for key, x in old.items():
                 if x is not None:
-                    made.setdefault(id(x), replacement(x))
-                    tensors[key] = made[id(x)]  # pyright: ignore[reportArgumentType]
+                    replaced.setdefault(id(x), replacement(x))
+                    tensors[key] = replaced[id(x)]  # pyright: ignore[reportArgumentType]
         yield
     finally:
         for tensors, old in before:
@@ -172,7 +172,7 @@ def _input(x: Any, dtype: torch.dtype | None) -> Any:
 
 
 def _real(x: Tensor) -> Tensor:
-    """A tensor of the same layout on the CPU; its pages are never touched, so it takes no memory."""
+    """A tensor of the same layout on the CPU; it takes no memory, because its pages are never touched."""
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
 
 

@@ -1,8 +1,8 @@
-"""Capture of a training step's graph of a step's forward and backward pass, through PyTorch's own compiler.
+"""Capture of the graph of a step's forward and backward pass, through PyTorch's own compiler.
 
-AOT autograd runs as a `torch.compile` backend with a partition function of ours. That function receives the
-functionalised training graph at compile time, under fake tensors, and ends the compilation there: nothing is
-computed and no activation is allocated. docs/decisions/0004-training-graphs-from-pytorch.md says why this route.
+AOT autograd runs as a `torch.compile` backend with our partition function. This function receives the functionalised
+training graph at compile time, under fake tensors, and ends the compilation there: nothing is computed and no
+activation is allocated. docs/decisions/0004-training-graphs-from-pytorch.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ class TrainingGraph:
 
     Attributes:
         module: functionalised forward and backward; its placeholders are `primals_*`, then `tangents_*`.
-        n_forward_outputs: that many leading outputs belong to the forward pass; the first
-            `n_mutations` of them are the new contents of mutated buffers.
+        n_forward_outputs: number of leading outputs that belong to the forward pass; the first `n_mutations` of them
+            are the new contents of mutated buffers, the next one is the loss or the module's first output.
         mutated: [n_mutations] index into `primals` of the buffer that each of these outputs updates.
-        primals: the tensors that the `primals_*` placeholders stand for: parameters, buffers, inputs.
-        loss_output: index of the loss, or of the module's first output, among the outputs.
+        primals: the tensors of the `primals_*` placeholders: parameters, buffers, inputs.
     """
 
     module: fx.GraphModule
@@ -62,15 +61,11 @@ class TrainingGraph:
 
     @property
     def tangents(self) -> tuple[fx.Node, ...]:
-        """The placeholders of the gradients of outputs, which the backward pass starts from."""
+        """The placeholders of the outputs' gradients, with which the backward pass starts."""
         return tuple(n for n in self.module.graph.find_nodes(op="placeholder") if n.name.startswith("tangents"))
 
     @property
     def n_mutations(self) -> int:
-        return len(self.mutated)
-
-    @property
-    def loss_output(self) -> int:
         return len(self.mutated)
 
     @property
@@ -84,7 +79,7 @@ Backend = Callable[[fx.GraphModule, Sequence[Any], Partition], Callable[..., Any
 
 
 class _Captured(Exception):
-    """Ends the compilation once the training graph is there."""
+    """Ends the compilation once the training graph is captured."""
 
 
 def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) -> TrainingGraph:
@@ -94,13 +89,13 @@ def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) 
         InvalidInput: the step cannot be captured in one graph, or nothing in it needs a gradient.
     """
     training_graph = capture_module(step, args, {})
-    # What a step assigns to attributes comes out behind the loss; only the loss may be differentiated.
+    # Tensors that a step assigns to attributes are outputs after the loss; only the loss may be differentiated.
     differentiated = [_private.differentiated_output(n).idx for n in training_graph.tangents]
-    if differentiated != [0] or _numel(training_graph.outputs[training_graph.loss_output]) != 1:
-        loss = training_graph.outputs[training_graph.loss_output]
+    loss = training_graph.outputs[training_graph.n_mutations]
+    if differentiated != [0] or loss is None or loss.meta["val"].numel() != 1:
         made = "nothing" if loss is None else f"a tensor of shape {list(loss.meta['val'].shape)}"
         raise InvalidInput(
-            f"the training step must return one scalar loss, and returns {made}; give a loss_fn that makes a scalar"
+            f"the training step must return one scalar loss, but returns {made}; give a loss_fn that makes a scalar"
         )
     return training_graph
 
@@ -111,7 +106,7 @@ def capture_module(
     """The training graph of ``module(*args, **kwargs)`` and the backward pass from its outputs. Nothing is executed.
 
     Args:
-        backend: that the step will be executed by, if not by eager kernels.
+        backend: that will execute the step, if not eager kernels.
 
     Raises: as `capture`.
     """
@@ -135,18 +130,18 @@ def capture_module(
         except _Captured:
             pass
     if "joint" not in found:
-        raise InvalidInput("nothing in the model needs a gradient: set requires_grad on what shall be trained")
+        raise InvalidInput("nothing in the model needs a gradient: set requires_grad on the parameters to train")
     return found["joint"]
 
 
 def eager_backend(
     graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition, compiler: Any = None
 ) -> Callable[..., Any]:
-    """Trace the training graph of what Dynamo captured and split it; its calls are those of eager mode.
+    """Trace the training graph of a graph that Dynamo captured, and split it; its calls are those of eager mode.
 
     Args:
         partition: (training graph, number of forward outputs) -> (forward graph, backward graph).
-        compiler: of both, (graph, inputs) -> callable; by default they stay graphs.
+        compiler: of both graphs, (graph, inputs) -> callable; by default they stay graphs.
     """
 
     def partition_fn(training_graph: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
@@ -155,7 +150,7 @@ def eager_backend(
 
     compiler = compiler or _unused
     # Operators that eager mode differentiates as a whole stay whole: PyTorch registers other formulas for tracing.
-    # Others, which eager mode makes of in-place operations, are made of operations that leave the same layouts.
+    # Others, which eager mode builds from in-place operations, are built from operations that give the same layouts.
     with _private.kernels_instead({**dict.fromkeys(_whole_operators()), **_LAID_OUT}):
         return _private.aot_autograd(
             fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition_fn, decompositions=_AS_IN_EAGER_MODE
@@ -176,12 +171,12 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
     """Dropout as eager mode computes it on a CPU, where its rounding differs from the fused operator's."""
     if x.device.type != "cpu" or not train or p == 0:
         return NotImplemented
-    if p == 1:  # nothing is drawn
+    if p == 1:  # no draw
         nothing = aten.zeros.default([], dtype=x.dtype, device=x.device)
         return aten.mul.Tensor(x, nothing), nothing
     exact = np.float32 if x.dtype is torch.float32 else np.float64
     if x.dtype in (torch.float32, torch.float64) and exact(1) / exact(1 - p) == exact(1 / (1 - p)):
-        return NotImplemented  # the same, in one operation
+        return NotImplemented  # one operation gives the same bits
     noise = aten.div.Scalar(bernoulli_like(x, 1 - p), 1 - p)
     return aten.mul.Tensor(x, noise), noise
 
@@ -208,9 +203,9 @@ _LAID_OUT = {
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """The compiler's settings under which steps are captured and executed; layouts are those of the kernels.
+    """The compiler's settings for capturing and executing steps; layouts are those of the kernels.
 
-    `replace_recurrent` sees to the recurrent layers that the settings let through.
+    The settings let recurrent layers through; `replace_recurrent` replaces them.
     """
     with _private.compiler_settings(MOST_GRAPHS), layouts_of_kernels():
         yield
@@ -218,7 +213,7 @@ def settings() -> Iterator[None]:
 
 @contextmanager
 def refusals(what: str) -> Iterator[None]:
-    """What the compiler refuses becomes an `InvalidInput` of one line.
+    """Turn a refusal of the compiler into an `InvalidInput` of one line, which begins with `what`.
 
     Raises:
         InvalidInput: the step cannot be captured in one graph.
@@ -244,15 +239,16 @@ def refusals(what: str) -> Iterator[None]:
 
 
 def read_training_graph(module: fx.GraphModule, n_forward_outputs: int, primals: tuple[Any, ...]) -> TrainingGraph:
-    """A training graph as a partition function receives it; the graph is changed in place (see below).
+    """The training graph that a partition function received, changed in place to follow eager mode.
 
     Raises:
-        InvalidInput: arguments share memory in a way that the compiler handles by views of a common base.
+        InvalidInput: arguments overlap in memory, so that the compiler makes them views of a common base.
     """
     if any(map(_private.is_view_base, module.graph.find_nodes(op="placeholder"))):
         raise InvalidInput("arguments that overlap in memory are modified in place; pass copies of them")
     _drop_unread_statistics(module)
-    training_graph = TrainingGraph(module, n_forward_outputs, _mutated(module), primals)
+    mutated = map(_private.mutated_input, _private.descriptions_of_outputs(module.graph))
+    training_graph = TrainingGraph(module, n_forward_outputs, tuple(i for i in mutated if i is not None), primals)
     if torch.is_autocast_cache_enabled():
         places, gradients = training_graph.places, training_graph.outputs[n_forward_outputs:]
         cast_once(module.graph, {places[i]: gradient for i, gradient in enumerate(gradients) if gradient is not None})
@@ -264,20 +260,15 @@ def _unused(module: fx.GraphModule, _inputs: Any) -> Any:
     return module
 
 
-def _numel(node: fx.Node | None) -> int:
-    return 0 if node is None else node.meta["val"].numel()
-
-
 def _reason(error: BaseException) -> str:
-    """What the compiler complains of: its headline, and why if it says that."""
+    """The compiler's headline, and its reason if it gives one."""
     headline, why = _one_line(error), _why(error)
     return f"{headline} ({why})" if why else headline
 
 
 def _why(error: BaseException) -> str:
     """The error that the model raised if there is one, else the compiler's explanation."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    headline = _one_line(error)
+    lines, headline = _lines(error), _one_line(error)
     errors = re.findall(r"got (\w+(?:Error|Exception)\(.*)", str(error))
     errors += [line for line in lines if re.search(r"\w(Error|Exception)\b", line) and line != headline]
     explained = (line.removeprefix("Explanation:").strip() for line in lines if line.startswith("Explanation:"))
@@ -286,18 +277,15 @@ def _why(error: BaseException) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:200] if lines else type(error).__name__
+    return next(iter(_lines(error)), type(error).__name__)[:200]
 
 
-def _mutated(module: fx.GraphModule) -> tuple[int, ...]:
-    """Indices of the primals that the leading outputs update, from the outputs' descriptions."""
-    mutated = map(_private.mutated_input, _private.descriptions_of_outputs(module.graph))
-    return tuple(i for i in mutated if i is not None)
+def _lines(error: BaseException) -> list[str]:
+    return [line.strip() for line in str(error).splitlines() if line.strip()]
 
 
 def _drop_unread_statistics(module: fx.GraphModule) -> None:
-    """Batch norm's backward is handed the running statistics but reads them in eval mode only."""
+    """Take the running statistics from calls of batch norm's backward, which reads them in eval mode only."""
     for node in module.graph.nodes:
         at = _TRAIN_FLAG.get(getattr(getattr(node.target, "overloadpacket", None), "__name__", ""))
         if node.op == "call_function" and at is not None and node.args[at]:

@@ -1,9 +1,9 @@
 """Floating-point operations of ATen operators from shapes alone; 2 per multiply-add.
 
 Matrix products, convolutions and attention follow the conventions of PyTorch's own counter
-(`torch.utils.flop_counter`), which counts nothing else: no bias additions, and the matrix products
-that fused attention's backward recomputes. The rest is counted by element with the small factors
-below, one per arithmetic operation or transcendental; operators that only move data cost 0.
+(`torch.utils.flop_counter`), which counts nothing else: it leaves out bias additions, and it counts the matrix products
+that fused attention's backward recomputes. All other operators are counted by element with the small factors below, one
+per arithmetic operation or transcendental; operators that only move data cost 0.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _matmul_add(args: Sequence[Any], out: Sequence[Shape]) -> int:
 
 
 def _conv(x: Shape, weight: Shape, out: Shape, transposed: bool) -> int:
-    """2 x positions x weight elements; positions are those of the smaller end of a transposed one."""
+    """2 x positions x weight elements; a transposed convolution has the positions of its input."""
     return 2 * x[0] * prod((x if transposed else out)[2:]) * prod(weight)
 
 
@@ -72,7 +72,7 @@ def _convolution(args: Sequence[Any], out: Sequence[Shape]) -> int:
 
 
 def _convolution_backward(args: Sequence[Any], _out: Sequence[Shape]) -> int:
-    """As much as the forward for each of input and weight gradient that is asked for."""
+    """The forward's FLOPs for each of input and weight gradient that is asked for."""
     grad, x, weight, transposed, mask = args[0].shape, args[1].shape, args[2].shape, args[7], args[10]
     return _conv(x, weight, grad, transposed) * (bool(mask[0]) + bool(mask[1]))
 
@@ -101,7 +101,6 @@ for _kernel in ("flash", "efficient", "cudnn", "fused_overrideable"):
     for _suffix in ("", "_for_cpu"):
         _COUNTED[f"_scaled_dot_product_{_kernel}_attention{_suffix}"] = _sdpa
         _COUNTED[f"_scaled_dot_product_{_kernel}_attention{_suffix}_backward"] = _sdpa_backward
-_COUNTED["_scaled_dot_product_flash_attention_for_cpu_backward"] = _sdpa_backward
 
 
 def _recurrent(weights: Iterable[Any], data: Shape) -> int:
@@ -110,7 +109,7 @@ def _recurrent(weights: Iterable[Any], data: Shape) -> int:
 
 
 def is_counted(kind: str) -> bool:
-    """Whether operators of this kind (``aten.mm``) are what PyTorch's counter counts."""
+    """Whether PyTorch's counter counts operators of this kind (``aten.mm``)."""
     return kind.removeprefix("aten.") in _COUNTED
 
 
@@ -121,7 +120,7 @@ def flops(
 
     Args:
         name: operator without namespace and overload, e.g. ``convolution_backward``.
-        args: its positional arguments, tensors being anything with a ``shape``.
+        args: its positional arguments; a tensor is anything with a ``shape``.
         inputs: shapes of its tensor inputs, in order.
         outputs: shapes of its tensor outputs, in order.
         tags: PyTorch's tags of the operator; ``pointwise`` is one per output element, ``reduction``

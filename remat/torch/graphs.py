@@ -1,9 +1,8 @@
-"""Graphs of PyTorch models: the graph of a step's forward and backward pass of a training step.
+"""Graphs of PyTorch models: one training step, forward and backward pass.
 
-A graph's values are the storages that the step creates: activations, gradients (kept: they are there
-when the step ends) and the loss. `fixed_bytes` holds parameters, buffers, inputs and targets.
-Gradients that exist before the step and optimizer state do not exist when a graph is extracted and
-are not counted.
+A graph's values are the storages that the step creates: activations, gradients (kept to the end of the step) and the
+loss. `fixed_bytes` counts parameters, buffers, inputs and targets. It does not count gradients from before the step and
+optimizer state, which do not exist when a graph is extracted.
 """
 
 from __future__ import annotations
@@ -26,12 +25,11 @@ from remat.torch.step_graph import CapturedStep, graph_of
 def extract(spec: ModelSpec) -> Graph:
     """The training graph of the model that ``spec.target`` builds; costs are 0.
 
-    The factory is called with ``spec.options``, and with ``batch_size`` and ``input_size`` if it takes
-    them. It returns a module, ``(module, sample_args)`` or ``(module, sample_args, loss_fn)``; with
-    a module alone the input is one float tensor (batch, *input_size). The option ``loss`` is not
-    the factory's: it is `training_graph_of`'s `loss_fn` by name. Parameters, buffers and inputs keep the types that the
-    factory gave them unless ``spec.dtype`` names another. Parameters get no memory and no initial
-    values where the factory can be run on the meta device.
+    The factory is called with ``spec.options``, and with ``batch_size`` and ``input_size`` if it takes them. It returns
+    a module, ``(module, sample_args)`` or ``(module, sample_args, loss_fn)``; for a module alone the input is one float
+    tensor (batch, *input_size). The factory does not get the option ``loss``: it names `training_graph_of`'s `loss_fn`.
+    Parameters, buffers and inputs keep the factory's types unless ``spec.dtype`` names another. If the factory can run
+    on the meta device, parameters get no memory and no initial values.
 
     Raises:
         InvalidInput: the factory, its options or its model cannot be used.
@@ -46,11 +44,11 @@ def training_graph_of(
     """The graph of one training step of `model`, forward and backward pass. Nothing is computed.
 
     Args:
-        model: in the mode (train or eval) and with the `requires_grad` flags it will be run with.
+        model: in the mode (train or eval) and with the `requires_grad` flags of later runs.
         sample_args: positional arguments of the model; only shapes, dtypes and devices matter.
-        loss_fn: makes a scalar of the model's output; or ``mean``, ``cross_entropy`` or ``bce`` (the
-            last two against targets that count as inputs). By default an output that is a scalar
-            or has a ``loss`` is the loss, (batch, classes) takes ``cross_entropy``, others ``mean``.
+        loss_fn: computes a scalar from the model's output; or ``mean``, ``cross_entropy`` or ``bce`` (the last two
+            against targets that count as inputs). By default a scalar output, or the ``loss`` in the output, is the
+            loss; outputs (batch, classes) take ``cross_entropy``, others ``mean``.
 
     Raises:
         InvalidInput: the step cannot be captured as one graph, or needs no gradient.
@@ -61,7 +59,7 @@ def training_graph_of(
 def captured_step(
     model: nn.Module, sample_args: tuple[Any, ...], *, name: str, loss_fn: Callable[..., Tensor] | str | None = None
 ) -> CapturedStep:
-    """As `training_graph_of`, with the traced calls behind every operation, for executing plans."""
+    """As `training_graph_of`, with the traced calls of every operation, for executing plans."""
     if not isinstance(sample_args, tuple):
         raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
     step, args = build.loss_step(model, sample_args, loss_fn)
@@ -70,12 +68,12 @@ def captured_step(
 
 
 def remember(step: CapturedStep, graph: Graph) -> None:
-    """Let `step_behind` find `step` for its graph with costs and workspaces, `graph`, while the step lives."""
+    """Let `step_behind` find `step` by `graph`, its graph with costs and workspaces, while the step lives."""
     _behind[graph.sha256()] = step
 
 
 def step_behind(graph: Graph) -> CapturedStep | None:
-    """The captured step that `graph` was made from in this process; None if there is none (any more)."""
+    """The captured step of `graph` in this process; None if it does not exist (any more)."""
     return _behind.get(graph.sha256())
 
 

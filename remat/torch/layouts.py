@@ -1,8 +1,8 @@
-"""Memory that PyTorch's CPU kernels make where its tensors without contents say otherwise.
+"""Layouts and storages of the results of PyTorch's CPU kernels, where fake tensors have others.
 
-A step is captured on tensors without contents. Where such a tensor has another memory layout than the kernel's result,
+A step is captured on tensors without contents. If such a tensor has another memory layout than the kernel's result,
 the trace makes copies that eager mode does not make, or leaves some out, and workspaces are measured on the wrong
-layout. Where it has a smaller storage, a plan counts too little. The rules below were found by comparing both for all
+layout. If its storage is smaller, a plan counts too few bytes. The rules below come from comparing both for all
 operators of PyTorch's own test samples, on inputs in several layouts.
 """
 
@@ -15,28 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remat.torch._private import (
-    FakeTensorMode,
-    corrected_fakes,
-    gradients_without_holes,
-    suggest_memory_format,
-    tree_iter,
-)
+from remat.torch._private import FakeTensorMode, corrected_fakes, gradients_without_holes, suggest_memory_format
+from remat.torch._work import tensors_of
 
 aten = torch.ops.aten
-Rule = Callable[..., Any]  # (what PyTorch says, arguments of the call) -> what the kernel makes, without contents
+Rule = Callable[..., Any]  # (PyTorch's fake result, arguments of the call) -> a fake result like the kernel's
 
 
 @contextmanager
 def layouts_of_kernels() -> Iterator[None]:
-    """Let tensors without contents have the layouts and storages of what kernels make."""
+    """Let tensors without contents have the layouts and storages of the kernels' results."""
     with corrected_fakes(_as_kernels_make), gradients_without_holes():
         yield
 
 
 def _as_kernels_make(mode: FakeTensorMode, func: Any, args: Any, made: Any) -> Any:
     rule = _RULES.get(func)
-    if rule is None or any(x.device.type != "cpu" for x in tree_iter(args) if isinstance(x, Tensor)):
+    if rule is None or any(x.device.type != "cpu" for x in tensors_of(args)):
         return made
     with mode:
         return rule(made, *args)
@@ -51,7 +46,7 @@ def _contiguous(made: Any, *_args: Any) -> Any:
 
 
 def _as_input(position: int) -> Rule:
-    """The first result is contiguous, or has the channels last if that input has."""
+    """The first result is contiguous, or has channels last if the input at `position` has."""
 
     def rule(made: Any, *args: Any) -> Any:
         first = made[0] if isinstance(made, tuple) else made
@@ -66,7 +61,7 @@ def _as_input(position: int) -> Rule:
 
 
 def _elementwise(made: Tensor, *args: Any) -> Tensor:
-    """As a sum of the tensors, whose layout PyTorch knows; with a number it is as PyTorch says."""
+    """The layout of the tensors' sum, which PyTorch knows; with a number PyTorch's fake result is right."""
     tensors = [x for x in args if isinstance(x, Tensor)]
     if len(tensors) < 2:
         return made
@@ -82,7 +77,7 @@ def _layer_norm(made: Any, _x: Tensor, _shape: Any, weight: Tensor | None, *_arg
 
 
 def _roll(made: Tensor, x: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
-    """It joins two parts in each dimension; without dimensions it rolls a flat copy."""
+    """The kernel joins two parts in each dimension; without dimensions it rolls a flat copy."""
     if not dims or not x.numel():
         return _contiguous(made)
     for shift, dim in zip(shifts, dims, strict=True):
@@ -105,7 +100,7 @@ def _reduced_in_place(reduction_at: int) -> Rule:
 
 
 def _folded(made: Tensor, columns: Tensor, *_args: Any) -> Tensor:
-    """Its storage is as large as that of the columns."""
+    """The result's storage is as large as that of the columns."""
     n = max(made.numel(), columns.numel())
     return torch.empty(n, dtype=made.dtype, device=made.device).as_strided(made.shape, made.stride())
 

@@ -1,4 +1,4 @@
-"""Measuring what a real step holds, as PyTorch's allocator counts it."""
+"""Measure the bytes that a real step holds, as PyTorch's allocator counts them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from remat.torch._loss import Meanwhile, backward_from, nothing
-from remat.torch._private import tree_leaves
+from remat.torch._work import tensors_of
 from remat.torch.timing import peak_of
 
 
 def measured_peak(step: Callable[[], Any], device: str = "cpu") -> int:
-    """Most bytes that PyTorch's allocator holds while `step` runs, beyond what it held before.
+    """Most bytes that PyTorch's allocator holds while `step` runs, beyond those from before.
 
     On a CPU the profiler counts every allocation; on CUDA the caching allocator does.
     """
@@ -27,23 +27,20 @@ def peak_of_step(
     """Peak of a forward and backward pass; gradients, buffers and random numbers stay as they are.
 
     Args:
-        loss: what a loss outside of the module does besides, see `backward_from`; by default it holds nothing.
+        loss: the memory of a loss outside of the module, see `backward_from`; by default it holds nothing.
     """
 
     def step() -> None:
-        outputs = model(*args, **kwargs)  # held meanwhile, as by a loop
+        outputs = model(*args, **kwargs)  # held until the end, as by a loop
         backward_from(outputs, loss)
 
-    leaves = [
-        *model.parameters(),
-        *(x for x in tree_leaves((args, dict(kwargs))) if isinstance(x, Tensor) and x.is_leaf),
-    ]
+    leaves = [*model.parameters(), *(x for x in tensors_of((args, dict(kwargs))) if x.is_leaf)]
     before = [x.grad for x in leaves]
     buffers = [b.detach().clone() for b in model.buffers()]
     devices = [torch.cuda.current_device()] if device == "cuda" else []
     with torch.random.fork_rng(devices), torch.enable_grad():
         try:
-            step()  # compiles, and chooses kernels, which may take memory that later steps do not
+            step()  # the first step compiles and chooses kernels, which may take memory that later steps do not take
             for x in leaves:
                 x.grad = None
             return measured_peak(step, device)

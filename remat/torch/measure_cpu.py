@@ -1,4 +1,4 @@
-"""``python -m remat.torch.measure_cpu``: the rates of the CPU at hand, as ``remat/cost/gpus/cpu.json`` has them."""
+"""``python -m remat.torch.measure_cpu``: the rates of the CPU at hand, in the form of ``remat/cost/gpus/cpu.json``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from remat.cost.gpu import Gpu
 def measure_cpu(threads: int | None = None) -> Gpu:
     """This machine's CPU: matrix product, triad over arrays far larger than the caches, smallest call.
 
-    The rates are achieved ones, so every efficiency but normalization's and pooling's is 1 by construction.
+    The rates are achieved ones, so that every efficiency but normalization's and pooling's is 1 by construction.
     """
     torch.set_num_threads(threads or os.cpu_count() or 1)
     peak = {}
@@ -34,7 +34,7 @@ def measure_cpu(threads: int | None = None) -> Gpu:
 
 
 def _best_s(run: Callable[[], object], repeats: int = 7) -> float:
-    """Shortest of several runs after one warm-up: a rate is what the machine can do undisturbed."""
+    """Shortest time of several runs after one warm-up, because rates are those of the undisturbed machine."""
     run()
     times = []
     for _ in range(repeats):

@@ -1,8 +1,8 @@
-"""What PyTorch's own partitioner would save for the backward pass, read off a captured step.
+"""Plans of PyTorch's own partitioner for a captured step.
 
 `min_cut_rematerialization_partition` chooses the tensors that the forward pass saves, within a share
 (``activation_memory_budget``) of the bytes that would be saved without recomputation. It runs on a copy of the
-training graph, with the costs of our operations as its runtime estimates; nothing of it is executed.
+training graph, with the costs of our operations as its runtime estimates; its result is not executed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from remat.torch.step_graph import END_KIND, CapturedStep
 
 
 def plans(step: CapturedStep, graph: Graph, shares: Sequence[float]) -> dict[float, list[int]]:
-    """Orders of computations of ``graph`` (the step's, costed), one for each ``activation_memory_budget``."""
+    """Orders of computations of ``graph`` (the step's, with costs), one for each ``activation_memory_budget``."""
     costs = {node.name: op.cost for op, nodes in zip(graph.operations, step.nodes, strict=True) for node in nodes}
     return {share: order_with(graph, _saved_values(step, costs, share)) for share in shares}
 
@@ -37,23 +37,19 @@ def _saved_values(step: CapturedStep, costs: Mapping[str, int], share: float) ->
 
 
 def order_with(graph: Graph, saved: set[int]) -> list[int]:
-    """Every operation in its order; what forward does not save is computed again where backward first reads it."""
+    """Every operation in its order; backward recomputes a value that forward does not save when it first reads it."""
     end = next(k for k, op in enumerate(graph.operations) if op.kind == END_KIND)
     order = list(range(end + 1))
     kept = {v for v, value in enumerate(graph.values) if value.keep or not value.bytes}
     once = {v for op in graph.operations if op.run_once for v in op.outputs}
-    there = {v for v in saved | kept | once if graph.producer[v] <= end}
-
-    def make(k: int) -> None:
+    resident = {v for v in saved | kept | once if graph.producer[v] <= end}
+    for k in range(end + 1, len(graph)):
         stack = [k]
         while stack:
-            missing = [graph.producer[v] for v in graph.operations[stack[-1]].inputs if v not in there]
+            missing = [graph.producer[v] for v in graph.operations[stack[-1]].inputs if v not in resident]
             if missing:
                 stack.append(missing[0])
                 continue
             order.append(stack[-1])
-            there.update(graph.operations[stack.pop()].outputs)
-
-    for k in range(end + 1, len(graph)):
-        make(k)
+            resident.update(graph.operations[stack.pop()].outputs)
     return order

@@ -16,9 +16,9 @@ from torch import fx, nn
 
 from remat.errors import InvalidInput, warn
 from remat.execution import Planned, StepPlan
-from remat.torch import _aot, _optimizer, capture, step_graph
+from remat.torch import _aot, _optimizer, _random, capture, step_graph
 from remat.torch._emit import emit
-from remat.torch._private import BatchNorm, FakeTensor, primals_of, share_tables, storage_key, tree_map
+from remat.torch._private import BatchNorm, is_fake, primals_of, share_tables, storage_key, tree_map
 from remat.torch._recurrent import replace_recurrent
 from remat.torch._with_implementations import with_implementations
 from remat.torch.implementations import NotInvertible
@@ -31,15 +31,14 @@ _numbers = itertools.count()
 class Rematerialized(Planned, nn.Module):
     """A model whose training steps follow a plan; in every other respect the model itself.
 
-    Parameters, buffers, submodules and `state_dict` are the model's own objects under its own names, and
-    what the class does not know is looked up on the model. Without gradients (``torch.no_grad()``) the model runs as
-    it is. A step with other shapes (a smaller last batch) or another mode is captured and planned when it first occurs,
-    or before, by `prepare`.
+    Parameters, buffers, submodules and `state_dict` are the model's own objects under its own names. The model answers
+    for all other attributes. Without gradients (``torch.no_grad()``) the plain model runs. A step with other shapes (a
+    smaller last batch) or another mode is captured and planned when it first occurs, or before, by `prepare`.
 
     Attributes:
         model: the plain model.
         plan: of a step on the sample arguments; ``print`` it, ``plan.save(path)`` it.
-        measured_peak_bytes: of that step, where it was verified, in the terms of `predicted_peak_bytes`.
+        measured_peak_bytes: of that step, if it was verified; it counts the same things as `predicted_peak_bytes`.
     """
 
     plan: StepPlan
@@ -49,7 +48,7 @@ class Rematerialized(Planned, nn.Module):
         super().__init__()
         share_tables(self, model)
         self.__dict__.update(model=model, _planner=planner, plan=plan, _backend=backend, training=model.training)
-        self.__dict__["_accumulates"] = accumulates  # or the caller says that it does
+        self.__dict__["_accumulates"] = accumulates  # set too once a step finds gradients of an earlier one
         self.__dict__["_step"] = _CompiledStep(model, planner, backend)
         _optimizer.watch(self, planner.state_bytes)
 
@@ -57,15 +56,15 @@ class Rematerialized(Planned, nn.Module):
         if not torch.is_grad_enabled():
             return self.model(*args, **kwargs)
         if not self._accumulates:
-            self._tell_of_held_gradients()
+            self._warn_of_held_gradients()
         if self._planner.implementations != "joint":
             return self._step(args, kwargs)
-        random = _aot.random_states()
+        random = _random.random_states()
         try:
             return self._step(args, kwargs)
         except NotInvertible as error:
-            _aot.set_random_states(random)
-            self._keep_what_cannot_be_inverted(str(error))
+            _random.set_random_states(random)
+            self._invert_nothing(str(error))
             return self._step(args, kwargs)
 
     def prepare(
@@ -73,15 +72,15 @@ class Rematerialized(Planned, nn.Module):
         *sample_args: tuple[Any, ...] | list[tuple[Any, ...]],
         sample_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[StepPlan, ...]:
-        """Plan steps on other arguments before they occur, so that a loop does not pause for it.
+        """Plan steps on other arguments before they occur, so that a loop does not pause to plan them.
 
-        Steps are planned for the mode (train or eval) and the autocast that are in force now, within the same budget
-        in bytes. A step that fits without recomputation takes seconds; others take up to `time_limit_s` each.
+        Steps are planned for the mode (train or eval) and the autocast in force now, within the same budget in bytes.
+        A step that fits without recomputation takes seconds; others take up to `time_limit_s` each.
 
         Args:
             sample_args: for each step a tuple of the model's positional arguments, or one list of such tuples; only
-                shapes and dtypes matter, and tensors on ``meta`` will do.
-            sample_kwargs: keyword arguments of the model, of each of these steps.
+                shapes and dtypes matter, so that tensors on ``meta`` suffice.
+            sample_kwargs: keyword arguments of the model, for all of these steps.
 
         Returns:
             A plan for each step.
@@ -99,10 +98,10 @@ class Rematerialized(Planned, nn.Module):
             plans.append(planner.plan(step, describe_inputs(given)))
         return tuple(plans)
 
-    def _keep_what_cannot_be_inverted(self, why: str) -> None:
-        """Plan this and later steps with implementations that invert nothing: in training a weight came near zero.
+    def _invert_nothing(self, why: str) -> None:
+        """Plan this and later steps with ``exact`` implementations, because a weight came near zero in training.
 
-        The forward pass ended before it changed a buffer, so it can be run again.
+        The forward pass ended before it changed a buffer, so that it can run again.
         """
         warn(f"{why}; from here on steps are planned with implementations='exact'")
         planner = self._planner
@@ -110,8 +109,8 @@ class Rematerialized(Planned, nn.Module):
         planner.plans.clear()
         self.__dict__["_step"] = _CompiledStep(self.model, planner, self._backend)
 
-    def _tell_of_held_gradients(self) -> None:
-        """Warn, once, if a step begins while gradients of an earlier one are held, which the budget does not count."""
+    def _warn_of_held_gradients(self) -> None:
+        """Warn, once, if gradients that the budget does not count are still held when a step begins."""
         gradients = (p.grad for p in self.parameters() if p.grad is not None)
         sizes = {storage_key(x): x.untyped_storage().nbytes() for x in gradients}  # DDP's are views of buckets
         held = sum(sizes.values())
@@ -154,7 +153,7 @@ class Rematerialized(Planned, nn.Module):
         delattr(self.model, name)
 
     def __len__(self) -> int:
-        return len(self.model)  # pyright: ignore[reportArgumentType] - of a Sequential, say; else its error
+        return len(self.model)  # pyright: ignore[reportArgumentType] - not every model has a length
 
     def __getitem__(self, key: Any) -> Any:
         return self.model[key]  # pyright: ignore[reportIndexIssue]
@@ -163,7 +162,7 @@ class Rematerialized(Planned, nn.Module):
         return iter(self.model)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     def __bool__(self) -> bool:
-        return True  # and not whether it has a length
+        return True  # even where the length is 0
 
     def __reduce__(self) -> Any:
         raise TypeError("a rematerialized module cannot be pickled: save its state_dict() and its plan (plan.save)")
@@ -175,12 +174,12 @@ class Rematerialized(Planned, nn.Module):
 
 
 class _CompiledStep:
-    """A model's call, compiled for each new combination of shapes and modes with a plan of its own."""
+    """A model's call; each new combination of shapes and modes is compiled with its own plan."""
 
     def __init__(self, model: nn.Module, planner: Planner, backend: str):
         self.model, self.planner, self.backend = model, planner, backend
-        self.called = threading.local()  # with what, for the name of a plan that is made during the call
-        # By which parameters need a gradient: the compiler of PyTorch 2.11 does not notice when that changes.
+        self.called = threading.local()  # its `inputs` name a plan that is made during the call
+        # The keys say which parameters need a gradient: PyTorch 2.11's compiler does not notice when that changes.
         self.compiled: dict[tuple[bool, ...], Callable[..., Any]] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -190,8 +189,8 @@ class _CompiledStep:
         if trained not in self.compiled:
             call = call_of(self.model)
             self.compiled[trained] = torch.compile(call, backend=self._compile, fullgraph=True, dynamic=False)
-        what = "this step cannot be executed under a plan"
-        with _refusals(self.model, args, kwargs), capture.refusals(what), capture.settings():
+        refusals = capture.refusals("this step cannot be executed under a plan")
+        with _refusals(self.model, args, kwargs), refusals, capture.settings():
             outputs = self.compiled[trained](*args, **kwargs)
         _aot.leave_unread_gradients_out(outputs)
         return outputs
@@ -211,7 +210,7 @@ class _CompiledStep:
 
 @contextmanager
 def _refusals(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Where the compiler refuses a call, say what is wrong with the model or the arguments if that is known."""
+    """Where the compiler refuses a call, raise an error about the model or the arguments if their fault is known."""
     try:
         yield
     except InvalidInput:
@@ -221,10 +220,10 @@ def _refusals(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 
 def _check_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments that the model's `forward` does not have.
+    """Refuse arguments that the model's `forward` does not take.
 
     Raises:
-        InvalidInput: naming those that it has.
+        InvalidInput: with the signature of `forward`.
     """
     signature = inspect.signature(model.forward)
     try:
@@ -235,7 +234,7 @@ def _check_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def check_momentum(model: nn.Module) -> None:
-    """Refuse batch norms that average over all steps: their factor is computed from a tensor, at every step anew.
+    """Refuse batch norms that average over all steps: each step computes their factor from a tensor.
 
     Raises:
         InvalidInput: naming the first one.
@@ -250,10 +249,10 @@ def check_momentum(model: nn.Module) -> None:
 
 
 def keywords(sample_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Keyword arguments as given, checked.
+    """The keyword arguments as a dict.
 
     Raises:
-        InvalidInput: they are none.
+        InvalidInput: they are no mapping from names.
     """
     given = {} if sample_kwargs is None else sample_kwargs
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
@@ -264,7 +263,7 @@ def keywords(sample_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
 def captured_step(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], backend: str, implementations: str
 ) -> step_graph.CapturedStep:
-    """The step on these arguments, as the compiled call will capture it; nothing is computed."""
+    """The step on these arguments, equal to the one that the compiled call captures; nothing is computed."""
     check_momentum(model)
     with _refusals(model, args, kwargs), torch.enable_grad():
         training_graph = capture.capture_module(call_of(model), args, kwargs, _aot.backend_of(backend))
@@ -272,10 +271,10 @@ def captured_step(
 
 
 def with_storages(arguments: Any, device: str) -> Any:
-    """Arguments in which tensors without contents have storages on `device`: the compiler asks for these."""
+    """The arguments, with storages on `device` for tensors without contents, because the compiler needs storages."""
 
     def real(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor) or not (x.is_meta or isinstance(x, FakeTensor)):
+        if not isinstance(x, torch.Tensor) or not is_fake(x):
             return x
         empty = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device if x.is_meta else x.device)
         return empty.requires_grad_(x.requires_grad)
@@ -284,7 +283,7 @@ def with_storages(arguments: Any, device: str) -> Any:
 
 
 def call_of(model: nn.Module) -> Callable[..., Any]:
-    """The model's call as a function with code of its own, so that the compiler counts what it has compiled for it."""
+    """The model's call as a function with its own code, because the compiler counts compilations per code object."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return model(*args, **kwargs)
@@ -296,7 +295,7 @@ def call_of(model: nn.Module) -> Callable[..., Any]:
 def step_of(
     training_graph: capture.TrainingGraph, name: str, model: nn.Module, backend: str, implementations: str = "default"
 ) -> step_graph.CapturedStep:
-    """The step behind a training graph, with everything of the model resident, and with other implementations."""
+    """The step of a training graph, with all tensors of the model resident, and with other implementations."""
     resident = (*model.parameters(), *model.buffers())
     step = step_graph.split_graph_of(training_graph, name, resident, replays_random=backend == "eager")
     return with_implementations(step, implementations)

@@ -1,8 +1,8 @@
 """Peak of the framework's own step, without computing anything: the same code on tensors without contents.
 
-The model runs, and is differentiated, on fake tensors whose storages are followed from birth to death.
-What PyTorch keeps for the backward pass, and how long Python holds what it names, are therefore those of the
-real step; only kernels do not run, so that their workspaces come from measurements.
+The model runs, and is differentiated, on fake tensors whose storages are followed from birth to death. PyTorch keeps
+the same tensors for the backward pass, and Python holds its variables as long, as in the real step. Only the kernels do
+not run; their workspaces come from measurements.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from remat.graph import Graph, Operation, Work
 from remat.torch._loss import backward_from
-from remat.torch._private import FakeTensorMode, TorchDispatchMode, schema_of, storage_key, tree_leaves, tree_map
-from remat.torch._work import call_signature, storage_bytes
+from remat.torch._private import FakeTensorMode, TorchDispatchMode, schema_of, storage_key, tree_map
+from remat.torch._work import call_signature, storage_bytes, tensors_of
 from remat.torch.build import replaced_tensors
 from remat.torch.layouts import layouts_of_kernels
 
@@ -30,7 +30,7 @@ class PlainStep:
 
     Attributes:
         signatures: [C] of each call, '' where it cannot be written down or only gives a view or a property of a tensor.
-        held_bytes: [C] of storages made in the step when the call ends, what it made included.
+        held_bytes: [C] bytes of all storages that the step made and holds when the call ends, its results included.
     """
 
     signatures: tuple[str, ...]
@@ -47,22 +47,17 @@ class PlainStep:
         return Graph(name, operations, ())
 
     def peak_bytes(self, workspaces: Mapping[str, int]) -> int:
-        """Most bytes held in the step, with the workspace of each signature; what was there before is not in it."""
-        return max(
-            (
-                held + workspaces.get(signature, 0)
-                for signature, held in zip(self.signatures, self.held_bytes, strict=True)
-            ),
-            default=0,
-        )
+        """Most bytes held in the step beyond those from before it, with the workspace of each signature."""
+        calls = zip(self.signatures, self.held_bytes, strict=True)
+        return max((held + workspaces.get(signature, 0) for signature, held in calls), default=0)
 
 
 def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: int) -> PlainStep:
-    """Follow one forward and backward pass of `model` on fake tensors; model and gradients stay as they are.
+    """Follow one forward and backward pass of `model` on fake tensors; model and gradients do not change.
 
     Args:
-        loss_bytes: what a loss outside of the module holds between forward and backward, beside
-            the outputs and their gradients.
+        loss_bytes: bytes that a loss outside of the module holds between forward and backward, beside the outputs and
+            their gradients.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -71,7 +66,7 @@ def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
     fake_args, fake_kwargs = tree_map(lambda x: bare(x) if isinstance(x, Tensor) else x, (args, dict(kwargs)))
     with replaced_tensors(model, bare):
-        follower = _Follower((*model.parameters(), *model.buffers(), *tree_leaves((fake_args, fake_kwargs))))
+        follower = _Follower([*model.parameters(), *model.buffers(), *tensors_of((fake_args, fake_kwargs))])
         with layouts_of_kernels(), mode, follower:
             outputs = model(*fake_args, **fake_kwargs)
             backward_from(outputs, lambda _: follower.holding(loss_bytes))
@@ -81,9 +76,9 @@ def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
 class _Follower(TorchDispatchMode):
     """Adds up the storages that calls make, until each is dropped."""
 
-    def __init__(self, known: tuple[Any, ...]):
+    def __init__(self, known: list[Tensor]):
         super().__init__()
-        self.known = {storage_key(t) for t in known if isinstance(t, Tensor)}
+        self.known = {storage_key(t) for t in known}
         self.alive: dict[int, int] = {}
         self.total_bytes = self.extra_bytes = 0
         self.signatures: list[str] = []
@@ -91,7 +86,7 @@ class _Follower(TorchDispatchMode):
 
     @contextmanager
     def holding(self, extra_bytes: int) -> Iterator[None]:
-        """Something else holds as much meanwhile."""
+        """Count `extra_bytes` more meanwhile."""
         self.extra_bytes = extra_bytes
         try:
             yield
@@ -102,13 +97,13 @@ class _Follower(TorchDispatchMode):
         kwargs = kwargs or {}
         signature = call_signature(func, args, kwargs)  # before the call, which may change shapes in place
         made = func(*args, **kwargs)
-        new = [self._follow(x) for x in tree_leaves(made) if isinstance(x, Tensor)]
+        new = [self._follow(x) for x in tensors_of(made)]
         self.signatures.append(signature if any(new) or schema_of(func).is_mutable else "")
         self.held.append(self.total_bytes + self.extra_bytes)
         return made
 
     def _follow(self, tensor: Tensor) -> bool:
-        """Count the tensor's storage, if it is new: whether it is."""
+        """Count the tensor's storage if it is new; returns whether it is."""
         key = storage_key(tensor)
         if key in self.known or key in self.alive:
             return False

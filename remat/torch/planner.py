@@ -1,4 +1,4 @@
-"""From a captured step to the plan it is executed with."""
+"""From a captured step to the plan that executes it."""
 
 from __future__ import annotations
 
@@ -29,29 +29,30 @@ from remat.execution import (
 from remat.graph import Graph, Operation
 from remat.plan import Plan
 from remat.torch import _aot
-from remat.torch._private import tree_flatten
-from remat.torch._work import CUDA_BLOCK_BYTES
+from remat.torch._private import tree_leaves
+from remat.torch._random import random_state
+from remat.torch._work import CUDA_BLOCK_BYTES, tensors_of
 from remat.torch.capture import TrainingGraph
 from remat.torch.step_graph import CapturedStep, is_random
 
-START = "start of backward"  # counted as resident, but made by the step
+START = "start of backward"  # counted as resident, although the step makes it
 VERSION = torch.__version__.split("+")[0]
 
 
 @dataclass(slots=True)
 class Planner:
-    """How steps of one model are planned, and the plans made so far.
+    """Plans the steps of one model, and keeps the plans.
 
     Attributes:
         budget_bytes: for every step.
         cost: ``profile``, ``roofline`` or ``flops``.
         gpu: of the roofline.
-        device: where the model is: ``cpu`` or ``cuda``.
+        device: of the model: ``cpu`` or ``cuda``.
         plain: peak of the plain step on the sample arguments.
-        beside: what is resident beside parameters, buffers and arguments of a step, in bytes by name.
-        state_bytes: of the optimizer; `beside` counts a part of it.
-        sample: shapes and dtypes of the sample arguments, which the budget was given for.
-        implementations: which implementations steps may be planned with, see `remat.torch._with_implementations`.
+        beside: bytes, by name, that are resident beside parameters, buffers and arguments of a step.
+        state_bytes: bytes of the optimizer's state; `beside` counts it too.
+        sample: shapes and dtypes of the sample arguments, for which the budget was given.
+        implementations: the implementations that plans may choose, see `remat.torch._with_implementations`.
         plans: by the sha256 of the step's fingerprint.
     """
 
@@ -78,7 +79,7 @@ class Planner:
         """The plan of a step: one made before, or a new one.
 
         Args:
-            in_loop: a training loop waits: say so, and take the order of another shape if it fits.
+            in_loop: a training loop waits: announce that, and take the order of another shape if it fits.
 
         Raises:
             InvalidInput: no plan within the budget was found.
@@ -103,25 +104,27 @@ class Planner:
         """The plan of a file, or of another module, for this step; nothing is solved or measured.
 
         Args:
-            budget_bytes: promised instead of the plan's own budget; other shapes are planned with what is promised.
+            budget_bytes: promised instead of the plan's own budget, for other shapes too.
 
         Raises:
-            InvalidInput: it exceeds the budget with what is resident here.
-            InvalidPlan: it was made for something else.
+            InvalidInput: the plan exceeds the budget with the bytes that are resident here.
+            InvalidPlan: it was made for another step.
         """
         graph, fixed = self.with_everything_resident(step)
         fingerprint = fingerprint_of(graph.default(), "torch", VERSION, inputs)
-        taken = StepPlan.load(path, graph, fingerprint, fixed) if not isinstance(path, StepPlan) else (
-            path.moved(graph, fingerprint, fixed))  # fmt: skip
-        taken = taken.promising(budget_bytes)
+        if isinstance(path, StepPlan):
+            plan = path.moved(graph, fingerprint, fixed)
+        else:
+            plan = StepPlan.load(path, graph, fingerprint, fixed)
+        plan = plan.promising(budget_bytes)
         if self.plain.plain_bytes is not None:
-            taken = replace(taken, plain_peak_bytes=self.plain.plain_bytes)
-        self.budget_bytes = taken.budget_bytes or taken.peak_bytes
-        self.plans[fingerprint.sha256] = taken
-        return taken
+            plan = replace(plan, plain_peak_bytes=self.plain.plain_bytes)
+        self.budget_bytes = plan.budget_bytes or plan.peak_bytes
+        self.plans[fingerprint.sha256] = plan
+        return plan
 
     def with_everything_resident(self, step: CapturedStep) -> tuple[Graph, dict[str, int]]:
-        """The graph with all that is resident in `fixed_bytes`, and its parts by name."""
+        """The graph with all resident bytes in `fixed_bytes`, and these bytes by name."""
         fixed = {"parameters, buffers and inputs": step.graph.fixed_bytes, **self.beside(step.training_graph)}
         fixed |= {START: _start_bytes(step.training_graph)}
         return replace(step.graph, fixed_bytes=sum(fixed.values())), fixed
@@ -131,7 +134,7 @@ class Planner:
         return self._with_costs(_with_workspaces(graph, step, self._workspaces(graph)))[0]
 
     def _workspaces(self, graph: Graph) -> list[int]:
-        """Bytes measured for every way of every operation."""
+        """Workspaces in bytes of every implementation of every operation."""
         sizes, unmeasured = profile_workspaces(graph.every_implementation(), self.cache_folder, self.device)
         if unmeasured:
             named = ", ".join(f"{kind} ({why})" for kind, why in sorted(unmeasured.items()))
@@ -147,30 +150,22 @@ class Planner:
         workspaces = self._workspaces(graph)
         graph = _with_workspaces(graph, step, workspaces)
         is_sample = not (self.plans or in_loop)
-        plan, who, costs, noise = _once(graph, self.budget_bytes), "fits as it is", "", None
+        plan, strategy, costs, noise = _once(graph, self.budget_bytes), "fits as it is", "", None
         fits = cheapest_fitting(graph, [plan], self.budget_bytes) is not None
-        if is_sample or not fits or graph.has_implementations:  # else there is nothing to choose, so nothing to time
+        if is_sample or not fits or graph.has_implementations:  # else there is no choice, and no need to time
             if max(graph.largest_working_set()[0], graph.final_bytes) <= self.budget_bytes:  # else there is no plan
                 (graph, noise), costs = self._with_costs(graph), self.cost
-            plan, who = self._cheapest(graph, in_loop)
+            plan, strategy = self._cheapest(graph, in_loop)
         graph = _with_workspaces(graph, step, workspaces, plan)
         plan = Plan.from_order(graph, plan.order.tolist(), self.budget_bytes, plan.choices)
         plain = self.plain.plain_bytes if is_sample else None
         return StepPlan(
-            plan,
-            graph,
-            fingerprint,
-            who,
-            self.budget_bytes,
-            plain,
-            fixed,
-            costs,
-            implementations=self.implementations,
-            noise=noise,
-        )
+            plan, graph, fingerprint, strategy, self.budget_bytes, plain, fixed, costs,
+            implementations=self.implementations, noise=noise,
+        )  # fmt: skip
 
     def _what_the_budget_is_for(self, inputs: str) -> str:
-        """And what to do where a step that is not of the sample arguments has no plan."""
+        """The end of an error: for which arguments the budget was given, and what to do."""
         if inputs == self.sample:
             return "the budget was given for this step in another mode, or with other gradients: give a larger one"
         return (
@@ -179,11 +174,11 @@ class Planner:
         )
 
     def _cheapest(self, graph: Graph, in_loop: bool) -> tuple[Plan, str]:
-        """The cheapest known order that fits, while a loop waits; else what the solver finds. And whose it is."""
+        """(the cheapest known order that fits, while a loop waits, or else the solver's plan; the strategy's name)."""
         known = [_once(graph, self.budget_bytes)]
         known += [
-            Plan.from_order(graph, made.order.tolist(), self.budget_bytes, made.plan.choices)
-            for made in self.plans.values() if _same_calls(made.graph, graph)
+            Plan.from_order(graph, other.order.tolist(), self.budget_bytes, other.plan.choices)
+            for other in self.plans.values() if _same_calls(other.graph, graph)
         ]  # fmt: skip
         found = cheapest_fitting(graph, known, self.budget_bytes) if in_loop else None
         if found is not None:
@@ -202,35 +197,36 @@ def _once(graph: Graph, budget_bytes: int) -> Plan:
 
 
 def there_before(plan: StepPlan) -> int:
-    """What of a plan's fixed bytes is there before a step."""
+    """The part of a plan's fixed bytes that is resident before a step."""
     return plan.graph.fixed_bytes - plan.fixed.get(START, 0)
 
 
 def _with_workspaces(graph: Graph, step: CapturedStep, measured: Sequence[int], plan: Plan | None = None) -> Graph:
-    """The graph with workspaces: those measured, or what it takes to read a random generator's state.
+    """The graph with workspaces: the measured ones, or the bytes to read a random generator's state if these are more.
 
     Args:
-        measured: [ways of all operations] bytes.
-        plan: whose repeated draws are the only ones before which the state is read; by default any may be repeated.
+        measured: [implementations of all operations] bytes.
+        plan: the state is read before the draws that it repeats; by default before every draw that may be repeated.
     """
     times = [2] * len(graph) if plan is None else np.bincount(plan.order, minlength=len(graph))
     sizes, next_measured = list[int](), iter(measured)
     for op, nodes, n in zip(graph.operations, step.nodes, times, strict=True):
         state = _state_bytes(op, nodes) if n > 1 else 0
-        made = [sum(graph.values[v].bytes for v in implementation.outputs) for implementation in op.all_implementations]
-        sizes += [max(next(next_measured), state - size) for size in made]
+        for implementation in op.all_implementations:
+            output_bytes = sum(graph.values[v].bytes for v in implementation.outputs)
+            sizes.append(max(next(next_measured), state - output_bytes))
     return graph.with_workspaces(sizes)
 
 
 def _state_bytes(op: Operation, nodes: Sequence[fx.Node]) -> int:
-    """What PyTorch's allocator holds of the random generator's state before a call that may be repeated."""
+    """Bytes that PyTorch's allocator takes to read the random generator's state before a call that may be repeated."""
     replayed = [node for node in nodes if is_random(node) and not op.run_once]
-    return max((_aot.random_state(device).nbytes for device in map(_aot.device_of, replayed) if device.type == "cpu"),
-               default=0)  # fmt: skip
+    devices = (device for device in map(_aot.device_of, replayed) if device.type == "cpu")
+    return max((random_state(device).nbytes for device in devices), default=0)
 
 
 def _start_bytes(training_graph: TrainingGraph) -> int:
-    """What the caller of ``loss.backward()`` holds: a gradient of one element, and the loss where it is outside."""
+    """Bytes that the caller of ``loss.backward()`` holds: a gradient of one element, and a loss outside the module."""
     outputs = [node.meta["val"] for node in training_graph.tangents]
     cuda = any(x.device.type == "cuda" for x in outputs)
     one = CUDA_BLOCK_BYTES if cuda else max((x.element_size() for x in outputs), default=0)
@@ -240,25 +236,16 @@ def _start_bytes(training_graph: TrainingGraph) -> int:
 def _same_calls(one: Graph, other: Graph) -> bool:
     """Whether two graphs differ in sizes only, so that an order of one is an order of the other."""
 
-    def shape(graph: Graph) -> list[Any]:
-        return [
-            (
-                op.kind,
-                op.inputs,
-                op.outputs,
-                op.run_once,
-                [implementation.name for implementation in op.implementations],
-            )
-            for op in graph.operations
-        ]
+    def described(op: Operation) -> tuple[Any, ...]:
+        names = [implementation.name for implementation in op.implementations]
+        return op.kind, op.inputs, op.outputs, op.run_once, names
 
-    return shape(one) == shape(other)
+    return [*map(described, one.operations)] == [*map(described, other.operations)]
 
 
 def describe_inputs(args: Any) -> str:
     """Shapes and dtypes of tensors in a structure of arguments, e.g. ``float32[32, 3, 224, 224]``."""
-    leaves, _ = tree_flatten(args)
-    return ", ".join(map(_described, leaves)) or "no inputs"
+    return ", ".join(map(_described, tree_leaves(args))) or "no inputs"
 
 
 def _described(x: Any) -> str:
@@ -266,16 +253,16 @@ def _described(x: Any) -> str:
         place = f"@{x.device.type}" if x.device.type != "cpu" else ""
         return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}{place}"
     plain = isinstance(x, (bool, int, float, complex, str, torch.dtype, type(None)))
-    return repr(x)[:40] if plain else type(x).__name__  # which may hold an address
+    return repr(x)[:40] if plain else type(x).__name__  # other representations may hold an address
 
 
 def device_of(model: nn.Module, args: Any) -> str:
-    """``cpu`` or ``cuda``: where everything is.
+    """``cpu`` or ``cuda``: the device of all tensors.
 
     Raises:
-        InvalidInput: on several devices, or on one that nothing can be measured on.
+        InvalidInput: there are several devices, or one on which remat cannot measure.
     """
-    tensors = [x for x in (*model.parameters(), *model.buffers(), *tree_flatten(args)[0]) if isinstance(x, Tensor)]
+    tensors = [*model.parameters(), *model.buffers(), *tensors_of(args)]
     kinds = {x.device.type for x in tensors}
     if len({x.device for x in tensors if x.device.type != "cpu"}) > 1 or kinds - {"cpu", "cuda"}:
         places = ", ".join(sorted({str(x.device) for x in tensors}))
@@ -284,10 +271,10 @@ def device_of(model: nn.Module, args: Any) -> str:
 
 
 def default_gpu(device: str) -> Gpu:
-    """The device of the roofline: this machine's GPU if it is known, else a V100; the CPU for models there."""
+    """The device of the roofline: this machine's GPU if it is known, else a V100; the CPU for a model on the CPU."""
     if device == "cpu":
         return load_gpu("cpu")
     name = torch.cuda.get_device_name().lower().replace(" ", "")
     alike = [load_gpu(known) for known in gpus() if known.split("_")[0] in name]  # may differ in memory
-    there = torch.cuda.get_device_properties(0).total_memory
-    return min(alike, key=lambda gpu: abs(gpu.memory_bytes - there), default=load_gpu(DEFAULT_GPU))
+    memory_bytes = torch.cuda.get_device_properties(0).total_memory
+    return min(alike, key=lambda gpu: abs(gpu.memory_bytes - memory_bytes), default=load_gpu(DEFAULT_GPU))

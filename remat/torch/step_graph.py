@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,25 +20,24 @@ from remat.torch.capture import TrainingGraph
 aten = torch.ops.aten
 UPDATE_KIND = "remat.update_buffers"
 END_KIND = "remat.end_forward"
-# Batch norm in training reads the running statistics only to make the next ones, which nobody reads
-# in a repetition. Position of its `training` argument; -1 if it has none because it always trains.
+# Batch norm in training reads the running statistics only to make the next ones, and a repetition does not need
+# these. Position of its `training` argument; -1 if it has none because it always trains.
 _STATISTICS_ONLY = {"aten._native_batch_norm_legit_functional": 5, "aten._batch_norm_with_update_functional": -1}
-_UNDECLARED_VIEWS = {"_unsafe_view"}  # alias their input without saying so in their schema
+_UNDECLARED_VIEWS = {"_unsafe_view"}  # alias their input, although their schema does not declare it
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class CapturedStep:
-    """A graph and the traced calls that it was made from, for whoever executes its plans.
+    """A graph and its traced calls, for executing its plans.
 
     Attributes:
         graph: for planning.
-        training_graph: what was captured.
-        nodes: [N] calls that each operation stands for; one, except for the last forward operation
-            (`remat.update_buffers` or `remat.end_forward`), which computes small buffer contents and
-            writes all of them back.
-        storage: for every node its value id, None if it lives in fixed memory; a structure of these
-            for a call with several outputs. A view has its base's.
-        recipes: how (operation, implementation) is computed, where that is not the default one.
+        training_graph: as captured.
+        nodes: [N] calls of each operation; one, except for the last forward operation (`remat.update_buffers` or
+            `remat.end_forward`), which computes small buffer contents and writes all of them back.
+        storage: for every node its value id, None if it lives in fixed memory; a structure of these for a call with
+            several outputs. A view has the id of its base.
+        recipes: how (operation, implementation) is computed, for implementations other than the default one.
     """
 
     graph: Graph
@@ -52,7 +51,7 @@ def graph_of(training_graph: TrainingGraph, name: str, fixed_tensors: tuple[torc
     """Build the graph of a captured step; costs are 0 and `Operation.work` is filled.
 
     Args:
-        fixed_tensors: further tensors that are resident throughout, e.g. parameters the step never reads.
+        fixed_tensors: further tensors that are resident throughout, e.g. parameters that the step never reads.
     """
     return _Builder(training_graph, splits=False).build(name, fixed_tensors)
 
@@ -64,15 +63,15 @@ def split_graph_of(
     *,
     replays_random: bool = True,
 ) -> CapturedStep:
-    """As `graph_of`, for a module whose loss is made of its outputs by others, in any order of its operations.
+    """As `graph_of`, for a module whose caller computes the loss from its outputs; operations may run in any order.
 
-    One operation `remat.end_forward` stands for what happens between forward and backward: it reads the outputs,
-    writes buffers back and produces the gradients of the outputs. Whoever called holds the outputs to the end of the
-    step. So they are kept and their operations run once: to free one would free nothing, and to compute it again
-    would make a second one. What must keep its relative order (random and state-changing operations, readers of
-    buffers before their update) is tied by values of 0 bytes, so that every plan of scope ``free`` is an execution.
-    A buffer whose old contents the backward pass reads is copied first. So is a gradient that PyTorch would
-    otherwise copy itself, as two parameters have it or its layout is not the parameter's.
+    One operation `remat.end_forward` represents everything between forward and backward: it reads the outputs, writes
+    buffers back and produces the gradients of the outputs. The caller holds the outputs to the end of the step. They
+    are therefore kept and their operations run once: freeing an output would free nothing, and recomputing it would
+    make a second one. Values of 0 bytes tie operations that must keep their relative order (random and state-changing
+    ones, readers of buffers before their update), so that every plan of scope ``free`` can be executed. A buffer whose
+    old contents the backward pass reads is copied first. So is a gradient that PyTorch would otherwise copy itself,
+    because two parameters share it or its layout is not the parameter's.
 
     Args:
         replays_random: whether the executor can repeat a random operation; if not, each runs once.
@@ -86,11 +85,11 @@ class _Builder:
     def __init__(self, training_graph: TrainingGraph, splits: bool, replays_random: bool = True):
         self.training_graph, self.splits, self.replays_random = training_graph, splits, replays_random
         self.ordered: int | None = None  # token of the last operation that must keep its order
-        self.before_end: list[int] = []  # tokens of readers of what the end of the forward pass overwrites
+        self.before_end: list[int] = []  # tokens of readers of tensors that the end of the forward pass overwrites
         self.graph = training_graph.module.graph
         self.storage: dict[fx.Node, Any] = {}
         places = training_graph.places
-        self.stale = {places[i] for i in training_graph.mutated}  # what the step overwrites, and views of it
+        self.stale = {places[i] for i in training_graph.mutated}  # tensors that the step overwrites, and their views
         self.operations: list[Operation] = []
         self.calls: list[tuple[fx.Node, ...]] = []
         self.values: list[Value] = []
@@ -99,8 +98,7 @@ class _Builder:
         needed = self._needed()
         updates = self._update_nodes()
         outputs = self.training_graph.outputs
-        # Buffers are written back when nothing reads their old contents any more: after the forward
-        # pass, unless the backward pass does.
+        # Buffers are written back after the forward pass, or at the end if the backward pass reads their old contents.
         updated = not self.training_graph.mutated and not self.splits
         last = not self.splits and any(is_in_backward(user) for place in self.stale for user in place.users)
         for node in self._in_order():
@@ -125,14 +123,14 @@ class _Builder:
                 self._add_call(node)
         if not updated:
             self._add_update(updates)
-        loss_value = self._root(outputs[self.training_graph.loss_output])
         kept = {self._root(node) for node in outputs[self.training_graph.n_mutations :] if node is not None} - {None}
         values = tuple(Value(v.name, v.bytes, i in kept) for i, v in enumerate(self.values))
         if self.splits:
-            self._run_once_what_makes(kept)
-        loss = next((k for k, op in enumerate(self.operations) if loss_value in op.outputs), None)
-        if self.splits:
+            self._run_once_for_outputs(kept)
             loss = next(k for k, op in enumerate(self.operations) if op.kind == END_KIND)
+        else:
+            loss_value = self._root(outputs[self.training_graph.n_mutations])
+            loss = next((k for k, op in enumerate(self.operations) if loss_value in op.outputs), None)
         graph = Graph(
             name=name,
             operations=tuple(self.operations),
@@ -144,46 +142,31 @@ class _Builder:
         )
         return CapturedStep(graph, self.training_graph, tuple(self.calls), self.storage)
 
-    def _run_once_what_makes(self, kept: set[int | None]) -> None:
-        """What makes the outputs, which their caller holds; gradients are nobody's before the end."""
+    def _run_once_for_outputs(self, kept: set[int | None]) -> None:
+        """Let operations that make outputs run once, because the caller holds these; nobody holds gradients yet."""
         self.operations = [
             replace(op, run_once=True) if not op.is_backward and not kept.isdisjoint(op.outputs) else op
             for op in self.operations
         ]
 
     def _in_order(self) -> list[fx.Node]:
-        """The nodes as traced, but everything that makes forward outputs before the backward pass.
+        """The nodes as traced, but with all that forward outputs depend on before the backward pass.
 
-        The compiler makes views of outputs anew at the very end of its trace.
+        The compiler makes views of outputs again at the very end of its trace.
         """
-        forward, todo = (
-            set[fx.Node](),
-            [n for n in self.training_graph.outputs[: self.training_graph.n_forward_outputs] if n is not None],
-        )
-        while todo:
-            node = todo.pop()
-            if node not in forward:
-                forward.add(node)
-                todo.extend(node.all_input_nodes)
+        forward = _with_inputs(self.training_graph.outputs[: self.training_graph.n_forward_outputs])
         nodes = list(self.graph.nodes)
         first_backward = next((i for i, node in enumerate(nodes) if is_in_backward(node)), len(nodes))
         early = forward.union(nodes[:first_backward])
         return [n for n in nodes if n in early] + [n for n in nodes if n not in early]
 
     def _needed(self) -> set[fx.Node]:
-        """Nodes that an output depends on, and random ones: dropping a draw would shift the rest."""
-        stack = [node for node in self.training_graph.outputs if node is not None]
-        stack += [node for node in self.graph.nodes if is_random(node) or _is_mutable(node)]
-        needed: set[fx.Node] = set()
-        while stack:
-            node = stack.pop()
-            if node not in needed:
-                needed.add(node)
-                stack.extend(node.all_input_nodes)
-        return needed
+        """Nodes on which an output depends, and random ones, because dropping a draw would shift the rest."""
+        always = [node for node in self.graph.nodes if is_random(node) or _is_mutable(node)]
+        return _with_inputs([*self.training_graph.outputs, *always])
 
     def _update_nodes(self) -> set[fx.Node]:
-        """Calls on fixed tensors alone that only make new buffer contents (batch norm's counter)."""
+        """Calls that read only fixed tensors and make only new buffer contents (batch norm's counter)."""
         fresh = set(self.training_graph.outputs[: self.training_graph.n_mutations])
         rest = set(self.training_graph.outputs[self.training_graph.n_mutations :])
         return {
@@ -199,21 +182,20 @@ class _Builder:
 
     def _add_update(self, updates: set[fx.Node]) -> None:
         """One operation that writes all new buffer contents back, at the end of the forward pass."""
-        fresh = self.training_graph.outputs[: self.training_graph.n_mutations]
-        made = [node for node in self.graph.nodes if node in updates]
-        read = {v for node in fresh if node is not None and node not in updates for v in self._roots(node)}
-        scratch = sum(tensor_bytes(t) for node in made for t in tensors_of(node.meta["val"]))
-        moved = 2 * sum(tensor_bytes(t) for node in fresh if node is not None for t in tensors_of(node.meta["val"]))
+        n_mutations = self.training_graph.n_mutations
+        fresh = [node for node in self.training_graph.outputs[:n_mutations] if node is not None]
+        calls = [node for node in self.graph.nodes if node in updates]
+        read = {v for node in fresh if node not in updates for v in self._roots(node)}
+        scratch = sum(tensor_bytes(t) for node in calls for t in tensors_of(node.meta["val"]))
+        moved = 2 * sum(tensor_bytes(t) for node in fresh for t in tensors_of(node.meta["val"]))
         work = Work(flops=0, bytes_moved=moved, is_free=self.splits)
-        for node in made:
+        for node in calls:
             self.storage[node] = None
         name, kind, tangents = "update_buffers", UPDATE_KIND, ()
         if self.splits:
             name, kind, tangents = "end_forward", END_KIND, self.training_graph.tangents
-            handed_out = self.training_graph.outputs[
-                self.training_graph.n_mutations : self.training_graph.n_forward_outputs
-            ]
-            read |= {v for node in handed_out if node is not None for v in self._roots(node)}
+            returned = self.training_graph.outputs[n_mutations : self.training_graph.n_forward_outputs]
+            read |= {v for node in returned if node is not None for v in self._roots(node)}
             read |= {*self.before_end, *([] if self.ordered is None else [self.ordered])}
             scratch = max(scratch, self._start_bytes())
         first = len(self.values)
@@ -224,12 +206,12 @@ class _Builder:
         self.operations.append(
             Operation(name, kind, tuple(sorted(read)), outputs, 0, scratch, run_once=True, work=work)
         )
-        self.calls.append(tuple(made))
+        self.calls.append(tuple(calls))
 
     def _start_bytes(self) -> int:
-        """What the start of the backward pass needs beside outputs and the gradients that the backward pass takes.
+        """Bytes that the start of the backward pass needs beside the outputs and the gradients that backward takes.
 
-        A loss outside of the module holds `loss_bytes` while it makes a gradient for each output. Of outputs that are
+        A loss outside of the module holds `loss_bytes` while it makes a gradient for each output. For outputs that are
         views of one storage the backward pass takes one gradient; autograd adds it up from those of the views.
         """
         several = _views_of_outputs(self.training_graph)
@@ -274,7 +256,7 @@ class _Builder:
         self.calls.append((node,))
 
     def _tie(self, node: fx.Node, reads_stale: bool) -> set[int]:
-        """Give a call that must keep its place an output of 0 bytes; returns what it reads for the same reason."""
+        """Give a call that must keep its place an output of 0 bytes; returns the ids that it must read to keep it."""
         keeps_order = is_random(node) or _is_mutable(node)
         if not keeps_order and not reads_stale:
             return set()
@@ -288,7 +270,7 @@ class _Builder:
         return set() if before is None else {before}
 
     def _reads_stale(self, node: fx.Node) -> bool:
-        """Whether a repetition after the buffers were written back would compute something else."""
+        """Whether a repetition after the buffers are written back would give another result."""
         at = _STATISTICS_ONLY.get(kind_of(node))
         if at is not None and (at < 0 or node.args[at] is True):
             return False
@@ -314,7 +296,7 @@ class _Builder:
 
 
 def _copy_what_backward_reads(training_graph: TrainingGraph) -> None:
-    """Readers of a buffer that is overwritten read a copy if one of them is in the backward pass."""
+    """Let readers of an overwritten buffer read a copy, if one of them is in the backward pass."""
     graph = training_graph.module.graph
     places = training_graph.places
     for index in training_graph.mutated:
@@ -335,21 +317,21 @@ def _copy_what_backward_reads(training_graph: TrainingGraph) -> None:
 
 
 def _copy_what_accumulation_would(training_graph: TrainingGraph) -> None:
-    """Gradients of leaves that `AccumulateGrad` would clone are cloned by calls, which a plan sees.
+    """Clone gradients of leaves that `AccumulateGrad` would clone, by calls that a plan sees.
 
     It takes a gradient over if nobody else has it and its strides are those of a dense leaf, or contiguous.
     """
     first, (end,) = training_graph.n_forward_outputs, training_graph.module.graph.find_nodes(op="output")
-    outputs, taken = list(training_graph.outputs), set[fx.Node]()
+    outputs, seen = list(training_graph.outputs), set[fx.Node]()
     for i, leaf in enumerate(training_graph.primals):
         node = outputs[first + i]
         if node is None or not isinstance(leaf, torch.Tensor) or not leaf.is_leaf:
             continue
         if node.meta["val"].layout is not torch.strided:
             continue  # refused later
-        if node in taken or not _is_taken_over(node.meta["val"], leaf):
+        if node in seen or not _is_taken_over(node.meta["val"], leaf):
             outputs[first + i] = node = _copy_like(node, leaf)
-        taken.add(node)
+        seen.add(node)
     end.args = (tuple(outputs),)
 
 
@@ -365,7 +347,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _copy_like(node: fx.Node, leaf: torch.Tensor) -> fx.Node:
-    """A copy with its dimensions in the order in which the leaf has them in memory."""
+    """A copy whose dimensions have the leaf's order in memory."""
     order = list(range(leaf.dim()))
     if _is_dense(leaf):
         order.sort(key=leaf.stride, reverse=True)
@@ -376,7 +358,7 @@ def _copy_like(node: fx.Node, leaf: torch.Tensor) -> fx.Node:
 
 
 def _call_after(node: fx.Node, tag: str, target: Any, source: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
-    """A call on `source` in the pass `tag`, written behind `node`."""
+    """A call on `source` in the pass `tag`, written after `node`."""
     with node.graph.inserting_after(node):
         made = node.graph.call_function(target, (source, *args), kwargs)
     made.meta = {"val": target(source.meta["val"], *args, **kwargs), **_private.in_pass(tag)}
@@ -384,7 +366,7 @@ def _call_after(node: fx.Node, tag: str, target: Any, source: fx.Node, *args: An
 
 
 def loss_bytes(training_graph: TrainingGraph) -> int:
-    """What a loss outside of the module needs beside outputs and their gradients, as cross-entropy does.
+    """Bytes that a loss outside of the module, taken to be cross-entropy, needs beside outputs and their gradients.
 
     It saves one tensor of the size of the output (the logarithm of softmax) and makes one gradient on the way.
     """
@@ -394,7 +376,7 @@ def loss_bytes(training_graph: TrainingGraph) -> int:
 
 
 def _views_of_outputs(training_graph: TrainingGraph) -> dict[fx.Node, list[fx.Node]]:
-    """The gradient of an output or of what outputs are views of -> further outputs whose gradients are added to it."""
+    """The gradient of an output or of a base of outputs -> further outputs whose gradients are added to it."""
     outputs = training_graph.outputs[training_graph.n_mutations : training_graph.n_forward_outputs]
     descriptions = _private.descriptions_of_outputs(training_graph.module.graph)[training_graph.n_mutations :]
     output_of = dict(zip(descriptions, outputs, strict=False))
@@ -411,15 +393,26 @@ def _views_of_outputs(training_graph: TrainingGraph) -> dict[fx.Node, list[fx.No
 
 
 def _differentiable_base(node: fx.Node | None) -> fx.Node | None:
-    """What a node is a view of, through which gradients flow to it; the node itself if it is no view."""
+    """The base of a view, if gradients flow through the view to it; the node itself if it is no view."""
     while node is not None and (base := _base(node)) is not None:
         node = None if node.target is aten.detach.default else base
     return node
 
 
 def _is_returned(tangent: fx.Node) -> bool:
-    """Whether a gradient is of what the module returns itself, and not of what only views of it are returned of."""
+    """Whether a gradient is of a tensor that the module returns itself, not only in views of it."""
     return _private.is_plain_output(_private.differentiated_output(tangent))
+
+
+def _with_inputs(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
+    """The nodes and all nodes on which they depend."""
+    found, todo = set[fx.Node](), [node for node in nodes if node is not None]
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(node.all_input_nodes)
+    return found
 
 
 def is_random(node: fx.Node) -> bool:

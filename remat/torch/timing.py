@@ -1,7 +1,8 @@
-"""Rebuild and time one ATen call from its signature."""
+"""Rebuild one ATen call from its signature, and measure its time or workspace."""
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import torch
 
 from remat.cost.timing import Timing, measure, measure_as_in_step
-from remat.torch import _random, _recurrent, implementations  # noqa: F401 - the first two register operators
-from remat.torch._private import memory_events, storage_key, tree_leaves
+from remat.torch import _random, _recurrent, implementations  # noqa: F401 - `_recurrent` registers operators
+from remat.torch._private import memory_events, storage_key
+from remat.torch._work import tensors_of
 
-# Integer tensors are indices. What they index, from the rebuilt arguments; others get zeros, which are valid anywhere.
+# Integer tensors are indices. The bound of an operator's indices, from its rebuilt arguments. For other operators they
+# are zeros, which are valid everywhere.
 _INDEX_LIMITS: dict[str, Callable[[list[Any]], int]] = {
     "embedding": lambda args: args[0].shape[0],
     "embedding_dense_backward": lambda args: args[2],
@@ -20,16 +23,13 @@ _INDEX_LIMITS: dict[str, Callable[[list[Any]], int]] = {
     "nll_loss_backward": lambda args: args[1].shape[-1],
     "nll_loss2d_forward": lambda args: args[0].shape[1],
     "nll_loss2d_backward": lambda args: args[1].shape[1],
-    "gather": lambda args: args[0].shape[args[1]],
-    "scatter": lambda args: args[0].shape[args[1]],
-    "scatter_add": lambda args: args[0].shape[args[1]],
-    "index_select": lambda args: args[0].shape[args[1]],
-    "index_add": lambda args: args[0].shape[args[1]],
-    "index": lambda args: min(args[0].shape),
-    "index_put": lambda args: min(args[0].shape),
+    **dict.fromkeys(
+        ("gather", "scatter", "scatter_add", "index_select", "index_add"), lambda args: args[0].shape[args[1]]
+    ),
+    **dict.fromkeys(("index", "index_put"), lambda args: min(args[0].shape)),
 }
 
-# Which of its tensors the operation just before made, mostly: the gradient or the input, the first one of the others.
+# Position of the tensor that the operation just before usually made: the gradient or the input; by default the first.
 _MADE_LAST = {"aten.addmm.default": 1, "aten.baddbmm.default": 1, "aten.embedding.default": 1}
 
 
@@ -44,18 +44,18 @@ def time(description: dict[str, Any], device: str) -> Timing:
 
 
 def workspace(description: dict[str, Any], device: str) -> int:
-    """Bytes that the call takes from PyTorch's allocator beyond its inputs and the outputs that it is asked for."""
+    """Bytes that the call takes from PyTorch's allocator beyond its inputs and the requested outputs."""
     call, given = _call(description, device)
     with torch.no_grad():
-        call()  # the first call selects kernels, which may take memory that later ones do not
+        call()  # the first call selects kernels, which may take memory that later calls do not take
         made, peak = peak_of(call, device)
     known = {storage_key(t) for t in given}
-    own = {storage_key(t): t.untyped_storage().nbytes() for t in _tensors(_asked_for(made, description))}
+    own = {storage_key(t): t.untyped_storage().nbytes() for t in tensors_of(_asked_for(made, description))}
     return max(0, peak - sum(size for key, size in own.items() if key not in known))
 
 
 def _asked_for(made: Any, description: dict[str, Any]) -> Any:
-    """Outputs without those that the mask leaves out; a convolution's backward kernels make them all the same."""
+    """Outputs without those that the mask leaves out, which a convolution's backward kernels make nevertheless."""
     mask = description["args"][-1] if "_backward" in description["op"] and description["args"] else None
     if isinstance(mask, list) and isinstance(made, tuple | list) and [type(x) for x in mask] == [bool] * len(made):
         return [x for x, is_asked in zip(made, mask, strict=True) if is_asked]
@@ -63,7 +63,7 @@ def _asked_for(made: Any, description: dict[str, Any]) -> Any:
 
 
 def peak_of(run: Callable[[], Any], device: str) -> tuple[Any, int]:
-    """(what `run` returns, most bytes that PyTorch's allocator held meanwhile, beyond what it held before)."""
+    """(the result of `run`, most bytes that PyTorch's allocator held meanwhile beyond those from before)."""
     if device == "cuda":
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -72,35 +72,22 @@ def peak_of(run: Callable[[], Any], device: str) -> tuple[Any, int]:
         torch.cuda.synchronize()
         return made, torch.cuda.max_memory_allocated() - before
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it writes two lines to stderr at each use
-    # Not `torch.profiler`, which is this one and imports the compiler.
+    # `torch.profiler` is the same profiler, but imports the compiler.
     with torch.autograd.profiler.profile(profile_memory=True) as profiler:
         made = run()
     held = peak = 0
-    for size in allocations(profiler):
-        held += size
+    for event in memory_events(profiler):
+        held += event.nbytes()
         peak = max(peak, held)
     return made, peak
-
-
-def allocations(profiler: Any) -> list[int]:
-    """Bytes allocated (freed: negative) on the CPU, one after the other."""
-    return [e.nbytes() for e in memory_events(profiler)]
-
-
-def _tensors(structure: Any) -> list[torch.Tensor]:
-    return [t for t in tree_leaves(structure) if isinstance(t, torch.Tensor)]
 
 
 def _call(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], list[torch.Tensor]]:
     """The call with its arguments, and the tensors among these."""
     if description["op"].startswith("implementation."):
         return _implementation(description, device)
-    name, _, overload = description["op"].removeprefix("aten.").rpartition(".")
-    namespace = torch.ops.aten if description["op"].startswith("aten.") else torch.ops
-    call: Any = namespace
-    for part in name.split("."):
-        call = getattr(call, part)
-    call = getattr(call, overload)
+    call: Any = operator.attrgetter(description["op"])(torch.ops)
+    name = description["op"].removeprefix("aten.").rpartition(".")[0]
     if device == "cuda":
         torch.cuda.empty_cache()  # blocks cut for the previous operation may not fit this one
     pending: list[torch.Tensor] = []
@@ -109,15 +96,15 @@ def _call(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], 
     if name == "max_pool2d_with_indices_backward":  # (gradient, input, window..., indices): only a forward knows them
         args[7].copy_(torch.ops.aten.max_pool2d_with_indices.default(*args[1:7])[1])
     elif name == "native_batch_norm_backward" and args[2] is not None:
-        # With fake tensors of half precision the saved statistics are so too; real ones have the weight's dtype.
+        # Fake tensors give the saved statistics half precision; real ones have the weight's dtype.
         args[5:7] = [None if x is None else x.to(args[2].dtype) for x in args[5:7]]
     elif name == "remat.recurrent_backward" and args[1] is not None:
-        args[1] = torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
+        args[1] = _random.random_state(torch.device(device))
     elif name in _INDEX_LIMITS:
         limit = _INDEX_LIMITS[name](args)
         for indices in pending:
             indices.copy_(torch.randint(max(1, limit), indices.shape, device=device))
-    return (lambda: call(*args, **kwargs)), _tensors((args, kwargs))
+    return (lambda: call(*args, **kwargs)), tensors_of((args, kwargs))
 
 
 def _implementation(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], list[torch.Tensor]]:
@@ -129,11 +116,11 @@ def _implementation(description: dict[str, Any], device: str) -> tuple[Callable[
         call = getattr(implementations.IMPLEMENTATIONS[name], side)
     args = _rebuild(description["args"], device, [])
     if (name, side) == ("dropout_replayed", "backward"):
-        args[1] = torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
-    if name == "max_pool2d_offsets" and side == "backward":  # the middle of the window, which lies in the image
+        args[1] = _random.random_state(torch.device(device))
+    if name == "max_pool2d_offsets" and side == "backward":  # the middle of a window is always inside the image
         height, width = (args[3][0], args[3][-1])
         args[-1].fill_(height // 2 * width + width // 2)
-    return (lambda: call(*args)), _tensors(args)
+    return (lambda: call(*args)), tensors_of(args)
 
 
 def _cuda_ns(run: Callable[[], object], n: int) -> float:

@@ -1,14 +1,27 @@
-"""Other implementations of ATen's operators: what their backward pass reads, where they write, with which algorithm.
+"""Other implementations of ATen's operators: other tensors read backward, other memory written, other algorithms.
 
-Pure functions on tensors without autograd, for graphs in which they replace calls of a captured training step, and a
-table `IMPLEMENTATIONS` that says of each what it stands for. After MONeT (Shah et al., ICLR 2021).
+Pure functions on tensors without autograd, for graphs in which they replace calls of a captured training step. The
+table `IMPLEMENTATIONS` says which calls each of them replaces. After MONeT (Shah et al., ICLR 2021).
 """
 
+from remat.torch.implementations import _table_layers, _table_pointwise
 from remat.torch.implementations._affine import NotInvertible, why_not_invertible
 from remat.torch.implementations._batch_norm import batch_norm_backward_from_leaky_relu
 from remat.torch.implementations._bits import dense_strides
-from remat.torch.implementations._table import IMPLEMENTATIONS
 from remat.torch.implementations._types import Calls, Family, TorchImplementation, all_arguments, value_of
+
+IMPLEMENTATIONS: dict[str, TorchImplementation] = {
+    implementation.name: implementation
+    for implementation in (
+        *_table_pointwise.ACTIVATIONS,
+        *_table_pointwise.MASKS,
+        *_table_pointwise.DROPOUT,
+        *_table_layers.MAX_POOL,
+        *_table_layers.NORMS,
+        *_table_layers.CONVOLUTIONS,
+        *_table_pointwise.IN_PLACE,
+    )
+}
 
 __all__ = [
     "IMPLEMENTATIONS",

@@ -1,10 +1,10 @@
 """Batch norm in training from its output, alone or followed by an invertible activation.
 
 In-Place Activated BatchNorm (Rota Bulo, Porzi, Kontschieder, CVPR 2018), written from the paper's equations.
-Departures: the weight is not replaced by |weight| + eps, so the model is the same, and weights too small to divide by
-are refused (`remat.torch.implementations._affine`). ReLU is not invertible and has no such form. Gradients agree with
-the default's to 1e-5 of the largest in float32 and 1e-10 in float64; half precision is refused. Shapes are those
-of `aten.native_batch_norm_backward`: grad and output [N, C, ...], weight, bias and rstd [C].
+Departures: the weight stays, where the paper takes |weight| + eps, so that the model is the same; weights too small to
+divide by are refused (`remat.torch.implementations._affine`). ReLU is not invertible and has no such form. Gradients
+agree with the default's to 1e-5 of the largest in float32 and 1e-10 in float64; half precision is refused. Shapes are
+those of `aten.native_batch_norm_backward`: grad and output [N, C, ...], weight, bias and rstd [C].
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from remat.torch.implementations._affine import NotInvertible, require_invertible
+from remat.torch.implementations._types import Gradients
 
 aten = torch.ops.aten
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of input, weight and bias; None unless asked for
 
 
 def batch_norm_checked(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, training: bool,
     momentum: float, eps: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """`aten._native_batch_norm_legit_functional`, whose output may stand for its input. Same bits.
+    """`aten._native_batch_norm_legit_functional`, whose output may replace its input. Same bits.
 
     Raises:
         NotInvertible: before anything is computed, so that the caller can take the default.
@@ -39,9 +39,8 @@ def batch_norm_backward_from_output(
 ) -> Gradients:  # fmt: skip
     """Gradients of batch norm in training from its output. Workspace: the default's (on a CPU, a tensor like it).
 
-    ATen's kernel takes (x - mean) * rstd for the normalised input; with the output for x, the bias for the mean and
-    1 / weight for rstd it is the same, and what it multiplies the result with, rstd * weight, is put right
-    by a weight of weight^2 * rstd.
+    ATen's kernel computes the normalised input as (x - mean) * rstd, and multiplies the result by rstd * weight. It
+    computes the same from the output as x, the bias as mean, 1 / weight as rstd and weight^2 * rstd as weight.
     """
     bias = torch.zeros_like(save_rstd) if bias is None else bias
     inverse = torch.ones_like(save_rstd) if weight is None else weight.reciprocal()
@@ -75,17 +74,16 @@ def batch_norm_leaky_relu_backward(
 ) -> Gradients:  # fmt: skip
     """Gradients of both from the activated output. Workspace: two tensors like it beside batch norm's own."""
     inner = aten.leaky_relu_backward.default(grad, output, negative_slope, True)
-    y = aten.leaky_relu.default(output, 1 / negative_slope)
-    return batch_norm_backward_from_output(inner, y, weight, bias, save_rstd, output_mask)
+    return batch_norm_backward_from_leaky_relu(inner, output, weight, bias, save_rstd, negative_slope, output_mask)
 
 
 def batch_norm_backward_from_leaky_relu(
     grad: Tensor, activated: Tensor, weight: Tensor | None, bias: Tensor | None, save_rstd: Tensor,
     negative_slope: float, output_mask: Sequence[bool],
 ) -> Gradients:  # fmt: skip
-    """`batch_norm_backward_from_output` where a leaky ReLU was written over that output, which is inverted first.
+    """`batch_norm_backward_from_output` from the output of a leaky ReLU, which is inverted first.
 
-    grad is that of batch norm's output. Workspace: a tensor like it beside batch norm's own.
+    grad is the gradient of batch norm's output. Workspace: a tensor like it beside batch norm's own.
     """
     y = aten.leaky_relu.default(activated, 1 / negative_slope)
     return batch_norm_backward_from_output(grad, y, weight, bias, save_rstd, output_mask)

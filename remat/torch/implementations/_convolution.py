@@ -1,8 +1,8 @@
-"""Convolution by another kernel than the one that PyTorch takes by default, through its own switches.
+"""Convolution by another kernel than PyTorch's default one, chosen through PyTorch's own switches.
 
-On a CPU the default is oneDNN for float32, and ATen's own kernels for float64. On CUDA it is what cuDNN's heuristic
-says. Functions take what `aten.convolution` and `aten.convolution_backward` take and agree with them to rounding: 1e-5
-of the largest in float32, 1e-12 in float64. Switches are PyTorch's global ones, set during the call alone.
+On a CPU the default is oneDNN for float32, and ATen's own kernels for float64. On CUDA cuDNN's heuristic chooses.
+Functions take the arguments of `aten.convolution` and `aten.convolution_backward` and agree with them to rounding: 1e-5
+of the largest in float32, 1e-12 in float64. The switches are global; each is set only during the call.
 
 cuDNN's workspace cannot be limited call by call: PyTorch takes the first plan, or the fastest, whose workspace it can
 allocate (pytorch/pytorch#49207 asks for a limit and is open). The variable CUDNN_CONV_WSCAP_DBG limits it in MiB for a
@@ -12,16 +12,16 @@ Nothing here was tested on CUDA.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from remat.torch.implementations._types import Gradients
+
 aten = torch.ops.aten
-Ints = Sequence[int]
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of input, weight and bias; None unless asked for
 
 
 def convolution_native(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
@@ -41,9 +41,9 @@ def convolution_native_backward(grad: Tensor, x: Tensor, weight: Tensor, *args: 
 
 
 def convolution_channels_last(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
-    """The default kernel on copies with channels last; the result is copied to the layout of the default call's.
+    """The default kernel on copies with channels last; the result is copied to the layout of the default's.
 
-    Workspace: one input, one weight and one output, less what is with channels last already.
+    Workspace: one input, one weight and one output, less those that have channels last already.
     """
     y = aten.convolution.default(_channels_last(x), _channels_last(weight), *args)
     return y if _is_channels_last(x) or _is_channels_last(weight) else y.contiguous()
@@ -54,44 +54,44 @@ def convolution_channels_last_backward(grad: Tensor, x: Tensor, weight: Tensor, 
     made = aten.convolution_backward.default(_channels_last(grad), _channels_last(x), _channels_last(weight), *args)
     if _is_channels_last(x) or _is_channels_last(weight):
         return made
-    gradients = tuple(None if t is None else t.contiguous() for t in made)
-    return gradients  # pyright: ignore[reportReturnType]
+    of_input, of_weight, of_bias = (None if t is None else t.contiguous() for t in made)
+    return of_input, of_weight, of_bias
 
 
 def convolution_cudnn_benchmark(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
     """cuDNN's fastest plan for these shapes, timed at the first call. Workspace: the fastest plan's, any size. CUDA."""
-    return _under(_cudnn(benchmark=True), aten.convolution.default, x, weight, *args)
+    with _switched(torch.backends.cudnn, benchmark=True):
+        return aten.convolution.default(x, weight, *args)
 
 
 def convolution_cudnn_benchmark_backward(grad: Tensor, x: Tensor, weight: Tensor, *args: Any) -> Gradients:
     """cuDNN's fastest plans for these shapes. CUDA."""
-    return _under(_cudnn(benchmark=True), aten.convolution_backward.default, grad, x, weight, *args)
+    with _switched(torch.backends.cudnn, benchmark=True):
+        return aten.convolution_backward.default(grad, x, weight, *args)
 
 
 def convolution_cudnn_deterministic(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
     """A plan of cuDNN that adds in a fixed order, by its heuristic. CUDA."""
-    return _under(_cudnn(benchmark=False, deterministic=True), aten.convolution.default, x, weight, *args)
+    with _switched(torch.backends.cudnn, benchmark=False, deterministic=True):
+        return aten.convolution.default(x, weight, *args)
 
 
 def convolution_cudnn_deterministic_backward(grad: Tensor, x: Tensor, weight: Tensor, *args: Any) -> Gradients:
     """Plans of cuDNN that add in a fixed order, by its heuristic. CUDA."""
-    switches = _cudnn(benchmark=False, deterministic=True)
-    return _under(switches, aten.convolution_backward.default, grad, x, weight, *args)
+    with _switched(torch.backends.cudnn, benchmark=False, deterministic=True):
+        return aten.convolution_backward.default(grad, x, weight, *args)
 
 
 @contextmanager
 def _native() -> Iterator[None]:
-    with _switched(torch.backends.mkldnn, enabled=False), _switched(torch.backends.cudnn, enabled=False):
-        (before,) = torch.backends.nnpack.set_flags(False)
-        try:
-            yield
-        finally:
-            torch.backends.nnpack.set_flags(before)
+    cpu, cuda = torch.backends.mkldnn, torch.backends.cudnn
+    with _switched(cpu, enabled=False), _switched(cuda, enabled=False), torch.backends.nnpack.flags(enabled=False):
+        yield
 
 
 @contextmanager
 def _switched(backend: Any, **switches: bool) -> Iterator[None]:
-    """A backend's switches set for a while."""
+    """Set a backend's switches for a while."""
     before = {name: getattr(backend, name) for name in switches}
     try:
         for name, value in switches.items():
@@ -100,15 +100,6 @@ def _switched(backend: Any, **switches: bool) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(backend, name, value)
-
-
-def _cudnn(**switches: bool) -> AbstractContextManager[None]:
-    return _switched(torch.backends.cudnn, **switches)
-
-
-def _under(switches: AbstractContextManager[None], call: Callable[..., Any], *args: Any) -> Any:
-    with switches:
-        return call(*args)
 
 
 def _channels_last(x: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Dropout that keeps one bit per element, or nothing but the random state that its mask was drawn from.
+"""Dropout that keeps one bit per element, or only the random state from which its mask was drawn.
 
-ATen's keeps a mask of one byte per element. Gradients have the same bits. `aten.native_dropout` is what a captured
-graph holds; where its rounding is not that of eager mode on a CPU, the capture writes noise instead: ``x * (b / keep)``
-with zeros and ones b (`remat.bernoulli_like`), kept in the type of x. Both draw random numbers: one run of the
-forward function for one run of the call it stands for, in the same order, or later draws shift.
+ATen's keeps a mask of one byte per element. Gradients have the same bits. A captured graph holds `aten.native_dropout`;
+where that rounds unlike eager mode on a CPU, the capture writes noise instead: ``x * (b / keep)`` with zeros and ones b
+(`remat.bernoulli_like`), kept in the type of x. Both draw random numbers: the forward function must run once for each
+run of the call that it replaces, in the same order, or later draws shift.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from remat.errors import InvalidInput
-from remat.torch._aot import random_state, with_random_state
+from remat.torch._private import is_fake
+from remat.torch._random import random_state, with_random_state
 from remat.torch.implementations._bits import dense_strides, flags_like, pack, unpack
-from remat.torch.implementations._fake import is_fake
 
 aten = torch.ops.aten
 
@@ -24,10 +24,10 @@ aten = torch.ops.aten
 def dropout_packed(
     x: Tensor, p: float, train: bool | None, strides: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(`native_dropout(x)`'s output, bits [ceil(n / 8)] uint8: what passes). Workspace: 2 bytes per element.
+    """(`native_dropout(x)`'s output, bits [ceil(n / 8)] uint8: which elements pass). Workspace: 2 bytes per element.
 
     Args:
-        strides: dense ones, in whose order bits are packed, whatever the layout turns out to be; by default x's own.
+        strides: dense strides that give the order of the packed bits, in any layout of x; by default x's own.
     """
     y, mask = aten.native_dropout.default(x, p, train)
     memory, passes = flags_like(x, strides)
@@ -36,7 +36,7 @@ def dropout_packed(
 
 
 def dropout_packed_backward(grad: Tensor, packed: Tensor, scale: float, strides: Sequence[int]) -> Tensor:
-    """`native_dropout_backward` by the mask, packed by these strides. Workspace: 1 byte per element."""
+    """`native_dropout_backward` by the packed mask of these strides. Workspace: 1 byte per element."""
     return aten.native_dropout_backward.default(grad, unpack(packed, grad.shape, strides), scale)
 
 
@@ -46,7 +46,7 @@ def dropout_replayed(
     """(`native_dropout(x)`'s output, the generator's state before it: 5056 bytes on a CPU, 16 on CUDA).
 
     Args:
-        strides: that the backward pass will draw the mask with; the order of draws is that of the memory.
+        strides: of the mask that the backward pass will draw; the order of draws is the order in memory.
 
     Raises:
         InvalidInput: the mask has other strides.
@@ -57,30 +57,24 @@ def dropout_replayed(
 
 
 def dropout_replayed_backward(grad: Tensor, state: Tensor, p: float, scale: float, strides: Sequence[int]) -> Tensor:
-    """`native_dropout_backward` by the mask drawn again from `state`; the generator is left as it was.
+    """`native_dropout_backward` by the mask drawn again from `state`; the generator keeps its state.
 
-    Workspace: the mask, 1 byte per element, and what drawing takes (on a CPU 4 bytes more; on CUDA, where the fused
-    kernel must run again, two tensors like `grad`). Written for CUDA but not tested there.
+    Workspace: the mask, 1 byte per element, and the memory of the draw (on a CPU 4 bytes more per element; on CUDA,
+    where the fused kernel must run again, two tensors like `grad`). Written for CUDA but not tested there.
 
     Args:
         strides: those of the mask, `dense_strides` of dropout's input.
     """
-    mask = _again(state, _drawn_mask, torch.empty_strided(grad.shape, strides, dtype=torch.bool, device=grad.device), p,
-                  grad.dtype)  # fmt: skip
+    mask = torch.empty_strided(grad.shape, strides, dtype=torch.bool, device=grad.device)
+    if not is_fake(state):
+        mask = with_random_state(state, _drawn_mask, mask, p, grad.dtype)
     return aten.native_dropout_backward.default(grad, mask, scale)
 
 
 def _check_strides(x: Tensor, strides: Sequence[int] | None) -> None:
     own = zip(x.shape, dense_strides(x), strides or dense_strides(x), strict=True)
     if any(n > 1 and has != wanted for n, has, wanted in own):
-        raise InvalidInput(f"dropout's mask has strides {dense_strides(x)}, but is to be drawn again with {strides}")
-
-
-def _again(state: Tensor, target: object, like: Tensor, *args: object) -> Tensor:
-    """What `target` draws in place of `like` from `state`."""
-    if is_fake(state):
-        return like
-    return with_random_state(state, target, like, *args)  # pyright: ignore[reportArgumentType]
+        raise InvalidInput(f"dropout's mask has strides {dense_strides(x)}, but would be drawn again with {strides}")
 
 
 def _drawn_mask(mask: Tensor, p: float, dtype: torch.dtype) -> Tensor:

@@ -1,8 +1,8 @@
-"""ReLU and hardtanh that keep one bit per element, where neither input nor output need be kept.
+"""ReLU and hardtanh that keep one bit per element and need neither input nor output afterwards.
 
-What MONeT (Shah et al., ICLR 2021, section 4) calls intermediate-activated: the next operator may overwrite or drop the
-output. n elements of b bytes keep ceil(n / 8) bytes, a 1 / 8b of a tensor, in the order in which
-the output lies in memory, whatever its layout. Workspace: n bytes forward and n bytes backward.
+MONeT (Shah et al., ICLR 2021, section 4) calls them intermediate-activated: the next operator may overwrite or drop the
+output. n elements of b bytes keep ceil(n / 8) bytes, a 1 / 8b of a tensor, in the order in which the output lies in
+memory, in any layout. Workspace: n bytes forward and n bytes backward.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def relu_packed(x: Tensor, strides: Sequence[int] | None = None) -> tuple[Tensor
     """(`relu(x)`, bits [ceil(n / 8)] uint8: where the gradient stops). The output has the same bits.
 
     Args:
-        strides: dense ones, in whose order bits are packed, whatever the layout turns out to be; by default x's own.
+        strides: dense strides that give the order of the packed bits, in any layout of x; by default x's own.
     """
     y = aten.relu.default(x)
     memory, stops = flags_like(x, strides)
@@ -34,7 +34,7 @@ def hardtanh_packed(
 ) -> tuple[Tensor, Tensor]:
     """(`hardtanh(x)`, bits [ceil(n / 8)] uint8: where the gradient stops). ReLU6 has bounds 0 and 6.
 
-    The gradient of NaN is zero. ATen's is so in the vectorised part of its loop, and passes in the scalar tail.
+    The gradient of NaN is zero. ATen's is zero in the vectorised part of its loop, and passes in the scalar tail.
     `strides` as for `relu_packed`.
     """
     y = aten.hardtanh.default(x, min_val, max_val)
@@ -48,6 +48,6 @@ def packed_backward(grad: Tensor, packed: Tensor, strides: Sequence[int]) -> Ten
     """`grad` where the packed bits let it pass, else zero: the bits of `aten.threshold_backward`, NaN included.
 
     Args:
-        strides: those that the forward function packed by.
+        strides: those of the forward function.
     """
     return zeroed(grad, unpack(packed, grad.shape, strides))

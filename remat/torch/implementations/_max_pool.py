@@ -1,7 +1,7 @@
-"""Max pooling whose backward pass reads less than ATen's, which is given the input and int64 indices.
+"""Max pooling whose backward pass needs less than ATen's, which takes the input and int64 indices.
 
 ATen's backward reads the indices and only the shape of the input. All forms here add up gradients by the same indices
-in the same order, so these have the same bits, with ties and NaN, in any layout.
+in the same order, so that the bits are the same, with ties and NaN, in any layout.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 aten = torch.ops.aten
 Ints = Sequence[int]
-MOST_CELLS = 256  # of a window whose offsets a byte can hold
+MOST_CELLS = 256  # of a window: a byte holds one offset
 
 
 def max_pool2d_values(
@@ -31,7 +31,7 @@ def max_pool2d_values(
 def max_pool2d_backward_recomputed(
     grad: Tensor, x: Tensor, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool
 ) -> Tensor:
-    """Backward that pools the input again for the indices; only the input is kept. Workspace: output and indices."""
+    """Backward that pools the input again to get the indices; only the input is kept. Workspace: output and indices."""
     window = (kernel_size, stride, padding, dilation, ceil_mode)
     indices = aten.max_pool2d_with_indices.default(x, *window)[1]
     return aten.max_pool2d_with_indices_backward.default(grad, x, *window, indices)
@@ -43,16 +43,16 @@ def max_pool2d_backward_from_indices(
 ) -> Tensor:  # fmt: skip
     """Backward from ATen's int64 indices and the input's `size` and `strides`, without the input.
 
-    On a CPU gradients are added up in the order in which ATen's kernel does, without a workspace. On CUDA its kernel
-    is given memory in place of the input, which is a workspace of the input's size that is not written to.
+    On a CPU gradients are added up in the order of ATen's kernel, without a workspace. On CUDA ATen's kernel gets
+    memory of the input's size in place of the input, a workspace that is never written.
     """
     if grad.device.type != "cpu" or grad.dtype not in (torch.float32, torch.float64):  # half adds up in float32 there
         like = torch.empty_strided(size, strides, dtype=grad.dtype, device=grad.device)
         window = (kernel_size, stride, padding, dilation, ceil_mode)
         return aten.max_pool2d_with_indices_backward.default(grad, like, *window, indices)
-    made = torch.empty(tuple(size), dtype=grad.dtype, memory_format=_memory_format(size, strides)).zero_()
-    made.flatten(-2).scatter_add_(-1, indices.flatten(-2), grad.flatten(-2))
-    return made
+    out = torch.empty(tuple(size), dtype=grad.dtype, memory_format=_memory_format(size, strides)).zero_()
+    out.flatten(-2).scatter_add_(-1, indices.flatten(-2), grad.flatten(-2))
+    return out
 
 
 def max_pool2d_offsets(
@@ -63,7 +63,7 @@ def max_pool2d_offsets(
     dilation: Ints = (1,),
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """(max pooling of x, uint8 of the output's shape: which cell of its window, row by row).
+    """(max pooling of x, uint8 of the output's shape: the cell of its window, counted row by row).
 
     An eighth of the int64 indices, for windows of up to 256 cells. Workspace: the indices and three times as much.
     """
@@ -83,7 +83,7 @@ def max_pool2d_backward_from_offsets(
     grad: Tensor, size: Ints, strides: Ints, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints,
     ceil_mode: bool, offsets: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Backward from offsets in windows, for an input of that size and strides, which is not read.
+    """Backward from offsets in windows, for an input of this size and these strides, which is not read.
 
     Workspace: int64 indices twice, and that of `max_pool2d_backward_from_indices`.
     """

@@ -1,9 +1,9 @@
-"""Layer norm, group norm and softmax from their outputs.
+"""Layer norm and group norm from their outputs.
 
-The normalised input comes back as (y - bias) / weight, and ATen's backward runs on it with mean 0 and rstd 1; what it
-returns for the input is then multiplied by rstd in place. Gradients agree with the default's to 1e-5 of the
-largest in float32 and 1e-10 in float64. Weights too small to divide by are refused in the forward pass, while the
-input is there (`NotInvertible`). Workspace: one tensor like the output, none without an affine map.
+The normalised input is (y - bias) / weight. ATen's backward runs on it with mean 0 and rstd 1; the gradient of the
+input is then multiplied by rstd in place. Gradients agree with the default's to 1e-5 of the largest in float32 and
+1e-10 in float64. The forward pass, which still has the input, refuses weights too small to divide by (`NotInvertible`).
+Workspace: one tensor like the output, none without an affine map.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from remat.torch.implementations._affine import normalised, require_invertible
+from remat.torch.implementations._types import Gradients
 
 aten = torch.ops.aten
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of input, weight and bias; None unless asked for
 
 
 def layer_norm_checked(
@@ -71,13 +71,3 @@ def group_norm_backward_from_output(
     if output_mask[0]:
         gradients[0].mul_(rstd.repeat_interleave(c // group, dim=1).view(n, c, *around))
     return gradients
-
-
-def softmax_backward_from_output(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """``y * (grad - sum(grad * y))``, which is ATen's default already. Same bits, no workspace."""
-    return aten._softmax_backward_data.default(grad, output, dim, dtype)
-
-
-def log_softmax_backward_from_output(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """``grad - exp(y) * sum(grad)``, which is ATen's default already. Same bits, no workspace."""
-    return aten._log_softmax_backward_data.default(grad, output, dim, dtype)

@@ -23,7 +23,7 @@ def _pool_of_shape(c: Calls, indices: Any) -> tuple[Any, ...]:
 
 def _pool_why_not(c: Calls) -> str:
     cells = c.forward[0][1][0] * c.forward[0][1][-1]
-    return "" if cells <= _max_pool.MOST_CELLS else f"a window of {cells} cells has more than a byte can tell apart"
+    return "" if cells <= _max_pool.MOST_CELLS else f"the window has {cells} cells, more than a byte can number"
 
 
 MAX_POOL = (
@@ -47,7 +47,7 @@ def _batch_norm_why_not(c: Calls) -> str:
 
 
 def _leaky_abn_why_not(c: Calls) -> str:
-    return _batch_norm_why_not(c) if c.forward[1][1] >= 1e-3 else "so flat a leaky ReLU cannot be inverted"
+    return _batch_norm_why_not(c) if c.forward[1][1] >= 1e-3 else "a leaky ReLU of so small a slope cannot be inverted"
 
 
 def _norm_why_not(x: int, weight: int, bias: int) -> Any:
@@ -60,11 +60,6 @@ def _norm_why_not(x: int, weight: int, bias: int) -> Any:
 
 _BN_RESULTS, _ABN_RESULTS = tuple((0, i) for i in range(5)), ((1, 0), *((0, i) for i in range(1, 5)))
 _AFFINE = ("output", "weight", "bias", "rstd")
-_NORM: dict[str, Any] = {"exact": False, "tolerance": NORM_TOLERANCE}
-
-
-def _fused_arguments(c: Calls) -> tuple[Any, ...]:
-    return (*c.forward[0], *c.forward[1][1:])
 
 
 NORMS = (
@@ -73,37 +68,36 @@ NORMS = (
         forward=_batch_norm.batch_norm_checked, backward=_batch_norm.batch_norm_backward_from_output,
         backward_arguments=lambda c: (
             c.backward[0][0], c.results[0], *c.forward[0][1:3], c.results[2], c.backward[0][-1]),
-        why_not=_batch_norm_why_not, source=INPLACE_ABN, **_NORM),
+        why_not=_batch_norm_why_not, tolerance=NORM_TOLERANCE, source=INPLACE_ABN),
     TorchImplementation(
         "batch_norm_leaky_relu", OUTPUT, (BATCH_NORM, "aten.leaky_relu"),
         ("aten.leaky_relu_backward", BATCH_NORM_BACKWARD), _AFFINE, _ABN_RESULTS,
         forward=_batch_norm.batch_norm_leaky_relu, backward=_batch_norm.batch_norm_leaky_relu_backward,
-        forward_arguments=_fused_arguments,
+        forward_arguments=lambda c: (*c.forward[0], *c.forward[1][1:]),
         backward_arguments=lambda c: (
             c.backward[0][0], c.results[0], *c.forward[0][1:3], c.results[2], c.forward[1][1], c.backward[1][-1]),
-        why_not=_leaky_abn_why_not, source=INPLACE_ABN, **_NORM),
+        why_not=_leaky_abn_why_not, tolerance=NORM_TOLERANCE, source=INPLACE_ABN),
     TorchImplementation(
         "layer_norm_from_output", OUTPUT, ("aten.native_layer_norm",), ("aten.native_layer_norm_backward",), _AFFINE,
         ((0, 0), (0, 1), (0, 2)), forward=_norms.layer_norm_checked, backward=_norms.layer_norm_backward_from_output,
         backward_arguments=lambda c: (
             c.backward[0][0], c.results[0], c.forward[0][1], c.results[2], *c.forward[0][2:4], c.backward[0][-1]),
-        why_not=_norm_why_not(0, 2, 3), source=INPLACE_ABN, **_NORM),
+        why_not=_norm_why_not(0, 2, 3), tolerance=NORM_TOLERANCE, source=INPLACE_ABN),
     TorchImplementation(
         "group_norm_from_output", OUTPUT, ("aten.native_group_norm",), ("aten.native_group_norm_backward",), _AFFINE,
         ((0, 0), (0, 1), (0, 2)), forward=_norms.group_norm_checked, backward=_norms.group_norm_backward_from_output,
         backward_arguments=lambda c: (
             c.backward[0][0], c.results[0], c.results[2], *c.forward[0][1:3], *c.backward[0][5:]),
-        why_not=_norm_why_not(0, 1, 2), source=INPLACE_ABN, **_NORM),
+        why_not=_norm_why_not(0, 1, 2), tolerance=NORM_TOLERANCE, source=INPLACE_ABN),
 )  # fmt: skip
 
 
 def _im2col_why_not(c: Calls) -> str:
     x, weight, _bias, _stride, _padding, _dilation, transposed, _output_padding, groups = map(value_of, c.forward[0])
     if transposed or groups != 1 or x.dim() != 4:
-        return "only convolutions of images without groups have columns here"
-    return (
-        "" if x.is_contiguous() and weight.is_contiguous() else "results would be in another layout than the default's"
-    )
+        return "only convolutions of images without groups can be done by im2col here"
+    same_layout = x.is_contiguous() and weight.is_contiguous()
+    return "" if same_layout else "results would have another layout than the default's"
 
 
 def _images_why_not(c: Calls) -> str:
@@ -115,8 +109,7 @@ def _convolution_of(name: str, module: Any, **more: Any) -> TorchImplementation:
         f"convolution_{name}", Family.ALGORITHM, ("aten.convolution",), ("aten.convolution_backward",),
         ("input", "weight"),
         forward=getattr(module, f"convolution_{name}"), backward=getattr(module, f"convolution_{name}_backward"),
-        backward_arguments=lambda c: c.backward[0], exact=False,
-        tolerance={"float32": 1e-5, "float64": 1e-12}, **more,
+        backward_arguments=lambda c: c.backward[0], tolerance={"float32": 1e-5, "float64": 1e-12}, **more,
     )  # fmt: skip
 
 

@@ -1,13 +1,16 @@
-"""Activations and dropout as data. A backward call's arguments are named where they are taken apart."""
+"""Activations and dropout as data."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from remat.torch.implementations import _activations, _dropout, _in_place, _masks, _norms
+import torch
+
+from remat.torch.implementations import _activations, _dropout, _in_place, _masks
 from remat.torch.implementations._bits import dense_strides
 from remat.torch.implementations._types import Calls, Family, TorchImplementation, value_of
 
+aten = torch.ops.aten
 OUTPUT, INTERMEDIATE = Family.OUTPUT, Family.INTERMEDIATE
 
 
@@ -16,7 +19,7 @@ def _strides_of_input(c: Calls) -> tuple[int, ...]:
 
 
 def _from_output(c: Calls) -> tuple[Any, ...]:
-    """The backward call's own arguments with the output in place of its second."""
+    """The backward call's own arguments, with the output in place of the second one."""
     grad, _, *options = c.backward[0]
     return (grad, c.results[0], *options)
 
@@ -29,7 +32,7 @@ def _activation(name: str, backward: Any, backward_kind: str, **more: Any) -> To
 
 
 def _leaky_relu_why_not(c: Calls) -> str:
-    return "" if c.backward[0][2] >= 0 else "the sign of the output does not tell that of the input"
+    return "" if c.backward[0][2] >= 0 else "the output's sign does not determine the input's"
 
 
 def _elu_arguments(c: Calls) -> tuple[Any, ...]:
@@ -38,18 +41,18 @@ def _elu_arguments(c: Calls) -> tuple[Any, ...]:
 
 
 def _elu_why_not(c: Calls) -> str:
-    return "" if min(c.backward[0][1:4]) > 0 else "the output does not tell the side of zero that the input is on"
+    return "" if min(c.backward[0][1:4]) > 0 else "the output does not determine on which side of zero the input is"
 
 
-_ELU: dict[str, Any] = {"backward_arguments": _elu_arguments, "why_not": _elu_why_not, "exact": False,
+_ELU: dict[str, Any] = {"backward_arguments": _elu_arguments, "why_not": _elu_why_not,
                         "tolerance": {"float32": 1e-6, "float64": 1e-14}}  # fmt: skip
 ACTIVATIONS = (
-    _activation("relu", _activations.relu_backward_from_output, "threshold_backward", is_default=True,
-                backward_arguments=lambda c: (c.backward[0][0], c.results[0])),
-    _activation("sigmoid", _activations.sigmoid_backward_from_output, "sigmoid_backward", is_default=True),
-    _activation("tanh", _activations.tanh_backward_from_output, "tanh_backward", is_default=True),
-    _activation("_softmax", _norms.softmax_backward_from_output, "_softmax_backward_data", is_default=True),
-    _activation("_log_softmax", _norms.log_softmax_backward_from_output, "_log_softmax_backward_data", is_default=True),
+    # ATen's own backward operators of these five read the output already.
+    _activation("relu", aten.threshold_backward.default, "threshold_backward", is_default=True),
+    _activation("sigmoid", aten.sigmoid_backward.default, "sigmoid_backward", is_default=True),
+    _activation("tanh", aten.tanh_backward.default, "tanh_backward", is_default=True),
+    _activation("_softmax", aten._softmax_backward_data.default, "_softmax_backward_data", is_default=True),
+    _activation("_log_softmax", aten._log_softmax_backward_data.default, "_log_softmax_backward_data", is_default=True),
     _activation("hardtanh", _activations.hardtanh_backward_from_output, "hardtanh_backward"),
     _activation("leaky_relu", _activations.leaky_relu_backward_from_output, "leaky_relu_backward",
                 backward_arguments=lambda c: (c.backward[0][0], c.results[0], c.backward[0][2]),
@@ -60,7 +63,7 @@ ACTIVATIONS = (
 
 
 def _with_strides(c: Calls) -> tuple[Any, ...]:
-    """The forward call's arguments and the strides that backward expects, should the run's differ from the trace's."""
+    """The forward call's arguments, then the strides that backward expects; those of the run may differ."""
     return *c.forward[0], _strides_of_input(c)
 
 
@@ -68,42 +71,41 @@ def _by_bits(c: Calls) -> tuple[Any, ...]:
     return c.backward[0][0], c.kept[0], _strides_of_input(c)
 
 
-MASKS = (
-    TorchImplementation("relu_packed", INTERMEDIATE, ("aten.relu",), ("aten.threshold_backward",), ("bits",),
-                        kept=("bits",), forward_arguments=_with_strides,
-                        forward=_masks.relu_packed, backward=_masks.packed_backward,
-                        backward_arguments=_by_bits),
-    TorchImplementation("hardtanh_packed", INTERMEDIATE, ("aten.hardtanh",), ("aten.hardtanh_backward",), ("bits",),
-                        kept=("bits",), forward_arguments=_with_strides,
-                        forward=_masks.hardtanh_packed, backward=_masks.packed_backward,
-                        backward_arguments=_by_bits),
-)  # fmt: skip
+def _mask(name: str, backward_kind: str) -> TorchImplementation:
+    return TorchImplementation(
+        f"{name}_packed", INTERMEDIATE, (f"aten.{name}",), (f"aten.{backward_kind}",), ("bits",), kept=("bits",),
+        forward_arguments=_with_strides, forward=getattr(_masks, f"{name}_packed"),
+        backward=_masks.packed_backward, backward_arguments=_by_bits,
+    )  # fmt: skip
 
-_DROPOUT = (("aten.native_dropout",), ("aten.native_dropout_backward",))
+
+MASKS = (_mask("relu", "threshold_backward"), _mask("hardtanh", "hardtanh_backward"))
 
 
 def _dropout_why_not(c: Calls) -> str:
     return "" if c.forward[0][2] is not False else "nothing is drawn"
 
 
+def _dropout_keeping(kept: str, name: str, backward_arguments: Any) -> TorchImplementation:
+    return TorchImplementation(
+        name, INTERMEDIATE, ("aten.native_dropout",), ("aten.native_dropout_backward",), (kept,), kept=(kept,),
+        random=True, forward_arguments=_with_strides, forward=getattr(_dropout, name),
+        backward=getattr(_dropout, f"{name}_backward"), backward_arguments=backward_arguments,
+        why_not=_dropout_why_not,
+    )  # fmt: skip
+
+
 DROPOUT = (
-    TorchImplementation(
-        "dropout_packed", INTERMEDIATE, *_DROPOUT, ("bits",), kept=("bits",), random=True,
-        forward_arguments=_with_strides,
-        forward=_dropout.dropout_packed, backward=_dropout.dropout_packed_backward, why_not=_dropout_why_not,
-        backward_arguments=lambda c: (c.backward[0][0], c.kept[0], c.backward[0][2], _strides_of_input(c))),
-    TorchImplementation(
-        "dropout_replayed", INTERMEDIATE, *_DROPOUT, ("random state",), kept=("random state",), random=True,
-        forward_arguments=_with_strides,
-        forward=_dropout.dropout_replayed, backward=_dropout.dropout_replayed_backward, why_not=_dropout_why_not,
-        backward_arguments=lambda c: (
-            c.backward[0][0], c.kept[0], c.forward[0][1], c.backward[0][2], _strides_of_input(c))),
+    _dropout_keeping("bits", "dropout_packed", lambda c: (
+        c.backward[0][0], c.kept[0], c.backward[0][2], _strides_of_input(c))),
+    _dropout_keeping("random state", "dropout_replayed", lambda c: (
+        c.backward[0][0], c.kept[0], c.forward[0][1], c.backward[0][2], _strides_of_input(c))),
 )  # fmt: skip
 
 
-def _in_place_of(name: str, **more: Any) -> TorchImplementation:
+def _in_place_of(name: str, forward: Any, **more: Any) -> TorchImplementation:
     return TorchImplementation(f"{name}_in_place", Family.IN_PLACE, (f"aten.{name}",), (), (), overwrites=0,
-                               forward=getattr(_in_place, f"{name}_in_place"), **more)  # fmt: skip
+                               forward=forward, **more)  # fmt: skip
 
 
 def _add_why_not(c: Calls) -> str:
@@ -116,8 +118,10 @@ def _add_why_not(c: Calls) -> str:
 
 
 IN_PLACE = (
-    *(_in_place_of(name) for name in ("relu", "hardtanh", "leaky_relu", "elu", "celu", "sigmoid", "tanh", "silu")),
-    _in_place_of("add", why_not=_add_why_not),
+    # SiLU only where no gradient is needed, because its backward reads the input.
+    *(_in_place_of(name, getattr(aten, f"{name}_").default)
+      for name in ("relu", "hardtanh", "leaky_relu", "elu", "celu", "sigmoid", "tanh", "silu")),
+    _in_place_of("add", _in_place.add_in_place, why_not=_add_why_not),
     TorchImplementation(
         "dropout_in_place", Family.IN_PLACE, ("aten.native_dropout",), (), (), ((0, 0), (0, 1)), overwrites=0,
         forward=_in_place.dropout_in_place, random=True, devices=("cpu",)),

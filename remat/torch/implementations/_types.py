@@ -1,4 +1,4 @@
-"""How an implementation of an operator is described: what it stands for, what it reads and keeps, when it applies."""
+"""The description of an implementation: the calls that it replaces, what it reads and keeps, and when it applies."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from remat.torch._private import schema_of
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of input, weight and bias; None unless asked for
 
 
 class Family(enum.Enum):
@@ -24,13 +26,13 @@ class Family(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """ATen calls of a captured graph that an implementation shall stand for; tensors may be `fx` nodes.
+    """ATen calls of a captured graph that an implementation replaces; tensors may be `fx` nodes.
 
     Attributes:
-        forward: of each forward call, in order, all its arguments by position, defaults filled in (`all_arguments`).
-        backward: likewise of the backward calls, in the order in which they run.
-        results: what the forward pass returns, in the order of `TorchImplementation.results`.
-        kept: what the implementation's forward function returns besides, in the order of `TorchImplementation.kept`.
+        forward: for each forward call, in order, all arguments by position, defaults included (`all_arguments`).
+        backward: the same for the backward calls, in the order in which they run.
+        results: of the forward pass, in the order of `TorchImplementation.results`.
+        kept: further results of the implementation's forward function, in the order of `TorchImplementation.kept`.
     """
 
     forward: tuple[tuple[Any, ...], ...]
@@ -49,30 +51,29 @@ def _applies(calls: Calls) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TorchImplementation:
-    """One way to run an operator's forward and backward pass.
+    """One implementation of an operator's forward and backward pass.
 
     Attributes:
         name: unique.
-        forward_kinds: of the chain of forward calls that it stands for (`kind_of`); each call but the last is read by
-            the next one only, as far as the forward pass goes.
-        backward_kinds: of their backward calls, in the order in which they run; () if the backward pass is left alone.
-        reads: what the backward function reads besides the gradient: input, weight, bias, rstd or output,
-            or names among `kept`. Shapes alone are not read.
-        results: of each result of `forward`, before what is kept: (forward call, result of it) that it equals. What is
-            not listed here is not made, and must not be read.
-        kept: what `forward` returns behind these, for the backward pass.
+        forward_kinds: kinds (`kind_of`) of the chain of forward calls that it replaces. In the forward pass, only the
+            next call reads the result of each call but the last.
+        backward_kinds: kinds of their backward calls, in the order in which they run; () if these stay.
+        reads: tensors that the backward function reads besides the gradient: input, weight, bias, rstd or output,
+            or names among `kept`. A tensor of which only the shape matters is not read.
+        results: for each result of `forward` before the kept ones: the (forward call, index of its result) that it
+            equals. Results that are not listed are not computed, and must not be read.
+        kept: further results of `forward`, for the backward pass.
         forward: called with ``forward_arguments(calls)``; returns one tensor, or a tuple of results and kept. None: the
-            forward calls stay as they are.
-        backward: called with ``backward_arguments(calls)``; returns what the last backward call does. None: it stays.
+            forward calls stay.
+        backward: called with ``backward_arguments(calls)``; returns the results of the last backward call. None: it
+            stays.
         why_not: (calls, forward and backward known, with nodes or tensors) -> why it does not apply, '' if it does.
-            Types and shapes only.
-        exact: gradients have the bits of the default's.
-        tolerance: {dtype: largest error relative to the largest gradient} if not.
-        lossy: the network computes something else; none of these.
-        overwrites: argument of the first forward call that the result is written over.
-        random: the forward function draws random numbers: those of the calls that it stands for.
-        is_default: what ATen does anyway.
-        devices: where it can run. All were tested on a CPU if they run there, none on CUDA.
+            It looks at types and shapes only.
+        tolerance: {dtype: largest error relative to the largest gradient}; empty if gradients have the default's bits.
+        overwrites: argument of the first forward call over which the result is written.
+        random: the forward function draws the random numbers of the calls that it replaces.
+        is_default: ATen does the same by default.
+        devices: where it can run. Those that run on a CPU were tested there, none on CUDA.
         source: publication.
     """
 
@@ -88,18 +89,21 @@ class TorchImplementation:
     forward_arguments: Callable[[Calls], tuple[Any, ...]] = _first_forward
     backward_arguments: Callable[[Calls], tuple[Any, ...]] | None = None
     why_not: Callable[[Calls], str] = _applies
-    exact: bool = True
     tolerance: Mapping[str, float] = field(default_factory=dict)
-    lossy: bool = False
     overwrites: int | None = None
     random: bool = False
     is_default: bool = False
     devices: tuple[str, ...] = ("cpu", "cuda")
     source: str = "MONeT, Shah et al., ICLR 2021"
 
+    @property
+    def exact(self) -> bool:
+        """Whether gradients have the bits of the default's."""
+        return not self.tolerance
+
 
 def all_arguments(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Arguments of a call of an ATen operator by position, with the defaults of its schema where none are given."""
+    """Arguments of a call of an ATen operator by position, with the schema's defaults for those that are missing."""
 
     def of(argument: Any) -> Any:
         return kwargs.get(argument.name, argument.default_value if argument.has_default_value() else None)
@@ -108,5 +112,5 @@ def all_arguments(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 def value_of(x: Any) -> Any:
-    """The (fake) tensor that a node of a captured graph stands for; anything else as it is."""
+    """The (fake) tensor of a node of a captured graph; anything else unchanged."""
     return x.meta["val"] if isinstance(x, fx.Node) else x

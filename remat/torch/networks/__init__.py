@@ -1,1 +1,1 @@
-"""PyTorch networks that configurations name: own compact code, no downloads."""
+"""PyTorch networks for the configurations: our own compact code, no downloads."""

@@ -1,19 +1,16 @@
 """MobileNetV2 (Sandler et al., 2018) in PyTorch.
 
-ReLU6 is not in place: its backward reads its input, so that in place PyTorch stores a copy of that.
+ReLU6 is not in place: its backward reads its input, so that PyTorch would store a copy of the input.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
+from remat.torch.networks.resnet import conv_bn
+
 # expansion, channels, repeats, stride of the first: the paper's table 2
 _GROUPS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-
-
-def _conv_bn(width_in: int, width: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> list[nn.Module]:
-    conv = nn.Conv2d(width_in, width, kernel, stride, kernel // 2, groups=groups, bias=False)
-    return [conv, nn.BatchNorm2d(width)]
 
 
 class InvertedResidual(nn.Module):
@@ -24,9 +21,9 @@ class InvertedResidual(nn.Module):
         hidden = width_in * expansion
         layers: list[nn.Module] = []
         if expansion != 1:
-            layers += [*_conv_bn(width_in, hidden), nn.ReLU6()]
-        layers += [*_conv_bn(hidden, hidden, 3, stride, groups=hidden), nn.ReLU6()]
-        self.body = nn.Sequential(*layers, *_conv_bn(hidden, width))
+            layers += [*conv_bn(width_in, hidden), nn.ReLU6()]
+        layers += [*conv_bn(hidden, hidden, 3, stride, groups=hidden), nn.ReLU6()]
+        self.body = nn.Sequential(*layers, *conv_bn(hidden, width))
         self.has_shortcut = stride == 1 and width_in == width
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,13 +35,13 @@ class MobileNetV2(nn.Module):
 
     def __init__(self, num_classes: int = 1000, dropout: float = 0.2):
         super().__init__()
-        layers: list[nn.Module] = [*_conv_bn(3, 32, 3, 2), nn.ReLU6()]
+        layers: list[nn.Module] = [*conv_bn(3, 32, 3, 2), nn.ReLU6()]
         width_in = 32
         for expansion, width, repeats, stride in _GROUPS:
             for i in range(repeats):
                 layers.append(InvertedResidual(width_in, width, stride if i == 0 else 1, expansion))
                 width_in = width
-        self.features = nn.Sequential(*layers, *_conv_bn(width_in, 1280), nn.ReLU6())
+        self.features = nn.Sequential(*layers, *conv_bn(width_in, 1280), nn.ReLU6())
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(1280, num_classes))
 

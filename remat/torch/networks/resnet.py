@@ -9,8 +9,9 @@ from remat.errors import InvalidInput
 _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 
-def _conv_bn(width_in: int, width: int, kernel: int, stride: int = 1) -> list[nn.Module]:
-    conv = nn.Conv2d(width_in, width, kernel, stride, padding=kernel // 2, bias=False)
+def conv_bn(width_in: int, width: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+    """A convolution that keeps the image's size at stride 1, then batch norm."""
+    conv = nn.Conv2d(width_in, width, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
     return [conv, nn.BatchNorm2d(width)]
 
 
@@ -26,10 +27,10 @@ class Block(nn.Module):
             convs = [(width_in, width, 3, stride), (width, width, 3, 1)]
         layers: list[nn.Module] = []
         for conv in convs:
-            layers += [*_conv_bn(*conv), nn.ReLU(inplace=True)]
+            layers += [*conv_bn(*conv), nn.ReLU(inplace=True)]
         self.body = nn.Sequential(*layers[:-1])
         same = stride == 1 and width_in == width_out
-        self.shortcut = None if same else nn.Sequential(*_conv_bn(width_in, width_out, 1, stride))
+        self.shortcut = None if same else nn.Sequential(*conv_bn(width_in, width_out, 1, stride))
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,7 +47,7 @@ class ResNet(nn.Module):
         if depth not in _BLOCKS:
             raise InvalidInput(f"there is no ResNet of depth {depth}; choose one of {', '.join(map(str, _BLOCKS))}")
         bottleneck = depth >= 50
-        self.stem = nn.Sequential(*_conv_bn(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
+        self.stem = nn.Sequential(*conv_bn(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
         blocks: list[nn.Module] = []
         width_in = 64
         for group, n_blocks in enumerate(_BLOCKS[depth]):

@@ -28,8 +28,8 @@ class Block(nn.Module):
         batch, length, width = x.shape
         heads = self.qkv(x).view(batch, length, 3, self.n_heads, width // self.n_heads).permute(2, 0, 3, 1, 4)
         query, key, value = heads.unbind(0)
-        # No dropout on the attention weights: on a CPU it would rule out the fused kernel and store
-        # every length x length matrix, which no GPU does.
+        # No dropout on the attention weights: on a CPU it would prevent the fused kernel and store every
+        # length x length matrix, which no GPU does.
         out = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         return self.project(out.transpose(1, 2).reshape(batch, length, width))
 
@@ -86,7 +86,8 @@ def gpt2(
 ) -> tuple[GPT2, tuple[Tensor, Tensor]]:
     """GPT-2 small by default, with tokens and labels of shape (batch_size, length)."""
     model = GPT2(vocabulary, max(context, length), width, n_layers, n_heads, dropout)
-    return model, (torch.zeros(batch_size, length, dtype=torch.long), torch.zeros(batch_size, length, dtype=torch.long))
+    ids = torch.zeros(batch_size, length, dtype=torch.long)
+    return model, (ids, ids.clone())
 
 
 def vit(

@@ -1,9 +1,8 @@
 """U-Net (Ronneberger et al., 2015) in PyTorch, padded and with batch norm, as commonly trained.
 
-Widths, sizes and operators are those that the activation and parameter bytes of MONeT's published
-U-Net profile imply: 416x608, one output map, biases, a bottleneck that is not wider than the level
-above it because upsampling has no weights, and upsampling by adaptive average pooling to a larger
-size, which for a factor of two is nearest-neighbour.
+Widths, sizes and operators follow from the activation and parameter bytes of MONeT's published U-Net profile: 416x608,
+one output map, biases, a bottleneck as wide as the level above it because upsampling has no weights, and upsampling by
+adaptive average pooling to a larger size, which for a factor of two is nearest-neighbour.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remat.errors import InvalidInput
+from remat.errors import unknown_name
 
 _UPSAMPLINGS = ("bilinear", "nearest", "adaptive_avg")
 
@@ -35,7 +34,7 @@ class UNet(nn.Module):
     def __init__(self, num_classes: int = 1, width: int = 64, upsampling: str = "adaptive_avg"):
         super().__init__()
         if upsampling not in _UPSAMPLINGS:
-            raise InvalidInput(f"unknown upsampling '{upsampling}'; choose one of {', '.join(_UPSAMPLINGS)}")
+            raise unknown_name("upsampling", upsampling, _UPSAMPLINGS)
         self.upsampling = upsampling
         widths = [width * factor for factor in (1, 2, 4, 8, 8)]
         self.down = nn.ModuleList(_double_conv(a, b) for a, b in zip([3, *widths], widths, strict=False))
