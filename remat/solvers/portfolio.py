@@ -9,6 +9,7 @@ from typing import Any
 
 from remat.bounds.lp import SMALL_COLUMNS, expected_seconds, lower_bound, model_columns
 from remat.bounds.min_budget import min_budget
+from remat.bounds.windows import WindowBound
 from remat.certificate import BoundCertificate
 from remat.context import Context
 from remat.incumbent import GAP_TOLERANCE
@@ -34,6 +35,9 @@ SMALL_SHARE = 0.8  # of the time
 SEARCH_SHARES, SEARCH_SHARES_SMALL, STILL_FALLING = (0.2, 0.3, 0.4, 0.5, 0.6), (0.02,), 0.02
 WHOLE_COLUMNS = 40_000  # up to which the MILP of the whole problem gets the time that remains
 REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
+# Of the time, for the window relaxation before anything else, and after the first restricted MILPs; rounds of it in a
+# run that repeats exactly.
+WINDOW_SHARE, WINDOW_SHARE_LATER, WINDOW_ROUNDS = 0.05, 0.35, 8
 IN_VAIN = 2  # restricted MILPs without a better plan, then comes the LP bound
 PROVER_GRACE_S = 0.3  # for the end of what does not listen: a presolve ends by itself a moment later
 GREEDY_S = 0.1  # at most, for a first plan
@@ -91,6 +95,7 @@ class _Run:
         self.stats: dict[str, Any] = {}
         self.stopped = threading.Event()
         self.refiner = Refiner(context)
+        self.windows = WindowBound(context.problem)
 
     def outcome(self) -> Outcome:
         """The result; the plan and the bound are with `context.incumbent` already."""
@@ -159,13 +164,16 @@ class _Run:
         if context.incumbent.plan is None and not context.repeats and not done():
             self._lean_plan(context)
         refiner = self.refiner
+        if not done():
+            self._window_bound(context.until(context.share_ends(WINDOW_SHARE)))
         if not small and not done():
             share = REFINE_SHARE if self.columns <= WHOLE_COLUMNS else REFINE_SHARE_LARGE
             until = time.monotonic() + share * context.remaining_s()
             refiner.run(until, context.options.threads, done, in_vain=IN_VAIN)
         if done():
             return
-        if self._lp_bound(context) and not done():
+        self._window_bound(context.until(context.share_ends(WINDOW_SHARE_LATER)))
+        if not done() and self._lp_bound(context) and not done():
             self._whole_milp(context)
         if not done():
             refiner.run(context.deadline, context.options.threads, done)
@@ -188,13 +196,23 @@ class _Run:
         """Seconds of the LP bound, roughly."""
         return expected_seconds(self.columns)
 
+    def _window_bound(self, context: Context) -> bool:
+        """The bound of the window relaxation, for as long as it rises."""
+        rounds = WINDOW_ROUNDS if context.repeats else None
+        self.windows.run(
+            context.deadline, on_bound=lambda proof: self._bound(context, proof, "windows"),
+            should_stop=lambda: self._done(context), rounds=rounds,
+        )  # fmt: skip
+        self.stats |= {"window_rounds": self.windows.rounds, "window_columns": self.windows.columns}
+        return True
+
     def _lp_bound(self, context: Context) -> bool:
         """The LP bound, where it can be expected in time; whether it was."""
         if self._expected_s() > context.seconds_for_a_proof():
             self.notes.append(f"no LP bound: with {self.columns:,} columns it takes about {self._expected_s():.0f} s")
             return False
         result = lower_bound(
-            context, on_bound=lambda proof: self._bound(context, proof), should_stop=lambda: self._done(context)
+            context, on_bound=lambda proof: self._bound(context, proof, "LP"), should_stop=lambda: self._done(context)
         )
         self.stats |= result.stats
         return True
@@ -218,9 +236,10 @@ class _Run:
         self.stats |= {f"milp_{key}": value for key, value in outcome.stats.items() if key in ("rounds", "nodes")}
         return True
 
-    def _bound(self, context: Context, proof: BoundCertificate) -> None:
-        self.certificate = proof  # first: the offer may end the solve
-        context.offer_bound(proof.bound, "LP")
+    def _bound(self, context: Context, proof: BoundCertificate, who: str) -> None:
+        if self.certificate is None or proof.bound > self.certificate.bound:
+            self.certificate = proof  # first: the offer may end the solve
+        context.offer_bound(proof.bound, who)
 
     def _member(self, name: str, context: Context) -> None:
         """Another strategy in a process of its own, from the best plan so far."""
@@ -269,13 +288,14 @@ class _Run:
         if context.problem.scope is Scope.FREE:
             return
         nodes = context.options.work_limit or context.steps_in(NODES_PER_S / max(1, self.columns))
-        for step in (self._small_milp, self._lp_bound) if self.is_small() else (self._lp_bound, self._whole_milp):
+        steps = (self._window_bound, self._lp_bound)
+        for step in (self._small_milp, *steps) if self.is_small() else (*steps, self._whole_milp):
             aside = self._aside(nodes)
             if not step(aside):
                 return
-            if step != self._lp_bound and aside.is_cut():
+            if step not in steps and aside.is_cut():
                 self.cut = True
-            else:  # each round of the LP is complete in itself
+            else:  # each round of an LP is complete in itself
                 self._adopt(aside)
             if self._done():
                 return
