@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from helpers import context_of
 import remat
 from remat.bounds.certificate import proven_bound, verify_bound
 from remat.bounds.relax import relaxed
+from remat.bounds.window_milp import raise_bound
 from remat.bounds.windows import WindowBound, fractional_profile
 from remat.certificate import KINDS, WINDOW_FORMAT
 from remat.errors import InvalidInput
@@ -203,6 +206,9 @@ def test_a_certificate_of_windows_is_a_file_like_any_other(tmp_path: Path) -> No
     proof.save(tmp_path / "bound.json")
     assert remat.verify_bound(graph, tmp_path / "bound.json", budget=budget, scope="staged") == proof.bound
     assert remat.BoundCertificate.load(tmp_path / "bound.json").to_dict() == proof.to_dict()
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((resources.files("remat") / "schemas" / "remat-bound-2.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(json.loads((tmp_path / "bound.json").read_text()))
     for boundaries in ([], [3, 3], [5, 2], [-1, 4], [len(graph) - 1]):
         with pytest.raises(InvalidInput, match=r"boundaries|unknown kind"):
             verify_bound(graph, replace(proof, boundaries=boundaries))
@@ -212,3 +218,29 @@ def test_a_certificate_of_windows_is_a_file_like_any_other(tmp_path: Path) -> No
         verify_bound(graph, replace(proof, scope=Scope.FREE))
     with pytest.raises(InvalidInput, match="holds up to"):
         verify_bound(graph, proof, budget=budget + 1)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_programs_in_integers_bound_the_optimum_and_their_points_are_plans(scope: str) -> None:
+    proven = plans = 0
+    for graph, _ in graphs(60, first=400):
+        budget = remat.min_budget(graph, scope).bytes
+        best = optimum(graph, budget, scope)
+        assert best is not None
+        for known in (None, best, best + 1):
+            context = context_of(graph, budget, scope=Scope(scope))
+            if known == best:
+                context.offer(exhaustive(graph, budget, scope).plan, "exhaustive")
+            windows = WindowBound(context.problem)
+            windows.run(time.monotonic() + 60)
+            found: list[int] = []
+            raise_bound(
+                windows, context.incumbent, time.monotonic() + 60, should_stop=lambda: False, on_bound=found.append,
+                on_plan=lambda plan, context=context: context.offer(plan, "window MILP"),
+            )  # fmt: skip
+            assert max(found, default=0) <= best
+            assert context.incumbent.cost is None or context.incumbent.cost >= best
+            proven += max(found, default=0) == best > graph.total_cost
+            plans += known is None and context.incumbent.cost == best
+    assert proven > 20
+    assert plans > 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -66,11 +66,20 @@ class WindowBound:
             if not self._round(deadline, on_bound, should_stop):
                 break
 
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Those of the best bound."""
+        return tuple(self._boundaries if self.best is None else self.best.boundaries)
+
+    def model(self, boundaries: Sequence[int]) -> WindowModel:
+        """The relaxation with these boundaries and windows of several lengths."""
+        return build_window_model(self._arrays, self.problem.budget_bytes, boundaries, _windows(len(boundaries)))
+
     def _round(self, deadline: float, on_bound: Callable[[BoundCertificate], None], stop: Callable[[], bool]) -> bool:
         """One LP, and the boundary for the next; whether it came to its end."""
         boundaries = self._boundaries
-        model = build_window_model(self._arrays, self.problem.budget_bytes, boundaries, _windows(len(boundaries)))
-        solved = _solve(model, deadline, stop)
+        model = self.model(boundaries)
+        solved = solve_windows(model, deadline, stop)
         if solved is None:
             return False
         x, y = solved
@@ -81,7 +90,7 @@ class WindowBound:
         if certificate.bound > before:
             self.best = certificate
             on_bound(certificate)
-        new = _next_boundary(model, x)
+        new = next_boundary(model, x)
         settled = len(self._gained) > PATIENCE and max(self._gained[-PATIENCE:]) < WORTH * self.graph.total_cost
         if new is None or settled or len(boundaries) == MOST_BOUNDARIES:
             self.ended = True
@@ -94,7 +103,7 @@ def _windows(n_boundaries: int) -> list[tuple[int, int]]:
     return [(k, k + length - 1) for length in LENGTHS for k in range(n_boundaries - length + 1)]
 
 
-def _solve(
+def solve_windows(
     model: WindowModel, deadline: float, should_stop: Callable[[], bool]
 ) -> tuple[np.ndarray, np.ndarray] | None:  # fmt: skip
     """([n] values of the columns, [rows] multipliers) by interior point; None if it did not end."""
@@ -135,7 +144,7 @@ def _certify(problem: Problem, model: WindowModel, y: np.ndarray) -> BoundCertif
     )  # fmt: skip
 
 
-def _next_boundary(model: WindowModel, x: np.ndarray) -> int | None:
+def next_boundary(model: WindowModel, x: np.ndarray) -> int | None:
     """The stage, not too near to a boundary, whose memory a lazy plan of the point exceeds most; None if none does."""
     n = len(model.arrays.graph)
     excess = fractional_profile(model, x) - (model.budget_bytes - model.arrays.graph.fixed_bytes)

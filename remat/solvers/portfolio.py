@@ -9,6 +9,7 @@ from typing import Any
 
 from remat.bounds.lp import SMALL_COLUMNS, expected_seconds, lower_bound, model_columns
 from remat.bounds.min_budget import min_budget
+from remat.bounds.window_milp import raise_bound
 from remat.bounds.windows import WindowBound
 from remat.certificate import BoundCertificate
 from remat.context import Context
@@ -37,7 +38,8 @@ WHOLE_COLUMNS = 40_000  # up to which the MILP of the whole problem gets the tim
 REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
 # Of the time, for the window relaxation before anything else, and after the first restricted MILPs; rounds of it in a
 # run that repeats exactly.
-WINDOW_SHARE, WINDOW_SHARE_LATER, WINDOW_ROUNDS = 0.05, 0.35, 8
+WINDOW_SHARE, WINDOW_SHARE_LATER, WINDOW_ROUNDS = 0.05, 0.3, 8
+WINDOW_MILP_SHARE = 0.6  # of the time that is left then
 IN_VAIN = 2  # restricted MILPs without a better plan, then comes the LP bound
 PROVER_GRACE_S = 0.3  # for the end of what does not listen: a presolve ends by itself a moment later
 GREEDY_S = 0.1  # at most, for a first plan
@@ -173,6 +175,8 @@ class _Run:
         if done():
             return
         self._window_bound(context.until(context.share_ends(WINDOW_SHARE_LATER)))
+        if not done():
+            self._window_milp(context.until(context.share_ends(WINDOW_MILP_SHARE)))
         if not done() and self._lp_bound(context) and not done():
             self._whole_milp(context)
         if not done():
@@ -205,6 +209,15 @@ class _Run:
         )  # fmt: skip
         self.stats |= {"window_rounds": self.windows.rounds, "window_columns": self.windows.columns}
         return True
+
+    def _window_milp(self, context: Context) -> None:
+        """The window relaxation in integers, for graphs without implementations."""
+        if not context.problem.graph.has_implementations:
+            self.stats["window_milps"] = raise_bound(
+                self.windows, context.incumbent, context.deadline, should_stop=lambda: self._done(context),
+                on_bound=lambda bound: context.offer_bound(bound, "window MILP"),
+                on_plan=lambda plan: context.offer(plan, "window MILP"),
+            )  # fmt: skip
 
     def _lp_bound(self, context: Context) -> bool:
         """The LP bound, where it can be expected in time; whether it was."""
