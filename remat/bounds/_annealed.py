@@ -1,4 +1,4 @@
-"""Plans with a low peak by the compiled searches, for `remat.bounds.min_budget`; imports Numba."""
+"""Compiled searches for plans with a low peak, for `remat.bounds.min_budget`; imports Numba."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from remat.search.ordering.anneal import anneal_orders
 from remat.search.ordering.anneal import is_warm as is_ordering_warm
 from remat.search.ordering.relabel import plan_in_original, reordered
 
-SEARCH_MOVES = 200_000  # of the annealing at each budget tried, about a second for 100 operations
-SEARCH_BUDGETS = 12  # tried at most
+SEARCH_MOVES = 200_000  # of the annealing at each budget, about a second for 100 operations
+SEARCH_BUDGETS = 12  # most budgets to try
 ORDER_MOVES = 1_000_000
 
 
 def is_compiled(scope: Scope) -> bool:
-    """Whether the searches can be called without compiling them first."""
+    """Whether the searches can run without being compiled first."""
     return is_warm() and (scope is not Scope.FREE or is_ordering_warm())
 
 
 def reorder(sides: Sides, deadline: float) -> None:
-    """Other topological orders: each operation run once, then with repeats annealed in."""
+    """Try other topological orders: first with each operation run once, then with annealed repeats."""
     now = time.monotonic()
     orders = anneal_orders(sides.graph, sides.lower.bytes, 0, now + 0.3 * (deadline - now), ORDER_MOVES)
     for order in orders:
@@ -37,14 +37,14 @@ def reorder(sides: Sides, deadline: float) -> None:
 def anneal(sides: Sides, firsts: list[int] | None = None, deadline: float = float("inf")) -> None:
     """Bisect the budget of the annealed search, each time from the best plan with these first computations.
 
-    The search is staged, so it runs on the graph listed in that order; by default the best plan's.
+    The search is staged, so it runs on the graph in the order `firsts`; by default the order of the best plan.
     """
     known = sides.plan.order.tolist()
-    same = firsts is None or firsts == list(dict.fromkeys(known))
-    firsts = list(dict.fromkeys(known)) if firsts is None else firsts
+    known_firsts = list(dict.fromkeys(known))
+    firsts = firsts or known_firsts
     label = {k: i for i, k in enumerate(firsts)}
     graph = sides.graph if firsts == sorted(firsts) else reordered(sides.graph, firsts)
-    start = np.array([label[k] for k in known] if same else range(len(firsts)), dtype=np.int32)
+    start = np.array([label[k] for k in known] if firsts == known_firsts else range(len(firsts)), dtype=np.int32)
     deadline = min(deadline, sides.deadline)
     low = sides.lower.bytes
     for attempt in range(SEARCH_BUDGETS):

@@ -1,4 +1,4 @@
-"""Both sides of the smallest budget as they close in: a lower bound, and a plan in hand."""
+"""The two sides of the smallest budget: a lower bound and a known plan, which approach each other."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from remat.search.greedy import greedy_eviction
 from remat.simulator import simulate
 from remat.units import format_size
 
-# Distances to evict by: rebuilding cost ignored, balanced, weighed fully.
-_COST_POWERS = (0.0, 0.5, 1.0)
-MAX_EXACT_STATES = 20_000  # at each budget tried
-FINENESS = 1000  # a plan in hand is good to a part in this
+_COST_POWERS = (0.0, 0.5, 1.0)  # of greedy eviction: it ignores, balances or fully weighs the cost of recomputing
+MAX_EXACT_STATES = 20_000  # at each budget
+FINENESS = 1000  # a bisection ends when the plan's peak is known to one part in this
 
 
 class Sides:
-    """A graph, a scope, and what is known of the smallest budget so far."""
+    """The best lower bound and the best plan for the smallest budget of a graph in a scope."""
 
     def __init__(self, graph: Graph, scope: Scope, deadline: float) -> None:
         self.graph, self.scope, self.deadline = graph, scope, deadline
-        self.lower = peak_bound(graph, max_sets=0, deadline=0.0)
+        self.lower = peak_bound(graph, max_sets=0)
         self.plan = Plan.from_order(graph, range(len(graph)))
         self.bytes = simulate(graph, self.plan).peak_bytes
 
@@ -32,25 +31,20 @@ class Sides:
         return self.lower.bytes < self.bytes and time.monotonic() < self.deadline
 
     def offer(self, plan: Plan) -> bool:
-        """Take the plan if its peak is lower; whether it was."""
+        """Take the plan if its peak is lower; whether it is."""
         peak = simulate(self.graph, plan).peak_bytes
         if peak >= self.bytes or not self.scope.contains(plan.scope):
             return False
         self.plan, self.bytes = plan, peak
         return True
 
-    def raise_bound(self, bound: PeakBound) -> None:
-        if bound.bytes > self.lower.bytes:
-            self.lower = bound
-
     def bisect_greedy(self) -> None:
-        """Bisect the budget of the greedy eviction, which is staged and so serves every scope."""
+        """Bisect the budget of greedy eviction; its plans are staged, so they count in every scope."""
         for power in _COST_POWERS:
             low = self.lower.bytes
             while low < self.bytes and time.monotonic() < self.deadline:
-                # The answer is good to a thousandth; finer steps cost more than they tell.
-                step = self.bytes // FINENESS
-                middle = low if self.bytes - low <= step else (low + self.bytes - 1) // 2
+                # Closer than one part in FINENESS, further steps are not worth their time: try only the lower side.
+                middle = low if self.bytes - low <= self.bytes // FINENESS else (low + self.bytes - 1) // 2
                 plan = greedy_eviction(self.graph, middle, cost_power=power, deadline=self.deadline)
                 if plan is not None:
                     assert self.offer(plan), f"greedy eviction promised {middle} bytes but needs more"
@@ -62,7 +56,7 @@ class Sides:
                     break
 
     def exhaust(self, deadline: float) -> None:
-        """Bisect with the exact search; a budget that it refuses proves the next one that could do."""
+        """Bisect with the exact search; when it rules out a budget, the bound rises to the next possible one."""
         middle = self.lower.bytes  # the most likely minimum
         while self.lower.bytes < self.bytes:
             found = exhaustive(

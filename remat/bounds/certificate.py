@@ -1,27 +1,26 @@
-"""Lower bounds that anyone can check: multipliers in, exact integer arithmetic, no solver.
+"""Check lower bounds from their multipliers in exact integer arithmetic, without a solver.
 
 A bound comes with a multiplier for some rows of the staged relaxation (`remat.programs.staged`). By weak
-duality every choice of non-negative multipliers y proves a bound: summing y times the rows
-``a x >= b`` and correcting with the reduced costs d = c - y A over the boxes 0 <= x <= 1 gives
+duality every choice of non-negative multipliers y proves a bound: the sum of y times the rows
+``a x >= b``, corrected with the reduced costs d = c - y A over the boxes 0 <= x <= 1, gives
 
     cost >= (cost of running everything once) + y b + sum over columns of min(0, d).
 
-Nothing about the solver that found y has to be trusted. The rows are written down here once more,
-straight from the definitions and apart from the model that was solved:
+So the solver that found y need not be trusted. This module states the rows a second time, directly from the
+definitions and independently of the solved model:
 
 - edge (t, k, v): S[t,v] + R[t,p] - R[t,k] >= 0, operation k reads v, made by p (for k = t: >= 1);
 - continuity (t, v): S[t,v] + R[t,p] - S[t+1,v] >= 0 (a kept value, t the last stage: >= 1);
-- memory (t): what t reads, writes and needs as workspace, and every S[t+1,v] made before t and not
-  read by t, fit the budget (what is left is rounded down to a multiple of their greatest common divisor);
-- knapsack (t, right, v, a, v, a, ...): Sum of a S[t+1,v] <= right, if no set of these values that fits what
-  the memory row of t leaves weighs more (checked by a dynamic program);
+- memory (t): the inputs, outputs and workspace of t, and every S[t+1,v] made before t and not
+  read by t, fit the budget (the room left is rounded down to a multiple of the values' greatest common divisor);
+- knapsack (t, right, v, a, v, a, ...): Sum of a S[t+1,v] <= right, if no set of these values that fits the room
+  left by the memory row of t weighs more (checked by a dynamic program);
 - once (t, k): R[t,k] + S[t,v] <= 1, v the one output of k (staged scope only).
 
-R[t,k] with t <= k, and R and S after the last stage in which they can serve, are zero.
+R[t,k] with t <= k, and R and S after the last stage in which they can be useful, are zero.
 
-Where operations have several implementations, the rows are those of the relaxed graph (`remat.bounds.relax`, which
-says why a bound there holds here): every operation at the least of its implementations. The checker relaxes the graph
-that it is given itself, and the certificate names that graph, with all its implementations.
+If operations have several implementations, the rows are those of the relaxed graph (`remat.bounds.relax` says why its
+bounds hold). The certificate names the full graph, and the checker itself relaxes the graph that it gets.
 """
 
 from __future__ import annotations
@@ -49,22 +48,23 @@ def verify_bound(
 ) -> int:
     """Check a certificate in exact integer arithmetic and return the bound that it proves.
 
-    Needs no solver; the time is linear in the certificate, times the values for each memory row. Where operations have
-    several implementations, the bound holds for every choice of them.
+    The time is linear in the certificate, times the number of values for each memory row. If operations have several
+    implementations, the bound holds for every choice of them.
 
     Args:
-        budget, scope: what the bound is to be used for. A certificate of a smaller budget, or of a narrower scope,
-            proves nothing for them and is refused. By default they are the certificate's own.
+        budget, scope: the problem that needs the bound, by default the certificate's own. A certificate for a smaller
+            budget or a narrower scope proves nothing for it and is refused.
 
     Returns:
         The certificate's bound: it holds for its `budget_bytes` (and every smaller one) and its `scope` (and every
         narrower one).
 
     Raises:
-        InvalidInput: it is about another graph, budget or scope, is malformed, or proves less than it claims.
+        InvalidInput: the certificate is about another graph, budget or scope, is malformed, or proves less than it
+            claims.
     """
     check_graph(graph)
-    if isinstance(certificate, BoundCertificate):  # as strict as with a file: anyone may have made it
+    if isinstance(certificate, BoundCertificate):  # check it as strictly as a file, because anyone may have made it
         try:
             certificate = BoundCertificate.from_dict(certificate.to_dict(), "the certificate")
         except (TypeError, AttributeError):
@@ -96,7 +96,7 @@ def proven_bound(
     denominator: int,
     boundaries: Sequence[int] = (),
 ) -> int:
-    """The bound that the multipliers prove, rounded up to an integer; never below the total cost's use of none.
+    """The bound that the multipliers prove, rounded up to an integer.
 
     Raises:
         InvalidInput: a row that does not exist or is not valid in this scope, or a negative multiplier.
@@ -124,7 +124,7 @@ def proven_bound(
 class _Rows:
     """Sums multiples of rows: `right` is y b, `weight_R` and `weight_S` are y A by column.
 
-    The methods named like kinds of rows add y times one row, and return False for a row that does not exist.
+    The methods with names of row kinds add y times one row, or return False if the row does not exist.
     """
 
     def __init__(self, graph: Graph, budget_bytes: int, scope: Scope) -> None:
@@ -173,7 +173,7 @@ class _Rows:
         return True
 
     def knapsack(self, y: int, t: int, most: int, *terms: int) -> bool:
-        """Sum of a S[t+1,v] <= most, if it follows from the memory row of t."""
+        """Sum of a S[t+1,v] <= most, if this follows from the memory row of t."""
         items, weights = terms[::2], terms[1::2]
         distinct = len(set(items)) == len(items) == len(weights)
         if t + 1 == self.n or not 0 <= most <= MOST or not distinct or min(weights, default=0) < 1:
@@ -189,7 +189,7 @@ class _Rows:
         return True
 
     def memory(self, y: int, t: int) -> bool:
-        """What t holds, and every S[t+1,v] made before t and not read by t, fit the budget."""
+        """The working set of t, and every S[t+1,v] made before t and not read by t, fit the budget."""
         reads = set(self.graph.operations[t].inputs)
         left, unit = self.budget_bytes - self.graph.working_set_bytes(t), 0
         for v, (value, p, last) in enumerate(zip(self.graph.values, self.producer, self.last_held, strict=True)):
@@ -198,9 +198,9 @@ class _Rows:
             if t + 1 < self.n:
                 self._add_S(t + 1, v, -y * value.bytes)
                 unit = math.gcd(unit, value.bytes)
-            elif self.scope is Scope.STAGED:  # kept; fixed_order may compute it again after the last operation
+            elif self.scope is Scope.STAGED:  # kept values; fixed_order may compute them again after the last operation
                 left -= value.bytes
-        left -= left % unit if unit else 0  # the left side is a multiple of it
+        left -= left % unit if unit else 0  # the sum of S is a multiple of the unit
         self.right -= y * left
         return True
 
@@ -221,7 +221,7 @@ class _Rows:
 
 
 def _last_stages(graph: Graph) -> tuple[list[int], list[int]]:
-    """(per operation, per value) the last stage in which it can serve; N for kept values."""
+    """([N], [V]) last stage in which each operation and each value can be useful; N for kept values."""
     n = len(graph)
     last_run = list(range(n))
     last_held = list(graph.producer)

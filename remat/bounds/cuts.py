@@ -1,10 +1,10 @@
-"""Knapsack cuts: what a stage's memory row says about whole values.
+"""Knapsack cuts: stronger forms of a stage's memory row, valid for whole values.
 
 The row "Sum of M[v] S[t+1,v] <= room" of a stage is a knapsack. Fractional S may fill it exactly; whole
 values cannot. A cut "Sum of a[v] S[t+1,v] <= right" with small integers a holds if no set of values
-within the room weighs more than `right`, which a dynamic program over the weight decides exactly
-(`is_valid`, the check of the certificate as well): so how a cut was found need not be trusted. They
-are looked for as extended covers (Balas 1975) and by rounding the row down (Chvatal-Gomory).
+within the room weighs more than `right`. A dynamic program over the weight decides this exactly
+(`is_valid`, which also checks the certificate), so the method that finds cuts need not be trusted. It tries
+extended covers (Balas 1975) and the row rounded down (Chvatal-Gomory).
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-MOST = 64  # largest right side; the check takes this many steps per value
+MOST = 64  # largest right side; the check takes as many steps for each value
 LEAST_VIOLATION = 1e-3
-PER_ROW = 3  # most violated cuts taken of one memory row
+PER_ROW = 3  # cuts taken from one memory row, the most violated ones
 DIVISORS = range(1, 12)
 
 
 def is_valid(sizes: Sequence[int], weights: Sequence[int], room: int, right: int) -> bool:
     """Whether every subset of `sizes` (bytes) that fits `room` has a total weight of at most `right`.
 
-    Exact: least bytes of a subset by weight, for weights up to right + 1 ("that or more").
+    Exact: it computes the least bytes of a subset for each weight up to right + 1, which means "that or more".
     """
     goal = right + 1
     least: list[int | None] = [0] + [None] * goal
@@ -40,7 +40,7 @@ def is_valid(sizes: Sequence[int], weights: Sequence[int], room: int, right: int
 
 
 def knapsack_cuts(x: np.ndarray, sizes: np.ndarray, room: int) -> list[tuple[np.ndarray, int]]:
-    """Cuts of one row that `x` violates: (weights [items] int64, right), the most violated first.
+    """Cuts of one row that `x` violates, the most violated first: (weights [items] int64, right).
 
     Args:
         x, sizes: [items] fractional values and positive int64 sizes.

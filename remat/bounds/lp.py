@@ -1,12 +1,11 @@
 """The staged LP bound: HiGHS proposes multipliers, exact arithmetic turns them into a bound.
 
 The relaxation has only R and S and one memory row per stage (`build_staged_model` with
-``memory="stage_end"``): on the published networks its value is that of the relaxation with all slots, to
-nine digits, at a tenth of the time. First only repeats of forward operations have columns; the missing
-columns are priced by the certificate itself, which corrects for all of them, and enter when their
-reduced cost is negative. So every bound returned is one of the full problem. Then knapsack cuts
-(`remat.bounds.cuts`) are added in rounds for as long as they pay. Where operations have several implementations, the
-LP is that of the relaxed graph (`remat.bounds.relax`), whose bound holds for every choice.
+``memory="stage_end"``): on the published networks it equals the relaxation with all slots to
+nine digits, in a tenth of the time. First only repeats of forward operations have columns. The certificate corrects for
+all missing columns, so every bound holds for the full problem; columns with a negative reduced cost enter. Then
+knapsack cuts (`remat.bounds.cuts`) are added in rounds as long as they pay. If operations have several implementations,
+the LP is that of the relaxed graph (`remat.bounds.relax`), whose bound holds for every choice.
 """
 
 from __future__ import annotations
@@ -22,49 +21,46 @@ import scipy.sparse as sp
 from remat.bounds.certificate import proven_bound
 from remat.bounds.cuts import knapsack_cuts
 from remat.bounds.relax import relaxed
-from remat.certificate import BoundCertificate
+from remat.certificate import KINDS, BoundCertificate
 from remat.context import Context
 from remat.graph import Graph
 from remat.plan import Scope
 from remat.programs.highs import solve_program
-from remat.programs.program import Program, sparse_matrix
+from remat.programs.program import Program, Rows
 from remat.programs.staged import CONTINUITY, EDGE, MEMORY, ONCE, StagedModel, build_staged_model, last_stages
 
-KIND_NAMES = {EDGE: "edge", CONTINUITY: "continuity", MEMORY: "memory", ONCE: "once"}
 CUT = 6  # kind of row beside those of the model; its key is (index in the list of cuts, -1, -1)
-WORTH = 2e-4  # share of the cost that a round of cuts must bring for another
-LARGEST = 2_000_000  # columns beyond which building alone takes too long
-ENOUGH = 1e-6  # share of the cost that may be lost to missing columns
+KIND_NAMES = {EDGE: "edge", CONTINUITY: "continuity", MEMORY: "memory", ONCE: "once", CUT: "knapsack"}
+WORTH = 2e-4  # least gain of a round of cuts before another round, as a share of the cost
+LARGEST = 2_000_000  # with more columns, building the model alone takes too long
+ENOUGH = 1e-6  # share of the cost that missing columns may lose
+COLUMNS_IN_1S, POWER = 9_000, 1.6  # rough time of the interior point; decides whether it begins
+SMALL_COLUMNS = 12_000  # a model with at most so many columns is likely to be solved to the end, in seconds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundResult:
-    """What is proven: no plan of `scope` costs less than `bound`.
+    """A proven bound: no plan costs less.
 
     Attributes:
-        certificate: proof of it, None if it is only the cost of running everything once.
+        certificate: its proof, None if the bound is only the cost of running everything once.
         stats: numbers for the result row.
     """
 
     bound: int
-    scope: Scope
     certificate: BoundCertificate | None = None
     stats: dict[str, Any] = field(default_factory=dict)
 
 
-COLUMNS_IN_1S, POWER = 9_000, 1.6  # the interior point's time, roughly; decides whether it is begun
-SMALL_COLUMNS = 12_000  # a model of so many columns is likely to be solved to the end, in seconds
-
-
 def model_columns(graph: Graph) -> int:
-    """How many R and S the staged model would have."""
+    """Number of R and S that the staged model would have."""
     last_run, last_held = last_stages(graph, [not op.run_once for op in graph.operations])
     runs = sum(last - k for k, last in enumerate(last_run))
     return runs + sum(last - p for last, p in zip(last_held, graph.producer, strict=True))
 
 
 def expected_seconds(columns: int) -> float:
-    """What the LP bound of a model of so many columns takes, roughly."""
+    """Rough time of the LP bound of a model with so many columns."""
     return (columns / COLUMNS_IN_1S) ** POWER
 
 
@@ -77,12 +73,12 @@ def lower_bound(
 ) -> BoundResult:
     """The best bound that the staged LP gives before the deadline, made rigorous.
 
-    Valid for `context.problem.scope`: for free only the cost of running everything once is known. `on_bound` gets
-    each better bound with its proof; `should_stop` is asked before each LP and in it. Without cuts the bound
+    Valid for `context.problem.scope`; for scope free only the cost of running everything once is known. `on_bound` gets
+    each better bound with its proof; `should_stop` is asked before and during each LP. Without cuts the bound
     is that of the relaxation itself, whose multipliers have a meaning (`remat.bounds.price`).
     """
     graph, scope = relaxed(context.problem.graph), context.problem.scope
-    best = BoundResult(graph.total_cost, scope)
+    best = BoundResult(graph.total_cost)
     if scope is Scope.FREE or model_columns(graph) > LARGEST:
         return best
     model = build_staged_model(graph, context.problem.budget_bytes, memory="stage_end", once=scope is Scope.STAGED)
@@ -100,7 +96,7 @@ def lower_bound(
         rounds += 1
         certificate = _certify(context, model, y, cuts)
         if certificate.bound > best.bound or best.certificate is None:
-            best = BoundResult(certificate.bound, scope, certificate)
+            best = BoundResult(certificate.bound, certificate)
             if on_bound is not None:
                 on_bound(certificate)
         value = model.cost_constant + float(model.cost @ x)
@@ -112,7 +108,7 @@ def lower_bound(
             model, value_before = _with_cuts(model, new, len(cuts)), value
             cuts += new
             continue
-        if cuts:  # an inexact solve of a harder LP; what it proved is kept
+        if cuts:  # an inexact solve of a harder LP; its bound is kept
             break
         reduced = model.cost - model.matrix.T @ y
         wanted = ~used & (reduced < 0)
@@ -130,7 +126,7 @@ def solve_relaxation(
     """(x, y) of the LP over the columns `used` ([n] bool) by interior point; None if it did not finish.
 
     x [n] are the values of all columns, y [rows] multipliers of all rows in cost per unit of the row.
-    `should_stop` is asked by the interior point in every iteration.
+    The interior point asks `should_stop` in every iteration.
     """
     if not used.any():  # nothing to decide
         return np.zeros(model.shape[1]), np.zeros(model.shape[0])
@@ -168,7 +164,7 @@ def _forward_columns(model: StagedModel) -> np.ndarray:
 
 
 def _inputs_of(model: StagedModel, wanted: np.ndarray) -> np.ndarray:
-    """[n] bool: the columns that share an edge row with a wanted one, which it needs to be priced fairly."""
+    """[n] bool: the columns that share an edge row with a wanted one, because a fair price of it needs them."""
     rows = (model.row_kind == EDGE) & (np.diff(model.matrix[:, wanted].indptr) > 0)
     shared = np.zeros(model.shape[1], dtype=bool)
     shared[model.matrix[rows].indices] = True
@@ -176,7 +172,7 @@ def _inputs_of(model: StagedModel, wanted: np.ndarray) -> np.ndarray:
 
 
 def _violated(model: StagedModel, x: np.ndarray, known: set[tuple[int, ...]]) -> list[list[int]]:
-    """Cuts that x violates, as the certificate names them: [t, right, v, a, v, a, ...]."""
+    """Cuts that x violates, in the certificate's form: [t, right, v, a, v, a, ...]; `known` gets them too."""
     value_of = {column: v for (_, v), column in model.S_column.items()}
     found: list[list[int]] = []
     for row in np.nonzero(model.row_kind == MEMORY)[0].tolist():
@@ -197,41 +193,33 @@ def _violated(model: StagedModel, x: np.ndarray, known: set[tuple[int, ...]]) ->
 
 
 def _with_cuts(model: StagedModel, cuts: list[list[int]], first: int) -> StagedModel:
-    """The model with more rows; `first` is the index of the first of them in the list of cuts."""
-    row, column, entry = [], [], []
-    for i, (t, _, *terms) in enumerate(cuts):
-        for v, a in zip(terms[::2], terms[1::2], strict=True):
-            row.append(i)
-            column.append(model.S_column[t + 1, v])
-            entry.append(-a)
-    more = sparse_matrix((len(cuts), model.shape[1]), (row, column, np.array(entry, dtype=np.int64)))
-    key = np.full((len(cuts), 3), -1, dtype=np.int32)
-    key[:, 0] = np.arange(first, first + len(cuts))
+    """The model with the cuts as further rows; `first` is the index of the first one in the list of all cuts."""
+    rows = Rows()
+    for index, (t, right, *terms) in enumerate(cuts, start=first):
+        weights = zip(terms[::2], terms[1::2], strict=True)
+        rows.add([(model.S_column[t + 1, v], -a) for v, a in weights], -right, CUT, (index, -1, -1))
     return replace(
         model,
-        matrix=sp.csr_array(sp.vstack([model.matrix, more])),
-        row_lower=np.concatenate([model.row_lower, [-cut[1] for cut in cuts]]),
-        row_kind=np.concatenate([model.row_kind, np.full(len(cuts), CUT, dtype=np.int8)]),
-        row_key=np.vstack([model.row_key, key]),
+        matrix=sp.csr_array(sp.vstack([model.matrix, rows.matrix(model.shape[1], np.int64)])),
+        row_lower=np.concatenate([model.row_lower, np.array(rows.lower, dtype=np.int64)]),
+        row_kind=np.concatenate([model.row_kind, np.array(rows.kind, dtype=np.int8)]),
+        row_key=np.vstack([model.row_key, np.array(rows.key, dtype=np.int32)]),
     )
 
 
 def _certify(context: Context, model: StagedModel, y: np.ndarray, cuts: list[list[int]]) -> BoundCertificate:
-    """Round the multipliers to integers over a common denominator and count exactly what they prove."""
+    """Round the multipliers to integers over a common denominator, and compute their bound exactly."""
     graph, budget, scope = context.problem.graph, context.problem.budget_bytes, context.problem.scope
     least = float(np.min(y[y > 0], initial=1.0)) / model.unit_bytes
     denominator = 1 << max(0, min(60, 24 - math.floor(math.log2(max(least, 1e-12)))))
     multipliers: dict[str, list[list[int]]] = {name: [] for name in KIND_NAMES.values()}
-    multipliers["knapsack"] = []
-    width = {EDGE: 3, CONTINUITY: 2, MEMORY: 1, ONCE: 2}
     for row in np.nonzero(y > 0)[0].tolist():
         kind = int(model.row_kind[row])
         unit = model.unit_bytes if kind == MEMORY else 1  # the certificate's memory rows are in bytes
         amount = int(y[row] * (denominator / unit))
-        if amount and kind == CUT:
-            multipliers["knapsack"].append([*cuts[int(model.row_key[row, 0])], amount])
-        elif amount:
-            multipliers[KIND_NAMES[kind]].append([*model.row_key[row, : width[kind]].tolist(), amount])
+        if amount:
+            name, key = KIND_NAMES[kind], model.row_key[row].tolist()
+            multipliers[name].append([*(cuts[key[0]] if kind == CUT else key[: KINDS[name]]), amount])
     bound = proven_bound(model.graph, budget, scope, multipliers, denominator)
     if bound < graph.least_cost:
         multipliers, bound = {}, graph.least_cost

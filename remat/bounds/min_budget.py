@@ -1,4 +1,4 @@
-"""The smallest budget: a proven lower bound and the smallest one with a plan in hand."""
+"""The smallest budget: a proven lower bound, and the smallest budget with a known plan."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from remat.incumbent import relative_gap
 from remat.plan import Plan, Scope, parse_scope
 from remat.units import check_time_limit, format_size
 
-DESCRIBE_SECONDS = 1.0  # an error message may not take longer
-MAX_EXACT_OPERATIONS = 24  # beyond this the exact search rarely ends
-COMPILE_SECONDS = 60.0  # with less time, only what needs no compiled code, or already has it, is run
+DESCRIBE_SECONDS = 1.0  # most time for an error message
+MAX_EXACT_OPERATIONS = 24  # on larger graphs the exact search rarely ends
+COMPILE_SECONDS = 60.0  # with less time nothing is compiled: a search runs only if it already is
 
 
 @dataclass(frozen=True, slots=True)
 class MinBudget:
-    """What is known about the smallest feasible budget within a scope.
+    """Bounds on the smallest feasible budget within a scope.
 
     Attributes:
-        bytes: smallest budget with a plan in hand (an upper bound on the minimum).
-        lower_bound_bytes: no plan of the scope asked for uses less.
+        bytes: smallest budget with a known plan (an upper bound on the minimum).
+        lower_bound_bytes: no plan of `scope` uses less.
         operation: the operation that gives the lower bound.
-        plan: a plan of that scope (or of one that it contains) whose peak is `bytes`.
-        scope: asked for.
+        plan: a plan of `scope` (or of a scope that it contains) whose peak is `bytes`.
         reason: why no plan uses less, one phrase.
     """
 
@@ -61,11 +60,11 @@ class MinBudget:
 def min_budget(graph: Graph, scope: str = "staged", *, time_limit_s: float = float("inf")) -> MinBudget:
     """The smallest budget for which a plan of `scope` is known, with a proven lower bound.
 
-    Lower side: `remat.bounds.peak`, and on small graphs exhausted budgets. Upper side: greedy eviction with
-    the budget bisected, the exact search on small graphs, annealed retention intervals and, in the free
-    scope, reordering. A time limit ends it early; what is returned then is still right, only less
-    tight. Without one the work is limited (seconds to a minute), and two calls give the same. Of a graph whose
-    operations have several implementations the plan has the default ones, and the bound holds for all.
+    Lower side: `remat.bounds.peak` and, on small graphs, budgets that the exact search rules out. Upper side: greedy
+    eviction with a bisected budget, the exact search on small graphs, annealed retention intervals and, in scope free,
+    other orders. A time limit ends it early; the result is then still right, but less tight. Without one the work is
+    limited (seconds to a minute), and two calls return the same result. If operations have several implementations, the
+    plan has the default ones, and the bound holds for all.
 
     Raises:
         InvalidInput: unknown scope, no graph, or one without operations.
@@ -80,11 +79,11 @@ def min_budget(graph: Graph, scope: str = "staged", *, time_limit_s: float = flo
     sides = Sides(graph, wanted, began + time_limit_s)
     sides.bisect_greedy()
     if sides.is_open:
-        sides.raise_bound(peak_bound(graph, deadline=began + 0.5 * time_limit_s, max_sets=2000))
+        sides.lower = peak_bound(graph, deadline=began + 0.5 * time_limit_s, max_sets=2000)
     if sides.is_open and len(graph) <= MAX_EXACT_OPERATIONS:
         sides.exhaust(began + 0.8 * time_limit_s)
     if sides.is_open:
-        from remat.bounds import _annealed  # imports Numba, which a machine that only follows plans may lack
+        from remat.bounds import _annealed  # imports Numba, which a machine that only executes plans may lack
 
         if time_limit_s >= COMPILE_SECONDS or _annealed.is_compiled(wanted):
             if wanted is Scope.FREE:
@@ -101,9 +100,9 @@ def describe_minimum(
     graph: Graph, scope: Scope, *, with_operation: bool = True, time_limit_s: float = DESCRIBE_SECONDS,
     budget_bytes: int = 0,
 ) -> str:  # fmt: skip
-    """The smallest known feasible budget and, unless named before, the operation that needs the most, for messages.
+    """Text for messages: the smallest known feasible budget and, `with_operation`, the operation that needs the most.
 
-    Where it is within the budget asked for, the text says how to have that plan.
+    If that budget is at most `budget_bytes`, the text says how to get its plan.
     """
     least = min_budget(graph, scope, time_limit_s=min(time_limit_s, DESCRIBE_SECONDS))
     if least.bytes <= budget_bytes:

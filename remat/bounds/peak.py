@@ -1,30 +1,30 @@
-"""Lower bounds on the peak of any plan, of any scope, by working backward from each operation.
+"""Lower bounds on the peak of any plan of any scope, by a search backward from each operation.
 
 Let f(X) be the least peak of any plan that ever holds all values of the set X at once. If X is not
-empty, one of its producers p ran last: the rest of X was resident already, so while p ran at least
+empty, one of its producers p ran last. The rest of X was already resident, so while p ran, at least
 X + inputs(p) + outputs(p) + workspace(p) were held, and before that (X - outputs(p)) + inputs(p). Hence
 
     f(X) >= min over producers p of X of max(bytes(X + in(p) + out(p)) + workspace(p), f(X - out(p) + in(p)))
 
-which is a bottleneck shortest path from the inputs of an operation to the empty set. f grows with X, so a
-set that contains one from which the search got no lower is not followed. Every operation runs at
-least once, so the largest f over the operations bounds every plan. When the search is stopped, the
-least bottleneck of the sets still open is a bound as well.
+This is a bottleneck shortest path from the inputs of an operation to the empty set. Every operation runs at
+least once, so the largest f over the operations bounds every plan. If the search stops early, the
+least bottleneck of the open sets is also a bound.
 
-Where operations have several implementations, each operation counts in the least demanding one, and the rest is
-proven on the relaxed graph (`remat.bounds.relax`).
+If operations have several implementations, the working set of each counts in its least demanding one; the other bounds
+are proven on the relaxed graph (`remat.bounds.relax`).
 """
 
 from __future__ import annotations
 
 import heapq
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from remat.bounds.relax import relaxed
 from remat.graph import Graph
 
-MAX_SETS = 20_000  # expanded for one operation
+MAX_SETS = 20_000  # most sets expanded for one operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class PeakBound:
 
     Attributes:
         bytes: no plan of any scope has a smaller peak; fixed bytes included.
-        operation: whose run proves it.
-        reason: one phrase saying why.
+        operation: the operation whose run proves it.
+        reason: why, in one phrase.
     """
 
     bytes: int
@@ -43,7 +43,7 @@ class PeakBound:
 
 
 def peak_bound(graph: Graph, *, deadline: float = float("inf"), max_sets: int = MAX_SETS) -> PeakBound:
-    """The best of: working sets, kept values, values that cannot be made again, ways to hold all inputs."""
+    """The best of four bounds: working sets, kept values, values that cannot be recomputed, sets of inputs."""
     best = PeakBound(*graph.largest_working_set(), "its inputs, outputs and workspace are held at once")
     if graph.has_implementations:
         best = replace(best, reason="it holds at least that at once in every implementation")
@@ -58,9 +58,10 @@ def peak_bound(graph: Graph, *, deadline: float = float("inf"), max_sets: int = 
 
 
 def _irreplaceable(graph: Graph) -> tuple[int, int]:
-    """Most bytes held when an operation first runs: its own, and what ran once before it and is used after it.
+    """(most bytes at the first run of an operation, that operation): its own values, and run-once values that wait.
 
-    An operation is before (after) another in every order if a path leads from it to (from) the other.
+    A run-once value waits if its producer is before the operation and a user is after it in every order, that is, if
+    paths lead from the producer to the operation and from the operation to the user.
     """
     waiting = [v for v, p in enumerate(graph.producer) if graph.operations[p].run_once and graph.values[v].bytes]
     if not waiting:
@@ -93,18 +94,10 @@ def _held_together(graph: Graph, best: PeakBound, deadline: float, max_sets: int
     reachable: set[int] = {0}  # sets that can be held within the bound so far
 
     def weigh(values: int) -> int:
-        total = 0
-        while values:
-            total += size[(values & -values).bit_length() - 1]
-            values &= values - 1
-        return total
+        return sum(size[v] for v in _members(values))
 
     def producers(values: int) -> set[int]:
-        found = set()
-        while values:
-            found.add(graph.producer[(values & -values).bit_length() - 1])
-            values &= values - 1
-        return found
+        return {graph.producer[v] for v in _members(values)}
 
     for k in sorted(range(len(graph)), key=lambda k: (-graph.working_set_bytes(k), k)):
         floor = best.bytes
@@ -138,8 +131,15 @@ def _held_together(graph: Graph, best: PeakBound, deadline: float, max_sets: int
                 if before not in closed and need < bottleneck.get(before, need + 1):
                     bottleneck[before] = need
                     parent[before] = held
-                    # Among equal bottlenecks the earliest set: straight on to the empty one.
+                    # Of equal bottlenecks first the set of the earliest values: it is nearest to the empty set.
                     heapq.heappush(queue, (need, before.bit_length(), before))
         if time.monotonic() >= deadline:
             break
     return best
+
+
+def _members(values: int) -> Iterator[int]:
+    """Members of a bit set, smallest first."""
+    while values:
+        yield (values & -values).bit_length() - 1
+        values &= values - 1

@@ -1,4 +1,4 @@
-"""What memory is worth: the slope of the proven lower bound in the budget, from the multipliers that prove it."""
+"""The price of memory: the slope of the proven lower bound in the budget, from the multipliers that prove it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ShadowPrice:
     """The price of memory at one budget.
 
     Attributes:
-        cost_per_byte: by how much the bound falls for each further byte, in the graph's cost unit; never negative.
+        cost_per_byte: decrease of the bound for each further byte, in the graph's cost unit; never negative.
         bound: proven lower bound on cost at this budget, without cuts.
-        certificate: its proof; the price is read off its memory rows.
+        certificate: proof of the bound; its memory rows give the price.
     """
 
     budget_bytes: int
@@ -37,10 +37,10 @@ class ShadowPrice:
 
 
 def price_of(certificate: BoundCertificate) -> float:
-    """Cost units for each byte of budget, of the bound that a certificate without knapsack rows proves.
+    """Cost units for each byte of budget, for the bound that a certificate without knapsack rows proves.
 
-    The bound of fixed multipliers is linear in the budget: each memory row's right side falls by a byte with
-    each further byte (LP duality: the multipliers of the optimum are the bound's slope). A knapsack row holds
+    The bound of fixed multipliers is linear in the budget: with each further byte of budget, the right side of each
+    memory row falls by a byte (LP duality: the multipliers of the optimum are the bound's slope). A knapsack row holds
     for one budget only, so it has no slope.
 
     Raises:
@@ -56,21 +56,15 @@ def shadow_price(
 ) -> ShadowPrice:
     """The slope of the LP bound at a budget.
 
-    It prices the relaxation, not the integer optimum, whose cost falls in steps as the budget grows; between two
-    budgets the integer optimum may fall by more or by less.
+    This is the price of the relaxation. The cost of the integer optimum falls in steps as the budget grows; between two
+    budgets it may fall by more or by less.
 
     Raises:
         RematError: the relaxation was not solved in time, or no plan fits.
     """
-    found: list[BoundCertificate] = []
-
-    def take(certificate: BoundCertificate) -> None:
-        if not certificate.multipliers.get("knapsack"):
-            found.append(certificate)
-
     options = SolveOptions(time_limit_s=time_limit_s, threads=threads)
-    lower_bound(Context.of(Problem(graph, budget_bytes, parse_scope(scope)), options), on_bound=take, with_cuts=False)
-    if not found:
+    context = Context.of(Problem(graph, budget_bytes, parse_scope(scope)), options)
+    proof = lower_bound(context, with_cuts=False).certificate
+    if proof is None:
         raise RematError(f"no LP bound of '{graph.name}' at {budget_bytes} bytes within {time_limit_s:g} s")
-    last = max(found, key=lambda certificate: certificate.bound)
-    return ShadowPrice(budget_bytes, price_of(last), last.bound, last)
+    return ShadowPrice(budget_bytes, price_of(proof), proof.bound, proof)

@@ -1,4 +1,4 @@
-"""A graph without implementations whose plans cost no more than any plan of one with them: for lower bounds."""
+"""The relaxed graph: it has no implementations, and a lower bound on its plans holds for every choice of them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from remat.graph import Graph
 
 
 def relaxed(full: Graph) -> Graph:
-    """Every operation at its least: cost, workspace, and only the inputs that all of its implementations read.
+    """Give each operation the least cost and workspace of its implementations, and the inputs that all of them read.
 
-    A value that some implementation of its producer does not make, or that some implementation writes over, weighs
-    nothing. Extra values are left out. A graph without implementations is returned as it is.
+    A value has zero bytes if some implementation of its producer does not make it, or some implementation writes over
+    it. Extra values are left out. A graph without implementations is returned unchanged.
 
     A bound on the cost or the peak of the result's plans holds for every plan of `full`, in each scope. Take the
     computations of a plan of `full`, in order, with frees at last use (`Plan.from_order`):
 
-    - It is a plan of the result. An operation reads there a subset of what it reads in `full`, so its inputs have
-      been computed. Order, scope and repeats are the same, so run-once operations run once, and kept values are
+    - They are a plan of the result. In the result an operation reads a subset of its inputs in `full`, so these inputs
+      have been computed. Order, scope and repeats are the same, so run-once operations run once, and kept values are
       made.
-    - It costs no more, operation by operation.
-    - It holds no more. A value with a weight is made by every run of its producer and never written over. Where the
-      result still needs it, an operation reads it later, or it is kept, with no run of its producer between: so it is
-      resident in `full` as well. The same holds for what an operation reads and makes. A value written over
-      counts nothing here and once, in its successor's storage, there.
+    - No operation costs more.
+    - The plan holds no more. Every run of its producer makes a value of more than zero bytes, and nothing writes over
+      it. While the result needs the value, an operation reads it later or it is kept, with no run of its producer
+      between; so it is also resident in `full`. The same holds for inputs and outputs of a running operation. A value
+      that is written over counts zero in the result, and once in `full`, in its successor's storage.
     """
     if not full.has_implementations:
         return full

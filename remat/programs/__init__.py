@@ -1,1 +1,1 @@
-"""Linear, integer and constraint programs: what the solvers and the bounds hand to a solver library."""
+"""Linear, integer and constraint programs that the solvers and the bounds hand to a solver library."""

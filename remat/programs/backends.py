@@ -1,8 +1,8 @@
-"""MILP solvers behind cvxpy: one declared back-end each, probed by a tiny solve.
+"""MILP solvers behind cvxpy: each declares one back-end, which a tiny solve probes.
 
-An import is not a licence, and cvxpy's statuses are not verdicts (after a time limit without an
-incumbent several interfaces report a status that counts as "solution present"): verdicts, bounds
-and incumbents are read from the solver itself. Checked with cvxpy 1.9.3, highspy 1.14, mosek 11,
+A package that can be imported may still have no licence. cvxpy's statuses are not verdicts: after a time limit
+without an incumbent several interfaces report a status that counts as "solution present". So the back-ends read
+verdicts, bounds and incumbents from the solver itself. Checked with cvxpy 1.9.3, highspy 1.14, mosek 11,
 gurobipy 13, pyscipopt 6.
 """
 
@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse as sp
 
-from remat.errors import RematError, Skip, unknown_name
+from remat.errors import InvalidInput, RematError, Skip, unknown_name
+from remat.programs.highs import FEASIBLE
 from remat.programs.program import Program
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(Enum):
-    """What a solver says about a model."""
+    """How a solve of a model ended."""
 
     SOLVED = "solved to the gap asked for"
     INFEASIBLE = "infeasible"
@@ -37,7 +38,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one solve; `nodes` None for none."""
+    """Limits of one solve; `nodes` is None for no limit."""
 
     time_s: float
     threads: int = 1
@@ -64,15 +65,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One solver: its names, how limits are passed, how the answer is read.
+    """One solver: its names, how to pass limits to it and how to read its answer.
 
     Attributes:
         name: as users write it; also the name of the extra that installs it.
         package: module to import.
-        options: `Limits` to keyword options of the cvxpy interface.
-        read: raw result of the interface to an `Answer`; raises `Skip` if the licence forbids the model.
-        cache_start: from the variables' values, the `solver_cache` through which the interface takes a
-            starting point; None if it takes none.
+        options: turns `Limits` into keyword options of the cvxpy interface.
+        read: turns the raw result of the interface into an `Answer`; raises `Skip` if the licence forbids the model.
+        cache_start: makes, from the variables' values, the `solver_cache` that passes a starting point to the
+            interface; None if the interface takes no start.
     """
 
     name: str
@@ -87,20 +88,21 @@ class Backend:
         """Solve an integer program.
 
         Args:
-            start: [n] a feasible point to start from; used if `takes_start`.
+            start: [n] a feasible point to start from; ignored without `cache_start`.
         """
         started = time.monotonic()
         problem, variables = _in_cvxpy(program, start)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # inaccurate and time-limit warnings: the verdict says it
+            warnings.simplefilter("ignore")  # the verdict repeats warnings about accuracy and the time limit
             chain: Any
             data, chain, inverse = problem.get_problem_data(self.cvxpy_name, ignore_dpp=True)
             left_s = limits.time_s - (time.monotonic() - started)  # large models take seconds to compile
             if left_s <= 0:
                 return Answer(Verdict.LIMIT, False, -math.inf, 0)
             options = self.options(replace(limits, time_s=left_s))
-            from_start = start is not None and self.takes_start
-            cache = self.cache_start(problem, data) if from_start and self.cache_start else None
+            from_start, cache = False, None
+            if start is not None and self.cache_start is not None:
+                from_start, cache = True, self.cache_start(problem, data)
             raw = chain.solver.solve_via_data(data, from_start, False, options, cache)
             answer = self.read(raw)
             if not answer.has_solution:
@@ -110,11 +112,6 @@ class Backend:
         for columns, variable in variables:
             x[columns] = variable.value
         return replace(answer, x=x)
-
-    @property
-    def takes_start(self) -> bool:
-        """Whether a starting point reaches the solver."""
-        return self.cache_start is not None
 
     def require(self) -> None:
         """Raise `Skip` unless the solver's package can be imported."""
@@ -133,7 +130,7 @@ class Backend:
             answer = self.solve(either, Limits(time_s=10))
         except Skip:
             raise
-        except Exception as error:  # each package has its own licence errors
+        except Exception as error:  # each package raises its own licence errors
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise Skip(f"solver '{self.name}' does not run here: {reason}") from None
         if answer.x is None or abs(float(answer.x @ either.cost) - 1) > 1e-6:
@@ -144,7 +141,9 @@ def _in_cvxpy(program: Program, start: np.ndarray | None) -> tuple[cp.Problem, l
     """The problem, and (columns, variable) of the binary columns and of the others."""
     import cvxpy as cp
 
-    binary = np.ones(len(program.cost), dtype=bool) if program.is_integer is None else program.is_integer
+    assert program.is_integer is not None
+    binary = program.is_integer
+    lower = np.full(len(binary), program.lower)
     variables: list[tuple[np.ndarray, Any]] = []
     constraints: list[Any] = []
     for columns, kind in ((np.nonzero(binary)[0], "boolean"), (np.nonzero(~binary)[0], "nonneg")):
@@ -158,7 +157,7 @@ def _in_cvxpy(program: Program, start: np.ndarray | None) -> tuple[cp.Problem, l
         limited = np.nonzero(np.isfinite(most) & ~((most == 1) & binary[columns]))[0]
         if len(limited):
             constraints.append(x[limited] <= most[limited])
-        least = np.zeros(len(columns)) if program.lower is None else program.lower[columns]
+        least = lower[columns]
         if least.any():
             constraints.append(x[np.nonzero(least)[0]] >= least[least != 0])
 
@@ -166,7 +165,7 @@ def _in_cvxpy(program: Program, start: np.ndarray | None) -> tuple[cp.Problem, l
         return sum(matrix[:, columns] @ x for columns, x in variables)
 
     below = program.row_lower
-    above = np.full(len(below), np.inf) if program.row_upper is None else program.row_upper
+    above = np.full(len(below), program.row_upper)
     equal, least_only, most_only = below == above, np.isfinite(below), np.isfinite(above)
     if equal.any():
         constraints.append(times(program.matrix[equal]) == below[equal])
@@ -185,15 +184,24 @@ def get_backend(name: str) -> Backend:
     return BACKENDS[name]
 
 
+def check_options(options: dict[str, Any]) -> None:
+    """Raise `InvalidInput` for an unknown solver or a bad gap among a strategy's options."""
+    get_backend(options.get("solver", "highs"))
+    gap = options.get("mip_gap", 0.0)
+    if isinstance(gap, bool) or not isinstance(gap, (int, float)) or not 0 <= gap < 1:
+        raise InvalidInput(f"mip_gap must be in [0, 1), not {gap!r}")
+
+
 def _finite_bound(bound: float) -> float:
-    """Solvers write "no bound" as an infinity or as 1e20 and beyond."""
+    """`bound`, or minus infinity: solvers write "no bound" as an infinity or as 1e20 and more."""
     return bound if math.isfinite(bound) and abs(bound) < 1e19 else -math.inf
 
 
-def _highs_options(limits: Limits) -> dict[str, Any]:
+def highs_options(limits: Limits) -> dict[str, Any]:
+    """HiGHS options for these limits."""
     import highspy
 
-    highspy.Highs.resetGlobalScheduler(True)  # a process keeps its first number of threads otherwise
+    highspy.Highs.resetGlobalScheduler(True)  # otherwise a process keeps its first number of threads
     nodes = {} if limits.nodes is None else {"mip_max_nodes": limits.nodes}
     return {
         "time_limit": limits.time_s, "mip_rel_gap": limits.gap, "threads": limits.threads,
@@ -202,7 +210,7 @@ def _highs_options(limits: Limits) -> dict[str, Any]:
 
 
 def _highs_start(problem: cp.Problem, data: Any) -> dict[str, Any]:
-    """What a former solve would have left in the cache: cvxpy's HiGHS interface starts from nothing else."""
+    """The cache that an earlier solve would have left: cvxpy's HiGHS interface takes a start only from there."""
     import highspy
 
     columns = data["param_prob"].var_id_to_col
@@ -217,8 +225,8 @@ def _highs_start(problem: cp.Problem, data: Any) -> dict[str, Any]:
 
 def _read_highs(raw: Any) -> Answer:
     info, status = raw["info"], raw["model_status"]
-    has_solution = int(info.primal_solution_status) == 2  # kSolutionStatusFeasible
-    if status in ("kInfeasible", "kUnboundedOrInfeasible"):  # the objective is bounded below by zero
+    has_solution = int(info.primal_solution_status) == FEASIBLE
+    if status in ("kInfeasible", "kUnboundedOrInfeasible"):  # never unbounded: no objective falls below zero
         verdict = Verdict.INFEASIBLE
     elif status == "kOptimal":
         verdict = Verdict.SOLVED
@@ -270,18 +278,16 @@ def _read_gurobi(raw: Any) -> Answer:
     import gurobipy
 
     model, status = raw["model"], gurobipy.GRB.Status
-    if model.Status == status.LOADED:  # cvxpy swallows the error that optimize raised; ask again
+    if model.Status == status.LOADED:  # cvxpy swallows the error of its optimize(); a second call raises it again
         try:
             model.optimize()
         except gurobipy.GurobiError as error:
             raise Skip(f"solver 'gurobi' does not take this model: {error}") from None
-    has_solution = model.SolCount > 0
-    bound = _finite_bound(model.ObjBound) if model.Status not in (status.INFEASIBLE, status.INF_OR_UNBD) else -math.inf
     nodes = int(model.NodeCount)
     if model.Status in (status.INFEASIBLE, status.INF_OR_UNBD):
-        return Answer(Verdict.INFEASIBLE, False, bound, nodes)
-    solved = model.Status == status.OPTIMAL
-    return Answer(Verdict.SOLVED if solved else Verdict.LIMIT, has_solution, bound, nodes)
+        return Answer(Verdict.INFEASIBLE, False, -math.inf, nodes)
+    verdict = Verdict.SOLVED if model.Status == status.OPTIMAL else Verdict.LIMIT
+    return Answer(verdict, model.SolCount > 0, _finite_bound(model.ObjBound), nodes)
 
 
 def _scip_options(limits: Limits) -> dict[str, Any]:
@@ -298,19 +304,17 @@ def _scip_options(limits: Limits) -> dict[str, Any]:
 
 def _read_scip(raw: Any) -> Answer:
     model, status = raw["model"], raw["scip_status"]
-    has_solution = model.getNSols() > 0
-    bound = _finite_bound(model.getDualbound())
     nodes = int(model.getNTotalNodes())
     if status in ("infeasible", "inforunbd"):
         return Answer(Verdict.INFEASIBLE, False, -math.inf, nodes)
-    solved = status in ("optimal", "gaplimit")
-    return Answer(Verdict.SOLVED if solved else Verdict.LIMIT, has_solution, bound, nodes)
+    verdict = Verdict.SOLVED if status in ("optimal", "gaplimit") else Verdict.LIMIT
+    return Answer(verdict, model.getNSols() > 0, _finite_bound(model.getDualbound()), nodes)
 
 
 BACKENDS = {
     backend.name: backend
     for backend in (
-        Backend("highs", "HIGHS", "highspy", "highspy>=1.14,<1.15", _highs_options, _read_highs, _highs_start),
+        Backend("highs", "HIGHS", "highspy", "highspy>=1.14,<1.15", highs_options, _read_highs, _highs_start),
         Backend("mosek", "MOSEK", "mosek", "remat[mosek]", _mosek_options, _read_mosek),
         Backend("gurobi", "GUROBI", "gurobipy", "remat[gurobi]", _gurobi_options, _read_gurobi, lambda *_: None),
         Backend("scip", "SCIP", "pyscipopt", "remat[scip]", _scip_options, _read_scip),

@@ -1,4 +1,4 @@
-"""The one door to HiGHS: a program in, an answer out."""
+"""The only module that calls HiGHS directly: it solves a program and returns an answer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ FEASIBLE = 2  # kSolutionStatusFeasible; the info holds it as a number
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """What HiGHS says of a program.
+    """Result of HiGHS for one program.
 
     Attributes:
-        x: [n] a solution; None without one. Of the interior point it need not be feasible.
+        x: [n] a solution, or None. A point of the interior-point method need not be feasible.
         row_dual: [rows] multipliers of a linear program; None without valid ones.
         bound: proven lower bound on the objective of an integer program; minus infinity without one.
-        nodes: number of nodes that the branch and bound has seen.
-        infeasible: there is no solution.
-        optimal: solved to its end.
+        nodes: number of nodes of the branch and bound.
+        infeasible: HiGHS has proven that there is no solution.
+        optimal: HiGHS has solved the program to the end.
     """
 
     x: np.ndarray | None
@@ -45,10 +45,10 @@ def solve_program(
     """Solve a linear or integer program.
 
     Args:
-        options: of HiGHS, by its names.
-        start: (columns, their values) of a known solution; HiGHS completes the others.
+        options: HiGHS options by name.
+        start: (columns, their values) of a known solution; HiGHS completes the other columns.
         on_solution: called with each better solution of an integer program.
-        should_stop: asked now and then; the answer is then what was found so far.
+        should_stop: asked now and then; if true, HiGHS stops and returns its best result so far.
     """
     import highspy
 
@@ -91,10 +91,10 @@ def _load(program: Program) -> Any:
     lp: Any = highspy.HighsLp()
     lp.num_row_, lp.num_col_ = matrix.shape
     lp.col_cost_, lp.offset_ = program.cost, program.offset
-    lp.col_lower_ = np.zeros(matrix.shape[1]) if program.lower is None else program.lower
+    lp.col_lower_ = np.full(matrix.shape[1], program.lower)
     lp.col_upper_ = program.upper
     lp.row_lower_ = program.row_lower
-    lp.row_upper_ = np.full(matrix.shape[0], np.inf) if program.row_upper is None else program.row_upper
+    lp.row_upper_ = np.full(matrix.shape[0], program.row_upper)
     lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
     lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = matrix.indptr, matrix.indices, matrix.data
     if program.is_integer is not None:

@@ -1,9 +1,9 @@
 """The retention-interval program (Bartan et al., MOCCASIN, ICML 2023) for CP-SAT.
 
-Time is the triangle of staged slots: stage t has slots 0 .. t, slot k of it is the event
-t (t + 1) / 2 + k. Operation k runs first at slot k of stage k and may run again, up to C times in all,
-at slot k of later stages. Each run of its producer gives a value one retention interval, from that event
-to an end of its own; every run of a user must lie in one of them; a cumulative constraint keeps memory.
+Time is the triangle of staged slots: stage t has slots 0 .. t, and its slot k is the event t (t + 1) / 2 + k.
+Operation k first runs at slot k of stage k and may run again at slot k of later stages, up to C times in all. Each run
+of the producer gives a value one retention interval, from that event to an end of its own. Every run of a user must lie
+in one of these intervals. A cumulative constraint keeps memory within the budget.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat.graph import Graph
-from remat.programs.staged import last_stages
+from remat.programs.staged import last_stages, stages_of
 
-LARGEST_SUM = 1 << 60  # of costs times runs; CP-SAT refuses objectives that may overflow
+LARGEST_SUM = 1 << 60  # of costs times runs, because CP-SAT refuses objectives that may overflow
 
 
 def event(t: int, k: int) -> int:
@@ -31,13 +31,12 @@ class IntervalModel:
     Attributes:
         starts: [N] per operation its runs as (start variable or event, presence literal or True).
         limits: [N] largest number of runs, C.
-        cost_unit: costs are divided by it, rounded down, so that a bound times it is a bound.
-        base: cost of the first runs, exact.
+        cost_unit: divides all costs, rounded down, so that a bound of the model times it is a bound.
+        base: exact cost of the first runs.
     """
 
     model: Any
     starts: Sequence[Sequence[tuple[Any, Any]]]
-    ends: dict[tuple[int, int], Any]
     limits: Sequence[int]
     cost_unit: int
     base: int
@@ -45,8 +44,8 @@ class IntervalModel:
     def order(self, solver: Any) -> list[int]:
         """Computations of a solution, in order."""
         runs = []
-        for k, mine in enumerate(self.starts):
-            for start, present in mine:
+        for k, own in enumerate(self.starts):
+            for start, present in own:
                 if present is True:
                     runs.append((start, k))
                 elif solver.boolean_value(present):
@@ -55,12 +54,10 @@ class IntervalModel:
 
 
 def run_stages(graph: Graph, order: Sequence[int]) -> list[list[int]]:
-    """[N] the stages in which each operation runs in a staged order."""
+    """[N] stages in which each operation runs, for a staged order."""
     stages: list[list[int]] = [[] for _ in range(len(graph))]
-    stage = 0
-    for k in order:
+    for k, stage in zip(order, stages_of(order), strict=True):
         stages[k].append(stage)
-        stage += k == stage
     return stages
 
 
@@ -71,11 +68,11 @@ def build_intervals(
     hint: Sequence[Sequence[int]] | None = None,
     fixed: Collection[int] = (),
 ) -> IntervalModel | None:
-    """The program with at most `most_runs` runs of each operation; None if a single operation exceeds the budget.
+    """The program with at most `most_runs` runs of each operation; None if one operation alone exceeds the budget.
 
     Args:
         hint: [N] stages in which each operation runs in a known plan.
-        fixed: operations whose runs stay as in the hint (neighbourhood search).
+        fixed: operations whose runs stay as in the hint, for neighbourhood search.
     """
     if graph.largest_working_set()[0] > budget_bytes:
         return None
@@ -83,7 +80,7 @@ def build_intervals(
 
 
 class _Builder:
-    """The program under construction; memory in units of the greatest common divisor of all sizes."""
+    """The program under construction; memory counts in units of the greatest common divisor of all sizes."""
 
     def __init__(
         self, graph: Graph, budget_bytes: int, hint: Sequence[Sequence[int]] | None, fixed: Collection[int]
@@ -103,7 +100,7 @@ class _Builder:
         self.demands: list[int] = []
 
     def build(self, most_runs: int) -> IntervalModel:
-        """Runs, then what they give, then who reads it."""
+        """Add the runs, the intervals of the values that they make, and the reads that need these intervals."""
         graph = self.graph
         cost_unit = 1
         while graph.total_cost // cost_unit * max(most_runs, 1) > LARGEST_SUM:
@@ -122,17 +119,17 @@ class _Builder:
         self.model.add_cumulative(self.intervals, self.demands, max(self.capacity, 0))
         self.model.minimize(sum(objective))
         base = graph.total_cost + sum(graph.operations[k].cost * (len(self.starts[k]) - 1) for k in self.fixed)
-        return IntervalModel(self.model, self.starts, self.ends, self.limits, cost_unit, base)
+        return IntervalModel(self.model, self.starts, self.limits, cost_unit, base)
 
     def _runs(self, k: int, most_runs: int) -> list[Any]:
-        """The first run of operation `k`, and repeats that may be; the presence of each of these."""
+        """Add the first run of operation `k` and its optional repeats; the presence literals of these repeats."""
         model, op = self.model, self.graph.operations[k]
-        mine: list[tuple[Any, Any]] = [(event(k, k), True)]
+        runs: list[tuple[Any, Any]] = [(event(k, k), True)]
         known = self.hint[k] if self.hint is not None else [k]
         repeats = []
         if k in self.fixed:
-            mine += [(event(t, k), True) for t in known[1:]]
-            self.limits.append(len(mine))
+            runs += [(event(t, k), True) for t in known[1:]]
+            self.limits.append(len(runs))
         else:
             limit = max(min(most_runs, self.last_run[k] - k + 1), len(known))
             self.limits.append(limit)
@@ -140,26 +137,26 @@ class _Builder:
                 domain = self.domain_of([event(t, k) for t in range(k + c, self.last_run[k] + 1)])
                 start = model.new_int_var_from_domain(domain, f"s{k}_{c}")
                 present = model.new_bool_var(f"p{k}_{c}")
-                mine.append((start, present))
+                runs.append((start, present))
                 repeats.append(present)
                 model.add_hint(present, c < len(known))
                 if c < len(known):
                     model.add_hint(start, event(known[c], k))
                 if c > 1:  # repeats in order
-                    model.add_implication(present, mine[c - 1][1])
-                    model.add(mine[c - 1][0] < start).only_enforce_if(present)
-        self.starts.append(mine)
+                    model.add_implication(present, runs[c - 1][1])
+                    model.add(runs[c - 1][0] < start).only_enforce_if(present)
+        self.starts.append(runs)
         if op.workspace_bytes:
-            for start, present in mine:
+            for start, present in runs:
                 self.demands.append(op.workspace_bytes // self.unit)
                 self.intervals.append(_point(model, start, present))
         return repeats
 
     def _retain(self, v: int) -> None:
-        """One interval for each run of the producer of `v`, which ends before the next one begins."""
+        """Add one interval for each run of the producer of `v`; it ends before the next one begins."""
         graph, model, value = self.graph, self.model, self.graph.values[v]
         p, n = graph.producer[v], len(graph)
-        # A run for the sake of another output gives v too, if only for that moment.
+        # A run that is needed for another output makes v too, if only for that moment.
         held = min(self.last_held[v], n - 1)
         last = event(n, 0) if value.keep else max(event(held, held), event(self.last_run[p], p))
         alone = len(graph.operations[p].outputs) == 1
@@ -167,10 +164,8 @@ class _Builder:
             end = model.new_int_var(event(p, p), last, f"e{v}_{c}")
             self.ends[v, c] = end
             if c + 1 < len(self.starts[p]):
-                after, there = self.starts[p][c + 1]
-                later = model.add(end < after) if alone else model.add(end <= after)
-                if there is not True:
-                    later.only_enforce_if(there)
+                next_start, next_present = self.starts[p][c + 1]
+                _enforce(model.add(end < next_start) if alone else model.add(end <= next_start), next_present)
             if value.bytes:
                 size = model.new_int_var(1, last - event(p, p) + 1, "")
                 self.demands.append(value.bytes // self.unit)
@@ -178,15 +173,13 @@ class _Builder:
                     self.intervals.append(model.new_interval_var(start, size, end + 1, ""))
                 else:
                     self.intervals.append(model.new_optional_interval_var(start, size, end + 1, present, ""))
-            elif present is True:
-                model.add(end >= start)
             else:
-                model.add(end >= start).only_enforce_if(present)
+                _enforce(model.add(end >= start), present)
         if value.keep:
             self._covered(v, event(n, 0), True)
 
     def _covered(self, v: int, when: Any, needed: Any) -> None:
-        """If `needed`, `v` was made no later than `when` and its interval ends no earlier."""
+        """Require, if `needed`, an interval of `v` that begins at `when` or earlier and does not end before it."""
         model, runs = self.model, self.starts[self.graph.producer[v]]
         choices = []
         for c, (start, present) in enumerate(runs):
@@ -201,6 +194,12 @@ class _Builder:
                 model.add_implication(choice, present)
             choices.append(choice)
         model.add_bool_or(choices if needed is True else [*choices, needed.negated()])
+
+
+def _enforce(constraint: Any, literal: Any) -> None:
+    """Enforce a constraint of the model only if the literal holds; True is always."""
+    if literal is not True:
+        constraint.only_enforce_if(literal)
 
 
 def _point(model: Any, start: Any, present: Any) -> Any:

@@ -1,23 +1,23 @@
-"""MONeT's integer program as one sparse system: which implementation, what to store, what to rebuild.
+"""MONeT's integer program as one sparse system: it chooses implementations, stored values and repeats.
 
 A. Shah, C.-Y. Wu, J. Mohan, V. Chidambaram, P. Krähenbühl: "Memory Optimization for Deep Networks", ICLR 2021.
-Stage 0 is the forward pass, stage t = 1 .. m is the t-th backward operation, before which forward
-operations may be computed again, each at most once and in order. Variables, all binary:
+Stage 0 is the forward pass. Stage t = 1 .. m ends with the t-th backward operation; before it, forward operations may
+be recomputed, each at most once and in order. Variables, all binary:
 
     W[t, i, w]   forward operation i is computed in stage t in implementation w; R[t, i] is their sum
     S[t, v]      forward value v is stored across stages t - 1 and t
     M[t, p]      backward operation t runs in implementation p
     SM[t, p, v]  M[t, p] and S[t + 1, v], for the forward values v that implementation p reads
 
-Memory in stage t, with G the gradients that live there and D the forward values that the backward operation reads:
+Memory in stage t, beside the gradients that live there; D are the forward values that the backward operation reads:
 
-    (first)   S                          stored values while i's place is passed
+    (first)   S u D                             at i's place in the order
     (second)  (S u D u L_i) + x_i + workspace   while i is computed
     (third)   (S u D) + y_t + workspace         while the backward operation runs
 
-where S is ``S[t + 1, v]`` of values made before i (what else was stored is released as i's place is passed) and
-``S[t, v]`` of the others, and L_i is what i reads and what a branch holds while i runs. The products of
-binaries in S u D are linearised as in the paper.
+S is ``S[t + 1, v]`` for values made before i (those that are not stored further are released by then) and ``S[t, v]``
+for the other values. L_i are the inputs of i and the values that a branch holds while i runs. The products of binaries
+in S u D are linearised as in the paper.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class MonetModel:
     """``min cost @ x + cost_constant`` subject to ``matrix @ x >= lower``, x binary.
 
     Attributes:
-        is_memory: [rows] bool, which rows are of memory, in units of bytes.
-        works: [(t, i, implementation, column)] of W; `runs` of M; a column of -1 is fixed to one.
+        is_memory: [rows] bool, True for rows of memory, in units of bytes.
+        computations: [(t, k, implementation, column)] of W and M; column -1 stands for the constant one.
     """
 
     graph: Graph
@@ -53,17 +53,19 @@ class MonetModel:
     cost_constant: float
     cost_unit: int
     is_memory: np.ndarray
-    n_forward: int
-    works: tuple[tuple[int, int, str, int], ...]
-    runs: tuple[tuple[int, int, str, int], ...]
+    computations: tuple[tuple[int, int, str, int], ...]
 
     @property
     def cost_scale(self) -> float:
-        """Of the objective: the cost of all default implementations becomes at most `SCALED`."""
+        """Scale of the objective: the cost of all default implementations becomes at most `SCALED`."""
         return scale_of(self.graph.total_cost / self.cost_unit)
 
     def program(self) -> Program:
-        """The program for a solver; the budget gets half a unit of room, which is exact, or a millionth less of it."""
+        """The program for a solver.
+
+        The budget grows by half a unit, which is exact. A large budget, where half a unit is within the solver's
+        tolerance, shrinks by a millionth instead.
+        """
         largest = max(1.0, float(-self.lower[self.is_memory].min(initial=-1.0)))
         row_scale = np.where(self.is_memory, scale_of(largest), 1.0)
         room = 0.5 if TOLERANCE * largest < 0.5 else -TOLERANCE * largest
@@ -76,15 +78,15 @@ class MonetModel:
 
     def calls(self, x: np.ndarray) -> list[tuple[int, str]]:
         """(operation, implementation) of every computation of a solution, in order."""
-        chosen = [entry for entry in (*self.works, *self.runs) if entry[3] < 0 or x[entry[3]] > 0.5]
+        chosen = [entry[:3] for entry in self.computations if entry[3] < 0 or x[entry[3]] > 0.5]
         return [
             (k, "" if implementation == DEFAULT else implementation)
-            for _, k, implementation, _ in sorted(chosen, key=lambda e: (e[0], e[1]))
+            for _, k, implementation in sorted(chosen, key=lambda entry: entry[:2])
         ]
 
 
 def estimate_columns(graph: Graph) -> int:
-    """About how many variables the model has."""
+    """Approximate number of variables of the model."""
     forward = [op for op in graph.operations if not op.is_backward]
     stages = len(graph) - len(forward)
     implementations = sum(len(op.all_implementations) for op in forward)
@@ -98,6 +100,9 @@ def build_model(graph: Graph, budget_bytes: int) -> MonetModel:
         Skip: there is no backward pass, or it is mixed with the forward one.
     """
     return _Builder(graph, budget_bytes).build()
+
+
+Choice = list[tuple[Implementation, int]]  # implementations that a computation can use, and their columns
 
 
 class _Builder:
@@ -114,49 +119,45 @@ class _Builder:
         self.budget = (budget_bytes - graph.fixed_bytes) // self.unit
         self.implementations = [self._usable(k) for k in range(len(graph))]
         self.forward = [v for v, p in enumerate(graph.producer) if p < self.n]
-        self.overwriters = self._overwriters()
+        self.overwriters: dict[int, list[int]] = {}  # forward operations that can write over each value
+        for i in range(self.n):
+            for v in {own.overwrites for own in self.implementations[i] if own.overwrites is not None}:
+                self.overwriters.setdefault(v, []).append(i)
         self.last = self._last_stages()
         self.n_columns = 0
-        self.W: dict[tuple[int, int], dict[str, int]] = {}
+        self.W: dict[tuple[int, int], Choice] = {}
         self.S: dict[tuple[int, int], int] = {}
-        self.M: dict[int, dict[str, int]] = {}
+        self.M: dict[int, Choice] = {}
         self.rows = Rows()
 
     def _usable(self, k: int) -> tuple[Implementation, ...]:
-        """Exact implementations of operation `k`; of a backward one, which runs once, those that leave what is needed.
+        """Exact implementations of operation `k`.
 
-        That is: make what is kept, and write over nothing that is kept or read later.
+        A backward operation runs once. So its implementation must also make all kept outputs, and may write only over
+        a gradient that is neither kept nor read later.
         """
         graph = self.graph
-        kept = {v for v in graph.operations[k].outputs if graph.values[v].keep}
-        usable = []
-        for implementation in graph.operations[k].all_implementations:
-            x = implementation.overwrites
-            needed = x is not None and (
-                graph.values[x].keep
-                or any(
-                    x in other.inputs
-                    for j in range(k + 1, len(graph))
-                    for other in graph.operations[j].all_implementations
-                )
-            )
-            is_gradient = x is not None and graph.producer[x] >= self.n
-            if implementation.is_lossy or (k >= self.n and x is not None and (needed or not is_gradient)):
-                continue
-            if k >= self.n and not kept.issubset(implementation.outputs):
-                continue
-            usable.append(implementation)
-        return tuple(usable)
+        exact = [own for own in graph.operations[k].all_implementations if not own.is_lossy]
+        if k >= self.n:
+            kept = {v for v in graph.operations[k].outputs if graph.values[v].keep}
+            exact = [own for own in exact if kept.issubset(own.outputs) and self._may_overwrite(k, own.overwrites)]
+        return tuple(exact)
+
+    def _may_overwrite(self, k: int, v: int | None) -> bool:
+        if v is None:
+            return True
+        later = (own for op in self.graph.operations[k + 1 :] for own in op.all_implementations)
+        is_gradient = self.graph.producer[v] >= self.n
+        return is_gradient and not self.graph.values[v].keep and not any(v in own.inputs for own in later)
 
     def _last_stages(self) -> list[int]:
-        """[n] last stage in which each forward operation can be of use."""
+        """[n] last stage in which a run of each forward operation can be useful."""
         last = [0] * self.n
         for k in range(len(self.graph) - 1, -1, -1):
             for implementation in self.implementations[k]:
-                for v in implementation.inputs:
+                for v in self._forward_inputs(implementation):
                     p = self.graph.producer[v]
-                    if p < self.n:
-                        last[p] = max(last[p], k - self.n + 1 if k >= self.n else last[k])
+                    last[p] = max(last[p], k - self.n + 1 if k >= self.n else last[k])
         for v in self.forward:
             if self.graph.values[v].keep:
                 last[self.graph.producer[v]] = self.m + 1
@@ -166,53 +167,46 @@ class _Builder:
         self.n_columns += 1
         return self.n_columns - 1
 
+    def _choice(self, k: int, is_required: bool) -> Choice:
+        """Columns for a computation of operation `k`; -1, the constant one, where nothing is left to choose."""
+        implementations = self.implementations[k]
+        is_fixed = is_required and len(implementations) == 1
+        return [(implementation, -1 if is_fixed else self._new()) for implementation in implementations]
+
     def build(self) -> MonetModel:
         graph, n = self.graph, self.n
-        works, runs = [], []
         for t in range(self.m + 1):
             for i in range(n):
-                repeats = t <= min(self.last[i], self.m) and not graph.operations[i].run_once
-                if t == 0 or repeats:
-                    fixed = t == 0 and len(self.implementations[i]) == 1
-                    self.W[t, i] = {
-                        implementation.name: -1 if fixed else self._new() for implementation in self.implementations[i]
-                    }
-                    works += [(t, i, name, column) for name, column in self.W[t, i].items()]
+                if t == 0 or (t <= self.last[i] and not graph.operations[i].run_once):
+                    self.W[t, i] = self._choice(i, is_required=t == 0)
             if t:
-                implementations = self.implementations[n + t - 1]
-                self.M[t] = {
-                    implementation.name: -1 if len(implementations) == 1 else self._new()
-                    for implementation in implementations
-                }
-                runs += [(t, n + t - 1, name, column) for name, column in self.M[t].items()]
+                self.M[t] = self._choice(n + t - 1, is_required=True)
         for v in self.forward:
             for t in range(1, self.m + 2):
-                if t <= self.last[graph.producer[v]] + 1:  # what is read in a stage is stored across its end
+                if t <= self.last[graph.producer[v]] + 1:  # a value that is read in a stage is stored across its end
                     self.S[t, v] = self._new()
         self._choices()
         self._stores()
         self._dependencies()
         self._memory()
-        cost_unit = (
-            math.gcd(
-                *(implementation.cost for implementations in self.implementations for implementation in implementations)
-            )
-            or 1
-        )
+        cost_unit = math.gcd(*(own.cost for implementations in self.implementations for own in implementations)) or 1
         cost, constant = np.zeros(self.n_columns), 0.0
-        for _, k, name, column in (*works, *runs):
-            price = graph.implementation(k, name).cost // cost_unit
-            if column < 0:
-                constant += price
-            else:
-                cost[column] = price
+        computations = []
+        choices = {**self.W, **{(t, n + t - 1): choice for t, choice in self.M.items()}}
+        for (t, k), choice in choices.items():
+            for implementation, column in choice:
+                computations.append((t, k, implementation.name, column))
+                if column < 0:
+                    constant += implementation.cost // cost_unit
+                else:
+                    cost[column] = implementation.cost // cost_unit
         return MonetModel(
             graph, self.rows.matrix(self.n_columns), np.array(self.rows.lower), cost, constant, cost_unit,
-            np.array(self.rows.kind) == MEMORY, n, tuple(works), tuple(runs),
+            np.array(self.rows.kind) == MEMORY, tuple(computations),
         )  # fmt: skip
 
     def _add(self, terms: Iterable[tuple[int, float]], limit: float, kind: int = LOGIC) -> None:
-        """A row ``terms <= limit``. A term of column -1 is the constant one: it moves to the other side."""
+        """Add a row ``terms <= limit``. Column -1 is the constant one: its terms move to the other side."""
         merged: dict[int, float] = {}
         for column, value in terms:
             if column < 0:
@@ -223,50 +217,30 @@ class _Builder:
             self.rows.add(_minus(merged.items()), -limit, kind)
 
     def _made(self, t: int, v: int) -> list[tuple[int, float]]:
-        """Terms that are one if `v` is made in stage `t`."""
-        p = self.graph.producer[v]
-        columns = self.W.get((t, p), {})
-        return [
-            (columns[implementation.name], 1.0)
-            for implementation in self.implementations[p]
-            if implementation.name in columns and v in implementation.outputs
-        ]
+        """Terms whose sum is one if `v` is made in stage `t`."""
+        return [(column, 1.0) for own, column in self.W.get((t, self.graph.producer[v]), ()) if v in own.outputs]
 
     def _overwritten(self, t: int, v: int, before: int) -> list[tuple[int, float]]:
-        """Terms that are one if an operation before `before` writes over `v` in stage `t`."""
-        return [
-            (self.W[t, i][implementation.name], 1.0)
-            for i, implementation in self.overwriters.get(v, ()) if i < before and (t, i) in self.W
-        ]  # fmt: skip
-
-    def _overwriters(self) -> dict[int, list[tuple[int, Implementation]]]:
-        """{value: (forward operation, implementation of it) that writes over it}, in order."""
-        found: dict[int, list[tuple[int, Implementation]]] = {}
-        for i in range(self.n):
-            for implementation in self.implementations[i]:
-                if implementation.overwrites is not None:
-                    found.setdefault(implementation.overwrites, []).append((i, implementation))
-        return found
+        """Terms whose sum is one if an operation before `before` writes over `v` in stage `t`."""
+        operations = (i for i in self.overwriters.get(v, ()) if i < before)
+        return [(column, 1.0) for i in operations for own, column in self.W.get((t, i), ()) if own.overwrites == v]
 
     def _stored(self, t: int, v: int) -> list[tuple[int, float]]:
         return [(self.S[t, v], 1.0)] if (t, v) in self.S else []
 
     def _choices(self) -> None:
-        """One implementation for each computation: all operations in stage 0, each at most once later."""
-        for (t, _), columns in self.W.items():
-            free = [(c, 1.0) for c in columns.values() if c >= 0]
+        """One implementation for each computation; all operations run in stage 0, each at most once in later stages."""
+        choices = [(choice, t == 0) for (t, _), choice in self.W.items()]
+        choices += [(choice, True) for choice in self.M.values()]
+        for choice, is_required in choices:
+            free = [(column, 1.0) for _, column in choice if column >= 0]
             if free:
                 self._add(free, 1)
-                if t == 0:
-                    self._add([(c, -1.0) for c, _ in free], -1)
-        for columns in self.M.values():
-            free = [(c, 1.0) for c in columns.values() if c >= 0]
-            if free:
-                self._add(free, 1)
-                self._add([(c, -1.0) for c, _ in free], -1)
+                if is_required:
+                    self._add(_minus(free), -1)
 
     def _stores(self) -> None:
-        """What is stored was stored or made in the stage before, and not written over there."""
+        """A stored value was stored or made in the stage before, and not written over there."""
         for (t, v), column in self.S.items():
             before = [*self._made(t - 1, v), *self._stored(t - 1, v)]
             self._add([(column, 1.0), *_minus(before)], 0)
@@ -278,73 +252,69 @@ class _Builder:
                 self._add([(self.S[self.m + 1, v], -1.0)], -1)
 
     def _dependencies(self) -> None:
-        for (t, i), columns in self.W.items():
-            for implementation in self.implementations[i]:
+        """Every input of a computation is stored, or made before it in its stage, and not written over."""
+        for (t, i), choice in self.W.items():
+            for implementation, column in choice:
                 for v in implementation.inputs:
-                    there = [*self._made(t, v), *self._stored(t, v), *_minus(self._overwritten(t, v, i))]
-                    self._add([(columns[implementation.name], 1.0), *_minus(there)], 0)
                     over = self._overwritten(t, v, i)
-                    if over:  # where it was stored and made again, both copies are one
-                        self._add([(columns[implementation.name], 1.0), *over], 1)
-        for t, columns in self.M.items():
-            for implementation in self.implementations[self.n + t - 1]:
+                    available = [*self._made(t, v), *self._stored(t, v), *_minus(over)]
+                    self._add([(column, 1.0), *_minus(available)], 0)
+                    if over:  # a value that is stored and made again has only one copy
+                        self._add([(column, 1.0), *over], 1)
+        for t, choice in self.M.items():
+            for implementation, column in choice:
                 for v in implementation.inputs:
                     p = self.graph.producer[v]
                     if p >= self.n:
-                        made = [
-                            (self.M[p - self.n + 1][w.name], -1.0) for w in self.implementations[p] if v in w.outputs
-                        ]
-                        self._add([(columns[implementation.name], 1.0), *made], 0)
+                        made = [(other, -1.0) for own, other in self.M[p - self.n + 1] if v in own.outputs]
+                        self._add([(column, 1.0), *made], 0)
                 for v in self._forward_inputs(implementation):
                     over = self._overwritten(t, v, self.n)
-                    there = [*self._made(t, v), *self._stored(t + 1, v), *_minus(over)]
-                    self._add([(columns[implementation.name], 1.0), *_minus(there)], 0)
+                    available = [*self._made(t, v), *self._stored(t + 1, v), *_minus(over)]
+                    self._add([(column, 1.0), *_minus(available)], 0)
 
     def _forward_inputs(self, implementation: Implementation) -> list[int]:
         return [v for v in implementation.inputs if self.graph.producer[v] < self.n]
 
     def _memory(self) -> None:
-        live = self._gradients()
-        local = self._locals()
+        live, local, latest = self._gradients(), self._locals(), max(self.last)
         for t in range(self.m + 1):
             shared = self._products(t)
             for i in range(self.n):
-                if (t, i) not in self.W and t > max(self.last):
-                    continue
-                self._forward_memory(t, i, local[i], live[t], shared)
+                if (t, i) in self.W or t <= latest:
+                    self._forward_memory(t, i, local[i], live[t], shared)
             if t:
                 self._backward_memory(t, live[t], shared)
 
-    def _products(self, t: int) -> dict[tuple[str, int], int]:
-        """(implementation, v) -> the column that is one if the backward operation runs so and v is stored after it."""
+    def _products(self, t: int) -> dict[tuple[int, int], int]:
+        """(column of M, v) -> column that is one if the backward operation runs with it and v is stored after it."""
         products = {}
-        for implementation in self.implementations[self.n + t - 1] if t else ():
-            column = self.M[t][implementation.name]
+        for implementation, column in self.M.get(t, ()):
             for v in self._forward_inputs(implementation):
                 if (t + 1, v) not in self.S:
                     continue
                 stored = self.S[t + 1, v]
                 if column < 0:
-                    products[implementation.name, v] = stored
+                    products[column, v] = stored
                     continue
-                both = products[implementation.name, v] = self._new()
+                both = products[column, v] = self._new()
                 self._add([(both, 1.0), (column, -1.0)], 0)
                 self._add([(both, 1.0), (stored, -1.0)], 0)
                 self._add([(column, 1.0), (stored, 1.0), (both, -1.0)], 1)
         return products
 
-    def _read_back(self, t: int, i: int, without: set[int], shared: dict[tuple[str, int], int]) -> list:
-        """Bytes of what the backward operation reads, made before `i`, beyond what is stored; not of `without`."""
+    def _read_back(self, t: int, i: int, without: set[int], shared: dict[tuple[int, int], int]) -> list:
+        """Size of unstored values made before `i`, and not in `without`, that the backward operation reads."""
         terms = []
-        for implementation in self.implementations[self.n + t - 1] if t else ():
+        for implementation, column in self.M.get(t, ()):
             for v in self._forward_inputs(implementation):
                 if self.graph.producer[v] < i and v not in without:
-                    terms.append((self.M[t][implementation.name], self.size[v]))
-                    if (implementation.name, v) in shared:
-                        terms.append((shared[implementation.name, v], -self.size[v]))
+                    terms.append((column, self.size[v]))
+                    if (column, v) in shared:
+                        terms.append((shared[column, v], -self.size[v]))
         return terms
 
-    def _forward_memory(self, t: int, i: int, local: set[int], live: int, shared: dict[tuple[str, int], int]) -> None:
+    def _forward_memory(self, t: int, i: int, local: set[int], live: int, shared: dict[tuple[int, int], int]) -> None:
         producer, size = self.graph.producer, self.size
 
         def held(without: set[int]) -> list[tuple[int, float]]:
@@ -359,54 +329,45 @@ class _Builder:
         if (t, i) not in self.W:
             return
         terms = held(local)
-        needed = sum(size[v] for v in local)
-        for implementation in self.implementations[i]:
-            # What this implementation alone reads counts beside its being stored: more than it is, never less.
-            read = sum(size[v] for v in implementation.inputs if v not in local)
-            new = (
-                needed
-                + read
-                + sum(size[v] for v in implementation.outputs)
-                + implementation.workspace_bytes // self.unit
-            )
-            new -= 0 if implementation.overwrites is None else size[implementation.overwrites]
-            terms.append((self.W[t, i][implementation.name], new))
+        for implementation, column in self.W[t, i]:
+            # Inputs read only by this implementation count twice if stored: this overestimates, never underestimates.
+            inputs = local.union(implementation.inputs)
+            needed = sum(size[v] for v in inputs) + self._made_units(implementation)
+            terms.append((column, needed))
         self._add(terms, self.budget - live, MEMORY)
 
-    def _backward_memory(self, t: int, live: int, shared: dict[tuple[str, int], int]) -> None:
-        k, size = self.n + t - 1, self.size
+    def _backward_memory(self, t: int, live: int, shared: dict[tuple[int, int], int]) -> None:
+        size = self.size
         terms = self._read_back(t, self.n, set(), shared)
         terms += [(self.S[t + 1, v], size[v]) for v in self.forward if (t + 1, v) in self.S and size[v]]
-        for implementation in self.implementations[k]:
-            new = sum(size[v] for v in implementation.outputs) + implementation.workspace_bytes // self.unit
-            new -= 0 if implementation.overwrites is None else size[implementation.overwrites]
-            terms.append((self.M[t][implementation.name], new))
+        terms += [(column, self._made_units(implementation)) for implementation, column in self.M[t]]
         self._add(terms, self.budget - live, MEMORY)
 
+    def _made_units(self, implementation: Implementation) -> int:
+        """Size of the outputs and the workspace, less the value that is written over."""
+        made = sum(self.size[v] for v in implementation.outputs) + implementation.workspace_bytes // self.unit
+        return made - (0 if implementation.overwrites is None else self.size[implementation.overwrites])
+
     def _gradients(self) -> list[int]:
-        """[m + 1] size of the backward values held in each stage before its backward operation makes new ones."""
+        """[m + 1] size of the backward values that each stage holds before its backward operation makes new ones."""
         graph = self.graph
         live = [0] * (self.m + 1)
         for v, p in enumerate(graph.producer):
             if p < self.n:
                 continue
-            readers = [
-                k
-                for k in range(p + 1, len(graph))
-                if any(v in implementation.inputs for implementation in self.implementations[k])
-            ]
+            readers = [k for k in range(p + 1, len(graph)) if any(v in own.inputs for own in self.implementations[k])]
             end = self.m if graph.values[v].keep else max(readers, default=p) - self.n + 1
             for t in range(p - self.n + 2, end + 1):
                 live[t] += self.size[v]
         return live
 
     def _locals(self) -> list[set[int]]:
-        """[n] what each forward operation reads by default, and what a later one still has to read of a branch."""
+        """[n] default inputs of each forward operation, and values of a branch that a later operation still reads."""
         graph = self.graph
         local = [set(op.inputs) for op in graph.operations[: self.n]]
         for v in self.forward:
-            users = [k for k in graph.users[v] if k < self.n]
-            for i in range(graph.producer[v] + 1, max(users, default=0)):
+            last_user = max((k for k in graph.users[v] if k < self.n), default=0)
+            for i in range(graph.producer[v] + 1, last_user):
                 local[i].add(v)
         return local
 

@@ -1,4 +1,4 @@
-"""A linear or integer program: how its rows are collected, and how its numbers are scaled for a solver."""
+"""Linear and integer programs: collect their rows, and scale their numbers for a solver."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
-SCALED = 1000.0  # a budget, or a sum of costs, becomes at most this: a solver's 1e-6 is then 1e-9 of it
-TOLERANCE = 1e-6  # relative, of a solver; what is proven holds with this much room
+SCALED = 1000.0  # a budget, or a sum of costs, becomes at most this: a solver's tolerance of 1e-6 is then 1e-9 of it
+TOLERANCE = 1e-6  # relative tolerance of a solver; proven results leave this much room
 ABSOLUTE_TOLERANCE = 1e-5  # of an objective in scaled numbers
 
 
@@ -23,8 +23,8 @@ class Program:
         cost, upper: [n].
         row_lower: [rows].
         is_integer: [n] bool; None for a linear program.
-        row_upper: [rows]; None for no limits.
-        lower: [n]; None for zeros.
+        row_upper: [rows], or one number for all.
+        lower: [n], or one number for all.
     """
 
     matrix: sp.csr_array
@@ -33,12 +33,12 @@ class Program:
     row_lower: np.ndarray
     is_integer: np.ndarray | None = None
     offset: float = 0.0
-    row_upper: np.ndarray | None = None
-    lower: np.ndarray | None = None
+    row_upper: np.ndarray | float = np.inf
+    lower: np.ndarray | float = 0.0
 
 
 class Rows:
-    """Rows ``terms >= lower`` under construction, each with a kind and a key that say what it is about."""
+    """Rows ``terms >= lower`` under construction; a kind and a key identify each row."""
 
     def __init__(self) -> None:
         self._row: list[int] = []
@@ -48,13 +48,10 @@ class Rows:
         self.kind: list[int] = []
         self.key: list[tuple[int, int, int]] = []
 
-    def __len__(self) -> int:
-        return len(self.lower)
-
     def add(
         self, terms: Iterable[tuple[int, float]], lower: float, kind: int = 0, key: tuple[int, int, int] = (-1, -1, -1)
     ) -> None:
-        """Terms are (column, factor); those of one column add up."""
+        """Add one row. Terms are (column, factor); factors of the same column add up."""
         row = len(self.lower)
         for column, factor in terms:
             self._row.append(row)
@@ -71,7 +68,7 @@ class Rows:
 
 
 def sparse_matrix(shape: tuple[int, int], *parts: tuple) -> sp.csr_array:
-    """A matrix from ``(rows, columns, factors)`` parts; factors at the same place add up, one serves a whole part."""
+    """A matrix from ``(rows, columns, factors)`` parts, or one factor for a whole part; equal places add up."""
     rows = np.concatenate([np.asarray(part[0], dtype=np.int64) for part in parts])
     columns = np.concatenate([np.asarray(part[1], dtype=np.int64) for part in parts])
     factors = np.concatenate([np.broadcast_to(np.asarray(part[2]), len(part[0])) for part in parts])
@@ -79,15 +76,15 @@ def sparse_matrix(shape: tuple[int, int], *parts: tuple) -> sp.csr_array:
 
 
 def scale_of(total: float) -> float:
-    """The factor that brings `total`, a budget in units or a sum of costs, down to `SCALED`; 1 if it is below."""
+    """Factor that scales `total` (a budget in units, or a sum of costs) down to `SCALED`; 1 if it is smaller."""
     return min(1.0, SCALED / max(total, 1.0))
 
 
 def least_whole(bound: float, scale: float) -> int:
-    """The least whole number that a solver's `bound` proves; it counts in units whose total has that scale."""
+    """Least whole number that a solver's `bound` proves; `scale` is the `scale_of` the total in the same units."""
     return math.ceil(bound - max(abs(bound) * TOLERANCE, ABSOLUTE_TOLERANCE / scale))
 
 
 def half_unit_is_lost(units: float) -> bool:
-    """Whether half a unit of a budget of so many is too close to the solver's tolerance to be trusted."""
+    """Whether half a unit of a budget of `units` is too close to the solver's tolerance to be trusted."""
     return 0.5 * scale_of(units) < 100 * TOLERANCE

@@ -1,16 +1,16 @@
 """Equations (1) to (9) of Checkmate as one program, generalised to operations and values.
 
 Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020.
-Stages t = 0 .. N-1. With (8), frontier-advancing, stage t computes operation t for the first time, and ends with it;
-variables that (8) fixes to zero are not made. Without it any operation may run in any stage, in the graph's order.
+Stages t = 0 .. N-1. With (8), frontier-advancing, stage t ends with the first computation of operation t; variables
+that (8) fixes to zero have no column. Without it any operation may run in any stage, in the graph's order.
 
     R[t, k]        operation k is computed in stage t
     S[t, v]        value v is resident at the start of stage t
     FREE[t, v, k]  v is freed in stage t right after k, one of its users or its producer
     U[t, k]        memory in use when k has been computed in stage t
 
-The columns of the program are R, S, FREE and U, one after the other. See `checkmate_milp` for what is generalised and
-why the optimum is the same.
+The columns of the program are R, S, FREE and U, in this order. `checkmate_milp` lists the generalisations and says why
+the optimum stays the same.
 """
 
 from __future__ import annotations
@@ -26,54 +26,42 @@ from remat.graph import Graph
 from remat.programs.program import Program, scale_of, sparse_matrix
 
 
-@dataclass(frozen=True, slots=True)
 class Columns:
-    """Where the variables are; stage t has `width[t]` operations and the values that `exist` before it.
+    """Places of the variables.
+
+    With (8), stage t has operations 0 .. t and values of 0 .. t - 1. Without it every stage has all operations and,
+    except stage 0, all values.
 
     Attributes:
+        width: [N] number of operations in each stage.
         first_R, first_S: [N + 1] first R (and U), and first S, of each stage.
-        rank: [V] place of a value among those of a stage.
+        rank: [V] place of a value among the values of a stage.
         stage_of_R, operation_of_R, stage_of_S, value_of_S: of each column.
         start_S, start_F, start_U, n: first column of each kind, and number of columns.
     """
 
-    width: np.ndarray
-    first_R: np.ndarray
-    first_S: np.ndarray
-    rank: np.ndarray
-    stage_of_R: np.ndarray
-    operation_of_R: np.ndarray
-    stage_of_S: np.ndarray
-    value_of_S: np.ndarray
-    start_S: int
-    start_F: int
-    start_U: int
-    n: int
-    frontier_advancing: bool
-
-    @classmethod
-    def of(cls, graph: Graph, n_F: int, frontier_advancing: bool) -> Columns:
-        """With (8), stage t has operations 0 .. t and the values they make; else all of them but those of stage 0."""
+    def __init__(self, graph: Graph, n_F: int, frontier_advancing: bool) -> None:
         n, producer = len(graph), np.array(graph.producer, dtype=np.int64)
         by_producer = np.argsort(producer, kind="stable")
-        rank = np.empty(len(producer), dtype=np.int64)
-        rank[by_producer] = np.arange(len(producer))
+        self.frontier_advancing = frontier_advancing
+        self.rank = np.empty(len(producer), dtype=np.int64)
+        self.rank[by_producer] = np.arange(len(producer))
         if frontier_advancing:
-            width = np.arange(1, n + 1)
+            self.width = np.arange(1, n + 1)
             exist = np.searchsorted(producer[by_producer], np.arange(n), side="left")
         else:
-            width = np.full(n, n)
+            self.width = np.full(n, n)
             exist = np.where(np.arange(n) > 0, len(producer), 0)
-        first_R, first_S = (np.concatenate(([0], np.cumsum(counts))) for counts in (width, exist))
-        stage_of_R, stage_of_S = np.repeat(np.arange(n), width), np.repeat(np.arange(n), exist)
-        n_R, n_S = len(stage_of_R), len(stage_of_S)
-        return cls(
-            width, first_R, first_S, rank, stage_of_R, np.arange(n_R) - first_R[stage_of_R],
-            stage_of_S, by_producer[np.arange(n_S) - first_S[stage_of_S]],
-            n_R, n_R + n_S, n_R + n_S + n_F, 2 * n_R + n_S + n_F, frontier_advancing,
-        )  # fmt: skip
+        self.first_R, self.first_S = (np.concatenate(([0], np.cumsum(counts))) for counts in (self.width, exist))
+        self.stage_of_R, self.stage_of_S = np.repeat(np.arange(n), self.width), np.repeat(np.arange(n), exist)
+        self.start_S = len(self.stage_of_R)
+        self.start_F = self.start_S + len(self.stage_of_S)
+        self.start_U = self.start_F + n_F
+        self.n = self.start_U + self.start_S
+        self.operation_of_R = np.arange(self.start_S) - self.first_R[self.stage_of_R]
+        self.value_of_S = by_producer[np.arange(len(self.stage_of_S)) - self.first_S[self.stage_of_S]]
 
-    def R(self, t: np.ndarray, k: np.ndarray) -> np.ndarray:
+    def R(self, t: np.ndarray, k: np.ndarray | int) -> np.ndarray:
         """Columns of R[t, k]."""
         return self.first_R[t] + k
 
@@ -84,16 +72,16 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Equations:
-    """The program for any budget; memory in units of `unit_bytes`, fixed bytes already subtracted.
+    """The program for any budget; memory counts in units of `unit_bytes`, without the fixed bytes.
 
     Attributes:
-        cost: [n] in units of `cost_unit` (greatest common divisor of all costs).
-        upper, lower: [n] of columns; U has no limit of its own.
+        cost: [n] in units of `cost_unit`, the greatest common divisor of all costs.
+        upper, lower: [n] limits of the columns; U has no upper one.
         logic, logic_lower: (1), (6), (7): ``logic @ x >= logic_lower``.
         hazard, hazard_constant: [n_F, n] and [n_F], the hazards of each FREE.
-        change: (2), (3): by how much R, S and FREE change U in each slot; [n_U, n].
-        differences: [n_U, n] U beside the U before it: ``differences @ x == change @ x``.
-        workspace: [n_U, n] scratch memory added to U in (9).
+        change: [n_U, n] of (2), (3): the change of U in each slot by R, S and FREE.
+        differences: [n_U, n] U minus the U before it: ``differences @ x == change @ x``.
+        workspace: [n_U, n] workspace that (9) adds to U.
     """
 
     graph: Graph
@@ -113,11 +101,11 @@ class Equations:
 
     @property
     def cost_scale(self) -> float:
-        """Of the objective: the cost of running every operation once, in units, becomes at most `SCALED`."""
+        """Scale of the objective: the cost of running every operation once, in units, becomes at most `SCALED`."""
         return scale_of(self.graph.total_cost / self.cost_unit)
 
     def program(self, units: float) -> Program:
-        """The program for a budget of so many units; U counts in scaled ones."""
+        """The program for a budget of `units`; U counts in scaled units."""
         at, scale = self.columns, scale_of(units)
         n_U = at.start_S  # one for each R
         held = self.differences - scale * self.change  # (2), (3)
@@ -134,7 +122,7 @@ class Equations:
         )
 
     def point(self, units: float, R_TN: np.ndarray, S_TV: np.ndarray) -> np.ndarray:
-        """[n] the columns of a staged plan's matrices, in the program of that budget."""
+        """[n] values of the columns for a staged plan's matrices, in the program of that budget."""
         at = self.columns
         x = np.zeros(at.n)
         x[: at.start_S] = R_TN[at.stage_of_R, at.operation_of_R] > 0
@@ -146,7 +134,7 @@ class Equations:
         return x
 
     def order(self, x: np.ndarray) -> list[int]:
-        """Computations of a solution, without repeats whose outputs are all resident: the solver may add some."""
+        """Computations of a solution. Leaves out repeats whose outputs are all resident, because solvers add some."""
         at, outputs = self.columns, [list(op.outputs) for op in self.graph.operations]
         S_TV = np.zeros((len(self.graph), len(self.graph.values)), dtype=bool)
         S_TV[at.stage_of_S, at.value_of_S] = x[at.start_S : at.start_F] > 0.5
@@ -158,7 +146,7 @@ class Equations:
 
 
 def estimate_nonzeros(graph: Graph) -> int:
-    """Number of matrix entries that `build` makes, within a few percent, without making them."""
+    """Number of matrix entries that `build` would make, within a few percent."""
     n = len(graph)
     entries = n * n * 3 + 3 * sum(n - p for p in graph.producer) + 3 * sum(n - k for k, j in _edges(graph))
     for v, users in enumerate(graph.users):
@@ -173,21 +161,21 @@ def build(graph: Graph, *, frontier_advancing: bool = True) -> Equations:
     """The equations of `graph`; time and memory grow with ``edges * operations``.
 
     Args:
-        frontier_advancing: False leaves out (8), so that (1e) asks for the operations that nobody reads, in any stage.
+        frontier_advancing: False leaves out (8); then (1e) requires each operation that nobody reads in some stage.
 
     Raises:
-        InvalidInput: an operation must run once, or a value must be kept, which (8) alone can express.
+        InvalidInput: an operation must run once, or a value must be kept; only (8) can express this.
     """
     operations = graph.operations
     keep = np.array([value.keep for value in graph.values], dtype=bool)
     if not frontier_advancing and (keep.any() or any(op.run_once for op in operations)):
-        raise InvalidInput("without frontier-advancing stages nothing can be kept, or run once only")
+        raise InvalidInput("without frontier-advancing stages no value can be kept and no operation limited to one run")
     weight, scratch = graph.value_bytes, np.array([op.workspace_bytes for op in operations], dtype=np.int64)
     unit = math.gcd(*weight.tolist(), *scratch.tolist()) or 1
     weight, scratch = weight // unit, scratch // unit
     cost_unit = math.gcd(*graph.costs.tolist()) or 1
     frees = _Frees(graph, weight, frontier_advancing)
-    at = Columns.of(graph, len(frees.stage), frontier_advancing)
+    at = Columns(graph, len(frees.stage), frontier_advancing)
     hazard, hazard_constant, most = _hazards(graph, at, frees, keep)
     parts = [
         _dependencies(graph, at),
@@ -217,10 +205,10 @@ Block = tuple[sp.csr_array, np.ndarray]  # rows and their lower limits
 
 
 class _Frees:
-    """FREE[t, v, k]: for every pair (v, k) that can end a value's life, the stages in which k can run.
+    """FREE[t, v, k]: one for every pair (v, k) that can end a value's life and every stage in which k can run.
 
     Attributes:
-        pairs: [(v, k)]; first: [P + 1] the first FREE of each pair; first_stage: [P].
+        pairs: [(v, k)]; first: [P + 1] first FREE of each pair; first_stage: [P] of each pair.
         pair, stage, value, operation: of each FREE.
     """
 
@@ -240,10 +228,10 @@ def _dependencies(graph: Graph, at: Columns) -> Block:
     j_E, v_E = _edges(graph).T
     e, t = _stages_from(_first_stage(j_E, at.frontier_advancing), len(graph))
     row, j, v = np.arange(len(e)), j_E[e], v_E[e]
-    there = t > 0  # nothing is resident at the start of the first stage (1d)
+    has_S = t > 0  # nothing is resident at the start of the first stage (1d)
     matrix = sparse_matrix(
         (len(row), at.n), (row, at.R(t, producer[v]), 1.0), (row, at.R(t, j), -1.0),
-        (row[there], at.S(t[there], v[there]), 1.0),
+        (row[has_S], at.S(t[has_S], v[has_S]), 1.0),
     )  # fmt: skip
     return matrix, np.zeros(len(row))
 
@@ -264,10 +252,10 @@ def _retention(graph: Graph, at: Columns, keep: np.ndarray) -> Block:
 
 
 def _results(graph: Graph, at: Columns) -> Block:
-    """(1e) without (8): what nobody reads is computed in some stage."""
+    """(1e) without (8): an operation whose outputs nobody reads is computed in some stage."""
     last = [k for k, op in enumerate(graph.operations) if not any(graph.users[v] for v in op.outputs)]
     stages = np.arange(len(graph))
-    parts = [(np.full(len(stages), row), at.R(stages, np.full(len(stages), k)), 1.0) for row, k in enumerate(last)]
+    parts = [(np.full(len(stages), row), at.R(stages, k), 1.0) for row, k in enumerate(last)]
     return sparse_matrix((len(last), at.n), *parts), np.ones(len(last))
 
 
@@ -281,7 +269,7 @@ def _hazards(graph: Graph, at: Columns, frees: _Frees, keep: np.ndarray) -> tupl
     goes_on = t + 1 < n
     users = [(p, j) for p, (v_p, k) in enumerate(frees.pairs) for j in graph.users[v_p] if j > k]
     p_L, j_L = np.array(users, dtype=np.int64).reshape(-1, 2).T
-    # A user that runs in stages from its own on, in the rows of the pair, whose stages begin earlier.
+    # User j of pair p can run from its own first stage on; the rows of the pair begin at an earlier stage.
     q, stage = _stages_from(_first_stage(j_L, at.frontier_advancing), n)
     row_L = frees.first[p_L[q]] + stage - frees.first_stage[p_L[q]]
     matrix = sparse_matrix(
@@ -293,7 +281,7 @@ def _hazards(graph: Graph, at: Columns, frees: _Frees, keep: np.ndarray) -> tupl
 
 
 def _freed(at: Columns, hazard: sp.csr_array, constant: np.ndarray, most: np.ndarray) -> tuple[Block, Block]:
-    """(6) 1 - FREE <= hazards and (7) most (1 - FREE) >= hazards: FREE is one exactly where there is no hazard."""
+    """(6) 1 - FREE <= hazards and (7) most (1 - FREE) >= hazards: FREE is one if and only if there is no hazard."""
     row = np.arange(len(constant))
     free = sparse_matrix((len(row), at.n), (row, at.start_F + row, 1.0))
     some = (sp.csr_array(hazard + free), 1.0 - constant)
@@ -303,7 +291,7 @@ def _freed(at: Columns, hazard: sp.csr_array, constant: np.ndarray, most: np.nda
 
 def _memory(graph: Graph, at: Columns, frees: _Frees, weight: np.ndarray) -> tuple[sp.csr_array, sp.csr_array]:
     """(2) U[t, 0] = sum_v M[v] S[t, v] + M[outputs(0)] R[t, 0]
-    (3) U[t, k] = U[t, k-1] - sum_v M[v] FREE[t, v, k-1] + M[outputs(k)] R[t, k]: what changes U, and its differences.
+    (3) U[t, k] = U[t, k-1] - sum_v M[v] FREE[t, v, k-1] + M[outputs(k)] R[t, k]: (`change`, `differences`).
     """
     n_U = at.start_S
     row, k = np.arange(n_U), at.operation_of_R
@@ -332,7 +320,7 @@ def _first_stage(k: np.ndarray, frontier_advancing: bool) -> np.ndarray:
 
 
 def _stages_from(first: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """(index into `first`, stage) for every stage ``first[i] <= stage < n``, by index."""
+    """(index i into `first`, stage) for every stage ``first[i] <= stage < n``, sorted by index."""
     count = n - first
     index = np.repeat(np.arange(len(first)), count)
     start = np.concatenate(([0], np.cumsum(count)))[:-1]

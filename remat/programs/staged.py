@@ -1,38 +1,37 @@
 """The staged problem as a sparse integer program: trimmed, exact, without big constants.
 
-Checkmate's problem (Jain et al., MLSys 2020): stage t ends with the first run of operation t; in it
-earlier operations may run again, in order, each at most once. Columns are R[t,k] (operation k runs
-again in stage t), S[t,v] (value v is resident at the start of stage t), Z (a value is still needed
-from some point of a stage on) and A (bytes held beside an operation's outputs). The published form has
-FREE and U instead, for every stage and operation. What is left out here, and why nothing is lost:
+Checkmate's problem (Jain et al., MLSys 2020): stage t ends with the first run of operation t. Before it, earlier
+operations may run again, in order, each at most once. Columns are R[t,k] (operation k runs again in stage t), S[t,v]
+(value v is resident at the start of stage t), Z (a value is still needed from some point of a stage on) and A (bytes
+held beside an operation's outputs). The published form has FREE and U instead, for every stage and operation. This form
+differs as follows, and loses nothing:
 
 - R[t,t] = 1 is substituted; an operation that must run once has no other R.
-- R[t,k] and S[t,v] end at the last stage in which they can serve: S[t,v] at the last possible run of
-  any user of v (not the last user: that one may run again later), R[t,k] at the last S or use of an
-  output. A plan with more runs something for nothing; without that run it stays valid, at no greater
-  cost and with no more memory.
-- Memory counts what is *needed*, not what is there: a value produced before slot x is counted at
-  x if a later operation of the stage or the next stage needs it; a value produced after x if it was
-  resident when the stage started. A plan that frees at last use holds exactly that. The rows
-  Z >= R[t,u], Z >= Z of the next user, Z >= S[t+1,v] say "needed from this user on" without any big
-  constant, and an input of operation t is needed to the end, so it has no Z at all.
-- S[t,v] + R[t,k] <= 1 for the output v of a single-output operation: what is resident is not
-  computed again (the judge refuses it). With several outputs both copies count while it runs.
-- With a chosen set of repeats one S stands for all stages between two in which a value may be computed or
-  used: held all along or, if it is dropped, dropped at once.
-- A memory row whose left side cannot exceed the budget is dropped. Sizes and budget are divided by the
-  greatest common divisor, the budget rounded down.
+- R[t,k] and S[t,v] end at the last stage in which they can be useful: S[t,v] at the last possible run of
+  any user of v (not at the last user, because an earlier user may run again later), R[t,k] at the last S or use of an
+  output. A plan beyond that has a useless run; without this run it stays valid and needs no more cost or memory.
+- Memory counts the *needed* values, not the resident ones. A value produced before slot x counts at x if a later
+  operation of the stage, or the next stage, needs it; a value produced after x counts if it was resident when the stage
+  started. A plan that frees at last use holds exactly these values. The rows Z >= R[t,u], Z >= Z of the next user,
+  Z >= S[t+1,v] say "needed from this user on" without a big constant. An input of operation t is needed to the end,
+  so it has no Z.
+- S[t,v] + R[t,k] <= 1 for the output v of a single-output operation: a resident value is not computed again (the
+  simulator refuses it). An operation with several outputs may; both copies count while it runs.
+- With a chosen set of repeats, a value may be computed or used only in some stages. One S serves all stages between two
+  of these: a value that is dropped in between is dropped at once.
+- A memory row whose left side cannot exceed the budget is left out. Sizes and budget are divided by the
+  greatest common divisor, and the budget is rounded down.
 
-`memory="stage_end"` keeps only the rows of each stage's own operation, which need neither Z nor A:
-Sum of M[v] S[t+1,v] over v not read by t, plus what t reads, writes and needs as workspace. These
-hold for every order within a stage, so the relaxation is valid for scope fixed_order as well.
+`memory="stage_end"` keeps only the rows of each stage's own operation, which need neither Z nor A: the sum of
+M[v] S[t+1,v] over values v that t does not read, plus the inputs, outputs and workspace of t. These rows hold for every
+order within a stage, so the relaxation is also valid for scope fixed_order.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,21 +46,20 @@ EDGE, CONTINUITY, MEMORY, NEED, BALANCE, ONCE = range(6)  # kinds of rows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedModel:
-    """min cost x + cost_constant, matrix x >= row_lower, 0 <= x <= upper; every number an integer.
+    """min cost x + cost_constant, matrix x >= row_lower, 0 <= x <= upper; every number is an integer.
 
     Attributes:
-        graph, budget_bytes: what it was made for.
+        graph, budget_bytes: the problem.
         cost: [n] int64; cost_constant: cost of running every operation once.
         upper: [n] int64: 1, or the budget in units for A.
         matrix: [rows, n] int64, compressed by rows; row_lower: [rows] int64.
         row_kind: [rows] EDGE, CONTINUITY, MEMORY, NEED, BALANCE or ONCE.
-        row_key: [rows, 3] int32; what a row is about: EDGE (stage, operation, value), CONTINUITY (stage,
+        row_key: [rows, 3] int32; identifies a row: EDGE (stage, operation, value), CONTINUITY (stage,
             value, -1), MEMORY (stage, slot, -1), ONCE (stage, operation, value).
-        is_integer: [n] bool; R and S. The rest follows from them.
-        unit_bytes: bytes that count as one.
+        is_integer: [n] bool; True for R and S. The other columns follow from them.
+        unit_bytes: bytes in one unit.
         R_column, S_column: (stage, operation or value) to column.
-        restricted: some repeats are left out, so its bound is not one of the problem.
-        infeasible: some row cannot be met whatever the columns.
+        infeasible: no values of the columns meet some row.
     """
 
     graph: Graph
@@ -77,7 +75,6 @@ class StagedModel:
     unit_bytes: int
     R_column: dict[tuple[int, int], int]
     S_column: dict[tuple[int, int], int]
-    restricted: bool
     infeasible: bool
 
     @property
@@ -87,21 +84,21 @@ class StagedModel:
 
     @property
     def units(self) -> int:
-        """The budget beside the fixed bytes."""
+        """The budget in units, without the fixed bytes."""
         return (self.budget_bytes - self.graph.fixed_bytes) // self.unit_bytes
 
     def scaled(self, room: float = 0.0, units: int | None = None) -> ScaledProgram:
-        """The program for a solver, in numbers that it can tell from its tolerances.
+        """The program for a solver, in numbers that are large beside its tolerances.
 
         Args:
-            room: what every memory row gets beside the budget, in units.
+            room: units added to the budget of every memory row.
             units: the budget to scale by; None for the model's own.
         """
         memory_scale = scale_of(self.units if units is None else units)
         cost_scale = scale_of(float(self.cost.sum(dtype=np.float64)))
         is_bytes = ~self.is_integer & (self.upper > 1)
         row_scale = np.where(np.isin(self.row_kind, (MEMORY, BALANCE)), memory_scale, 1.0)
-        columns = sp.diags_array(np.where(is_bytes, 1.0 / memory_scale, 1.0))  # bytes count in scaled units too
+        columns = sp.diags_array(np.where(is_bytes, 1.0 / memory_scale, 1.0))  # A counts in scaled units too
         program = Program(
             matrix=sp.csr_array(sp.diags_array(row_scale) @ self.matrix.astype(np.float64) @ columns),
             cost=self.cost * cost_scale,
@@ -112,7 +109,7 @@ class StagedModel:
         return ScaledProgram(program, row_scale, memory_scale, cost_scale)
 
     def matrices(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(R_TN, S_TV) as floats from a point; R[t,t] = 1."""
+        """(R_TN, S_TV) of a point, as floats; R[t,t] = 1."""
         n = len(self.graph)
         R_TN = np.eye(n)
         S_TV = np.zeros((n, len(self.graph.values)))
@@ -123,7 +120,7 @@ class StagedModel:
         return R_TN, S_TV
 
     def plan(self, x: np.ndarray) -> Plan:
-        """The plan of an integral point: its runs in order, frees at last use."""
+        """The plan of an integral point: its runs in order, with values freed at their last use."""
         n = len(self.graph)
         runs: list[list[int]] = [[] for _ in range(n)]
         for (t, k), column in self.R_column.items():
@@ -135,7 +132,7 @@ class StagedModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledProgram:
-    """A program and the factors that made it: [rows] of each row, of a unit of memory and of cost."""
+    """A program with its scale factors: [rows] of each row, of a unit of memory and of cost."""
 
     program: Program
     row_scale: np.ndarray
@@ -143,12 +140,20 @@ class ScaledProgram:
     cost_scale: float
 
 
+def stages_of(order: Iterable[int]) -> Iterator[int]:
+    """The stage of each computation of a staged order."""
+    stage = 0
+    for k in order:
+        yield stage
+        stage += k == stage
+
+
 def last_stages(
     graph: Graph, repeatable: list[bool], repeats: Collection[tuple[int, int]] | None = None
 ) -> tuple[list[int], list[int]]:
     """([N] last stage in which each operation can usefully run, [V] in which each value can be resident).
 
-    With `repeats`, (stage, operation) pairs, in a problem that allows no others.
+    `repeats` are the (stage, operation) pairs that alone may be repeats; None for all.
     """
     n = len(graph)
     latest = [n] * n
@@ -175,11 +180,10 @@ def build_staged_model(
 
     Args:
         memory: ``full`` (exact) or ``stage_end`` (a relaxation, valid for fixed_order too).
-        slot_stages: with ``full`` the stages whose repeats get memory rows, by default all; fewer make a
-            relaxation.
+        slot_stages: with ``full``, stages whose repeats get memory rows, by default all; fewer make a relaxation.
         once: False leaves out S + R <= 1, which does not hold for fixed_order: there a value may be used
-            early in a stage, freed, and computed again later in it.
-        repeats: the (stage, operation) pairs that may be repeats, by default all (a restricted problem).
+            early in a stage, freed, and computed again later in the same stage.
+        repeats: (stage, operation) pairs that alone may be repeats (a restricted problem), by default all.
     """
     builder = _Builder(graph, budget_bytes, once, repeats)
     builder.edges()
@@ -192,7 +196,7 @@ def build_staged_model(
 
 
 class _Builder:
-    """Columns and rows under construction. R and S come first; Z and A follow with their rows."""
+    """Columns and rows under construction: first R and S, then Z and A with their rows."""
 
     def __init__(
         self, graph: Graph, budget_bytes: int, once: bool, repeats: Collection[tuple[int, int]] | None
@@ -219,7 +223,7 @@ class _Builder:
         self.n_integer = len(self.cost)
 
     def column(self, cost: int = 0, upper: int = 1) -> int:
-        """A new column."""
+        """Add a column."""
         self.cost.append(cost)
         self.upper.append(upper)
         return len(self.cost) - 1
@@ -232,13 +236,13 @@ class _Builder:
                 self.S[t, v] = self.column() if is_new else self.S[t - 1, v]
 
     def _provided(self, t: int, v: int) -> list[tuple[int, int]]:
-        """Terms that are at least one where value `v` can be read in stage `t`."""
+        """Terms whose sum is at least one if value `v` can be read in stage `t`."""
         p = self.graph.producer[v]
         return [(self.S[t, v], 1)] + ([(self.R[t, p], 1)] if (t, p) in self.R else [])
 
     def edges(self) -> None:
-        """(1b) R[t, k] <= R[t, producer(v)] + S[t, v] for every input v of k; and R[t, k] + S[t, v] <= 1 for its only
-        output."""
+        """(1b) R[t, k] <= R[t, producer(v)] + S[t, v] for every input v of k; R[t, k] + S[t, v] <= 1 for the only
+        output v of k."""
         operations = self.graph.operations
         for t, op in enumerate(operations):
             for v in op.inputs:
@@ -251,7 +255,7 @@ class _Builder:
                 self.rows.add([(column, -1), (self.S[t, outputs[0]], -1)], -1, ONCE, (t, k, outputs[0]))
 
     def continuity(self) -> None:
-        """(1c) S[t + 1, v] <= R[t, producer(v)] + S[t, v]; what is kept is there after the last stage."""
+        """(1c) S[t + 1, v] <= R[t, producer(v)] + S[t, v]; kept values are resident after the last stage."""
         n = len(self.graph)
         for v, value in enumerate(self.graph.values):
             for t in range(self.graph.producer[v] + 1, min(self.last_held[v], n - 1) + (1 if value.keep else 0)):
@@ -261,7 +265,7 @@ class _Builder:
                     self.rows.add([*self._provided(t, v), (self.S[t + 1, v], -1)], 0, CONTINUITY, (t, v, -1))
 
     def stage_ends(self) -> None:
-        """(9) where operation t runs in its stage: beside what it reads and makes, what stage t + 1 starts with."""
+        """(9) at the first run of operation t: its inputs, outputs and workspace, and the values held into t + 1."""
         n, operations, size = len(self.graph), self.graph.operations, self.size
         held_after: list[list[int]] = [[] for _ in range(n)]  # values that may be held from stage t to t + 1
         for v, p in enumerate(self.graph.producer):
@@ -274,7 +278,7 @@ class _Builder:
             terms = []
             if t + 1 < n:
                 terms = [(self.S[t + 1, v], -size[v]) for v in beside]
-            elif self.once:  # kept; fixed_order may compute it again after the last operation
+            elif self.once:  # kept values; fixed_order may compute them again after the last operation
                 room -= sum(size[v] for v in beside)
             self.infeasible |= room < 0
             if -sum(factor for _, factor in terms) > room:
@@ -283,54 +287,54 @@ class _Builder:
     def slots(self, t: int) -> None:
         """Memory of the repeats in stage `t`, slot by slot."""
         slots = [k for k in range(t) if (t, k) in self.R]
-        # Values that may be there when the stage starts.
-        here = [v for v, p in enumerate(self.graph.producer) if p < t and self.size[v] and (t, v) in self.S]
         if not slots:
             return
+        # Values that may be resident when the stage starts.
+        values = [v for v, p in enumerate(self.graph.producer) if p < t and self.size[v] and (t, v) in self.S]
         most = max(self.scratch[x] + sum(self.size[v] for v in self.graph.operations[x].outputs) for x in slots)
-        if sum(self.size[v] for v in here) + most > self.budget:
-            _StageMemory(self, t, slots, here).add_rows()
+        if sum(self.size[v] for v in values) + most > self.budget:
+            _StageMemory(self, t, slots, values).add_rows()
 
     def model(self) -> StagedModel:
-        """What was built."""
         n = len(self.cost)
         return StagedModel(
             self.graph, self.budget_bytes, np.array(self.cost, dtype=np.int64), self.graph.total_cost,
             np.array(self.upper, dtype=np.int64), self.rows.matrix(n, np.int64),
             np.array(self.rows.lower, dtype=np.int64), np.array(self.rows.kind, dtype=np.int8),
             np.array(self.rows.key, dtype=np.int32).reshape(-1, 3), np.arange(n) < self.n_integer, self.unit,
-            self.R, self.S, restricted=self.repeats is not None, infeasible=self.infeasible,
+            self.R, self.S, self.infeasible,
         )  # fmt: skip
 
 
 def _touched(graph: Graph, R: Collection[tuple[int, int]]) -> list[set[int]]:
-    """[V] stages in which each value may be computed or used. From one to the next it is held all along or not at all:
-    what is dropped in between is better dropped at once."""
+    """[V] stages in which each value may be computed or used.
+
+    Between two of them a value is resident all the time or dropped at once, because holding it longer is useless.
+    """
     stages = [{k} for k in range(len(graph))]
     for t, k in R:
         stages[k].add(t)
     return [stages[graph.producer[v]].union(*(stages[u] for u in graph.users[v])) for v in range(len(graph.values))]
 
 
-ALWAYS = -1  # in place of a column: a constant one
-Where = int | None  # a column that is one where a value counts, ALWAYS, or None for never
+ALWAYS = -1  # in place of a column: the constant one
+Indicator = int | None  # a column that is one if a value counts, ALWAYS, or None for never
 
 
 class _StageMemory:
     """Memory of the slots of one stage: A[x] = bytes of all values that count at slot x, beside x's own outputs.
 
-    A value that is made after x counts if it was resident when the stage started; one made before x counts if it is
-    needed at x or later. From slot to slot only a few of them change, so A[x] is A of the slot before plus changes.
+    A value made after x counts if it was resident when the stage started; a value made before x counts if it is
+    needed at x or later. Few values change from one slot to the next, so A[x] is A of the slot before plus changes.
     """
 
-    def __init__(self, builder: _Builder, t: int, slots: list[int], here: list[int]) -> None:
-        self.builder, self.graph, self.t, self.slots, self.here = builder, builder.graph, t, slots, here
+    def __init__(self, builder: _Builder, t: int, slots: list[int], values: list[int]) -> None:
+        self.builder, self.graph, self.t, self.slots, self.values = builder, builder.graph, t, slots, values
         self.made_by: dict[int, list[int]] = {}
-        for v in here:
+        self.users: dict[int, list[int]] = {}  # slots that read each value
+        self.needed: dict[int, list[Indicator]] = {}  # from each of these users on; the last entry: after the stage
+        for v in values:
             self.made_by.setdefault(self.graph.producer[v], []).append(v)
-        self.users: dict[int, list[int]] = {}  # of each value, the slots that read it
-        self.needed: dict[int, list[Where]] = {}  # from each of these users on; the last entry: after the stage
-        for v in here:
             self._need(v)
 
     def _need(self, v: int) -> None:
@@ -351,32 +355,32 @@ class _StageMemory:
             chain.insert(0, column)
         self.needed[v] = chain
 
-    def _after(self, v: int) -> Where:
-        """Whether a value is needed by the stage's own operation or after it."""
+    def _after(self, v: int) -> Indicator:
+        """Whether the stage's own operation, or anything after it, needs the value."""
         is_last = self.t + 1 == len(self.graph)
         if v in self.graph.operations[self.t].inputs or (is_last and self.graph.values[v].keep):
             return ALWAYS
         return self.builder.S.get((self.t + 1, v))
 
-    def _counts(self, v: int, x: int) -> Where:
-        """Whether a value counts in A[x]."""
+    def _counts(self, v: int, x: int) -> Indicator:
+        """Whether the value counts in A[x]."""
         p = self.graph.producer[v]
         if p > x:
             return self.builder.S[self.t, v]
         return self.needed[v][bisect_left(self.users[v], x)] if p < x else None
 
     def add_rows(self) -> None:
-        """A[x] >= A of the slot before + changes, and A[x] + what x makes and needs <= budget."""
+        """A[x] >= A of the slot before + changes, and A[x] + outputs and workspace of x <= budget."""
         builder, t, operations = self.builder, self.t, self.graph.operations
-        counted: dict[int, Where] = {}
+        counted: dict[int, Indicator] = {}
         constant, previous, last_column = 0, None, None
         for x in self.slots:
             change: dict[int, int] = {}
-            for v in self.here if previous is None else self._may_change(previous, x):
+            for v in self.values if previous is None else self._may_change(previous, x):
                 now, size = self._counts(v, x), builder.size[v]
-                for where, amount in ((counted.get(v), -size), (now, size)):
-                    if where is not None:
-                        change[where] = change.get(where, 0) + amount
+                for indicator, amount in ((counted.get(v), -size), (now, size)):
+                    if indicator is not None:
+                        change[indicator] = change.get(indicator, 0) + amount
                 counted[v] = now
             constant += change.pop(ALWAYS, 0)
             column = builder.column(upper=max(builder.budget, 0))
@@ -384,14 +388,14 @@ class _StageMemory:
             if last_column is not None:
                 terms.append((last_column, -1))
             builder.rows.add(terms, 0, BALANCE)
-            makes = operations[x].outputs
-            own = sum(builder.size[v] for v in makes) + builder.scratch[x]
+            outputs = operations[x].outputs
+            own = sum(builder.size[v] for v in outputs) + builder.scratch[x]
             row = [(column, -1), (builder.R[t, x], -own)]
-            row += [(builder.S[t, v], -builder.size[v]) for v in makes if builder.size[v] and (t, v) in builder.S]
+            row += [(builder.S[t, v], -builder.size[v]) for v in outputs if builder.size[v] and (t, v) in builder.S]
             builder.rows.add(row, constant - builder.budget, MEMORY, (t, x, -1))
             previous, last_column = x, column
 
     def _may_change(self, previous: int, x: int) -> set[int]:
-        """Values that may count otherwise at slot `x` than at the slot before it."""
+        """Values that may count differently at slot `x` and at the slot before it."""
         read = (v for v in self.graph.operations[previous].inputs if v in self.needed)
         return {*read, *(v for p in range(previous, x + 1) for v in self.made_by.get(p, ()))}

@@ -219,69 +219,95 @@ def minimise_cost(
     Returns:
         The best plan; it fits if its `excess` is 0.
     """
-    arrays = GraphArrays.of(graph)
     best = Best()
+    reporter = _Reporter(best, target_cost, on_order)
+    # Threads that must repeat exactly keep their plans to themselves: of equals the first thread's counts.
+    alone = [Best() for _ in range(threads)] if work_limit is not None else []
+    arrays = GraphArrays.of(graph)
     first = np.arange(len(graph), dtype=np.int32) if start is None else start
-    reporting = threading.Lock()
-    stopped = threading.Event()
-    errors: list[BaseException] = []
-
-    reported = [float("inf"), 0.0]  # cost of the last plan reported, and when the next may be
-
-    def report(last: bool = False) -> None:
-        with reporting:
-            order, cost, excess = best.order, best.cost, best.excess
-            if excess or order is None or cost >= reported[0]:
-                return
-            began = time.monotonic()
-            if on_order is not None and (last or began >= reported[1]):
-                on_order(order, cost)
-                reported[0], reported[1] = cost, began + REPORT_SHARE * (time.monotonic() - began)
-            if cost <= target_cost:
-                stopped.set()
 
     def stop() -> bool:
-        return stopped.is_set() or time.monotonic() >= deadline or should_stop()
-
-    # Threads that must repeat exactly keep their plans to themselves: of equals the first thread's counts.
-    alone = [Best() for _ in range(threads)] if work_limit is not None else None
+        return reporter.stopped.is_set() or time.monotonic() >= deadline or should_stop()
 
     def work(index: int) -> None:
-        try:
-            annealer = Annealer(graph, budget_bytes, seed * 1009 + index, arrays)
-            if alone is None:
-                _rounds(annealer, first, best, stop, report, adopt, on_round, deadline, None)
-            else:
-                _rounds(annealer, first, alone[index], stop, lambda: None, adopt, on_round, deadline, work_limit)
-        except BaseException as error:
-            errors.append(error)
+        annealer = Annealer(graph, budget_bytes, seed * 1009 + index, arrays)
+        if work_limit is None:
+            _rounds(annealer, first, best, stop, reporter.report, adopt, on_round, deadline, None)
+        else:
+            _rounds(annealer, first, alone[index], stop, lambda: None, adopt, on_round, deadline, work_limit)
 
     def conclude() -> None:
-        for own in alone or ():
+        for own in alone:
             if own.order is not None:
                 best.offer(own.order, own.cost, own.excess)
-        best.moves = max(best.moves, sum(own.moves for own in alone or ()))
-        report(last=True)
+        best.moves = max(best.moves, sum(own.moves for own in alone))
+        reporter.report(last=True)
 
     if threads == 1:
         work(0)
-    else:
-        crew = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(threads)]
-        for thread in crew:
-            thread.start()
+        conclude()
+        return best
+    try:
+        _on_threads(work, threads, reporter.stopped)
+    finally:
+        conclude()
+    return best
+
+
+class _Reporter:
+    """Reports plans that fit to `on_order`, see `minimise_cost`.
+
+    Attributes:
+        stopped: set when a plan reaches the target; the threads then end.
+    """
+
+    def __init__(self, best: Best, target_cost: int, on_order: Callable[[np.ndarray, int], None] | None) -> None:
+        self.best, self.target_cost, self.on_order = best, target_cost, on_order
+        self.lock = threading.Lock()
+        self.stopped = threading.Event()
+        self.cost = float("inf")  # of the last plan reported
+        self.next_report = 0.0  # earliest time
+
+    def report(self, last: bool = False) -> None:
+        """Report the best plan if it is better than the last one reported and a report is due, or the `last` one."""
+        with self.lock:
+            order, cost, excess = self.best.order, self.best.cost, self.best.excess
+            if excess or order is None or cost >= self.cost:
+                return
+            began = time.monotonic()
+            if self.on_order is not None and (last or began >= self.next_report):
+                self.on_order(order, cost)
+                self.cost, self.next_report = cost, began + REPORT_SHARE * (time.monotonic() - began)
+            if cost <= self.target_cost:
+                self.stopped.set()
+
+
+def _on_threads(work: Callable[[int], None], threads: int, stopped: threading.Event) -> None:
+    """Run `work(index)` on every thread and wait for all; Ctrl-C sets `stopped`, which must end them.
+
+    Raises the first error of a thread, after all have ended.
+    """
+    errors: list[BaseException] = []
+
+    def guarded(index: int) -> None:
         try:
-            for thread in crew:
-                while thread.is_alive():
-                    thread.join(0.1)  # Ctrl-C is seen in between
-        finally:
-            stopped.set()
-            for thread in crew:
-                thread.join()
-            conclude()
+            work(index)
+        except BaseException as error:
+            errors.append(error)
+
+    crew = [threading.Thread(target=guarded, args=(index,), daemon=True) for index in range(threads)]
+    for thread in crew:
+        thread.start()
+    try:
+        for thread in crew:
+            while thread.is_alive():
+                thread.join(0.1)  # Ctrl-C is seen in between
+    finally:
+        stopped.set()
+        for thread in crew:
+            thread.join()
     if errors:
         raise errors[0]
-    conclude()
-    return best
 
 
 def _rounds(

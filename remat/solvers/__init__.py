@@ -1,5 +1,6 @@
-"""Exact and approximate solvers, one strategy a file; the registry finds them."""
+"""Exact and approximate solvers, one strategy in each file; the registry finds them."""
 
-# Of the results of every strategy of this project, baselines included. Raise it when one may return another plan, bound
-# or status than before: stored rows of other versions are then solved again. A comment or a docstring leaves it alone.
+# Version of the results of all strategies of this project, baselines included. Raise it when a strategy may return
+# another plan, bound or status than before: stored rows of other versions are then solved again. A changed comment or
+# docstring needs no new version.
 VERSION = 1

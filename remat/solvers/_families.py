@@ -1,4 +1,4 @@
-"""Plans of the strategies that ignore the budget, for those that need one to start from."""
+"""Plans of the strategies that ignore the budget, as starts for other strategies."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from remat.solution import candidates_of
 
 
 def family_plans(context: Context, until: float) -> Iterator[tuple[str, Plan]]:
-    """(strategy, plan) of each, whether it fits the budget or not, until the time `until` (`time.monotonic`).
+    """(strategy name, plan) of each plan, also of those beyond the budget, until the time `until` (`time.monotonic`).
 
-    The strategies take turns, so that a long family does not keep a short one from being asked.
+    The strategies take turns, so that a long family does not delay a short one.
     """
     limited = context.until(until)
     waiting = [
@@ -39,4 +39,4 @@ def _plans(chosen: Strategy, context: Context) -> Iterator[Plan]:
         for candidate in candidates_of(chosen(context, {})):
             yield candidate.plan
     except Skip:
-        pass  # it does not apply to this graph
+        pass  # the strategy does not apply to this graph

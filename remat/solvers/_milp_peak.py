@@ -1,13 +1,13 @@
-"""The direct formulation: the least peak among the plans that cost at most so much, as one program.
+"""The direct formulation: one program finds the least peak among the plans within a cost cap.
 
 `remat.programs.staged` asks for the least cost within a budget. Here the peak Z is a column, every memory row
 says "at most Z" instead of "at most the budget", the cost is a row and the objective is Z. Memory is linear
-in the batch size b of a layer graph, fixed + b Z(1 sample), so the least Z is the largest batch:
+in the batch size b of a layer graph, fixed + b Z(1 sample), so the least Z gives the largest batch:
 b = floor((memory - fixed) / Z). Checkmate (Jain et al., MLSys 2020, section 6.4) has the batch size as the
 variable and memory quadratic in it; dividing by b makes it linear.
 
-The model is built for a peak that is proven to be needed, so that rows which it cannot exceed are left out;
-Z starts there. Rows of repeats within a stage enter as in `remat.solvers._milp_trimmed`.
+The model is built for a proven lower bound on the peak: Z starts there, and rows that cannot exceed it are left out.
+Rows of repeats within a stage enter as in `remat.solvers._milp_trimmed`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from remat.bounds.peak import peak_bound
 from remat.context import Context
 from remat.errors import Skip
 from remat.plan import Plan, Scope
+from remat.programs.backends import highs_options
 from remat.programs.highs import solve_program
 from remat.programs.program import TOLERANCE, Program, least_whole, scale_of
 from remat.programs.staged import MEMORY, StagedModel, build_staged_model
@@ -30,7 +31,7 @@ from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
 from remat.solvers._milp_trimmed import limits_of, stages_beyond, start_of
 
-PEAK_BOUND_SETS = 2000  # of `peak_bound`, for each operation
+PEAK_BOUND_SETS = 2000  # that `peak_bound` expands for each operation, at most
 
 
 def solve_peak(context: Context, mip_gap: float) -> Outcome:
@@ -65,8 +66,7 @@ class _LeastPeak:
         slots: set[int] = set()
         slack = 0.5  # in cost units: exact, because costs come in whole units
         while context.remaining_s() > 0.3 and not self._is_decided():
-            memory = "full" if slots else "stage_end"
-            model = build_staged_model(graph, self.bound_bytes, memory=memory, slot_stages=slots)
+            model = build_staged_model(graph, self.bound_bytes, slot_stages=slots)
             self.stats |= {"columns": model.shape[1] + 1, "rows": model.shape[0] + 1, "stages_with_slots": len(slots)}
             x, peak, ended = self._solve(model, slack)
             if x is None or not ended:
@@ -94,7 +94,7 @@ class _LeastPeak:
             self.best = trace.peak_bytes, plan
 
     def _solve(self, model: StagedModel, slack: float) -> tuple[np.ndarray | None, int, bool]:
-        """(R and S and what follows from them or None, the peak claimed, whether it was solved to the end)."""
+        """(columns of the model or None, claimed peak in bytes, whether HiGHS solved the program to the end)."""
         context, graph, unit = self.context, self.context.problem.graph, model.unit_bytes
         self.stats["rounds"] += 1
         least = (self.bound_bytes - graph.fixed_bytes) // unit
@@ -116,7 +116,7 @@ class _LeastPeak:
         )
         answer = solve_program(
             program,
-            limits_of(self.context, self.mip_gap),
+            highs_options(limits_of(context, self.mip_gap)),
             start=None if self.best is None else start_of(model, self.best[1]),
             on_solution=lambda x: self._keep(model.plan(x)),
         )

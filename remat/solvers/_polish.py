@@ -1,22 +1,58 @@
-"""Take out repeats that a plan does not need: a solver leaves some inside its gap tolerance."""
+"""Parts shared by the exact solvers: keep the best staged plan and bound, and remove needless repeats from plans."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 
+from remat.context import Context
 from remat.graph import Graph
-from remat.plan import Plan
+from remat.plan import Plan, Scope
 from remat.simulator import simulate
 
 
+def scope_note(scope: Scope) -> str:
+    """Message of a solver that finds and proves staged plans only; '' in that scope."""
+    return "" if scope is Scope.STAGED else f"plans are staged; nothing is proven for scope {scope}"
+
+
+class StagedSolver:
+    """A solver whose plans are all staged: it keeps its best plan and bound, and offers them at once.
+
+    Attributes:
+        best: (cost, plan) of the cheapest plan that fits, None without one.
+        bound: proven for staged plans, None without one.
+    """
+
+    def __init__(self, context: Context, who: str) -> None:
+        self.context, self.graph, self.who = context, context.problem.graph, who
+        self.best: tuple[int, Plan] | None = None
+        self.bound: int | None = None
+
+    def keep(self, plan: Plan) -> bool:
+        """Keep the plan if it fits and is better; whether it fits."""
+        trace = simulate(self.graph, plan)
+        if trace.peak_bytes > self.context.problem.budget_bytes:
+            return False
+        if self.best is None or trace.cost < self.best[0]:
+            self.best = trace.cost, plan
+            self.context.offer(plan, self.who)
+        return True
+
+    def keep_bound(self, bound: int) -> None:
+        """Keep the bound if it is better; in a wider scope it is not offered."""
+        if self.bound is None or bound > self.bound:
+            self.bound = bound
+            if self.context.problem.scope is Scope.STAGED:
+                self.context.offer_bound(bound, self.who)
+
+
 def drop_unread_repeats(graph: Graph, calls: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-    """The (operation, implementation) computations, in order, without repeats whose outputs nobody reads."""
+    """Remove repeats whose outputs nobody reads from (operation, implementation) computations in order."""
     is_needed = [value.keep for value in graph.values]
     first = {k: at for at, (k, _) in reversed(list(enumerate(calls)))}
     kept: list[tuple[int, str]] = []
-    for at in range(len(calls) - 1, -1, -1):
-        k, name = calls[at]
+    for at, (k, name) in reversed(list(enumerate(calls))):
         implementation = graph.implementation(k, name)
         if at != first[k] and not any(is_needed[v] for v in implementation.outputs):
             continue
@@ -29,10 +65,10 @@ def drop_unread_repeats(graph: Graph, calls: Sequence[tuple[int, str]]) -> list[
 
 
 def drop_needless_repeats(graph: Graph, plan: Plan, budget_bytes: int, deadline: float) -> Plan:
-    """A plan with as many repeats removed, last one first, as the budget allows.
+    """Remove repeats from a plan, the last one first, as long as it fits the budget.
 
     Without a repeat the earlier copy is held until its later uses, so the plan stays valid (and
-    staged); only its peak may grow. Costs one replay for each repeat; stops at `deadline`
+    staged); only its peak may grow. Takes one simulation for each repeat; stops at `deadline`
     (`time.monotonic()`).
     """
     order = plan.order.tolist()

@@ -1,4 +1,4 @@
-"""What the two rounding strategies share: the relaxation, phase two, the improvement beyond the paper."""
+"""Parts shared by the two rounding strategies: the relaxation, phase two, the improvement beyond the paper."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from remat.solution import Candidate, Outcome
 from remat.solvers.search import COLD_START_S
 
 LARGEST_COLUMNS = 400_000
-NOT_IN_TIME = "the relaxation was not solved in time; give it more (time_limit)"
-LP_SHARE = 0.7  # of the time, at most, for the relaxation
+NOT_IN_TIME = "the relaxation was not solved in time; raise time_limit"
+LP_SHARE = 0.7  # largest share of the time for the relaxation
 IMPROVE_MOVES = 200_000  # of the search, beyond the paper
 
 
@@ -40,8 +40,8 @@ def check_options(options: dict[str, Any]) -> None:
 def relaxed_residency(context: Context, epsilon: float, *, may_shrink: bool) -> tuple[np.ndarray | None, str]:
     """([T, V] S of the LP relaxation within fixed + (1 - epsilon) (budget - fixed) or None, a message).
 
-    Near the smallest budgets nothing fits in so much less: with `may_shrink` a half, a quarter and nothing of
-    epsilon are tried then.
+    Near the smallest budgets the relaxation has no solution there: with `may_shrink` it is tried again with
+    epsilon / 2, epsilon / 4 and 0.
 
     Raises:
         Skip: the relaxation is too large.
@@ -50,16 +50,14 @@ def relaxed_residency(context: Context, epsilon: float, *, may_shrink: bool) -> 
     columns = model_columns(graph)
     if columns > LARGEST_COLUMNS:
         raise Skip(f"the relaxation would have {columns:,} columns; the limit is {LARGEST_COLUMNS:,}")
-    everything: np.ndarray | None = None
     for share in (epsilon, epsilon / 2, epsilon / 4, 0.0) if may_shrink else (epsilon,):
         reduced = graph.fixed_bytes + int((1 - share) * (context.problem.budget_bytes - graph.fixed_bytes))
         model = build_staged_model(graph, reduced, memory="stage_end")
         if model.infeasible:
             continue
-        if everything is None:
-            everything = np.ones(model.shape[1], dtype=bool)
         until = context.share_ends(LP_SHARE)
-        solved = solve_relaxation(model, everything, until - time.monotonic(), context.solver_threads)
+        all_columns = np.ones(model.shape[1], dtype=bool)
+        solved = solve_relaxation(model, all_columns, until - time.monotonic(), context.solver_threads)
         if solved is not None:
             note = "" if share == epsilon else f"nothing fits with epsilon {epsilon:g}: relaxed with {share:g}"
             return model.matrices(solved[0])[1], note
@@ -70,9 +68,9 @@ def relaxed_residency(context: Context, epsilon: float, *, may_shrink: bool) -> 
 
 
 def cheapest_runs(graph: Graph, S_TV: np.ndarray) -> list[int] | None:
-    """Phase two: the fewest computations that make a 0/1 S possible, in order; None if one must run once.
+    """Phase two: the fewest computations that make a 0/1 S possible, in order; None if a run-once operation repeats.
 
-    Stage t computes operation t, what S[t+1] holds and S[t] does not, and the absent ancestors of both.
+    Stage t computes operation t, the producers of values in S[t+1] but not in S[t], and the absent ancestors of both.
     """
     order: list[int] = []
     for t in range(len(graph)):
@@ -98,15 +96,15 @@ def cheapest_runs(graph: Graph, S_TV: np.ndarray) -> list[int] | None:
 def round_all(
     context: Context, who: str, residencies: Iterable[tuple[np.ndarray, dict[str, Any]]], improve: bool, note: str
 ) -> Outcome:
-    """Phase two of every rounded S; with `improve` the search goes on from the best of them.
+    """Phase two of every rounded S; with `improve` the search continues from the best one.
 
     `note` becomes the message if there is a plan. ``stats["points"]`` has (cost, peak in bytes) of every rounding that
-    can be executed, whether it fits or not.
+    can be executed, also of those that do not fit.
     """
     graph = context.problem.graph
     candidates: list[Candidate] = []
     best: tuple[tuple[bool, int, int], list[int]] | None = None
-    tried = fitting = 0
+    tried = 0
     points: list[tuple[int, int]] = []
     for S_TV, parameters in residencies:
         if context.remaining_s() < 0.1:
@@ -118,7 +116,6 @@ def round_all(
         plan = Plan.from_order(graph, order, context.problem.budget_bytes)
         trace = simulate(graph, plan)
         fits = trace.peak_bytes <= context.problem.budget_bytes
-        fitting += fits
         points.append((trace.cost, trace.peak_bytes))
         if fits:
             candidates.append(Candidate(plan, parameters))
@@ -126,7 +123,7 @@ def round_all(
         key = (not fits, trace.cost if fits else trace.peak_bytes, trace.cost)
         if best is None or key < best[0]:
             best = key, order
-    stats: dict[str, Any] = {"roundings": tried, "roundings_that_fit": fitting, "points": points}
+    stats: dict[str, Any] = {"roundings": tried, "roundings_that_fit": len(candidates), "points": points}
     if improve and best is not None and context.remaining_s() > (0.2 if is_warm() else COLD_START_S):
         began = time.monotonic()
         found = minimise_cost(

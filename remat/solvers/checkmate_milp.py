@@ -12,7 +12,8 @@ from remat.context import Context
 from remat.errors import InvalidInput, Skip, unknown_name
 from remat.plan import Plan, Scope
 from remat.problem import Problem
-from remat.programs.backends import Answer, Backend, Limits, Verdict, get_backend
+from remat.programs import backends
+from remat.programs.backends import Answer, Backend, Verdict, get_backend
 from remat.programs.program import TOLERANCE, half_unit_is_lost, least_whole
 from remat.programs.published import Equations, build, estimate_nonzeros
 from remat.registry import strategy
@@ -20,29 +21,25 @@ from remat.search.greedy import greedy_eviction
 from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
 from remat.solvers._milp_peak import solve_peak
-from remat.solvers._milp_trimmed import solve_trimmed
-from remat.solvers._polish import drop_needless_repeats, drop_unread_repeats
+from remat.solvers._milp_trimmed import MARGIN_S, limits_of, solve_trimmed
+from remat.solvers._polish import drop_needless_repeats, drop_unread_repeats, scope_note
 from remat.solvers.search import quick_plan
 
 FORMULATIONS = ("trimmed", "published", "peak")
-BYTES_PER_NONZERO = 400  # of matrices, cvxpy's copies and the solver's, measured on ResNet50
+BYTES_PER_NONZERO = 400  # of the matrices and the copies of cvxpy and the solver, measured on ResNet50
 MAX_NONZEROS = 20_000_000
 
 
 def check_options(options: dict[str, Any]) -> None:
     """Raise `InvalidInput` for a value that `checkmate_milp` cannot use."""
-    get_backend(options.get("solver", "highs"))
-    formulation = options.get("formulation", FORMULATIONS[0])
+    backends.check_options(options)
+    solver, formulation = options.get("solver", "highs"), options.get("formulation", "published")
     if formulation not in FORMULATIONS:
         raise unknown_name("formulation", str(formulation), FORMULATIONS)
-    solver = options.get("solver", "highs")
-    if options.get("formulation") in ("trimmed", "peak") and solver != "highs":
+    if formulation != "published" and solver != "highs":
         raise InvalidInput(
-            f"formulation={options['formulation']} needs solver=highs; with solver={solver} use formulation=published"
+            f"formulation={formulation} needs solver=highs; with solver={solver} use formulation=published"
         )
-    gap = options.get("mip_gap", 0.0)
-    if isinstance(gap, bool) or not isinstance(gap, (int, float)) or not 0 <= gap < 1:
-        raise InvalidInput(f"mip_gap must be in [0, 1), not {gap!r}")
     nonzeros = options.get("max_nonzeros", 1)
     if type(nonzeros) is not int or nonzeros < 1:
         raise InvalidInput(f"max_nonzeros must be a positive integer, not {nonzeros!r}")
@@ -63,38 +60,36 @@ def checkmate_milp(
     Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys
     2020. (6) and (7) are linearised with the largest value that each count of hazards can take.
 
-    Generalised to operations and values; on graphs with one value per operation and no scratch
-    memory it is the published model:
+    Generalised to operations and values; on graphs with one value per operation and no workspace it is the published
+    model:
 
     - R belongs to operations, S and FREE to values. A value can be freed after its producer or any
       of its users (DEPS(k) and k itself).
-    - Several outputs: U grows by all of them. The judge counts both copies of an output that is
-      resident while its producer runs again, then drops one; the model, as the published one does
-      with S and R both one, counts both to the end of the stage. No optimum is lost: within a stage
-      users follow the producer, so nothing reads the old copy, and freeing it earlier is never worse.
-    - Scratch memory counts in (9) while its operation runs, and not in U.
+    - Several outputs: U grows by all of them. If an output is resident while its producer runs again, the simulator
+      counts both copies, then drops one; the model counts both to the end of the stage, as the published model does
+      with S and R both one. No optimum is lost: within a stage users follow the producer, so nothing reads the old
+      copy, and freeing it earlier is never worse.
+    - Workspace counts in (9) while its operation runs, and not in U.
     - An operation that must run once has R only in its own stage. Kept values obey (1c) once more, as
-      if a stage followed the last, and are a hazard there. Values of no bytes need no FREE.
+      if a stage followed the last, and are a hazard there. Values of zero bytes need no FREE.
 
-    Variables that (8) fixes to zero are not created, and U ends with the stage's own operation:
-    what follows it in a row of U changes nothing. Fixed bytes are subtracted from the budget, sizes
-    divided by their greatest common divisor and scaled; the budget gets half a unit of room, which
-    is exact. Repeats that the solver added without need are dropped. A plan that slips over
-    the budget by the solver's tolerance is looked for again a little below it; an INFEASIBLE is claimed
-    only if it still holds with a millionth more, and the bound is lowered by a millionth.
+    Variables that (8) fixes to zero are not created, and U ends with the stage's own operation, because later entries
+    of a row of U change nothing. Fixed bytes are subtracted from the budget; sizes are divided by their greatest
+    common divisor and scaled; the budget grows by half a unit, which is exact. Needless repeats of the solver are
+    removed. If a plan slips over the budget by the solver's tolerance, the solver runs again a little below the budget.
+    INFEASIBLE is claimed only if it also holds with a millionth more, and the bound is lowered by a millionth.
 
-    A `warm_start` that is staged becomes the solver's first incumbent where cvxpy passes one on (HiGHS,
-    Gurobi). Without one the trimmed form starts from a greedy plan or a moment's search, the published one from
-    nothing, as the paper's did.
+    A staged `warm_start` becomes the solver's first incumbent where cvxpy passes it on (HiGHS, Gurobi). Without one,
+    the trimmed form starts from a greedy plan or a short search, and the published form from nothing, as in the paper.
 
-    All its plans are staged. In a wider scope they serve, but its bound and INFEASIBLE do not.
+    All plans are staged. They count in a wider scope too, but the bound and INFEASIBLE do not.
 
     Args:
         solver: ``highs``, ``mosek``, ``gurobi`` or ``scip``.
         formulation: ``trimmed`` (`remat.programs.staged`, HiGHS only, the default there), ``published``, or ``peak``:
             the least peak among the plans within the problem's cost cap (`remat.solvers._milp_peak`).
-        mip_gap: relative gap at which the solver stops; the default lands below OPTIMAL's 1e-4.
-        max_nonzeros: larger models are skipped rather than built (about 400 bytes each).
+        mip_gap: relative gap at which the solver stops; the default lies below OPTIMAL's 1e-4.
+        max_nonzeros: a model with more is skipped, not built (about 400 bytes for each).
     """
     backend = get_backend(solver)
     graph = context.problem.graph
@@ -104,12 +99,12 @@ def checkmate_milp(
     once = Plan.from_order(graph, range(len(graph)))
     if simulate(graph, once).peak_bytes <= context.problem.budget_bytes:
         return Outcome((Candidate(once),), message="running every operation once fits; nothing to solve")
-    nonzeros = estimate_nonzeros(graph)  # of the published form; the trimmed one has a tenth
+    nonzeros = estimate_nonzeros(graph)  # of the published form; the trimmed form has a tenth
     trimmed = formulation == "trimmed" or (formulation is None and solver == "highs")
     if trimmed and nonzeros // 10 <= max_nonzeros:
         backend.require()
         if context.options.warm_start is None:
-            # A small model is solved in the time that it takes to load the compiled search.
+            # Loading the compiled search takes as long as solving a small model.
             small = model_columns(graph) <= SMALL_COLUMNS
             start = greedy_eviction(graph, context.problem.budget_bytes, deadline=context.deadline) if small else None
             context = context.with_options(warm_start=start if small else quick_plan(context))
@@ -122,17 +117,13 @@ def checkmate_milp(
     backend.probe()
     started = time.monotonic()
     equations = build(graph)
-    stats: dict[str, Any] = {
-        "solver": solver,
-        "columns": equations.columns.n,
-        "build_s": time.monotonic() - started,
-    }
+    stats = {"solver": solver, "columns": equations.columns.n, "build_s": time.monotonic() - started}
     return _Published(context, equations, backend, mip_gap, stats).run()
 
 
 @dataclass(slots=True)
 class _Published:
-    """The published form: the first solve and what tolerances make necessary after it."""
+    """The published form: the first solve, and the further solves that tolerances make necessary."""
 
     context: Context
     equations: Equations
@@ -159,7 +150,8 @@ class _Published:
             plan = drop_needless_repeats(
                 context.problem.graph, plan, context.problem.budget_bytes, context.deadline - 0.2
             )
-            return Outcome((Candidate(plan),), bound=bound, message=self._scope_note(), stats=self.stats)
+            message = scope_note(context.problem.scope)
+            return Outcome((Candidate(plan),), bound=bound, message=message, stats=self.stats)
         if answer is None or answer.verdict is Verdict.LIMIT:
             return self._timeout("no plan found within the limit", bound)
         return Outcome(
@@ -168,14 +160,14 @@ class _Published:
         )  # fmt: skip
 
     def _solve(self, units: float) -> tuple[Answer | None, Plan | None]:
-        """Solve with a budget of `units`, None if the time is over before."""
-        limits = self._limits()
-        if limits.time_s <= 0:
+        """Solve with a budget of `units`; (None, None) if no time is left."""
+        if self.context.remaining_s() <= MARGIN_S:
             return None, None
         graph, plan, start = self.context.problem.graph, self.context.options.warm_start, None
         if plan is not None and plan.scope is Scope.STAGED:
             start = self.equations.point(units, *plan.matrices(graph))
         started = time.monotonic()
+        limits = limits_of(self.context, self.mip_gap)
         answer = self.backend.solve(self.equations.program(units), limits, start=start)
         self.stats["solve_s"] = self.stats.get("solve_s", 0.0) + time.monotonic() - started
         self.stats["nodes"] = self.stats.get("nodes", 0) + answer.nodes
@@ -184,23 +176,18 @@ class _Published:
         calls = drop_unread_repeats(graph, [(k, "") for k in self.equations.order(answer.x)])
         return answer, Plan.from_order(graph, [k for k, _ in calls])
 
-    def _limits(self) -> Limits:
-        context = self.context
-        left = context.remaining_s()
-        left = min(left - 0.2, 0.96 * left, 1e7)  # solvers overrun, and the plan takes a moment
-        return Limits(left, context.solver_threads, context.options.seed, self.mip_gap, context.options.work_limit)
-
     def _bound(self, answer: Answer) -> int | None:
-        """The dual bound, lowered by the tolerance and rounded up to what a cost can be."""
+        """The dual bound, lowered by the tolerance and rounded up to a possible cost."""
         if self.context.problem.scope is not Scope.STAGED or not math.isfinite(answer.bound):
             return None
         scale = self.equations.cost_scale
         return least_whole(answer.bound / scale, scale) * self.equations.cost_unit
 
     def _infeasible(self, units: int) -> Outcome:
-        """Claim it if it is staged and holds beyond the tolerance too."""
-        if self.context.problem.scope is not Scope.STAGED:
-            return Outcome(stats=self.stats, message=f"no staged plan fits; {self._scope_note()}")
+        """Claim INFEASIBLE if the scope is staged and the claim holds beyond the tolerance."""
+        scope = self.context.problem.scope
+        if scope is not Scope.STAGED:
+            return Outcome(stats=self.stats, message=f"no staged plan fits; {scope_note(scope)}")
         if half_unit_is_lost(units):
             answer, _ = self._solve(units * (1 + TOLERANCE) + 0.5)
             if answer is None or answer.verdict is not Verdict.INFEASIBLE:
@@ -212,8 +199,3 @@ class _Published:
 
     def _timeout(self, message: str, bound: int | None = None) -> Outcome:
         return Outcome(bound=bound, timed_out=True, message=message, stats=self.stats)
-
-    def _scope_note(self) -> str:
-        if self.context.problem.scope is Scope.STAGED:
-            return ""
-        return f"plans are staged; nothing is proven for scope {self.context.problem.scope}"

@@ -1,8 +1,8 @@
-"""A search over implementations: which one each operation runs with, judged by annealing what to keep.
+"""A search for the implementation of each operation; a short annealing judges each choice of implementations.
 
-The outer search switches implementations, all of a kind at once, then some at a time; each choice is a
-graph without implementations (`choose`), on which a short annealing from the best plan so far shows what the choice
-is worth. Then the strategy that was asked for solves the graph of the best choice with what is left of the time.
+The outer search switches implementations, first all of a kind at once, then some at a time. Each choice gives a
+graph without implementations (`Choices.choose`); annealing on it from the best plan so far gives the choice its score.
+Then the given strategy solves the graph of the best choice in the remaining time.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -36,29 +37,30 @@ from remat.search.greedy import greedy_eviction
 from remat.search.ordering.relabel import plan_in_original, reordered
 from remat.solution import Candidate, Outcome, Solution
 
+WHO = "search over implementations"
 MOVES_PER_OPERATION = 60  # of the annealing that judges a choice
 MOST_MOVES = 60_000
-GRACE_S = 0.3  # for the end of the LP, which does not listen at every moment; it then ends by itself
-LONGER = 8  # times as many, to judge a start again
+GRACE_S = 0.3  # to wait for the LP, which cannot be interrupted at every moment; it then ends by itself
+LONGER = 8  # times as many moves, to judge a start again
 OUTER_SHARE = 0.5  # of the time, for the search over implementations
-OUTER_ROUNDS = 2  # of search and solving; the second begins from what the first has solved
-FREE_SHARES = ((0.25, 0.55), (0.8, 1.0))  # of the time, in scope free: until when an order is sought, then choices
-SETTLED = 4  # times as many switches tried in vain as there are: the search has settled
-LONGEST_RUN = 12  # operations whose implementations are switched together, at most
+OUTER_ROUNDS = 2  # of search and solving; the second begins from the result of the first
+FREE_SHARES = ((0.25, 0.55), (0.8, 1.0))  # of the time, in scope free: end of the search for an order, then for choices
+SETTLED = 4  # the search ends after this many tries in vain for each possible switch
+LONGEST_RUN = 12  # most operations whose implementations are switched together
 REPEATS_PER_S = 40  # choices judged per second in runs that repeat exactly
-EXHAUSTIVE_OPERATIONS, EXHAUSTIVE_STATES, EXHAUSTIVE_SHARE = 12, 60_000, 0.3  # and share of the time
+EXHAUSTIVE_OPERATIONS, EXHAUSTIVE_STATES, EXHAUSTIVE_SHARE = 12, 60_000, 0.3  # largest graph, states, share of the time
 STATES_PER_S = 2_000  # of the exhaustive search, in a run that repeats exactly
-MONET_COLUMNS, MONET_SHARE, LEAST_MONET_S = 8_000, 0.4, 2.0  # size up to which MONeT's program takes part, and its time
+MONET_COLUMNS, MONET_SHARE, LEAST_MONET_S = 8_000, 0.4, 2.0  # largest MONeT program that takes part, and its time
 
 
 def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> Outcome:
-    """Search for implementations, and solve the graph of the best choice by a strategy that knows of none.
+    """Search for implementations, and solve the graph of the best choice by a strategy for graphs without any.
 
-    The bound, where there is time for one, is that of the relaxed graph (`relaxed`): it holds for every choice.
+    The bound, if there is time for one, is that of the relaxed graph (`relaxed`): it holds for every choice.
     """
     if context.problem.scope is Scope.FREE:
         return _solve_free(context, strategy, options)
-    proves = bool(strategy.members)  # it combines several; the others have only the time for plans
+    proves = bool(strategy.members)  # only a strategy that combines others has time for more than plans
     if proves and len(context.problem.graph) <= EXHAUSTIVE_OPERATIONS:
         outcome = _exhaust(context)
         if outcome is not None:
@@ -67,7 +69,7 @@ def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str,
     began, seconds = time.monotonic(), context.remaining_s()
     repeats = context.repeats
     prover = _Prover(context) if proves else None
-    if prover is not None and context.options.threads > 1 and not repeats:  # when a bound arrives depends on the clock
+    if prover is not None and context.options.threads > 1 and not repeats:  # the clock decides when a bound arrives
         prover.start()
         search.busy = 1
     stats: dict[str, Any] = {}
@@ -84,19 +86,22 @@ def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str,
             if context.is_solved() or repeats:
                 break
             if turn == 0 and proves and estimate_columns(context.problem.graph) <= MONET_COLUMNS:
-                stats |= _member(context, MONET_SHARE * context.remaining_s())
+                monet_s = MONET_SHARE * context.remaining_s()
+                if monet_s >= LEAST_MONET_S:  # its plan may run an operation in several implementations
+                    member = context.until(time.monotonic() + monet_s)
+                    stats["monet_status"] = str(context.run_strategy(member, "monet", {}).status)
         if prover is not None:
             prover.finish()
     finally:
         if prover is not None:
             prover.stopped.set()
-    stats |= {"choices": search.tried, "implementations": search.used()}
+    stats |= {"choices": search.tried, "implementations": _used(context)}
     outcome = _outcome(context, stats, cut or search.cut)
     return outcome if prover is None else replace(outcome, certificate=prover.certificate)
 
 
 def _outcome(context: Context, stats: Mapping[str, Any], cut: bool) -> Outcome:
-    """The best plan and bound; `cut`: the clock ended the solve of a choice, or the search over them."""
+    """The best plan and bound; `cut`: the clock ended the solve of a choice or the search over choices."""
     best = context.incumbent
     is_cut = cut or context.is_cut() if context.repeats else None
     if best.plan is not None:
@@ -107,12 +112,11 @@ def _outcome(context: Context, stats: Mapping[str, Any], cut: bool) -> Outcome:
 
 
 def _solve_free(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> Outcome:
-    """In turns: an order of the operations for one choice, then choices and plans in that order.
+    """In turns: find an order of the operations for one choice, then choices and plans in that order.
 
-    The first order is that of the best plan with default implementations, which is so never beaten by chance alone.
+    Start from the order of the best default plan, so that the result is never worse than it.
     """
     full, best = context.problem.graph, context.incumbent
-    assert best is not None
     began, seconds = time.monotonic(), context.remaining_s()
     if context.options.warm_start is not None:
         context.offer(context.options.warm_start, "warm start")
@@ -133,7 +137,7 @@ def _solve_free(context: Context, strategy: Strategy, options: Mapping[str, Any]
         order = list(range(len(full))) if best.plan is None else list(dict.fromkeys(best.plan.order.tolist()))
         try:
             moved = reordered(full, order)
-        except InvalidGraph:  # another implementation of an operation reads what this order makes later
+        except InvalidGraph:  # another implementation of an operation reads a value that this order makes later
             order, moved = list(range(len(full))), full
         until = context.deadline if context.repeats else began + choice_until * seconds
         inner = _choose_in_order(context, moved, order, until)
@@ -141,18 +145,17 @@ def _solve_free(context: Context, strategy: Strategy, options: Mapping[str, Any]
         cut |= inner.cut
         if context.is_solved():
             break
-    stats["implementations"] = _ChoiceSearch(context).used()
+    stats["implementations"] = _used(context)
     return _outcome(context, stats, cut)
 
 
 def _choose_in_order(context: Context, moved: Graph, order: Sequence[int], until: float) -> _ChoiceSearch:
-    """Search choices and staged plans in one order of the operations; the search, which has ended."""
+    """Search choices and staged plans in one order of the operations; the finished search."""
     full, best = context.problem.graph, context.incumbent
-    assert best is not None
 
-    def handed(found: Found) -> None:
+    def offer(found: Found) -> None:
         if found.plan is not None:
-            context.offer(plan_in_original(full, order, found.plan), "search over implementations")
+            context.offer(plan_in_original(full, order, found.plan), WHO)
 
     start = None
     if best.plan is not None:
@@ -161,28 +164,29 @@ def _choose_in_order(context: Context, moved: Graph, order: Sequence[int], until
         start = Plan.from_order(moved, [place[k] for k in calls], context.problem.budget_bytes, best.plan.choices)
         start = start if start.scope is Scope.STAGED else None
     inner = replace(context.problem, graph=moved, scope=Scope.STAGED)
-    incumbent = Incumbent(moved, inner.budget_bytes, Scope.STAGED, record=handed)
+    incumbent = Incumbent(moved, inner.budget_bytes, Scope.STAGED, record=offer)
     search = _ChoiceSearch(context.about(inner, incumbent).with_options(warm_start=start).until(until))
     search.run(until)
     return search
 
 
 def _choice_of(full: Graph, plan: Plan) -> list[int]:
-    """[N] index of the implementation in which each operation of a plan runs first."""
+    """[N] index of the first implementation but the default one in which a plan runs each operation; 0 without one."""
     wanted = [0] * len(full)
-    for k, implementation in _implementations(full, plan).items():
-        wanted[k] = [other.name for other in full.operations[k].all_implementations].index(implementation.name)
+    for k, name in zip(plan.order.tolist(), plan.choices, strict=False):
+        if name and not wanted[k]:
+            wanted[k] = [implementation.name for implementation in full.operations[k].all_implementations].index(name)
     return wanted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Trial:
-    """A choice with the best plan known for it: `score` orders choices, smaller is better."""
+    """A choice with its best known plan; a smaller `score` is better."""
 
     choice: Choice
     order: np.ndarray  # computations of choice.graph
     full_order: tuple[int, ...]
-    implementations: tuple[int, ...]  # [N] of the plan, of several of one operation that with the least workspace
+    implementations: tuple[int, ...]  # [N] of the plan; if an operation has several, the one with the least workspace
     score: tuple[int, int, int]  # bytes above the budget, cost, peak
 
 
@@ -190,8 +194,8 @@ class _ChoiceSearch:
     """Hill climbing over choices.
 
     Attributes:
-        best: the best choice so far, None before the first was judged.
-        tried: choices judged.
+        best: the best choice so far, None before the first one is judged.
+        tried: number of choices judged.
     """
 
     def __init__(self, context: Context):
@@ -199,8 +203,8 @@ class _ChoiceSearch:
         self.choices = Choices(context.problem.graph)
         self.best: _Trial | None = None
         self.tried = 0
-        self.vain = 0  # switches tried since the last that helped
-        self.busy = 0  # threads that do something else
+        self.vain = 0  # switches tried since the last one that helped
+        self.busy = 0  # threads with other work
         self.lock = threading.Lock()
         self.seen: dict[tuple[int, ...], int] = {}
         self.switches = self.choices.switches
@@ -210,21 +214,10 @@ class _ChoiceSearch:
             self.kinds.setdefault(kind, []).append((k, i))
         self.moves = min(MOST_MOVES, MOVES_PER_OPERATION * len(self.full))
         self.stopped = threading.Event()
-        self.cut = False  # a run that repeats exactly was ended by the clock
-
-    def used(self) -> dict[str, int]:
-        """How many operations of each kind run in each implementation of the best plan, e.g. ``{"relu:mask": 3}``."""
-        best = self.context.incumbent
-        plan = None if best is None else best.plan
-        counts: dict[str, set[int]] = {}
-        if plan is not None and plan.implementations:
-            for k, name in zip(plan.order.tolist(), plan.choices, strict=True):
-                if name:
-                    counts.setdefault(f"{self.full.operations[k].kind}:{name}", set()).add(k)
-        return {what: len(which) for what, which in sorted(counts.items())}
+        self.cut = False  # the clock ended a run that repeats exactly
 
     def run(self, until: float) -> None:
-        """Search until the time `until`, or until nothing has helped for long."""
+        """Search until the time `until`, or until nothing has helped for a long time."""
         repeats = self.context.repeats
         limit = _fixed_choices(self.context, self.moves) if repeats else 1 << 60
         until = self.context.deadline - OUTER_SHARE * self.context.remaining_s() if repeats else until
@@ -256,14 +249,14 @@ class _ChoiceSearch:
             self.vain = self.vain + 1 if self.best is before else 0
 
     def _begin(self, done: Callable[[], bool]) -> None:
-        """The default choice, the leanest and everything at once; then each kind of switch, all on and all off."""
+        """Judge the default choice, all switches at once, the leanest choice; then each kind of switch on and off."""
         n = len(self.full)
-        given = self.context.options.warm_start
-        if given is not None and not any(
-            implementation.is_lossy for implementation in _implementations(self.full, given).values()
-        ):
-            self.context.offer(given, "warm start")
-            self._try(_choice_of(self.full, given), done, given.order.tolist())
+        start = self.context.options.warm_start
+        if start is not None:
+            wanted = _choice_of(self.full, start)
+            if not any(self.choices.implementations[k][i].is_lossy for k, i in enumerate(wanted)):
+                self.context.offer(start, "warm start")
+                self._try(wanted, done, start.order.tolist())
         by_saving = sorted(self.kinds.values(), key=lambda group: -sum(map(self._saving, group)))
         everything, lean = [0] * n, [0] * n
         for k, i in itertools.chain.from_iterable(reversed(by_saving)):
@@ -287,25 +280,29 @@ class _ChoiceSearch:
             self._try(on, done)
             if off != list(indices) and self.best.choice.indices == indices:
                 self._try(off, done)
-        # A short annealing may judge a start by bad luck: those that differ get a longer one, each from its own plan.
+        # A short annealing may underrate a start: starts other than the best get a longer one, each from its own plan.
         for trial in starts:
             if not done() and self.best is not None and trial.choice.indices != self.best.choice.indices:
                 self._take(self._judge(trial.choice, done, trial.full_order, LONGER * self.moves))
 
     def _need(self, k: int, i: int) -> tuple[int, int]:
         """Bytes that operation `k` holds at once in implementation `i`, and its cost."""
-        implementation, size = self.choices.implementations[k][i], self.full.values
-        shared = 0 if implementation.overwrites is None else size[implementation.overwrites].bytes
-        return sum(
-            size[v].bytes for v in (*implementation.inputs, *implementation.outputs)
-        ) + implementation.workspace_bytes - shared, implementation.cost
+        implementation = self.choices.implementations[k][i]
+        held = self._bytes((*implementation.inputs, *implementation.outputs)) + implementation.workspace_bytes
+        return held - self._overwritten_bytes(implementation), implementation.cost
 
     def _saving(self, switch: tuple[int, int]) -> int:
-        """Bytes that the implementation reads less than the default one, or does not hold beside its input."""
-        op, implementation = self.full.operations[switch[0]], self.choices.implementations[switch[0]][switch[1]]
-        size = self.full.values
-        shared = 0 if implementation.overwrites is None else size[implementation.overwrites].bytes
-        return shared + sum(size[v].bytes for v in op.inputs) - sum(size[v].bytes for v in implementation.inputs)
+        """Bytes that the implementation reads less than the default one, plus those that it writes over."""
+        k, i = switch
+        implementation = self.choices.implementations[k][i]
+        read_less = self._bytes(self.full.operations[k].inputs) - self._bytes(implementation.inputs)
+        return read_less + self._overwritten_bytes(implementation)
+
+    def _bytes(self, values: Iterable[int]) -> int:
+        return sum(self.full.values[v].bytes for v in values)
+
+    def _overwritten_bytes(self, implementation: Implementation) -> int:
+        return 0 if implementation.overwrites is None else self.full.values[implementation.overwrites].bytes
 
     def _neighbour(self, random: Random) -> list[int]:
         assert self.best is not None
@@ -320,16 +317,16 @@ class _ChoiceSearch:
             group = alike[at : at + random.randint(2, LONGEST_RUN)]
         off = wanted[k] == i
         for k, i in group:
-            if off:
-                wanted[k] = 0 if wanted[k] == i else wanted[k]
-            else:
+            if not off:
                 wanted[k] = i
+            elif wanted[k] == i:
+                wanted[k] = 0
         return wanted
 
     def _try(
         self, wanted: Sequence[int], done: Callable[[], bool], order: Sequence[int] | None = None
     ) -> _Trial | None:
-        """Judge a choice, from `order` or the best plan so far; None if there is no such choice, or it is known."""
+        """Judge a choice, from `order` or the best plan so far; None if it does not exist or is already known."""
         choice = self.choices.choose(wanted)
         if choice is None:
             return None
@@ -342,7 +339,7 @@ class _ChoiceSearch:
         return trial
 
     def _take(self, trial: _Trial | None) -> None:
-        """Make it the best if it is."""
+        """Count the trial, and keep it if it is the best."""
         with self.lock:
             self.tried += 1
             if trial is not None and (self.best is None or trial.score < self.best.score):
@@ -350,9 +347,9 @@ class _ChoiceSearch:
                 self._adopt_algorithms()
 
     def _adopt_algorithms(self) -> None:
-        """Make the algorithms that the best plan runs with those of its choice, where it does not get worse by that.
+        """Make the implementations of the best plan its choice, unless this makes the plan worse.
 
-        The solver of the choice then sees their costs. Of an operation with several implementations in the plan, that
+        The solver of the choice then sees their costs. If an operation has several implementations in the plan, the one
         with the least workspace counts.
         """
         assert self.best is not None
@@ -383,32 +380,38 @@ class _ChoiceSearch:
         return self.offer(choice, reached)
 
     def offer(self, choice: Choice, order: np.ndarray) -> _Trial:
-        """Lift a plan of the graph of the choice, hand it over, and say what it is worth."""
+        """Lift a plan of the choice's graph to the full graph, offer it, and score it."""
         context = self.context
         plan = choice.lift(Plan.from_order(choice.graph, order.tolist()), context.problem.budget_bytes)
         plan, cost, peak_bytes = self.choices.with_fastest_that_fit(plan, context.problem.budget_bytes)
-        known = None if context.incumbent is None else context.incumbent.cost
+        known = context.incumbent.cost
         if peak_bytes <= context.problem.budget_bytes and (known is None or cost < known):
-            context.offer(plan, "search over implementations")
+            context.offer(plan, WHO)
         over = max(0, peak_bytes - context.problem.budget_bytes)
         calls = tuple(plan.order.tolist())
         return _Trial(choice, order, calls, self._leanest(plan), (over, cost, peak_bytes))
 
     def _leanest(self, plan: Plan) -> tuple[int, ...]:
-        leanest = [-1] * len(self.full)
+        """[N] index of the implementation with the least workspace among those in which a plan runs each operation."""
+        leanest: dict[int, int] = {}
         for k, name in dict.fromkeys(zip(plan.order.tolist(), plan.choices or itertools.repeat(""), strict=False)):
             implementations = self.choices.implementations[k]
-            for i, implementation in enumerate(implementations):
-                is_run = implementation.name == (name or DEFAULT)
-                if is_run and (
-                    leanest[k] < 0 or implementation.workspace_bytes < implementations[leanest[k]].workspace_bytes
-                ):
-                    leanest[k] = i
-        return tuple(max(i, 0) for i in leanest)
+            i = [implementation.name for implementation in implementations].index(name or DEFAULT)
+            if k not in leanest or implementations[i].workspace_bytes < implementations[leanest[k]].workspace_bytes:
+                leanest[k] = i
+        return tuple(leanest.get(k, 0) for k in range(len(self.full)))
+
+
+def _used(context: Context) -> dict[str, int]:
+    """Number of operations of each kind in each implementation of the best plan, e.g. ``{"relu:mask": 3}``."""
+    graph, plan = context.problem.graph, context.incumbent.plan
+    calls = set() if plan is None else set(zip(plan.order.tolist(), plan.choices, strict=False))
+    counts = Counter(f"{graph.operations[k].kind}:{name}" for k, name in calls if name)
+    return dict(sorted(counts.items()))
 
 
 def _exhaust(context: Context) -> Outcome | None:
-    """The optimum of a very small graph; None if it was not decided, or asked in another scope."""
+    """The optimum of a very small graph; None if it was not decided, or the scope is not staged."""
     if context.problem.scope is not Scope.STAGED or any(
         w.is_lossy for op in context.problem.graph.operations for w in op.all_implementations
     ):
@@ -421,23 +424,6 @@ def _exhaust(context: Context) -> Outcome | None:
     return None if plan is None else Outcome((Candidate(plan, {"from": "exhaustive"}),), bound=bound)
 
 
-def _member(context: Context, seconds: float) -> dict[str, Any]:
-    """MONeT's integer program in a process of its own: it may run an operation by several implementations."""
-    if seconds < LEAST_MONET_S:
-        return {}
-    solution = context.run_strategy(context.until(time.monotonic() + seconds), "monet", {})
-    return {"monet_status": str(solution.status)}
-
-
-def _implementations(full: Graph, plan: Plan) -> dict[int, Implementation]:
-    """Operation -> the implementation it runs in first, where that is not the default."""
-    first: dict[int, Implementation] = {}
-    for k, name in zip(plan.order.tolist(), plan.choices, strict=False):
-        if name:
-            first.setdefault(k, full.implementation(k, name))
-    return first
-
-
 def _fixed_choices(context: Context, moves: int) -> int:
     if context.options.work_limit is not None:
         return max(2, context.options.work_limit // moves)
@@ -447,11 +433,11 @@ def _fixed_choices(context: Context, moves: int) -> int:
 def _solve_choice(
     context: Context, search: _ChoiceSearch, strategy: Strategy, options: Mapping[str, Any], until: float
 ) -> Solution:
-    """Run the strategy on the graph of the best choice; what it finds is lifted and handed over."""
+    """Run the strategy on the graph of the best choice; its plans are lifted to the full graph and offered."""
     assert search.best is not None
     choice = search.best.choice
 
-    def lifted(found: Found) -> None:
+    def lift(found: Found) -> None:
         if found.plan is not None:
             search.offer(choice, found.plan.order)
 
@@ -459,50 +445,46 @@ def _solve_choice(
     start = Plan.from_order(graph, search.best.order.tolist())
     warm = start if search.best.score[0] == 0 and context.problem.scope.contains(start.scope) else None
     inner = replace(context.problem, graph=graph, cost_cap=None)
-    incumbent = Incumbent(graph, inner.budget_bytes, inner.scope, record=lifted)
-    about = context.about(inner, incumbent).with_options(warm_start=warm).until(until)
-    solution = context.run_strategy(about, strategy.name, options)
+    incumbent = Incumbent(graph, inner.budget_bytes, inner.scope, record=lift)
+    aside = context.about(inner, incumbent).with_options(warm_start=warm).until(until)
+    solution = context.run_strategy(aside, strategy.name, options)
     if solution.plan is not None:
         search.best = min(search.best, search.offer(choice, solution.plan.order), key=lambda trial: trial.score)
     return solution
 
 
 class _Prover:
-    """The bound of the relaxed graph, in a thread of its own where there are several."""
+    """The bound of the relaxed graph, in a thread of its own if there are several threads."""
 
     def __init__(self, context: Context):
         self.context = context
-        self.error: BaseException | None = None
         self.certificate: BoundCertificate | None = None
         self.stopped = threading.Event()
-        self.thread: threading.Thread | None = None
+        self.running: Future[None] | None = None
 
     def start(self) -> None:
-        self.thread = threading.Thread(target=self._run, daemon=False)
-        self.thread.start()
+        pool = ThreadPoolExecutor(1)
+        self.running = pool.submit(self._run)
+        pool.shutdown(wait=False)
 
     def finish(self) -> None:
-        """Prove now if that was not begun, and end it."""
-        if self.thread is None:
+        """Prove now if `start` was not called; else stop the proof and raise its error."""
+        if self.running is None:
             self._run()
-        else:
-            self.stopped.set()
-            self.thread.join(GRACE_S)
-        if self.error is not None:
-            raise self.error
+            return
+        self.stopped.set()
+        if wait([self.running], GRACE_S).done:
+            self.running.result()
 
     def _run(self) -> None:
-        try:
-            context = self.context
-            if expected_seconds(model_columns(relaxed(context.problem.graph))) > context.seconds_for_a_proof():
-                return
-            lower_bound(
-                context.with_options(threads=1), on_bound=self._take,
-                should_stop=lambda: self.stopped.is_set() or context.is_solved(),
-            )  # fmt: skip
-        except BaseException as error:
-            self.error = error
+        context = self.context
+        if expected_seconds(model_columns(relaxed(context.problem.graph))) > context.seconds_for_a_proof():
+            return
+        lower_bound(
+            context.with_options(threads=1), on_bound=self._take,
+            should_stop=lambda: self.stopped.is_set() or context.is_solved(),
+        )  # fmt: skip
 
     def _take(self, proof: BoundCertificate) -> None:
-        self.certificate = proof  # first: the offer may end the solve
+        self.certificate = proof  # first, because the offer may end the solve
         self.context.offer_bound(proof.bound, "LP of the relaxed graph")

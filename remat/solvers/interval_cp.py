@@ -1,4 +1,4 @@
-"""Retention intervals on CP-SAT: whole where it can, neighbourhoods of the best plan where it cannot."""
+"""Retention intervals on CP-SAT: the whole program on small graphs, neighbourhoods of the best plan on large ones."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ from remat.problem import Problem
 from remat.programs.interval import build_intervals, run_stages
 from remat.registry import strategy
 from remat.search.anneal import is_warm
-from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
+from remat.solvers._polish import StagedSolver, scope_note
 from remat.solvers.search import quick_plan, search_staged
 
-WHO = "interval_cp"
-WHOLE_OPERATIONS = 300  # up to which the whole program is tried first
-WHOLE_SHARE = 0.5  # of the time, where neighbourhoods follow
+WHOLE_OPERATIONS = 300  # of the largest graph for which the whole program comes first
+WHOLE_SHARE = 0.5  # of the time, for the whole program
 START_SHARE = 0.1  # of the time, for the first plan
 NEIGHBOURHOOD_S = 3.0
 LARGEST_C = 8
-IN_VAIN = 4  # neighbourhoods with one C
-# Of a run that repeats: neighbourhoods without a work limit, and the work of one program, which without one is at most
-# that share of the time.
+IN_VAIN = 4  # neighbourhoods in vain before C grows
+# In a run that repeats exactly: number of neighbourhoods without a work limit; work for one program, and without a work
+# limit its largest share of the time.
 REPEATED_ROUNDS, REPEATED_WORK, REPEATED_SHARE = 10, 5.0, 0.04
 
 
 def tensorflow_came_first() -> bool:
-    """Whether TensorFlow was imported before OR-tools: the solver then binds to its C++ symbols and crashes."""
+    """Whether TensorFlow was imported before OR-tools: the solver then binds to TensorFlow's symbols and crashes."""
     order = [name for name in sys.modules if name in ("tensorflow", "ortools")]  # in order of import
     return order[:1] == ["tensorflow"]
 
@@ -44,27 +43,24 @@ def tensorflow_came_first() -> bool:
 def interval_cp(problem: Problem, context: Context) -> Outcome:
     """The retention-interval program (MOCCASIN, Bartan et al., ICML 2023) on OR-tools CP-SAT.
 
-    Starts from `warm_start` or a short search. Small graphs are solved whole, with C = 2 runs per
-    operation and more as long as that helps; then, and on larger graphs, everything but a window of
-    operations is fixed and solved again, around the best plan, until the limits. A bound is claimed when
-    C is no restriction: an operation that runs C times more would cost more than the best plan.
-    Plans are staged; in wider scopes nothing is proven.
+    Starts from `warm_start` or a short search. Small graphs are solved whole, with C = 2 runs per operation, and more
+    runs as long as that helps. Then, and on larger graphs, the solver repeatedly fixes all operations of the best plan
+    except a window and solves again, until the limits. A bound is claimed if C restricts nothing: with more than C runs
+    of an operation, a plan would cost more than the best one. Plans are staged; in wider scopes nothing is proven.
     """
     return _Intervals(context).run()
 
 
-class _Intervals:
+class _Intervals(StagedSolver):
     def __init__(self, context: Context) -> None:
-        self.context, self.graph = context, context.problem.graph
-        self.best: tuple[int, Plan] | None = None
-        self.bound: int | None = None
+        super().__init__(context, "interval_cp")
         self.infeasible = False
         self.stats: dict[str, Any] = {"solves": 0}
 
     def run(self) -> Outcome:
         context = self.context
         if context.options.warm_start is not None and context.options.warm_start.scope is Scope.STAGED:
-            self._keep(context.options.warm_start)
+            self.keep(context.options.warm_start)
         if self.best is None:
             self._first_plan()
         if len(self.graph) <= WHOLE_OPERATIONS:
@@ -72,11 +68,7 @@ class _Intervals:
         if self.best is not None and not self._solved():
             self._neighbourhoods()
         staged = context.problem.scope is Scope.STAGED
-        message = (
-            ""
-            if staged or context.is_solved()
-            else f"plans are staged; nothing is proven for scope {context.problem.scope}"
-        )
+        message = "" if context.is_solved() else scope_note(context.problem.scope)
         if self.best is None and not self.infeasible:
             message = "no plan found; portfolio and search find plans sooner"
         candidates = () if self.best is None else (Candidate(self.best[1]),)
@@ -87,47 +79,33 @@ class _Intervals:
 
     def _first_plan(self) -> None:
         context = self.context
-        share = START_SHARE * context.remaining_s()
+        least_s = (1 - START_SHARE) * context.remaining_s()
         if not is_warm() or context.repeats:
             plan = quick_plan(context)
-            if plan is not None:
-                self._keep(plan)
-            return
-        quick = context.about(context.problem)
-        search_staged(quick, 1, should_stop=lambda: context.remaining_s() < share * (1 / START_SHARE - 1))
-        if quick.incumbent.plan is not None:
-            self._keep(quick.incumbent.plan)
-
-    def _keep(self, plan: Plan) -> bool:
-        """Keep the plan if it fits and is better; whether it fits."""
-        trace = simulate(self.graph, plan)
-        if trace.peak_bytes > self.context.problem.budget_bytes:
-            return False
-        if self.best is None or trace.cost < self.best[0]:
-            self.best = trace.cost, plan
-            self.context.offer(plan, WHO)
-        return True
+        else:
+            quick = context.about(context.problem)
+            search_staged(quick, 1, should_stop=lambda: context.remaining_s() < least_s)
+            plan = quick.incumbent.plan
+        if plan is not None:
+            self.keep(plan)
 
     def _solved(self) -> bool:
         known = self.bound is not None and self.best is not None and self.best[0] <= self.bound
         return known or self.infeasible or self.context.is_solved()
 
     def _whole(self) -> None:
-        """C = 2, 3, ... until it stops helping, or proves."""
-        context = self.context
-        until = context.share_ends(WHOLE_SHARE)
-        most = 2
-        while most <= LARGEST_C and time.monotonic() < until and not self._solved():
-            before = None if self.best is None else self.best[0]
-            ended = self._solve(most, (), until - time.monotonic())
-            if self._solved() or not ended:
+        """Solve with C = 2, 3, ... until a larger C no longer helps, or the plan is proven optimal."""
+        until = self.context.share_ends(WHOLE_SHARE)
+        for most_runs in range(2, LARGEST_C + 1):
+            if time.monotonic() >= until or self._solved():
                 return
-            after = None if self.best is None else self.best[0]
-            if after is not None and after == before and most > 2:
-                return  # one more did not help
-            most += 1
+            before = self.best
+            ended = self._solve(most_runs, (), until - time.monotonic())
+            if not ended or (before is not None and self.best is before and most_runs > 2):
+                return
 
     def _neighbourhoods(self) -> None:
+        """Solve windows around the best plan again and again; their size and C follow success."""
         context, n = self.context, len(self.graph)
         random = np.random.default_rng(abs(context.options.seed))
         size = min(n, 60)
@@ -136,12 +114,12 @@ class _Intervals:
         while context.remaining_s() > CUT_S and rounds < most_rounds and not self._solved():
             rounds += 1
             free = self._window(random, size)
-            before = self.best[0] if self.best is not None else None
+            before = self.best
             fixed = [k for k in range(n) if k not in free]
-            most = 2 + in_vain // IN_VAIN % (LARGEST_C - 1)  # more runs where fewer no longer help, then anew
+            most_runs = 2 + in_vain // IN_VAIN % (LARGEST_C - 1)  # grows in vain up to the largest C, then starts again
             most_s = math.inf if context.repeats else NEIGHBOURHOOD_S
-            ended = self._solve(most, fixed, min(most_s, context.remaining_s() - 0.3))
-            if self.best is not None and self.best[0] == before:
+            ended = self._solve(most_runs, fixed, min(most_s, context.remaining_s() - 0.3))
+            if self.best is before:
                 in_vain += 1
                 size = min(n, size + 5) if ended else max(10, int(size * 0.9))
             else:
@@ -149,7 +127,7 @@ class _Intervals:
         self.stats["neighbourhoods"] = rounds
 
     def _window(self, random: np.random.Generator, size: int) -> set[int]:
-        """Operations around a random one, along the edges: their runs are decided together."""
+        """Operations around a random one, along the edges; the program decides their runs together."""
         graph = self.graph
         seed = int(random.integers(len(graph)))
         chosen, border = {seed}, [seed]
@@ -163,7 +141,7 @@ class _Intervals:
         return chosen
 
     def _solve(self, most_runs: int, fixed: Any, seconds: float) -> bool:
-        """Solve one program; whether it was decided. Better plans are kept."""
+        """Solve one program and keep its plan if it is better; whether the program was decided."""
         from ortools.sat.python import cp_model
 
         context = self.context
@@ -181,37 +159,32 @@ class _Intervals:
         status = _solve_interruptibly(solver, built.model)
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             plan = Plan.from_order(self.graph, built.order(solver), context.problem.budget_bytes)
-            if not self._keep(plan):
+            if not self.keep(plan):
                 raise InvalidPlan("the program's plan does not fit the budget that it was given")
         if not fixed:
             self._conclude(built, solver, status == cp_model.INFEASIBLE)
         return status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
 
     def _repeated_work(self) -> float:
-        """What one program may cost in a run that repeats, in CP-SAT's own measure: about seconds."""
+        """Work for one program in a run that repeats exactly, in CP-SAT's deterministic time: about seconds."""
         if self.context.options.work_limit is not None:
             return REPEATED_WORK
         return min(REPEATED_WORK, REPEATED_SHARE * self.context.options.time_limit_s)
 
     def _conclude(self, built: Any, solver: Any, infeasible: bool) -> None:
-        """What the whole program proves, if its C restricts nothing."""
-        unlimited = _unlimited(self.graph, built.limits, None if self.best is None else self.best[0])
-        if not unlimited:
+        """Take the bound or the infeasibility that the whole program proves, if its C restricts nothing."""
+        if not _unlimited(self.graph, built.limits, None if self.best is None else self.best[0]):
             return
         if infeasible:
-            self.infeasible = True  # with a plan in hand a contradiction, which `remat.solve` tells
+            self.infeasible = True  # a contradiction if there is a plan, which `remat.solve` reports
             return
-        claimed = solver.best_objective_bound  # a double, so beyond 2**53 it may be rounded up
+        claimed = solver.best_objective_bound  # a double: beyond 2**53 it may be rounded up
         claimed -= max(1e-6, 2.0 * abs(np.spacing(claimed)))
-        bound = built.base + max(0, math.ceil(claimed)) * built.cost_unit
-        if self.bound is None or bound > self.bound:
-            self.bound = bound
-            if self.context.problem.scope is Scope.STAGED:
-                self.context.offer_bound(bound, WHO)
+        self.keep_bound(built.base + max(0, math.ceil(claimed)) * built.cost_unit)
 
 
 def _solve_interruptibly(solver: Any, model: Any) -> Any:
-    """`solver.solve(model)` aside, because CP-SAT would swallow Ctrl-C and return as if nothing had happened."""
+    """`solver.solve(model)` in another thread, because CP-SAT would swallow Ctrl-C and return normally."""
     solver.parameters.catch_sigint_signal = False
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(solver.solve, model)
@@ -227,7 +200,7 @@ def _unlimited(graph: Graph, limits: Any, cost: int | None) -> bool:
     n = len(graph)
     for k, (op, limit) in enumerate(zip(graph.operations, limits, strict=True)):
         if op.run_once or limit >= n - k:
-            continue  # it cannot run more often at all
+            continue  # it cannot run more often
         if cost is None or not op.cost or limit < 1 + (cost - graph.total_cost) // op.cost:
             return False
     return True

@@ -15,14 +15,14 @@ THRESHOLDS = tuple(i / 10 for i in range(1, 10))
 def lp_rounding(problem: Problem, context: Context, *, epsilon: float = 0.1, improve: bool = True) -> Outcome:
     """Two-phase rounding (Checkmate, section 5.2): S from the LP by thresholds 0.1 to 0.9, then the cheapest R.
 
-    The relaxation is solved within a share 1 - epsilon of the variable budget; what still exceeds the
-    budget after rounding is rejected. It is that of `remat.programs.staged` with the memory rows of stage ends,
-    not the published one with FREE and U (same value on the published networks, a tenth of the time).
+    The relaxation is solved within a share 1 - epsilon of the budget above the fixed bytes; a rounding that still
+    exceeds the budget is rejected. The relaxation is that of `remat.programs.staged` with the memory rows of stage
+    ends, not the published one with FREE and U (same value on the published networks, a tenth of the time).
 
     Args:
         epsilon: as in the paper, 0.1.
-        improve: beyond the paper, a smaller epsilon where nothing fits with this one, and the search repairs and
-            improves the best rounding; False for as published.
+        improve: beyond the paper, try smaller epsilons where nothing fits, and let the search repair and improve the
+            best rounding; False for the published method.
     """
     S_TV, note = relaxed_residency(context, epsilon, may_shrink=improve)
     if S_TV is None:

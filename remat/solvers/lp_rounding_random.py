@@ -18,10 +18,10 @@ def lp_rounding_random(
     """Two-phase rounding (Checkmate, section 5.2) with S[t,v] ~ Bernoulli of the LP's value, then the cheapest R.
 
     Args:
-        epsilon: share of the variable budget that the relaxation leaves free, 0.1 in the paper.
-        samples: how many S are drawn.
-        improve: beyond the paper, a smaller epsilon where nothing fits with this one, and the search repairs and
-            improves the best sample; False for as published.
+        epsilon: share of the budget above the fixed bytes that the relaxation leaves free, 0.1 in the paper.
+        samples: number of S to draw.
+        improve: beyond the paper, try smaller epsilons where nothing fits, and let the search repair and improve the
+            best sample; False for the published method.
     """
     S_TV, note = relaxed_residency(context, epsilon, may_shrink=improve)
     if S_TV is None:

@@ -1,10 +1,11 @@
-"""The portfolio: search on one side, proof on the other, until they meet."""
+"""The portfolio: a search for plans and a proof of a bound, until they meet."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from remat.bounds.lp import SMALL_COLUMNS, expected_seconds, lower_bound, model_columns
@@ -27,38 +28,38 @@ from remat.solvers._milp_restricted import Refiner
 from remat.solvers._milp_trimmed import solve_trimmed
 from remat.solvers.search import COLD_START_S, DEADLINE_MARGIN_S, fixed_moves, quick_plan, search_staged
 
-EXHAUSTIVE_OPERATIONS = 24  # beyond it A* rarely ends
-EXHAUSTIVE_STATES, EXHAUSTIVE_SHARE = 50_000, 0.5  # and share of the time
+EXHAUSTIVE_OPERATIONS = 24  # on larger graphs A* rarely ends
+EXHAUSTIVE_STATES, EXHAUSTIVE_SHARE = 50_000, 0.5  # most states, and share of the time
 STATES_PER_S, NODES_PER_S = 1_000, 100_000  # of A*, and of a MILP with one column, in a run that repeats exactly
-SMALL_SHARE = 0.8  # of the time
-# Of the time, for the search before the proof where one thread does both: it goes on from step to step while each
-# takes so much off the cost, since what comes next should begin from a plan that is worth it.
+SMALL_SHARE = 0.8  # of the time, for a small MILP
+# Shares of the time at which the steps of the search end, if one thread does search and proof. The search continues
+# while each step lowers the cost by STILL_FALLING, because the proof should begin from a good plan.
 SEARCH_SHARES, SEARCH_SHARES_SMALL, STILL_FALLING = (0.2, 0.3, 0.4, 0.5, 0.6), (0.02,), 0.02
-WHOLE_COLUMNS = 40_000  # up to which the MILP of the whole problem gets the time that remains
+WHOLE_COLUMNS = 40_000  # largest model whose whole MILP gets the remaining time
 REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
 # Of the time, for the window relaxation before anything else, and after the first restricted MILPs; rounds of it in a
 # run that repeats exactly.
 WINDOW_SHARE, WINDOW_SHARE_LATER, WINDOW_ROUNDS = 0.05, 0.3, 8
 WINDOW_MILP_SHARE = 0.6  # of the time that is left then
-IN_VAIN = 2  # restricted MILPs without a better plan, then comes the LP bound
-PROVER_GRACE_S = 0.3  # for the end of what does not listen: a presolve ends by itself a moment later
-GREEDY_S = 0.1  # at most, for a first plan
-LEAN_S, LEAN_SHARE = 5.0, 0.2  # at most, and of the time, for a plan where greedy eviction finds none
-MILP_GAP = 9e-5  # lands below OPTIMAL's tolerance
-FAMILY_SHARE = 0.2  # of the time, for the baselines where the search is not compiled
+IN_VAIN = 2  # restricted MILPs without a better plan before the LP bound begins
+PROVER_GRACE_S = 0.3  # to wait for a prover that cannot be interrupted: a presolve ends by itself soon after
+GREEDY_S = 0.1  # most time for a first plan
+LEAN_S, LEAN_SHARE = 5.0, 0.2  # most time, and share of the time, for a plan where greedy eviction finds none
+MILP_GAP = 9e-5  # below OPTIMAL's tolerance
+FAMILY_SHARE = 0.2  # of the time, for the baselines if the search is not compiled
 
 
 @strategy("portfolio", proves=True, implementations="search", members=("search", "checkmate_milp"))
 def portfolio(problem: Problem, context: Context) -> Outcome:
     """Best plan and best bound in the time given: search, LP bound with a certificate, MILP.
 
-    A greedy plan comes in milliseconds; then one thread refines the best plans by restricted MILPs and
-    proves (the LP bound, then the trimmed MILP of the whole from the best plan), while the others search.
+    A greedy plan comes in milliseconds. Then one thread refines the best plans by restricted MILPs and
+    proves (the LP bound, then the trimmed MILP of the whole problem from the best plan), while the others search.
     Ends at `target_gap` or at the time limit; Ctrl-C returns the best plan. Very small graphs are solved by
     A*, in every scope. Scope free searches on several topological orders. With ``deterministic=True`` (or a
-    work limit) search and proof run one after the other, the search for a number of moves that follows
-    from the time limit, and the plan is the search's unless the proof ends with an optimum. The proof's work is counted
-    as well (states, columns, nodes); a MILP that the time limit ends counts for nothing.
+    work limit) the proof follows the search. The time limit then gives the number of moves, and the plan is the
+    search's unless the proof ends with an optimum. The proof's work is counted as well (states, columns, nodes); a MILP
+    that the time limit ends counts for nothing.
     """
     run = _Run(context)
     graph = context.problem.graph
@@ -66,8 +67,8 @@ def portfolio(problem: Problem, context: Context) -> Outcome:
     if context.options.warm_start is not None:
         context.offer(context.options.warm_start, "warm start")
     if not context.repeats and not context.is_solved():
-        # In milliseconds, where a process's first solve needs a second to load the compiled search; a plan to start
-        # from that was made for a smaller budget may be far worse.
+        # Greedy eviction takes milliseconds; loading the compiled search takes a second in a new process, and a warm
+        # start for a smaller budget may be far worse.
         plan = greedy_eviction(graph, context.problem.budget_bytes, deadline=time.monotonic() + GREEDY_S)
         if plan is not None:
             context.offer(plan, "greedy eviction")
@@ -85,14 +86,14 @@ def portfolio(problem: Problem, context: Context) -> Outcome:
 
 
 class _Run:
-    """One call: what it has learnt besides the plans and bounds that `context.incumbent` keeps."""
+    """One call; `context.incumbent` keeps its plans and bounds."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self.columns = model_columns(context.problem.graph)
         self.certificate: BoundCertificate | None = None
         self.infeasible = False
-        self.cut = False  # a run that repeats exactly: the clock ended a step, whatever the next ones found
+        self.cut = False  # in a run that repeats exactly: the clock ended some step
         self.notes: list[str] = []
         self.stats: dict[str, Any] = {}
         self.stopped = threading.Event()
@@ -100,7 +101,7 @@ class _Run:
         self.windows = WindowBound(context.problem)
 
     def outcome(self) -> Outcome:
-        """The result; the plan and the bound are with `context.incumbent` already."""
+        """The result, with the plan and the bound of `context.incumbent`."""
         context, best = self.context, self.context.incumbent
         candidates = () if best.plan is None else (Candidate(best.plan, {"from": best.who}),)
         notes = [] if context.is_solved() else self.notes
@@ -113,7 +114,7 @@ class _Run:
         )  # fmt: skip
 
     def exhaust(self) -> bool:
-        """A* on a very small graph; whether it decided."""
+        """A* on a very small graph; whether it decided the problem."""
         context = self.context
         states = context.steps_in(STATES_PER_S, EXHAUSTIVE_STATES) if context.repeats else EXHAUSTIVE_STATES
         result = exhaustive(
@@ -121,7 +122,7 @@ class _Run:
             deadline=context.share_ends(EXHAUSTIVE_SHARE),
         )  # fmt: skip
         if context.repeats and not result.is_decided and context.is_cut():
-            self.cut = True  # how far it came depends on the clock
+            self.cut = True  # its progress depends on the clock
             return False
         if result.plan is not None:
             context.offer(result.plan, "exhaustive")
@@ -131,9 +132,9 @@ class _Run:
         return result.is_decided
 
     def search(self, context: Context, threads: int) -> None:
-        """Search in the scope asked for, until the limits of `problem`, an optimum, or `stopped`."""
+        """Search in the problem's scope until the limits of `context`, an optimum, or `stopped`."""
         if context.problem.scope is Scope.FREE:
-            start = quick_plan(context)  # on the graph's own order, for the orders take their time
+            start = quick_plan(context)  # on the graph's own order, because other orders take time
             if start is not None:
                 context.offer(start, "search")
 
@@ -150,17 +151,14 @@ class _Run:
             self.stats["moves"] = self.stats.get("moves", 0) + best.moves
 
     def prove(self, context: Context) -> None:
-        """Restricted MILPs for a better plan, the LP bound, the MILP from the best plan; a small MILP at once.
+        """Restricted MILPs for a better plan, the LP bound, the MILP from the best plan; a small MILP comes first.
 
-        The proofs are begun only where they can end in time.
+        A proof begins only if it is expected to end in time.
         """
         if context.problem.scope is Scope.FREE:
             return
+        done = partial(self._done, context)
         small = self.is_small()
-
-        def done() -> bool:
-            return self._done(context)
-
         if small:
             self._small_milp(context)
         if context.incumbent.plan is None and not context.repeats and not done():
@@ -184,7 +182,7 @@ class _Run:
         self.stats["restricted_milps"] = refiner.solves
 
     def _lean_plan(self, context: Context) -> None:
-        """Look for memory alone where there is no plan yet: a plan to start from, or the proof that none fits."""
+        """Minimise memory alone if there is no plan yet: find a plan to start from, or prove that none fits."""
         problem = context.problem
         seconds = min(LEAN_S, LEAN_SHARE * context.remaining_s())
         least = min_budget(problem.graph, str(problem.scope), time_limit_s=seconds)
@@ -193,12 +191,8 @@ class _Run:
         self.infeasible = least.lower_bound_bytes > problem.budget_bytes
 
     def is_small(self) -> bool:
-        """Whether the MILP of the whole is tried before the LP bound: it is likely to end soon."""
+        """Whether the MILP of the whole problem comes before the LP bound, because it is likely to end soon."""
         return self.context.problem.scope is Scope.STAGED and self.columns <= SMALL_COLUMNS
-
-    def _expected_s(self) -> float:
-        """Seconds of the LP bound, roughly."""
-        return expected_seconds(self.columns)
 
     def _window_bound(self, context: Context) -> bool:
         """The bound of the window relaxation, for as long as it rises."""
@@ -220,25 +214,39 @@ class _Run:
             )  # fmt: skip
 
     def _lp_bound(self, context: Context) -> bool:
-        """The LP bound, where it can be expected in time; whether it was."""
-        if self._expected_s() > context.seconds_for_a_proof():
-            self.notes.append(f"no LP bound: with {self.columns:,} columns it takes about {self._expected_s():.0f} s")
+        """The LP bound, if it is expected in time; whether it was tried."""
+        seconds = expected_seconds(self.columns)
+        if seconds > context.seconds_for_a_proof():
+            self.notes.append(f"no LP bound: with {self.columns:,} columns it takes about {seconds:.0f} s")
             return False
-        result = lower_bound(
-            context, on_bound=lambda proof: self._bound(context, proof, "LP"), should_stop=lambda: self._done(context)
-        )
-        self.stats |= result.stats
+
+        def take(proof: BoundCertificate) -> None:
+            self._bound(context, proof, "LP")
+
+        self.stats |= lower_bound(context, on_bound=take, should_stop=partial(self._done, context)).stats
         return True
 
     def _whole_milp(self, context: Context) -> bool:
-        """The MILP of the whole, where it has not been tried before the LP and is not too large; whether it was."""
+        """The MILP of the whole problem, in a process of its own, from the best plan; whether it was tried.
+
+        Large problems are not tried, nor small ones, because their MILP came before the LP bound.
+        """
         if context.problem.scope is not Scope.STAGED or self.is_small() or self.columns > WHOLE_COLUMNS:
             return False
-        self._member("checkmate_milp", context)
+        if context.remaining_s() < 0.5:
+            return True
+        known = context.with_options(warm_start=context.incumbent.plan)
+        solution = context.run_strategy(known, "checkmate_milp", {}, should_stop=self.stopped.is_set)
+        self.stats["checkmate_milp_status"] = str(solution.status)
+        self.stats["member_peak_memory_bytes"] = solution.stats.get("solver_peak_memory_bytes", 0)
+        if solution.status == "INFEASIBLE":
+            self.infeasible = True
+        if solution.status == "FAILED" and not self.stopped.is_set():
+            self.notes.append(f"checkmate_milp failed: {solution.message}")
         return True
 
     def _small_milp(self, context: Context) -> bool:
-        """The MILP of a small problem, in this process, which saves the start of another one; it knows when to stop."""
+        """The MILP of a small problem, in this process, which saves the start of another one; always True."""
         share = context.with_options(warm_start=context.incumbent.plan).until(context.share_ends(SMALL_SHARE))
         outcome = solve_trimmed(share, MILP_GAP, self._done)
         for candidate in outcome.candidates:
@@ -254,25 +262,11 @@ class _Run:
             self.certificate = proof  # first: the offer may end the solve
         context.offer_bound(proof.bound, who)
 
-    def _member(self, name: str, context: Context) -> None:
-        """Another strategy in a process of its own, from the best plan so far."""
-        if context.remaining_s() < 0.5:
-            return
-        known = context.with_options(warm_start=context.incumbent.plan)
-        solution = context.run_strategy(known, name, {}, should_stop=self.stopped.is_set)
-        self.stats[f"{name}_status"] = str(solution.status)
-        held = solution.stats.get("solver_peak_memory_bytes", 0)
-        self.stats["member_peak_memory_bytes"] = max(held, self.stats.get("member_peak_memory_bytes", 0))
-        if solution.status == "INFEASIBLE":
-            self.infeasible = True
-        if solution.status == "FAILED" and not self.stopped.is_set():
-            self.notes.append(f"{name} failed: {solution.message}")
-
     def one_after_the_other(self) -> None:
         """Search, then proof: for one thread, and for runs that repeat exactly."""
         context = self.context
         if context.repeats:
-            # No early end: when a bound arrives depends on the clock.
+            # No early end, because the arrival of a bound depends on the clock.
             counted = context.asking(cost_cap=None).with_options(work_limit=fixed_moves(context), target_gap=-1.0)
             self.search(counted, context.options.threads)
             self.cut = self.cut or context.is_cut()
@@ -282,20 +276,21 @@ class _Run:
         began, seconds = time.monotonic(), context.remaining_s()
         shares = SEARCH_SHARES_SMALL if self.is_small() else SEARCH_SHARES
         for step, share in enumerate(shares):
-            before = self._cost()
-            self.search(context.with_options(warm_start=self._plan()).until(began + share * seconds), 1)
-            has_settled = step > 0 and before is not None and (self._cost() or 0) > (1 - STILL_FALLING) * before
+            before = context.incumbent.cost
+            self.search(context.with_options(warm_start=context.incumbent.plan).until(began + share * seconds), 1)
+            after = context.incumbent.cost or 0
+            has_settled = step > 0 and before is not None and after > (1 - STILL_FALLING) * before
             if self._done() or has_settled:
                 break
         if not self._done():
             self.prove(context.until(began + 0.7 * seconds))
         if not self._done():
-            self.search(context.with_options(seed=context.options.seed + 1, warm_start=self._plan()), 1)
+            self.search(context.with_options(seed=context.options.seed + 1, warm_start=context.incumbent.plan), 1)
 
     def _prove_aside(self) -> None:
-        """Prove step by step, by counted work, without touching the plan unless a step solves the problem.
+        """Prove step by step, by counted work; change the plan only if a step solves the problem.
 
-        What else a proof finds on its way, and the bound of a MILP that the time limit ends, depend on the clock.
+        Other plans of a proof, and the bound of a MILP that the time limit ends, depend on the clock.
         """
         context = self.context
         if context.problem.scope is Scope.FREE:
@@ -314,7 +309,7 @@ class _Run:
                 return
 
     def _aside(self, nodes: int) -> Context:
-        """The same problem with what is known of it in an incumbent of its own, and `nodes` as its work limit."""
+        """The same problem with a copy of the incumbent, and `nodes` as its work limit."""
         known = self.context.incumbent
         aside = self.context.about(self.context.problem).with_options(work_limit=nodes)
         if known.plan is not None:
@@ -323,7 +318,7 @@ class _Run:
         return aside
 
     def _adopt(self, aside: Context) -> None:
-        """Take the bound; the plan only if it is the first or solves the problem."""
+        """Take the bound, and the plan if it is the first or solves the problem."""
         context, found = self.context, aside.incumbent
         context.offer_bound(found.bound, found.bound_who)
         is_solved = found.gap is not None and found.gap <= GAP_TOLERANCE
@@ -331,19 +326,19 @@ class _Run:
             context.offer(found.plan, found.who)
 
     def side_by_side(self) -> None:
-        """One thread proves, the others search; when the proof has ended, all search."""
+        """One thread proves and the others search; after the proof all search."""
         context = self.context
         if context.problem.scope is Scope.FREE:  # nothing to prove
             self.search(context, context.options.threads)
             return
-        # The process must not end in the middle of the prover's solver, which would abort it.
+        # Not a daemon: a process that ends inside the prover's solver would crash.
         prover = _Thread(lambda: self._prove_then_search(context.with_options(threads=1)), daemon=False)
         threads = context.options.threads - 1
-        searcher = _Thread(lambda: self.search(context.with_options(warm_start=self._plan()), threads))
+        searcher = _Thread(lambda: self.search(context.with_options(warm_start=context.incumbent.plan), threads))
         try:
             searcher.start()
             prover.start()
-            # Not join(): interrupted by Ctrl-C, it takes a running thread for an ended one (Python 3.11).
+            # Not join(): after Ctrl-C it takes a running thread for an ended one (Python 3.11).
             while not (prover.ended.is_set() and searcher.ended.is_set()) and not self._done():
                 failed = prover.error or searcher.error
                 if failed is not None or context.remaining_s() <= 0:
@@ -351,7 +346,7 @@ class _Run:
                 (searcher if prover.ended.is_set() else prover).ended.wait(0.02)
         finally:
             self.stopped.set()
-            if searcher.ident is not None:  # Ctrl-C may come before it runs
+            if searcher.ident is not None:  # Ctrl-C may come before it starts
                 searcher.ended.wait()
                 prover.ended.wait(PROVER_GRACE_S)
         for thread in (searcher, prover):
@@ -361,15 +356,15 @@ class _Run:
     def _prove_then_search(self, context: Context) -> None:
         self.prove(context)
         if not self._done():
-            again = context.with_options(seed=context.options.seed + 7919, warm_start=self._plan())
-            self.search(again, 1)
+            seed = context.options.seed + 7919
+            self.search(context.with_options(seed=seed, warm_start=context.incumbent.plan), 1)
 
     def without_search(self) -> None:
-        """The search is not compiled and there is no time to: greedy and baselines, then the proof."""
+        """Greedy eviction and baselines, then the proof, if there is no time to compile the search."""
         context = self.context
         self.notes.append("the search is not compiled yet: run 'python -m remat.search' once (30 s)")
         if context.repeats:
-            self.cut = True  # a run that has the search finds other plans
+            self.cut = True  # a run with the search finds other plans
         plan = greedy_eviction(context.problem.graph, context.problem.budget_bytes, deadline=context.deadline)
         if plan is not None:
             context.offer(plan, "greedy eviction")
@@ -379,20 +374,12 @@ class _Run:
         if not self._done():
             self.prove(context)
 
-    def _cost(self) -> int | None:
-        known = self.context.incumbent.snapshot()
-        return None if known is None else known[1]
-
-    def _plan(self) -> Plan | None:
-        return self.context.incumbent.plan
-
     def _done(self, context: Context | None = None) -> bool:
-        solved = (self.context if context is None else context).is_solved()
-        return self.stopped.is_set() or solved or self.infeasible
+        return self.stopped.is_set() or (context or self.context).is_solved() or self.infeasible
 
 
 class _Thread(threading.Thread):
-    """A thread that keeps the error it ended with, and tells when it has ended."""
+    """A thread that keeps its error, with an event that is set at its end."""
 
     def __init__(self, work: Callable[[], None], *, daemon: bool = True) -> None:
         super().__init__(daemon=daemon)
@@ -403,7 +390,7 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         try:
             self.work()
-        except BaseException as error:  # raised again by the thread that waits for this one
+        except BaseException as error:  # the waiting thread raises it again
             self.error = error
         finally:
             self.ended.set()

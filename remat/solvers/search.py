@@ -1,4 +1,4 @@
-"""Annealed search over staged plans: the fast way to a good one."""
+"""Annealed search over staged plans: it finds good plans fast."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from remat.solution import Candidate, Outcome
 from remat.solvers._families import family_plans
 
 COST_POWERS = (0.5, 0.25, 0.75, 0.0, 1.0)
-FAMILY_SHARE = 0.2  # of the time, for baselines where the greedy fails
-GREEDY_S = 0.5  # for the greedy, where it fails
-MOVES_PER_S = 20_000  # in a deterministic run: what a slow machine manages in its time
-QUICK_MOVES, QUICK_SHARE = 20_000, 0.1  # of a plan to start from, and of the time, at most
-DEADLINE_MARGIN_S = 0.05  # for the last replay
-COLD_START_S = 40.0  # compiling takes 10 to 30 s; with less time than this it is not begun
+FAMILY_SHARE = 0.2  # of the time, for baselines if greedy eviction fails
+GREEDY_S = 0.5  # time after which no further greedy eviction is tried
+MOVES_PER_S = 20_000  # in a deterministic run: the speed of a slow machine
+QUICK_MOVES, QUICK_SHARE = 20_000, 0.1  # most moves, and largest share of the time, for a plan to start from
+DEADLINE_MARGIN_S = 0.05  # for the last simulation
+COLD_START_S = 40.0  # compiling takes 10 to 30 s; it does not begin with less time than this
 
 
 @strategy("search", implementations="search")
 def search(problem: Problem, context: Context) -> Outcome:
     """Annealing over retention intervals, from a greedy eviction: drop a value, hold it, move a repeat.
 
-    Where the greedy finds no plan it starts from the cheapest baseline that fits, if one does.
+    If greedy eviction finds no plan, it starts from the cheapest baseline that fits, if any.
 
     Anytime and seeded; independent seeds on `threads` threads share the best plan between rounds.
     With `work_limit` (moves of each thread) they share nothing, and a run repeats exactly, unless
-    `Solution.cut_by_clock` says that the time ended before the moves did. All plans are staged and
+    `Solution.cut_by_clock` says that the time ended before the moves. All plans are staged and
     use exact accounting; nothing is proven. The moves are in `remat.search.kernel`.
     """
     graph = context.problem.graph
     if not is_warm() and context.remaining_s() < COLD_START_S and context.options.work_limit is None:
         plan = greedy_eviction(graph, context.problem.budget_bytes, deadline=context.deadline)
-        hint = "only the greedy was run: the search is not compiled yet; run 'python -m remat.search' once (30 s)"
+        hint = "only greedy eviction ran: the search is not compiled yet; run 'python -m remat.search' once (30 s)"
         cut = True if context.repeats else None
         return Outcome((Candidate(plan),) if plan is not None else (), message=hint, cut_by_clock=cut)
     if context.options.deterministic and context.options.work_limit is None:
@@ -50,7 +50,7 @@ def search(problem: Problem, context: Context) -> Outcome:
     if limit is not None:
         cut = not context.is_solved() and best.moves < limit * context.options.threads
     if context.is_solved():
-        return Outcome(stats=stats, cut_by_clock=cut)  # what was offered already is optimal
+        return Outcome(stats=stats, cut_by_clock=cut)  # a plan that was offered is optimal
     if best.order is None or best.excess:
         message = f"no plan found after {best.moves:,} moves; nothing is proven"
         return Outcome(message=message, timed_out=cut is not False, stats=stats, cut_by_clock=cut)
@@ -59,30 +59,30 @@ def search(problem: Problem, context: Context) -> Outcome:
 
 
 def search_staged(
-    context: Context, threads: int, *, who: str = "search", should_stop: Callable[[], bool] = lambda: False,
+    context: Context, threads: int, *, should_stop: Callable[[], bool] = lambda: False,
     on_round: Callable[[np.ndarray, int], None] | None = None,
 ) -> Best:  # fmt: skip
-    """Greedy eviction, then annealing until the problem's limits; better plans are offered as they are found.
+    """Greedy eviction, then annealing until the context's limits; offers each better plan at once.
 
     `on_round` gets the best plan of each round, see `minimise_cost`.
     """
     graph = context.problem.graph
 
     def offer(order: np.ndarray, _cost: int) -> None:
-        context.offer(Plan.from_order(graph, order.tolist(), context.problem.budget_bytes), who)
+        context.offer(Plan.from_order(graph, order.tolist(), context.problem.budget_bytes), "search")
 
     def adopt() -> tuple[np.ndarray, int] | None:
-        known = None if context.incumbent is None else context.incumbent.snapshot()
+        known = context.incumbent.snapshot()
         if context.options.work_limit is not None or known is None or known[0].scope is not Scope.STAGED:
-            return None  # a run that repeats exactly hears nothing of others
+            return None  # a run that repeats exactly takes no plans of others
         return known[0].order, known[1]
 
-    if not is_warm() and not context.repeats:  # a plan before a minute of compiling
+    if not is_warm() and not context.repeats:  # offer a plan before a minute of compiling
         plan = greedy_eviction(
             graph, context.problem.budget_bytes, deadline=time.monotonic() + 0.2 * context.remaining_s()
         )
         if plan is not None:
-            context.offer(plan, who)
+            context.offer(plan, "search")
     start = first_order(context)
     if start is not None:
         offer(start, 0)
@@ -95,7 +95,7 @@ def search_staged(
 
 
 def quick_plan(context: Context) -> Plan | None:
-    """Greedy eviction and a moment of annealing: a plan that fits, for others to start from; None without one."""
+    """A plan that fits, for others to start from, by greedy eviction and a short annealing; None if none is found."""
     graph = context.problem.graph
     if not is_warm():
         return greedy_eviction(graph, context.problem.budget_bytes, deadline=context.deadline)
@@ -109,13 +109,15 @@ def quick_plan(context: Context) -> Plan | None:
 
 
 def fixed_moves(context: Context) -> int:
-    """Moves of each thread in a run that repeats exactly: the work limit, or what follows from the time limit."""
+    """Moves of each thread in a run that repeats exactly: the work limit, or a number that the time limit gives."""
     return context.options.work_limit or context.steps_in(MOVES_PER_S * min(1.0, 400 / len(context.problem.graph)))
 
 
 def first_order(context: Context) -> np.ndarray | None:
-    """Computations of a staged plan to start from, by warm start or greedy eviction; else of the cheapest
-    baseline that fits, None without one."""
+    """Computations of a staged plan to start from: the warm start, a greedy plan, or the cheapest baseline that fits.
+
+    None if there is none.
+    """
     warm = context.options.warm_start
     if warm is not None and warm.scope is Scope.STAGED:
         return warm.order
