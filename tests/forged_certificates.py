@@ -6,7 +6,8 @@ the certificate that the solver makes and must never accept a bound above the op
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -17,7 +18,8 @@ from helpers import context_of
 
 from remat import BoundCertificate, Graph, InvalidInput, Scope, verify_bound
 from remat.bounds.lp import lower_bound
-from remat.certificate import KINDS
+from remat.bounds.windows import WindowBound
+from remat.certificate import FORMAT, KINDS, WINDOW_FORMAT
 
 CLIMB = 300  # steps towards a bound that is too high
 
@@ -28,26 +30,50 @@ def check(seed: int) -> str:
     graph, budget, name, _ = random_problem(rng, ["staged", "staged", "fixed_order", "fixed_order", "free"])
     scope = Scope(name)
     best = cache(lambda budget, scope: optimum(graph, budget, scope))
-    genuine = lower_bound(context_of(graph, budget, scope=scope)).certificate
-    if genuine is None:  # nothing beyond the cost of running everything once is known
-        genuine = BoundCertificate(graph.name, graph.sha256(), budget, scope, graph.least_cost, 1, {})
-    elif verify_bound(graph, genuine, budget=budget, scope=scope) != genuine.bound:
-        return "different: the checker returns another bound than the certificate's"
+    for make in (of_the_lp, of_windows):
+        genuine = make(graph, budget, scope)
+        if genuine is None:  # nothing beyond the cost of running everything once is known
+            genuine = BoundCertificate(graph.name, graph.sha256(), budget, scope, graph.least_cost, 1, {})
+        wrong = wrong_with(graph, genuine, rng, best)
+        if wrong:
+            return f"different: {make.__name__}: {wrong}"
+    return "ok"
+
+
+def of_the_lp(graph: Graph, budget: int, scope: Scope) -> BoundCertificate | None:
+    """The certificate of the staged LP."""
+    return lower_bound(context_of(graph, budget, scope=scope)).certificate
+
+
+def of_windows(graph: Graph, budget: int, scope: Scope) -> BoundCertificate | None:
+    """The certificate of the window relaxation."""
+    windows = WindowBound(context_of(graph, budget, scope=scope).problem)
+    windows.run(time.monotonic() + 60)
+    return windows.best
+
+
+def wrong_with(
+    graph: Graph, genuine: BoundCertificate, rng: np.random.Generator, best: Callable[[int, str], int | None]
+) -> str:
+    """What the checker does wrong with a genuine certificate and its forgeries; '' if nothing."""
+    budget, scope = genuine.budget_bytes, genuine.scope
+    if verify_bound(graph, genuine, budget=budget, scope=scope) != genuine.bound:
+        return "the checker returns another bound than the certificate's"
     for what, forged in [("genuine", genuine), *forgeries(graph, genuine, rng)]:
         try:
             proven = verify_bound(graph, forged)
         except InvalidInput as error:
             if what == "genuine":
-                return f"different: a genuine certificate is refused: {error}"
+                return f"a genuine certificate is refused: {error}"
             if "\n" in str(error) or len(str(error)) > 300:
-                return f"different: the error is not one line: {error}"
+                return f"the error is not one line: {error}"
             continue
         least = best(forged.budget_bytes, str(forged.scope))
         if least is not None and proven > least:
-            return f"different: {what}: accepted {proven}, but a {forged.scope} plan costs {least}"
+            return f"{what}: accepted {proven}, but a {forged.scope} plan costs {least}"
     if refused_uses(graph, genuine) != 2:
-        return "different: a certificate is accepted for a larger budget or a wider scope"
-    return "ok"
+        return "a certificate is accepted for a larger budget or a wider scope"
+    return ""
 
 
 def forgeries(
@@ -60,15 +86,19 @@ def forgeries(
         yield f"scope {scope}", replace(genuine, scope=scope)
     for budget in (genuine.budget_bytes + 1, genuine.budget_bytes + 5):
         yield f"budget {budget}", replace(genuine, budget_bytes=budget)
-    tight = lower_bound(context_of(graph, max(0, genuine.budget_bytes - 2), scope=genuine.scope)).certificate
+    make = of_windows if genuine.boundaries else of_the_lp
+    tight = make(graph, max(0, genuine.budget_bytes - 2), genuine.scope)
     if tight is not None:
         yield "of a smaller budget", replace(tight, budget_bytes=genuine.budget_bytes)
     for other in others(graph, rng):
-        foreign = lower_bound(context_of(other, genuine.budget_bytes, scope=genuine.scope)).certificate
+        foreign = make(other, genuine.budget_bytes, genuine.scope)
         if foreign is not None:
             yield "of another graph", foreign
             yield "of another graph, renamed", replace(foreign, graph_name=graph.name, graph_sha256=graph.sha256())
     yield "invented", invented(graph, genuine, rng)
+    if genuine.boundaries:
+        moved = [t + int(rng.integers(-1, 2)) for t in genuine.boundaries]
+        yield "boundaries moved", replace(genuine, boundaries=moved)
     for name, forged in perturbed(genuine, rng):
         for denominator in (genuine.denominator, 1, 3):
             proven = proven_by(graph, replace(forged, denominator=denominator))
@@ -124,7 +154,8 @@ def perturbed(genuine: BoundCertificate, rng: np.random.Generator) -> Iterator[t
 
 def invented(graph: Graph, genuine: BoundCertificate, rng: np.random.Generator) -> BoundCertificate:
     """Multipliers climbed from nothing over every row that the checker takes, to the highest bound that it believes."""
-    known = [row for row in rows_of(graph, rng) if _is_known(graph, genuine, row)]
+    every = window_rows_of(graph, len(genuine.boundaries)) if genuine.boundaries else rows_of(graph, rng)
+    known = [row for row in every if _is_known(graph, genuine, row)]
     multipliers = [0] * len(known)
     empty = replace(genuine, denominator=2, multipliers={})
     best, forged = proven_by(graph, empty) or 0, empty
@@ -132,7 +163,7 @@ def invented(graph: Graph, genuine: BoundCertificate, rng: np.random.Generator) 
         changed = list(multipliers)
         for i in rng.integers(len(known), size=rng.integers(1, 5)):
             changed[i] += int(rng.choice([-2, -1, 1, 2, 4]))
-        rows: dict[str, list[list[int]]] = {kind: [] for kind in KINDS}
+        rows: dict[str, list[list[int]]] = {kind: [] for kind in KINDS[WINDOW_FORMAT if genuine.boundaries else FORMAT]}
         for (kind, *row), y in zip(known, changed, strict=True):
             if y:
                 rows[kind].append([*row, y])
@@ -155,6 +186,20 @@ def rows_of(graph: Graph, rng: np.random.Generator) -> Iterator[tuple[Any, ...]]
         for _ in range(10):
             items = rng.permutation(n_values)[: rng.integers(1, 4)].tolist()
             yield "knapsack", t, int(rng.integers(0, 3)), *(x for v in items for x in (v, int(rng.integers(1, 3))))
+
+
+def window_rows_of(graph: Graph, n_boundaries: int) -> Iterator[tuple[Any, ...]]:
+    """Every row (kind, ...) of every window, and some that cannot exist."""
+    values = range(len(graph.values))
+    for k in range(n_boundaries + 1):
+        yield "memory", k
+        for m in range(k, n_boundaries):
+            yield from (("need", k, m, v) for v in values)
+            yield from (("continuity", k, m, v) for v in values)
+            for i in range(len(graph)):
+                yield "join", k, m, i
+                yield from (("edge", k, m, i, v) for v in values)
+                yield from (("each", k, m, i, j) for j in range(k, m + 1))
 
 
 def _is_known(graph: Graph, genuine: BoundCertificate, row: tuple[Any, ...]) -> bool:

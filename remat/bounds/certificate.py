@@ -31,6 +31,7 @@ from collections.abc import Mapping, Sequence
 
 from remat.bounds.cuts import MOST, is_valid
 from remat.bounds.relax import relaxed
+from remat.bounds.window_rows import WindowRows
 from remat.certificate import BoundCertificate
 from remat.errors import InvalidInput
 from remat.graph import Graph, check_graph
@@ -79,8 +80,9 @@ def verify_bound(
     if scope is not None and not certificate.scope.contains(parse_scope(scope)):
         raise InvalidInput(f"the bound holds for scope {certificate.scope}, not for {scope}")
     proven = proven_bound(
-        graph, certificate.budget_bytes, certificate.scope, certificate.multipliers, certificate.denominator
-    )
+        graph, certificate.budget_bytes, certificate.scope, certificate.multipliers, certificate.denominator,
+        certificate.boundaries,
+    )  # fmt: skip
     if certificate.bound > proven:
         raise InvalidInput(f"the certificate claims a bound of {certificate.bound}, but proves only {proven}")
     return certificate.bound
@@ -92,6 +94,7 @@ def proven_bound(
     scope: Scope,
     multipliers: Mapping[str, Sequence[Sequence[int]]],
     denominator: int,
+    boundaries: Sequence[int] = (),
 ) -> int:
     """The bound that the multipliers prove, rounded up to an integer.
 
@@ -105,7 +108,10 @@ def proven_bound(
     if scope is not Scope.STAGED and multipliers.get("once"):
         raise InvalidInput("rows of kind 'once' hold for scope staged only")
     graph = relaxed(graph)
-    rows = _Rows(graph, budget_bytes, scope)
+    if boundaries:
+        rows = WindowRows(graph, budget_bytes, boundaries, _last_stages(graph))
+    else:
+        rows = _Rows(graph, budget_bytes, scope)
     for kind, entries in multipliers.items():
         for *row, y in entries:
             if y < 0:

@@ -10,6 +10,8 @@ from typing import Any
 
 from remat.bounds.lp import SMALL_COLUMNS, expected_seconds, lower_bound, model_columns
 from remat.bounds.min_budget import min_budget
+from remat.bounds.window_milp import raise_bound
+from remat.bounds.windows import WindowBound
 from remat.certificate import BoundCertificate
 from remat.context import Context
 from remat.incumbent import GAP_TOLERANCE
@@ -35,6 +37,10 @@ SMALL_SHARE = 0.8  # of the time, for a small MILP
 SEARCH_SHARES, SEARCH_SHARES_SMALL, STILL_FALLING = (0.2, 0.3, 0.4, 0.5, 0.6), (0.02,), 0.02
 WHOLE_COLUMNS = 40_000  # largest model whose whole MILP gets the remaining time
 REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
+# Of the time, for the window relaxation before anything else, and after the first restricted MILPs; rounds of it in a
+# run that repeats exactly.
+WINDOW_SHARE, WINDOW_SHARE_LATER, WINDOW_ROUNDS = 0.05, 0.3, 8
+WINDOW_MILP_SHARE = 0.6  # of the time that is left then
 IN_VAIN = 2  # restricted MILPs without a better plan before the LP bound begins
 PROVER_GRACE_S = 0.3  # to wait for a prover that cannot be interrupted: a presolve ends by itself soon after
 GREEDY_S = 0.1  # most time for a first plan
@@ -92,6 +98,7 @@ class _Run:
         self.stats: dict[str, Any] = {}
         self.stopped = threading.Event()
         self.refiner = Refiner(context)
+        self.windows = WindowBound(context.problem)
 
     def outcome(self) -> Outcome:
         """The result, with the plan and the bound of `context.incumbent`."""
@@ -157,13 +164,18 @@ class _Run:
         if context.incumbent.plan is None and not context.repeats and not done():
             self._lean_plan(context)
         refiner = self.refiner
+        if not done():
+            self._window_bound(context.until(context.share_ends(WINDOW_SHARE)))
         if not small and not done():
             share = REFINE_SHARE if self.columns <= WHOLE_COLUMNS else REFINE_SHARE_LARGE
             until = time.monotonic() + share * context.remaining_s()
             refiner.run(until, context.options.threads, done, in_vain=IN_VAIN)
         if done():
             return
-        if self._lp_bound(context) and not done():
+        self._window_bound(context.until(context.share_ends(WINDOW_SHARE_LATER)))
+        if not done():
+            self._window_milp(context.until(context.share_ends(WINDOW_MILP_SHARE)))
+        if not done() and self._lp_bound(context) and not done():
             self._whole_milp(context)
         if not done():
             refiner.run(context.deadline, context.options.threads, done)
@@ -182,6 +194,25 @@ class _Run:
         """Whether the MILP of the whole problem comes before the LP bound, because it is likely to end soon."""
         return self.context.problem.scope is Scope.STAGED and self.columns <= SMALL_COLUMNS
 
+    def _window_bound(self, context: Context) -> bool:
+        """The bound of the window relaxation, for as long as it rises."""
+        rounds = WINDOW_ROUNDS if context.repeats else None
+        self.windows.run(
+            context.deadline, on_bound=lambda proof: self._bound(context, proof, "windows"),
+            should_stop=lambda: self._done(context), rounds=rounds,
+        )  # fmt: skip
+        self.stats |= {"window_rounds": self.windows.rounds, "window_columns": self.windows.columns}
+        return True
+
+    def _window_milp(self, context: Context) -> None:
+        """The window relaxation in integers, for graphs without implementations."""
+        if not context.problem.graph.has_implementations:
+            self.stats["window_milps"] = raise_bound(
+                self.windows, context.incumbent, context.deadline, should_stop=lambda: self._done(context),
+                on_bound=lambda bound: context.offer_bound(bound, "window MILP"),
+                on_plan=lambda plan: context.offer(plan, "window MILP"),
+            )  # fmt: skip
+
     def _lp_bound(self, context: Context) -> bool:
         """The LP bound, if it is expected in time; whether it was tried."""
         seconds = expected_seconds(self.columns)
@@ -190,8 +221,7 @@ class _Run:
             return False
 
         def take(proof: BoundCertificate) -> None:
-            self.certificate = proof  # first, because the offer may end the solve
-            context.offer_bound(proof.bound, "LP")
+            self._bound(context, proof, "LP")
 
         self.stats |= lower_bound(context, on_bound=take, should_stop=partial(self._done, context)).stats
         return True
@@ -227,6 +257,11 @@ class _Run:
         self.stats |= {f"milp_{key}": value for key, value in outcome.stats.items() if key in ("rounds", "nodes")}
         return True
 
+    def _bound(self, context: Context, proof: BoundCertificate, who: str) -> None:
+        if self.certificate is None or proof.bound > self.certificate.bound:
+            self.certificate = proof  # first: the offer may end the solve
+        context.offer_bound(proof.bound, who)
+
     def one_after_the_other(self) -> None:
         """Search, then proof: for one thread, and for runs that repeat exactly."""
         context = self.context
@@ -261,13 +296,14 @@ class _Run:
         if context.problem.scope is Scope.FREE:
             return
         nodes = context.options.work_limit or context.steps_in(NODES_PER_S / max(1, self.columns))
-        for step in (self._small_milp, self._lp_bound) if self.is_small() else (self._lp_bound, self._whole_milp):
+        steps = (self._window_bound, self._lp_bound)
+        for step in (self._small_milp, *steps) if self.is_small() else (*steps, self._whole_milp):
             aside = self._aside(nodes)
             if not step(aside):
                 return
-            if step != self._lp_bound and aside.is_cut():
+            if step not in steps and aside.is_cut():
                 self.cut = True
-            else:  # each round of the LP is complete in itself
+            else:  # each round of an LP is complete in itself
                 self._adopt(aside)
             if self._done():
                 return

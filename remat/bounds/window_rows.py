@@ -1,0 +1,143 @@
+"""Rows of the window relaxation (`remat.programs.windows`), one at a time, in exact arithmetic: for certificates."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from remat.errors import InvalidInput
+from remat.graph import Graph
+
+
+class WindowRows:
+    """Sums multiples of rows: `right` is y b, `weight` is y A by column.
+
+    The methods named like kinds of rows add y times one row, and return False for a row that does not exist. Columns
+    are ("S", k, v) and ("R", k, m, i); intervals count from 0.
+    """
+
+    def __init__(
+        self, graph: Graph, budget_bytes: int, boundaries: Sequence[int], last: tuple[list[int], list[int]]
+    ) -> None:
+        n = len(graph)
+        ascending = all(a < b for a, b in itertools.pairwise(boundaries))
+        if not boundaries or not ascending or boundaries[0] < 0 or boundaries[-1] >= n - 1:
+            raise InvalidInput("the certificate's boundaries are not ascending operations before the last one")
+        self.graph, self.t = graph, list(boundaries)
+        self.producer, (self.last_run, self.last_held) = graph.producer, last
+        self.room = [budget_bytes - graph.working_set_bytes(t) for t in self.t]
+        self.right = 0
+        self.weight: dict[tuple[str, int, int, int], int] = {}
+
+    def value(self, denominator: int) -> int:
+        """y b plus the sum of min(0, c - y A) over all columns, times the denominator."""
+        total = self.right
+        for (kind, k, m, i), weight in self.weight.items():
+            cost = self.graph.operations[i].cost * denominator if kind == "R" and k == m else 0
+            total += min(0, cost - weight)
+        return total
+
+    def need(self, y: int, k: int, m: int, v: int) -> bool:
+        """S[k,v] + R[k,m,p] >= 1, if a first run in the window reads v or v is kept and the window is the last."""
+        if not self._is_window(k, m) or not self._can_lack(k, v):
+            return False
+        end = self._end(m)
+        is_read = any(self.t[k] < user <= end for user in self.graph.users[v])
+        if not is_read and not (m + 1 == len(self.t) and self.graph.values[v].keep):
+            return False
+        self._provide(y, k, m, v)
+        self.right += y
+        return True
+
+    def edge(self, y: int, k: int, m: int, i: int, v: int) -> bool:
+        """S[k,v] + R[k,m,p] - R[k,m,i] >= 0, for an operation i that reads v."""
+        if not self._is_window(k, m) or not self._can_run(k, i) or not self._can_lack(k, v):
+            return False
+        if v not in self.graph.operations[i].inputs:
+            return False
+        self._provide(y, k, m, v)
+        self._add_run(-y, k, m, i)
+        return True
+
+    def continuity(self, y: int, k: int, m: int, v: int) -> bool:
+        """S[k,v] + R[k,m,p] - S[m+1,v] >= 0."""
+        if not self._is_window(k, m) or m + 1 == len(self.t) or not self._can_lack(k, v):
+            return False
+        if not self._is_held(m + 1, v):
+            return False
+        self._provide(y, k, m, v)
+        self._add(-y, "S", m + 1, m + 1, v)
+        return True
+
+    def join(self, y: int, k: int, m: int, i: int) -> bool:
+        """Sum of R[j,j,i] for j = k..m - R[k,m,i] >= 0."""
+        if not self._is_window(k, m) or not self._can_run(k, i):
+            return False
+        for j in range(k, m + 1):
+            if self._can_run(j, i):
+                self._add_run(y, j, j, i)
+        self._add_run(-y, k, m, i)
+        return True
+
+    def each(self, y: int, k: int, m: int, i: int, j: int) -> bool:
+        """R[k,m,i] - R[j,j,i] >= 0 for k <= j <= m."""
+        if not self._is_window(k, m) or not k <= j <= m or not self._can_run(k, i) or not self._can_run(j, i):
+            return False
+        self._add_run(y, k, m, i)
+        self._add_run(-y, j, j, i)
+        return True
+
+    def memory(self, y: int, k: int) -> bool:
+        """What is held while t_k runs, beside what it reads, makes and needs, fits the budget."""
+        if not 0 <= k < len(self.t):
+            return False
+        left, unit = self.room[k], 0
+        for v, value in enumerate(self.graph.values):
+            if self._is_held(k, v):
+                self._add(-y * value.bytes, "S", k, k, v)
+                unit = math.gcd(unit, value.bytes)
+        left -= left % unit if unit else 0  # the left side is a multiple of it
+        self.right -= y * left
+        return True
+
+    def _is_window(self, k: int, m: int) -> bool:
+        return 0 <= k <= m < len(self.t)
+
+    def _end(self, m: int) -> int:
+        return len(self.graph) - 1 if m + 1 == len(self.t) else self.t[m + 1]
+
+    def _is_at(self, k: int, v: int) -> bool:
+        """Whether the operation at boundary k reads or makes v."""
+        operation = self.graph.operations[self.t[k]]
+        return v in operation.inputs or v in operation.outputs
+
+    def _is_held(self, k: int, v: int) -> bool:
+        """Whether S[k,v] has a column: v may be held there, and fits."""
+        can_serve = self.producer[v] < self.t[k] < self.last_held[v]
+        return can_serve and not self._is_at(k, v) and self.graph.values[v].bytes <= self.room[k]
+
+    def _can_lack(self, k: int, v: int) -> bool:
+        """Whether v was first computed before boundary k, and may be missing there."""
+        return 0 <= v < len(self.producer) and self.producer[v] <= self.t[k] and not self._is_at(k, v)
+
+    def _can_run(self, k: int, i: int) -> bool:
+        """Whether R[k,.,i] has a column."""
+        return 0 <= i <= self.t[k] < self.last_run[i]
+
+    def _provide(self, y: int, k: int, m: int, v: int) -> None:
+        """Add y (S[k,v] + R[k,m,p]), p the producer of v."""
+        if self._is_held(k, v):
+            self._add(y, "S", k, k, v)
+        if self._can_run(k, self.producer[v]):
+            self._add_run(y, k, m, self.producer[v])
+
+    def _add_run(self, y: int, k: int, m: int, i: int) -> None:
+        """Add y R[k,m,i]: the same as a shorter window's where i cannot serve in the last intervals."""
+        while m > k and self.t[m] >= self.last_run[i]:
+            m -= 1
+        self._add(y, "R", k, m, i)
+
+    def _add(self, y: int, kind: str, k: int, m: int, which: int) -> None:
+        column = (kind, k, m, which)
+        self.weight[column] = self.weight.get(column, 0) + y

@@ -1,0 +1,239 @@
+"""The bound of the window relaxation: from one boundary on, each round adds the stage that memory exceeds most.
+
+HiGHS proposes multipliers; exact arithmetic turns them into a certificate. See `remat.programs.windows` for the
+relaxation and why its bound holds, in the scopes staged and fixed_order.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from remat.bounds.certificate import proven_bound
+from remat.bounds.relax import relaxed
+from remat.certificate import BoundCertificate
+from remat.plan import Scope
+from remat.problem import Problem
+from remat.programs.highs import solve_program
+from remat.programs.windows import NAMES, Arrays, WindowModel, build_window_model
+
+LENGTHS = (2, 3, 4, 6, 8)  # of the windows, in intervals
+MOST_BOUNDARIES = 24
+WORTH = 2e-6  # share of the cost that some of the last rounds must have gained for another
+PATIENCE = 4  # rounds
+ACCURACY = 1e-6  # share of the cost by which an LP's multipliers may miss its value
+HELD = 1e-3  # below it a fraction of a run is taken for none
+WIDTH = (3, 4, 3, 3, 4, 1)  # how many numbers name a row of each kind
+
+
+class WindowBound:
+    """The adaptive loop on one problem; `run` may be called again and goes on where it stopped.
+
+    Attributes:
+        best: the certificate of the best bound so far, if it is above the cost of running everything once.
+        rounds: LPs solved; columns: of the last one.
+        ended: another boundary is not expected to help.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.graph = problem, relaxed(problem.graph)
+        self.best: BoundCertificate | None = None
+        self.rounds = self.columns = 0
+        self.ended = problem.scope is Scope.FREE or len(self.graph) < 2
+        self._boundaries: list[int] = []
+        self._gained: list[int] = []
+
+    @cached_property
+    def _arrays(self) -> Arrays:
+        return Arrays.of(self.graph)
+
+    def run(
+        self, deadline: float, *, on_bound: Callable[[BoundCertificate], None] = lambda _: None,
+        should_stop: Callable[[], bool] = lambda: False, rounds: int | None = None,
+    ) -> None:  # fmt: skip
+        """Rounds until the deadline (monotonic), so many at most; `should_stop` is asked before each LP and in it.
+
+        `on_bound` gets each better bound with its proof. A round that the deadline ends is begun anew in the next run.
+        """
+        most = math.inf if rounds is None else self.rounds + rounds
+        if not self._boundaries and not self.ended:
+            self._boundaries = [int(np.argmax(self._arrays.profile()[:-1]))]
+        while not self.ended and self.rounds < most and not should_stop() and time.monotonic() < deadline:
+            if not self._round(deadline, on_bound, should_stop):
+                break
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Those of the best bound."""
+        return tuple(self._boundaries if self.best is None else self.best.boundaries)
+
+    def model(self, boundaries: Sequence[int]) -> WindowModel:
+        """The relaxation with these boundaries and windows of several lengths."""
+        return build_window_model(self._arrays, self.problem.budget_bytes, boundaries, _windows(len(boundaries)))
+
+    def _round(self, deadline: float, on_bound: Callable[[BoundCertificate], None], stop: Callable[[], bool]) -> bool:
+        """One LP, and the boundary for the next; whether it came to its end."""
+        boundaries = self._boundaries
+        model = self.model(boundaries)
+        solved = solve_windows(model, deadline, stop)
+        if solved is None:
+            return False
+        x, y = solved
+        self.rounds, self.columns = self.rounds + 1, len(x)
+        certificate = _certify(self.problem, model, y)
+        before = self.graph.total_cost if self.best is None else self.best.bound
+        self._gained.append(certificate.bound - before)
+        if certificate.bound > before:
+            self.best = certificate
+            on_bound(certificate)
+        new = next_boundary(model, x)
+        settled = len(self._gained) > PATIENCE and max(self._gained[-PATIENCE:]) < WORTH * self.graph.total_cost
+        if new is None or settled or len(boundaries) == MOST_BOUNDARIES:
+            self.ended = True
+        else:
+            self._boundaries = sorted([*boundaries, new])
+        return True
+
+
+def _windows(n_boundaries: int) -> list[tuple[int, int]]:
+    return [(k, k + length - 1) for length in LENGTHS for k in range(n_boundaries - length + 1)]
+
+
+def solve_windows(
+    model: WindowModel, deadline: float, should_stop: Callable[[], bool]
+) -> tuple[np.ndarray, np.ndarray] | None:  # fmt: skip
+    """([n] values of the columns, [rows] multipliers) by interior point; None if it did not end."""
+    program, row_scale, cost_scale = model.scaled()
+    if not len(program.cost):
+        return np.zeros(0), np.zeros(len(row_scale))
+    for presolve in ("choose", "off"):
+        options = {
+            "solver": "ipm", "run_crossover": "off", "presolve": presolve, "threads": 1,
+            "time_limit": max(0.1, deadline - time.monotonic()),
+        }  # fmt: skip
+        answer = solve_program(program, options, should_stop=should_stop)
+        if answer.x is None or answer.row_dual is None:
+            return None
+        x, y = np.clip(answer.x, 0.0, 1.0), np.maximum(answer.row_dual, 0.0)
+        value = program.cost @ x
+        proven = y @ program.row_lower + np.minimum(0.0, program.cost - program.matrix.T @ y).sum()
+        if value - proven <= ACCURACY * program.cost.sum():
+            break  # otherwise undoing the presolve has spoilt the multipliers, which happens in small programs
+    return x, y * row_scale / cost_scale
+
+
+def _certify(problem: Problem, model: WindowModel, y: np.ndarray) -> BoundCertificate:
+    """Round the multipliers to integers over a common denominator and count exactly what they prove."""
+    graph = model.arrays.graph
+    least = float(np.min(y[y > 0], initial=1.0))
+    denominator = 1 << max(0, min(60, 24 - math.floor(math.log2(max(least, 1e-12)))))
+    multipliers: dict[str, list[list[int]]] = {name: [] for name in NAMES}
+    for row in np.nonzero(y > 0)[0].tolist():
+        kind = int(model.row_kind[row])
+        amount = int(y[row] * denominator)
+        if amount:
+            multipliers[NAMES[kind]].append([*model.row_key[row, : WIDTH[kind]].tolist(), amount])
+    bound = proven_bound(graph, problem.budget_bytes, problem.scope, multipliers, denominator, model.boundaries)
+    return BoundCertificate(
+        problem.graph.name, problem.graph.sha256(), problem.budget_bytes, problem.scope, bound, denominator,
+        multipliers, model.boundaries,
+    )  # fmt: skip
+
+
+def next_boundary(model: WindowModel, x: np.ndarray) -> int | None:
+    """The stage, not too near to a boundary, whose memory a lazy plan of the point exceeds most; None if none does."""
+    n = len(model.arrays.graph)
+    excess = fractional_profile(model, x) - (model.budget_bytes - model.arrays.graph.fixed_bytes)
+    near = n // 400
+    for t in model.boundaries:
+        excess[max(0, t - near) : t + near + 1] = 0
+    excess[n - 1] = 0
+    stage = int(np.argmax(excess))
+    return stage if excess[stage] > 0 else None
+
+
+def fractional_profile(model: WindowModel, x: np.ndarray) -> np.ndarray:
+    """[N] bytes held at each stage if the fractions of `x` are carried out as late as possible; an estimate."""
+    a, n = model.arrays, len(model.arrays.graph)
+    held = _Spans(n)
+    ends = (*model.boundaries, n - 1)
+    _interval(held, a, -1, ends[0], np.zeros(n), np.zeros(len(a.size)), _held_at(model, x, 0))
+    for k, start in enumerate(model.boundaries):
+        runs = _values_of(model.R[k, k], x)
+        runs[runs < HELD] = 0
+        before = _held_at(model, x, k)
+        before[a.producer > start] = 0
+        _interval(held, a, start, ends[k + 1], runs, before, _held_at(model, x, k + 1))
+    workspace = np.array([op.workspace_bytes for op in a.graph.operations], dtype=np.float64)
+    return held.total() + workspace
+
+
+def _values_of(columns: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """[len(columns)] value of each column, 0 where there is none."""
+    values = np.zeros(len(columns))
+    values[columns >= 0] = x[columns[columns >= 0]]
+    return values
+
+
+def _held_at(model: WindowModel, x: np.ndarray, k: int) -> np.ndarray:
+    """[V] share of each value that is resident at boundary k; at the end, beyond the last one, the kept values."""
+    if k == len(model.boundaries):
+        return model.arrays.keep.astype(np.float64)
+    share = _values_of(model.S[k], x)
+    share[model.arrays.at[model.boundaries[k]]] = 1.0
+    return share
+
+
+def _interval(
+    held: _Spans, a: Arrays, start: int, end: int, runs: np.ndarray, before: np.ndarray, after: np.ndarray
+) -> None:
+    """Add the values of one interval (start, end]: `before` resident at its start, `after` at its end, [N] `runs`."""
+    n = len(a.cost)
+    inside = (a.reader > start) & (a.reader <= end)
+    first, last = np.full(len(a.size), n), np.full(len(a.size), -1)
+    np.minimum.at(first, a.read[inside], a.reader[inside])
+    np.maximum.at(last, a.read[inside], a.reader[inside])
+    first[(first == n) & (after > HELD)] = end
+    for i in np.nonzero(runs)[0][::-1].tolist():  # a repeated run comes right before its first use
+        operation = a.graph.operations[i]
+        stage = min((int(first[v]) for v in operation.outputs), default=n)
+        stage = min(stage, end)
+        for v in operation.inputs:
+            first[v], last[v] = min(first[v], stage), max(last[v], stage)
+    old = a.producer <= start
+    share = np.minimum(1.0, before + runs[a.producer])
+    last = np.maximum(last, start)
+    size, later = a.size.astype(np.float64), np.maximum(first, start + 1)
+    kept = np.minimum(before, share) * old
+    again = (share - kept) * old
+    held.add(start + 1, last, size * kept)
+    held.add(later, last, size * again)
+    carried = np.minimum(after, share) * old
+    held.add(last + 1, end, size * np.minimum(carried, kept))
+    held.add(np.maximum(last + 1, later), end, size * np.maximum(carried - kept, 0))
+    new = (a.producer > start) & (a.producer <= end)
+    last = np.maximum(last, a.producer)
+    held.add(a.producer, last, size * new)
+    held.add(last + 1, end, size * after * new)
+
+
+class _Spans:
+    """Bytes over stages: a sum of amounts, each from one stage to another."""
+
+    def __init__(self, n: int) -> None:
+        self.change = np.zeros(n + 2)
+
+    def add(self, first: np.ndarray | int, last: np.ndarray | int, amount: np.ndarray) -> None:
+        """Amounts over the stages first..last; none where last < first."""
+        first, last = np.broadcast_to(first, amount.shape), np.broadcast_to(last, amount.shape)
+        there = (last >= first) & (amount > 0)
+        np.add.at(self.change, first[there], amount[there])
+        np.subtract.at(self.change, last[there] + 1, amount[there])
+
+    def total(self) -> np.ndarray:
+        """[N] bytes at each stage."""
+        return np.cumsum(self.change)[:-2]

@@ -1,0 +1,246 @@
+"""The window relaxation: every plan is a point of it, and its bound is never above the optimum."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+from brute_force import optimum, random_graph, random_problem, random_step, training_chain
+from helpers import context_of
+
+import remat
+from remat.bounds.certificate import proven_bound, verify_bound
+from remat.bounds.relax import relaxed
+from remat.bounds.window_milp import raise_bound
+from remat.bounds.windows import WindowBound, fractional_profile
+from remat.certificate import KINDS, WINDOW_FORMAT
+from remat.errors import InvalidInput
+from remat.graph import Graph
+from remat.plan import COMPUTE, Plan, Scope
+from remat.programs.windows import Arrays, WindowModel, build_window_model
+from remat.search.exhaustive import exhaustive
+
+SCOPES = ("staged", "fixed_order")
+
+
+def some_model(graph: Graph, budget: int, rng: np.random.Generator) -> WindowModel:
+    """Random boundaries, and some of the windows between them."""
+    n_boundaries = int(rng.integers(1, min(5, len(graph) - 1) + 1))
+    boundaries = sorted(rng.choice(len(graph) - 1, n_boundaries, replace=False).tolist())
+    pairs = [(k, m) for k in range(n_boundaries) for m in range(k + 1, n_boundaries)]
+    return build_window_model(Arrays.of(graph), budget, boundaries, [pair for pair in pairs if rng.random() < 0.7])
+
+
+def point_of(model: WindowModel, plan: Plan) -> np.ndarray:
+    """[n] the columns that the docstring of `remat.programs.windows` gives a plan, from its steps alone."""
+    graph, t = model.arrays.graph, model.boundaries
+    steps = list(zip(plan.kinds.tolist(), plan.ids.tolist(), strict=True))
+    first: dict[int, int] = {}
+    for at, (kind, i) in enumerate(steps):
+        if kind == COMPUTE:
+            first.setdefault(i, at)
+    x = np.zeros(len(model.cost))
+    for k, boundary in enumerate(t):
+        at = first[boundary]
+        made: set[int] = set()
+        for kind, i in steps[at + 1 :]:
+            if kind != COMPUTE:
+                continue
+            for v in graph.operations[i].inputs:  # served by what was resident, or made again since
+                if v not in made and model.S[k, v] >= 0:
+                    x[model.S[k, v]] = 1
+            made.update(graph.operations[i].outputs)
+        for v, value in enumerate(graph.values):
+            if value.keep and v not in made and model.S[k, v] >= 0:
+                x[model.S[k, v]] = 1
+    for (k, m), columns in model.R.items():
+        end = first[t[m + 1]] if m + 1 < len(t) else len(steps)
+        for at in range(first[t[k]] + 1, end):
+            kind, i = steps[at]
+            if kind == COMPUTE and at != first[i] and columns[i] >= 0:
+                x[columns[i]] = 1
+    return x
+
+
+def graphs(count: int, first: int = 0) -> list[tuple[Graph, np.random.Generator]]:
+    """Random graphs with several outputs, workspaces, kept values and operations that run once."""
+    found = []
+    for seed in range(first, first + count):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(5, 9))
+        kinds = {"multi_output": 0.2 * (seed % 2), "workspace": seed % 3, "keep": 0.15, "once": 0.15 * (seed % 2)}
+        found.append((random_step(rng, n, **kinds) if seed % 3 else random_graph(rng, n, **kinds), rng))
+    return found
+
+
+def check_plans(count: int, first: int = 0) -> tuple[int, int]:
+    """(optimal plans mapped into the rows, those with a repeat); asserts that they fit."""
+    mapped = repeats = 0
+    for graph, rng in graphs(count, first):
+        least = remat.min_budget(graph, "staged").bytes
+        for scope in SCOPES:
+            budget = least + int(rng.integers(0, 2))
+            plan = exhaustive(graph, budget, scope).plan
+            assert plan is not None
+            cost = remat.simulate(graph, plan).cost
+            for _ in range(3):
+                model = some_model(graph, budget, rng)
+                x = point_of(model, plan)
+                lacks = model.matrix @ x < model.row_lower
+                assert not lacks.any(), (graph, budget, scope, model.row_kind[lacks], model.row_key[lacks])
+                assert model.cost @ x <= cost - graph.total_cost
+                mapped += 1
+                repeats += cost > graph.total_cost
+    return mapped, repeats
+
+
+def test_every_optimal_plan_is_a_point_of_the_relaxation() -> None:
+    mapped, repeats = check_plans(60)
+    assert mapped == 360
+    assert repeats > 50
+
+
+@pytest.mark.slow
+def test_thousands_of_optimal_plans_are_points_of_the_relaxation() -> None:
+    mapped, repeats = check_plans(1500, first=1000)
+    assert mapped == 9000
+    assert repeats > 1500
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_the_bound_never_exceeds_the_optimum(scope: str) -> None:
+    above = costly = exact = 0
+    for seed in range(40):
+        graph, budget, _, best = random_problem(np.random.default_rng(seed), [scope])
+        if best is None:
+            continue
+        windows = WindowBound(context_of(graph, budget, scope=Scope(scope)).problem)
+        found: list[int] = []
+        windows.run(time.monotonic() + 60, on_bound=lambda proof, found=found: found.append(proof.bound))
+        assert windows.ended
+        assert found == sorted(set(found))
+        costly += best > graph.least_cost
+        if windows.best is not None:
+            assert windows.best.bound == found[-1] <= best
+            assert verify_bound(graph, windows.best, budget=budget, scope=scope) == windows.best.bound
+            above += windows.best.bound > relaxed(graph).total_cost
+            exact += windows.best.bound == best
+    assert costly > 25
+    assert above > costly / 4  # where operations have implementations, the relaxed graph is often free of charge
+    assert exact > 4
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_no_choice_of_multipliers_proves_too_much(scope: str) -> None:
+    accepted = 0
+    for graph, rng in graphs(80, first=200):
+        budget = remat.min_budget(graph, scope).bytes + int(rng.integers(0, 3))
+        best = optimum(graph, budget, scope)
+        assert best is not None
+        for _ in range(6):
+            model = some_model(graph, budget, rng)
+            kinds = list(KINDS[WINDOW_FORMAT])
+            rows: dict[str, list[list[int]]] = {kind: [] for kind in kinds}
+            for _ in range(60):
+                kind = str(rng.choice(kinds))
+                k, m, j = sorted(rng.integers(0, len(model.boundaries), 3).tolist())
+                i, v, y = (int(rng.integers(most)) for most in (len(graph), len(graph.values), 12))
+                row = {"need": [k, j, v], "edge": [k, j, i, v], "continuity": [k, j, v], "join": [k, j, i],
+                       "each": [k, j, i, m], "memory": [k]}[kind]  # fmt: skip
+                try:
+                    proven_bound(graph, budget, Scope(scope), {kind: [[*row, y]]}, 4, model.boundaries)
+                except InvalidInput:
+                    continue
+                rows[kind].append([*row, y])
+                accepted += 1
+            for denominator in (1, 4, 16):
+                assert proven_bound(graph, budget, Scope(scope), rows, denominator, model.boundaries) <= best
+    assert accepted > 2000
+
+
+def test_a_run_goes_on_where_it_stopped() -> None:
+    graph = training_chain(12)
+    problem = context_of(graph, remat.min_budget(graph, "staged").bytes).problem
+    whole, parts = WindowBound(problem), WindowBound(problem)
+    whole.run(time.monotonic() + 60)
+    while not parts.ended:
+        parts.run(time.monotonic() + 60, rounds=1)
+    assert whole.best is not None
+    assert parts.best == whole.best
+    assert parts.rounds == whole.rounds > 1
+    WindowBound(problem).run(time.monotonic() - 1)  # no time: no round, no error
+
+
+def test_a_budget_below_one_value_leaves_it_no_column() -> None:
+    """A value that does not fit beside an operation is not held there, so that its producer runs again."""
+    graph = Graph.from_nodes("v", [[], [0], [1], [0, 2]], [4, 3, 4, 1], [7, 1, 1, 1])
+    assert optimum(graph, 9, "staged") == 17
+    windows = WindowBound(context_of(graph, 9).problem)
+    windows.run(time.monotonic() + 60)
+    assert windows.best is not None
+    assert windows.best.bound == 17
+
+
+def test_the_fractional_profile_of_a_whole_plan_is_its_memory() -> None:
+    graph = training_chain(8)
+    peak = remat.simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+    model = build_window_model(Arrays.of(graph), peak, [3, 9], [(0, 1)])
+    x = point_of(model, Plan.from_order(graph, range(len(graph))))
+    trace = remat.simulate(graph, Plan.from_order(graph, range(len(graph))))
+    np.testing.assert_allclose(fractional_profile(model, x) + graph.fixed_bytes, trace.running_bytes)
+    np.testing.assert_array_equal(model.arrays.profile() + graph.fixed_bytes, trace.running_bytes)
+
+
+def test_a_certificate_of_windows_is_a_file_like_any_other(tmp_path: Path) -> None:
+    graph = training_chain(12)
+    budget = remat.min_budget(graph, "staged").bytes
+    windows = WindowBound(context_of(graph, budget).problem)
+    windows.run(time.monotonic() + 60)
+    proof = windows.best
+    assert proof is not None
+    proof.save(tmp_path / "bound.json")
+    assert remat.verify_bound(graph, tmp_path / "bound.json", budget=budget, scope="staged") == proof.bound
+    assert remat.BoundCertificate.load(tmp_path / "bound.json").to_dict() == proof.to_dict()
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((resources.files("remat") / "schemas" / "remat-bound-2.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(json.loads((tmp_path / "bound.json").read_text()))
+    for boundaries in ([], [3, 3], [5, 2], [-1, 4], [len(graph) - 1]):
+        with pytest.raises(InvalidInput, match=r"boundaries|unknown kind"):
+            verify_bound(graph, replace(proof, boundaries=boundaries))
+    with pytest.raises(InvalidInput, match="proves only"):
+        verify_bound(graph, replace(proof, bound=proof.bound + 1))
+    with pytest.raises(InvalidInput, match="scope free"):
+        verify_bound(graph, replace(proof, scope=Scope.FREE))
+    with pytest.raises(InvalidInput, match="holds up to"):
+        verify_bound(graph, proof, budget=budget + 1)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_programs_in_integers_bound_the_optimum_and_their_points_are_plans(scope: str) -> None:
+    proven = plans = 0
+    for graph, _ in graphs(60, first=400):
+        budget = remat.min_budget(graph, scope).bytes
+        best = optimum(graph, budget, scope)
+        assert best is not None
+        for known in (None, best, best + 1):
+            context = context_of(graph, budget, scope=Scope(scope))
+            if known == best:
+                context.offer(exhaustive(graph, budget, scope).plan, "exhaustive")
+            windows = WindowBound(context.problem)
+            windows.run(time.monotonic() + 60)
+            found: list[int] = []
+            raise_bound(
+                windows, context.incumbent, time.monotonic() + 60, should_stop=lambda: False, on_bound=found.append,
+                on_plan=lambda plan, context=context: context.offer(plan, "window MILP"),
+            )  # fmt: skip
+            assert max(found, default=0) <= best
+            assert context.incumbent.cost is None or context.incumbent.cost >= best
+            proven += max(found, default=0) == best > graph.total_cost
+            plans += known is None and context.incumbent.cost == best
+    assert proven > 20
+    assert plans > 20
