@@ -74,9 +74,8 @@ def anneal_orders(
         return best()
     random = np.array([(seed * 0x9E3779B97F4A7C15 + 0x1234567) % 2**64 or 1], dtype=np.uint64)
     mean = max(1.0, float(arrays.size_bytes.mean()) if len(arrays.size_bytes) else 1.0)
-    moves, left = FIRST_ROUND, work_limit
-    if left is None:
-        left = WORK_LIMIT if deadline == float("inf") else 1 << 62
+    most = WORK_LIMIT if deadline == float("inf") else 1 << 62
+    moves, left = FIRST_ROUND, most if work_limit is None else work_limit
 
     def goes_on() -> bool:
         return left > 0 and time.monotonic() < deadline and not should_stop()

@@ -109,9 +109,9 @@ def anneal(
     running = memory.running
     best[:] = order
     best_peak = running.max()
-    beyond = best_excess = _above(running, floor, 0, n - 1)
     goal = max(floor, min(target, best_peak - 1))
-    energy = _above(running, goal, 0, n - 1)
+    energy, beyond = _above(running, goal, floor, 0, n - 1)
+    best_excess = beyond
     temperature = hot
     cooling = math.exp(math.log(cold / hot) / max(moves, 1))
     for _ in range(moves):
@@ -122,10 +122,10 @@ def anneal(
         if q == p:
             continue
         first, final = min(p, q), max(p, q)
-        old, old_beyond = _above(running, goal, first, final), _above(running, floor, first, final)
+        old, old_beyond = _above(running, goal, floor, first, final)
         _move(order, place, p, q)
         _remeasure(graph, order, memory, first, final)
-        new, new_beyond = _above(running, goal, first, final), _above(running, floor, first, final)
+        new, new_beyond = _above(running, goal, floor, first, final)
         if new > old and new - old > -temperature * math.log(1.0 - _random(random)):
             _move(order, place, q, p)
             _remeasure(graph, order, memory, first, final)
@@ -138,10 +138,10 @@ def anneal(
                 best_peak, best_excess = peak, beyond
                 best[:] = order
             goal = max(floor, best_peak - 1)
-            energy = _above(running, goal, 0, n - 1)
+            energy, beyond = _above(running, goal, floor, 0, n - 1)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")  # a call would pass too many arrays
 def _random_move(
     graph: Arrays, order: np.ndarray, place: np.ndarray, running: np.ndarray, goal: int, random: np.ndarray
 ) -> tuple[int, int]:
@@ -172,12 +172,13 @@ def _random_move(
 
 
 @njit(cache=True, nogil=True)
-def _above(running: np.ndarray, limit: int, first: int, final: int) -> int:
-    """Sum over the places first..final of the bytes above `limit`."""
-    above = 0
+def _above(running: np.ndarray, goal: int, floor: int, first: int, final: int) -> tuple[int, int]:
+    """Sums over the places first..final of the bytes above `goal` and above `floor`."""
+    above_goal, above_floor = 0, 0
     for p in range(first, final + 1):
-        above += max(running[p] - limit, 0)
-    return above
+        above_goal += max(running[p] - goal, 0)
+        above_floor += max(running[p] - floor, 0)
+    return above_goal, above_floor
 
 
 @njit(cache=True, nogil=True)
