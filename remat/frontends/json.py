@@ -1,8 +1,8 @@
 """Graph files: remat-graph/1 (one value per node) and remat-graph/2 (operations and values).
 
-remat-graph/2 is the project's own format for what /1 cannot say: multi-output operations, kept
-values, run-once operations, work. `load_graph` reads both, `save_graph` writes the simpler one
-that holds the graph.
+remat-graph/2 is the project's own format for graphs that /1 cannot hold: multi-output operations, kept
+values, run-once operations, work, implementations. `load_graph` reads both, `save_graph` writes the simpler
+one that can hold the graph.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_OPERATIONS = 1_000_000
 
 
 def load_graph(path: str | os.PathLike[str]) -> Graph:
-    """Read a graph file, compressed with gzip or not; warns once of keys that it does not know.
+    """Read a graph file, compressed with gzip or not; warn once of unknown keys.
 
     Raises:
         InvalidGraph: naming the file and the place: unreadable, schema, order, dangling edge, sizes.
@@ -46,7 +46,7 @@ def graph_from_dict(document: Any, unknown: UnknownKeys | None = None) -> Graph:
     """A graph from a parsed remat-graph document.
 
     Args:
-        unknown: gets the keys that are not of the format.
+        unknown: collects the keys that are not in the format.
 
     Raises:
         InvalidGraph: naming the place of the first problem, and all of them in `problems`.
@@ -74,7 +74,7 @@ def graph_to_dict(graph: Graph) -> dict[str, Any]:
         "name": graph.name,
         "source": graph.source,
         "cost_unit": graph.cost_unit,
-        "fixed_bytes": int(graph.fixed_bytes),
+        "fixed_bytes": graph.fixed_bytes,
         "loss": graph.loss,
     }
     plain = (
@@ -87,8 +87,8 @@ def graph_to_dict(graph: Graph) -> dict[str, Any]:
     )
     if plain:
         nodes = [
-            {"name": o.name, "op": o.kind, "bytes": int(v.bytes), "cost": int(o.cost), "backward": o.is_backward}
-            | ({"workspace_bytes": int(o.workspace_bytes)} if o.workspace_bytes else {})
+            {"name": o.name, "op": o.kind, "bytes": v.bytes, "cost": o.cost, "backward": o.is_backward}
+            | ({"workspace_bytes": o.workspace_bytes} if o.workspace_bytes else {})
             for o, v in zip(graph.operations, graph.values, strict=True)
         ]
         edges = [[u, k] for k, o in enumerate(graph.operations) for u in o.inputs]
@@ -97,12 +97,11 @@ def graph_to_dict(graph: Graph) -> dict[str, Any]:
     for o in graph.operations:
         row = {
             "name": o.name, "op": o.kind, "inputs": list(o.inputs), "outputs": list(o.outputs),
-            "cost": int(o.cost), "workspace_bytes": int(o.workspace_bytes), "backward": o.is_backward,
-            "run_once": o.run_once,
+            "cost": o.cost, "workspace_bytes": o.workspace_bytes, "backward": o.is_backward, "run_once": o.run_once,
         }  # fmt: skip
         row |= {"work": asdict(o.work)} if o.work else {}
         operations.append(row | ({"implementations": [*map(asdict, o.implementations)]} if o.implementations else {}))
-    values = [{"name": v.name, "bytes": int(v.bytes), "keep": v.keep} for v in graph.values]
+    values = [{"name": v.name, "bytes": v.bytes, "keep": v.keep} for v in graph.values]
     return {"format": GRAPH_FORMAT_VALUES, **head, "operations": operations, "values": values}
 
 
@@ -114,22 +113,22 @@ _IMPLEMENTATION = tuple(field.name for field in fields(Implementation))
 _WORK = tuple(field.name for field in fields(Work))
 _VALUE = ("name", "bytes", "keep")
 _KNOWN = {*_HEAD, *_NODE, *_OPERATION, *_IMPLEMENTATION, *_WORK, *_VALUE, "nodes", "edges", "operations", "values"}
-_EMPTY: dict[type, Any] = {int: 0, str: "", list: (), bool: False, dict: {}}  # what stands for a field that is wrong
+_EMPTY: dict[type, Any] = {int: 0, str: "", list: (), bool: False, dict: {}}  # in place of a wrong field
 
 
 class _Reader:
-    """Reads documents and notes every problem with its place; what is wrong is read as zero or nothing."""
+    """Reads documents and notes every problem with its place; a wrong field is read as zero or empty."""
 
     def __init__(self, unknown: UnknownKeys):
         self.problems: list[str] = []
         self.unknown = unknown
 
     def nodes(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of `Graph.from_nodes`, of a remat-graph/1 document."""
+        """Arguments of `Graph.from_nodes` for a remat-graph/1 document."""
         head = self._head(document, "nodes", "edges")
         rows = self._rows(document, "nodes", "node", _NODE)
         return head | {
-            "deps": self._deps(self._list(document, "edges"), len(rows)),
+            "deps": self._deps(self._field(document, "edges", list, "the graph"), len(rows)),
             "bytes": [self._count(row, "bytes", at) for row, at in rows],
             "costs": [self._count(row, "cost", at) for row, at in rows],
             "names": [self._field(row, "name", str, at) for row, at in rows],
@@ -139,7 +138,7 @@ class _Reader:
         }
 
     def operations_and_values(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of `Graph`, of a remat-graph/2 document."""
+        """Arguments of `Graph` for a remat-graph/2 document."""
         head = self._head(document, "operations", "values")
         rows = self._rows(document, "operations", "operation", _OPERATION)
         values = self._rows(document, "values", "value", _VALUE, may_be_empty=True)
@@ -165,8 +164,8 @@ class _Reader:
     def _rows(
         self, document: dict[str, Any], key: str, what: str, known: tuple[str, ...], *, may_be_empty: bool = False
     ) -> list[tuple[Any, str]]:
-        """(record, its place) of every record of a list."""
-        rows = self._list(document, key)
+        """(record, place) of every record of a list."""
+        rows = self._field(document, key, list, "the graph")
         if not rows and not may_be_empty and isinstance(document.get(key), list):
             self.problems.append(f"the graph has no {key}")
         if len(rows) > MAX_OPERATIONS:
@@ -175,7 +174,7 @@ class _Reader:
         return [(self._record(row, f"{what} {i}", what, known), f"{what} {i}") for i, row in enumerate(rows)]
 
     def _record(self, record: Any, where: str, what: str, known: tuple[str, ...]) -> dict[str, Any] | None:
-        """The record, its unknown keys noted; None, with an error noted, if it is no object."""
+        """Note the record's unknown keys and return it; note a problem and return None if it is no object."""
         if not isinstance(record, dict):
             self.problems.append(f"{where} must be an object, not {record!r:.60}")
             return None
@@ -186,7 +185,7 @@ class _Reader:
         """[N] the nodes that each node reads."""
         deps: list[set[int]] = [set() for _ in range(n_nodes)]
         for e, edge in enumerate(edges):
-            problem = _what_is_wrong_with(edge, deps)
+            problem = _edge_problem(edge, deps)
             if problem:
                 self.problems.append(f"edge {e} {problem}")
             else:
@@ -245,9 +244,6 @@ class _Reader:
         self.problems.append(f"{at}: '{key}' must be a list of value indices")
         return ()
 
-    def _list(self, document: dict[str, Any], key: str) -> Sequence[Any]:
-        return self._field(document, key, list, "the graph")
-
     def _count(self, record: Any, key: str, at: str, default: Any = ...) -> int:
         """A non-negative integer."""
         number = self._field(record, key, int, at, default)
@@ -261,25 +257,23 @@ class _Reader:
         wanted = types if isinstance(types, tuple) else (types,)
         if not isinstance(record, dict):  # noted already
             return _EMPTY[wanted[0]]
-        if key not in record:
-            if default is ...:
-                slip = nearest(key, record.keys() - _KNOWN, 1, alike=0.7)
-                hint = f"; did you mean '{key}' by '{slip[0]:.60}'?" if slip else ""
-                self.problems.append(f"{at} lacks '{key}'{hint}")
-                return _EMPTY[wanted[0]]
+        if key not in record and default is not ...:
             return default
-        value = record[key]
-        if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+        value = record.get(key)
+        if key not in record:
+            slip = nearest(key, record.keys() - _KNOWN, 1, alike=0.7)
+            hint = f"; did you mean '{key}' by '{slip[0]:.60}'?" if slip else ""
+            self.problems.append(f"{at} lacks '{key}'{hint}")
+        elif not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
             names = " or ".join(_NAMES[kind] for kind in wanted)
             self.problems.append(f"{at}: '{key}' must be {names}, not {value!r:.60}")
-            return _EMPTY[wanted[0]]
-        if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+        elif isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
             self.problems.append(f"{at}: '{key}' holds half a character (a lone surrogate): {value!r:.60}")
-            return ""
-        if isinstance(value, str) and holds_control_character(value):
+        elif isinstance(value, str) and holds_control_character(value):
             self.problems.append(f"{at}: '{key}' holds a control character: {value!r:.60}")
-            return ""
-        return value
+        else:
+            return value
+        return _EMPTY[wanted[0]]
 
 
 _NAMES: dict[type, str] = {
@@ -287,8 +281,8 @@ _NAMES: dict[type, str] = {
 }  # fmt: skip
 
 
-def _what_is_wrong_with(edge: Any, deps: Sequence[set[int]]) -> str:
-    """Why a pair is no edge between nodes whose edges so far are `deps`; '' if it is one."""
+def _edge_problem(edge: Any, deps: Sequence[set[int]]) -> str:
+    """The reason that `edge` cannot be added to the edges `deps`; '' if it can."""
     if not (isinstance(edge, list) and len(edge) == 2 and all(type(u) is int for u in edge)):
         return f"must be a pair of node indices, not {edge!r:.60}"
     u, v = edge
