@@ -4,7 +4,7 @@ With ``implementations="none"`` the graphs of ResNet50, U-Net and VGG16 are thos
 kinds, bytes and edges. They follow from these rules, all checked against the published graphs:
 
 - Backward operations come in reverse order. A convolution or matrix product has two, ``_param_grad`` of 0 bytes and
-  then ``_ip_grad``; a depthwise convolution has one that does both. The input batch needs no gradient: 0 bytes, no cost.
+  then ``_ip_grad``; a depthwise convolution has one for both. The input batch needs no gradient: 0 bytes, no cost.
 - An operation's gradient has the bytes of all of its inputs together (``add_``, ``cat``), and each reader reads
   all of it. The backward of an activation with several readers reads all of their gradients: adding up is free.
 - In the backward pass ``_param_grad`` of convolutions and products, ReLU, batch normalization and max pooling read
