@@ -14,8 +14,7 @@ from remat.arrays import GraphArrays
 from remat.compiled import is_compiled
 from remat.graph import Graph
 from remat.search import kernel
-from remat.search.kernel import ARENA_TOP, BUDGET, COST, EXCESS, LARGE
-from remat.search.state import State, new_state
+from remat.search.kernel import ARENA_TOP, BUDGET, COST, EXCESS, LARGE, N_REALS, N_SCALARS, State
 
 # Temperatures in mean operation costs. A round starts hot enough to build a plan anew (HOT is a cycle, because no
 # single temperature suits all graphs), or just warm enough to rearrange the best plan of all threads.
@@ -163,16 +162,35 @@ class Annealer:
         return True
 
     def _new_state(self, room: int, list_room: int, budget: int) -> State:
+        """An empty state; `room` intervals per value and computations per operation."""
         arrays = self.arrays
-        if self.unit > 1 or self.cost_unit > 1:
-            scaled = {name: getattr(arrays, name) for name in GraphArrays.__slots__}
+        n, n_values = len(arrays.cost), len(arrays.size_bytes)
+        scalar = np.zeros(N_SCALARS, dtype=np.int64)
+        scalar[BUDGET] = budget
+
+        def ints(*shape: int) -> np.ndarray:
+            return np.zeros(shape, dtype=np.int32)
+
+        def longs(*shape: int) -> np.ndarray:
+            return np.zeros(shape, dtype=np.int64)
+
+        return State(
+            arrays.in_start, arrays.in_ids, arrays.out_start, arrays.out_ids, arrays.use_start, arrays.use_ids,
+            arrays.producer,
             # Sizes are rounded up and the budget down, so that a plan that is found really fits. Costs are rounded
             # down, so that a plan without repeats reaches the target.
-            scaled["size_bytes"] = -(-arrays.size_bytes // self.unit)
-            scaled["workspace_bytes"] = -(-arrays.workspace_bytes // self.unit)
-            scaled["cost"] = arrays.cost // self.cost_unit
-            arrays = GraphArrays(**scaled)
-        return new_state(arrays, room, list_room, budget, self.seed)
+            -(-arrays.size_bytes // self.unit), arrays.cost // self.cost_unit,
+            -(-arrays.workspace_bytes // self.unit), arrays.keep, arrays.run_once,
+            intervals=ints(n_values, 2 * room), n_intervals=ints(n_values),
+            computed=ints(n, room), n_computed=ints(n),
+            list_start=longs(n), list_length=ints(n), list_room=ints(n), arena=ints(list_room),
+            through=longs(n), peak=longs(n), stage_cost=longs(n),
+            log=longs(64 * n + 100_000), queue=ints(n + 1), queued=np.zeros(n + 1, dtype=np.bool_),
+            seeds=ints(2 * n + 64, 2), random=kernel.random_state(self.seed), scalar=scalar, real=np.zeros(N_REALS),
+            order=ints(list_room), scratch_stack=ints(n + 1), scratch_list=ints(n + 1),
+            mark_op=longs(n), mark_value=longs(n_values), last_use=ints(n_values), residence=ints(n_values),
+            logged_value=longs(n_values), logged_op=longs(n),
+        )  # fmt: skip
 
 
 def _unit(total: int, stages: int) -> int:

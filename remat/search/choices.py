@@ -144,38 +144,31 @@ class Choices:
 
     def _consistent(self, wanted: Sequence[int]) -> list[int] | None:
         """[N] index of each operation's nearest implementation that serves all readers; None if one has none."""
-        full, size = self.full, self._size
         indices = list(wanted)
-        read = list(self._keep)  # by what comes later
-        for k in range(len(full) - 1, -1, -1):
+        read = list(self._keep)  # whether a later operation, or the end, needs the value
+        for k in range(len(self.full) - 1, -1, -1):
             implementations = self.implementations[k]
             if not self._settled[k]:
                 needed = {v for implementation in implementations for v in implementation.outputs if read[v]}
-                like = implementations[indices[k]]
-
-                def rank(
-                    i: int,
-                    k: int = k,
-                    implementations: Sequence[Implementation] = implementations,
-                    like: Implementation = like,
-                ) -> tuple[int, ...]:
-                    implementation = implementations[i]
-                    unread = sum([size[v] for v in implementation.outputs if not read[v]])
-                    if implementation is like and (k, i) in self._for_itself:
-                        unread = 0
-                    other = implementation.inputs != like.inputs, implementation.overwrites != like.overwrites
-                    return unread, *other, implementation is not like, implementation.cost
-
                 serving = [
                     i for i, other in enumerate(implementations)
                     if self._serves(k, other, needed, read) and (i == indices[k] or not other.is_lossy)
                 ]  # fmt: skip
                 if not serving:
                     return None
-                indices[k] = min(serving, key=rank)
+                indices[k] = min(serving, key=lambda i: self._distance(k, i, wanted[k], read))
             for v in implementations[indices[k]].inputs:
                 read[v] = True
         return indices
+
+    def _distance(self, k: int, i: int, wanted: int, read: Sequence[bool]) -> tuple[int, ...]:
+        """How far implementation `i` of operation `k` is from the `wanted` one; unread bytes count first."""
+        implementation, like = self.implementations[k][i], self.implementations[k][wanted]
+        unread = sum([self._size[v] for v in implementation.outputs if not read[v]])
+        if i == wanted and (k, i) in self._for_itself:
+            unread = 0
+        other = implementation.inputs != like.inputs, implementation.overwrites != like.overwrites
+        return unread, *other, i != wanted, implementation.cost
 
     def _serves(self, k: int, implementation: Implementation, needed: set[int], read: Sequence[bool]) -> bool:
         """Whether it makes all `needed` values and writes only over one that the operation before made for it alone."""

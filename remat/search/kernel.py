@@ -114,6 +114,11 @@ LOG_VALUE, LOG_OP, LOG_LIST, LOG_RANGE, LOG_STAGE = 0, 1, 2, 3, 4
 _compiled: Any = njit(cache=True, nogil=True)
 
 
+def random_state(seed: int) -> np.ndarray:
+    """[1] uint64, the generator's first state; 0 is avoided, because it would stay 0."""
+    return np.array([(seed * 0x9E3779B97F4A7C15 + 0x1234567) % 2**64 or 1], dtype=np.uint64)
+
+
 @_compiled
 def _random(s: State) -> float:
     """Uniform in [0, 1), by xorshift64* (Vigna, 2016)."""

@@ -11,6 +11,7 @@ import numpy as np
 from remat.arrays import GraphArrays
 from remat.compiled import is_compiled
 from remat.graph import Graph
+from remat.search.kernel import random_state
 from remat.search.ordering import kernel
 from remat.search.ordering.construct import constructive_orders
 
@@ -72,7 +73,7 @@ def anneal_orders(
         add(np.array(operations, dtype=np.int64))
     if len(graph) < 2:
         return best()
-    random = np.array([(seed * 0x9E3779B97F4A7C15 + 0x1234567) % 2**64 or 1], dtype=np.uint64)
+    random = random_state(seed)
     mean = max(1.0, float(arrays.size_bytes.mean()) if len(arrays.size_bytes) else 1.0)
     most = WORK_LIMIT if deadline == float("inf") else 1 << 62
     moves, left = FIRST_ROUND, most if work_limit is None else work_limit
