@@ -81,12 +81,12 @@ class _AStar:
         self.room = budget_bytes - graph.fixed_bytes
         self.n = len(graph)
         self.all_done = (1 << self.n) - 1
-        self.size = [int(value.bytes) for value in graph.values]
-        self.cost = [0 if any_plan else int(op.cost) for op in graph.operations]
+        self.size = [value.bytes for value in graph.values]
+        self.cost = [0 if any_plan else op.cost for op in graph.operations]
         self.once = bit_set(k for k, op in enumerate(graph.operations) if op.run_once)
         self.inputs = [bit_set(op.inputs) for op in graph.operations]
         self.outputs = [bit_set(op.outputs) for op in graph.operations]
-        self.needs = [sum(self.size[v] for v in op.outputs) + int(op.workspace_bytes) for op in graph.operations]
+        self.needs = [sum(self.size[v] for v in op.outputs) + op.workspace_bytes for op in graph.operations]
         self.keep = bit_set(v for v, value in enumerate(graph.values) if value.keep)
         self.least_refused: int | None = None
         self.useful_cache: dict[int, int] = {}
@@ -98,16 +98,15 @@ class _AStar:
         expanded: dict[int, list[tuple[int, int, int]]] = {}  # done -> (resident, last, cost)
         first = self.required(0, 0)
         assert first is not None
-        queue: list[tuple[int, int, int, _State]] = [(self.total(first), 0, 0, start)]
+        # (bound, number of operations left, minus the number of pushes, cost, state)
+        queue: list[tuple[int, int, int, int, _State]] = [(self.total(first), 0, 0, 0, start)]
         pushed, states = 0, 0
         if self.room < 0:
             return Exhausted(None, None, True, self.graph.fixed_bytes, 0)
         while queue:
-            bound, _, _, state = heapq.heappop(queue)
+            bound, _, _, cost, state = heapq.heappop(queue)
             done, resident, last = state
-            cost = cost_of[state]
-            required = self.required(done, resident)
-            if required is None or cost + self.total(required) < bound:
+            if cost_of[state] < cost:
                 continue  # reached more cheaply since it was queued
             if done == self.all_done and not self.keep & ~resident:
                 return Exhausted(self.plan(parent, state), cost, False, None, states)
@@ -119,7 +118,7 @@ class _AStar:
                 return Exhausted(None, bound, False, None, states)
             seen.append((resident, last, cost))
             states += 1
-            for k, after in self.moves(done, resident, last, required):
+            for k, after in self.moves(done, resident, last):
                 price = cost + self.cost[k]
                 if price >= cost_of.get(after, price + 1):
                     continue
@@ -130,11 +129,12 @@ class _AStar:
                 parent[after] = (state, k)
                 pushed += 1
                 # Among equal bounds take the state with the least left to do, so that a plan is found early.
-                heapq.heappush(queue, (price + self.total(left), left.bit_count(), -pushed, after))
+                heapq.heappush(queue, (price + self.total(left), left.bit_count(), -pushed, price, after))
         refused = None if self.least_refused is None else self.graph.fixed_bytes + self.least_refused
         return Exhausted(None, None, True, refused, states)
 
-    def moves(self, done: int, resident: int, last: int, required: int) -> Iterator[tuple[int, _State]]:
+    def moves(self, done: int, resident: int, last: int) -> Iterator[tuple[int, _State]]:
+        """(operation computed, state after it) of every move."""
         staged, stage = self.scope is Scope.STAGED, done.bit_count()
         first_repeat = 0
         if staged:
@@ -207,8 +207,10 @@ class _AStar:
         while todo:
             k = todo.bit_length() - 1
             todo &= ~(1 << k)
-            for v in _members(self.inputs[k] & ~resident):
-                p = 1 << self.graph.producer[v]
+            missing = self.inputs[k] & ~resident
+            while missing:  # the most frequent loop: faster than `_members`
+                p = 1 << self.graph.producer[(missing & -missing).bit_length() - 1]
+                missing &= missing - 1
                 if not wanted & p:
                     wanted |= p
                     todo |= p
@@ -226,7 +228,7 @@ class _AStar:
         return known
 
     def total(self, operations: int) -> int:
-        return sum(self.cost[k] for k in _members(operations))
+        return sum([self.cost[k] for k in _members(operations)])
 
     def plan(self, parent: dict[_State, tuple[_State, int]], state: _State) -> Plan:
         order = []
