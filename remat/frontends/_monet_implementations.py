@@ -20,7 +20,7 @@ from remat.frontends.monet_networks import FLOAT_BYTES, INDEX_BYTES, Layer
 from remat.graph import Graph, Operation, Value, Work
 from remat.implementation import Implementation
 
-LEVELS = ("none", "in_place", "conv", "output", "intermediate")  # MONeT's ablation; each has what those before it have
+LEVELS = ("none", "in_place", "conv", "output", "intermediate")  # MONeT's ablation; each includes those before it
 
 ACTIVATIONS = ("aten::relu_", "aten::relu", "aten::hardtanh_", "aten::leaky_relu_")
 _IN_PLACE = (*ACTIVATIONS, "aten::add_", "aten::dropout")

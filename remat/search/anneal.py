@@ -81,13 +81,8 @@ class Annealer:
         self.mean_cost = total / n  # in cost units, as everything inside
         self.low_price = LOW_PRICE * total / max(1.0, float(self.arrays.size_bytes.sum()) / self.unit)
         self.price = self.low_price * (1.0 if n >= LARGE else FIRST_PRICE / LOW_PRICE)
-        self.state = self._new_state(ROOM, 4 * n + 1000, 0)
-        self.set_budget(budget_bytes - graph.fixed_bytes)
-
-    def set_budget(self, variable_bytes: int) -> None:
-        """Bytes above the fixed ones; the plan must be loaded again after a change."""
-        self.budget = max(variable_bytes, 0) // self.unit
-        self.state.scalar[BUDGET] = self.budget
+        self.budget = max(budget_bytes - graph.fixed_bytes, 0) // self.unit
+        self.state = self._new_state(ROOM, 4 * n + 1000)
 
     def load(self, order: np.ndarray) -> bool:
         """Start from a staged plan's computations; False if it repeats too much to be searched."""
@@ -99,7 +94,7 @@ class Annealer:
             return False
         if room > self.state.computed.shape[1] or 2 * len(order) + 8 * n > len(self.state.arena):
             random = self.state.random.copy()
-            self.state = self._new_state(room, 4 * len(order) + 16 * n + 1000, self.budget)
+            self.state = self._new_state(room, 4 * len(order) + 16 * n + 1000)
             self.state.random[:] = random
         return bool(kernel.load_order(self.state, order))
 
@@ -161,12 +156,12 @@ class Annealer:
                 chunk = int(np.clip(n * CHUNK_S / max(took_s, 1e-6), 500, 1_000_000))
         return True
 
-    def _new_state(self, room: int, list_room: int, budget: int) -> State:
+    def _new_state(self, room: int, list_room: int) -> State:
         """An empty state; `room` intervals per value and computations per operation."""
         arrays = self.arrays
         n, n_values = len(arrays.cost), len(arrays.size_bytes)
         scalar = np.zeros(N_SCALARS, dtype=np.int64)
-        scalar[BUDGET] = budget
+        scalar[BUDGET] = self.budget
 
         def ints(*shape: int) -> np.ndarray:
             return np.zeros(shape, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Very small graphs with implementations, solved by Dijkstra's algorithm over what is resident."""
+"""Very small graphs with implementations, solved by Dijkstra's algorithm over the resident values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offline greedy eviction: run the stages in order, recompute what is missing, evict under pressure.
+"""Offline greedy eviction: run the stages in order, recompute missing values, evict under pressure.
 
 A fast constructive heuristic that meets tight budgets. It gives searches and programs a plan to start from, and
 `remat.min_budget` its upper bound. All its plans are staged. It uses NumPy, because compiled code takes half a second
