@@ -350,7 +350,7 @@ def _seed(s: State, t: int, k: int) -> None:
 
 @_compiled
 def _shift_range(s: State, first: int, last: int, delta: int) -> bool:
-    """Change what is resident throughout stages first .. last - 1 by `delta` bytes."""
+    """Add `delta` to the bytes resident throughout stages first .. last - 1."""
     last = min(last, len(s.peak))
     if delta == 0 or first >= last:
         return True
@@ -658,7 +658,7 @@ def _drop(s: State, v: int, t: int) -> bool:
     if not _is_computed(s, p, again) and not _hold_ancestors(s, p, again):
         return False
     _touch(s, again)
-    _touch(s, left)  # settled first: what it saves raises the limit of the other stage
+    _touch(s, left)  # settled first, because its savings raise the limit of the other stage
     return _settle(s)
 
 
