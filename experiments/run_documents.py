@@ -95,7 +95,7 @@ def _checkmate_head(folder: Path, head: dict[str, Any]) -> str:
 
 
 def _monet_head(folder: Path, head: dict[str, Any]) -> str:
-    return f"{monet.front(folder).paragraphs[0]} {head['provenance'].get('cpu', 'Unknown CPU')},"
+    return f"{monet.front(folder).lead} {head['provenance'].get('cpu', 'Unknown CPU')},"
 
 
 CHECKMATE_RUN = PaperPage(

@@ -376,7 +376,7 @@ def test_damaged_files_are_one_line_errors(tmp_path: Path, fakes: Fakes, capsys:
         (lambda i: i.nodes[1].__dict__.update(args=[[3]]), "before it is produced"),
         (lambda i: i.nodes[1].__dict__.update(workspace_compute=[float("nan")]), "is no number"),
         (lambda i: i.nodes[1].__dict__.update(workspace_compute=[-1.0, 1, 1]), "is -1 ms"),
-        (lambda i: i.nodes[1].__dict__.update(workspace_compute=[]), "no measurement of its way 0"),
+        (lambda i: i.nodes[1].__dict__.update(workspace_compute=[]), "no measurement of its implementation 0"),
         (lambda i: i.nodes[1].__dict__.update(mem=-5000), "must not be negative"),
         (lambda i: i.nodes[1].__dict__.update(mem=10**40), "is no number"),
         (lambda i: i.nodes[2].__dict__.update(solver_parent_id=7), "intermediate of node 7"),

@@ -1,4 +1,4 @@
-"""Cost models: what an operation costs, from what it does (`Operation.work`)."""
+"""Cost models: the cost of an operation from its work (`Operation.work`)."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def apply_cost(
     """`graph` with the costs of a cost model.
 
     Args:
-        graph: from a frontend, `Operation.work` filled.
+        graph: from a frontend, with `Operation.work`.
         model: ``flops`` (unit ``flop``), ``roofline`` or ``profile`` (unit ``ns``).
-        gpu: the device of the roofline; not used by ``flops``, and by ``profile`` where measurements of it are
-            stored (``results/<gpu>/profile.parquet``) or, on CUDA, for operations that cannot be measured.
+        gpu: the device of the roofline. ``flops`` ignores it. ``profile`` uses its stored measurements
+            (``results/<gpu>/profile.parquet``), or its roofline, on CUDA, for operations that cannot be measured.
         cache_folder: of measurements; None measures without a cache.
-        device: of ``profile``: ``cpu`` or ``cuda``; None takes what is stored for `gpu`, else measures on CUDA if
-            PyTorch operations can run there, else on the CPU.
+        device: of ``profile``: ``cpu`` or ``cuda``. None takes the stored measurements of `gpu` if there are any,
+            else measures on CUDA if PyTorch operations can run there, else on the CPU.
 
     Raises:
         UnknownName: unknown cost model.
         MissingPackage: ``profile`` without the framework of the operations.
-        InvalidInput: the graph came with costs and says nothing of its operations' work; no device;
-            an operation that needs more memory than the device measured on has.
+        InvalidInput: the graph came with costs and without the work of its operations; no device;
+            an operation needs more memory than the measuring device has.
     """
     return costs_and_noise(graph, model, gpu, cache_folder=cache_folder, device=device)[0]
 
@@ -53,12 +53,12 @@ def costs_and_noise(
     cache_folder: str | os.PathLike[str] | None = None,
     device: str | None = None,
 ) -> tuple[Graph, Noise | None]:
-    """`apply_cost`, and how sure costs are that were measured here; None for others."""
+    """The graph of `apply_cost`, and the noise of its costs if they were measured here, else None."""
     if model not in COST_MODELS:
         raise unknown_name("cost model", model, COST_MODELS)
     if all(op.work is None for op in graph.operations):
         raise InvalidInput(
-            f"graph '{graph.name}' says nothing of what its operations do, so cost={model} cannot be applied; "
+            f"graph '{graph.name}' does not give the work of its operations, so cost={model} cannot be applied; "
             "use the costs it came with"
         )
     implementations = graph.every_implementation()
@@ -66,9 +66,7 @@ def costs_and_noise(
         costs, unknown = flop_costs(implementations)
         _warn(unknown, "no FLOP rule, charged one FLOP per byte moved")
         return graph.with_costs(costs, "flop"), None
-    if gpu is None and model == "roofline":
-        raise InvalidInput(f"cost={model} needs a device; known: {', '.join(gpus())}")
-    if model == "profile" or gpu is None:
+    if model == "profile":
         profile = profile_costs(implementations, gpu, cache_folder, device)
         _warn(profile.unmeasured, "not measured, charged by the roofline")
         if profile.unsteady:
@@ -78,14 +76,15 @@ def costs_and_noise(
                 "scaled to the others; the next call measures them again", CostWarning,
             )  # fmt: skip
         return graph.with_costs(profile.ns, "ns"), profile.noise
+    if gpu is None:
+        raise InvalidInput(f"cost={model} needs a device; known: {', '.join(gpus())}")
     costs, unknown = roofline_costs(implementations, gpu)
     _warn(unknown, "no FLOP rule, charged by the bytes they move")
     return graph.with_costs(costs, "ns"), None
 
 
 def _warn(kinds: set[str] | Mapping[str, str], what: str) -> None:
-    """One warning that names every kind, with its reason where there is one."""
+    """Warn once, naming every kind, with its reason if `kinds` gives one."""
     if kinds:
-        reasons = kinds if isinstance(kinds, Mapping) else {}
-        named = (f"{kind} ({reasons[kind]})" if kind in reasons else kind for kind in sorted(kinds))
+        named = (f"{kind} ({kinds[kind]})" if isinstance(kinds, Mapping) else kind for kind in sorted(kinds))
         warn(f"{what}: {', '.join(named)}", CostWarning)

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from remat.graph import Graph
+from remat.graph import Graph, Operation, Work
 
 
 def flop_costs(graph: Graph) -> tuple[list[int], set[str]]:
     """(cost of each operation in FLOPs [N], kinds without a rule).
 
-    Layer graphs carry the count of Checkmate's artifact (1 per multiply-add), which is used where it
-    is there; elsewhere a multiply-add counts 2. An operation without a rule costs the bytes it moves.
+    Layer graphs carry the count of Checkmate's artifact (1 per multiply-add), which takes precedence;
+    elsewhere a multiply-add counts 2. An operation without a rule costs the bytes that it moves.
     """
     costs, unknown = [], set()
     for op in graph.operations:
-        work = op.work
-        if work is not None and work.is_free:
-            costs.append(0)
-        elif work is not None and work.published_flops is not None:
-            costs.append(work.published_flops)
-        elif work is not None and work.flops is not None:
-            costs.append(work.flops)
-        else:
+        work = work_of(graph, op)
+        flops = work.flops if work.published_flops is None else work.published_flops
+        if work.is_free:
+            flops = 0
+        elif flops is None:
             unknown.add(op.kind)
-            touched = sum(graph.values[v].bytes for v in (*op.inputs, *op.outputs))
-            costs.append(touched if work is None else work.bytes_moved)
+            flops = work.bytes_moved
+        costs.append(flops)
     return costs, unknown
+
+
+def work_of(graph: Graph, op: Operation) -> Work:
+    """The work of `op`; if its frontend gave none, to move its inputs and outputs."""
+    return op.work or Work(bytes_moved=sum(graph.values[v].bytes for v in (*op.inputs, *op.outputs)))

@@ -1,6 +1,6 @@
-"""What a roofline needs to know about a device, and the devices that come with remat: ``gpus/*.json`` beside this.
+"""The data of a device that a roofline needs, and the devices that come with remat (``gpus/*.json``).
 
-``python -m remat.torch.measure_cpu`` measures the CPU at hand the way ``gpus/cpu.json`` was.
+``python -m remat.torch.measure_cpu`` measures the CPU at hand as ``gpus/cpu.json`` was measured.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from remat.files import read_json
 
 GPU_FOLDER = Path(__file__).resolve().parent / "gpus"
 DEFAULT_GPU = "v100"
-COMMENTS = {"about", "sources"}  # of a file, for people
+COMMENTS = {"about", "sources"}  # keys of a file for human readers
 
-# Achieved fractions of the peaks: medians over 646 operations measured on a P100 (docs/results/roofline.md says how
-# well they carry from network to network), used for every GPU. Nothing says that they hold for matrix units.
+# Achieved fractions of the peaks, used for every GPU: medians over 646 operations measured on a P100
+# (docs/results/roofline.md shows how well they carry from network to network). No measurement covers matrix units.
 EFFICIENCY = {
     "convolution": 0.76,
     "matmul": 0.57,
@@ -41,12 +41,12 @@ class Gpu:
 
     Attributes:
         name: the stem of its file, e.g. ``v100``.
-        memory_bytes: of the device; the budget that figures mark.
+        memory_bytes: of the device; figures mark it as a budget.
         bandwidth_bytes_per_s: peak, of the device memory.
         launch_overhead_s: added to every operation that is not free.
         peak_flops: [dtype] FLOP/s, 2 per multiply-add. ``float32`` is required and is the rate of the
-            vector units; ``float16``, ``bfloat16`` and ``tf32`` are those of the matrix units where
-            there are any, and are used for matrix work only (see `matrix_dtype`).
+            vector units; ``float16``, ``bfloat16`` and ``tf32`` are those of the matrix units, if the device
+            has any, and are used for matrix work only (see `matrix_dtype`).
         efficiency: achieved fractions of the peaks: ``convolution`` and ``matmul`` of the arithmetic,
             ``memory``, ``normalization``, ``pooling`` and ``pooling_backward`` of the bandwidth.
 
@@ -87,9 +87,9 @@ def operation_class(kind: str) -> str:
 def matrix_dtype(kind: str, dtype: str, gpu: Gpu) -> str:
     """The dtype whose peak bounds an operation.
 
-    Matrix units take matrix work only; everything else runs at the float32 (or float64) rate. The
-    frameworks' own defaults decide where float32 becomes TF32: convolutions in both, matrix
-    products in TensorFlow but not in PyTorch (checked with torch 2.13, tensorflow 2.21).
+    Matrix units take matrix work only; everything else runs at the float32 (or float64) rate. Float32 becomes
+    TF32 as by the frameworks' defaults: convolutions in both, matrix products in TensorFlow but not in PyTorch
+    (checked with torch 2.13, tensorflow 2.21).
     """
     matrix_work = operation_class(kind) in ("convolution", "matmul")
     if dtype == "float32" and matrix_work and "tf32" in gpu.peak_flops:
@@ -106,7 +106,7 @@ def gpus() -> list[str]:
 
 
 def describe_gpu(name: str) -> dict[str, Any]:
-    """The fields of that device's `Gpu`, as its file has them.
+    """The fields of that device's `Gpu`, as in its file.
 
     Raises:
         UnknownName: with the nearest names.

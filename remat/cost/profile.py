@@ -1,10 +1,10 @@
 """Cost = measured time: each distinct operation once, on the device at hand.
 
-Operations are rebuilt from `Work.signature` with random inputs in a process of its own, warmed up, and timed
-(median of repeated runs; those of PyTorch on a CPU with caches as in a step). Every measurement is a file of its
-own in the cache, written as soon as it is there and keyed by signature, device and versions, so that nothing finished
-is measured again. A time is finished when it is steady: what other processes disturb is measured again, first at once,
-then by later calls; until it is steady, the roofline stands in.
+A separate process rebuilds operations from `Work.signature` with random inputs, warms them up and times them
+(median of repeated runs; PyTorch on a CPU with caches as in a step). Each measurement is written at once to its own
+file in the cache, keyed by signature, device and versions, so that nothing finished is measured again. A time is
+finished when it is steady: a disturbed operation is measured again, first at once, then by later calls; until it is
+steady, it has the roofline's cost.
 """
 
 from __future__ import annotations
@@ -25,32 +25,34 @@ from typing import Any
 
 from remat.child import command as child_command
 from remat.child import environment
+from remat.cost.flops import work_of
 from remat.cost.gpu import DEFAULT_GPU, Gpu, load_gpu
 from remat.cost.records import TIME_FIELDS, cache_key, read_fields
 from remat.cost.roofline import operation_ns
 from remat.cost.stored import load_stored
 from remat.errors import CostWarning, InvalidInput, MissingPackage, RematError, unknown_name, warn
 from remat.files import write_text
-from remat.graph import Graph, Operation, Work
+from remat.graph import Graph, Operation
 from remat.units import format_size
 
 DEVICES = ("cpu", "cuda")
 _PACKAGES = {"torch": ("torch",), "tensorflow": ("tensorflow",), "keras": ("keras", "tensorflow")}
 _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu")}
-# An operation's tensors once, and as much again for what libraries allocate beside them (padding, im2col, gradients).
+# An operation's tensors once, and as much again because libraries allocate more (padding, im2col, gradients).
 MEMORY_FACTOR = 2
-# How often PyTorch's operations on a CPU are gone through, and what says that their times are not those of warm caches.
+# Passes over PyTorch's operations on a CPU; the provenance of their times, which are not those of warm caches.
 PASSES, AS_IN_STEP = 3, {"caches": "as in a step"}
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How sure the costs of a graph are that come from measurements.
+    """Uncertainty of measured costs of a graph.
 
     Attributes:
-        scatter: how far the medians are above the shortest times, over all measured operations, e.g. 0.08 for 8 %.
-        measured: number of operations that were measured.
-        modelled: number of operations that were not, or not steadily, and have the roofline's cost.
+        scatter: sum of the medians over the sum of the shortest times of all measured operations, minus 1: 0.08
+            is 8 %.
+        measured: number of measured operations.
+        modelled: number of operations without a steady measurement, which have the roofline's cost.
     """
 
     scatter: float
@@ -70,8 +72,8 @@ class Profile:
 
     Attributes:
         ns: [N] cost of each operation.
-        unmeasured: {kind: why it was not measured}.
-        unsteady: signatures of operations that the machine's other work disturbed too often.
+        unmeasured: {kind: reason that it was not measured}.
+        unsteady: signatures of operations that other processes disturbed too often.
         noise: None for stored measurements.
     """
 
@@ -86,9 +88,10 @@ def profile_costs(
 ) -> Profile:
     """Cost of each operation.
 
-    Without a `device`, those that are stored for `gpu` are taken (`remat.cost.stored`), and nothing is measured.
-    What cannot be rebuilt, is not stored, or was not timed steadily takes its roofline time: of ``gpu=cpu``
-    on a CPU, else of `gpu`. Beside times that were measured here it is scaled as these are, all in all.
+    Without a `device`, measurements that are stored for `gpu` are used (`remat.cost.stored`), and nothing is measured.
+    An operation that cannot be rebuilt, is not stored, or has no steady time gets its roofline time: of ``gpu=cpu``
+    on a CPU, else of `gpu`. If times were measured here, it is scaled by the ratio of all these to their
+    roofline times.
 
     Raises:
         InvalidInput: unknown or absent device, or an operation that needs more memory than is free.
@@ -108,18 +111,18 @@ def profile_costs(
             )  # fmt: skip
         device, measured, failures = _measured(graph, "time", TIME_FIELDS, cache_folder, device)
         fallback = load_gpu("cpu") if device == "cpu" else gpu
-    works = [op.work or Work(bytes_moved=sum(graph.values[v].bytes for v in (*op.inputs, *op.outputs)))
-             for op in graph.operations]  # fmt: skip
+    works = [work_of(graph, op) for op in graph.operations]
     times = [measured.get(work.signature) for work in works]
     roofline = [0 if fallback is None else operation_ns(op.kind, work, fallback, op.is_backward)
                 for op, work in zip(graph.operations, works, strict=True)]  # fmt: skip
     scale = 1.0 if stored is not None else _scale(times, roofline)
-    costs, unmeasured, unsteady, modelled = [], {}, set[str](), 0
+    costs, unmeasured, unsteady, n_measured, n_modelled = [], {}, set[str](), 0, 0
     for op, work, time, modelled_ns in zip(graph.operations, works, times, roofline, strict=True):
         if work.is_free:
             costs.append(0)
         elif time is not None:
             costs.append(time[0])
+            n_measured += 1
         else:
             if fallback is None:
                 raise InvalidInput(f"'{op.name}' ({op.kind}) cannot be measured; give a device for its roofline time")
@@ -128,21 +131,20 @@ def profile_costs(
             else:
                 unmeasured[op.kind] = failures.get(work.signature, "it cannot be rebuilt")
             costs.append(max(1, round(scale * modelled_ns)))
-            modelled += 1
-    n_measured = sum(time is not None and not work.is_free for time, work in zip(times, works, strict=True))
-    noise = None if stored is not None else Noise(_scatter(times), n_measured, modelled)
+            n_modelled += 1
+    noise = None if stored is not None else Noise(_scatter(times), n_measured, n_modelled)
     return Profile(costs, unmeasured, unsteady, noise)
 
 
 def _scale(times: Iterable[tuple[int, ...] | None], roofline_ns: Iterable[int]) -> float:
-    """What measured times are of the roofline's, all in all; 1 where nothing was measured."""
+    """Sum of the measured times over the sum of their roofline times; 1 where nothing was measured."""
     known = [(time[0], ns) for time, ns in zip(times, roofline_ns, strict=True) if time is not None]
     modelled_ns = sum(ns for _, ns in known)
     return sum(ns for ns, _ in known) / modelled_ns if modelled_ns else 1.0
 
 
 def _scatter(times: Iterable[tuple[int, ...] | None]) -> float:
-    """By which share medians are above the shortest times, all in all."""
+    """Sum of the medians over the sum of the shortest times, minus 1; 0 where nothing was measured."""
     known = [time for time in times if time is not None]
     best_ns = sum(time[1] for time in known)
     return sum(time[0] for time in known) / best_ns - 1 if best_ns else 0.0
@@ -151,10 +153,10 @@ def _scatter(times: Iterable[tuple[int, ...] | None]) -> float:
 def profile_workspaces(
     graph: Graph, cache_folder: str | os.PathLike[str] | None, device: str | None = None
 ) -> tuple[list[int], dict[str, str]]:
-    """(bytes each operation takes from the allocator beside inputs and outputs while it runs [N], {kind: why not}).
+    """([N] bytes that each operation allocates beside inputs and outputs while it runs, {kind: why not measured}).
 
-    Measured as times are, one run of each distinct operation; what cannot be rebuilt keeps the workspace that
-    the graph gives it. Only PyTorch operations can be measured.
+    Measured like times, in one run of each distinct operation; an operation that cannot be rebuilt keeps the
+    workspace of the graph. Only PyTorch operations can be measured.
 
     Raises: as `profile_costs`.
     """
@@ -175,15 +177,15 @@ def _measured(
     graph: Graph, quantity: str, fields: tuple[str, ...], cache_folder: str | os.PathLike[str] | None,
     device: str | None,
 ) -> tuple[str, dict[str, tuple[int, ...]], dict[str, str]]:  # fmt: skip
-    """(device, {signature: its measured fields}, {signature: why it failed}); what is in neither is not steady."""
+    """(device, {signature: measured fields}, {signature: why it failed}); a signature in neither is not steady."""
     needed = _signatures(graph)
-    frameworks = sorted({json.loads(signature)["fw"] for signature in needed})
+    frameworks = _frameworks(needed)
     device, label, free_bytes = _device(device, frameworks)
     provenance, passes = {"device": label, "versions": _versions(frameworks)}, 1
     if quantity == "time" and _is_as_in_step(device, frameworks):
         provenance, passes = provenance | AS_IN_STEP, PASSES
     elif quantity == "workspace":
-        provenance |= {"outputs": "asked for"}  # earlier versions took all that a kernel makes for its outputs
+        provenance |= {"outputs": "asked for"}  # earlier versions counted every tensor that a kernel makes as output
     keys = {signature: cache_key(signature, provenance) for signature in needed}
     suffix = ".json" if quantity == "time" else f".{quantity}.json"
     with tempfile.TemporaryDirectory(prefix="remat-profile-") as scratch:
@@ -217,6 +219,10 @@ def _signatures(graph: Graph) -> dict[str, Operation]:
     return found
 
 
+def _frameworks(signatures: Iterable[str]) -> list[str]:
+    return sorted({json.loads(signature)["fw"] for signature in signatures})
+
+
 def _versions(frameworks: Iterable[str]) -> dict[str, str]:
     versions = {}
     for package in sorted({package for framework in frameworks for package in _PACKAGES[framework]}):
@@ -233,12 +239,12 @@ def _versions(frameworks: Iterable[str]) -> dict[str, str]:
 
 
 def machine(frameworks: list[str]) -> tuple[str, dict[str, str]]:
-    """(CPU and threads, versions of the frameworks): what measurements on this machine's CPU depend on."""
+    """(CPU and threads, versions of the frameworks), on which measurements on this machine's CPU depend."""
     return f"{_cpu_name()}, {_threads(frameworks)} threads", _versions(frameworks)
 
 
 def provenance_of(device: str) -> dict[str, Any]:
-    """What times of PyTorch operations on ``cpu`` or ``cuda`` are kept under: device, versions, how they are taken."""
+    """Provenance of the times of PyTorch operations on ``cpu`` or ``cuda``: device, versions, state of the caches."""
     known = {"device": _device(device, ["torch"])[1], "versions": _versions(["torch"])}
     return known | AS_IN_STEP if _is_as_in_step(device, ["torch"]) else known
 
@@ -248,7 +254,7 @@ def _is_as_in_step(device: str, frameworks: list[str]) -> bool:
 
 
 def _device(device: str | None, frameworks: list[str]) -> tuple[str, str, int]:
-    """(``cpu`` or ``cuda``, what identifies it, free bytes)."""
+    """(``cpu`` or ``cuda``, its identification, free bytes)."""
     if device is not None and device not in DEVICES:
         raise unknown_name("device", device, DEVICES)
     if device == "cuda" and frameworks != ["torch"]:
@@ -276,17 +282,20 @@ def _cuda() -> tuple[str, int]:
 
 @functools.cache
 def _cpu_name() -> str:
+    return _proc_field("cpuinfo", "model name") or platform.processor() or platform.machine()
+
+
+def _proc_field(file: str, key: str) -> str:
+    """The first field of that key in a file of /proc; '' without one, as on systems other than Linux."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        lines = Path("/proc", file).read_text().splitlines()
     except OSError:
-        pass  # not Linux
-    return platform.processor() or platform.machine()
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
 
 
 def _threads(frameworks: list[str]) -> int:
-    """Threads of the CPU's kernels, as many as this process has them use."""
+    """Number of threads that CPU kernels of this process use."""
     torch = sys.modules.get("torch")
     if frameworks == ["torch"] and torch is not None:
         return torch.get_num_threads()
@@ -294,17 +303,12 @@ def _threads(frameworks: list[str]) -> int:
 
 
 def _available_bytes() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # not Linux
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    kib = _proc_field("meminfo", "MemAvailable").partition(" ")[0]
+    return int(kib) * 1024 if kib else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _check_writable(folder: Path) -> None:
-    """Refuse before anything is measured: each measurement comes back as a file."""
+    """Refuse, before anything is measured, a folder that cannot take the files of measurements."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -331,16 +335,12 @@ def _measure(
     missing: Mapping[str, str], job: Mapping[str, Any], scratch: Path,
     read: Callable[[Iterable[str]], Mapping[str, Any]],
 ) -> dict[str, str]:  # fmt: skip
-    """Measure in child processes; a crash costs the operation that was running. Returns {key: failure}."""
+    """Measure in child processes; a crash loses only the operation that was running. Returns {key: failure}."""
     rest, failures = dict(missing), {}
     job_path = scratch / "job.json"
     while rest:
-        frameworks = sorted({json.loads(signature)["fw"] for signature in rest.values()})
-        this = {
-            "signatures": rest,
-            "threads": _threads(frameworks),
-            "frameworks": frameworks,
-        }
+        frameworks = _frameworks(rest.values())
+        this = {"signatures": rest, "threads": _threads(frameworks), "frameworks": frameworks}
         write_text(job_path, json.dumps({**job, **this}))
         child = subprocess.run(
             child_command("remat._profile_worker", str(job_path)),

@@ -1,4 +1,4 @@
-"""The cache of measurements: a file for each operation and quantity, whole or absent."""
+"""The cache of measurements: one file for each operation and quantity, complete or absent."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ TIME_FIELDS = ("ns", "best_ns")
 
 
 def cache_key(signature: str, provenance: Mapping[str, Any]) -> str:
-    """Name of the file of an operation, measured on the device and in the way that `provenance` says."""
+    """File name of an operation's measurement on the device, and under the conditions, of `provenance`."""
     return hashlib.sha256(json.dumps([signature, provenance], sort_keys=True).encode()).hexdigest()[:40]
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """What a file holds; nothing where there is none of ours, with a warning if it is damaged."""
+    """The content of a file; {} if it is absent, unreadable or damaged, which gives a warning."""
     try:
         return unsealed(read_json(path), path) if path.exists() else {}
-    except OSError:  # of a folder that may not be read
+    except OSError:  # no permission to read the folder
         return {}
     except InvalidInput as error:
         warn(f"{error}; measuring again")
@@ -32,9 +32,9 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def read_fields(path: Path, fields: Sequence[str]) -> tuple[int, ...] | None:
-    """Fields of a file; None, which means to measure, where there is no finished file of ours.
+    """Fields of a file; None if the quantity must be measured.
 
-    A time that other processes disturbed is not finished: it is measured again.
+    A time that other processes disturbed must be measured again.
     """
     record = read_record(path)
     found = tuple(record.get(field) for field in fields)
@@ -45,9 +45,9 @@ def read_fields(path: Path, fields: Sequence[str]) -> tuple[int, ...] | None:
 
 
 def read_samples(path: Path) -> list[tuple[int, int]]:
-    """(median, shortest) ns of each pass over an operation so far; what is damaged is left out."""
+    """(median, shortest) ns of each pass over an operation so far, without damaged ones."""
     record = read_record(path)
-    samples = record.get("samples", [[record.get(field) for field in TIME_FIELDS]])  # earlier versions kept the result
+    samples = record.get("samples", [[record.get(field) for field in TIME_FIELDS]])  # earlier versions stored no passes
     if not isinstance(samples, list):
         return []
     return [
@@ -57,7 +57,7 @@ def read_samples(path: Path) -> list[tuple[int, int]]:
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Write `record` as JSON so that a reader finds all of it or nothing."""
+    """Write `record` as JSON; a reader finds all of it or nothing."""
     write_text(path, json.dumps(sealed(record)))
 
 

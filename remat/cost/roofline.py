@@ -1,12 +1,13 @@
 """Cost = time by the roofline: the slower of arithmetic and memory traffic, plus the launch.
 
 S. Williams, A. Waterman, D. Patterson: Roofline, CACM 52(4), 2009. Peaks are scaled by achieved
-fractions (`Gpu.efficiency`). Caches, occupancy, algorithm choice and overlap are not modelled;
-docs/results/roofline.md shows how far that carries.
+fractions (`Gpu.efficiency`). Caches, occupancy, choice of algorithm and overlap are not modelled;
+docs/results/roofline.md gives the resulting errors.
 """
 
 from __future__ import annotations
 
+from remat.cost.flops import work_of
 from remat.cost.gpu import Gpu, matrix_dtype, operation_class
 from remat.graph import Graph, Work
 
@@ -14,7 +15,7 @@ TRAFFIC_KEYS = ("normalization", "pooling", "pooling_backward")
 
 
 def operation_ns(kind: str, work: Work, gpu: Gpu, is_backward: bool = False) -> int:
-    """Nanoseconds of one operation on `gpu`; an operation without a FLOP rule moves bytes only."""
+    """Nanoseconds of one operation on `gpu`; without a FLOP rule only its memory traffic counts."""
     if work.is_free:
         return 0
     arithmetic, traffic = efficiency_keys(kind, is_backward)
@@ -25,10 +26,10 @@ def operation_ns(kind: str, work: Work, gpu: Gpu, is_backward: bool = False) -> 
 
 
 def efficiency_keys(kind: str, is_backward: bool) -> tuple[str | None, str]:
-    """Which of `Gpu.efficiency` scale the arithmetic rate (None: none does) and the bandwidth of an operation."""
+    """Keys of `Gpu.efficiency` for the arithmetic rate (None: not scaled) and the bandwidth of an operation."""
     name = operation_class(kind)
     if name == "pooling" and is_backward:
-        name = "pooling_backward"  # scatters: several times slower than the forward on the bytes it moves
+        name = "pooling_backward"  # scatters: per byte several times slower than the forward operation
     is_matrix_work = name in ("convolution", "matmul")
     return name if is_matrix_work else None, name if name in TRAFFIC_KEYS else "memory"
 
@@ -37,9 +38,7 @@ def roofline_costs(graph: Graph, gpu: Gpu) -> tuple[list[int], set[str]]:
     """(cost of each operation in ns [N], kinds without a FLOP rule)."""
     costs, unknown = [], set()
     for op in graph.operations:
-        work = op.work
-        if work is None:
-            work = Work(bytes_moved=sum(graph.values[v].bytes for v in (*op.inputs, *op.outputs)))
+        work = work_of(graph, op)
         if work.flops is None and not work.is_free:
             unknown.add(op.kind)
         costs.append(operation_ns(op.kind, work, gpu, op.is_backward))

@@ -1,6 +1,6 @@
-"""Measured costs that travel: one table per device under ``results/<gpu>``, for machines that lack the device.
+"""Stored measurements for machines that lack the device: one table per device, under ``results/<gpu>``.
 
-``python -m experiments.device_results`` writes them; ``cost=profile gpu=<gpu>`` reads them.
+``python -m experiments.device_results`` writes the tables; ``cost=profile gpu=<gpu>`` reads them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class StoredProfile:
 
     Attributes:
         path: of the table.
-        device: as the framework names it, e.g. ``NVIDIA H200``.
+        device: its name in the framework, e.g. ``NVIDIA H200``.
         versions: of the frameworks that ran the operations.
-        date: of the table, ISO.
+        date: of the table, in ISO format.
         ns: {signature of the operation: median nanoseconds}.
     """
 
@@ -65,15 +65,15 @@ def load_stored(gpu: str, folder: Path | None = None) -> StoredProfile | None:
 
 
 def store(cache: Path, gpu: str, provenance: Mapping[str, Any], folder: Path | None = None) -> Path:
-    """Write the times that `profile_costs` measured on a device into its cache as the table of that device.
+    """Write the times of a device in the cache of `profile_costs` as the table of that device.
 
     Args:
         gpu: a name in `remat.cost.gpus`.
-        provenance: device, versions and how the times were taken, as the records say (`profile.provenance_of`);
-            others are left out, and so are times that are not steady.
+        provenance: device, versions and conditions of the times, as in the records (`profile.provenance_of`).
+            Times of another provenance and times that are not steady are left out.
 
     Raises:
-        InvalidInput: there are none.
+        InvalidInput: no times are left.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

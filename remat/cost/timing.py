@@ -1,4 +1,4 @@
-"""Timing one callable: warm-up, then the median of repeated runs, with warm caches or with those of a step."""
+"""Timing of one callable: warm-up, then the median of repeated runs, with warm caches or with those of a step."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ try:
 except ImportError:  # Windows
     resource = None
 
-SAMPLE_NS = 1_000_000  # a sample of a fast operation is a loop of about this long
-TOTAL_NS = 50_000_000  # samples are taken until they add up to this
+SAMPLE_NS = 1_000_000  # a sample of a fast operation is a loop of about this duration
+TOTAL_NS = 50_000_000  # about the sum of all samples
 MIN_SAMPLES, MAX_SAMPLES = 5, 50
-SLOW_NS = 1_000_000_000  # from here on one sample after the warm-up is enough
+SLOW_NS = 1_000_000_000  # a call that takes longer is timed once, after the warm-up
 STEP_SAMPLES = 3  # in each pass over the operations
 LAST_LEVEL_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
-DEFAULT_CACHE_BYTES = 32 * 2**20  # where that is not there
-MIN_NS = 1000.0  # for what is too short to stand out from the function call around it
-# Medians within this factor of the shortest time, and as much beside for short times, count as undisturbed.
+DEFAULT_CACHE_BYTES = 32 * 2**20  # where that file is absent
+MIN_NS = 1000.0  # for operations too short to stand out from the function call around them
+# Medians up to this factor times the shortest time, plus a constant for short times, count as undisturbed.
 DISTURBED, SLACK_NS = 1.5, 10_000
-TURN_NS = 20_000_000  # samples in which another process took its turn more often than this count as disturbed
+TURN_NS = 20_000_000  # a sample is disturbed if other processes interrupted it more often than once in this time
 
 
 class Timing(NamedTuple):
-    """Of one call in ns: the median of the samples, and the shortest (far below it: something else was running).
+    """Median and shortest time of one call in ns; the shortest is far below where other processes were running.
 
-    `disturbed` says that other processes took the processor away in every sample.
+    `disturbed`: other processes took the processor away in every sample.
     """
 
     median_ns: float
@@ -45,28 +45,28 @@ class Timing(NamedTuple):
         return self.median_ns / max(1.0, self.best_ns)
 
     def less(self, other: Timing) -> Timing:
-        """What is left when `other` is part of every call, at least `MIN_NS`; its noise is both's of the whole call."""
+        """The time without `other`, which is part of every call; at least `MIN_NS`. Both noises count, of the whole."""
         left = max(MIN_NS, self.median_ns - other.median_ns)
         above_ns = self.median_ns - self.best_ns + other.median_ns - other.best_ns
         noise = 1 + above_ns / max(1.0, self.best_ns)
         return Timing(left, left / noise, self.disturbed or other.disturbed)
 
     def each(self, n: int) -> Timing:
-        """Of one of the `n` equal parts of the call, with its noise; at least `MIN_NS`."""
+        """The time of one of the `n` equal parts of the call, with the call's noise; at least `MIN_NS`."""
         part = max(MIN_NS, self.median_ns / n)
         return Timing(part, part / self.noise, self.disturbed)
 
 
 def is_steady(median_ns: float, best_ns: float) -> bool:
-    """Whether a median is near enough to the shortest time that nothing else can have been running."""
+    """Whether a median is so near to the shortest time that nothing else can have been running."""
     return median_ns <= DISTURBED * best_ns + SLACK_NS
 
 
 def steady_ns(samples: Sequence[tuple[int, int]], passes: int) -> int | None:
     """The time of an operation from (median, shortest) ns of each pass over it; None if it was disturbed too often.
 
-    Passes whose median is far from the shortest time of all passes were disturbed and do not count; most of the
-    `passes` that are asked for must be left.
+    A pass whose median is far from the shortest time of all passes was disturbed and does not count. More than half
+    of the requested `passes` must be left.
     """
     best_ns = min(best for _, best in samples)
     medians = [median for median, _ in samples if is_steady(median, best_ns)]
@@ -76,11 +76,11 @@ def steady_ns(samples: Sequence[tuple[int, int]], passes: int) -> int | None:
 def measure(
     run: Callable[[], object], elapsed_ns: Callable[[Callable[[], object], int], float] | None = None
 ) -> Timing:
-    """Time `run`, after two warm-up calls; if these take over a second, the second of them is the time.
+    """Time `run` after two warm-up calls; if each takes over a second, the second of them is the time.
 
     Args:
-        run: the operation, its inputs bound.
-        elapsed_ns: (run, n) -> ns that n calls take; by default the wall clock.
+        run: the operation with its inputs bound.
+        elapsed_ns: (run, n) -> ns of n calls; by default the wall clock.
     """
     elapsed_ns = elapsed_ns or wall_ns
     first = elapsed_ns(run, 1)  # allocates, selects kernels, traces
@@ -95,10 +95,10 @@ def measure(
 
 
 def measure_as_in_step(run: Callable[[], object], touch: Callable[[], object]) -> Timing:
-    """Time `run`, after two warm-up calls, each time with its operands out of the caches but what `touch` reads.
+    """Time `run` after two warm-up calls; before each run the caches are emptied, then `touch` reads some operands.
 
-    In a training step an operation finds in the caches what the one before it made, and nothing of what was made long
-    ago. Repeated calls would find all of it, and make operations that only move data several times too short.
+    In a training step an operation finds in the caches the outputs of the operation before it, and nothing older.
+    Repeated calls would find all operands, and operations that only move data would seem several times too fast.
     """
     first = wall_ns(run, 1)  # allocates, selects kernels
     second = _sample(run, 1, wall_ns)
@@ -115,27 +115,27 @@ def measure_as_in_step(run: Callable[[], object], touch: Callable[[], object]) -
 def _sample(
     run: Callable[[], object], n: int, elapsed_ns: Callable[[Callable[[], object], int], float]
 ) -> tuple[float, bool]:
-    """(ns of one of `n` calls, whether the wall clock says so while other processes had the processor)."""
+    """(ns of one of `n` calls, whether other processes had the processor meanwhile, which the wall clock counts)."""
     before = _preemptions()
     ns = elapsed_ns(run, n)
     return ns / n, elapsed_ns is wall_ns and (_preemptions() - before) * TURN_NS > ns
 
 
 def _timing_of(samples: Sequence[tuple[float, bool]], first_ns: float = float("inf")) -> Timing:
-    """Of the samples that were not disturbed, if there are any; the first call may have been shorter."""
+    """The timing of the undisturbed samples, or of all if there are none; the first call may be the shortest."""
     times = [ns for ns, disturbed in samples if not disturbed] or [ns for ns, _ in samples]
     return Timing(statistics.median(times), min(first_ns, *times), all(disturbed for _, disturbed in samples))
 
 
 def _preemptions() -> int:
-    """How often this process, with all its threads, has had to leave a processor to another; 0 where nobody counts."""
+    """How often this process, with all its threads, had to leave a processor to another; 0 where it is not counted."""
     if resource is None:
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw  # pyright: ignore[reportOptionalCall]
 
 
 def _empty_caches() -> None:
-    """Write over twice as much memory as the last cache holds, on this core: others keep their own smaller caches."""
+    """Overwrite twice as much memory as the last cache holds, on this core; other cores keep their smaller caches."""
     np.add(_ballast(), 1.0, out=_ballast())
 
 
@@ -143,7 +143,7 @@ def _empty_caches() -> None:
 def _ballast() -> np.ndarray:
     try:
         size = int(LAST_LEVEL_CACHE.read_text().strip().removesuffix("K")) * 1024
-    except (OSError, ValueError):  # not Linux, or a virtual machine that does not say
+    except (OSError, ValueError):  # not Linux, or a virtual machine that hides it
         size = DEFAULT_CACHE_BYTES
     return np.zeros(2 * size // 8)
 

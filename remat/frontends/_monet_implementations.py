@@ -1,16 +1,17 @@
 """Implementations for training graphs whose operations have the kinds of MONeT's traces.
 
-`add_implementations` says which there are and what each is called. Their costs are modelled, never measured: the cost
-of the default one times the ratio of the two roofline times.
+`add_implementations` lists them and their names. Their costs are modelled, never measured: the cost of the default
+implementation times the ratio of the two roofline times.
 
-Scratch memory is counted beyond the default's own, which the published graphs do not give: a max pooling's int64
-indices, say, exist for a moment in each of its implementations. Kernels that pack masks and read them need none.
+Scratch memory counts only beyond the default's own, which the published graphs do not give: for example, int64 indices
+of a max pooling exist for a moment in each of its implementations. Kernels that pack and read masks need none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from remat.cost.gpu import Gpu, operation_class
 from remat.cost.roofline import operation_ns
@@ -19,15 +20,15 @@ from remat.frontends.monet_networks import FLOAT_BYTES, INDEX_BYTES, Layer
 from remat.graph import Graph, Operation, Value, Work
 from remat.implementation import Implementation
 
-LEVELS = ("none", "in_place", "conv", "output", "intermediate")  # MONeT's ablation; each has what those before it have
+LEVELS = ("none", "in_place", "conv", "output", "intermediate")  # MONeT's ablation; each includes those before it
 
 ACTIVATIONS = ("aten::relu_", "aten::relu", "aten::hardtanh_", "aten::leaky_relu_")
 _IN_PLACE = (*ACTIVATIONS, "aten::add_", "aten::dropout")
 _INVERTIBLE = ("aten::leaky_relu_",)
 
-# Work knows one roofline, whose time is that of the slower of arithmetic and traffic. Where a kernel that moves data
-# runs before or after one that computes, times add: what it moves is entered as arithmetic, at this many FLOP per byte,
-# which is the P100's balance by its achieved rates (0.76 * 9.3e12 / (0.70 * 732e9)).
+# `Work` has one roofline, whose time is the slower of arithmetic and traffic. Where one kernel moves data before or
+# after another computes, the times add. So the moved bytes are entered as arithmetic, at this many FLOP per byte, which
+# is the P100's balance by its achieved rates (0.76 * 9.3e12 / (0.70 * 732e9)).
 BALANCE_FLOPS_PER_BYTE = 14
 
 _TILE, _TAPS = 4, 3  # F(4x4, 3x3): tiles of 6 x 6, 36 products where the direct form has 144
@@ -36,7 +37,7 @@ _POINTS = (_TILE + _TAPS - 1) ** 2
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A forward operation and its backward ones; `param_grad` is None where one operation does both."""
+    """A forward operation and its backward operations; `param_grad` is None where there is only one."""
 
     forward: int
     param_grad: int | None
@@ -71,7 +72,7 @@ def elements(graph: Graph, v: int) -> int:
     return graph.values[v].bytes // FLOAT_BYTES
 
 
-class WaysBuilder:
+class Builder:
     """Collects implementations and extra values for a graph of single-output operations; `done` returns the graph."""
 
     def __init__(self, graph: Graph, gpu: Gpu):
@@ -102,12 +103,13 @@ class WaysBuilder:
         overwrites: int | None = None, workspace_bytes: int = 0, moved: int = 0, work: Work | None = None,
         is_lossy: bool = False,
     ) -> None:  # fmt: skip
-        """An implementation of operation `k`, unless it has one of that name.
+        """Add an implementation of operation `k`, unless it has one of that name.
 
         Args:
-            reads: by default what the operation reads.
+            reads: by default the inputs of the operation.
             makes: extra values.
-            moved: bytes that it moves more than the default implementation (less, if negative), or `work`: all it does.
+            moved: bytes that it moves beyond the default implementation (fewer, if negative).
+            work: its whole work, in place of `moved`.
         """
         if self.named(k, name) is not None:
             return
@@ -119,8 +121,12 @@ class WaysBuilder:
             Implementation(name, inputs, (*op.outputs, *makes), cost, workspace_bytes, overwrites, is_lossy, work)
         )
 
+    def add_backward(self, k: int, name: str, saved: Sequence[int], **more: Any) -> None:
+        """`add` an implementation of a backward operation that reads gradients and, of the forward pass, `saved`."""
+        self.add(k, name, reads=(*gradients_read(self.graph, k), *saved), **more)
+
     def add_twice(self, k: int, name: str, makes: int, moved: int) -> None:
-        """An implementation that also makes an extra value; one that does so in place too, where that is allowed."""
+        """Add an implementation that also makes an extra value, and the same in place where that is allowed."""
         self.add(k, name, makes=[makes], moved=moved)
         x = overwritable(self.graph, k)
         if x is not None:
@@ -134,7 +140,7 @@ class WaysBuilder:
 
 
 def moving(op: Operation, more: int) -> Work | None:
-    """The work of `op` and of a kernel before or after it that moves `more` bytes."""
+    """The work of `op` together with a kernel before or after it that moves `more` bytes."""
     if op.work is None or not more:
         return op.work
     if operation_class(op.kind) in ("convolution", "matmul"):
@@ -143,7 +149,7 @@ def moving(op: Operation, more: int) -> Work | None:
 
 
 def overwritable(graph: Graph, k: int) -> int | None:
-    """The input in whose storage operation `k` may write: made right before, read by no later forward operation."""
+    """The input in whose storage operation `k` may write: made right before it, read by no later forward operation."""
     op = graph.operations[k]
     if op.kind not in _IN_PLACE:
         return None
@@ -155,7 +161,7 @@ def overwritable(graph: Graph, k: int) -> int | None:
 
 
 def gradients_read(graph: Graph, k: int) -> tuple[int, ...]:
-    """What a backward operation reads that the loss or the backward pass has made."""
+    """The inputs of a backward operation that the loss or the backward pass makes."""
     assert graph.loss is not None
     return tuple(v for v in graph.operations[k].inputs if graph.producer[v] >= graph.loss)
 
@@ -163,28 +169,28 @@ def gradients_read(graph: Graph, k: int) -> tuple[int, ...]:
 def add_implementations(graph: Graph, layers: Sequence[Layer], level: str, gpu: Gpu, *, winograd: bool = True) -> Graph:
     """The implementations of MONeT's ablation up to `level` (one of `LEVELS`), for a graph of those layers.
 
-    Names, by the level that brings them in (f: forward, b: backward):
+    Names, with the level that adds them (f: forward, b: backward):
 
-    - ``in_place`` (f; in_place): activations, ``add_``, ``dropout`` written over what the operation right before made.
+    - ``in_place`` (f; in_place): activations, ``add_`` and ``dropout`` overwrite the output of the operation before.
     - ``winograd`` (f, b; conv): non-fused F(4x4, 3x3) for dense 3x3 convolutions of stride 1, all three passes.
-      Scratch: the transformed input, output and filters, whole. The default stands for implicit GEMM, without scratch.
+      Scratch: the whole transformed input, output and filters. The default stands for implicit GEMM, without scratch.
       **Modelled: no measurement of any algorithm exists here.** Time is a quarter of the arithmetic, more where the
       tiles overhang, plus the traffic of the transforms, both at the rates that the default achieves. That flatters
-      Winograd, and so every plan of this level and later ones: a real one gains less, and PyTorch with
-      ``cudnn.benchmark`` has it already where it fits. Levels without it are on the published costs' own footing.
-      (FFT is left out: it serves 5x5 and larger windows of stride 1, which none of the five networks has.)
-    - ``output`` (b; output): the gradient from the operation's own output: ReLU, leaky ReLU; batch normalization
-      too, from its own output, which then must outlive a ReLU that may not overwrite it. ``hardtanh_`` does so by
+      Winograd, and thus every plan of this level and later ones: real Winograd gains less, and PyTorch with
+      ``cudnn.benchmark`` uses it already where it fits. Levels without it are as reliable as the published costs.
+      (FFT is left out, because it is for 5x5 and larger windows of stride 1, which none of the five networks has.)
+    - ``output`` (b; output): the gradient from the operation's own output, for ReLU and leaky ReLU. Also for batch
+      normalization, whose output then must outlive a ReLU that may not overwrite it. ``hardtanh_`` does this by
       default, as published; its other implementation is ``input``.
     - ``activated`` (b; output): batch normalization from the output of a leaky ReLU after it, which is invertible
       (in-place activated batch normalization); ReLU is not.
-    - ``mask``, ``in_place_mask`` (f), ``mask`` (b; intermediate): ReLU, hardtanh and leaky ReLU keep one bit per
-      element, dropout does.
+    - ``mask``, ``in_place_mask`` (f), ``mask`` (b; intermediate): ReLU, hardtanh, leaky ReLU and dropout keep one
+      bit per element.
     - ``indices`` (f, b; intermediate): max pooling keeps its place in the window, one byte per output (MONeT packs two
-      in a byte), and its backward does not read the input. By default that pools the input again, as MONeT's does.
-    - ``indices_int64`` (f, b; intermediate): the same with eight bytes: what PyTorch does.
+      in a byte), and its backward does not read the input. The default pools the input again, as MONeT's does.
+    - ``indices_int64`` (f, b; intermediate): the same with eight bytes, as in PyTorch.
     """
-    builder = WaysBuilder(graph, gpu)
+    builder = Builder(graph, gpu)
     steps = LEVELS.index(level)
     for pair in pairs(graph):
         if steps >= 1:
@@ -192,22 +198,22 @@ def add_implementations(graph: Graph, layers: Sequence[Layer], level: str, gpu: 
         if steps >= 2 and winograd:
             _winograd(builder, pair, layers[pair.forward + 1], layers)
         if steps >= 3:
-            output_activated(builder, pair)
+            _output_activated(builder, pair)
         if steps >= 4:
             keep_mask(builder, pair)
             keep_indices(builder, pair)
-            _keep_int64(builder, pair)
+            keep_indices(builder, pair, packed=False)
     return builder.done()
 
 
-def in_place(builder: WaysBuilder, pair: Pair) -> None:
+def in_place(builder: Builder, pair: Pair) -> None:
     x = overwritable(builder.graph, pair.forward)
     if x is not None:
         builder.add(pair.forward, "in_place", overwrites=x)
 
 
-def _winograd(builder: WaysBuilder, pair: Pair, layer: Layer, layers: Sequence[Layer]) -> None:
-    """The three passes have one shape of tile: for the weights' gradient, F(3x3, 4x4) has 36 points as well."""
+def _winograd(builder: Builder, pair: Pair, layer: Layer, layers: Sequence[Layer]) -> None:
+    """All three passes have the same tiles, because F(3x3, 4x4), for the weights' gradient, has 36 points as well."""
     if layer.kind != "aten::_convolution" or (layer.kernel, layer.stride, layer.groups) != (_TAPS, 1, 1):
         return
     n, c, h, w = layers[layer.inputs[0]].shape
@@ -215,33 +221,32 @@ def _winograd(builder: WaysBuilder, pair: Pair, layer: Layer, layers: Sequence[L
     tiles = n * -(-h // _TILE) * -(-w // _TILE)
     of_input, of_output, of_filters = (FLOAT_BYTES * _POINTS * size for size in (tiles * c, tiles * k, c * k))
     scratch = of_input + of_output + of_filters
-    flops = 2 * _POINTS * tiles * c * k + BALANCE_FLOPS_PER_BYTE * 2 * scratch  # each written, then read
+    flops = 2 * _POINTS * tiles * c * k + BALANCE_FLOPS_PER_BYTE * 2 * scratch  # scratch is written, then read
     for at in (pair.forward, pair.param_grad, pair.ip_grad):
         own = None if at is None else builder.graph.operations[at].work
         if at is not None and own is not None and not own.is_free:
             builder.add(at, "winograd", workspace_bytes=scratch, work=replace(own, flops=flops))
 
 
-def output_activated(builder: WaysBuilder, pair: Pair) -> None:
+def _output_activated(builder: Builder, pair: Pair) -> None:
     graph = builder.graph
     op, back = graph.operations[pair.forward], pair.ip_grad
-    y, gradients = op.outputs[0], gradients_read(graph, back)
     if op.kind in ("aten::hardtanh_", "aten::hardtanh"):
-        builder.add(back, "input", reads=(*gradients, *op.inputs))
+        builder.add_backward(back, "input", op.inputs)
     elif op.kind in ACTIVATIONS:
-        builder.add(back, "output", reads=(*gradients, y))
+        builder.add_backward(back, "output", op.outputs)
     elif op.kind == "aten::batch_norm":
-        more = elements(graph, y)  # the input's normalized form is y, shifted and scaled back
+        y = op.outputs[0]
         own = graph.operations[back].work
-        work = None if own is None else replace(own, flops=(own.flops or 0) + more)
-        builder.add(back, "output", reads=(*gradients, y), work=work)
-        forward = list(forward_users(graph, y))
-        if len(forward) == 1 and graph.operations[forward[0]].kind in _INVERTIBLE:
-            activated = graph.operations[forward[0]].outputs[0]
-            builder.add(back, "activated", reads=(*gradients, activated), work=work)
+        # One FLOP per element: the normalized input is y, shifted and scaled back.
+        work = None if own is None else replace(own, flops=(own.flops or 0) + elements(graph, y))
+        builder.add_backward(back, "output", [y], work=work)
+        forward = [graph.operations[user] for user in forward_users(graph, y)]
+        if len(forward) == 1 and forward[0].kind in _INVERTIBLE:
+            builder.add_backward(back, "activated", forward[0].outputs, work=work)
 
 
-def keep_mask(builder: WaysBuilder, pair: Pair) -> None:
+def keep_mask(builder: Builder, pair: Pair) -> None:
     """One bit per element."""
     graph, k = builder.graph, pair.forward
     op = graph.operations[k]
@@ -251,34 +256,22 @@ def keep_mask(builder: WaysBuilder, pair: Pair) -> None:
         size = -(-n // 8)
         mask = builder.extra(k, "mask", size)
         written, replaced = size, FLOAT_BYTES * n
-        if op.kind == "aten::dropout":  # the default implementations write and read a mask, of a byte per element
+        if op.kind == "aten::dropout":  # the default implementations write and read a mask of one byte per element
             written, replaced = size - n, n
         builder.add_twice(k, "mask", mask, written)
-        builder.add(pair.ip_grad, "mask", reads=(*gradients_read(graph, pair.ip_grad), mask), moved=size - replaced)
+        builder.add_backward(pair.ip_grad, "mask", [mask], moved=size - replaced)
 
 
-def keep_indices(builder: WaysBuilder, pair: Pair) -> None:
-    """One byte per output, packed from ATen's int64 indices and unpacked into such again."""
+def keep_indices(builder: Builder, pair: Pair, *, packed: bool = True) -> None:
+    """ATen's int64 indices, or one byte per output that is packed from them and unpacked again."""
     graph, k = builder.graph, pair.forward
     op = graph.operations[k]
     if op.kind == "aten::max_pool2d":
-        n = elements(graph, op.outputs[0])
-        indices = builder.extra(k, "indices", n)
-        builder.add(k, "indices", makes=[indices], moved=(INDEX_BYTES + 1) * n)
-        unpacked = (1 + INDEX_BYTES) * n - graph.values[op.inputs[0]].bytes
-        builder.add(pair.ip_grad, "indices", reads=(*gradients_read(graph, pair.ip_grad), indices), moved=unpacked)
-
-
-def _keep_int64(builder: WaysBuilder, pair: Pair) -> None:
-    graph, k = builder.graph, pair.forward
-    op = graph.operations[k]
-    if op.kind == "aten::max_pool2d":
-        indices = builder.extra(k, "indices_int64", INDEX_BYTES * elements(graph, op.outputs[0]))
-        builder.add(k, "indices_int64", makes=[indices])
-        builder.add(
-            pair.ip_grad, "indices_int64", reads=(*gradients_read(graph, pair.ip_grad), indices),
-            moved=-graph.values[op.inputs[0]].bytes,
-        )  # fmt: skip
+        name, n = "indices" if packed else "indices_int64", elements(graph, op.outputs[0])
+        indices = builder.extra(k, name, n if packed else INDEX_BYTES * n)
+        moved = (INDEX_BYTES + 1) * n if packed else 0
+        builder.add(k, name, makes=[indices], moved=moved)
+        builder.add_backward(pair.ip_grad, name, [indices], moved=moved - graph.values[op.inputs[0]].bytes)
 
 
 def forward_users(graph: Graph, v: int) -> Iterator[int]:

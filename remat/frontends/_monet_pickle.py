@@ -1,9 +1,9 @@
-"""Reads the pickles of monet-schedules without running anything that they ask for.
+"""Reads the pickles of monet-schedules without running any code that they name.
 
-A pickle is a program that calls what it names. Here it may name only what is listed below, and each name stands for
-something inert of this module: MONeT's classes for records without methods, containers for plain dicts, lists and sets,
-NumPy's scalars for Python numbers, its arrays and PyTorch's tensors for empty marks. Neither NumPy, PyTorch nor MONeT
-is imported, and no bytes of a tensor are decoded. The opcodes are looked at before the file is opened as a pickle.
+A pickle is a program that calls the objects that it names. Here it may name only the objects listed below, and each
+name stands for something harmless of this module: MONeT's classes for records without methods, containers for plain
+dicts, lists and sets, NumPy's scalars for Python numbers, its arrays and PyTorch's tensors for empty objects. NumPy,
+PyTorch and MONeT are not imported, and no bytes of a tensor are decoded. The opcodes are checked before unpickling.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 from remat.errors import InvalidInput
 
 MAX_FILE_BYTES = 256 * 1024**2
-MAX_TUPLES = 50_000  # nested ones are hashed recursively when they are keys; arguments of calls do not count
+MAX_TUPLES = 50_000  # nested tuples are hashed recursively when they are keys; arguments of calls do not count
 
-# What Python 3 writes of containers, numbers, strings and objects: no extension registry, no persistent ids, no
-# out-of-band buffers, no preallocated bytearrays, none of the instance opcodes of Python 2.
+# The opcodes that Python 3 writes for containers, numbers, strings and objects: no extension registry, no persistent
+# ids, no out-of-band buffers, no preallocated bytearrays, no instance opcodes of Python 2.
 _OPCODES = frozenset(
     """
     PROTO FRAME STOP MARK POP POP_MARK DUP NONE NEWTRUE NEWFALSE INT LONG LONG1 BININT BININT1 BININT2 FLOAT BINFLOAT
@@ -30,13 +30,13 @@ _OPCODES = frozenset(
     GET BINGET LONG_BINGET MEMOIZE GLOBAL STACK_GLOBAL NEWOBJ REDUCE BUILD
     """.split()  # noqa: SIM905 - a column of 52 names
 )
-_PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
+_PUTS = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")  # the last has no argument
 _TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3")
 _CALLS = ("REDUCE", "NEWOBJ")
 
 
 class Record:
-    """An object of one of MONeT's classes: what was stored of it, in `fields`."""
+    """An object of one of MONeT's classes; `fields` holds its stored attributes."""
 
     __slots__ = ("fields",)
     fields: dict[str, Any]
@@ -67,7 +67,7 @@ ComputeNode, FwdNode, BwdNode, IntNode = _GRAPH["ComputeNode"], *(_SOLVER[n] for
 
 
 class Opaque:
-    """What is not looked at: arrays, tensors and what they are made of."""
+    """An object that is not read: an array, a tensor or a part of one."""
 
     __slots__ = ()
 
@@ -82,7 +82,7 @@ class Opaque:
 
 
 class _Dtype:
-    """Of a NumPy scalar: its code, e.g. ``f4``, and later its byte order."""
+    """Type of a NumPy scalar: its code, e.g. ``f4``, and its byte order, which comes later."""
 
     __slots__ = ("code", "order")
 
@@ -135,7 +135,7 @@ def _bytes(text: Any, encoding: Any = "latin1") -> bytes:
 
 
 def _nested(owner: Any, name: Any) -> type[Record]:
-    """In place of `getattr`, with which pickles of protocol 3 name a class within a class."""
+    """Replaces `getattr`, with which pickles of protocol 3 name a class within a class."""
     if owner is not ComputeNode or f"ComputeNode.{name}" not in _GRAPH:
         raise pickle.UnpicklingError("getattr of something else than a class within ComputeNode")
     return _GRAPH[f"ComputeNode.{name}"]
@@ -145,7 +145,7 @@ ALLOWED: dict[str, dict[str, Any]] = {
     "monet.graph": _GRAPH,
     "monet.solver_info": _SOLVER,
     "monet.pipelined_solver_info": _PIPELINED,
-    # classes of a module that was run as a script are of __main__
+    # a module that was run as a script stores its classes as those of __main__
     **dict.fromkeys(
         ("__main__", "monet.cvxpy_solver", "monet.gurobi_solver", "checkmate.checkmate_solver"),
         _GRAPH | _SOLVER | _PIPELINED | _SOLUTIONS,
@@ -170,10 +170,10 @@ class _Reader(pickle.Unpickler):
 
 
 def read_pickle(path: Path) -> Any:
-    """The object in a file of monet-schedules, of `Record`, dict, list, set, tuple, number, str and `Opaque`.
+    """The object in a file of monet-schedules, made of `Record`, dict, list, set, tuple, number, str and `Opaque`.
 
     Raises:
-        InvalidInput: in one line, naming the file: unreadable, too large, damaged, or it asks for anything else.
+        InvalidInput: in one line, naming the file: unreadable, too large, damaged, or it needs anything else.
     """
     try:
         if not path.is_file():
@@ -193,18 +193,15 @@ def read_pickle(path: Path) -> Any:
 
 
 def _check_opcodes(data: bytes) -> None:
-    """Refuse opcodes outside the list, memo places that would reserve memory, and deep towers of tuples."""
-    count, tuples, is_pending = 0, 0, False
-    for opcode, argument, _ in pickletools.genops(data):
+    """Refuse opcodes outside the list, memo places that would reserve memory, and too many tuples."""
+    tuples, is_pending = 0, False
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(data), start=1):
         name = opcode.name
-        count += 1
         if name not in _OPCODES:
             raise InvalidInput(f"it has the opcode {name}, which these files do not need")
         if name in _PUTS:
             if int(argument or 0) > count:
                 raise InvalidInput("its memo has gaps")
-            continue
-        if name == "MEMOIZE":
             continue
         if is_pending and name not in _CALLS:
             tuples += 1

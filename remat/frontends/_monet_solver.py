@@ -1,4 +1,4 @@
-"""From the records of MONeT's ``SolverInfo`` to a graph; `monet_schedules` says what the fields mean."""
+"""From the records of MONeT's ``SolverInfo`` to a graph; `monet_schedules` explains the fields."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KIB, MIB = 1024, 1024 * 1024
 TICK_NS = 10_000  # a hundredth of a millisecond: the solvers' unit of time
 MAX_NODES = 100_000
 MAX_READS = 1_000_000
-MODELS = {"un": "unet"}  # MONeT cuts two letters off every name, which are brackets in the other cases
+MODELS = {"un": "unet"}  # MONeT cuts the last two letters off every name; in all others these are brackets
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class Node:
     """A node of the solver.
 
     Attributes:
-        reads: by way of running it, the nodes read.
-        ms, mib: time and workspace by way or algorithm; `in_place_ms` and `in_place_mib` if run in place.
+        reads: for each implementation, the nodes that it reads.
+        ms, mib: time and workspace of each implementation or algorithm; `in_place_ms` and `in_place_mib` in place.
         forward: of a backward node, the node whose gradient it computes; -1 otherwise.
-        parent, way: of an intermediate, the node and which of its ways produces it; -1 otherwise.
+        parent, implementation: of an intermediate, the node and the implementation that produce it; -1 otherwise.
     """
 
     kind: str
@@ -44,12 +44,13 @@ class Node:
 
 
 class SolverGraph:
-    """What a SolverInfo says, as a graph.
+    """The graph of a SolverInfo.
 
     Attributes:
-        made_by: intermediates by (node, way) that produces them.
-        required: intermediates of the first way where every way reads some: ordinary outputs.
-        value: id of each node's value, in order of ids; extra ones are last.
+        made_by: intermediates by the (node, implementation) that produces them.
+        required: intermediates that a node's first implementation reads, where every implementation reads some:
+            these are ordinary outputs.
+        value: {node: id of its value}, in order of ids; extra ones are last.
         n_ordinary: number of values that are not extra.
     """
 
@@ -94,22 +95,20 @@ class SolverGraph:
             implementations = [*self._algorithms(i)]
         else:
             implementations = [*(self._backward(i) if node.forward >= 0 else self._forward(i))]
-        # The default one touches no extra value; there is such a way, because required ones are not extra.
-        own = next(w for w in implementations if all(v < self.n_ordinary for v in (*w.inputs, *w.outputs)))
-        others = tuple(w for w in implementations if w is not own)
+        # The default one touches no extra value. It exists, because required intermediates are not extra.
+        own = next(i for i in implementations if all(v < self.n_ordinary for v in (*i.inputs, *i.outputs)))
+        others = tuple(other for other in implementations if other is not own)
         return Operation(
             str(i), node.kind, own.inputs, own.outputs, own.cost, own.workspace_bytes, node.forward >= 0,
             implementations=others,
         )  # fmt: skip
 
     def _algorithms(self, i: int) -> Iterator[Implementation]:
-        node, inputs, works = self.nodes[i], self._inputs(i, 0), False
-        for c, ms in enumerate(node.ms):
-            if ms >= 0:
-                works = True
-                yield self._implementation(f"algorithm_{c}", i, inputs, self._outputs(i), node.ms, node.mib, c)
-        if not works:
+        worked = [c for c, ms in enumerate(self.nodes[i].ms) if ms >= 0]
+        if not worked:
             raise InvalidInput(f"node {i} is a convolution, and every algorithm of it failed")
+        for c in worked:
+            yield self._implementation(f"algorithm_{c}", i, c, self._inputs(i, 0))
 
     def _forward(self, i: int) -> Iterator[Implementation]:
         """Plain, and with each kind of intermediate; the same in place."""
@@ -120,14 +119,11 @@ class SolverGraph:
             if parent == i and extra:
                 kinds.append((self.nodes[made[0]].kind.removeprefix("int::"), p, extra))
         for label, p, extra in kinds:
-            yield self._implementation(label or "plain", i, inputs, self._outputs(i) + extra, node.ms, node.mib, p)
+            yield self._implementation(label or "plain", i, p, inputs, extra)
         x = self.overwrites.get(i)
         if type(x) is int and x in node.reads[0] and self.nodes[x].bytes == node.bytes:
             for label, p, extra in kinds:
-                name, outputs = "in_place" + f"_{label}" * bool(label), self._outputs(i) + extra
-                yield self._implementation(
-                    name, i, inputs, outputs, node.in_place_ms, node.in_place_mib, p, self.value[x]
-                )
+                yield self._implementation("in_place" + f"_{label}" * bool(label), i, p, inputs, extra, self.value[x])
 
     def _backward(self, i: int) -> Iterator[Implementation]:
         node, used = self.nodes[i], set()
@@ -139,7 +135,7 @@ class SolverGraph:
             label = extra[0] if extra else of_forward
             name = f"{label}_{p}" if label in used else label
             used.add(label)
-            yield self._implementation(name, i, self._inputs(i, p), self._outputs(i), node.ms, node.mib, p)
+            yield self._implementation(name, i, p, self._inputs(i, p))
 
     def _inputs(self, i: int, p: int) -> tuple[int, ...]:
         return tuple(sorted({self.value[u] for u in self.nodes[i].reads[p]}))
@@ -149,25 +145,29 @@ class SolverGraph:
         return (self.value[i], *(self.value[j] for j in required))
 
     def _implementation(
-        self, name: str, i: int, inputs: tuple[int, ...], outputs: tuple[int, ...], ms: list[float], mib: list[float],
-        p: int, overwrites: int | None = None,
+        self, name: str, i: int, p: int, inputs: tuple[int, ...], extra: tuple[int, ...] = (),
+        overwrites: int | None = None,
     ) -> Implementation:  # fmt: skip
+        """Implementation p of node i, which makes the values `extra` too."""
+        node = self.nodes[i]
+        ms, mib, shared = node.ms, node.mib, 0
+        if overwrites is not None:
+            ms, mib, shared = node.in_place_ms, node.in_place_mib, node.bytes
         if p >= min(len(ms), len(mib)):
-            raise InvalidInput(f"node {i} ({self.nodes[i].kind}) has no measurement of its way {p}")
+            raise InvalidInput(f"node {i} ({node.kind}) has no measurement of its implementation {p}")
         cost = ticks(ms[p], f"the time of node {i}")
-        shared = 0 if overwrites is None else self.nodes[i].bytes
-        return Implementation(name, inputs, outputs, cost, scratch(mib[p], shared), overwrites)
+        return Implementation(name, inputs, self._outputs(i) + extra, cost, scratch(mib[p], shared), overwrites)
 
 
 def ticks(ms: float, what: str) -> int:
-    """Nanoseconds, whole hundredths of a millisecond."""
+    """Nanoseconds, rounded to hundredths of a millisecond."""
     if ms < 0:
         raise InvalidInput(f"{what} is {ms:g} ms")
     return round(ms * 100) * TICK_NS
 
 
 def scratch(mib: float, shared_bytes: int = 0) -> int:
-    """Bytes beside inputs and outputs, whole KiB; 0 where an output took the place of an input, which is not said."""
+    """Bytes beside inputs and outputs, in whole KiB; 0 where an output took an input's storage, a fact not stored."""
     return max(0, _kib(mib * MIB + shared_bytes))
 
 
@@ -176,12 +176,12 @@ def _kib(size: float) -> int:
 
 
 def _mode(info: Record) -> str:
-    """As in the names of files: MONeT takes ``inplace_`` out of the attribute."""
+    """The mode as in file names; MONeT removes ``inplace_`` from the attribute."""
     return "inplace_" * bool(info.fields.get("do_inplace")) + _field(info, "mode", str).replace("inplace_", "")
 
 
 def _node(record: Any, i: int, n: int) -> Node:
-    """One record, its numbers and ids checked."""
+    """The node of one record, with numbers and ids checked."""
     if not isinstance(record, (stored.FwdNode, stored.BwdNode, stored.IntNode)):
         raise InvalidInput(f"node {i} is a {type(record).__name__:.40}, not one of its nodes")
     where = f"node {i}"

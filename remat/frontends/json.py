@@ -1,8 +1,8 @@
 """Graph files: remat-graph/1 (one value per node) and remat-graph/2 (operations and values).
 
-remat-graph/2 is the project's own format for what /1 cannot say: multi-output operations, kept
-values, run-once operations, work. `load_graph` reads both, `save_graph` writes the simpler one
-that holds the graph.
+remat-graph/2 is the project's own format for graphs that /1 cannot hold: multi-output operations, kept
+values, run-once operations, work, implementations. `load_graph` reads both, `save_graph` writes the simpler
+one that can hold the graph.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from remat.errors import InvalidGraph, nearest
@@ -25,7 +25,7 @@ MAX_OPERATIONS = 1_000_000
 
 
 def load_graph(path: str | os.PathLike[str]) -> Graph:
-    """Read a graph file, compressed with gzip or not; warns once of keys that it does not know.
+    """Read a graph file, compressed with gzip or not; warn once of unknown keys.
 
     Raises:
         InvalidGraph: naming the file and the place: unreadable, schema, order, dangling edge, sizes.
@@ -46,7 +46,7 @@ def graph_from_dict(document: Any, unknown: UnknownKeys | None = None) -> Graph:
     """A graph from a parsed remat-graph document.
 
     Args:
-        unknown: gets the keys that are not of the format.
+        unknown: collects the keys that are not in the format.
 
     Raises:
         InvalidGraph: naming the place of the first problem, and all of them in `problems`.
@@ -74,7 +74,7 @@ def graph_to_dict(graph: Graph) -> dict[str, Any]:
         "name": graph.name,
         "source": graph.source,
         "cost_unit": graph.cost_unit,
-        "fixed_bytes": int(graph.fixed_bytes),
+        "fixed_bytes": graph.fixed_bytes,
         "loss": graph.loss,
     }
     plain = (
@@ -87,8 +87,8 @@ def graph_to_dict(graph: Graph) -> dict[str, Any]:
     )
     if plain:
         nodes = [
-            {"name": o.name, "op": o.kind, "bytes": int(v.bytes), "cost": int(o.cost), "backward": o.is_backward}
-            | ({"workspace_bytes": int(o.workspace_bytes)} if o.workspace_bytes else {})
+            {"name": o.name, "op": o.kind, "bytes": v.bytes, "cost": o.cost, "backward": o.is_backward}
+            | ({"workspace_bytes": o.workspace_bytes} if o.workspace_bytes else {})
             for o, v in zip(graph.operations, graph.values, strict=True)
         ]
         edges = [[u, k] for k, o in enumerate(graph.operations) for u in o.inputs]
@@ -97,76 +97,82 @@ def graph_to_dict(graph: Graph) -> dict[str, Any]:
     for o in graph.operations:
         row = {
             "name": o.name, "op": o.kind, "inputs": list(o.inputs), "outputs": list(o.outputs),
-            "cost": int(o.cost), "workspace_bytes": int(o.workspace_bytes), "backward": o.is_backward,
-            "run_once": o.run_once,
+            "cost": o.cost, "workspace_bytes": o.workspace_bytes, "backward": o.is_backward, "run_once": o.run_once,
         }  # fmt: skip
         row |= {"work": asdict(o.work)} if o.work else {}
         operations.append(row | ({"implementations": [*map(asdict, o.implementations)]} if o.implementations else {}))
-    values = [{"name": v.name, "bytes": int(v.bytes), "keep": v.keep} for v in graph.values]
+    values = [{"name": v.name, "bytes": v.bytes, "keep": v.keep} for v in graph.values]
     return {"format": GRAPH_FORMAT_VALUES, **head, "operations": operations, "values": values}
 
 
-_HEAD = ("format", "name", "source", "cost_unit", "fixed_bytes", "loss")
-_NODE = ("name", "op", "bytes", "cost", "backward", "workspace_bytes")
-_OPERATION = ("name", "op", "inputs", "outputs", "cost", "workspace_bytes", "backward", "run_once", "work",
-              "implementations")  # fmt: skip
-_IMPLEMENTATION = tuple(field.name for field in fields(Implementation))
-_WORK = tuple(field.name for field in fields(Work))
-_VALUE = ("name", "bytes", "keep")
-_KNOWN = {*_HEAD, *_NODE, *_OPERATION, *_IMPLEMENTATION, *_WORK, *_VALUE, "nodes", "edges", "operations", "values"}
-_EMPTY: dict[type, Any] = {int: 0, str: "", list: (), bool: False, dict: {}}  # what stands for a field that is wrong
+# Fields of the records, each with its type and its default; `...` is for a field that must be there.
+_COUNT, _IDS = "a non-negative integer", "a list of value ids"  # beside Python's types
+_NULL = type(None)
+_Fields = dict[str, tuple[Any, Any]]
+_HEAD: _Fields = {
+    "name": (str, ...), "fixed_bytes": (_COUNT, 0), "cost_unit": (str, ...), "loss": ((int, _NULL), None),
+    "source": (str, ""),
+}  # fmt: skip
+_NODE: _Fields = {
+    "bytes": (_COUNT, ...), "cost": (_COUNT, ...), "name": (str, ...), "op": (str, ""), "backward": (bool, False),
+    "workspace_bytes": (_COUNT, 0),
+}  # fmt: skip
+_RUN: _Fields = {
+    "name": (str, ...), "inputs": (_IDS, ...), "outputs": (_IDS, ...), "cost": (_COUNT, ...),
+    "workspace_bytes": (_COUNT, 0), "work": ((dict, _NULL), None),
+}  # fmt: skip
+_OPERATION: _Fields = _RUN | {
+    "op": (str, ""), "backward": (bool, False), "run_once": (bool, False), "implementations": (list, ()),
+}  # fmt: skip
+_IMPLEMENTATION: _Fields = _RUN | {"overwrites": ((int, _NULL), None), "is_lossy": (bool, False)}
+_WORK: _Fields = {
+    "flops": ((int, _NULL), None), "bytes_moved": (_COUNT, 0), "dtype": (str, "float32"), "signature": (str, ""),
+    "published_flops": ((int, _NULL), None), "is_free": (bool, False),
+}  # fmt: skip
+_VALUE: _Fields = {"name": (str, ...), "bytes": (_COUNT, ...), "keep": (bool, False)}
+_LISTS = ("nodes", "edges", "operations", "values")
+_KNOWN = {"format", *_HEAD, *_NODE, *_OPERATION, *_IMPLEMENTATION, *_WORK, *_VALUE, *_LISTS}
+_EMPTY: dict[type, Any] = {int: 0, str: "", list: (), bool: False, dict: {}}  # in place of a wrong field
+_NAMES: dict[type, str] = {
+    int: "an integer", str: "text", list: "a list", bool: "true or false", dict: "an object", _NULL: "null",
+}  # fmt: skip
 
 
 class _Reader:
-    """Reads documents and notes every problem with its place; what is wrong is read as zero or nothing."""
+    """Reads documents and notes every problem with its place; a wrong field is read as zero or empty."""
 
     def __init__(self, unknown: UnknownKeys):
         self.problems: list[str] = []
         self.unknown = unknown
 
     def nodes(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of `Graph.from_nodes`, of a remat-graph/1 document."""
+        """Arguments of `Graph.from_nodes` for a remat-graph/1 document."""
         head = self._head(document, "nodes", "edges")
         rows = self._rows(document, "nodes", "node", _NODE)
-        return head | {
-            "deps": self._deps(self._list(document, "edges"), len(rows)),
-            "bytes": [self._count(row, "bytes", at) for row, at in rows],
-            "costs": [self._count(row, "cost", at) for row, at in rows],
-            "names": [self._field(row, "name", str, at) for row, at in rows],
-            "kinds": [self._field(row, "op", str, at, "") for row, at in rows],
-            "backward": [self._field(row, "backward", bool, at, False) for row, at in rows],
-            "workspace_bytes": [self._count(row, "workspace_bytes", at, 0) for row, at in rows],
-        }
+        deps = self._deps(self._field(document, "edges", list, "the graph"), len(rows))
+        nodes = [self._fields(row, _NODE, at) for row, at in rows]
+        columns = {"name": "names", "op": "kinds", "cost": "costs"}  # the others are called as their key
+        return head | {"deps": deps} | {columns.get(key, key): [node[key] for node in nodes] for key in _NODE}
 
     def operations_and_values(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of `Graph`, of a remat-graph/2 document."""
+        """Arguments of `Graph` for a remat-graph/2 document."""
         head = self._head(document, "operations", "values")
         rows = self._rows(document, "operations", "operation", _OPERATION)
         values = self._rows(document, "values", "value", _VALUE, may_be_empty=True)
         return head | {
             "operations": tuple(self._operation(row, at) for row, at in rows),
-            "values": tuple(
-                Value(self._field(row, "name", str, at), self._count(row, "bytes", at),
-                      self._field(row, "keep", bool, at, False))
-                for row, at in values
-            ),
-        }  # fmt: skip
-
-    def _head(self, document: dict[str, Any], *lists: str) -> dict[str, Any]:
-        self.unknown.look(document, (*_HEAD, *lists), "graph", "the graph")
-        return {
-            "name": self._field(document, "name", str, "the graph"),
-            "fixed_bytes": self._count(document, "fixed_bytes", "the graph", 0),
-            "cost_unit": self._field(document, "cost_unit", str, "the graph"),
-            "loss": self._field(document, "loss", (int, type(None)), "the graph", None),
-            "source": self._field(document, "source", str, "the graph", ""),
+            "values": tuple(Value(**self._fields(row, _VALUE, at)) for row, at in values),
         }
 
+    def _head(self, document: dict[str, Any], *lists: str) -> dict[str, Any]:
+        self.unknown.look(document, ("format", *_HEAD, *lists), "graph", "the graph")
+        return self._fields(document, _HEAD, "the graph")
+
     def _rows(
-        self, document: dict[str, Any], key: str, what: str, known: tuple[str, ...], *, may_be_empty: bool = False
+        self, document: dict[str, Any], key: str, what: str, known: _Fields, *, may_be_empty: bool = False
     ) -> list[tuple[Any, str]]:
-        """(record, its place) of every record of a list."""
-        rows = self._list(document, key)
+        """(record, place) of every record of a list."""
+        rows = self._field(document, key, list, "the graph")
         if not rows and not may_be_empty and isinstance(document.get(key), list):
             self.problems.append(f"the graph has no {key}")
         if len(rows) > MAX_OPERATIONS:
@@ -174,19 +180,19 @@ class _Reader:
             return []
         return [(self._record(row, f"{what} {i}", what, known), f"{what} {i}") for i, row in enumerate(rows)]
 
-    def _record(self, record: Any, where: str, what: str, known: tuple[str, ...]) -> dict[str, Any] | None:
-        """The record, its unknown keys noted; None, with an error noted, if it is no object."""
+    def _record(self, record: Any, where: str, what: str, known: _Fields) -> dict[str, Any] | None:
+        """Note the record's unknown keys and return it; note a problem and return None if it is no object."""
         if not isinstance(record, dict):
             self.problems.append(f"{where} must be an object, not {record!r:.60}")
             return None
-        self.unknown.look(record, known, what, where)
+        self.unknown.look(record, tuple(known), what, where)
         return record
 
     def _deps(self, edges: Sequence[Any], n_nodes: int) -> list[set[int]]:
         """[N] the nodes that each node reads."""
         deps: list[set[int]] = [set() for _ in range(n_nodes)]
         for e, edge in enumerate(edges):
-            problem = _what_is_wrong_with(edge, deps)
+            problem = _edge_problem(edge, deps)
             if problem:
                 self.problems.append(f"edge {e} {problem}")
             else:
@@ -194,101 +200,68 @@ class _Reader:
         return deps
 
     def _operation(self, row: Any, at: str) -> Operation:
-        return Operation(
-            name=self._field(row, "name", str, at),
-            kind=self._field(row, "op", str, at, ""),
-            inputs=self._ids(row, "inputs", at),
-            outputs=self._ids(row, "outputs", at),
-            cost=self._count(row, "cost", at),
-            workspace_bytes=self._count(row, "workspace_bytes", at, 0),
-            is_backward=self._field(row, "backward", bool, at, False),
-            run_once=self._field(row, "run_once", bool, at, False),
-            work=self._work(row, at),
-            implementations=tuple(
-                self._implementation(implementation, f"{at}, implementation {i}")
-                for i, implementation in enumerate(self._field(row, "implementations", list, at, ()))
-            ),
+        found = self._fields(row, _OPERATION, at)
+        implementations = tuple(
+            self._implementation(given, f"{at}, implementation {i}")
+            for i, given in enumerate(found.pop("implementations"))
         )
+        kind, is_backward, work = found.pop("op"), found.pop("backward"), self._work(found.pop("work"), at)
+        return Operation(**found, kind=kind, is_backward=is_backward, work=work, implementations=implementations)
 
     def _implementation(self, given: Any, at: str) -> Implementation:
-        row = self._record(given, at, "implementation", _IMPLEMENTATION)
-        return Implementation(
-            name=self._field(row, "name", str, at),
-            inputs=self._ids(row, "inputs", at),
-            outputs=self._ids(row, "outputs", at),
-            cost=self._count(row, "cost", at),
-            workspace_bytes=self._count(row, "workspace_bytes", at, 0),
-            overwrites=self._field(row, "overwrites", (int, type(None)), at, None),
-            is_lossy=self._field(row, "is_lossy", bool, at, False),
-            work=self._work(row, at),
-        )
+        found = self._fields(self._record(given, at, "implementation", _IMPLEMENTATION), _IMPLEMENTATION, at)
+        return Implementation(work=self._work(found.pop("work"), at), **found)
 
-    def _work(self, row: Any, at: str) -> Work | None:
-        work = self._field(row, "work", (dict, type(None)), at, None)
+    def _work(self, work: dict[str, Any] | None, at: str) -> Work | None:
         if work is None:
             return None
         at = f"{at}.work"
-        self.unknown.look(work, _WORK, "work", at)
-        return Work(
-            flops=self._field(work, "flops", (int, type(None)), at, None),
-            bytes_moved=self._count(work, "bytes_moved", at, 0),
-            dtype=self._field(work, "dtype", str, at, "float32"),
-            signature=self._field(work, "signature", str, at, ""),
-            published_flops=self._field(work, "published_flops", (int, type(None)), at, None),
-            is_free=self._field(work, "is_free", bool, at, False),
-        )
+        self.unknown.look(work, tuple(_WORK), "work", at)
+        return Work(**self._fields(work, _WORK, at))
 
-    def _ids(self, row: Any, key: str, at: str) -> tuple[int, ...]:
-        ids = self._field(row, key, list, at)
-        if all(type(i) is int for i in ids):
-            return tuple(ids)
-        self.problems.append(f"{at}: '{key}' must be a list of value indices")
-        return ()
+    def _fields(self, record: Any, known: _Fields, at: str) -> dict[str, Any]:
+        return {key: self._field(record, key, kind, at, default) for key, (kind, default) in known.items()}
 
-    def _list(self, document: dict[str, Any], key: str) -> Sequence[Any]:
-        return self._field(document, key, list, "the graph")
-
-    def _count(self, record: Any, key: str, at: str, default: Any = ...) -> int:
-        """A non-negative integer."""
-        number = self._field(record, key, int, at, default)
-        if 0 <= number <= MAX_BYTES:
-            return number
-        what = "must not be negative, but is" if number < 0 else f"must be at most {MAX_BYTES}, but is"
-        self.problems.append(f"{at}: '{key}' {what} {number if abs(number) < 10**30 else 'far beyond'}")
-        return 0
-
-    def _field(self, record: Any, key: str, types: type | tuple[type, ...], at: str, default: Any = ...) -> Any:
-        wanted = types if isinstance(types, tuple) else (types,)
+    def _field(self, record: Any, key: str, kind: Any, at: str, default: Any = ...) -> Any:
+        wanted = {_COUNT: (int,), _IDS: (list,)}.get(kind) or (kind if isinstance(kind, tuple) else (kind,))
         if not isinstance(record, dict):  # noted already
             return _EMPTY[wanted[0]]
-        if key not in record:
-            if default is ...:
-                slip = nearest(key, record.keys() - _KNOWN, 1, alike=0.7)
-                hint = f"; did you mean '{key}' by '{slip[0]:.60}'?" if slip else ""
-                self.problems.append(f"{at} lacks '{key}'{hint}")
-                return _EMPTY[wanted[0]]
+        if key in record:
+            value = record[key]
+            problem = _type_problem(value, wanted) or _range_problem(value, kind)
+            if not problem:
+                return tuple(value) if kind == _IDS else value
+            self.problems.append(f"{at}: '{key}' {problem}")
+        elif default is not ...:
             return default
-        value = record[key]
-        if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-            names = " or ".join(_NAMES[kind] for kind in wanted)
-            self.problems.append(f"{at}: '{key}' must be {names}, not {value!r:.60}")
-            return _EMPTY[wanted[0]]
-        if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
-            self.problems.append(f"{at}: '{key}' holds half a character (a lone surrogate): {value!r:.60}")
-            return ""
-        if isinstance(value, str) and holds_control_character(value):
-            self.problems.append(f"{at}: '{key}' holds a control character: {value!r:.60}")
-            return ""
-        return value
+        else:
+            slip = nearest(key, record.keys() - _KNOWN, 1, alike=0.7)
+            hint = f"; did you mean '{key}' by '{slip[0]:.60}'?" if slip else ""
+            self.problems.append(f"{at} lacks '{key}'{hint}")
+        return _EMPTY[wanted[0]]
 
 
-_NAMES: dict[type, str] = {
-    int: "an integer", str: "text", list: "a list", bool: "true or false", dict: "an object", type(None): "null",
-}  # fmt: skip
+def _type_problem(value: Any, wanted: tuple[type, ...]) -> str:
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+        return f"must be {' or '.join(_NAMES[kind] for kind in wanted)}, not {value!r:.60}"
+    if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+        return f"holds half a character (a lone surrogate): {value!r:.60}"
+    if isinstance(value, str) and holds_control_character(value):
+        return f"holds a control character: {value!r:.60}"
+    return ""
 
 
-def _what_is_wrong_with(edge: Any, deps: Sequence[set[int]]) -> str:
-    """Why a pair is no edge between nodes whose edges so far are `deps`; '' if it is one."""
+def _range_problem(value: Any, kind: Any) -> str:
+    if kind == _COUNT and not 0 <= value <= MAX_BYTES:
+        limit = "must not be negative" if value < 0 else f"must be at most {MAX_BYTES}"
+        return f"{limit}, but is {value if abs(value) < 10**30 else 'far beyond'}"
+    if kind == _IDS and not all(type(i) is int for i in value):
+        return "must be a list of value indices"
+    return ""
+
+
+def _edge_problem(edge: Any, deps: Sequence[set[int]]) -> str:
+    """The reason that `edge` cannot be added to the edges `deps`; '' if it can."""
     if not (isinstance(edge, list) and len(edge) == 2 and all(type(u) is int for u in edge)):
         return f"must be a pair of node indices, not {edge!r:.60}"
     u, v = edge

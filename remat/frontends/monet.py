@@ -1,20 +1,20 @@
-"""Training graphs of MONeT (Shah et al., ICLR 2021, arXiv 2010.14501): five networks, several ways to run operations.
+"""Training graphs of MONeT (Shah et al., ICLR 2021, arXiv 2010.14501): five networks with implementations.
 
 With ``implementations="none"`` the graphs of ResNet50, U-Net and VGG16 are those published with monet-schedules: same
-kinds, bytes and edges. The rules that this took, all checked against them:
+kinds, bytes and edges. They follow from these rules, all checked against the published graphs:
 
-- Backward operations come in reverse order; a convolution or matrix product has two, ``_param_grad`` of 0 bytes and
-  then ``_ip_grad``, a depthwise convolution one that does both. The input batch needs no gradient: 0 bytes, no cost.
-- An operation's gradient has the bytes of all of its inputs together (``add_``, ``cat``), and whoever reads one reads
-  all. Where an activation has several readers, its backward reads all of their gradients: adding up is free.
-- Convolutions' and products' ``_param_grad``, ReLU, batch normalization and max pooling read their input; ``hardtanh_``
-  and ``dropout`` their output; ``add``, ``cat``, ``flatten`` and average pooling nothing.
+- Backward operations come in reverse order. A convolution or matrix product has two, ``_param_grad`` of 0 bytes and
+  then ``_ip_grad``; a depthwise convolution has one for both. The input batch needs no gradient: 0 bytes, no cost.
+- An operation's gradient has the bytes of all of its inputs together (``add_``, ``cat``), and each reader reads
+  all of it. The backward of an activation with several readers reads all of their gradients: adding up is free.
+- In the backward pass ``_param_grad`` of convolutions and products, ReLU, batch normalization and max pooling read
+  their input; ``hardtanh_`` and ``dropout`` their output; ``add``, ``cat``, ``flatten`` and average pooling neither.
 - Every value, and `fixed_bytes`, is rounded to the nearest KiB (half to even).
-- `fixed_bytes` is the input batch, parameters, running statistics and a gradient for every parameter, counted from the
-  beginning though each is made in the backward pass; nothing of an optimizer.
+- `fixed_bytes` is the input batch, parameters, running statistics and a gradient for every parameter, which counts
+  from the beginning although the backward pass makes it. It holds nothing of an optimizer.
 
-Where the profile says nothing of a network (GoogLeNet, MobileNetV2) the same rules are applied. GoogLeNet's loss reads
-the logits of both auxiliary heads too.
+The same rules apply to networks without a published profile (GoogLeNet, MobileNetV2). GoogLeNet's loss also reads
+the logits of both auxiliary heads.
 
 Costs of alternatives are modelled: see `add_implementations`, which also explains their names.
 """
@@ -55,30 +55,29 @@ def monet_graph(
     """The training graph of one of `NETWORKS`.
 
     Args:
-        batch: as published, if None.
-        implementations: a level of MONeT's ablation, each with what those before it have: ``none``, ``in_place``,
-            ``conv``, ``output``, ``intermediate``; ``joint`` is all.
+        batch: None for the published batch.
+        implementations: a level of MONeT's ablation, each of which includes the levels before it: ``none``,
+            ``in_place``, ``conv``, ``output``, ``intermediate``; ``joint`` is all.
         profile: the published graph of that network and batch (`remat.load_graph` reads instances/p100). Default
-            implementations then have its measured costs. Each alternative has that of its default times the ratio of
-            their roofline times on `gpu`: modelled.
-        gpu: a device of `remat.cost.gpus()`, whose roofline gives costs where there is no profile.
-        winograd: whether the level ``conv`` and later ones have it: its costs are the least certain by far.
-        gist: add what the strategy ``gist`` needs (`with_gist`), at that `sparsity`.
+            implementations then have its measured costs. The cost of an alternative is modelled: that of its default
+            times the ratio of their roofline times on `gpu`.
+        gpu: a device of `remat.cost.gpus()`, whose roofline gives the costs without a profile.
+        winograd: whether the level ``conv`` and later ones include Winograd, whose costs are the least certain by far.
+        gist: add the implementations for the strategy ``gist`` (`with_gist`), at that `sparsity`.
 
     Raises:
-        InvalidInput: no such network or level, or a profile of another graph.
+        InvalidInput: unknown network or level, or a profile of another graph.
     """
     if name not in NETWORKS:
         raise unknown_name("network", name, NETWORKS)
     batch = BATCHES[name] if batch is None else batch
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise InvalidInput(f"batch must be a positive integer, not {batch!r}")
-    device = load_gpu(gpu) if isinstance(gpu, str) else gpu
     graph = training_graph(
-        NETWORKS[name](batch), f"{name}_b{batch}", implementations=implementations, profile=profile, gpu=device,
+        NETWORKS[name](batch), f"{name}_b{batch}", implementations=implementations, profile=profile, gpu=gpu,
         winograd=winograd,
     )  # fmt: skip
-    return with_gist(graph, sparsity, gpu=device) if gist else graph
+    return with_gist(graph, sparsity, gpu=gpu) if gist else graph
 
 
 def training_graph(
@@ -98,11 +97,11 @@ def training_graph(
 
 
 def plain_pytorch(graph: Graph) -> Plan:
-    """The plan that PyTorch executes when asked for nothing: activations in place, everything else kept.
+    """The plan that PyTorch executes by default: activations in place, everything else kept.
 
-    ReLU and ``add_`` are written over their input, ReLU's backward reads its output, max pooling keeps int64 indices,
-    convolutions run by their default. Not so in PyTorch, but in the published graphs: gradients of ``add``, ``cat`` and
-    ``flatten`` are copies rather than views, and dropout's backward reads its output instead of a mask.
+    ReLU and ``add_`` overwrite their input, ReLU's backward reads its output, max pooling keeps int64 indices, and
+    convolutions run by their default. Unlike PyTorch, the published graphs copy the gradients of ``add``, ``cat`` and
+    ``flatten`` instead of viewing them, and dropout's backward reads its output instead of a mask.
 
     Raises:
         InvalidInput: the graph lacks these implementations, which ``monet_graph(name)`` has.
@@ -113,19 +112,19 @@ def plain_pytorch(graph: Graph) -> Plan:
             f"graph '{graph.name}' has no implementations in place and none that read outputs; plain PyTorch needs a "
             "graph of remat.frontends.monet.monet_graph(..., implementations='joint')"
         )
-    implementations = []
+    chosen = []
     for op in graph.operations:
         wanted = _PLAIN_BACKWARD if op.is_backward else _PLAIN_FORWARD
         if op.kind in ("aten::dropout", "aten::batch_norm_ip_grad"):
             wanted = ()
-        implementations.append(
+        chosen.append(
             next((implementation.name for implementation in op.implementations if implementation.name in wanted), "")
         )
-    return Plan.from_order(graph, range(len(graph)), implementations=implementations)
+    return Plan.from_order(graph, range(len(graph)), implementations=chosen)
 
 
 def _default(layers: Sequence[Layer], name: str) -> Graph:
-    """Default implementations only, without costs; value i is the output of operation i, layer k is operation k - 1."""
+    """Default implementations without costs; value i is the output of operation i, layer k is operation k - 1."""
     last = len(layers) - 1
     readers: list[list[int]] = [[] for _ in layers]
     deps: list[list[int]] = []
@@ -143,7 +142,8 @@ def _default(layers: Sequence[Layer], name: str) -> Graph:
     kinds.append("loss::loss")
     sizes.append(sum(layers[k].bytes for k in ends))
     works.append(Work(0, 2 * sizes[-1]))
-    gradient = dict.fromkeys(ends, loss)  # layer -> operation that makes what its backward starts from
+    # layer k -> operation that makes the gradient of its output, for ends; -k -> the one that makes that of its inputs
+    gradient = dict.fromkeys(ends, loss)
     for k in range(last, 0, -1):
         layer = layers[k]
         of_output = [gradient[k]] if k in gradient else [gradient[-reader] for reader in readers[k]]
@@ -153,7 +153,7 @@ def _default(layers: Sequence[Layer], name: str) -> Graph:
             deps.append([*forward, *of_output])
             kinds.append(f"{layer.kind}_param_grad")
             sizes.append(0)
-        gradient[-k] = len(deps)  # of its inputs
+        gradient[-k] = len(deps)
         if layer.has_two_gradients or not (layer.kind == "aten::_convolution" or layer.kind in _READS_INPUT):
             forward = [k - 1] if layer.kind in _READS_OUTPUT else []
         deps.append([*forward, *of_output])
@@ -172,14 +172,13 @@ def _default(layers: Sequence[Layer], name: str) -> Graph:
 
 
 def _gradient_work(layer: Layer, input_bytes: Sequence[int]) -> list[Work]:
-    """Each tensor that a backward operation touches is moved once."""
-    of_inputs, is_first = sum(input_bytes), layer.inputs == (0,)
+    """The work of a layer's backward operations; each moves every tensor that it touches once."""
+    of_inputs = sum(input_bytes)
     if layer.weight_bytes:
-        to_weights = Work(layer.flops, of_inputs + layer.bytes + layer.weight_bytes)
-        to_input = Work(layer.flops, layer.bytes + layer.weight_bytes + of_inputs, is_free=is_first)
+        moved = of_inputs + layer.bytes + layer.weight_bytes  # for either gradient
         if layer.has_two_gradients:
-            return [to_weights, to_input]
-        return [Work(2 * layer.flops, to_weights.bytes_moved + to_input.bytes_moved)]
+            return [Work(layer.flops, moved), Work(layer.flops, moved, is_free=layer.inputs == (0,))]
+        return [Work(2 * layer.flops, 2 * moved)]
     saved = of_inputs if layer.kind in _READS_INPUT else layer.bytes if layer.kind in _READS_OUTPUT[:2] else 0
     return [Work(layer.flops, layer.bytes + saved + layer.saved_bytes + of_inputs, is_free=_is_view(layer))]
 
@@ -194,7 +193,7 @@ def _nearest_kib(size: int) -> int:
 
 
 def _check_same(graph: Graph, profile: Graph) -> None:
-    """Raise `InvalidInput`, with the first difference, if `profile` has other kinds, bytes or edges."""
+    """Raise `InvalidInput`, naming the first difference, if `profile` has other kinds, bytes or edges."""
     n = len(graph)
     if len(profile) != n:
         raise InvalidInput(f"profile '{profile.name}' has {len(profile)} operations, but '{graph.name}' has {n}")

@@ -1,7 +1,7 @@
 """The five networks of MONeT (Shah et al., ICLR 2021) as lists of layers with shapes; no framework is imported.
 
-Kinds are those of the traces that MONeT works on; work is counted as the frontends count it: 2 FLOPs per multiply-add,
-each tensor read or written once. `remat.frontends.monet` makes training graphs of them.
+Kinds are those of MONeT's traces. Work is counted as in the frontends: 2 FLOPs per multiply-add, each tensor read or
+written once. `remat.frontends.monet` makes training graphs of the networks.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Layer:
         shape: of its output.
         flops: 2 per multiply-add.
         weight_bytes: of its weight matrix or filters, biases excluded.
-        saved_bytes: what it writes beside its output in PyTorch: pooling indices, dropout masks.
-        parameters: number of elements trained, biases included.
+        saved_bytes: pooling indices or dropout masks, which PyTorch writes beside the output.
+        parameters: number of trained elements, biases included.
         buffers: number of elements of running statistics.
         kernel, stride, groups: of a convolution.
     """
@@ -48,12 +48,12 @@ class Layer:
 
     @property
     def has_two_gradients(self) -> bool:
-        """Whether the gradients of weights and input are operations of their own; not so for depthwise ones."""
+        """Whether the gradients of weights and input are separate operations; depthwise convolutions have one."""
         return self.kind == "aten::addmm" or (self.kind == "aten::_convolution" and self.groups == 1)
 
 
 class Network:
-    """Records layers; each method returns the number of the layer that it adds."""
+    """A list of layers; each method returns the number of the layer that it adds."""
 
     def __init__(self, input_shape: tuple[int, ...]):
         self.layers = [Layer("input", (), input_shape)]
@@ -66,7 +66,7 @@ class Network:
         return self.layers[x].shape
 
     def conv(self, x: int, channels: int, kernel: int, stride: int = 1, *, groups: int = 1, bias: bool = False) -> int:
-        """With the padding that keeps the size at stride 1."""
+        """A convolution, padded so that stride 1 keeps the size."""
         n, c, h, w = self.shape(x)
         pad = kernel // 2
         shape = (n, channels, *((side + 2 * pad - kernel) // stride + 1 for side in (h, w)))
@@ -185,7 +185,7 @@ _BLOCKS_5 = ((256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128))
 
 
 def googlenet(batch: int) -> Network:
-    """GoogLeNet at 224 x 224 as torchvision trains it, and so MONeT: both auxiliary heads, which end in logits too.
+    """GoogLeNet at 224 x 224 as torchvision, and thus MONeT, trains it: both auxiliary heads also end in logits.
 
     With batch normalization, and 3 x 3 where the paper has 5 x 5 (torchvision's issue 906).
     """
@@ -218,7 +218,7 @@ def googlenet(batch: int) -> Network:
     return net
 
 
-# MobileNetV2's table 2: expansion, channels, repeats, stride of the first
+# Table 2 of MobileNetV2: expansion, channels, repeats, stride of the first repeat
 _GROUPS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 
 

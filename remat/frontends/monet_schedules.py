@@ -1,25 +1,25 @@
-"""Graphs from a clone of monet-schedules: what MONeT (Shah et al., ICLR 2021) profiled on a P100 and solved with.
+"""Graphs from a clone of monet-schedules, which MONeT (Shah et al., ICLR 2021) profiled on a P100 and solved.
 
 A solution file holds ``[SolverInfo, Solution]``: the training graph with the measured costs of its mode. A cost file
-holds the measurements alone, six lists per node; it becomes a graph where the clone has no solution of that model,
-batch and mode and this project knows the network (mode ``normal``).
+holds the measurements alone, six lists per node. It becomes a graph if the clone has no solution of that model,
+batch and mode, and this project knows the network (mode ``normal``).
 
-Read off MONeT's own code and checked against the published graphs of mode ``normal``:
+These rules come from MONeT's code and were checked against the published graphs of mode ``normal``:
 
 - ``mem`` and ``fixed_mem`` are bytes, ``workspace_mem`` MiB, ``workspace_compute`` milliseconds; -1000 is an algorithm
-  that failed. Checkmate's solver rounds them to the nearest KiB and hundredth of a millisecond, and so does the import;
-  MONeT's own rounds up.
+  that failed. Like Checkmate's solver, the import rounds them to the nearest KiB and hundredth of a millisecond;
+  MONeT's own solver rounds up.
 - Every node of the solver is an operation with one output, in the order of its id, except intermediates
   (``int::...``): extra values of the forward operation before them, whose lists have an entry for each.
-- ``args[p]`` is what a node reads if it is run in its p-th way. Lists of a convolution in a mode with ``conv`` have an
-  entry for each algorithm of cuDNN instead.
+- ``args[p]`` lists the nodes that a node's p-th implementation reads. In a mode with ``conv``, the lists of a
+  convolution have an entry for each algorithm of cuDNN instead.
 - A forward operation in ``inplace_list`` may overwrite that input. Its workspace was measured as if the output took no
-  memory of its own, so the output's bytes are added to it.
+  memory of its own, so the import adds the output's bytes.
 - ``fixed_bytes`` is that of the last node: parameters, buffers, the input batch and every parameter's gradient.
 
-Two things a graph cannot say: batch normalization costs less when it is computed again (``recompute_workspace_*``; the
-cost of the first time is taken always), and some gradients were written over the one that came in (a negative
-workspace; 0 is taken). Both make plans look slower than they were, never faster.
+A graph cannot hold two facts. Batch normalization costs less when it is computed again (``recompute_workspace_*``); the
+import always takes the first cost. Some gradients were written over the incoming one (a negative workspace); the import
+takes 0. Both make plans look slower than they were, never faster.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ N_LISTS = 6  # of a cost file: workspace and time; when computed again; in place
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """One file: the graph that it became, or why it did not."""
+    """One file: its graph, or in `note` the reason that it has none."""
 
     path: Path
     graph: Graph | None = None
@@ -57,10 +57,10 @@ class NoGraph(InvalidInput):
 
 
 def import_clone(path: str | Path) -> Iterator[Imported]:
-    """Every graph of a clone of monet-schedules once, or that of one file; nothing else of it is opened.
+    """Every graph of a clone of monet-schedules once, or that of one file; opens no other files.
 
     Raises:
-        InvalidInput: there is no such file or folder, or it has no file of monet-schedules.
+        InvalidInput: the path does not exist, or holds no file of monet-schedules.
     """
     path = Path(path)
     if not path.exists():
@@ -82,7 +82,7 @@ def import_clone(path: str | Path) -> Iterator[Imported]:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """(model, batch and mode; file), solutions first: they have all that cost files have, and the graph."""
+    """(model, batch and mode; file), solutions first, because they hold the graph and all data of cost files."""
     files = sorted(folder.rglob("*.pkl"))
     for pattern in (_SOLUTION, _COSTS):
         for file in files:
@@ -96,7 +96,7 @@ def load_monet(path: str | Path) -> Graph:
 
     Raises:
         InvalidInput: in one line, naming the file: refused, damaged, or no such file.
-        NoGraph: the same of a sound file that holds costs alone.
+        NoGraph: also in one line: a sound file from which no graph can be made.
     """
     path = Path(path)
     document = read_pickle(path)
@@ -115,7 +115,7 @@ def load_monet(path: str | Path) -> Graph:
 
 
 def _from_costs(document: Sequence[Any], name: str) -> Graph:
-    """The network as this project knows it, with the costs of the file."""
+    """This project's graph of the network, with the costs of the file."""
     found = _COSTS.fullmatch(name)
     model, batch, mode = found.groups() if found else ("", "1", "")
     model = MODELS.get(model, model)

@@ -1,4 +1,4 @@
-"""What to extract a graph from, as plain data: the interface between configuration and frontends."""
+"""The network to extract a graph from, as plain data: the interface between configuration and frontends."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A network to extract; everything is JSON-ready, so that extraction can run in a child process.
+    """A network to extract; all fields fit JSON, so that extraction can run in a child process.
 
     Attributes:
-        name: of the network, e.g. ``vgg19``; of a user's own model its target.
+        name: of the network, e.g. ``vgg19``; for a user's own model its target.
         framework: ``keras``, ``torch`` or ``synthetic``.
         target: ``package.module:factory``; called with `options`.
         batch_size: samples per step.
         input_size: shape of one sample; () lets the factory decide.
         granularity: ``layer`` (Keras only, the paper's) or ``operation``.
-        accounting: ``exact`` or ``published``; under exact a layer graph's input batch is fixed.
-        dtype: that parameters and activations are cast to, one of `DTYPES`; None leaves them as the factory made them.
+        accounting: ``exact`` or ``published``; under ``exact`` the input batch of a layer graph is in the fixed bytes.
+        dtype: cast parameters and activations to it, one of `DTYPES`; None leaves them as the factory made them.
         options: keyword arguments of the factory.
     """
 
@@ -72,7 +72,7 @@ def check_options(spec: ModelSpec, factory: Callable[..., Any], arguments: Mappi
     """
     try:
         signature = inspect.signature(factory)
-    except ValueError:  # of a factory that is not written in Python
+    except ValueError:  # the factory is not written in Python
         return {}
     try:
         bound = signature.bind(**arguments)
@@ -83,16 +83,16 @@ def check_options(spec: ModelSpec, factory: Callable[..., Any], arguments: Mappi
 
 
 def _options_of(signature: inspect.Signature) -> str:
-    """What may be written on the command line, with the defaults."""
+    """The options that a user can set on the command line, with their defaults."""
     settable = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    given = ("batch_size", "input_size", "input_shape", "weights", "name")  # by the frontends
+    given = ("batch_size", "input_size", "input_shape", "weights", "name")  # frontends set these
     options = [p for p in signature.parameters.values() if p.kind in settable and p.name not in given]
     shown = [f"model.options.{p.name}={'...' if p.default is p.empty else p.default!s:.30}" for p in options]
     return f"options of the factory: {', '.join(shown)}" if shown else "the factory takes no options"
 
 
 def load_target(target: str) -> Any:
-    """The object that ``package.module:name`` names; raises `InvalidInput` with what is missing."""
+    """The object that ``package.module:name`` names; raises `InvalidInput`, naming the missing part."""
     module_name, colon, attribute = target.partition(":")
     if not colon or not module_name or not attribute:
         raise InvalidInput(f"target '{target}' must look like package.module:factory")
@@ -100,7 +100,7 @@ def load_target(target: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise InvalidInput(f"target '{target}': no module named '{error.name}'") from None
-    except (Exception, SystemExit) as error:  # the user's own module: anything can happen in it
+    except (Exception, SystemExit) as error:  # the user's own module can raise anything
         at = "" if isinstance(error, SyntaxError) else _place(error, lambda file: "importlib" not in file)
         raise InvalidInput(f"target '{target}' cannot be imported: {first_line(error)}{at}") from error
     if not hasattr(module, attribute):
@@ -109,13 +109,13 @@ def load_target(target: str) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """Kind and first line of an exception, for a message of one line."""
+    """Type and first line of an exception, for a message of one line."""
     text = (str(error).strip().splitlines() or [""])[0][:200]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def place_in_target(error: BaseException, target: str) -> str:
-    """`` (file.py, line 12)``: the innermost line of the target's own module that `error` came through, or nothing."""
+    """`` (file.py, line 12)``: the innermost line of the target's own module in the traceback of `error`, or ''."""
     own = getattr(sys.modules.get(target.partition(":")[0]), "__file__", None)
     return _place(error, lambda file: file == own) if own else ""
 

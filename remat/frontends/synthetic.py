@@ -19,15 +19,14 @@ MAX_NODES = 100_000
 
 
 def extract(spec: ModelSpec) -> Graph:
-    """The graph of ``remat.frontends.synthetic:chain`` (or layered, skip, any factory returning a Graph).
+    """The graph of ``remat.frontends.synthetic:chain`` (or layered, skip, any factory that returns a Graph).
 
-    Sizes are per sample: `spec.batch_size` multiplies bytes and costs. `input_size` means nothing here.
+    Sizes are per sample: `spec.batch_size` multiplies bytes and costs. An `input_size` is refused.
 
     Raises:
         InvalidInput: an option that cannot be used.
     """
-    if isinstance(spec.batch_size, bool) or not isinstance(spec.batch_size, int) or spec.batch_size < 1:
-        raise InvalidInput(f"batch_size must be a positive integer, not {spec.batch_size!r}")
+    _check(batch_size=spec.batch_size)
     if spec.input_size:
         raise InvalidInput(f"{spec.name}: synthetic graphs have no input_size; their options are n, depth, seed, ...")
     factory = load_target(spec.target)
@@ -54,7 +53,7 @@ def chain(
     Args:
         n: number of layers.
         bytes, cost: of each layer's output and forward computation, per sample.
-        varied: draw both uniformly from 1 to twice these values instead.
+        varied: draw both uniformly from 1 to twice these values.
         seed: of the draw.
     """
     _check(n=n, bytes=bytes, cost=cost, batch_size=batch_size)
@@ -74,12 +73,12 @@ def skip(
     batch_size: int = 1,
     name: str = "skip",
 ) -> Graph:
-    """A U-shaped network: `depth` layers down, as many up, each of these reading its mirror image as well.
+    """A U-shaped network: `depth` layers down and as many up; each layer up also reads its mirror image.
 
     Args:
-        depth: layers on each side; with the bottom layer 2 depth + 1, with loss and backward 4 depth + 3.
+        depth: layers on each side; 2 depth + 1 with the bottom layer, 4 depth + 3 with loss and backward.
         bytes, cost: of the outermost layers, per sample.
-        halve: each level deeper is half as large (U-Net's activations); costs stay.
+        halve: halve the bytes at each deeper level (U-Net's activations); costs stay.
         varied: draw bytes and costs uniformly from 1 to twice these values.
         seed: of the draw.
     """
@@ -106,21 +105,21 @@ def layered(
     batch_size: int = 1,
     name: str = "layered",
 ) -> Graph:
-    """A random layered graph in the manner of MOCCASIN's (Bartan et al., ICML 2023), without a backward pass.
+    """A random layered graph like MOCCASIN's (Bartan et al., ICML 2023), without a backward pass.
 
-    One source, layers of about sqrt((n - 2) width) nodes, one sink. The published generator is not at hand;
+    One source, layers of about sqrt((n - 2) width) nodes, one sink. The published generator is not available;
     parameters have the meaning that its file names and graphs suggest.
 
     Args:
         n: nodes, source and sink included.
         width: ratio of mean layer width to number of layers.
         variability: layer widths are uniform within this share of the mean.
-        density: probability of an edge between two nodes of consecutive layers, beside the one edge in that
-            every node is given and the one out that no node may lack.
+        density: probability of an edge between two nodes of consecutive layers. In any case each node gets
+            one edge in and at least one edge out.
         skips: edges over more than one layer, as a share of all edges.
-        max_bytes: sizes lie between 1 and this, small ones likelier (mean a third).
-        max_cost: costs are uniform on 0 to this.
-        seed: of everything random.
+        max_bytes: sizes lie between 1 and this; small ones are more likely (the mean is a third).
+        max_cost: costs are uniform from 0 to this.
+        seed: of all random draws.
     """
     _check(n=n, max_bytes=max_bytes, max_cost=max_cost, batch_size=batch_size)
     if n < 3:
@@ -131,7 +130,7 @@ def layered(
     levels = [[0], *_levels(n - 2, width, variability, random), [n - 1]]
     edges = _edges(levels, density, skips, random)
     deps: list[list[int]] = [[] for _ in range(n)]
-    for u, v in sorted(edges):
+    for u, v in edges:
         deps[v].append(u)
     draw = np.minimum(random.uniform(size=n), random.uniform(size=n))
     sizes = (1 + np.floor(draw * max_bytes)).astype(np.int64) * batch_size
@@ -142,13 +141,11 @@ def layered(
 
 
 def _levels(n: int, width: float, variability: float, random: np.random.Generator) -> list[list[int]]:
-    """Consecutive node ids 1..n in layers."""
-    count = max(1, round((n / width) ** 0.5))
-    count = min(count, n)
-    share = 1 + variability * random.uniform(-1, 1, size=count)
-    share = np.maximum(share, 1e-3)
+    """Node ids 1..n in layers of consecutive ids."""
+    count = min(max(1, round((n / width) ** 0.5)), n)
+    share = np.maximum(1 + variability * random.uniform(-1, 1, size=count), 1e-3)
     sizes = np.ones(count, dtype=np.int64)
-    # Every layer has one node; the rest go where the drawn widths leave the largest deficit.
+    # Every layer has one node; each other node goes to the layer with the largest deficit to its drawn width.
     target = share / share.sum() * n
     for _ in range(n - count):
         sizes[int(np.argmax(target - sizes))] += 1
@@ -197,7 +194,7 @@ def _training(
     batch_size: int,
     what: str,
 ) -> Graph:
-    """Forward graph, loss on its last node, mirrored gradients as in Checkmate's layer graphs."""
+    """The forward graph, a loss on its last node, and mirrored gradients as in Checkmate's layer graphs."""
     n = len(forward_deps)
     users: list[list[int]] = [[] for _ in range(n)]
     for v, dep in enumerate(forward_deps):

@@ -1,4 +1,4 @@
-"""``python -m remat.search``: compile the search now, so that the first solve need not."""
+"""``python -m remat.search``: compile the search now, so that the first solve does not have to."""
 
 from __future__ import annotations
 

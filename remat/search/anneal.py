@@ -14,28 +14,26 @@ from remat.arrays import GraphArrays
 from remat.compiled import is_compiled
 from remat.graph import Graph
 from remat.search import kernel
-from remat.search.kernel import ARENA_TOP, BUDGET, COST, EXCESS, LARGE
-from remat.search.state import State, new_state
+from remat.search.kernel import ARENA_TOP, BUDGET, COST, EXCESS, LARGE, N_REALS, N_SCALARS, State
 
-# Temperatures in mean operation costs. A round starts hot enough to build a plan anew, each time
-# from another temperature because no one suits all graphs, or just warm enough to rearrange the best plan
-# of all threads.
+# Temperatures in mean operation costs. A round starts hot enough to build a plan anew (HOT is a cycle, because no
+# single temperature suits all graphs), or just warm enough to rearrange the best plan of all threads.
 HOT, WARM, COLD = (1.0, 0.5, 2.0), 0.1, 0.003
-FIRST_ROUND = 20_000  # moves; each round is GROWTH times as long as the one before
+FIRST_ROUND = 20_000  # moves; each cycle of rounds is GROWTH times as long as the one before
 GROWTH = 2.0
 CYCLE = 2  # rounds of one length: a hot one, then warm ones
-LONGEST_ROUND = 2_500  # moves per operation; from there on more rounds are better than longer ones
-CHUNK_S = 0.05  # how long compiled code runs before the clock is looked at
-FIXED_CHUNK = 8192  # moves; the same where runs must repeat exactly
+LONGEST_ROUND = 2_500  # moves per operation; beyond that, more rounds are better than longer ones
+CHUNK_S = 0.05  # duration of one call of compiled code, between two looks at the clock
+FIXED_CHUNK = 8192  # moves of one call in runs that must repeat exactly
 ROOM = 16  # runs per operation and copies per value, to begin with
-LEAST_ROOM, MOST_STATE_BYTES = 256, 1 << 27  # beyond both a plan repeats too much: memory stays linear in the graph
-REPORT_SHARE = 20.0
+LEAST_ROOM, MOST_STATE_BYTES = 256, 1 << 27  # a plan beyond both repeats too much; memory stays linear in the graph
+REPORT_SHARE = 20.0  # between two reports, in durations of a report
 LARGEST_SUM = 1 << 61  # of bytes, or of costs, over all stages
-# Price of all bytes above the budget in one stage, in costs of the whole graph. From a low one what saves the most
-# goes first, and the price rises where the excess does not fall; small graphs have a first plan sooner from a high one,
-# with which every other thread begins there.
+# Price of all bytes above the budget in one stage, in costs of the whole graph. From a low price the moves that save
+# the most come first, and the price rises where the excess does not fall. Small graphs get a first plan sooner from a
+# high price, so every other thread begins with it there.
 LOW_PRICE, FIRST_PRICE = 0.001, 0.1
-DEAR = 1.05  # cost of a plan with less excess, of one's own, beyond which one goes on from one's own
+DEAR = 1.05  # a thread keeps its own plan if the shared one, with less excess, costs more than this times as much
 NOTHING = 1 << 120  # cost and excess before there is a plan
 
 
@@ -57,7 +55,7 @@ class Best:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def offer(self, order: np.ndarray, cost: int, excess: int) -> bool:
-        """Take the plan if it is better; whether it was."""
+        """Keep the plan if it is better; whether it is."""
         with self.lock:
             if (excess, cost) >= (self.excess, self.cost):
                 return False
@@ -69,8 +67,8 @@ class Annealer:
     """One annealing run on one state: a seed, a budget, a plan that changes.
 
     Attributes:
-        unit, cost_unit: the bytes, and the cost, that count as one: 1, or more where sums over all stages
-            would not fit 64 bits.
+        unit, cost_unit: bytes and cost that count as one: more than 1 where sums over all stages would not
+            fit 64 bits.
     """
 
     def __init__(self, graph: Graph, budget_bytes: int, seed: int, arrays: GraphArrays | None = None) -> None:
@@ -83,13 +81,8 @@ class Annealer:
         self.mean_cost = total / n  # in cost units, as everything inside
         self.low_price = LOW_PRICE * total / max(1.0, float(self.arrays.size_bytes.sum()) / self.unit)
         self.price = self.low_price * (1.0 if n >= LARGE else FIRST_PRICE / LOW_PRICE)
-        self.state = self._new_state(ROOM, 4 * n + 1000, 0)
-        self.set_budget(budget_bytes - graph.fixed_bytes)
-
-    def set_budget(self, variable_bytes: int) -> None:
-        """Bytes above the fixed ones; the plan must be loaded again after a change."""
-        self.budget = max(variable_bytes, 0) // self.unit
-        self.state.scalar[BUDGET] = self.budget
+        self.budget = max(budget_bytes - graph.fixed_bytes, 0) // self.unit
+        self.state = self._new_state(ROOM, 4 * n + 1000)
 
     def load(self, order: np.ndarray) -> bool:
         """Start from a staged plan's computations; False if it repeats too much to be searched."""
@@ -101,18 +94,18 @@ class Annealer:
             return False
         if room > self.state.computed.shape[1] or 2 * len(order) + 8 * n > len(self.state.arena):
             random = self.state.random.copy()
-            self.state = self._new_state(room, 4 * len(order) + 16 * n + 1000, self.budget)
+            self.state = self._new_state(room, 4 * len(order) + 16 * n + 1000)
             self.state.random[:] = random
         return bool(kernel.load_order(self.state, order))
 
     @property
     def cost(self) -> int:
-        """Of the current plan; at most `cost_unit` too low for each computation."""
+        """Cost of the current plan; at most `cost_unit` too low for each computation."""
         return int(self.state.scalar[COST]) * self.cost_unit
 
     @property
     def excess(self) -> int:
-        """Sum over stages of what the current plan holds above the budget, in `unit` bytes."""
+        """Sum over stages of the current plan's bytes above the budget, in `unit` bytes."""
         return int(self.state.scalar[EXCESS])
 
     def order(self) -> np.ndarray:
@@ -134,27 +127,24 @@ class Annealer:
     ) -> bool:
         """Cool from `hot` to `cold` (in mean operation costs) over `moves` moves; False if stopped.
 
-        With a deadline the temperature follows whichever of moves and time is further on. `fixed` looks
+        With a deadline the temperature follows the moves or the time, whichever is further on. `fixed` looks
         at the clock after a fixed number of moves, so that a run repeats exactly.
         """
         done, chunk, began = 0, FIXED_CHUNK if fixed else 2000, time.monotonic()
         seen_cost, seen_excess = int(self.state.scalar[COST]), self.excess
         best.offer(self.order(), self.cost, seen_excess)
         while done < moves:
-            progress = done / moves
-            if deadline < float("inf"):
-                progress = max(progress, (time.monotonic() - began) / max(deadline - began, 1e-9))
+            started = time.monotonic()
+            progress = max(done / moves, (started - began) / max(deadline - began, 1e-9))
             n = min(chunk, moves - done)
-            following = min(1.0, progress + n / moves)
             if progress >= 1.0 or should_stop():
                 return False
-            low = max(hot * (cold / hot) ** following, 1e-12) * self.mean_cost
             high = max(hot * (cold / hot) ** progress, 1e-12) * self.mean_cost
-            started = time.monotonic()
+            low = max(hot * (cold / hot) ** min(1.0, progress + n / moves), 1e-12) * self.mean_cost
             seen_cost, seen_excess, length, self.price = kernel.anneal(
                 self.state, n, high, low, self.price, seen_cost, seen_excess
             )
-            took = time.monotonic() - started
+            took_s = time.monotonic() - started
             done += n
             best.moves += n
             order = self.state.order[:length].copy()
@@ -163,24 +153,43 @@ class Annealer:
             if self.state.scalar[ARENA_TOP] > 0.7 * len(self.state.arena):
                 self.load(self.order())  # more room
             if not fixed:
-                chunk = int(np.clip(n * CHUNK_S / max(took, 1e-6), 500, 1_000_000))
+                chunk = int(np.clip(n * CHUNK_S / max(took_s, 1e-6), 500, 1_000_000))
         return True
 
-    def _new_state(self, room: int, list_room: int, budget: int) -> State:
+    def _new_state(self, room: int, list_room: int) -> State:
+        """An empty state; `room` intervals per value and computations per operation."""
         arrays = self.arrays
-        if self.unit > 1 or self.cost_unit > 1:
-            scaled = {name: getattr(arrays, name) for name in GraphArrays.__slots__}
-            # Sizes are rounded up and the budget down, so that a plan found is a plan; costs down, so that
-            # one that runs nothing twice is known as such.
-            scaled["size_bytes"] = -(-arrays.size_bytes // self.unit)
-            scaled["workspace_bytes"] = -(-arrays.workspace_bytes // self.unit)
-            scaled["cost"] = arrays.cost // self.cost_unit
-            arrays = GraphArrays(**scaled)
-        return new_state(arrays, room, list_room, budget, self.seed)
+        n, n_values = len(arrays.cost), len(arrays.size_bytes)
+        scalar = np.zeros(N_SCALARS, dtype=np.int64)
+        scalar[BUDGET] = self.budget
+
+        def ints(*shape: int) -> np.ndarray:
+            return np.zeros(shape, dtype=np.int32)
+
+        def longs(*shape: int) -> np.ndarray:
+            return np.zeros(shape, dtype=np.int64)
+
+        return State(
+            arrays.in_start, arrays.in_ids, arrays.out_start, arrays.out_ids, arrays.use_start, arrays.use_ids,
+            arrays.producer,
+            # Sizes are rounded up and the budget down, so that a plan that is found really fits. Costs are rounded
+            # down, so that a plan without repeats reaches the target.
+            -(-arrays.size_bytes // self.unit), arrays.cost // self.cost_unit,
+            -(-arrays.workspace_bytes // self.unit), arrays.keep, arrays.run_once,
+            intervals=ints(n_values, 2 * room), n_intervals=ints(n_values),
+            computed=ints(n, room), n_computed=ints(n),
+            list_start=longs(n), list_length=ints(n), list_room=ints(n), arena=ints(list_room),
+            through=longs(n), peak=longs(n), stage_cost=longs(n),
+            log=longs(64 * n + 100_000), queue=ints(n + 1), queued=np.zeros(n + 1, dtype=np.bool_),
+            seeds=ints(2 * n + 64, 2), random=kernel.random_state(self.seed), scalar=scalar, real=np.zeros(N_REALS),
+            order=ints(list_room), scratch_stack=ints(n + 1), scratch_list=ints(n + 1),
+            mark_op=longs(n), mark_value=longs(n_values), last_use=ints(n_values), residence=ints(n_values),
+            logged_value=longs(n_values), logged_op=longs(n),
+        )  # fmt: skip
 
 
 def _unit(total: int, stages: int) -> int:
-    """A power of two: 1 where `total` in every stage fits 64 bits."""
+    """The least power of two with which the sum of `total` over the stages fits 64 bits."""
     unit = 1
     while total // unit * stages >= LARGEST_SUM:
         unit *= 2
@@ -205,23 +214,23 @@ def minimise_cost(
     """Anneal until the deadline (`time.monotonic()`), the work limit or the target is reached.
 
     Args:
-        start: computations of a staged plan; by default every operation once. It need not fit.
+        start: computations of a staged plan, which need not fit; by default every operation once.
         work_limit: moves of each thread; threads then share nothing, so that runs repeat exactly.
         target_cost: stop when a plan that fits costs no more (a lower bound).
-        on_order: called with the computations and cost of better plans that fit: the first at once, then
-            not more often than it takes a twentieth of the time, and the best at the end.
-        should_stop: asked every few hundredths of a second, from any thread.
-        adopt: asked before each round for the computations and cost of the best plan that fits, if
-            others are looking for plans too.
+        on_order: called with the computations and cost of better plans that fit: the first at once, later
+            ones so rarely that the calls take a twentieth of the time, and the best at the end.
+        should_stop: called every few hundredths of a second, from any thread.
+        adopt: called before each round; returns the computations and cost of the best plan that fits, for
+            use where others look for plans too.
         on_round: called by any thread with the computations and cost of the best plan of each round that
-            fits: good plans that differ more than those that follow each other in one round.
+            fits. These good plans differ more than successive plans of one round.
 
     Returns:
         The best plan; it fits if its `excess` is 0.
     """
     best = Best()
     reporter = _Reporter(best, target_cost, on_order)
-    # Threads that must repeat exactly keep their plans to themselves: of equals the first thread's counts.
+    # Threads that must repeat exactly keep their plans to themselves: among equal plans the first thread's counts.
     alone = [Best() for _ in range(threads)] if work_limit is not None else []
     arrays = GraphArrays.of(graph)
     first = np.arange(len(graph), dtype=np.int32) if start is None else start
@@ -243,13 +252,12 @@ def minimise_cost(
         best.moves = max(best.moves, sum(own.moves for own in alone))
         reporter.report(last=True)
 
-    if threads == 1:
-        work(0)
-        conclude()
-        return best
     try:
-        _on_threads(work, threads, reporter.stopped)
-    finally:
+        if threads == 1:
+            work(0)
+        else:
+            _on_threads(work, threads, reporter.stopped)
+    finally:  # after Ctrl-C too, the best plan counts
         conclude()
     return best
 
@@ -301,7 +309,7 @@ def _on_threads(work: Callable[[int], None], threads: int, stopped: threading.Ev
     try:
         for thread in crew:
             while thread.is_alive():
-                thread.join(0.1)  # Ctrl-C is seen in between
+                thread.join(0.1)  # between these waits Python can see Ctrl-C
     finally:
         stopped.set()
         for thread in crew:
@@ -321,13 +329,10 @@ def _rounds(
     deadline: float,
     work_limit: int | None,
 ) -> None:
-    """Rounds of growing length: one hot from the start, some warm from the best plan of all, in turn."""
-    own = Best()
-    shared = best if work_limit is None else own
+    """Rounds of growing length, in turn: one hot from the start, then warm ones from the best plan of all threads."""
+    own, this = Best(), Best()
     left = work_limit if work_limit is not None else 1 << 62
     moves, rate = float(FIRST_ROUND), 0.0
-
-    this = Best()
 
     def better() -> None:
         order, cost, excess = this.order, this.cost, this.excess
@@ -342,12 +347,12 @@ def _rounds(
         if better_elsewhere is not None:
             best.offer(better_elsewhere[0], better_elsewhere[1], 0)
         order = first
-        if shared.excess and own.order is not None and shared.order is not None:  # go on towards a plan that fits
-            order = own.order if shared.cost > DEAR * own.cost else shared.order
-        elif shared.order is not None and not rebuild:
-            order = shared.order
-        # From a low price: better plans on large graphs, where it rises slowly; on small tight ones it is better to
-        # go on with the price that was, every other time (and with FIRST_PRICE, in every other thread).
+        if best.excess and own.order is not None and best.order is not None:  # go on towards a plan that fits
+            order = own.order if best.cost > DEAR * own.cost else best.order
+        elif best.order is not None and not rebuild:
+            order = best.order
+        # A low price gives better plans on large graphs, where it rises slowly. On small tight graphs every other
+        # hot round does better with the current price, which every other thread begins at FIRST_PRICE.
         if rebuild and order is first and (len(first) >= LARGE or (annealer.seed + index // CYCLE) % 2 == 0):
             annealer.price = annealer.low_price
         if not annealer.load(order):
@@ -361,7 +366,7 @@ def _rounds(
             n = left if left < n * (1 + GROWTH) else n
         elif rate and deadline < float("inf"):
             seconds = deadline - time.monotonic()
-            if n * (1 + GROWTH) > rate * seconds:  # the next one would not end in time: this is the last
+            if n * (1 + GROWTH) > rate * seconds:  # another round would not end in time, so this is the last
                 n, ends = max(1, int(2 * rate * seconds)), deadline
         hot = HOT[(index // CYCLE + annealer.seed) % len(HOT)] if rebuild else WARM
         began = time.monotonic()

@@ -1,16 +1,16 @@
 """Exact search on small graphs: A* over (operations done, resident values), in every scope.
 
-A state is what is done, what is resident and, in the staged scope, the last repetition of the stage.
-A move computes one operation after evicting just enough. Four exact reductions keep it small:
+A state has the operations done, the values resident and, in the staged scope, the last repeat of the stage.
+A move computes one operation after evicting just enough. Four exact reductions keep the search small:
 
-* Whoever holds more is never worse off, because freeing is always allowed. So only inclusion-minimal
-  evictions are tried, and a state is dropped if another with the same operations done holds a superset
+* A state that holds more values is never worse, because freeing is always allowed. So the search tries only
+  inclusion-minimal evictions, and drops a state if another with the same operations done holds a superset
   at no greater cost.
-* A value is useless once all its users are done and none of them can make anything useful again;
-  useless values are freed at once and never made again.
+* A value is useless once all its users are done and none of them can make anything useful again.
+  The search frees useless values at once and never makes them again.
 * The outputs of an operation that is computed again are freed before it runs.
-* The bound of a state is the cost of all that must still be computed: what is not done, and what
-  produces the absent inputs of that, transitively. It falls by no more than the cost of a move, so it is
+* The bound of a state is the cost of all operations that must still be computed: those not done, and the
+  producers of their absent inputs, transitively. A move lowers it by no more than its own cost, so the bound is
   consistent, and the least bound of the open states is a lower bound of the optimum at any time.
 """
 
@@ -30,7 +30,7 @@ _CLOCK_EVERY = 64  # expanded states between two looks at the clock
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """What the search found out.
+    """Result of the search.
 
     Attributes:
         plan: an optimal plan within the budget, or None.
@@ -62,32 +62,32 @@ def exhaustive(
     should_stop: Callable[[], bool] = lambda: False,
     any_plan: bool = False,
 ) -> Exhausted:
-    """The cheapest plan of `scope` within the budget, proven; or as good a bound as the limits allow.
+    """The cheapest plan of `scope` within the budget, proven; or the best bound that the limits allow.
 
     Args:
-        max_states: expanded before it gives up.
+        max_states: states to expand before the search gives up.
         deadline: of `time.monotonic()`.
-        any_plan: costs do not matter; the plan is any that fits and the bound is 0.
+        any_plan: ignore costs; the plan is any that fits and the bound is 0.
     """
     return _AStar(graph, budget_bytes, parse_scope(scope), any_plan).run(max_states, deadline, should_stop)
 
 
-_State = tuple[int, int, int]  # operations done, values resident (both bit sets), last repetition of the stage
+_State = tuple[int, int, int]  # operations done, values resident (both bit sets), last repeat of the stage
 
 
 class _AStar:
     def __init__(self, graph: Graph, budget_bytes: int, scope: Scope, any_plan: bool) -> None:
-        self.graph, self.budget, self.scope, self.any_plan = graph, budget_bytes, scope, any_plan
+        self.graph, self.budget, self.scope = graph, budget_bytes, scope
         self.room = budget_bytes - graph.fixed_bytes
         self.n = len(graph)
         self.all_done = (1 << self.n) - 1
-        self.size = [int(value.bytes) for value in graph.values]
-        self.cost = [0 if any_plan else int(op.cost) for op in graph.operations]
-        self.once = [op.run_once for op in graph.operations]
-        self.inputs = [_bits(op.inputs) for op in graph.operations]
-        self.outputs = [_bits(op.outputs) for op in graph.operations]
-        self.needs = [sum(self.size[v] for v in op.outputs) + int(op.workspace_bytes) for op in graph.operations]
-        self.keep = _bits(v for v, value in enumerate(graph.values) if value.keep)
+        self.size = [value.bytes for value in graph.values]
+        self.cost = [0 if any_plan else op.cost for op in graph.operations]
+        self.once = bit_set(k for k, op in enumerate(graph.operations) if op.run_once)
+        self.inputs = [bit_set(op.inputs) for op in graph.operations]
+        self.outputs = [bit_set(op.outputs) for op in graph.operations]
+        self.needs = [sum(self.size[v] for v in op.outputs) + op.workspace_bytes for op in graph.operations]
+        self.keep = bit_set(v for v, value in enumerate(graph.values) if value.keep)
         self.least_refused: int | None = None
         self.useful_cache: dict[int, int] = {}
 
@@ -98,16 +98,15 @@ class _AStar:
         expanded: dict[int, list[tuple[int, int, int]]] = {}  # done -> (resident, last, cost)
         first = self.required(0, 0)
         assert first is not None
-        queue: list[tuple[int, int, int, _State]] = [(self.total(first), 0, 0, start)]
+        # (bound, number of operations left, minus the number of pushes, cost, state)
+        queue: list[tuple[int, int, int, int, _State]] = [(self.total(first), 0, 0, 0, start)]
         pushed, states = 0, 0
         if self.room < 0:
             return Exhausted(None, None, True, self.graph.fixed_bytes, 0)
         while queue:
-            bound, _, _, state = heapq.heappop(queue)
+            bound, _, _, cost, state = heapq.heappop(queue)
             done, resident, last = state
-            cost = cost_of[state]
-            required = self.required(done, resident)
-            if required is None or cost + self.total(required) < bound:
+            if cost_of[state] < cost:
                 continue  # reached more cheaply since it was queued
             if done == self.all_done and not self.keep & ~resident:
                 return Exhausted(self.plan(parent, state), cost, False, None, states)
@@ -119,7 +118,7 @@ class _AStar:
                 return Exhausted(None, bound, False, None, states)
             seen.append((resident, last, cost))
             states += 1
-            for k, after in self.moves(done, resident, last, required):
+            for k, after in self.moves(done, resident, last):
                 price = cost + self.cost[k]
                 if price >= cost_of.get(after, price + 1):
                     continue
@@ -129,12 +128,13 @@ class _AStar:
                 cost_of[after] = price
                 parent[after] = (state, k)
                 pushed += 1
-                # Among equal bounds the one furthest on, so that a plan is found early.
-                heapq.heappush(queue, (price + self.total(left), left.bit_count(), -pushed, after))
+                # Among equal bounds take the state with the least left to do, so that a plan is found early.
+                heapq.heappush(queue, (price + self.total(left), left.bit_count(), -pushed, price, after))
         refused = None if self.least_refused is None else self.graph.fixed_bytes + self.least_refused
         return Exhausted(None, None, True, refused, states)
 
-    def moves(self, done: int, resident: int, last: int, required: int) -> Iterator[tuple[int, _State]]:
+    def moves(self, done: int, resident: int, last: int) -> Iterator[tuple[int, _State]]:
+        """(operation computed, state after it) of every move."""
         staged, stage = self.scope is Scope.STAGED, done.bit_count()
         first_repeat = 0
         if staged:
@@ -143,12 +143,12 @@ class _AStar:
             first_repeat = last + 1
             wanted = self.closure(1 << stage, resident)
             if wanted & ((1 << first_repeat) - 1):
-                return  # something that this stage still needs lies behind
+                return  # this stage still needs an operation that it has passed
         useful = self.useful(done)
         for k in range(first_repeat, self.n):
             again = done >> k & 1
             if again:
-                if self.once[k] or not self.outputs[k] & useful & ~resident:
+                if self.once >> k & 1 or not self.outputs[k] & useful & ~resident:
                     continue
             elif self.scope is not Scope.FREE and k != stage:
                 break
@@ -161,12 +161,10 @@ class _AStar:
                 yield k, (done_after, (held | self.outputs[k]) & useful_after, position)
 
     def evictions(self, resident: int, k: int) -> Iterator[int]:
-        """What may be held while k runs: every inclusion-minimal eviction, largest values first."""
-        held, excess = resident, self.needs[k] - self.room
+        """Values to hold while k runs, one set for each inclusion-minimal eviction, largest values first."""
+        excess = self.needs[k] - self.room
         candidates = []
-        while held:
-            v = (held & -held).bit_length() - 1
-            held &= held - 1
+        for v in _members(resident):
             excess += self.size[v]
             if self.size[v] and not self.inputs[k] >> v & 1:
                 candidates.append((self.size[v], v))
@@ -177,7 +175,7 @@ class _AStar:
         left = [0] * (len(candidates) + 1)
         for i in range(len(candidates) - 1, -1, -1):
             left[i] = left[i + 1] + candidates[i][0]
-        # Sizes descend, so a set to which its last member was necessary is minimal.
+        # Sizes descend, so a set that needs its last member is minimal.
         todo = [(0, resident, excess)]
         while todo:
             i, kept, over = todo.pop()
@@ -193,38 +191,26 @@ class _AStar:
                 todo.append((i + 1, kept & ~(1 << v), over - size))
 
     def refuse(self, total: int) -> None:
-        """Remember the least total that did not fit: any smaller room than that changes nothing."""
+        """Remember the least total that did not fit: with any smaller room the search would be the same."""
         if self.least_refused is None or total < self.least_refused:
             self.least_refused = total
 
     def required(self, done: int, resident: int) -> int | None:
         """Operations that must still be computed, as a bit set; None if one of them cannot be."""
-        wanted = self.all_done & ~done
-        missing = self.keep & ~resident
-        while missing:
-            v = (missing & -missing).bit_length() - 1
-            missing &= missing - 1
-            wanted |= 1 << self.graph.producer[v]
-        wanted = self.closure(wanted, resident)
-        again = wanted & done
-        while again:
-            k = (again & -again).bit_length() - 1
-            again &= again - 1
-            if self.once[k]:
-                return None
-        return wanted
+        missing = _members(self.keep & ~resident)
+        wanted = self.closure(self.all_done & ~done | bit_set(self.graph.producer[v] for v in missing), resident)
+        return None if wanted & done & self.once else wanted
 
     def closure(self, wanted: int, resident: int) -> int:
-        """`wanted` and what produces their absent inputs, transitively."""
+        """`wanted` and the producers of their absent inputs, transitively."""
         todo = wanted
         while todo:
             k = todo.bit_length() - 1
             todo &= ~(1 << k)
             missing = self.inputs[k] & ~resident
-            while missing:
-                v = (missing & -missing).bit_length() - 1
+            while missing:  # the most frequent loop: faster than `_members`
+                p = 1 << self.graph.producer[(missing & -missing).bit_length() - 1]
                 missing &= missing - 1
-                p = 1 << self.graph.producer[v]
                 if not wanted & p:
                     wanted |= p
                     todo |= p
@@ -236,17 +222,13 @@ class _AStar:
         if known is None:
             known = self.keep
             for k in range(self.n - 1, -1, -1):
-                if not done >> k & 1 or (not self.once[k] and self.outputs[k] & known):
+                if not done >> k & 1 or (not self.once >> k & 1 and self.outputs[k] & known):
                     known |= self.inputs[k]
             self.useful_cache[done] = known
         return known
 
     def total(self, operations: int) -> int:
-        cost = 0
-        while operations:
-            cost += self.cost[(operations & -operations).bit_length() - 1]
-            operations &= operations - 1
-        return cost
+        return sum([self.cost[k] for k in _members(operations)])
 
     def plan(self, parent: dict[_State, tuple[_State, int]], state: _State) -> Plan:
         order = []
@@ -256,8 +238,16 @@ class _AStar:
         return Plan.from_order(self.graph, order[::-1], self.budget)
 
 
-def _bits(ids: Iterable[int]) -> int:
+def bit_set(ids: Iterable[int]) -> int:
+    """The distinct `ids` as the bits of an integer."""
     bits = 0
     for i in ids:
         bits |= 1 << i
     return bits
+
+
+def _members(bits: int) -> Iterator[int]:
+    """The ids in a bit set, ascending."""
+    while bits:
+        yield (bits & -bits).bit_length() - 1
+        bits &= bits - 1

@@ -1,4 +1,4 @@
-"""Very small graphs with implementations, solved by Dijkstra's algorithm over what is resident."""
+"""Very small graphs with implementations, solved by Dijkstra's algorithm over the resident values."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ import time
 
 from remat.graph import Graph
 from remat.plan import Plan
+from remat.search.exhaustive import bit_set
 
-State = tuple[int, int, int]  # next first computation, last repeat in this stage, resident values as bits
+State = tuple[int, int, int]  # next first computation, last repeat in this stage, resident values (a bit set)
 Step = tuple[int, str]
 
 
 def exhaustive_choices(
     full: Graph, budget_bytes: int, max_states: int, deadline: float
 ) -> tuple[Plan | None, int | None, bool]:
-    """(cheapest staged plan, its cost as a bound, whether there is none at all); (None, None, False) if undecided.
+    """(cheapest staged plan, its cost as a bound, whether no plan exists); (None, None, False) if undecided.
 
-    Values are dropped one at a time at no cost, in ascending order between two computations.
+    A move computes one operation, or drops one value at no cost.
     """
-    n, keep = len(full), sum(1 << v for v, value in enumerate(full.values) if value.keep)
+    n, keep = len(full), bit_set(v for v, value in enumerate(full.values) if value.keep)
     size = [value.bytes for value in full.values]
     implementations = [
         [
-            (own.name, own.cost, _bits(own.inputs), _bits(own.outputs), len(own.outputs) == 1, own.workspace_bytes,
-             own.overwrites, sum(size[v] for v in own.outputs))
+            (own.name, own.cost, bit_set(own.inputs), bit_set(own.outputs), len(own.outputs) == 1,
+             own.workspace_bytes, own.overwrites, sum(size[v] for v in own.outputs))
             for own in op.all_implementations if not own.is_lossy
         ]
         for op in full.operations
@@ -67,13 +68,9 @@ def exhaustive_choices(
                 new = (following + 1, -1, after) if k == following else (following, k, after)
                 go(new, cost + price, during - doubled, (k, name))
         for v in range(len(size)):
-            if resident & (1 << v):  # one that is kept may be made again
+            if resident & (1 << v):  # even a kept one, which can be made again
                 go((following, last, resident & ~(1 << v)), cost, held - size[v], None)
     return None, None, True
-
-
-def _bits(values: tuple[int, ...]) -> int:
-    return sum(1 << v for v in values)
 
 
 def _plan(full: Graph, came: dict[State, tuple[State, Step | None]], state: State, budget_bytes: int) -> Plan:

@@ -13,8 +13,8 @@ from remat.search.anneal import COLD, WARM, Annealer, Best, minimise_cost
 from remat.search.ordering.anneal import anneal_orders
 from remat.search.ordering.relabel import plan_in_original, reordered
 
-ORDER_SHARE = 0.3  # of the time or moves, for the orders by themselves
-HALVING_SHARE = 0.6  # of what is left then, for the recomputations of each; the rest improves both together
+ORDER_SHARE = 0.3  # of the time or moves, to search orders alone
+HALVING_SHARE = 0.6  # of the rest, to search recomputations on each order; what remains improves both together
 IMPROVE_MOVES = 5_000  # of the search, after each change of the order
 MOST_SHIFTS = 4  # operations moved in one change
 
@@ -32,9 +32,9 @@ def free_plan(
 ) -> Plan | None:
     """The cheapest free plan found within the budget, or None; nothing is proven.
 
-    If an order fits as it is, its plan costs `graph.total_cost` and is optimal in every scope. Otherwise the
-    recomputations of each are searched, in rounds that the better half survives; at last single operations
-    of the best order are shifted and its plan is annealed on from there.
+    If an order fits without recomputation, its plan costs `graph.total_cost` and is optimal in every scope.
+    Otherwise the recomputations of each order are searched in rounds, and the better half of the orders survives
+    each round. Finally single operations of the best order are shifted, and annealing continues from its plan.
 
     Args:
         deadline: of `time.monotonic()`; give this or `work_limit`.
@@ -42,7 +42,7 @@ def free_plan(
         on_plan: called with each better plan and its cost.
     """
     search = _OrderSearch(graph, budget_bytes, seed, threads, on_plan, should_stop)
-    # With a work limit shares are of the moves: a share of the time would make runs differ.
+    # With a work limit the shares are of moves, because a share of the time would make runs differ.
     limited = work_limit is not None or deadline == float("inf")
     until = deadline if limited else time.monotonic() + ORDER_SHARE * (deadline - time.monotonic())
     moves = None if work_limit is None else int(ORDER_SHARE * work_limit)
@@ -60,7 +60,7 @@ def free_plan(
 
 
 class _OrderSearch:
-    """The best plan so far, in the graph's own labels, and what was found on each candidate order."""
+    """The best plan so far, in the graph's own labels, and the best annealed plan of each candidate order."""
 
     def __init__(
         self, graph: Graph, budget_bytes: int, seed: int, threads: int,
@@ -79,7 +79,7 @@ class _OrderSearch:
                 self.on_plan(plan, cost)
 
     def halve(self, candidates: list[tuple[int, ...]], deadline: float, moves: int | None) -> None:
-        """Rounds of equal length, in which the better half of the orders is searched further."""
+        """Search all orders, then again and again the better half of them, in rounds of equal length."""
         rounds = max(1, (len(candidates) - 1).bit_length())
         for index in range(rounds):
             for i, operations in enumerate(candidates):
@@ -102,19 +102,17 @@ class _OrderSearch:
             candidates = sorted(candidates, key=self._rank)[: (len(candidates) + 1) // 2]
 
     def improve(self, deadline: float, moves: int | None) -> None:
-        """Shift operations of the best order, go on with its plan, keep what is not worse."""
+        """Shift operations of the best order, anneal its plan further, keep the change if it is not worse."""
         if not self.found:
             return
         random = np.random.default_rng(abs(self.seed))
         operations = min(self.found, key=self._rank)
         current = self.found[operations]
         spent = 0
-        while not self._over(deadline) and (moves is None or spent < moves):
+        while current.order is not None and not self._over(deadline) and (moves is None or spent < moves):
             spent += IMPROVE_MOVES
             shifted = _shifted(self.graph, operations, int(random.integers(1, MOST_SHIFTS + 1)), random)
             start = _restarted(operations, shifted, current.order)
-            if start is None:
-                continue
             relabelled = reordered(self.graph, shifted)
             annealer = Annealer(relabelled, self.budget_bytes, int(random.integers(2**31)))
             if not annealer.load(start):
@@ -132,9 +130,8 @@ class _OrderSearch:
             plan = Plan.from_order(relabelled, found.order.tolist(), self.budget_bytes)
             self.offer(plan_in_original(self.graph, operations, plan), found.cost)
 
-    def _rank(self, operations: tuple[int, ...]) -> tuple[float, float]:
-        found = self.found.get(operations)
-        return (float("inf"), float("inf")) if found is None else (found.excess, found.cost)
+    def _rank(self, operations: tuple[int, ...]) -> tuple[int, int]:
+        return self.found[operations].excess, self.found[operations].cost
 
     def _over(self, deadline: float) -> bool:
         return self.should_stop() or time.monotonic() >= deadline or self.best_cost <= self.graph.total_cost
@@ -143,7 +140,7 @@ class _OrderSearch:
 def _shifted(
     graph: Graph, operations: tuple[int, ...], count: int, random: np.random.Generator
 ) -> tuple[int, ...]:  # fmt: skip
-    """The order with `count` random operations moved, each to a random place that its neighbours allow."""
+    """Move `count` random operations of the order, each to a random place that its neighbours allow."""
     order = list(operations)
     place = {k: i for i, k in enumerate(order)}
     for _ in range(count):
@@ -158,13 +155,11 @@ def _shifted(
     return tuple(order)
 
 
-def _restarted(before: tuple[int, ...], after: tuple[int, ...], order: np.ndarray | None) -> np.ndarray | None:
-    """Computations on the order `before` as a staged plan of `after`; None without any.
+def _restarted(before: tuple[int, ...], after: tuple[int, ...], order: np.ndarray) -> np.ndarray:
+    """Restate a staged plan's computations on the order `before` for the order `after`.
 
-    Repeats stay with the computation that they precede, unless their operation now comes later.
+    A repeat stays with the first computation that it precedes, unless its operation now comes later.
     """
-    if order is None:
-        return None
     label = {k: i for i, k in enumerate(after)}
     repeats: dict[int, list[int]] = {}  # by the operation whose stage they are in
     waiting: list[int] = []

@@ -1,7 +1,7 @@
-"""Offline greedy eviction: run the stages in order, recompute what is missing, evict under pressure.
+"""Offline greedy eviction: run the stages in order, recompute missing values, evict under pressure.
 
 A fast constructive heuristic that meets tight budgets. It gives searches and programs a plan to start from, and
-`remat.min_budget` its upper side. All its plans are staged. It is NumPy, because compiled code takes half a second
+`remat.min_budget` its upper bound. All its plans are staged. It uses NumPy, because compiled code takes half a second
 to load, which is longer than most of its runs.
 """
 
@@ -14,9 +14,9 @@ import numpy as np
 from remat.graph import Graph
 from remat.plan import Plan
 
-_NEVER = 1 << 60  # stages to a use that does not come
-LONGEST = 64  # computations per operation, on average, beyond which the greedy is going round in circles
-MOST_LOOKS = 4_000_000  # at resident values: about a second; on some wide graphs evictions cascade
+_NEVER = 1 << 60  # stage of the next use where there is none
+LONGEST = 64  # computations per operation, on average; beyond that the greedy goes round in circles
+MOST_LOOKS = 4_000_000  # at resident values, about a second: on some wide graphs evictions cascade
 
 
 def greedy_eviction(
@@ -24,7 +24,7 @@ def greedy_eviction(
 ) -> Plan | None:
     """A staged plan within `budget_bytes`, or None if the greedy gets stuck or meets a limit or the deadline.
 
-    Evicts first what is large, used late and cheap to rebuild: the lowest
+    It evicts large values first that are used late and cheap to recompute: the lowest
     ``cost**cost_power / (bytes * distance to next use)``, as in GreedyDual caching and DTR
     (Kirisame et al., ICLR 2021), but with the future known. Among equals the value made first goes first.
     """
@@ -33,7 +33,7 @@ def greedy_eviction(
 
 
 class _Eviction:
-    """The state while the stages run; arrays have one entry for each value."""
+    """State of the greedy while the stages run; arrays have one entry for each value."""
 
     def __init__(self, graph: Graph, budget_bytes: int, cost_power: float) -> None:
         self.graph, self.budget_bytes = graph, budget_bytes
@@ -46,14 +46,14 @@ class _Eviction:
         weight = np.maximum(graph.costs, 1).astype(float)[producer] ** cost_power
         self.weight = weight / np.maximum(graph.value_bytes, 1)
         self.is_resident = np.zeros(len(self.size), dtype=bool)
-        # After the current stage; the first user of a value comes after its producer.
+        # The first user after the current stage; the first user of a value comes after its producer.
         self.next_use = np.array([users[0] if users else _NEVER for users in graph.users], dtype=np.int64)
-        self.last_read = np.full(len(self.size), -1, dtype=np.int64)  # the last operation that reads it in this stage
+        self.last_read = np.full(len(self.size), -1, dtype=np.int64)  # last operation of this stage that reads it
         self.held = graph.fixed_bytes
         self.looks = 0
 
     def run(self, deadline: float) -> list[int] | None:
-        """Computations in order."""
+        """The computations in order; None if the greedy gets stuck or meets a limit."""
         graph = self.graph
         order: list[int] = []
         for stage in range(len(graph)):

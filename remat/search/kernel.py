@@ -1,13 +1,13 @@
-"""The compiled part: moves on retention intervals, kept consistent and undone exactly.
+"""Compiled moves on retention intervals: each keeps the plan consistent and can be undone exactly.
 
-Three moves change a staged plan: *drop* a value between two of its uses (it is computed again at the
-later one), *fill* such a gap (the repeat goes), *shift* a repeat to an earlier stage. Whatever
-follows from a move follows at once: ancestors that are missing are computed too, repeats that
-nobody needs any more vanish, intervals end at their last use. Only stages that a move touches are
-replayed; in between memory moves by the value's bytes.
+Three moves change a staged plan. *drop* frees a value between two of its uses and computes it again at the later
+one. *fill* holds a value over such a gap and removes the repeat. *shift* moves a repeat to an earlier stage. Each
+move completes its consequences: it computes missing ancestors, removes repeats that nothing needs any more and ends
+intervals at their last use. Only the stages that it touches are replayed; in between, memory changes by the value's
+bytes.
 
-One file on purpose: compiled code is cached for as long as the file it is in stays as it is, and would not
-notice that a constant or the layout of the state changed in another one.
+This is one file on purpose: the cache of compiled code checks only the file of a function. It would not notice that
+a constant or the layout of the state changed in another file.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from numba.experimental import structref
 ) = range(16)  # fmt: skip
 N_SCALARS = 16
 # Places in `State.real`: how much worse the move may be, the price of a byte above the budget, and
-# how much further than that a chain of repeats is followed before the move is given up.
+# how much further a move may follow a chain of repeats before it is given up.
 ALLOWED, PRICE, SLACK = range(3)
 N_REALS = 3
-# The price follows the share of moves made above the budget; it is high enough while the excess falls fast.
+# The price follows the share of moves that begin above the budget; it does not rise while the excess falls fast.
 PRICE_WINDOW, MANY_OVER, FEW_OVER, FAST = 256, 0.85, 0.7, 0.05
-FEW_MISSING = 2  # absent inputs of a repeat up to which a drop is always tried
-LARGE = 1000  # operations, beyond which work is saved where moves are long
-FOLLOW_ALL = 0.2  # share of moves that are followed to their end: some pay only after all of it
+FEW_MISSING = 2  # up to this many absent inputs of the repeat, a drop is always tried
+LARGE = 1000  # operations; in larger graphs fewer long moves are followed to their end
+FOLLOW_ALL = 0.2  # share of moves that are followed to their end, because some pay only there
 
 
 class State(NamedTuple):
-    """Arrays only, so that compiled code takes it whole; N operations (and stages), V values.
+    """Arrays only, so that compiled code can take it whole; N operations (and stages), V values.
 
     Attributes:
         in_start ... run_once: the graph, as in `GraphArrays`.
         intervals: [V, 2 C] int32, pairs (a, b), ascending; n_intervals: [V].
         computed: [N, C] int32, stages in which an operation runs, ascending; n_computed: [N].
-        list_start, list_length, list_room: [N], where the operations of a stage lie in `arena`.
+        list_start, list_length, list_room: [N], place of a stage's operations in `arena`.
         through: [N] int64, bytes resident both when the stage starts and when it ends.
         peak: [N] int64, most bytes held in the stage; stage_cost: [N] int64.
-        log: what the move changed, for taking it back.
-        queue, queued: stages to bring up to date; seeds: pairs (stage, operation) that must run;
+        log: the state before the move, for undoing it.
+        queue, queued: stages to bring up to date; seeds: pairs (stage, operation) that must run.
         random: [1] uint64, the generator's state.
         scalar: [N_SCALARS] int64; real: [N_REALS] float64.
         order: the best plan's computations; scratch_*: working space.
@@ -96,14 +96,14 @@ class State(NamedTuple):
 
 @structref.register
 class _StateType(types.StructRef):
-    """Numba's type of a `State` that is passed by reference: a tuple of 40 arrays is copied at every call."""
+    """Numba's type of a `State` that is passed by reference, because a tuple of arrays is copied at every call."""
 
     def preprocess_fields(self, fields):
         return tuple((name, types.unliteral(kind)) for name, kind in fields)
 
 
 class ByReference:
-    """`State` inside compiled code; made there from the tuple, never in Python."""
+    """`State` inside compiled code, which builds it from the tuple; never built in Python."""
 
 
 structref.define_constructor(ByReference, _StateType, list(State._fields))
@@ -114,9 +114,14 @@ LOG_VALUE, LOG_OP, LOG_LIST, LOG_RANGE, LOG_STAGE = 0, 1, 2, 3, 4
 _compiled: Any = njit(cache=True, nogil=True)
 
 
+def random_state(seed: int) -> np.ndarray:
+    """[1] uint64, the generator's first state; 0 is avoided, because it would stay 0."""
+    return np.array([(seed * 0x9E3779B97F4A7C15 + 0x1234567) % 2**64 or 1], dtype=np.uint64)
+
+
 @_compiled
 def _random(s: State) -> float:
-    """Uniform in [0, 1); xorshift64*."""
+    """Uniform in [0, 1), by xorshift64* (Vigna, 2016)."""
     x = s.random[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
@@ -196,12 +201,26 @@ def _is_computed(s: State, k: int, t: int) -> bool:
     return found
 
 
+@_compiled
+def _is_read(s: State, v: int, t: int) -> bool:
+    found = False
+    for e in range(s.use_start[v], s.use_start[v + 1]):
+        found = found or _is_computed(s, s.use_ids[e], t)
+    return found
+
+
+@_compiled
+def _is_needed(s: State, v: int, t: int) -> bool:
+    """Whether stage t reads v or v is held from there on."""
+    return _starting(s, v, t) >= 0 or _is_read(s, v, t)
+
+
 # ---- the log -----------------------------------------------------------------------------------
 
 
 @_compiled
 def _log_room(s: State, n: int) -> bool:
-    """Whether n more numbers fit into the log; if not, the move is given up."""
+    """Whether n numbers and two more fit into the log; if not, the move is given up."""
     if s.scalar[LOG_TOP] + n + 2 > len(s.log):
         s.scalar[ABORT] = 1
         return False
@@ -209,48 +228,41 @@ def _log_room(s: State, n: int) -> bool:
 
 
 @_compiled
+def _row(s: State, kind: int, i: int) -> np.ndarray:
+    """The numbers that an entry of this kind saves, and beyond them."""
+    if kind == LOG_VALUE:
+        return s.intervals[i]
+    if kind == LOG_OP:
+        return s.computed[i]
+    return s.arena[s.list_start[i] :]
+
+
+@_compiled
+def _log_row(s: State, kind: int, i: int, n: int) -> bool:
+    if not _log_room(s, n + 2):
+        return False
+    row, top = _row(s, kind, i), s.scalar[LOG_TOP]
+    for j in range(n):
+        s.log[top + j] = row[j]
+    s.log[top + n], s.log[top + n + 1], s.log[top + n + 2] = i, n, kind
+    s.scalar[LOG_TOP] = top + n + 3
+    return True
+
+
+@_compiled
 def _log_value(s: State, v: int) -> bool:
     if s.logged_value[v] == s.scalar[SNAPSHOT]:
         return True
-    n = 2 * s.n_intervals[v]
-    if not _log_room(s, n + 2):
-        return False
     s.logged_value[v] = s.scalar[SNAPSHOT]
-    top = s.scalar[LOG_TOP]
-    for j in range(n):
-        s.log[top + j] = s.intervals[v, j]
-    s.log[top + n], s.log[top + n + 1], s.log[top + n + 2] = v, n, LOG_VALUE
-    s.scalar[LOG_TOP] = top + n + 3
-    return True
+    return _log_row(s, LOG_VALUE, v, 2 * s.n_intervals[v])
 
 
 @_compiled
 def _log_op(s: State, k: int) -> bool:
     if s.logged_op[k] == s.scalar[SNAPSHOT]:
         return True
-    n = s.n_computed[k]
-    if not _log_room(s, n + 2):
-        return False
     s.logged_op[k] = s.scalar[SNAPSHOT]
-    top = s.scalar[LOG_TOP]
-    for j in range(n):
-        s.log[top + j] = s.computed[k, j]
-    s.log[top + n], s.log[top + n + 1], s.log[top + n + 2] = k, n, LOG_OP
-    s.scalar[LOG_TOP] = top + n + 3
-    return True
-
-
-@_compiled
-def _log_list(s: State, t: int) -> bool:
-    n = s.list_length[t]
-    if not _log_room(s, n + 2):
-        return False
-    top = s.scalar[LOG_TOP]
-    for j in range(n):
-        s.log[top + j] = s.arena[s.list_start[t] + j]
-    s.log[top + n], s.log[top + n + 1], s.log[top + n + 2] = t, n, LOG_LIST
-    s.scalar[LOG_TOP] = top + n + 3
-    return True
+    return _log_row(s, LOG_OP, k, s.n_computed[k])
 
 
 @_compiled
@@ -280,8 +292,8 @@ def _set_list(s: State, t: int, items: np.ndarray, n: int) -> bool:
 
 
 @_compiled
-def _undo(s: State, cost: int, excess: int) -> None:
-    """Take back everything since the log was empty."""
+def _undo(s: State) -> None:
+    """Undo the move."""
     top = s.scalar[LOG_TOP]
     while top > 0:
         kind = s.log[top - 1]
@@ -297,27 +309,20 @@ def _undo(s: State, cost: int, excess: int) -> None:
             top -= 4
         else:
             n, i = s.log[top - 2], s.log[top - 3]
-            first = top - 3 - n
+            top -= n + 3
+            row = _row(s, kind, i)  # a stage's old list fits, because its room never shrinks
+            for j in range(n):
+                row[j] = s.log[top + j]
             if kind == LOG_VALUE:
-                for j in range(n):
-                    s.intervals[i, j] = s.log[first + j]
                 s.n_intervals[i] = n // 2
             elif kind == LOG_OP:
-                for j in range(n):
-                    s.computed[i, j] = s.log[first + j]
                 s.n_computed[i] = n
-            else:  # the old list fits: room never shrinks
-                for j in range(n):
-                    s.arena[s.list_start[i] + j] = s.log[first + j]
+            else:
                 s.list_length[i] = n
-            top = first
-    s.scalar[LOG_TOP] = 0
-    s.scalar[COST] = cost
-    s.scalar[EXCESS] = excess
+    s.scalar[COST], s.scalar[EXCESS] = s.scalar[START_COST], s.scalar[START_EXCESS]
     for i in range(s.scalar[N_QUEUE]):
         s.queued[s.queue[i]] = False
     s.scalar[N_QUEUE] = 0
-    s.scalar[N_SEEDS] = 0
 
 
 # ---- elementary changes ------------------------------------------------------------------------
@@ -345,7 +350,7 @@ def _seed(s: State, t: int, k: int) -> None:
 
 @_compiled
 def _shift_range(s: State, first: int, last: int, delta: int) -> bool:
-    """Change what is resident throughout stages first .. last - 1 by `delta` bytes."""
+    """Add `delta` to the bytes resident throughout stages first .. last - 1."""
     last = min(last, len(s.peak))
     if delta == 0 or first >= last:
         return True
@@ -438,37 +443,41 @@ def _trim(s: State, v: int, t: int) -> bool:
 
 
 @_compiled
+def _push_if_held(s: State, k: int, t: int, depth: int) -> int:
+    """Push operation k if stage t must compute it because an output is held from there on; the depth of the stack."""
+    if s.mark_op[k] != s.scalar[STAMP]:
+        for e in range(s.out_start[k], s.out_start[k + 1]):
+            if _starting(s, s.out_ids[e], t) >= 0:
+                s.mark_op[k] = s.scalar[STAMP]
+                s.scratch_stack[depth] = k
+                return depth + 1
+    return depth
+
+
+@_compiled
 def _closure(s: State, t: int) -> int:
-    """Operations that stage t must compute, ascending, into `scratch_list`; how many, or -1."""
+    """Write the operations that stage t must compute, ascending, to `scratch_list`; return how many, or -1.
+
+    Afterwards exactly these are marked with the current stamp.
+    """
     s.scalar[STAMP] += 1
     stamp, n, depth = s.scalar[STAMP], 0, 1
     s.scratch_stack[0] = t
     s.mark_op[t] = stamp
     for i in range(s.list_length[t]):
-        k = s.arena[s.list_start[t] + i]
-        if s.mark_op[k] != stamp:
-            for e in range(s.out_start[k], s.out_start[k + 1]):
-                if _starting(s, s.out_ids[e], t) >= 0:
-                    s.mark_op[k] = stamp
-                    s.scratch_stack[depth] = k
-                    depth += 1
-                    break
+        depth = _push_if_held(s, s.arena[s.list_start[t] + i], t, depth)
     for i in range(s.scalar[N_SEEDS]):
-        k = s.seeds[i, 1]
-        if s.seeds[i, 0] == t and s.mark_op[k] != stamp:
-            for e in range(s.out_start[k], s.out_start[k + 1]):
-                if _starting(s, s.out_ids[e], t) >= 0:
-                    s.mark_op[k] = stamp
-                    s.scratch_stack[depth] = k
-                    depth += 1
-                    break
-    # Most moves that make a long chain run again are given up before it is followed to its end.
-    spare = (
+        if s.seeds[i, 0] == t:
+            depth = _push_if_held(s, s.seeds[i, 1], t, depth)
+    # Most moves that repeat a long chain are given up before its end.
+    limit = (
         s.real[SLACK]
         + s.real[ALLOWED]
         + s.real[PRICE] * (s.scalar[START_EXCESS] - s.scalar[EXCESS] + max(s.peak[t] - s.scalar[BUDGET], 0))
+        + s.scalar[START_COST]
+        - s.scalar[COST]
+        + s.stage_cost[t]
     )
-    limit = spare + s.scalar[START_COST] - s.scalar[COST] + s.stage_cost[t]
     cost = 0
     while depth > 0:
         depth -= 1
@@ -499,7 +508,7 @@ def _closure(s: State, t: int) -> int:
 
 @_compiled
 def _profile(s: State, t: int) -> None:
-    """Replay stage t: its peak and cost."""
+    """Replay stage t for its peak and cost."""
     s.scalar[STAMP] += 1
     stamp = s.scalar[STAMP]
     first, n = s.list_start[t], s.list_length[t]
@@ -549,48 +558,50 @@ def _profile(s: State, t: int) -> None:
 
 
 @_compiled
+def _is_list(s: State, t: int, n: int) -> bool:
+    """Whether stage t computes the first n operations of `scratch_list` already."""
+    same, i = n == s.list_length[t], 0
+    while same and i < n:  # compiled code knows no all()
+        same = s.arena[s.list_start[t] + i] == s.scratch_list[i]
+        i += 1
+    return same
+
+
+@_compiled
+def _replace_list(s: State, t: int, n: int) -> bool:
+    """Let stage t compute the first n operations of `scratch_list`, which are marked, and end intervals there."""
+    stamp, first, n_old = s.scalar[STAMP], s.list_start[t], s.list_length[t]
+    if not _log_row(s, LOG_LIST, t, n_old):
+        return False
+    for i in range(n_old):
+        k = s.arena[first + i]
+        if s.mark_op[k] != stamp and not _remove_computed(s, k, t):
+            return False
+    for i in range(n):
+        k = s.scratch_list[i]
+        if not _is_computed(s, k, t) and not _insert_computed(s, k, t):
+            return False
+    for i in range(n_old):
+        k = s.arena[first + i]
+        if s.mark_op[k] != stamp:
+            for e in range(s.in_start[k], s.in_start[k + 1]):
+                v = s.in_ids[e]
+                if not _is_read(s, v, t) and not _trim(s, v, t):
+                    return False
+    return _set_list(s, t, s.scratch_list, n)
+
+
+@_compiled
 def _update(s: State, t: int) -> bool:
-    """Bring stage t up to date: what it computes, which intervals end there, its memory."""
+    """Bring stage t up to date: its operations, the intervals that end there, its memory."""
     n = _closure(s, t)
     if n < 0:
         s.scalar[ABORT] = 1
         return False
-    stamp = s.scalar[STAMP]  # marks the members
-    first, n_old = s.list_start[t], s.list_length[t]
-    same = n == n_old
-    if same:
-        for i in range(n):
-            if s.arena[first + i] != s.scratch_list[i]:
-                same = False
-                break
     if not _log_stage(s, t):
         return False
-    if not same:
-        if not _log_list(s, t):
-            return False
-        for i in range(n_old):
-            k = s.arena[first + i]
-            if s.mark_op[k] != stamp and not _remove_computed(s, k, t):
-                return False
-        for i in range(n):
-            k = s.scratch_list[i]
-            if not _is_computed(s, k, t) and not _insert_computed(s, k, t):
-                return False
-        for i in range(n_old):
-            k = s.arena[first + i]
-            if s.mark_op[k] == stamp:
-                continue
-            for e in range(s.in_start[k], s.in_start[k + 1]):
-                v = s.in_ids[e]
-                used = False
-                for g in range(s.use_start[v], s.use_start[v + 1]):
-                    if s.mark_op[s.use_ids[g]] == stamp:
-                        used = True
-                        break
-                if not used and not _trim(s, v, t):
-                    return False
-        if not _set_list(s, t, s.scratch_list, n):
-            return False
+    if not _is_list(s, t, n) and not _replace_list(s, t, n):
+        return False
     _profile(s, t)
     return True
 
@@ -612,17 +623,16 @@ def _settle(s: State) -> bool:
 
 
 @_compiled
-def _drop(s: State, v: int, t: int) -> int:
-    """Stop holding v around the start of stage t; the stage that computes it again, or -1."""
-    j = _covering(s, v, t)
-    if j < 0 or s.run_once[s.producer[v]]:
-        return -1
+def _drop(s: State, v: int, t: int) -> bool:
+    """Stop holding v around the start of stage t; False if the move must be given up."""
+    j, p = _covering(s, v, t), s.producer[v]
+    if j < 0 or s.run_once[p]:
+        return False
     a, b = s.intervals[v, 2 * j], s.intervals[v, 2 * j + 1]
     left, right = _use_before(s, v, t, a), _use_from(s, v, t, b)
     if right >= len(s.peak):
-        return -1  # kept to the end
-    p = s.producer[v]
-    # Another output of p may have p run in between already: v is there again from then on.
+        return False  # kept to the end
+    # Where p runs in between already, for another of its outputs, v is resident again from there on.
     again = _computed_before(s, p, right + 1)
     if again <= left:
         again = right
@@ -630,26 +640,37 @@ def _drop(s: State, v: int, t: int) -> int:
         for e in range(s.in_start[p], s.in_start[p + 1]):
             missing += _covering(s, s.in_ids[e], right) < 0
         if missing > FEW_MISSING and _random(s) * missing > FEW_MISSING:
-            return -1  # many inputs to bring back: rarely worth the work of finding out
+            return False  # to bring back many inputs rarely pays, and finding out is much work
     if not _log_value(s, v):
-        return -1
+        return False
     if left > a:
         s.intervals[v, 2 * j + 1] = left
     else:
         _remove_interval(s, v, j)
     if again < b:
         if not _insert_interval(s, v, again, b):
-            return -1
+            return False
         _seed(s, again, p)
     first = left if left > a else left + 1
     last = again + 1 if again < b else again
     if not _shift_range(s, first, last, -s.size[v]):
-        return -1
+        return False
     if not _is_computed(s, p, again) and not _hold_ancestors(s, p, again):
-        return -1
+        return False
     _touch(s, again)
-    _touch(s, left)  # first, for what it saves
-    return again if _settle(s) else -1
+    _touch(s, left)  # settled first, because its savings raise the limit of the other stage
+    return _settle(s)
+
+
+@_compiled
+def _remove_start(s: State, v: int, t: int) -> Any:
+    """Remove the interval of v that starts in stage t; (its end, the first stage that it covers), (t, t) if none."""
+    j = _starting(s, v, t)
+    if j < 0:
+        return t, t
+    end = s.intervals[v, 2 * j + 1]
+    _remove_interval(s, v, j)
+    return end, t + 1
 
 
 @_compiled
@@ -658,11 +679,7 @@ def _hold(s: State, v: int, t: int) -> bool:
     before = _computed_before(s, s.producer[v], t)
     if before < 0 or not _log_value(s, v):
         return False
-    starts = _starting(s, v, t)
-    end = t
-    if starts >= 0:
-        end = s.intervals[v, 2 * starts + 1]
-        _remove_interval(s, v, starts)
+    end, covered = _remove_start(s, v, t)
     previous = -1  # the last interval before t, if it reaches that run
     for j in range(s.n_intervals[v]):
         if before <= s.intervals[v, 2 * j + 1] < t:
@@ -674,7 +691,7 @@ def _hold(s: State, v: int, t: int) -> bool:
         if not _insert_interval(s, v, before, end):
             return False
         first, old_end = before + 1, before
-    if not _shift_range(s, first, t + 1 if starts >= 0 else t, s.size[v]):
+    if not _shift_range(s, first, covered, s.size[v]):
         return False
     _touch(s, old_end)
     return True
@@ -682,23 +699,16 @@ def _hold(s: State, v: int, t: int) -> bool:
 
 @_compiled
 def _fill(s: State, k: int, t: int) -> int:
-    """Hold what operation k produces from its run before stage t, so that t need not repeat it.
+    """Hold the outputs of operation k from its run before stage t, so that t need not repeat it.
 
-    Returns the stage from which it is held, or -1.
+    Returns the stage of that run, or -1.
     """
     before = _computed_before(s, k, t)
     if before < 0 or k == t:
         return -1
     for e in range(s.out_start[k], s.out_start[k + 1]):
         v = s.out_ids[e]
-        if _covering(s, v, t) >= 0:
-            continue
-        used = _starting(s, v, t) >= 0
-        for g in range(s.use_start[v], s.use_start[v + 1]):
-            if used:
-                break
-            used = _is_computed(s, s.use_ids[g], t)
-        if used and not _hold(s, v, t):
+        if _covering(s, v, t) < 0 and _is_needed(s, v, t) and not _hold(s, v, t):
             return -1
     _touch(s, t)
     return before if _settle(s) else -1
@@ -706,7 +716,7 @@ def _fill(s: State, k: int, t: int) -> int:
 
 @_compiled
 def _hold_ancestors(s: State, k: int, t: int) -> bool:
-    """Before k is computed again in stage t: hold some of its absent ancestors, at random."""
+    """Hold some absent ancestors of k, at random, before k is computed again in stage t."""
     s.scratch_stack[0] = k
     depth, followed = 1, 0
     while depth > 0:
@@ -719,7 +729,7 @@ def _hold_ancestors(s: State, k: int, t: int) -> bool:
             if _random(s) < 0.5 or followed == 16 or s.run_once[s.producer[v]]:
                 if not _hold(s, v, t):
                     return False
-                # On large graphs many long ranges are most of the work: not for what cannot be accepted.
+                # On large graphs long ranges are most of the work, so stop once the move cannot be accepted.
                 more = s.real[PRICE] * float(s.scalar[EXCESS] - s.scalar[START_EXCESS])
                 if more > s.real[ALLOWED] + s.real[SLACK]:
                     return False
@@ -732,7 +742,7 @@ def _hold_ancestors(s: State, k: int, t: int) -> bool:
 
 @_compiled
 def _shift(s: State, k: int, t: int) -> bool:
-    """Repeat k at an earlier stage than t, where one of its inputs was used last, and hold it."""
+    """Repeat k before stage t, where one of its inputs was used last, and hold its outputs from there."""
     if k == t or s.in_start[k] == s.in_start[k + 1] or s.run_once[k]:
         return False
     before = _computed_before(s, k, t)
@@ -747,21 +757,14 @@ def _shift(s: State, k: int, t: int) -> bool:
             continue
         if _covering(s, v, earlier) >= 0:
             return False
-        starts = _starting(s, v, t)
-        used = starts >= 0
-        for g in range(s.use_start[v], s.use_start[v + 1]):
-            used = used or _is_computed(s, s.use_ids[g], t)
-        if not used:
+        if not _is_needed(s, v, t):
             continue
         if not _log_value(s, v):
             return False
-        end = t
-        if starts >= 0:
-            end = s.intervals[v, 2 * starts + 1]
-            _remove_interval(s, v, starts)
+        end, covered = _remove_start(s, v, t)
         if not _insert_interval(s, v, earlier, end):
             return False
-        if not _shift_range(s, earlier + 1, t + 1 if starts >= 0 else t, s.size[v]):
+        if not _shift_range(s, earlier + 1, covered, s.size[v]):
             return False
     _touch(s, earlier)
     _touch(s, t)
@@ -770,7 +773,7 @@ def _shift(s: State, k: int, t: int) -> bool:
 
 @_compiled
 def _random_repeat(s: State) -> Any:
-    """A random (operation, stage) that repeats, or (-1, -1) after a fair number of tries."""
+    """A random (operation, stage) that repeats, or (-1, -1) if 200 draws find none."""
     n = len(s.peak)
     for _ in range(200):
         t = _below(s, n)
@@ -785,8 +788,8 @@ def _random_repeat(s: State) -> Any:
 def _random_held(s: State, t: int) -> Any:
     """A random value held at the start of stage t, or -1.
 
-    Where values live long, one produced earlier is likely held; where they do not, an input of one of
-    the next operations is.
+    Where values live long, a value produced earlier is probably held; where they live short, an input of
+    one of the next operations is.
     """
     n = len(s.peak)
     for attempt in range(40):
@@ -803,7 +806,7 @@ def _random_held(s: State, t: int) -> Any:
 
 @_compiled
 def _tight_stage(s: State) -> int:
-    """A random stage, over the budget if a few draws find one."""
+    """A random stage, above the budget if a few draws find one."""
     n = len(s.peak)
     t = 1 + _below(s, n - 1)
     for _ in range(8):
@@ -815,7 +818,7 @@ def _tight_stage(s: State) -> int:
 
 @_compiled
 def _propose(s: State) -> bool:
-    """Apply one random move; False if there was none or it must be taken back."""
+    """Apply one random move; False if there was none or it must be undone."""
     kind = _random(s)
     n = len(s.peak)
     if n < 2:
@@ -823,7 +826,7 @@ def _propose(s: State) -> bool:
     if kind < (0.85 if s.scalar[SEEKING] else 0.5):
         t = _tight_stage(s) if s.scalar[EXCESS] > 0 else 1 + _below(s, n - 1)
         v = _random_held(s, t)
-        return v >= 0 and _drop(s, v, t) >= 0
+        return v >= 0 and _drop(s, v, t)
     k, t = _random_repeat(s)
     if k < 0:
         return False
@@ -833,10 +836,10 @@ def _propose(s: State) -> bool:
     if start < 0:
         return False
     if kind > 0.78 and t > start + 1:
-        # Room for it: another value goes where this one is held now.
+        # Make room for it: drop another value where this one is held now.
         at = start + 1 + _below(s, t - start)
         v = _random_held(s, at)
-        if v >= 0 and s.producer[v] != k and _drop(s, v, at) < 0:
+        if v >= 0 and s.producer[v] != k and not _drop(s, v, at):
             return s.scalar[ABORT] == 0 and s.scalar[N_QUEUE] == 0
     return True
 
@@ -848,7 +851,7 @@ def _compact(s: State) -> None:
     top = 0
     for t in range(len(s.peak)):
         n = s.list_length[t]
-        for i in range(n):
+        for i in range(n):  # faster than slices, which are short
             s.arena[top + i] = old[s.list_start[t] + i]
         s.list_start[t], s.list_room[t] = top, n
         top += n
@@ -857,12 +860,10 @@ def _compact(s: State) -> None:
 
 @_compiled
 def _save_order(s: State) -> int:
-    """Write the computations of the current plan to `order`; how many."""
+    """Write the computations of the current plan to `order`, which is as long as `arena`; return how many."""
     at = 0
     for t in range(len(s.peak)):
         for i in range(s.list_length[t]):
-            if at >= len(s.order):
-                return -1
             s.order[at] = s.arena[s.list_start[t] + i]
             at += 1
     return at
@@ -870,7 +871,7 @@ def _save_order(s: State) -> int:
 
 @_compiled
 def load_order(state: State, order: np.ndarray) -> bool:
-    """Set the state to a staged plan given by its computations; False if it has no room for it."""
+    """Set the state to a staged plan given by its computations; False if it lacks room for the plan."""
     s: State = ByReference(*state)  # type: ignore[assignment]
     n = len(s.peak)
     s.n_intervals[:] = 0
@@ -914,10 +915,8 @@ def load_order(state: State, order: np.ndarray) -> bool:
             last[v] = n
         if last[v] > birth[v] and not _insert_interval(s, v, birth[v], last[v]):
             return False
-    for v in range(len(s.size)):
         for j in range(s.n_intervals[v]):
-            for t in range(s.intervals[v, 2 * j] + 1, min(s.intervals[v, 2 * j + 1], n)):
-                s.through[t] += s.size[v]
+            s.through[s.intervals[v, 2 * j] + 1 : min(s.intervals[v, 2 * j + 1], n)] += s.size[v]
     for t in range(n):
         _profile(s, t)
     s.scalar[WINDOW_MOVES] = s.scalar[WINDOW_OVER] = 0
@@ -926,61 +925,67 @@ def load_order(state: State, order: np.ndarray) -> bool:
 
 
 @_compiled
+def _adapted_price(s: State, price: float) -> float:
+    """Count a move; at the end of a window change the price so that the search keeps crossing the budget."""
+    window, excess = max(PRICE_WINDOW, len(s.peak) // 16), s.scalar[EXCESS]
+    s.scalar[WINDOW_MOVES] += 1
+    s.scalar[WINDOW_OVER] += excess > 0
+    if s.scalar[WINDOW_MOVES] < window:
+        return price
+    over = s.scalar[WINDOW_OVER]
+    if over < FEW_OVER * window:
+        price *= 0.87
+    elif over > MANY_OVER * window and excess > (1.0 - FAST) * s.scalar[WINDOW_EXCESS]:
+        price *= 1.15
+    s.scalar[WINDOW_MOVES] = s.scalar[WINDOW_OVER] = 0
+    s.scalar[WINDOW_EXCESS] = excess
+    return price
+
+
+@_compiled
+def _begin_move(s: State, temperature: float, price: float) -> None:
+    """Empty the log and draw how much worse this move may be."""
+    s.scalar[SNAPSHOT] += 1
+    s.scalar[START_COST], s.scalar[START_EXCESS] = s.scalar[COST], s.scalar[EXCESS]
+    s.real[SLACK] = math.inf if _random(s) < FOLLOW_ALL * min(1.0, LARGE / len(s.peak)) else 0.0
+    s.real[ALLOWED], s.real[PRICE] = -temperature * math.log(1.0 - _random(s)), price
+    s.scalar[LOG_TOP] = s.scalar[ABORT] = s.scalar[N_SEEDS] = 0
+
+
+@_compiled
+def _is_acceptable(s: State) -> bool:
+    more_excess = float(s.scalar[EXCESS] - s.scalar[START_EXCESS])
+    return float(s.scalar[COST] - s.scalar[START_COST]) + s.real[PRICE] * more_excess <= s.real[ALLOWED]
+
+
+@_compiled
 def anneal(
     state: State, moves: int, hot: float, cold: float, price: float, best_cost: int, best_excess: int
 ) -> tuple[int, int, int, float]:
-    """Anneal for `moves` moves, the temperature falling geometrically from `hot` to `cold`.
+    """Anneal for `moves` moves; the temperature falls geometrically from `hot` to `cold`.
 
     The energy is cost + price x (sum over stages of the bytes above the budget); the price adapts so
-    that the search crosses the border of feasibility again and again. The least (excess, cost)
-    seen is kept in `order`.
+    that the search crosses the border of feasibility again and again. `order` gets the least (excess, cost) seen.
 
     Returns:
         (best cost, best excess, length of `order` or 0 if nothing better was seen, price).
     """
     s: State = ByReference(*state)  # type: ignore[assignment]
     length, temperature = 0, hot
-    window = max(PRICE_WINDOW, len(s.peak) // 16)
-    follow_all = FOLLOW_ALL * min(1.0, LARGE / len(s.peak))
     cooling = math.exp(math.log(cold / hot) / max(moves, 1)) if hot > 0 else 1.0
     reserve = 4 * len(s.peak) + 1000
     for _ in range(moves):
         temperature *= cooling
         if s.scalar[ARENA_TOP] + reserve > len(s.arena):
             _compact(s)
-        cost, excess = s.scalar[COST], s.scalar[EXCESS]
-        s.scalar[WINDOW_MOVES] += 1
-        s.scalar[WINDOW_OVER] += excess > 0
-        if s.scalar[WINDOW_MOVES] == window:
-            over = s.scalar[WINDOW_OVER]
-            if over < FEW_OVER * window:
-                price *= 0.87
-            elif over > MANY_OVER * window and excess > (1.0 - FAST) * s.scalar[WINDOW_EXCESS]:
-                price *= 1.15
-            s.scalar[WINDOW_MOVES] = s.scalar[WINDOW_OVER] = 0
-            s.scalar[WINDOW_EXCESS] = excess
-        s.scalar[SNAPSHOT] += 1
-        s.scalar[START_COST], s.scalar[START_EXCESS] = cost, excess
+        price = _adapted_price(s, price)
+        _begin_move(s, temperature, price)
         s.scalar[SEEKING] = best_excess > 0  # no plan that fits yet
-        s.real[SLACK] = math.inf if _random(s) < follow_all else 0.0
-        s.real[ALLOWED], s.real[PRICE] = -temperature * math.log(1.0 - _random(s)), price
-        s.scalar[LOG_TOP] = s.scalar[ABORT] = s.scalar[N_SEEDS] = 0
-        if not _propose(s):
-            _undo(s, cost, excess)
-            continue
-        change = float(s.scalar[COST] - cost) + price * float(s.scalar[EXCESS] - excess)
-        if change > s.real[ALLOWED]:
-            _undo(s, cost, excess)
-        else:
-            s.scalar[LOG_TOP] = 0
-            now, beyond = s.scalar[COST], s.scalar[EXCESS]
-            # A plan above the budget is only saved at the end: on the way down every move improves it.
-            if beyond == 0 and (best_excess > 0 or now < best_cost):
-                n = _save_order(s)
-                if n > 0:
-                    best_cost, best_excess, length = now, beyond, n
+        if not _propose(s) or not _is_acceptable(s):
+            _undo(s)
+        elif s.scalar[EXCESS] == 0 and (best_excess > 0 or s.scalar[COST] < best_cost):
+            best_cost, best_excess, length = s.scalar[COST], 0, _save_order(s)
+    # A plan above the budget is saved only here, because on the way down every move improves it.
     if 0 < s.scalar[EXCESS] < best_excess:
-        n = _save_order(s)
-        if n > 0:
-            best_cost, best_excess, length = s.scalar[COST], s.scalar[EXCESS], n
+        best_cost, best_excess, length = s.scalar[COST], s.scalar[EXCESS], _save_order(s)
     return best_cost, best_excess, length, price

@@ -1,4 +1,4 @@
-"""Topological orders with a low peak: constructive ones, then annealing from each; seeded, anytime."""
+"""Topological orders with a low peak: annealing from each of several constructed orders; seeded, anytime."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import numpy as np
 from remat.arrays import GraphArrays
 from remat.compiled import is_compiled
 from remat.graph import Graph
+from remat.search.kernel import random_state
 from remat.search.ordering import kernel
 from remat.search.ordering.construct import constructive_orders
 
-FIRST_ROUND = 50_000  # moves; doubled after every pass over the starts
+FIRST_ROUND = 50_000  # moves from each start; doubled after every pass over the starts
 CHUNK = 20_000  # moves between two looks at the clock
 HOT, COLD = 1.0, 0.002  # temperatures in mean value sizes
 WORK_LIMIT = 20_000_000  # moves, when neither a deadline nor a limit is given
@@ -36,8 +37,8 @@ class Order:
 
 
 def measure_order(graph: Graph, operations: Sequence[int], budget_bytes: int = 0) -> Order:
-    """Peak and excess of a topological order (which is not checked)."""
-    return _measure(graph, GraphArrays.of(graph), np.array(operations, dtype=np.int64), budget_bytes)
+    """Peak and excess of a topological order, which is not checked."""
+    return _measure(graph, _arrays(graph), np.array(operations, dtype=np.int64), budget_bytes)
 
 
 def anneal_orders(
@@ -49,14 +50,14 @@ def anneal_orders(
     count: int = 4,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[Order]:
-    """The best few distinct orders found, best first: least peak down to the budget, then least excess.
+    """The `count` best distinct orders found, best first: least peak down to the budget, then least excess.
 
     Args:
-        budget_bytes: fixed included; nothing is gained below it. The default asks for the least peak.
+        budget_bytes: fixed bytes included; a peak below it is no better. The default asks for the least peak.
         deadline: of `time.monotonic()`.
         work_limit: moves; with it and no deadline, runs repeat exactly.
     """
-    arrays = GraphArrays.of(graph)
+    arrays = _arrays(graph)
     floor = max(budget_bytes, graph.largest_working_set()[0]) - graph.fixed_bytes
     found: dict[tuple[int, ...], Order] = {}
 
@@ -65,31 +66,30 @@ def anneal_orders(
         found[order.operations] = order
         return order
 
-    def best() -> list[Order]:
-        # All peaks within the budget are equal.
+    def best() -> list[Order]:  # all peaks within the budget are equal
         return sorted(found.values(), key=lambda o: (max(o.peak_bytes, budget_bytes), o.excess_bytes, o.operations))
 
     for operations in constructive_orders(graph):
         add(np.array(operations, dtype=np.int64))
     if len(graph) < 2:
         return best()
-    random = np.array([(seed * 0x9E3779B97F4A7C15 + 0x1234567) % 2**64 or 1], dtype=np.uint64)
+    random = random_state(seed)
     mean = max(1.0, float(arrays.size_bytes.mean()) if len(arrays.size_bytes) else 1.0)
-    moves, left = FIRST_ROUND, work_limit if work_limit is not None else WORK_LIMIT
-    if work_limit is None and deadline < float("inf"):
-        left = 1 << 62
-    while left > 0 and time.monotonic() < deadline and not should_stop():
+    most = WORK_LIMIT if deadline == float("inf") else 1 << 62
+    moves, left = FIRST_ROUND, most if work_limit is None else work_limit
+
+    def goes_on() -> bool:
+        return left > 0 and time.monotonic() < deadline and not should_stop()
+
+    while goes_on():
         for start in best()[:count]:
             order, out = np.array(start.operations, dtype=np.int64), np.empty(len(graph), dtype=np.int64)
             done, hot = 0, HOT * mean
-            while done < moves and left > 0 and time.monotonic() < deadline and not should_stop():
+            while done < moves and goes_on():
                 n = min(CHUNK, moves - done, left)
                 cold = HOT * mean * (COLD / HOT) ** ((done + n) / moves)
-                kernel.anneal(
-                    arrays.in_start, arrays.in_ids, arrays.out_start, arrays.out_ids, arrays.use_start,
-                    arrays.use_ids, arrays.producer, arrays.size_bytes, arrays.workspace_bytes, arrays.keep,
-                    order, out, best()[0].peak_bytes - graph.fixed_bytes - 1, max(floor, 0), n, hot, cold, random,
-                )  # fmt: skip
+                target = best()[0].peak_bytes - graph.fixed_bytes - 1
+                kernel.anneal(arrays, order, out, target, max(floor, 0), n, hot, cold, random)
                 hot, done, left = cold, done + n, left - n
                 order_out = add(out)
                 if order_out.excess_bytes == 0:
@@ -100,16 +100,15 @@ def anneal_orders(
     return best()[:count]
 
 
-def _measure(graph: Graph, arrays: GraphArrays, operations: np.ndarray, budget_bytes: int) -> Order:
-    n = len(operations)
-    if not n:
+def _arrays(graph: Graph) -> kernel.Arrays:
+    arrays = GraphArrays.of(graph)
+    return kernel.Arrays(*(getattr(arrays, name) for name in kernel.Arrays._fields))
+
+
+def _measure(graph: Graph, arrays: kernel.Arrays, operations: np.ndarray, budget_bytes: int) -> Order:
+    if not len(operations):
         return Order((), graph.fixed_bytes, 0)
-    running, after = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
-    last = np.where(arrays.keep, kernel.FOREVER, 0).astype(np.int64)
-    kernel.profile(
-        arrays.in_start, arrays.in_ids, arrays.out_start, arrays.out_ids, arrays.use_start, arrays.size_bytes,
-        arrays.workspace_bytes, operations, last, running, after, 0, n - 1,
-    )  # fmt: skip
+    running = kernel.measure(arrays, operations).running
     above = np.maximum(running - (budget_bytes - graph.fixed_bytes), 0)
     return Order(tuple(operations.tolist()), graph.fixed_bytes + int(running.max()), int(above.sum()))
 

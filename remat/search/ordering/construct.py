@@ -1,4 +1,4 @@
-"""Good topological orders without search."""
+"""Good topological orders, constructed without search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def constructive_orders(graph: Graph) -> list[list[int]]:
 
 
 def _list_schedule(graph: Graph, rank: Callable[[int], tuple[int, ...]]) -> list[int]:
-    """Of the operations that are ready, always the one of least rank (fixed when it becomes ready)."""
+    """Always run the ready operation of least rank; the rank is fixed when the operation becomes ready."""
     waiting = [len(op.inputs) for op in graph.operations]
     ready = [(*rank(k), k) for k, count in enumerate(waiting) if count == 0]
     heapq.heapify(ready)
@@ -40,7 +40,7 @@ def _breadth_first(graph: Graph) -> list[int]:
 
 
 def _late(graph: Graph) -> list[int]:
-    """Backward from the sinks: each operation as late as its longest way to the end allows."""
+    """Backward from the sinks: run each operation as late as its longest path to the end allows."""
     height = [0] * len(graph)
     for k in range(len(graph) - 1, -1, -1):
         users = (user for v in graph.operations[k].outputs for user in graph.users[v])
@@ -49,7 +49,7 @@ def _late(graph: Graph) -> list[int]:
 
 
 def _depth_first(graph: Graph, *, last_first: bool) -> list[int]:
-    """Each sink right after its ancestors (post-order); without recursion, for deep graphs."""
+    """Run each sink right after its ancestors (post-order); without recursion, because graphs can be deep."""
     order: list[int] = []
     seen = bytearray(len(graph))
     sinks = [k for k, op in enumerate(graph.operations) if not any(graph.users[v] for v in op.outputs)]
@@ -64,13 +64,13 @@ def _depth_first(graph: Graph, *, last_first: bool) -> list[int]:
                 todo.append((k, True))
                 inputs = graph.predecessors(k)
                 todo += [(p, False) for p in (inputs if last_first else inputs[::-1]) if not seen[p]]
-    # A producer may have been marked further up the stack and still wait: order by the graph's own then.
+    # A producer that was marked further up the stack may still wait, so the order must be repaired.
     place = {k: i for i, k in enumerate(order)}
     return _list_schedule(graph, lambda k: (place[k],))
 
 
 def _greedy(graph: Graph) -> list[int]:
-    """Always the ready operation that leaves the least resident; ties go to the least peak."""
+    """Always run the ready operation that leaves the fewest bytes resident; ties go to the least peak."""
     left = [len(users) for users in graph.users]
     waiting = [len(op.inputs) for op in graph.operations]
     ready = {k for k, count in enumerate(waiting) if count == 0}

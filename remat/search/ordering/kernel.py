@@ -1,18 +1,46 @@
-"""Compiled annealing over topological orders: one operation at a time moves within its window.
+"""Compiled annealing over topological orders; each move puts one operation elsewhere between its neighbours.
 
 An order runs every operation once and frees each value at its last use. Moving an operation from
-one place to another changes the memory only at the places in between, so a move is measured in the
-time of that window.
+one place to another changes the memory only at the places in between, so only these are measured again.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 FOREVER = 1 << 40  # place of the last use of a value that is kept
+
+
+class Arrays(NamedTuple):
+    """Fields of `GraphArrays`, in a form that compiled code takes."""
+
+    in_start: np.ndarray
+    in_ids: np.ndarray
+    out_start: np.ndarray
+    out_ids: np.ndarray
+    use_start: np.ndarray
+    use_ids: np.ndarray
+    producer: np.ndarray
+    size_bytes: np.ndarray
+    workspace_bytes: np.ndarray
+    keep: np.ndarray
+
+
+class Memory(NamedTuple):
+    """Memory of an order of N operations with V values.
+
+    Attributes:
+        last: [V] place of the last use of each value, `FOREVER` if kept.
+        running, after: [N] bytes held while the operation at each place runs, and after it.
+    """
+
+    last: np.ndarray
+    running: np.ndarray
+    after: np.ndarray
 
 
 @njit(cache=True, nogil=True)
@@ -27,117 +55,80 @@ def _random(state: np.ndarray) -> float:
 
 
 @njit(cache=True, nogil=True)
-def profile(
-    in_start: np.ndarray, in_ids: np.ndarray, out_start: np.ndarray, out_ids: np.ndarray, use_start: np.ndarray,
-    size: np.ndarray, workspace: np.ndarray,
-    order: np.ndarray, last: np.ndarray, running: np.ndarray, after: np.ndarray, low: int, high: int,
-) -> None:  # fmt: skip
-    """Measure places low..high of `order` again: `last` of what is read there, `running`, `after`.
+def measure(graph: Arrays, order: np.ndarray) -> Memory:
+    """The memory of an order."""
+    n, n_values = len(order), len(graph.size_bytes)
+    memory = Memory(np.zeros(n_values, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64))
+    memory.last[graph.keep] = FOREVER
+    _remeasure(graph, order, memory, 0, n - 1)
+    return memory
 
-    Nothing outside may have changed. `last[v]` is the place of the last use of v, `FOREVER` if kept.
-    """
+
+@njit(cache=True, nogil=True)
+def _remeasure(graph: Arrays, order: np.ndarray, memory: Memory, low: int, high: int) -> None:
+    """Measure places low..high of `order` again; no other place may have changed."""
+    last = memory.last
     for p in range(low, high + 1):
         k = order[p]
-        for e in range(in_start[k], in_start[k + 1]):
-            if last[in_ids[e]] <= high:
-                last[in_ids[e]] = p  # places ascend, so the last one stays
-    held = after[low - 1] if low > 0 else 0
+        for e in range(graph.in_start[k], graph.in_start[k + 1]):
+            if last[graph.in_ids[e]] <= high:
+                last[graph.in_ids[e]] = p  # places ascend, so the last one remains
+    held = memory.after[low - 1] if low > 0 else 0
     for p in range(low, high + 1):
         k = order[p]
         dead = 0
-        for e in range(out_start[k], out_start[k + 1]):
-            v = out_ids[e]
-            held += size[v]
-            if use_start[v] == use_start[v + 1] and last[v] < FOREVER:
-                dead += size[v]
-        running[p] = held + workspace[k]
-        for e in range(in_start[k], in_start[k + 1]):
-            v = in_ids[e]
+        for e in range(graph.out_start[k], graph.out_start[k + 1]):
+            v = graph.out_ids[e]
+            held += graph.size_bytes[v]
+            if graph.use_start[v] == graph.use_start[v + 1] and last[v] < FOREVER:
+                dead += graph.size_bytes[v]
+        memory.running[p] = held + graph.workspace_bytes[k]
+        for e in range(graph.in_start[k], graph.in_start[k + 1]):
+            v = graph.in_ids[e]
             if last[v] == p:
-                dead += size[v]
+                dead += graph.size_bytes[v]
         held -= dead
-        after[p] = held
+        memory.after[p] = held
 
 
 @njit(cache=True, nogil=True)
 def anneal(
-    in_start: np.ndarray, in_ids: np.ndarray, out_start: np.ndarray, out_ids: np.ndarray, use_start: np.ndarray,
-    use_ids: np.ndarray, producer: np.ndarray, size: np.ndarray, workspace: np.ndarray, keep: np.ndarray,
-    order: np.ndarray, best: np.ndarray, target: int, floor: int, moves: int, hot: float, cold: float,
+    graph: Arrays, order: np.ndarray, best: np.ndarray, target: int, floor: int, moves: int, hot: float, cold: float,
     random: np.ndarray,
-) -> tuple[int, int]:  # fmt: skip
-    """Anneal `order` in place; the best order seen (least peak, then least excess) goes to `best`.
+) -> None:  # fmt: skip
+    """Anneal `order` in place; write the best order seen (least peak, then least excess) to `best`.
 
     The energy is the sum over the places of the bytes above `target`. When it reaches 0 the target
     falls below the peak, but not below `floor`.
-
-    Returns:
-        (bytes above `floor` of the best order's peak, sum over the places of its bytes above `floor`).
     """
-    n, n_values = len(order), len(size)
+    n = len(order)
     place = np.empty(n, np.int64)
-    last = np.zeros(n_values, np.int64)
-    running = np.zeros(n, np.int64)
-    after = np.zeros(n, np.int64)
-    saved = np.empty(n, np.int64)
     for p in range(n):
         place[order[p]] = p
-    for v in range(n_values):
-        last[v] = FOREVER if keep[v] else 0
-    profile(in_start, in_ids, out_start, out_ids, use_start, size, workspace, order, last, running, after, 0, n - 1)
+    memory = measure(graph, order)
+    running = memory.running
     best[:] = order
     best_peak = running.max()
-    best_excess = np.maximum(running - floor, 0).sum()
     goal = max(floor, min(target, best_peak - 1))
-    energy = np.maximum(running - goal, 0).sum()
-    beyond = best_excess
+    energy, beyond = _above(running, goal, floor, 0, n - 1)
+    best_excess = beyond
     temperature = hot
     cooling = math.exp(math.log(cold / hot) / max(moves, 1))
     for _ in range(moves):
         temperature *= cooling
         if beyond == 0:
             break
-        p = int(_random(random) * n)
-        if _random(random) < 0.5:
-            for _ in range(8):
-                if running[p] > goal:
-                    break
-                p = int(_random(random) * n)
-        k = order[p]
-        low, high = 0, n - 1
-        for e in range(in_start[k], in_start[k + 1]):
-            low = max(low, int(place[producer[in_ids[e]]]) + 1)
-        for e in range(out_start[k], out_start[k + 1]):
-            v = out_ids[e]
-            for g in range(use_start[v], use_start[v + 1]):
-                high = min(high, int(place[use_ids[g]]) - 1)
-        if low == high:
-            continue
-        # Long moves are rare ones: they cost more and are taken less.
-        reach = int(math.exp(_random(random) * math.log(n + 1.0)))
-        q = p + reach if _random(random) < 0.5 else p - reach
-        if _random(random) < 0.1:
-            q = low if q < p else high
-        q = min(max(q, low), high)
+        p, q = _random_move(graph, order, place, running, goal, random)
         if q == p:
             continue
         first, final = min(p, q), max(p, q)
-        old, old_beyond = 0, 0
-        for i in range(first, final + 1):
-            saved[i] = running[i]
-            old += max(running[i] - goal, 0)
-            old_beyond += max(running[i] - floor, 0)
+        old, old_beyond = _above(running, goal, floor, first, final)
         _move(order, place, p, q)
-        profile(in_start, in_ids, out_start, out_ids, use_start, size, workspace, order, last, running, after,
-                first, final)  # fmt: skip
-        new, new_beyond = 0, 0
-        for i in range(first, final + 1):
-            new += max(running[i] - goal, 0)
-            new_beyond += max(running[i] - floor, 0)
+        _remeasure(graph, order, memory, first, final)
+        new, new_beyond = _above(running, goal, floor, first, final)
         if new > old and new - old > -temperature * math.log(1.0 - _random(random)):
             _move(order, place, q, p)
-            profile(in_start, in_ids, out_start, out_ids, use_start, size, workspace, order, last, running, after,
-                    first, final)  # fmt: skip
+            _remeasure(graph, order, memory, first, final)
             continue
         energy += new - old
         beyond += new_beyond - old_beyond
@@ -147,12 +138,52 @@ def anneal(
                 best_peak, best_excess = peak, beyond
                 best[:] = order
             goal = max(floor, best_peak - 1)
-            energy = np.maximum(running - goal, 0).sum()
-    return max(0, best_peak - floor), best_excess
+            energy, beyond = _above(running, goal, floor, 0, n - 1)
+
+
+@njit(cache=True, nogil=True, inline="always")  # a call would pass too many arrays
+def _random_move(
+    graph: Arrays, order: np.ndarray, place: np.ndarray, running: np.ndarray, goal: int, random: np.ndarray
+) -> tuple[int, int]:
+    """(place of an operation, another place that its neighbours allow); the same place twice if there is none."""
+    n = len(order)
+    p = int(_random(random) * n)
+    if _random(random) < 0.5:
+        for _ in range(8):
+            if running[p] > goal:
+                break
+            p = int(_random(random) * n)
+    k = order[p]
+    low, high = 0, n - 1
+    for e in range(graph.in_start[k], graph.in_start[k + 1]):
+        low = max(low, int(place[graph.producer[graph.in_ids[e]]]) + 1)
+    for e in range(graph.out_start[k], graph.out_start[k + 1]):
+        v = graph.out_ids[e]
+        for g in range(graph.use_start[v], graph.use_start[v + 1]):
+            high = min(high, int(place[graph.use_ids[g]]) - 1)
+    if low == high:
+        return p, p
+    # Long moves are rare, because they cost more time and are accepted less often.
+    reach = int(math.exp(_random(random) * math.log(n + 1.0)))
+    q = p + reach if _random(random) < 0.5 else p - reach
+    if _random(random) < 0.1:
+        q = low if q < p else high
+    return p, min(max(q, low), high)
+
+
+@njit(cache=True, nogil=True)
+def _above(running: np.ndarray, goal: int, floor: int, first: int, final: int) -> tuple[int, int]:
+    """Sums over the places first..final of the bytes above `goal` and above `floor`."""
+    above_goal, above_floor = 0, 0
+    for p in range(first, final + 1):
+        above_goal += max(running[p] - goal, 0)
+        above_floor += max(running[p] - floor, 0)
+    return above_goal, above_floor
 
 
 @njit(cache=True, nogil=True)
 def _move(order: np.ndarray, place: np.ndarray, p: int, q: int) -> None:
+    """Move the operation at place p to place q; those in between move up by one place."""
     k = order[p]
     step = 1 if q > p else -1
     i = p

@@ -1,4 +1,4 @@
-"""A graph in another topological order, and plans read back in the original's labels."""
+"""A graph in another topological order, and its plans restated in the labels of the original graph."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reordered(graph: Graph, order: Sequence[int]) -> Graph:
 
 
 def plan_in_original(graph: Graph, order: Sequence[int], plan: Plan) -> Plan:
-    """The plan of ``reordered(graph, order)`` as a plan of `graph` itself; its scope is derived anew."""
+    """Restate a plan of ``reordered(graph, order)`` as a plan of `graph`; its scope is derived again."""
     steps = [
         (kind, int(order[i]) if kind == COMPUTE else i, name)
         for kind, i, name in zip(
