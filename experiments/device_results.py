@@ -60,7 +60,6 @@ def main(arguments: list[str] | None = None) -> None:
         console.print(terminal_table(rows, COLUMNS))
         run["largest_batches"] = as_json(rows)
         date = datetime.date.today().isoformat()
-        out.mkdir(parents=True, exist_ok=True)
         write_json(out / f"{date}_{name}.json", run | {"date": date})
         for path in draw_execution(folder):
             if path.suffix == ".png":

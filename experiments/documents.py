@@ -133,7 +133,6 @@ def write_document(document: Document, drawing: Drawing) -> None:
     if not drawing.whole:
         raise InvalidInput(f"'{document.name}' is written as a whole: {document.command}")
     write_between_marks(document.page, document.command, drawing.text)
-    TABLES.mkdir(parents=True, exist_ok=True)
     for table in drawing.tables:
         with replacing(TABLES / f"{table.name}.csv") as scratch, scratch.open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([table.heads, *table.rows])

@@ -55,9 +55,8 @@ def run_missing(store: Store, settings: Settings, console: Console) -> None:
             f"{store.folder} holds no problem of {settings.scope} scope and {settings.accounting} accounting"
         )
     n_budgets = sum(len(budgets) for _, budgets in problems)
-    independent = [name for name in settings.strategies if get_strategy(name).ignores_budget]
-    dependent = [name for name in settings.strategies if name not in independent]
-    n_solves = len(independent) * len(problems) + len(dependent) * n_budgets
+    dependent = [name for name in settings.strategies if not get_strategy(name).ignores_budget]
+    n_solves = (len(settings.strategies) - len(dependent)) * len(problems) + len(dependent) * n_budgets
     engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
     solved = reused = 0
     with engine, SolveProgress(console, engine.at_once) as progress:
@@ -74,7 +73,7 @@ def run_missing(store: Store, settings: Settings, console: Console) -> None:
                               row.cost_source)  # fmt: skip
             mine = replace(settings, gpu=_gpu(row, settings.gpu))
             graph_run = GraphRun(subject, mine, "leaderboard", store, engine, progress, row.store_all_peak_bytes)
-            for family in graph_run.run_families(independent).values():
+            for family in graph_run.run_families(settings.strategies).values():
                 graph_run.family_rows(family, budgets)
             graph_run.run_budgets(dependent, budgets)
             solved, reused = solved + graph_run.solved, reused + graph_run.reused

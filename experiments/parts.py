@@ -151,7 +151,6 @@ class Paper:
         """Run the parts wanted and draw everything that the folder holds; the exit code: 1 if a claim was refuted."""
         began = time.monotonic()
         parts, instances = self.wanted_parts(cfg.parts), _instances_folder(cfg)
-        folder.mkdir(parents=True, exist_ok=True)
         head = {"experiment": self.name, "config": as_dict(cfg), "scale": asdict(scale),
                 "provenance": asdict(provenance()), "cores": os.cpu_count()}  # fmt: skip
         write_json(folder / f"{self.name.rpartition('/')[2]}.json", head)

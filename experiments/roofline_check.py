@@ -234,7 +234,6 @@ def draw(arguments: Sequence[str]) -> Drawing:
     gpu = load_gpu("p100")
     times = {name: (np.array([pair.measured_ns for pair in pairs], dtype=float), predict_ns(pairs, gpu))
              for name, pairs in compared(folder)[0].items()}  # fmt: skip
-    RUN.mkdir(parents=True, exist_ok=True)
     figure = next(path for path in draw_roofline(times, RUN / "roofline") if path.suffix == ".png")
     text, long = comparison(folder)
     links = f"Tables: {', '.join(link_to(table, DOCUMENT.page) for table in long)}."
