@@ -179,7 +179,7 @@ class Solver:
             SystemExit: the simulator refutes a claim of the solver.
         """
         settings = replace(self.settings, scope=case.scope, **changes)
-        subject = Subject(case.graph, None, None, None, None, "file", "file")
+        subject = Subject(case.graph)
         console = Console(stderr=True, quiet=not sys.stderr.isatty())
         with LocalEngine(1) as engine, SolveProgress(console, engine.at_once) as progress:
             graph_run = GraphRun(subject, settings, "bench", store, engine, progress, plain_peak(case.graph))

@@ -1,4 +1,4 @@
-"""Tables of `experiments.execution_joint`: what implementations there are, and what plans make of them."""
+"""Tables of `experiments.execution_joint`: all implementations, and the plans that choose among them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROMISE = 1.03  # measured over predicted, at most
 
 
 def document(rows: Sequence[StepRow]) -> str:
-    """Everything that stands between the marks of docs/implementations.md."""
+    """Everything between the marks of docs/implementations.md."""
     parts = ["### What there is", implementations(), "### Measured"]
     if not rows:
         return "\n\n".join([*parts, "Not measured yet."])
@@ -40,35 +40,35 @@ def document(rows: Sequence[StepRow]) -> str:
 
 
 def shown(rows: Sequence[StepRow]) -> list[StepRow]:
-    """Of each model the plain step's row, then those of plans, the largest budget first."""
+    """Rows by model: first the plain step, then plans from the largest budget to the smallest."""
     models = list(dict.fromkeys((row.device, row.model) for row in rows))
     return sorted(rows, key=lambda row: (models.index((row.device, row.model)), -(row.budget_bytes or math.inf),
                                          row.implementations))  # fmt: skip
 
 
 def summary(rows: Sequence[StepRow]) -> list[str]:
-    """What the rows say of the promise, and of joint plans beside those that only recompute."""
+    """Lines about kept promises, and about joint plans beside those that only recompute."""
     plans = [row for row in rows if row.method == PORTFOLIO]
     lines = []
     for chosen_from in ("default", "exact", "joint"):
         mine = [row for row in plans if _is_measured(row) and row.implementations == chosen_from]
         lines += [_promise(chosen_from, mine)] if mine else []
-    of = {(row.device, row.model, row.implementations, row.parameter): row for row in plans}
-    pairs = [(row, of.get((row.device, row.model, "default", row.parameter))) for row in plans
-             if row.implementations == "joint"]  # fmt: skip
-    both = [(joint, other) for joint, other in pairs if other and _is_measured(joint) and _is_measured(other)]
+    default = {(row.device, row.model, row.parameter): row for row in plans if row.implementations == "default"}
+    joint = {(row.device, row.model, row.parameter): row for row in plans if row.implementations == "joint"}
+    pairs = [(row, default[key]) for key, row in joint.items() if key in default]
+    both = [(a, b) for a, b in pairs if _is_measured(a) and _is_measured(b)]
     if both:
         predicted = [(1 + (a.predicted_overhead or 0.0)) / (1 + (b.predicted_overhead or 0.0)) for a, b in both]
-        taken = [(a.measured_ratio or 0.0) / (b.measured_ratio or 1.0) for a, b in both]
+        measured = [(a.measured_ratio or 0.0) / (b.measured_ratio or 1.0) for a, b in both]
         lines.append(
             f"At equal budgets a step of the joint plan takes {_spread(predicted)} of the time of the default one by "
-            f"prediction, {_spread(taken)} measured ({sum(r < 1 for r in predicted)} of {len(both)} predicted to be "
-            f"faster, {sum(r > 1 for r in predicted)} slower)"
+            f"prediction, {_spread(measured)} measured ({sum(r < 1 for r in predicted)} of {len(both)} predicted to "
+            f"be faster, {sum(r > 1 for r in predicted)} slower)"
         )
-    only = [joint for joint, other in pairs if _is_measured(joint) and other and not _is_measured(other)]
-    lost = [joint for joint, other in pairs if not _is_measured(joint) and other and _is_measured(other)]
-    if pairs:
-        lines.append(f"At {len(only)} budgets only the joint plan exists, at {len(lost)} only the default one")
+    if joint:
+        only = sum(_is_measured(a) and not _is_measured(b) for a, b in pairs)
+        lost = sum(_is_measured(b) and not _is_measured(a) for a, b in pairs)
+        lines.append(f"At {only} budgets only the joint plan exists, at {lost} only the default one")
     return lines
 
 
@@ -77,27 +77,27 @@ def _is_measured(row: StepRow) -> bool:
 
 
 def _promise(chosen_from: str, rows: Sequence[StepRow]) -> str:
-    """Whether plans that choose from these implementations kept to their predictions."""
+    """Whether plans that choose from these implementations met their predictions."""
     over = [(row.measured_peak_bytes or 0) / (row.predicted_peak_bytes or 1) for row in rows]
     worst, row = max(zip(over, rows, strict=True), key=lambda x: x[0])
     kept = "" if worst <= PROMISE else f": MORE THAN {PROMISE - 1:.0%} ABOVE"
-    late = [(row.measured_ratio or 0.0) / (1 + (row.predicted_overhead or 0.0)) for row in rows]
+    times = [(row.measured_ratio or 0.0) / (1 + (row.predicted_overhead or 0.0)) for row in rows]
     return (
         f"`{chosen_from}`: measured over predicted peak is at most {worst:.4f} ({row.model} at "
         f"{row.parameter}){kept}; {sum(bool(row.same_as) for row in rows)} of {len(rows)} plans leave the plain step's "
         f"bits, the largest gradient error is {max(row.gradient_error or 0.0 for row in rows):.1e}; step times are "
-        f"{_spread(late)} of those predicted over plain, in {sum(ratio <= PROMISE for ratio in late)} of "
+        f"{_spread(times)} of those predicted over plain, in {sum(ratio <= PROMISE for ratio in times)} of "
         f"{len(rows)} plans at most {PROMISE - 1:.0%} above"
     )
 
 
 def never_chosen(rows: Iterable[StepRow]) -> str:
-    """Implementations that no plan runs, and why, where that can be computed; '' if there are none."""
+    """A table of implementations that no plan runs, with the reason; '' if there are none."""
     offers: dict[str, dict[tuple[str, str], dict[str, Any]]] = collections.defaultdict(dict)
     chosen: set[str] = set()
     held: dict[str, float] = collections.defaultdict(float)
     for row in rows:
-        for name, offer in (row.offered or {}).items():  # the last of those offered to exact and to joint plans
+        for name, offer in (row.offered or {}).items():  # exact and joint plans have offers; the last row's count
             offers[name][row.device, row.model] = offer
         chosen |= set(row.chosen or {})
         for name, share in (row.held or {}).items():
@@ -108,9 +108,7 @@ def never_chosen(rows: Iterable[StepRow]) -> str:
         for name, mine in sorted(offers.items()) if name not in chosen
     ]  # fmt: skip
     heads = ("implementation", "offered in", "operations", "why it is in no plan")
-    return (
-        markdown_table(heads, lines).replace("| --- | --: | --: | --: |", "| --- | --- | --: | --- |") if lines else ""
-    )
+    return markdown_table(heads, lines, "llrl") if lines else ""
 
 
 def _why_never(offers: list[dict[str, Any]], held: float) -> str:
@@ -143,20 +141,19 @@ def _why_never(offers: list[dict[str, Any]], held: float) -> str:
 
 
 def implementations() -> str:
-    """Every implementation of `remat.torch.implementations`, as Markdown."""
+    """A table of every implementation in `remat.torch.implementations`."""
     from remat.torch.implementations import IMPLEMENTATIONS
 
     rows = []
-    for name, made in IMPLEMENTATIONS.items():
-        calls = " + ".join(kind.removeprefix("aten.") for kind in made.forward_kinds)
-        tolerance = made.tolerance.get("float32")
-        gradients = "exact" if made.exact else f"to {tolerance:.0e} of the largest" if tolerance else "to rounding"
-        devices = "" if made.devices == ("cpu", "cuda") else f", {made.devices[0]} only"
-        note = "what PyTorch does anyway" if made.is_default else made.family.value
-        rows.append((f"`{name}`", f"{calls}{devices}", note, ", ".join(made.reads), gradients))
-    table = markdown_table(("implementation", "of", "what is other", "backward reads", "gradients"), rows)
-    table = table.replace("| --- | --: | --: | --: | --: |", "| --- | --- | --- | --- | --- |")
-    return f"{table}\n\n{FUSED}"
+    for name, one in IMPLEMENTATIONS.items():
+        calls = " + ".join(kind.removeprefix("aten.") for kind in one.forward_kinds)
+        tolerance = one.tolerance.get("float32")
+        gradients = "exact" if one.exact else f"to {tolerance:.0e} of the largest" if tolerance else "to rounding"
+        devices = "" if one.devices == ("cpu", "cuda") else f", {one.devices[0]} only"
+        note = "what PyTorch does anyway" if one.is_default else one.family.value
+        rows.append((f"`{name}`", f"{calls}{devices}", note, ", ".join(one.reads), gradients))
+    heads = ("implementation", "of", "what is other", "backward reads", "gradients")
+    return f"{markdown_table(heads, rows, 'lllll')}\n\n{FUSED}"
 
 
 def _how(rows: Sequence[StepRow]) -> str:

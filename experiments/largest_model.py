@@ -56,9 +56,7 @@ def run_largest_model(cfg: DictConfig, settings: Settings, console: Console, fol
     trials = QUICK_TRIALS if cfg.scale == "quick" else TRIALS
     engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
     with engine, SolveProgress(console, engine.at_once) as progress:
-        document = largest_models(
-            settings, cfg.batch_size, Store(STORE_FOLDER), engine, progress, max_trials=trials, console=console
-        )
+        document = largest_models(settings, cfg.batch_size, Store(STORE_FOLDER), engine, progress, max_trials=trials)
     write_json(folder / "run.json", document)
     for search in document["searches"]:
         console.print(_table(search))
@@ -72,7 +70,7 @@ def run_largest_model(cfg: DictConfig, settings: Settings, console: Console, fol
 
 def largest_models(
     settings: Settings, batch_size: int | None, store: Store, engine: Engine, progress: SolveProgress, *,
-    max_trials: int = TRIALS, console: Console | None = None,
+    max_trials: int = TRIALS,
 ) -> dict[str, Any]:  # fmt: skip
     """The document (see the module); with `batch_size` None each search has its own default."""
     spec = settings.spec

@@ -1,7 +1,7 @@
-"""``experiment=leaderboard``: every strategy over every stored problem, with what is missing of some run first.
+"""``experiment=leaderboard``: ranks every strategy over every stored problem; missing rows can be solved first.
 
-The problems are the store's: each graph at each budget that any row has. Nothing is solved unless ``strategies=`` names
-some; those are then run wherever the store has no row of theirs for this code, time limit, seed and options.
+The problems come from the store: each graph at each budget of any row. Nothing is solved unless ``strategies=`` names
+strategies; these run wherever the store has no row of theirs for this code, time limit, seed and options.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from remat.registry import get_strategy
 
 
 def run_leaderboard(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
-    """Run what is asked for and missing, rank, draw; the exit code."""
+    """Solve the missing rows of the named strategies, rank and draw; returns the exit code 0."""
     store = Store(STORE_FOLDER)
     if not any((STORE_FOLDER / "rows").glob("*.parquet")):
         raise InvalidInput(f"{STORE_FOLDER} {EMPTY}")
@@ -81,7 +81,7 @@ def run_missing(store: Store, settings: Settings, console: Console) -> None:
 
 
 def stored_problems(store: Store, settings: Settings) -> list[tuple[Row, list[int]]]:
-    """(the latest row of a graph, the budgets of all its rows, ascending), in the settings' scope and accounting."""
+    """(latest row of a graph, budgets of all its rows, ascending), in the scope and accounting of the settings."""
     latest: dict[str, Row] = {}
     budgets: dict[str, set[int]] = {}
     for path in sorted((store.folder / "rows").glob("*.parquet")):
@@ -89,7 +89,7 @@ def stored_problems(store: Store, settings: Settings) -> list[tuple[Row, list[in
         if row is None or (row.scope, row.accounting) != (settings.scope, settings.accounting):
             continue
         if "cost_cap" in json.loads(row.stats):
-            continue  # its solve ended once a cap was decided: no problem that others are ranked on
+            continue  # its solve ended once the cost cap was decided, so that it has no result to rank
         sha = row.graph_sha256
         budgets.setdefault(sha, set()).add(row.budget_bytes)
         if sha not in latest or (row.finished_at, row.key) > (latest[sha].finished_at, latest[sha].key):
@@ -105,5 +105,5 @@ def stored_problems(store: Store, settings: Settings) -> list[tuple[Row, list[in
 
 
 def _gpu(row: Row, otherwise: Gpu) -> Gpu:
-    """The device that the row's costs are of: it is part of what names a row."""
+    """The device of the row's costs, because it is part of a row's key."""
     return load_gpu(row.gpu) if row.gpu in gpus() else replace(otherwise, name=row.gpu)

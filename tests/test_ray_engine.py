@@ -157,7 +157,7 @@ def test_ctrl_c_keeps_what_the_nodes_have_found_and_leaves_no_process(tmp_path: 
     run.send_signal(signal.SIGINT)
     _, errors = run.communicate(timeout=60)
     assert run.returncode == 130
-    assert errors.strip().startswith("stopped; what was finished is kept")
+    assert errors.strip().startswith("stopped; finished results are kept")
     assert errors.strip().count("\n") == 0
     rows = [Store(tmp_path / "runs/store").read_row(path.stem) for path in (tmp_path / "runs/store/rows").iterdir()]
     cut = [row for row in rows if row is not None and json.loads(row.stats).get("ended") == "interrupted"]
