@@ -210,7 +210,7 @@ def test_what_is_lost_is_sent_again_three_times_and_what_ran_out_of_memory_is_no
     given_up = engine._result(job, None)
     assert given_up is not None
     assert (str(given_up.status), list(engine._waiting)) == ("FAILED", [])
-    assert "4 nodes were lost under it" in given_up.message
+    assert "4 nodes were lost while they ran it" in given_up.message
     ends_with(ray.exceptions.OutOfMemoryError("memory ran out"))
     killed = engine._result(replace(job, key="other"), None)
     assert killed is not None
