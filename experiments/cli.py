@@ -193,9 +193,9 @@ def _check_applies(parsed: Sequence[Override], settings: Settings) -> None:
     for override in parsed:
         line, is_cost = override.input_line or "", override.key_or_group == "cost"
         if is_cost and settings.spec is None:
-            raise InvalidInput(f"{line}: a graph file keeps the costs in it; leave cost away")
+            raise InvalidInput(f"{line}: a graph file keeps the costs in it; leave cost out")
         if is_cost and settings.spec is not None and settings.spec.framework == "synthetic":
-            raise InvalidInput(f"{line}: synthetic graphs come with their costs; leave cost away")
+            raise InvalidInput(f"{line}: synthetic graphs come with their costs; leave cost out")
         if override.key_or_group.startswith("model.options") and settings.spec is None:
             raise InvalidInput(f"{line.lstrip('+')} does not apply to a graph file, whose content is fixed")
 

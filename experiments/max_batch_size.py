@@ -68,7 +68,7 @@ def run_max_batch_size(cfg: DictConfig, settings: Settings, console: Console, fo
     if settings.spec is None:
         raise InvalidInput("experiment=max_batch_size runs models, not graph files; give model=")
     if cfg.batch_size is not None:
-        raise InvalidInput("experiment=max_batch_size finds the batch size; leave batch_size away")
+        raise InvalidInput("experiment=max_batch_size finds the batch size; leave batch_size out")
     store = Store(STORE_FOLDER)
     engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
     with engine, SolveProgress(console, engine.at_once) as progress:

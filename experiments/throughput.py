@@ -48,7 +48,7 @@ def run_throughput(cfg: DictConfig, settings: Settings, console: Console, folder
     if settings.spec is None or settings.spec.framework == "synthetic":
         raise InvalidInput("experiment=throughput needs a Keras model with layer granularity")
     if cfg.batch_size is not None:
-        raise InvalidInput("experiment=throughput finds the batch size; leave batch_size away")
+        raise InvalidInput("experiment=throughput finds the batch size; leave batch_size out")
     if settings.cost != "roofline":
         raise InvalidInput("experiment=throughput scales the costs of one sample to any batch: leave cost=roofline")
     quick = cfg.scale == "quick"
