@@ -30,6 +30,7 @@ from experiments.budget_sweep import run_single
 from experiments.build import Subject, plain_peak
 from experiments.cli import check
 from experiments.config import register
+from experiments.documents import markdown_table
 from experiments.engine import LocalEngine
 from experiments.progress import SolveProgress
 from experiments.provenance import provenance
@@ -161,33 +162,28 @@ def _share(graph: Graph, share: float) -> int:
     return int(share * plain_peak(graph))
 
 
-class Solver:
-    """A strategy with its limits; it solves one case at a time."""
+def settings_of(strategy: str, time_limit_s: float, threads: int, *overrides: str) -> Settings:
+    """The settings of one strategy with its limits."""
+    register()
+    asked = [f"strategies=[{strategy}]", f"time_limit={time_limit_s}", f"threads={threads}", *overrides]
+    return check(asked, multirun=False)[0]
 
-    def __init__(self, strategy: str, time_limit_s: float, threads: int, overrides: Sequence[str] = ()) -> None:
-        register()
-        asked = [f"strategies=[{strategy}]", f"time_limit={time_limit_s}", f"threads={threads}", *overrides]
-        self.settings: Settings = check(asked, multirun=False)[0]
 
-    def solve(self, case: Case, store: Store, **changes: Any) -> Comparison:
-        """The case's row, from the store or solved now in its own process, so that its memory is measured alone.
+def solve(case: Case, settings: Settings, store: Store) -> Comparison:
+    """The case's row, from the store or solved now in its own process, so that its memory is measured alone.
 
-        Args:
-            changes: of the settings.
-
-        Raises:
-            SystemExit: the simulator refutes a claim of the solver.
-        """
-        settings = replace(self.settings, scope=case.scope, **changes)
-        subject = Subject(case.graph)
-        console = Console(stderr=True, quiet=not sys.stderr.isatty())
-        with LocalEngine(1) as engine, SolveProgress(console, engine.at_once) as progress:
-            graph_run = GraphRun(subject, settings, "bench", store, engine, progress, plain_peak(case.graph))
-            row = run_single(graph_run, case.budget_bytes)[0][0]
-        store.write_graph(case.graph)
-        if is_contradicted(row):
-            raise SystemExit(f"bench: {case.instance} at {case.budget}: {row.message}")
-        return Comparison(case, row)
+    Raises:
+        SystemExit: the simulator refutes a claim of the solver.
+    """
+    settings = replace(settings, scope=case.scope)
+    console = Console(stderr=True, quiet=not sys.stderr.isatty())
+    with LocalEngine(1) as engine, SolveProgress(console, engine.at_once) as progress:
+        graph_run = GraphRun(Subject(case.graph), settings, "bench", store, engine, progress, plain_peak(case.graph))
+        row = run_single(graph_run, case.budget_bytes)[0][0]
+    store.write_graph(case.graph)
+    if is_contradicted(row):
+        raise SystemExit(f"bench: {case.instance} at {case.budget}: {row.message}")
+    return Comparison(case, row)
 
 
 HEADER = (
@@ -201,13 +197,12 @@ def table(results: Sequence[Comparison]) -> str:
     parts = []
     for scope in dict.fromkeys(r.case.scope for r in results):
         rows = [table_row(r) for r in results if r.case.scope == scope]
-        head = ["| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER)]
-        parts.append("\n".join([f"Scope {scope}:", "", *head, *rows]))
+        parts.append(f"Scope {scope}:\n\n{markdown_table(HEADER, rows, 'l' * len(HEADER))}")
     return "\n\n".join(parts)
 
 
-def table_row(compared: Comparison) -> str:
-    """One line of the table."""
+def table_row(compared: Comparison) -> tuple[str, ...]:
+    """The cells of one row of the table."""
     case, row, stats = compared.case, compared.row, compared.stats
 
     def number(value: float | None, digits: int, factor: float = 1.0) -> str:
@@ -219,14 +214,13 @@ def table_row(compared: Comparison) -> str:
     goal = compared.goal
     if case.goal_gap is not None:
         goal = f"{goal}: {100 * case.goal_gap:g} % in {case.goal_s:g} s"
-    cells = (
+    return (
         case.instance, case.budget, row.status, "" if row.cost is None else f"{row.cost:,}",
         number(row.overhead, 3, 100), "" if row.bound is None else f"{row.bound:,}", number(row.gap, 3, 100),
         number(stats.get("start_s"), 2), number(stats.get("first_plan_s"), 2), number(stats.get("within_1pct_s"), 1),
         number(row.wall_s, 1), number(stats.get("solver_peak_memory_bytes"), 0, 2**-20), record,
         number(compared.against_record, 4, 100), number(case.record_s, 0), goal,
     )  # fmt: skip
-    return "| " + " | ".join(cells) + " |"
 
 
 def chosen_cases(arguments: argparse.Namespace) -> list[Case]:
@@ -246,12 +240,12 @@ def bench(arguments: argparse.Namespace) -> list[Comparison]:
     """Solve every case that is not in the store, and write the file of rows."""
     store, out, results = Store(STORE_FOLDER), Path(arguments.out), []
     lines = out.read_text().splitlines() if out.exists() else []
-    solver = Solver(arguments.strategy, arguments.time_limit or TIME_LIMIT_S, arguments.threads)
+    settings = settings_of(arguments.strategy, arguments.time_limit or TIME_LIMIT_S, arguments.threads)
     for case in chosen_cases(arguments):
         limit_s = arguments.time_limit or max(case.goal_s or 0.0, TIME_LIMIT_S)
         target_gap = arguments.target_gap or case.goal_gap or GAP_TOLERANCE
-        results.append(solver.solve(case, store, time_limit_s=limit_s, target_gap=target_gap))
-        print(table_row(results[-1]), flush=True)
+        results.append(solve(case, replace(settings, time_limit_s=limit_s, target_gap=target_gap), store))
+        print(f"| {' | '.join(table_row(results[-1]))} |", flush=True)
         lines = list(dict.fromkeys([*lines, results[-1].line()]))
         write_text(out, "\n".join(lines) + "\n")
     return results
@@ -262,17 +256,17 @@ def compare(arguments: argparse.Namespace) -> None:
 
     The start of the process is not counted.
     """
-    solvers = {form: Solver("checkmate_milp", arguments.time_limit, arguments.threads, [f"formulation={form}"])
-               for form in ("trimmed", "published")}  # fmt: skip
+    limits = (arguments.time_limit, arguments.threads)
+    forms = {form: settings_of("checkmate_milp", *limits, f"formulation={form}") for form in ("trimmed", "published")}
     for case in chosen_cases(arguments):
         if case.scope != "staged":
             continue
         shown, medians = {}, {}
-        for form, solver in solvers.items():
+        for form, settings in forms.items():
             seconds = []
             for _ in range(arguments.repeats):
                 with tempfile.TemporaryDirectory() as folder:  # an empty store, so that every run solves again
-                    compared = solver.solve(case, Store(Path(folder)))
+                    compared = solve(case, settings, Store(Path(folder)))
                 seconds += [compared.solve_s] if compared.row.status == "OPTIMAL" else []
             shown[form] = f"proven in {len(seconds)} of {arguments.repeats} runs" if seconds else "not proven"
             if len(seconds) == arguments.repeats:
@@ -285,7 +279,7 @@ def compare(arguments: argparse.Namespace) -> None:
 
 def growth(arguments: argparse.Namespace) -> None:
     """Measure how first plan, overhead and memory of `search` grow with the graph; print and draw them."""
-    store, solver = Store(STORE_FOLDER), Solver("search", arguments.time_limit, arguments.threads)
+    store, settings = Store(STORE_FOLDER), settings_of("search", arguments.time_limit, arguments.threads)
     graphs = [("layered", synthetic.layered(n=n, name=f"layered_n{n}")) for n in GROWTH_LAYERED]
     graphs += [("chain", synthetic.chain(n=n // 2, name=f"chain_n{n}")) for n in GROWTH_CHAINS]
     rows = []
@@ -293,7 +287,7 @@ def growth(arguments: argparse.Namespace) -> None:
         case = Case(graph.name, graph, _share(graph, 0.9), "90%")
         if not _is_wanted(arguments, case):
             continue
-        compared = solver.solve(case, store)
+        compared = solve(case, settings, store)
         row, stats = compared.row, compared.stats
         rows.append({
             "kind": kind, "operations": row.n_operations, "edges": row.n_edges, "time_limit_s": row.time_limit_s,

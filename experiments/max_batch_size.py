@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -104,7 +104,7 @@ def max_batches(
     trials = []
     for one in settings:
         assert one.spec is not None
-        with _said(console, f"building {one.spec.name} ..."):
+        with nullcontext() if console is None else console.status(f"building {one.spec.name} ..."):
             network = per_sample(one.spec)
         trials.append(_Trial(network, one, store, engine, progress))
     for trial in trials:
@@ -112,10 +112,6 @@ def max_batches(
     _drive([search for trial in trials for search in trial.searches()], engine, progress)
     _drive([trial.direct() for trial in trials], engine, progress)
     return [trial.document() for trial in trials]
-
-
-def _said(console: Console | None, what: str) -> AbstractContextManager[Any]:
-    return nullcontext() if console is None else console.status(what)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ import json
 import typing
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,18 +33,10 @@ from remat.simulator import load_and_simulate
 from remat.solution import Family, Member, Status
 
 _ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-
-
-def _schema() -> pa.Schema:
-    hints = typing.get_type_hints(Row)
-    columns = []
-    for field in fields(Row):
-        kinds = [k for k in (typing.get_args(hints[field.name]) or (hints[field.name],)) if k is not type(None)]
-        columns.append(pa.field(field.name, _ARROW[kinds[0]]))
-    return pa.schema(columns)
-
-
-ROW_SCHEMA = _schema()
+# The type of `int | None` is the first of its arguments.
+ROW_SCHEMA = pa.schema(
+    {name: _ARROW[(typing.get_args(hint) or (hint,))[0]] for name, hint in typing.get_type_hints(Row).items()}
+)
 FAMILY_SCHEMA = pa.schema(
     {
         "strategy": pa.string(),

@@ -100,16 +100,14 @@ def throughput(
 
     solve(grid(max(1, plain), max(1, most), coarse))
     for _ in range(rounds):
-        best = _best(rows)
-        if best is None:
-            break
-        solve(between(sorted(rows), best))
+        if (best := _best(rows)) is not None:
+            solve(between(sorted(rows), best))
     best = _best(rows)
-    planned = [batch for batch, row in rows.items() if row.cost]
+    largest = max((batch for batch, row in rows.items() if row.cost), default=None)
     prices = [
         _price(graph_runs[batch].subject.graph, batch, memory_bytes, settings, store, price_limit_s)
-        for batch in (dict.fromkeys((best, max(planned))) if best is not None else ())
-    ]
+        for batch in dict.fromkeys((best, largest)) if batch is not None
+    ]  # fmt: skip
     return {
         "network": spec.name, "gpu": settings.gpu.name, "memory_bytes": memory_bytes, "plain_batch": plain,
         "points": [_point(batch, rows[batch]) for batch in sorted(rows)], "best": best,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import astuple, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,8 +28,7 @@ def log_run(
     )  # fmt: skip
     try:
         columns = [field.name for field in fields(Row)]
-        data = [[asdict(row)[column] for column in columns] for row in rows]
-        run.log({"rows": wandb.Table(columns=columns, data=data)})
+        run.log({"rows": wandb.Table(columns=columns, data=[list(astuple(row)) for row in rows])})
         run.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in drawn if path.suffix == ".png"})
         run.summary["plans"] = sum(row.cost is not None for row in rows)
         run.summary["optimal"] = sum(row.status == "OPTIMAL" for row in rows)
