@@ -313,7 +313,7 @@ def _folder(arguments: argparse.Namespace) -> Path | None:
         return folder
     if given:
         raise SystemExit(f"bench: no folder '{folder}'; set REMAT_INSTANCES or use --generated")
-    print("bench: no instances at hand (REMAT_INSTANCES); the project's own graphs are used")
+    print("bench: no instances found (REMAT_INSTANCES); using the project's own graphs")
     return None
 
 

@@ -206,7 +206,7 @@ def _check_slurm(parsed: Sequence[Override], *, multirun: bool) -> None:
         raise InvalidInput("engine=slurm needs -m: each run becomes a job of its own")
     if importlib.util.find_spec("submitit") is None or not _has_launcher():
         raise MissingPackage("engine=slurm needs submitit: pip install hydra-submitit-launcher")
-    chosen = any(override.key_or_group == "hydra/launcher" for override in parsed)  # submitit_local: a trial
+    chosen = any(override.key_or_group == "hydra/launcher" for override in parsed)  # e.g. submitit_local, for a trial
     if not chosen and shutil.which("srun") is None:
         raise InvalidInput(
             "engine=slurm: there is no srun here; run the command on a machine of the SLURM cluster "

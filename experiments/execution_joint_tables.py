@@ -97,7 +97,7 @@ def never_chosen(rows: Iterable[StepRow]) -> str:
     chosen: set[str] = set()
     held: dict[str, float] = collections.defaultdict(float)
     for row in rows:
-        for name, offer in (row.offered or {}).items():  # exact and joint plans have offers; the last row's count
+        for name, offer in (row.offered or {}).items():  # of exact and joint plans, the last row counts
             offers[name][row.device, row.model] = offer
         chosen |= set(row.chosen or {})
         for name, share in (row.held or {}).items():

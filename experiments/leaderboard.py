@@ -63,7 +63,7 @@ def run_missing(store: Store, settings: Settings, console: Console) -> None:
         console.print(
             f"{', '.join(settings.strategies)}: {show_count(n_solves, 'solve')} for "
             f"{show_count(n_budgets, 'problem')} on {show_count(len(problems), 'graph')}, "
-            f"at most {duration(n_solves * settings.time_limit_s / engine.at_once)} less what the store has",
+            f"at most {duration(n_solves * settings.time_limit_s / engine.at_once)} minus the stored ones",
             markup=False,
             soft_wrap=True,
         )

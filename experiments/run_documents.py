@@ -40,7 +40,7 @@ class PaperPage:
         """The run in a folder, the only argument.
 
         Raises:
-            InvalidInput: there is not one argument, or it is no run of this paper.
+            InvalidInput: the number of arguments is not 1, or the folder has no run of this paper.
         """
         if len(arguments) != 1:
             raise InvalidInput("name the folder of one finished run")

@@ -42,7 +42,7 @@ def run(cfg: DictConfig, settings: Settings, experiment: str) -> int:
 
 def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console, folder: Path) -> int:
     if settings.logger == "wandb":
-        import_wandb()  # fails before the first solve
+        import_wandb()  # so that a missing package fails before the first solve
     if settings.budgets_bytes and experiment not in SEVERAL_BUDGETS:
         raise InvalidInput(f"budget: a list is for experiment={' or '.join(SEVERAL_BUDGETS)}; write one size, or sweep")
     runner = _runner_of(experiment)

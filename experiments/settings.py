@@ -161,12 +161,12 @@ def _budget(budget: Any) -> int:
 def _strategies(given: Any) -> tuple[str, ...]:
     if OmegaConf.is_list(given):
         wanted = [str(name) for name in given]
+    elif given == "default":  # for graphs with implementations, `for_implementations` adds the others
+        wanted = [name for name in strategies() if get_strategy(name).implementations != "own"]
+    elif given == "all":
+        wanted = strategies()
     elif isinstance(given, str):
         wanted = [given]
-        if given == "default":  # for graphs with implementations, `for_implementations` adds the others
-            wanted = [name for name in strategies() if get_strategy(name).implementations != "own"]
-        elif given == "all":
-            wanted = strategies()
     else:
         raise InvalidInput(
             f"strategies must be 'default', 'all', a name or a list like 'strategies=[a,b]', not {given!r}"

@@ -242,7 +242,7 @@ class GraphRun:
 
     def _row(self, key: str, solution: Solution, plan_file: str | None) -> Row:
         s, subject, graph, where = self.settings, self.subject, self.subject.graph, provenance()
-        stats: Mapping[str, Any] = {**solution.stats, **_endings(solution)}
+        stats: Mapping[str, Any] = {**solution.stats, **_endings(solution)}  # on a cluster with the node and its CPU
         options = s.options.get(solution.strategy, {})
         if options:  # here too, because in `parameters` they are mixed with the plan's own parameters
             stats = {**stats, "options": options}
