@@ -130,6 +130,6 @@ def _resolve_run_name(*, _root_: DictConfig) -> str:
 
 
 def as_dict(cfg: DictConfig) -> dict[str, Any]:
-    """The composed configuration as plain values, without the key ``hydra``."""
+    """A configuration, or a part of it, as plain values without the key ``hydra``."""
     plain = {str(k): cfg[k] for k in cfg if k != "hydra"}
     return {k: OmegaConf.to_container(v) if OmegaConf.is_config(v) else v for k, v in plain.items()}

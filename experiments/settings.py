@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.config import CONF_FOLDER
+from experiments.config import CONF_FOLDER, as_dict
 from experiments.engine import ENGINES
 from remat.cost.gpu import Gpu
 from remat.errors import InvalidInput, unknown_name
@@ -206,19 +206,15 @@ def _options(cfg: DictConfig, names: tuple[str, ...]) -> dict[str, dict[str, Any
             raise InvalidInput(f"options.{name}: strategy '{name}' is not among the run's: {', '.join(names)}")
         if not OmegaConf.is_dict(given):
             raise InvalidInput(f"options.{name}: write options.{name}.OPTION=VALUE")
-        plain = OmegaConf.to_container(given)
-        assert isinstance(plain, dict)
-        options[name] |= {str(key): value for key, value in plain.items()}
+        options[name] |= as_dict(given)
     for name in names:
         get_strategy(name).check_options(options[name])
     return options
 
 
 def _gpu(cfg: DictConfig) -> Gpu:
-    data = OmegaConf.to_container(cfg.gpu)
-    assert isinstance(data, dict)
     try:
-        return Gpu(**{str(key): value for key, value in data.items()})
+        return Gpu(**as_dict(cfg.gpu))
     except TypeError as error:
         raise InvalidInput(f"gpu: {error}") from None
 
@@ -253,8 +249,6 @@ def _spec(cfg: DictConfig) -> ModelSpec:
     input_size = tuple(cfg.input_size if cfg.input_size is not None else model.input_size)
     if any(size < 1 for size in input_size):
         raise InvalidInput(f"input_size must be positive numbers, not {list(input_size)}")
-    options = OmegaConf.to_container(model.options)
-    assert isinstance(options, dict)
     if cfg.dtype is not None:
         _one_of("dtype", cfg.dtype, DTYPES)
         if framework == "synthetic":
@@ -268,5 +262,5 @@ def _spec(cfg: DictConfig) -> ModelSpec:
         granularity=granularity,
         accounting=cfg.accounting,
         dtype=cfg.dtype,
-        options={str(key): value for key, value in options.items()},
+        options=as_dict(model.options),
     )
