@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import datetime
-import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -151,8 +150,3 @@ def records() -> dict[str, Any]:
 def other_schema(document: Document, record: Mapping[str, Any]) -> list[str]:
     """Columns that drawing reads and that the rows behind the written page lack; empty for the same schema."""
     return [column for column in document.columns if column not in record["columns"]]
-
-
-def linked_tables(text: str) -> set[str]:
-    """Names of tables under results/tables in the links of a page."""
-    return set(re.findall(r"\]\([./]*results/tables/(\w+)\.csv\)", text))
