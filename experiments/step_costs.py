@@ -38,14 +38,14 @@ N_KINDS = 8  # kinds of operations shown for each model: those with the longest 
 HOW = ("in the step", "alone, as profiled", "alone, cold", "alone, warm")
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m experiments.step_costs", description="operations in a step")
     parser.add_argument("--models", default=",".join(MODELS), help="comma-separated")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--write", action="store_true", help=f"into docs/{DOCUMENT.name}")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     text = "\n\n".join([
         f"Milliseconds of a step, medians of {given.rounds} rounds; {cpu_name()}, {given.threads} threads, "
         f"torch {versions()['torch']}, {datetime.date.today().isoformat()}.",
@@ -54,7 +54,6 @@ def main(arguments: list[str] | None = None) -> int:
     if given.write:
         write_between_marks(DOCUMENT, COMMAND, text)
     print(text)
-    return 0
 
 
 def _section(name: str, rounds: int, threads: int) -> str:
@@ -127,6 +126,6 @@ def _alone(graph: Graph) -> list[Callable[[], dict[str, float]]]:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(sys.argv[1:]))
+        main()
     except RematError as error:
         sys.exit(str(error))
