@@ -1,4 +1,4 @@
-# Targets for people; each sets ./.venv up first if it is not there yet.
+# Targets for people; each first makes ./.venv if it is missing.
 ifndef PYTHON
 PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
@@ -13,20 +13,20 @@ help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
 	@echo "make test       set up, then run the tests"
 	@echo "make test-slow  the long tests (about 7 minutes)"
-	@echo "make test-torch TORCH=2.15.0  the tests of PyTorch with that version, in an environment that is deleted afterwards"
-	@echo "make fuzz       random modules, graphs and certificates against plain steps and brute force (ARGS='--help' for more)"
+	@echo "make test-torch TORCH=2.15.0  the tests of PyTorch with that version, in a temporary environment"
+	@echo "make fuzz       test random modules, graphs and certificates against plain steps and brute force (ARGS='--help' for more)"
 	@echo "make check      lint and type checks"
-	@echo "make docs       the site with everything to read, into site/ (.venv/bin/mkdocs serve: with search)"
+	@echo "make docs       the documentation as a site, into site/ (.venv/bin/mkdocs serve: with search)"
 	@echo "make models     every configured model: nodes, edges, bytes, seconds"
 	@echo "make published  published numbers of the papers beside ours"
 	@echo "make roofline   the roofline against published P100 costs (needs REMAT_INSTANCES)"
-	@echo "make bench      the solvers on REMAT_INSTANCES or generated graphs (ARGS='--help' for more)"
+	@echo "make bench      run the solvers on REMAT_INSTANCES or generated graphs (ARGS='--help' for more)"
 	@echo "make paper      every figure and table of Checkmate beside the published numbers (ARGS=scale=quick: under 20 minutes)"
 	@echo "make bench-simulator  the simulator's speed"
-	@echo "make execution  plans that run: the tables of models and budgets (execution-torch, execution-tf: one of them)"
-	@echo "make execution-joint  plans that choose implementations against those that only recompute"
-	@echo "make device     everything shown of a GPU: peers, largest batches, measured costs (ARGS='--help' for more)"
-	@echo "make setup      only the environment (PIP_ARGS='...' is passed to pip)"
+	@echo "make execution  run and measure plans of every model at several budgets (execution-torch, execution-tf: one framework)"
+	@echo "make execution-joint  compare plans that choose implementations with plans that only recompute"
+	@echo "make device     every result for a GPU: other methods, largest batches, measured costs (ARGS='--help' for more)"
+	@echo "make setup      only make the environment (PIP_ARGS='...' is passed to pip)"
 
 setup:
 	@test -n "$(PYTHON)" || { echo "setup: no Python 3.11 to 3.13 found; install one or run: make setup PYTHON=/path/to/python3" >&2; exit 1; }

@@ -1,4 +1,4 @@
-"""The one entry: ``python run.py model=vgg19 budget=sweep``; ``python run.py --help`` lists what may be written."""
+"""The command line: ``python run.py model=vgg19 budget=sweep``; ``python run.py --help`` lists all names and keys."""
 
 import sys
 

@@ -1,1 +1,1 @@
-"""What to run: sweeps and single budgets over models, GPUs and strategies, their store and engine."""
+"""Experiments: sweeps and single budgets over models, GPUs and strategies, with their store and engine."""

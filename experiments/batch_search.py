@@ -1,4 +1,4 @@
-"""Searches for the largest that trains: a batch of one strategy, by rules of counting; a size of any kind."""
+"""Search for the largest batch of a strategy under several counting rules, or for the largest size of any kind."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from experiments.per_sample import PerSample
 from experiments.row import Row
 from remat.solution import Status
 
-_WITHOUT_ANSWER = (Status.SKIPPED, Status.FAILED)
-
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a batch is counted from the peak of one sample.
+    """How the largest batch follows from the peak of one sample.
 
     Attributes:
-        accounting: of the heuristics' plans: frees at last use, or held as Checkmate's artifact counts them.
+        accounting: ``exact`` or ``published``, for the heuristics' plans.
         counts_inputs: whether the input batch takes memory.
         times: how often parameters and their gradients (2P) are subtracted.
-        label: for people.
+        label: text for people.
     """
 
     name: str
@@ -30,11 +28,11 @@ class Rule:
     label: str
 
     def batch(self, sample_bytes: int, network: PerSample, memory_bytes: int) -> int:
-        """Samples that fit if each needs `sample_bytes` at the peak, its input aside."""
+        """Number of samples that fit if each needs `sample_bytes` at the peak, without its input."""
         return max(0, self._room(network, memory_bytes)) // max(1, sample_bytes + self._input(network))
 
     def sample_bytes(self, batch: int, network: PerSample, memory_bytes: int) -> int:
-        """What one sample may need at most in a batch of `batch`, its input aside."""
+        """Most bytes that one sample may need at the peak in a batch of `batch`, without its input."""
         return max(0, self._room(network, memory_bytes) // batch - self._input(network))
 
     def _room(self, network: PerSample, memory_bytes: int) -> int:
@@ -44,8 +42,8 @@ class Rule:
         return network.input_bytes if self.counts_inputs else 0
 
 
-# Numbers of different rules are never in one column. `published` is the artifact's own arithmetic: its peaks
-# hold 2P already, and it subtracts 2P once more; `published_stated` is the rule that the paper states.
+# Numbers of different rules never share a column. `published` is the artifact's arithmetic: its peaks already
+# contain 2P, and it subtracts 2P once more. `published_stated` is the rule that the paper states.
 RULES = (
     Rule("exact", "exact", True, 1, "exact accounting"),
     Rule("published", "published", False, 2, "published accounting, 2P subtracted twice (the artifact)"),
@@ -55,21 +53,22 @@ RULES = (
 
 @dataclass(slots=True)
 class Bisection:
-    """What is known of the least peak of one sample within the cost cap, and which budget to try next.
+    """Bisection for the least peak of one sample within the cost cap: the results so far, and the next budget to try.
 
-    A solve at a budget finds a plan within the cap, or proves that there is none, or ends undecided. The first
-    question is the largest batch not ruled out (often met: a working set is the limit). Then batches between
-    the largest found and the smallest undecided are halved; then, for a strategy that proves, those between the
-    largest undecided and the smallest ruled out. When one rule is closed the next one is taken.
+    A solve at a budget finds a plan within the cap, proves that there is none, or ends undecided. The first solve
+    asks for the largest batch not ruled out (it often fits, because a working set is the limit). The next ones halve
+    the range between the largest batch found and the smallest undecided one; then, if the strategy proves bounds,
+    the range between the largest undecided and the smallest ruled out. Each rule is closed before the next one.
 
     Attributes:
         rules: in the order in which they are closed.
         found_bytes: smallest peak of a plan within the cap.
         proven_bytes: no staged plan within the cap has a smaller peak; proven by this strategy.
-        excluded_bytes: the same, whoever proved it.
-        undecided: budgets that were tried in vain.
-        proves: whether it has ever proven anything.
+        excluded_bytes: the same, proven by any strategy.
+        undecided: budgets whose solve ended undecided.
+        proves: whether the strategy has ever proven anything.
         rows: of all solves, in order.
+        stopped: why the search ended early, or ''.
     """
 
     network: PerSample
@@ -85,11 +84,11 @@ class Bisection:
 
     @property
     def spent_s(self) -> float:
-        """Seconds of all its solves, those taken from the store included."""
+        """Seconds of all solves, including those found in the store."""
         return sum(row.wall_s for row in self.rows)
 
     def next_budget(self) -> int | None:
-        """Bytes of one sample to try; None when there is nothing left to ask."""
+        """Bytes of one sample to try next; None when the search is over."""
         if self.stopped:
             return None
         for rule in self.rules:
@@ -115,9 +114,9 @@ class Bisection:
         return None
 
     def learn(self, row: Row) -> None:
-        """Take in a finished solve."""
+        """Record a finished solve."""
         self.rows.append(row)
-        if row.status in _WITHOUT_ANSWER:
+        if row.status in (Status.SKIPPED, Status.FAILED):
             self.stopped = f"{row.status}: {row.message}"
             return
         cap = self.network.cost_cap
@@ -132,20 +131,20 @@ class Bisection:
             self.proves = self.proves or (row.bound or 0) > row.total_cost
 
     def nearest_plan(self, budget_bytes: int) -> Row | None:
-        """The row with a plan whose budget is nearest: a start for the next solve."""
+        """The row with a plan at the nearest budget, from which the next solve can start."""
         planned = [row for row in self.rows if row.plan_file is not None]
         return min(planned, key=lambda row: abs(row.budget_bytes - budget_bytes), default=None)
 
 
 @dataclass(slots=True)
 class SizeSearch:
-    """Grows a size until one is not found, then halves what lies between; sizes are integers from `first` on.
+    """Grows a size (an integer, from `first` on) until one is not found, then halves the range in between.
 
     Attributes:
         growth: factor from one size to the next.
         found: the largest size with a plan, 0 without any.
-        ruled_out: the smallest size proven impossible; larger ones are taken to be impossible too.
-        undecided: sizes tried in vain.
+        ruled_out: the smallest size proven impossible; larger ones count as impossible too.
+        undecided: sizes whose trial neither fitted nor was proven impossible.
     """
 
     first: int
@@ -155,7 +154,7 @@ class SizeSearch:
     undecided: list[int] = field(default_factory=list)
 
     def next_size(self) -> int | None:
-        """What to try next; None if there is nothing between what is found and what failed."""
+        """The size to try next; None if nothing lies between the sizes found and those that failed."""
         failed = [size for size in (self.ruled_out, *self.undecided) if size is not None]
         if not failed:
             return self.growth * self.found if self.found else self.first
@@ -165,7 +164,7 @@ class SizeSearch:
         return least // 2 if least > 1 else None
 
     def learn(self, size: int, *, fits: bool, impossible: bool) -> None:
-        """Take in a trial."""
+        """Record a trial."""
         if fits:
             self.found = max(self.found, size)
         elif impossible:

@@ -1,9 +1,9 @@
 """``make bench``: cost, bound, gap, times and memory of the solvers, beside the recorded results.
 
-Instances are the files of REMAT_INSTANCES (or ``--instances``); without them, graphs of the same kinds
-that the project generates. Budgets: those of records.json; else shares of the peak of running every
-operation once. Rows are kept in the store of every run as they finish, and found again by the next one. Each solve has
-a process of its own; "start s" is the time until the strategy begins in it, and part of the times that follow.
+Instances are the files of REMAT_INSTANCES (or ``--instances``); without them, the project generates graphs of the
+same kinds. Budgets come from records.json; without it, they are shares of the peak of running every operation once.
+Each row goes into the common store as it finishes, and the next run finds it there. Each solve has its own process;
+"start s" is the time until the strategy begins in it, and is included in the other times.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from experiments.budget_sweep import run_single
 from experiments.build import Subject, plain_peak
 from experiments.cli import check
 from experiments.config import register
+from experiments.documents import markdown_table
 from experiments.engine import LocalEngine
 from experiments.progress import SolveProgress
 from experiments.provenance import provenance
@@ -45,15 +46,15 @@ from remat.incumbent import GAP_TOLERANCE
 
 GROWTH_LAYERED, GROWTH_CHAINS = (250, 1000, 4000, 16_000), (100, 1000, 10_000)
 TIME_LIMIT_S = 60.0
-NEAR = 1e-4  # of a proven record
+NEAR = 1e-4  # relative distance to a proven record that counts as equal
 SHARES = {"v100": (0.9, 0.75, 0.6), "layered": (0.9, 0.8), "generated": (0.9, 0.75, 0.6)}
-# Overheads in percent that others published on the layered graphs: MOCCASIN (fixed order), FastSA (free).
+# Published overheads in percent on the layered graphs: MOCCASIN (fixed order), FastSA (free).
 PUBLISHED = {
     ("layered_n100", 0.9): (0.8, 0.0), ("layered_n100", 0.8): (2.3, 0.3),
     ("layered_n250", 0.9): (0.9, 0.0), ("layered_n250", 0.8): (4.9, 0.0),
 }  # fmt: skip
 
-# (gap, seconds without the start of the process) that `--gaps` measures against.
+# Goals of `--gaps`: (gap, seconds without the start of the process).
 GAP_GOALS = {
     ("p100/resnet50_b184", "5 GiB"): (0.05, 600.0), ("p100/resnet50_b184", "6 GiB"): (0.027, 600.0),
     ("p100/resnet50_b184", "7 GiB"): (0.02, 600.0), ("p100/resnet50_b184", "8 GiB"): (0.013, 600.0),
@@ -66,7 +67,7 @@ GAP_GOALS = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One solve: an instance, a budget (`budget` is for people) and a scope, with what is recorded about it."""
+    """One solve: an instance, a budget (`budget` is its text) and a scope, with recorded results to compare with."""
 
     instance: str
     graph: Graph
@@ -90,7 +91,7 @@ class Comparison:
 
     @cached_property
     def stats(self) -> dict[str, Any]:
-        """What the solver says of its run."""
+        """The solver's own statistics."""
         return json.loads(self.row.stats)
 
     @property
@@ -105,7 +106,7 @@ class Comparison:
 
     @property
     def goal(self) -> str:
-        """Whether the result is as good as what it is compared with; '' if with nothing."""
+        """Whether the result is as good as the recorded one: ``met`` or ``MISSED``; '' if nothing is recorded."""
         case, row = self.case, self.row
         if case.goal_gap is not None and case.goal_s is not None:
             met = row.gap is not None and row.gap <= case.goal_gap and self.solve_s <= case.goal_s
@@ -119,13 +120,13 @@ class Comparison:
         return "met" if met else "MISSED"
 
     def line(self) -> str:
-        """Both as JSON."""
+        """Case and row as one JSON object."""
         known = {name: getattr(self.case, name) for name in Case.__dataclass_fields__ if name != "graph"}
         return json.dumps({**known, **asdict(self.row)})
 
 
 def cases(folder: Path | None) -> Iterator[Case]:
-    """Every case of the instances folder, or of the generated graphs."""
+    """Every case of a folder of instances, or of the generated graphs if it is None."""
     if folder is None:
         for graph in generated():
             for share in SHARES["generated"]:
@@ -149,7 +150,7 @@ def cases(folder: Path | None) -> Iterator[Case]:
 
 
 def generated() -> Iterator[Graph]:
-    """Graphs of the kinds of the published instances, from the project's own generators."""
+    """Generated graphs of the same kinds as the published instances."""
     yield synthetic.chain(n=48, varied=True, name="chain_n48")
     yield synthetic.chain(n=160, varied=True, name="chain_n160")
     yield synthetic.skip(depth=32, name="skip_d32")
@@ -161,34 +162,28 @@ def _share(graph: Graph, share: float) -> int:
     return int(share * plain_peak(graph))
 
 
-class Solver:
-    """A strategy with its limits, run on one case at a time."""
+def settings_of(strategy: str, time_limit_s: float, threads: int, *overrides: str) -> Settings:
+    """The settings of one strategy with its limits."""
+    register()
+    asked = [f"strategies=[{strategy}]", f"time_limit={time_limit_s}", f"threads={threads}", *overrides]
+    return check(asked, multirun=False)[0]
 
-    def __init__(self, strategy: str, time_limit_s: float, threads: int, overrides: Sequence[str] = ()) -> None:
-        register()
-        asked = [f"strategies=[{strategy}]", f"time_limit={time_limit_s}", f"threads={threads}", *overrides]
-        self.settings: Settings = check(asked, multirun=False)[0]
 
-    def solve(self, case: Case, store: Store, **changes: Any) -> Comparison:
-        """The case's row, from the store or solved now in a process of its own, so that its memory is measured alone.
+def solve(case: Case, settings: Settings, store: Store) -> Comparison:
+    """The case's row, from the store or solved now in its own process, so that its memory is measured alone.
 
-        Args:
-            changes: of the settings.
-
-        Raises:
-            KeyboardInterrupt: it was interrupted.
-            SystemExit: the judge contradicts what the solver claims.
-        """
-        settings = replace(self.settings, scope=case.scope, **changes)
-        subject = Subject(case.graph, None, None, None, None, "file", "file")
-        console = Console(stderr=True, quiet=not sys.stderr.isatty())
-        with LocalEngine(1) as engine, SolveProgress(console, engine.at_once) as progress:
-            graph_run = GraphRun(subject, settings, "bench", store, engine, progress, plain_peak(case.graph))
-            row = run_single(graph_run, case.budget_bytes)[0][0]
-        store.write_graph(case.graph)
-        if is_contradicted(row):
-            raise SystemExit(f"bench: {case.instance} at {case.budget}: {row.message}")
-        return Comparison(case, row)
+    Raises:
+        SystemExit: the simulator refutes a claim of the solver.
+    """
+    settings = replace(settings, scope=case.scope)
+    console = Console(stderr=True, quiet=not sys.stderr.isatty())
+    with LocalEngine(1) as engine, SolveProgress(console, engine.at_once) as progress:
+        graph_run = GraphRun(Subject(case.graph), settings, "bench", store, engine, progress, plain_peak(case.graph))
+        row = run_single(graph_run, case.budget_bytes)[0][0]
+    store.write_graph(case.graph)
+    if is_contradicted(row):
+        raise SystemExit(f"bench: {case.instance} at {case.budget}: {row.message}")
+    return Comparison(case, row)
 
 
 HEADER = (
@@ -198,17 +193,16 @@ HEADER = (
 
 
 def table(results: Sequence[Comparison]) -> str:
-    """The results as Markdown tables, one for each scope: their costs and bounds do not compare."""
+    """The results as Markdown tables, one for each scope, because costs of different scopes do not compare."""
     parts = []
     for scope in dict.fromkeys(r.case.scope for r in results):
         rows = [table_row(r) for r in results if r.case.scope == scope]
-        head = ["| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER)]
-        parts.append("\n".join([f"Scope {scope}:", "", *head, *rows]))
+        parts.append(f"Scope {scope}:\n\n{markdown_table(HEADER, rows, 'l' * len(HEADER))}")
     return "\n\n".join(parts)
 
 
-def table_row(compared: Comparison) -> str:
-    """One line of the table."""
+def table_row(compared: Comparison) -> tuple[str, ...]:
+    """The cells of one row of the table."""
     case, row, stats = compared.case, compared.row, compared.stats
 
     def number(value: float | None, digits: int, factor: float = 1.0) -> str:
@@ -220,24 +214,22 @@ def table_row(compared: Comparison) -> str:
     goal = compared.goal
     if case.goal_gap is not None:
         goal = f"{goal}: {100 * case.goal_gap:g} % in {case.goal_s:g} s"
-    cells = (
+    return (
         case.instance, case.budget, row.status, "" if row.cost is None else f"{row.cost:,}",
         number(row.overhead, 3, 100), "" if row.bound is None else f"{row.bound:,}", number(row.gap, 3, 100),
         number(stats.get("start_s"), 2), number(stats.get("first_plan_s"), 2), number(stats.get("within_1pct_s"), 1),
         number(row.wall_s, 1), number(stats.get("solver_peak_memory_bytes"), 0, 2**-20), record,
         number(compared.against_record, 4, 100), number(case.record_s, 0), goal,
     )  # fmt: skip
-    return "| " + " | ".join(cells) + " |"
 
 
 def chosen_cases(arguments: argparse.Namespace) -> list[Case]:
-    """Those that ``--only`` names, with the gap that is aimed at where ``--gaps`` asks for it."""
+    """The cases that ``--only`` selects; with ``--gaps`` only those that have a goal, with that goal."""
     found = [case for case in cases(_folder(arguments)) if _is_wanted(arguments, case)]
     if not arguments.gaps:
         return found
-    aimed = [(case, GAP_GOALS[case.instance, case.budget]) for case in found
-             if (case.instance, case.budget) in GAP_GOALS]  # fmt: skip
-    return [replace(case, goal_gap=gap, goal_s=seconds) for case, (gap, seconds) in aimed]
+    goals = ((case, GAP_GOALS.get((case.instance, case.budget))) for case in found)
+    return [replace(case, goal_gap=goal[0], goal_s=goal[1]) for case, goal in goals if goal is not None]
 
 
 def _is_wanted(arguments: argparse.Namespace, case: Case) -> bool:
@@ -245,33 +237,36 @@ def _is_wanted(arguments: argparse.Namespace, case: Case) -> bool:
 
 
 def bench(arguments: argparse.Namespace) -> list[Comparison]:
-    """Solve every case that the store does not have, and write the file of rows."""
+    """Solve every case that is not in the store, and write the file of rows."""
     store, out, results = Store(STORE_FOLDER), Path(arguments.out), []
     lines = out.read_text().splitlines() if out.exists() else []
-    solver = Solver(arguments.strategy, arguments.time_limit or TIME_LIMIT_S, arguments.threads)
+    settings = settings_of(arguments.strategy, arguments.time_limit or TIME_LIMIT_S, arguments.threads)
     for case in chosen_cases(arguments):
         limit_s = arguments.time_limit or max(case.goal_s or 0.0, TIME_LIMIT_S)
         target_gap = arguments.target_gap or case.goal_gap or GAP_TOLERANCE
-        results.append(solver.solve(case, store, time_limit_s=limit_s, target_gap=target_gap))
-        print(table_row(results[-1]), flush=True)
+        results.append(solve(case, replace(settings, time_limit_s=limit_s, target_gap=target_gap), store))
+        print(f"| {' | '.join(table_row(results[-1]))} |", flush=True)
         lines = list(dict.fromkeys([*lines, results[-1].line()]))
         write_text(out, "\n".join(lines) + "\n")
     return results
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Seconds to a proven optimum of checkmate_milp's two formulations (without the process's start), their ratio."""
-    solvers = {form: Solver("checkmate_milp", arguments.time_limit, arguments.threads, [f"formulation={form}"])
-               for form in ("trimmed", "published")}  # fmt: skip
+    """Print how many seconds each formulation of checkmate_milp needs to prove its optimum, and their ratio.
+
+    The start of the process is not counted.
+    """
+    limits = (arguments.time_limit, arguments.threads)
+    forms = {form: settings_of("checkmate_milp", *limits, f"formulation={form}") for form in ("trimmed", "published")}
     for case in chosen_cases(arguments):
         if case.scope != "staged":
             continue
         shown, medians = {}, {}
-        for form, solver in solvers.items():
+        for form, settings in forms.items():
             seconds = []
             for _ in range(arguments.repeats):
-                with tempfile.TemporaryDirectory() as folder:  # nothing is found again
-                    compared = solver.solve(case, Store(Path(folder)))
+                with tempfile.TemporaryDirectory() as folder:  # an empty store, so that every run solves again
+                    compared = solve(case, settings, Store(Path(folder)))
                 seconds += [compared.solve_s] if compared.row.status == "OPTIMAL" else []
             shown[form] = f"proven in {len(seconds)} of {arguments.repeats} runs" if seconds else "not proven"
             if len(seconds) == arguments.repeats:
@@ -282,9 +277,9 @@ def compare(arguments: argparse.Namespace) -> None:
               flush=True)  # fmt: skip
 
 
-def growth(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """First plan, plan quality and memory of `search` against the size of the graph."""
-    store, solver = Store(STORE_FOLDER), Solver("search", arguments.time_limit, arguments.threads)
+def growth(arguments: argparse.Namespace) -> None:
+    """Measure how first plan, overhead and memory of `search` grow with the graph; print and draw them."""
+    store, settings = Store(STORE_FOLDER), settings_of("search", arguments.time_limit, arguments.threads)
     graphs = [("layered", synthetic.layered(n=n, name=f"layered_n{n}")) for n in GROWTH_LAYERED]
     graphs += [("chain", synthetic.chain(n=n // 2, name=f"chain_n{n}")) for n in GROWTH_CHAINS]
     rows = []
@@ -292,7 +287,7 @@ def growth(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         case = Case(graph.name, graph, _share(graph, 0.9), "90%")
         if not _is_wanted(arguments, case):
             continue
-        compared = solver.solve(case, store)
+        compared = solve(case, settings, store)
         row, stats = compared.row, compared.stats
         rows.append({
             "kind": kind, "operations": row.n_operations, "edges": row.n_edges, "time_limit_s": row.time_limit_s,
@@ -307,7 +302,6 @@ def growth(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     if rows:
         written = draw_growth(rows, Path(arguments.figure))
         print(f"drawn: {', '.join(str(path) for path in written)}")
-    return rows
 
 
 def _folder(arguments: argparse.Namespace) -> Path | None:
@@ -319,12 +313,12 @@ def _folder(arguments: argparse.Namespace) -> Path | None:
         return folder
     if given:
         raise SystemExit(f"bench: no folder '{folder}'; set REMAT_INSTANCES or use --generated")
-    print("bench: no instances at hand (REMAT_INSTANCES); the project's own graphs are used")
+    print("bench: no instances found (REMAT_INSTANCES); using the project's own graphs")
     return None
 
 
 def main() -> None:
-    """Read the arguments, run, print the table and what it was measured on."""
+    """Parse the arguments, run, and print the table with the machine that it was measured on."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--instances", help="folder of instances; default REMAT_INSTANCES")
     parser.add_argument("--generated", action="store_true", help="use the project's own graphs")
@@ -335,11 +329,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=1, help="of each solve with --compare")
     parser.add_argument("--compare", action="store_true", help="the MILP's two formulations")
-    parser.add_argument("--gaps", action="store_true", help="the proven gaps that are aimed at, until each is reached")
+    parser.add_argument("--gaps", action="store_true", help="only cases with a goal for the gap, until each is reached")
     parser.add_argument("--growth", action="store_true", help="search against the size of the graph")
     parser.add_argument("--figure", default="runs/growth.png", help="of --growth")
-    parser.add_argument("--out", default="runs/bench.jsonl", help="file of rows, for people; the store has them too")
-    parser.add_argument("--markdown", help="write the table there too")
+    parser.add_argument("--out", default="runs/bench.jsonl", help="file of rows for people; they are also in the store")
+    parser.add_argument("--markdown", help="also write the table to this file")
     arguments = parser.parse_args()
     try:
         re.compile(arguments.only or "")
@@ -357,20 +351,16 @@ def _run(arguments: argparse.Namespace) -> None:
     if not arguments.gaps:
         arguments.time_limit = arguments.time_limit or TIME_LIMIT_S
     if arguments.compare:
-        compare(arguments)
-        return
+        return compare(arguments)
     if arguments.growth:
-        growth(arguments)
-        return
+        return growth(arguments)
     began = time.monotonic()
     results = bench(arguments)
     if not results:
         raise SystemExit("bench: no case; see --only, --instances and --generated")
-    where = provenance()
-    limits = sorted({r.row.time_limit_s for r in results})
-    limit = " or ".join(f"{seconds:g} s" for seconds in limits)
+    limit = " or ".join(f"{seconds:g} s" for seconds in sorted({r.row.time_limit_s for r in results}))
     text = (
-        f"{table(results)}\n\n{time.strftime('%Y-%m-%d')}, {where.cpu}, {os.cpu_count()} cores, Python "
+        f"{table(results)}\n\n{time.strftime('%Y-%m-%d')}, {provenance().cpu}, {os.cpu_count()} cores, Python "
         f"{platform.python_version()}, {arguments.strategy}, {limit}, {arguments.threads} threads; "
         f"{time.monotonic() - began:.0f} s in all"
     )
@@ -379,8 +369,7 @@ def _run(arguments: argparse.Namespace) -> None:
     text += f"\n\n{what}: {goals.count('met')} of {len(goals)} goals met."
     print("\n" + text)
     if arguments.markdown:
-        Path(arguments.markdown).parent.mkdir(parents=True, exist_ok=True)
-        Path(arguments.markdown).write_text(text + "\n")
+        write_text(Path(arguments.markdown), text + "\n")
 
 
 if __name__ == "__main__":

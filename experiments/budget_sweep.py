@@ -1,4 +1,4 @@
-"""The sweep: every strategy over budgets from the smallest that any can meet to checkpoint-all's peak."""
+"""The sweep: every strategy over budgets from the smallest with a known plan to checkpoint-all's peak."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remat.solution import Family
 def sweep_budgets(smallest_bytes: int, largest_bytes: int, points: int, *, by_factor: bool = False) -> list[int]:
     """[<= points] evenly spaced integer budgets, ascending, both ends included, each once.
 
-    `by_factor`: evenly on a logarithmic scale, closer where memory is tight and overhead changes most.
+    With `by_factor` they are even on a logarithmic scale: closer where memory is tight and overhead changes most.
     """
     largest_bytes = max(smallest_bytes, largest_bytes)
     span, last = largest_bytes - smallest_bytes, points - 1
@@ -27,13 +27,13 @@ def sweep_budgets(smallest_bytes: int, largest_bytes: int, points: int, *, by_fa
 
 
 def smallest_budget(graph_run: GraphRun, families: Iterable[Family]) -> int:
-    """The smallest budget with a plan in hand, of the bounds' greedy or of any family."""
+    """The smallest budget with a known plan: of `remat.min_budget` or of any family."""
     peaks = [member.peak_bytes for family in families for member in family.members]
     return min([remat.min_budget(graph_run.subject.graph, graph_run.settings.scope).bytes, *peaks])
 
 
 def through(budgets: list[int], wanted: int) -> list[int]:
-    """`budgets` with the nearest inner one replaced by `wanted`, if that lies between the ends."""
+    """`budgets` with `wanted` in place of the nearest inner one, if it lies between the ends."""
     inner = budgets[1:-1]
     if not inner or not budgets[0] < wanted < budgets[-1]:
         return budgets
@@ -42,13 +42,12 @@ def through(budgets: list[int], wanted: int) -> list[int]:
 
 
 def run_sweep(graph_run: GraphRun, *, by_factor: bool = False, at: int | None = None) -> tuple[list[Row], list[str]]:
-    """(rows, keys of families): the families first, since they say where the budgets begin.
+    """(rows, keys of families) of a sweep. Families run first, because they determine the smallest budget.
 
-    See `sweep_budgets`; `at` is a budget that is among them if it lies between the ends.
+    See `sweep_budgets`; `at` is one of the budgets if it lies between the ends.
     """
     names = graph_run.settings.strategies
-    independent = [name for name in names if get_strategy(name).ignores_budget]
-    families = graph_run.run_families(independent)
+    families = graph_run.run_families(names)
     least = smallest_budget(graph_run, families.values())
     budgets = sweep_budgets(least, graph_run.store_all_peak_bytes, graph_run.settings.points, by_factor=by_factor)
     if at is not None:
@@ -65,8 +64,7 @@ def run_sweep(graph_run: GraphRun, *, by_factor: bool = False, at: int | None = 
 def run_single(graph_run: GraphRun, budget_bytes: int) -> tuple[list[Row], list[str]]:
     """(rows, keys of families) at one budget."""
     names = graph_run.settings.strategies
-    independent = [name for name in names if get_strategy(name).ignores_budget]
-    families = graph_run.run_families(independent)
+    families = graph_run.run_families(names)
     solved = {name: graph_run.family_rows(family, [budget_bytes]) for name, family in families.items()}
     solved |= graph_run.run_budgets([name for name in names if name not in families], [budget_bytes])
     rows = [row for name in names for row in solved[name]]
@@ -74,13 +72,13 @@ def run_single(graph_run: GraphRun, budget_bytes: int) -> tuple[list[Row], list[
 
 
 def is_reusable(name: str) -> bool:
-    """Whether plans may be carried to larger budgets: never for a baseline, whose rows are what it says itself."""
+    """Whether larger budgets may get its plans: never for a baseline, whose rows must be its own results."""
     chosen = get_strategy(name)
     return not chosen.ignores_budget and not chosen.is_baseline
 
 
 def share_plans(graph_run: GraphRun, rows: list[Row]) -> list[Row]:
-    """`reuse_plans`, the changed rows stored beside those they come from."""
+    """`reuse_plans`; stores the changed rows beside the original ones."""
     shared = reuse_plans(rows, GAP_TOLERANCE)
     known = {row.key for row in rows}
     for row in shared:

@@ -1,4 +1,4 @@
-"""The command line: everything mistyped is met before Hydra and any framework start; then Hydra runs."""
+"""The command line: finds every typing mistake before Hydra and any framework start; then Hydra runs."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from remat.errors import InvalidInput, MissingPackage, RematError, unknown_name
 
 _KEYS = tuple(Config.__dataclass_fields__)
 EXIT_ERROR, EXIT_INTERRUPTED = 1, 130
-SLURM_LOGS = RUNS_FOLDER / ".submitit"  # as hydra-submitit-launcher has it
+SLURM_LOGS = RUNS_FOLDER / ".submitit"  # where hydra-submitit-launcher writes them
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line `argv` (without the program's name); the exit code."""
+    """Run the command line `argv` (without the program's name); returns the exit code."""
     try:
         return _main(list(argv))
     except RematError as error:
         return complain(error)
     except KeyboardInterrupt:
-        print("\nstopped; what was finished is kept, and the same command goes on from there", file=sys.stderr)
+        print("\nstopped; finished results are kept, and the same command continues from there", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` closed it
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def complain(error: Exception) -> int:
-    """Print one line; the exit code of an error."""
+    """Print an error as one line; returns its exit code."""
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     return EXIT_ERROR
 
@@ -61,49 +61,48 @@ def _main(argv: list[str]) -> int:
         return 0
     overrides = [_as_hydra(text) for text in arguments.overrides]
     argv = [_as_hydra(text) for text in argv]
-    slurm = "engine=slurm" in overrides
     if arguments.overrides or not (arguments.hydra_help or arguments.info or arguments.shell_completion):
         check(overrides, multirun=arguments.multirun)
     codes: list[int] = []
 
     def task(cfg: DictConfig) -> None:
         codes.append(_run_one(cfg))
-        if codes[-1] and cfg.engine.name == "slurm":  # in a job of its own: `codes` is a copy
-            raise RematError(f"a run failed; what it printed is under {SLURM_LOGS}, job {HydraConfig.get().job.id}")
+        if codes[-1] and cfg.engine.name == "slurm":  # this is another process: `main` does not see its `codes`
+            raise RematError(f"a run failed; its output is under {SLURM_LOGS}, job {HydraConfig.get().job.id}")
 
-    if slurm:
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # that error reaches `main` instead of a traceback the terminal
-        print(f"one SLURM job for each run; what they print is under {SLURM_LOGS}")
+    if "engine=slurm" in overrides:
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # `main` gets the error above; otherwise Hydra prints a traceback
+        print(f"one SLURM job for each run; their output is under {SLURM_LOGS}")
     sys.argv = [sys.argv[0], *argv]
     try:
         hydra.main(version_base="1.3", config_path=str(CONF_FOLDER), config_name="config")(task)()
     except Exception as error:
         if not type(error).__module__.startswith("submitit"):
             raise
-        raise RematError(f"engine=slurm: {str(error)[:500]}") from None  # refused, killed, out of its time
+        raise RematError(f"engine=slurm: {str(error)[:500]}") from None  # refused, killed, or out of time
     return max(codes, default=0)
 
 
 def _as_hydra(text: str) -> str:
-    """``options.search.restarts=4`` as Hydra wants it: names under options are the strategies', or the factory's."""
+    """An override in Hydra's form: options of strategies and factories need ``++`` because the schema lacks them."""
     return f"++{text}" if text.startswith(("options.", "model.options.")) else text
 
 
 def _run_one(cfg: DictConfig) -> int:
-    """One run; an error costs this run, not the others of a multirun."""
+    """Run one configuration; an error ends this run, not the others of a multirun."""
     try:
         from experiments.running import run
 
         return run(cfg, read_settings(cfg), str(HydraConfig.get().runtime.choices.get("experiment")))
     except RematError as error:
         return complain(error)
-    except ModuleNotFoundError as error:  # e.g. plotly: the library works without it, the drawing does not
+    except ModuleNotFoundError as error:  # e.g. plotly: only drawing needs it
         return complain(MissingPackage(f"{error}; install it, or use .venv/bin/python after `make setup`"))
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         return complain(InvalidInput(f"{error.strerror or error}{where}"))
     finally:
-        with contextlib.suppress(OSError):  # Hydra made the folder; a run that wrote something keeps it
+        with contextlib.suppress(OSError):  # Hydra made the folder; it stays if the run wrote something
             Path(HydraConfig.get().runtime.output_dir).rmdir()
 
 
@@ -118,12 +117,12 @@ def _parse_flags(argv: list[str]) -> argparse.Namespace:
 
 
 def check(overrides: Sequence[str], *, multirun: bool) -> list[Settings]:
-    """Settings for every value on the command line, each checked.
+    """Checked settings for every value on the command line.
 
     In a multirun each listed value is checked once, with the first value of the other lists.
 
     Raises:
-        InvalidInput: one line, with the nearest names where a name is unknown.
+        InvalidInput: one line; for an unknown name it gives the nearest known ones.
     """
     parsed = [_parse(text) for text in overrides]
     variants: list[list[str]] = []
@@ -146,8 +145,7 @@ def check(overrides: Sequence[str], *, multirun: bool) -> list[Settings]:
     for i, texts in enumerate(variants):
         settings += [_compose([*first[:i], text, *first[i + 1 :]]) for text in texts[1:]]
     for one in settings:
-        _check_costs_apply(parsed, one)
-        _check_options_apply(parsed, one)
+        _check_applies(parsed, one)
     _check_runs_folder()
     return settings
 
@@ -170,7 +168,7 @@ def _check_key(override: Override) -> None:
 
 
 def _values(override: Override) -> list[str]:
-    """The override once per value that a multirun would give it."""
+    """The override with each value that a multirun would give it."""
     if not override.is_sweep_override():
         return [override.input_line or ""]
     prefix = (override.input_line or "").partition("=")[0]
@@ -190,34 +188,28 @@ def _check_option(override: Override, text: str) -> None:
         raise unknown_name(group, choice, known)
 
 
-def _check_costs_apply(parsed: Sequence[Override], settings: Settings) -> None:
-    """A cost asked for in words must not be ignored in silence."""
-    asked = next((o.input_line for o in parsed if o.key_or_group == "cost"), None)
-    if asked is None:
-        return
-    if settings.spec is None:
-        raise InvalidInput(f"{asked}: a graph file keeps the costs in it; leave cost away")
-    if settings.spec.framework == "synthetic":
-        raise InvalidInput(f"{asked}: synthetic graphs come with their costs; leave cost away")
-
-
-def _check_options_apply(parsed: Sequence[Override], settings: Settings) -> None:
-    """Options of a factory mean nothing to a graph file."""
-    given = next((o.input_line for o in parsed if o.key_or_group.startswith("model.options")), None)
-    if given is not None and settings.spec is None:
-        raise InvalidInput(f"{given.lstrip('+')} does not apply to a graph file: it is what it is")
+def _check_applies(parsed: Sequence[Override], settings: Settings) -> None:
+    """Reject a cost or an option of a factory that would have no effect."""
+    for override in parsed:
+        line, is_cost = override.input_line or "", override.key_or_group == "cost"
+        if is_cost and settings.spec is None:
+            raise InvalidInput(f"{line}: a graph file keeps the costs in it; leave cost out")
+        if is_cost and settings.spec is not None and settings.spec.framework == "synthetic":
+            raise InvalidInput(f"{line}: synthetic graphs come with their costs; leave cost out")
+        if override.key_or_group.startswith("model.options") and settings.spec is None:
+            raise InvalidInput(f"{line.lstrip('+')} does not apply to a graph file, whose content is fixed")
 
 
 def _check_slurm(parsed: Sequence[Override], *, multirun: bool) -> None:
-    """What the launcher would meet with a traceback, or, without -m, pass over in silence."""
+    """Reject what the launcher would answer with a traceback or, without -m, ignore."""
     if not multirun:
         raise InvalidInput("engine=slurm needs -m: each run becomes a job of its own")
     if importlib.util.find_spec("submitit") is None or not _has_launcher():
         raise MissingPackage("engine=slurm needs submitit: pip install hydra-submitit-launcher")
-    chosen = any(override.key_or_group == "hydra/launcher" for override in parsed)  # submitit_local: a trial
+    chosen = any(override.key_or_group == "hydra/launcher" for override in parsed)  # e.g. submitit_local, for a trial
     if not chosen and shutil.which("srun") is None:
         raise InvalidInput(
-            "engine=slurm: there is no srun here; give the command on a machine of the SLURM cluster "
+            "engine=slurm: there is no srun here; run the command on a machine of the SLURM cluster "
             "(or try it on this one: hydra/launcher=submitit_local)"
         )
 
@@ -225,7 +217,7 @@ def _check_slurm(parsed: Sequence[Override], *, multirun: bool) -> None:
 def _has_launcher() -> bool:
     try:
         return importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher") is not None
-    except ModuleNotFoundError:  # no plugin of Hydra at all
+    except ModuleNotFoundError:  # Hydra has no plugins here
         return False
 
 
@@ -242,10 +234,10 @@ def _compose(overrides: list[str]) -> Settings:
 
 
 def _check_runs_folder() -> None:
-    folder = Path(RUNS_FOLDER)
     try:
-        folder.mkdir(exist_ok=True)
+        RUNS_FOLDER.mkdir(exist_ok=True)
     except OSError as error:
-        raise InvalidInput(f"cannot make {folder.resolve()}: {error.strerror}; run from a folder you own") from None
-    if not os.access(folder, os.W_OK):
-        raise InvalidInput(f"cannot write into {folder.resolve()}; run from a folder you own")
+        where = RUNS_FOLDER.resolve()
+        raise InvalidInput(f"cannot make {where}: {error.strerror}; run from a folder you own") from None
+    if not os.access(RUNS_FOLDER, os.W_OK):
+        raise InvalidInput(f"cannot write into {RUNS_FOLDER.resolve()}; run from a folder you own")

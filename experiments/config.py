@@ -16,7 +16,7 @@ from remat.cost.gpu import describe_gpu, gpus
 
 CONF_FOLDER = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("model", "gpu", "cost", "experiment", "engine", "logger")
-_NOT_IN_NAME = ("hydra", "engine", "logger", "parts")  # they change how a run is made, not what it says
+_NOT_IN_NAME = ("hydra", "engine", "logger", "parts")  # they do not change the results of a run
 
 
 @dataclass
@@ -42,7 +42,7 @@ class CostConfig:
 
 @dataclass
 class EngineConfig:
-    """conf/engine: where solves run; `jobs` at once, None for cores / threads; `address` of a Ray cluster."""
+    """conf/engine: where solves run, number of `jobs` at once (None: cores / threads), `address` of a Ray cluster."""
 
     name: str = MISSING
     jobs: int | None = None
@@ -51,7 +51,7 @@ class EngineConfig:
 
 @dataclass
 class LoggerConfig:
-    """conf/logger: who else gets a copy of the run."""
+    """conf/logger: another place that gets a copy of the run."""
 
     name: str = MISSING
     mode: str = "offline"
@@ -60,7 +60,7 @@ class LoggerConfig:
 
 @dataclass
 class Config:
-    """Every value that the command line takes; conf/config.yaml has the defaults and what they mean."""
+    """Every key of the command line; conf/config.yaml has the defaults and their meaning."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     gpu: dict[str, Any] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Config:
 
 
 def register() -> None:
-    """Make the schema, the GPUs and the `run_name` resolver known to Hydra; may be called repeatedly."""
+    """Register the schema, the GPUs and the `run_name` resolver with Hydra; repeated calls are fine."""
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     for name in gpus():
@@ -105,15 +105,15 @@ def register() -> None:
 
 
 def group_options(group: str) -> list[str]:
-    """What a group offers, e.g. ``vgg19`` or ``paper/fig5``."""
-    if group == "gpu":  # of the library
+    """The names in a group, e.g. ``vgg19`` or ``paper/fig5``."""
+    if group == "gpu":  # the library has them, not conf/
         return gpus()
     folder = CONF_FOLDER / group
     return sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
 
 
 def run_name(cfg: DictConfig) -> str:
-    """Name of a run's folder: readable, and the same for the same question, so that it is redrawn in place."""
+    """Name of a run's folder: readable, and the same for equal configurations, so that a run is redrawn in place."""
     content = {key: value for key, value in as_dict(cfg).items() if key not in _NOT_IN_NAME}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
     if cfg.parts is not None:
@@ -130,6 +130,6 @@ def _resolve_run_name(*, _root_: DictConfig) -> str:
 
 
 def as_dict(cfg: DictConfig) -> dict[str, Any]:
-    """The composed configuration as plain values, without Hydra's own."""
+    """A configuration, or a part of it, as plain values without the key ``hydra``."""
     plain = {str(k): cfg[k] for k in cfg if k != "hydra"}
     return {k: OmegaConf.to_container(v) if OmegaConf.is_config(v) else v for k, v in plain.items()}

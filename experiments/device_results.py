@@ -1,8 +1,9 @@
-"""``python -m experiments.device_results --device cuda``: everything that this project shows of a device, at once.
+"""``python -m experiments.device_results --device cuda``: every result that this project shows for a device.
 
-For each network the peers' figure (`experiments.execution`) and the largest trainable batch, plain and rematerialized;
-then the measured costs of all operations, with which ``cost=profile gpu=<device>`` works where there is no such device.
-Written to ``results/<device>/``. Rows are kept as they come: run it again after an interruption and it goes on.
+For each network the figure with other methods (`experiments.execution`) and the largest trainable batch, plain and
+rematerialized; then the measured costs of all operations, so that ``cost=profile gpu=<device>`` works on machines
+without the device. Results go to ``results/<device>/``. Rows are stored as they come, so that an interrupted run
+continues when it is started again.
 """
 
 from __future__ import annotations
@@ -35,23 +36,23 @@ COLUMNS = ("method", "batch", "predicted MB", "measured MB", "samples/s", "remar
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.device_results", description="everything that is shown of a device"
+        prog="python -m experiments.device_results", description="every result shown for a device"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--models", default=",".join(ON_A_GPU), help="comma-separated; all by default")
-    parser.add_argument("--memory", help="what the largest batches must fit, e.g. 8GB; the device's by default")
+    parser.add_argument("--memory", help="limit for the largest batches, e.g. 8GB; the device's memory by default")
     parser.add_argument("--quick", action="store_true", help="fewer points and rounds")
     parser.add_argument("--time-limit", type=float, default=30.0, help="seconds per plan")
     parser.add_argument("--out", type=Path, default=RESULTS_FOLDER, help="folder of the devices' folders")
     given = parser.parse_args(arguments)
     gpu = _name_of(given.device)
     if given.device == "cpu" and not given.memory:
-        raise InvalidInput("--device cpu needs --memory, e.g. --memory 500MB: a machine's own would take a day to fill")
+        raise InvalidInput("--device cpu needs --memory, e.g. 500MB: to fill the machine's memory would take a day")
     console, out = Console(), given.out / gpu
     for name in given.models.split(","):
         spec = resized(torch_model(name), ON_A_CPU if given.device == "cpu" else ON_A_GPU)
         job = job_of(spec, given.device, quick=given.quick, time_limit_s=given.time_limit)
-        torch.set_num_threads(job.threads)  # costs on a CPU are kept under the threads of who measured them
+        torch.set_num_threads(job.threads)  # costs on a CPU are stored with the number of threads
         folder = RUNS_FOLDER / f"device_{gpu}_{name}"
         run = execute(job, folder, console)
         capacity = parse_size(given.memory) if given.memory else None
@@ -60,7 +61,6 @@ def main(arguments: list[str] | None = None) -> None:
         console.print(terminal_table(rows, COLUMNS))
         run["largest_batches"] = as_json(rows)
         date = datetime.date.today().isoformat()
-        out.mkdir(parents=True, exist_ok=True)
         write_json(out / f"{date}_{name}.json", run | {"date": date})
         for path in draw_execution(folder):
             if path.suffix == ".png":

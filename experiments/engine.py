@@ -1,7 +1,7 @@
-"""The engine: independent jobs in, finished jobs out as they complete.
+"""The engine: takes independent jobs and returns each one when it finishes.
 
-A job is a solve in a process of its own (`remat.solving.worker`), so that one that crashes or ignores its
-limit costs one row, whichever engine runs it.
+Every engine runs a job in its own process (`remat.solving.worker`), so that a solve that crashes or ignores its
+limit costs one row.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Job:
     """One solve: `strategy` on `problem`; its clock starts with it.
 
     Attributes:
-        label: for people, e.g. ``checkmate_milp at 8.00 GB``.
+        label: text for people, e.g. ``checkmate_milp at 8.00 GB``.
         how: the time limit and the other options of every solve.
         options: of the strategy.
-        warm_start: asked for a plan to begin from when the job starts; None for none.
-        known: asked, while it runs, for what other strategies have proven of its problem; None for nothing.
+        warm_start: called when the job starts, for a plan to start from; None for none.
+        known: called while the job runs, for proofs of other strategies about its problem; None for none.
     """
 
     key: str
@@ -60,34 +60,34 @@ class Job:
 
 
 def failed(job: Job, message: str, *, contradicted: bool = False) -> Family | Solution:
-    """The result of a job that could not be done, for a row that says why."""
+    """The result of a job that could not run, so that its row can say why."""
     if get_strategy(job.strategy).ignores_budget:
         return Family(job.strategy, status=Status.FAILED, message=message)
     return without_plan(job.problem, job.strategy, Status.FAILED, message, contradicted=contradicted)
 
 
 class Engine(Protocol):
-    """Runs jobs; used as a context manager, which stops what still runs when left by an exception."""
+    """Runs jobs; a context manager that stops the running jobs when an exception leaves it."""
 
     @property
     def at_once(self) -> int:
-        """How many jobs it runs at once."""
+        """Number of jobs that run at once."""
         ...
 
     def submit(self, job: Job) -> None:
-        """Queue a job; it starts when there is room, in the order submitted."""
+        """Queue a job; jobs start in the order submitted, as room allows."""
         ...
 
     def results(self) -> Iterator[tuple[Job, Family | Solution] | None]:
-        """Finished jobs in the order they finish, until none is left; None now and then while waiting."""
+        """Jobs in the order in which they finish, until none is left; None from time to time while waiting."""
         ...
 
     def running(self) -> list[Job]:
-        """The jobs that run now."""
+        """The running jobs."""
         ...
 
     def interrupt(self) -> list[tuple[Job, Family | Solution]]:
-        """Drop what waits and end what runs; (job, what it has found) of those that end in a moment."""
+        """Drop the waiting jobs and end the running ones; (job, its result) for those that end within seconds."""
         ...
 
     def __enter__(self) -> Engine: ...
@@ -96,7 +96,7 @@ class Engine(Protocol):
 
 
 class LocalEngine:
-    """Threads of this process, each waiting for one worker process."""
+    """Threads of this process; each waits for one worker process."""
 
     def __init__(self, jobs: int):
         self.at_once = jobs

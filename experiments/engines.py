@@ -1,4 +1,4 @@
-"""The engines by name: local worker processes, a Ray cluster, a SLURM job."""
+"""The engines by name: local worker processes, a Ray cluster, or a SLURM job."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def make_engine(name: str, jobs: int | None, threads: int = 1, address: str | No
         return RayEngine(jobs, threads, address)
     if name not in ENGINES:
         raise unknown_name("engine", name, ENGINES)
-    return LocalEngine(jobs or max(1, _cores() // threads))  # slurm: the run is a SLURM job, its solves are local
+    return LocalEngine(jobs or max(1, _cores() // threads))  # slurm too: inside the SLURM job, solves are local
 
 
 def _cores() -> int:
-    """Cores that this process may use: a SLURM job has some of its node."""
+    """Cores that this process may use: a SLURM job may use only some of its node's."""
     given = os.environ.get("SLURM_CPUS_PER_TASK", "")
     if given.isdigit():
         return int(given)

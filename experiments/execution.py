@@ -1,6 +1,7 @@
-"""``experiment=execution``: every way to train a PyTorch model within less memory, predicted and measured.
+"""``experiment=execution``: every method to train a PyTorch model within less memory, predicted and measured.
 
-Rows are kept as they come, see `experiments.steps.launch`: a stopped run goes on, a finished one is only redrawn.
+Rows are stored as they come (see `experiments.steps.launch`), so that a stopped run continues where it was and a
+finished one is only redrawn.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from remat.errors import InvalidInput
 from remat.frontends.spec import ModelSpec
 
 ROUNDS, QUICK_ROUNDS = 7, 3
-SHARES = (0.6, 0.8, 0.45, 0.9, 0.7, 0.5)  # of the plain peak; a quick run takes the first of them
+SHARES = (0.6, 0.8, 0.45, 0.9, 0.7, 0.5)  # of the plain peak; a quick run takes the first three
 COLUMNS = (METHOD, BUDGET, "predicted MB", "measured MB", "measured / predicted", "predicted overhead",
            "measured overhead", "bits of", "remark")  # fmt: skip
 
 
 def run_execution(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
-    """Measure, store, draw; the exit code."""
+    """Measure, store and draw; returns the exit code 0."""
     if settings.cost != "profile":
         raise InvalidInput("experiment=execution compares predicted with measured seconds: leave cost=profile")
     device = settings.device or "cpu"
@@ -48,7 +49,7 @@ def run_execution(cfg: DictConfig, settings: Settings, console: Console, folder:
 
 
 def job_of(spec: ModelSpec, device: str, *, quick: bool, time_limit_s: float, seed: int = 0, threads: int = 2) -> Job:
-    """What `execute` takes."""
+    """The job of `execute`: all budgets and other methods, with fewer budgets and rounds if `quick`."""
     rounds, fractions = (QUICK_ROUNDS, SHARES[:3]) if quick else (ROUNDS, SHARES)
     return Job(
         "torch", spec.name, spec.batch_size, asdict(spec), device, time_limit_s=time_limit_s, seed=seed,
@@ -57,7 +58,7 @@ def job_of(spec: ModelSpec, device: str, *, quick: bool, time_limit_s: float, se
 
 
 def execute(job: Job, folder: Path, console: Console) -> dict[str, Any]:
-    """Measure what is not stored yet, write ``run.json`` into the folder and print the table; what was written."""
+    """Measure the rows that are not stored yet, print the table, write ``run.json``; returns the file's content."""
     assert job.spec is not None
     sizes = ", ".join(f"{k} {v}" for k, v in (("batch", job.batch), *job.spec["options"].items()) if v)
     console.print(f"{job.model} on {job.device} ({sizes}); costs: {job.cost}", markup=False)
@@ -71,7 +72,7 @@ def execute(job: Job, folder: Path, console: Console) -> dict[str, Any]:
 
 
 def _spec(cfg: DictConfig, settings: Settings, device: str) -> ModelSpec:
-    """The PyTorch model of that name; on a CPU, of a size for it where the command line does not say."""
+    """The PyTorch model of that name; on a CPU it is small unless the command line gives a size."""
     spec = settings.spec
     if spec is None:
         raise InvalidInput("experiment=execution runs models, not graph files; give model=")
@@ -83,7 +84,7 @@ def _spec(cfg: DictConfig, settings: Settings, device: str) -> ModelSpec:
 
 
 def _print_comparison(console: Console, rows: Sequence[StepRow]) -> None:
-    """At the peak of every peer: its time and that of the fastest of our plans which stay within that peak."""
+    """Print, at the peak of each other method, its time and that of our fastest plan within that peak."""
     rows = [row for row in rows if row.measured_peak_bytes and row.predicted_ns]
     plain_ns = next(row.predicted_ns for row in rows if row.method == "plain")
     assert plain_ns is not None

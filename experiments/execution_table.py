@@ -1,7 +1,7 @@
-"""``python -m experiments.execution_table``: plans that run in PyTorch, measured: memory, time, and bits.
+"""``python -m experiments.execution_table``: memory, time and bits of plans that run in PyTorch, measured.
 
-Every model at several budgets, at sizes for a CPU: the plain step's peak, what was promised, predicted and measured,
-predicted and measured overhead of a step, and whether loss, gradients, buffers and random state are the plain
+Every model at several budgets, at sizes for a CPU: the plain step's peak, the promised, predicted and measured peak,
+predicted and measured overhead of a step, and whether loss, gradients, buffers and random state equal the plain
 step's bit for bit. Prints a Markdown table; ``--out`` also writes the rows as JSON.
 """
 

@@ -1,13 +1,13 @@
-"""``python -m experiments.execution_tf``: plans that run in TensorFlow, measured: memory, time, and bits.
+"""``python -m experiments.execution_tf``: memory, time and bits of plans that run in TensorFlow, measured.
 
-Every model of `experiments.steps.keras_models` at several budgets: what the plain `tf.function` of the step needs, what
-was promised, predicted and measured (each in a fresh process), overheads, and whose loss, gradients and variables it
-has bit for bit: those of the eager step, or of the plain `tf.function` with its graph optimizers off.
-`tf.recompute_grad` over about sqrt(n) blocks of the same model is a row too. Prints a Markdown table; ``--out`` also
-writes the rows as JSON.
+Every model of `experiments.steps.keras_models` at several budgets: the peak of the step's plain `tf.function`; the
+promised, predicted and measured peak (each in a fresh process); overheads; and which step has the same loss, gradients
+and variables bit for bit: the eager one, or the plain `tf.function` with its graph optimizers off. Another row has
+`tf.recompute_grad` over about sqrt(n) blocks of the same model. Prints a Markdown table; ``--out`` also writes the
+rows as JSON.
 
-Overheads are over the plain `tf.function`, and over that one run as written (without grappler), which is what plans
-are and what predicted overheads are over; see `experiments.steps.keras_steps` for how times are taken.
+Overheads are over the plain `tf.function`, and over the same function run as written (without grappler). Plans run as
+written, and predicted overheads compare with that. `experiments.steps.keras_steps` says how times are taken.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COLUMNS = (
 
 
 def models() -> Iterable[str]:
-    """Those there are."""
+    """Names of the models."""
     from experiments.steps.keras_models import MODELS  # imports TensorFlow
 
     return MODELS

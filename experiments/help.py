@@ -1,4 +1,4 @@
-"""What `run.py --help` prints: usage, and every name that may be written."""
+"""The text of `run.py --help`: usage, and every name that the command line takes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rematerialization plans for a network, a GPU and a memory budget, by every publi
   python run.py model=torch target=my_models:factory budget=8GB   a model of your own (docs/how-to/bring-your-own.md)
   python run.py -m model=vgg16,vgg19 gpu=v100,h100              one run for each combination
 
-Everything is written key=value; results go under ./runs of the folder where you are.
+Every option has the form key=value; results go into ./runs of the current folder.
 """
 
 
@@ -27,10 +27,10 @@ def help_text() -> str:
     """The help, from the files of conf/ and the registry."""
     parts = [
         _USAGE,
-        _section("Models (model=)", {name: _description("model", name) for name in group_options("model")}),
+        _section("Models (model=)", {name: _description(name) for name in group_options("model")}),
+        _section("GPUs (gpu=)", {name: _gpu(name) for name in gpus()}),
+        _section("Strategies (strategies=)", {name: get_strategy(name).summary for name in strategies()}),
     ]
-    parts.append(_section("GPUs (gpu=)", {name: _gpu(name) for name in gpus()}))
-    parts.append(_section("Strategies (strategies=)", {name: get_strategy(name).summary for name in strategies()}))
     for title, group in (("Costs (cost=)", "cost"), ("Experiments (experiment=)", "experiment"),
                          ("Engines (engine=)", "engine"), ("Loggers (logger=)", "logger")):  # fmt: skip
         parts.append(_section(title, {name: _comment(group, name) for name in group_options(group)}))
@@ -45,8 +45,8 @@ def _section(title: str, rows: dict[str, str]) -> str:
     return "\n".join([title, *lines, ""])
 
 
-def _description(group: str, name: str) -> str:
-    return str(yaml.safe_load((CONF_FOLDER / group / f"{name}.yaml").read_text()).get("description", ""))
+def _description(model: str) -> str:
+    return str(yaml.safe_load((CONF_FOLDER / "model" / f"{model}.yaml").read_text()).get("description", ""))
 
 
 def _gpu(name: str) -> str:

@@ -80,24 +80,24 @@ def summary(rows: Sequence[StepRow]) -> str:
 
 def _beside_default(plans: Sequence[StepRow]) -> str:
     """Joint plans beside default plans at equal budgets; '' if no joint plan was asked for."""
-    of = {(row.device, row.model, row.implementations, row.parameter): row for row in plans}
-    pairs = [(row, of.get((row.device, row.model, "default", row.parameter))) for row in plans
-             if row.implementations == "joint"]  # fmt: skip
-    if not pairs:
+    default = {(row.device, row.model, row.parameter): row for row in plans if row.implementations == "default"}
+    joint = {(row.device, row.model, row.parameter): row for row in plans if row.implementations == "joint"}
+    if not joint:
         return ""
-    both = [(joint, other) for joint, other in pairs if other and _is_measured(joint) and _is_measured(other)]
-    only = [joint for joint, other in pairs if _is_measured(joint) and other and not _is_measured(other)]
-    lost = [joint for joint, other in pairs if not _is_measured(joint) and other and _is_measured(other)]
+    pairs = [(row, default[key]) for key, row in joint.items() if key in default]
+    both = [(a, b) for a, b in pairs if _is_measured(a) and _is_measured(b)]
+    only = sum(_is_measured(a) and not _is_measured(b) for a, b in pairs)
+    lost = sum(_is_measured(b) and not _is_measured(a) for a, b in pairs)
     lines = []
     if both:
         predicted = [(1 + (a.predicted_overhead or 0.0)) / (1 + (b.predicted_overhead or 0.0)) for a, b in both]
-        taken = [(a.measured_ratio or 0.0) / (b.measured_ratio or 1.0) for a, b in both]
+        measured = [(a.measured_ratio or 0.0) / (b.measured_ratio or 1.0) for a, b in both]
         lines.append(
             f"At equal budgets a step of the joint plan takes {_spread(predicted)} of the default plan's time by "
-            f"prediction and {_spread(taken)} measured; {sum(r < 1 for r in predicted)} of {len(both)} are predicted "
-            "to be faster."
+            f"prediction and {_spread(measured)} measured; {sum(r < 1 for r in predicted)} of {len(both)} are "
+            "predicted to be faster."
         )
-    lines.append(f"Budgets with a joint plan only: {len(only)}; with a default plan only: {len(lost)}.")
+    lines.append(f"Budgets with a joint plan only: {only}; with a default plan only: {lost}.")
     return " ".join(lines)
 
 
@@ -167,13 +167,13 @@ def implementations() -> list[list[str]]:
     from remat.torch.implementations import IMPLEMENTATIONS
 
     rows = []
-    for name, made in IMPLEMENTATIONS.items():
-        calls = " + ".join(kind.removeprefix("aten.") for kind in made.forward_kinds)
-        tolerance = made.tolerance.get("float32")
-        gradients = "exact" if made.exact else f"to {tolerance:.0e} of the largest" if tolerance else "to rounding"
-        devices = "" if made.devices == ("cpu", "cuda") else f", {made.devices[0]} only"
-        difference = "none: PyTorch's own" if made.is_default else made.family.value
-        rows.append([name, f"{calls}{devices}", difference, ", ".join(made.reads), gradients])
+    for name, one in IMPLEMENTATIONS.items():
+        calls = " + ".join(kind.removeprefix("aten.") for kind in one.forward_kinds)
+        tolerance = one.tolerance.get("float32")
+        gradients = "exact" if one.exact else f"to {tolerance:.0e} of the largest" if tolerance else "to rounding"
+        devices = "" if one.devices == ("cpu", "cuda") else f", {one.devices[0]} only"
+        difference = "none: PyTorch's own" if one.is_default else one.family.value
+        rows.append([name, f"{calls}{devices}", difference, ", ".join(one.reads), gradients])
     return rows
 
 

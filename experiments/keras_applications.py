@@ -1,9 +1,9 @@
 """``python -m experiments.keras_applications``: every network of keras.applications, trained by `fit_within`.
 
-Each has the smallest input that it accepts, random weights, and a budget below what its plan without recomputation
-needs. A row says what was promised, predicted and measured (in fresh processes), and whether losses, weights, moving
-averages and seeds after some steps have the bits of the eager step. Prints a Markdown table; ``--out`` also writes the
-rows as JSON.
+Each has the smallest input that it accepts, random weights, and a budget below the peak of its plan without
+recomputation. A row has the promised, predicted and measured peak (in fresh processes), and says whether losses,
+weights, moving averages and seeds after some steps have the bits of the eager step. Prints a Markdown table;
+``--out`` also writes the rows as JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from experiments.steps.job import Job
 from experiments.steps.row import PLAIN, StepRow
 from experiments.steps.table import BUDGET, MODEL, table
 
-SHARE = 0.85  # of the way from what is always there to the peak without recomputation
+SHARE = 0.85  # of the way from the fixed bytes to the peak without recomputation
 COLUMNS = (
     MODEL, "always there MB", "plain MB", BUDGET, "predicted MB", "measured MB", "predicted overhead", "repeats",
     "bits of", "remark",
@@ -23,7 +23,7 @@ COLUMNS = (
 
 
 def text(rows: Sequence[StepRow]) -> str:
-    """The table; the plain step is a column of it."""
+    """The table, with the plain step as a column."""
     return table((row for row in rows if row.method != PLAIN), COLUMNS)
 
 

@@ -24,7 +24,7 @@ RESULTS = DOCS.parent / "results" / "max_batch_size.json"
 
 
 def solve(overrides: Sequence[str], networks: Sequence[str]) -> list[dict[str, Any]]:
-    """Documents of these networks."""
+    """Solve these networks; returns their documents."""
     register()
     settings = [
         check(["experiment=max_batch_size", f"model={name}", *overrides], multirun=False)[0] for name in networks
@@ -36,7 +36,7 @@ def solve(overrides: Sequence[str], networks: Sequence[str]) -> list[dict[str, A
 
 
 def draw(arguments: Sequence[str]) -> Drawing:
-    """Draw the stored networks; ``--solve``, ``--only=NETWORK,...`` or an override solves (those) first.
+    """Draw the stored networks. ``--solve`` or an override solves all of them first, ``--only=NETWORK,...`` some.
 
     Raises:
         UnknownName: no such network.
@@ -54,7 +54,7 @@ def draw(arguments: Sequence[str]) -> Drawing:
 
 
 def drawing(documents: Sequence[Mapping[str, Any]]) -> Drawing:
-    """The table of the page, every number as CSV, and the figure; `documents` of these networks are kept."""
+    """The table of the page, every number as CSV, and the figure; keeps `documents` under results/."""
     write_run(FOLDER, documents)
     figure = next(path for path in draw_runs([FOLDER], FOLDER) if path.suffix == ".png")
     flat = rows_of(documents)
@@ -79,7 +79,7 @@ def drawing(documents: Sequence[Mapping[str, Any]]) -> Drawing:
 
 
 def _summary(document: Mapping[str, Any]) -> list[str]:
-    """One network: for each rule the largest batch that any strategy found and the proven limit; Checkmate's."""
+    """One network: for each rule the largest batch of any strategy and the proven limit; then Checkmate's batch."""
     cells = []
     for rule in document["rules"]:
         found = [record["found"][rule["name"]] for record in document["records"]]
@@ -92,7 +92,7 @@ def _published(document: Mapping[str, Any]) -> int:
 
 
 def _limits(documents: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """[network] bytes of one sample's largest operation and of the parameters, and Checkmate's batch with both."""
+    """For each network the bytes of its largest working set and of 2P, and those that Checkmate's batch needs."""
     rows = []
     for document in documents:
         published = _published(document)
@@ -105,7 +105,7 @@ def _limits(documents: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _networks(flags: Sequence[str]) -> Sequence[str]:
-    """Those that ``--only=`` names, all without it."""
+    """The networks that ``--only=`` names; all of them without it."""
     only = next((flag.removeprefix("--only=").split(",") for flag in flags if flag.startswith("--only=")), NETWORKS)
     for name in only:
         if name not in NETWORKS:

@@ -1,12 +1,12 @@
 """``experiment=largest_model``: the largest resolution and the deepest ResNet that train at a fixed batch.
 
 The rule is that of `experiments.max_batch_size`: at most one forward pass more than plain training, FLOP costs, the
-GPU's memory; exact accounting. Sizes are bisected; each one is extracted anew, in a child process, since parameters
-and shapes change with it. A size counts as found if the portfolio has a plan within the cost cap, and as ruled out if
-no plan fits or its bound is above the cap.
+GPU's memory, exact accounting. Sizes are bisected. A child process extracts each size anew, because parameters and
+shapes change with it. A size counts as found if the portfolio has a plan within the cost cap, and as ruled out if no
+plan fits or its bound is above the cap.
 
-- resolution: the model's own shape, scaled; height a multiple of 32, width the multiple nearest to the same shape.
-- depth: `remat.tf.networks.resnet`, ResNet50's stages with any number of blocks in the third.
+- resolution: the model's own input, scaled; height is a multiple of 32, width the multiple nearest to its proportion.
+- depth: `remat.tf.networks.resnet`, the stages of ResNet50 with any number of blocks in the third.
 
 Document (run.json): gpu, memory_bytes, searches: [{what, batch, found, found_label, ruled_out or None, trials: [{size,
 label, kind (fits, ruled out, undecided), operations, fits, status, cost, cost_cap, bound, plain_peak_bytes,
@@ -16,7 +16,7 @@ fixed_bytes, key}], failed: [why a network could not be built]}].
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from remat.extraction import extract_in_child
 from remat.frontends.spec import ModelSpec
 from remat.graph import Graph
 
-MULTIPLE = 32  # of height and width: what five halvings leave whole
+MULTIPLE = 32  # of height and width, so that they can be halved five times
 RESOLUTION_BATCH, DEPTH_BATCH = 32, 128
 STAGE3_OF_RESNET50 = 6
 RESNET_INPUT = (224, 224, 3)  # ImageNet
@@ -49,17 +49,14 @@ TRIALS, QUICK_TRIALS = 12, 4
 
 
 def run_largest_model(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
-    """Both searches; the exit code."""
+    """Run and draw both searches; returns the exit code 0."""
     spec = settings.spec
     if spec is None or spec.framework != "keras" or spec.granularity != "layer" or len(spec.input_size) != 3:
         raise InvalidInput("experiment=largest_model needs a Keras model of images with layer granularity")
     trials = QUICK_TRIALS if cfg.scale == "quick" else TRIALS
     engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
     with engine, SolveProgress(console, engine.at_once) as progress:
-        document = largest_models(
-            settings, cfg.batch_size, Store(STORE_FOLDER), engine, progress, max_trials=trials, console=console
-        )
-    folder.mkdir(parents=True, exist_ok=True)
+        document = largest_models(settings, cfg.batch_size, Store(STORE_FOLDER), engine, progress, max_trials=trials)
     write_json(folder / "run.json", document)
     for search in document["searches"]:
         console.print(_table(search))
@@ -73,9 +70,9 @@ def run_largest_model(cfg: DictConfig, settings: Settings, console: Console, fol
 
 def largest_models(
     settings: Settings, batch_size: int | None, store: Store, engine: Engine, progress: SolveProgress, *,
-    max_trials: int = TRIALS, console: Console | None = None,
+    max_trials: int = TRIALS,
 ) -> dict[str, Any]:  # fmt: skip
-    """The document, see the module; `batch_size` None for the defaults of each search."""
+    """The document (see the module); with `batch_size` None each search has its own default."""
     spec = settings.spec
     assert spec is not None
     height, width, channels = spec.input_size
@@ -90,12 +87,19 @@ def largest_models(
             options={"blocks": [3, 4, blocks, 3]},
         )  # fmt: skip
 
-    trials = _Trials(settings, store, engine, progress)
+    def solve(spec: ModelSpec) -> tuple[Graph, int, Row]:
+        graph = apply_cost(extract_in_child(spec, CACHE_FOLDER / "graphs"), "flops", None)
+        cap = graph.total_cost + sum(op.cost for op in graph.operations if not op.is_backward)
+        subject = Subject(graph, spec.name, spec.framework, spec.granularity, spec.batch_size, "flops", "modelled")
+        store.write_graph(graph)
+        graph_run = GraphRun(subject, settings, "largest_model", store, engine, progress, plain_peak(graph), cap)
+        return graph, cap, solve_each([(graph_run, STRATEGY, int(settings.gpu.memory_bytes))])[0]
+
     searches = [
         _search(f"resolution of {spec.name}", SizeSearch(max(1, height // MULTIPLE)), resolution,
-                lambda s: f"{s.input_size[0]} x {s.input_size[1]}", trials, max_trials),
+                lambda s: f"{s.input_size[0]} x {s.input_size[1]}", solve, max_trials),
         _search("depth of a ResNet", SizeSearch(STAGE3_OF_RESNET50, growth=4), depth,
-                lambda s: f"{2 + 3 * sum(s.options['blocks'])} layers", trials, max_trials),
+                lambda s: f"{2 + 3 * sum(s.options['blocks'])} layers", solve, max_trials),
     ]  # fmt: skip
     return {
         "experiment": "largest_model", "memory_bytes": int(settings.gpu.memory_bytes), "gpu": settings.gpu.name,
@@ -103,38 +107,18 @@ def largest_models(
     }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Trials:
-    settings: Settings
-    store: Store
-    engine: Engine
-    progress: SolveProgress
-
-    def trial(self, spec: ModelSpec) -> tuple[Graph, int, Row]:
-        """(costed graph, cost cap, row of the portfolio within the GPU's memory)."""
-        settings = self.settings
-        graph = apply_cost(extract_in_child(spec, CACHE_FOLDER / "graphs"), "flops", None)
-        cap = graph.total_cost + sum(op.cost for op in graph.operations if not op.is_backward)
-        subject = Subject(graph, spec.name, spec.framework, spec.granularity, spec.batch_size, "flops", "modelled")
-        known = replace(settings, options=settings.options | {STRATEGY: settings.options.get(STRATEGY, {})})
-        self.store.write_graph(graph)
-        graph_run = GraphRun(
-            subject, known, "largest_model", self.store, self.engine, self.progress, plain_peak(graph), cap
-        )
-        return graph, cap, solve_each([(graph_run, STRATEGY, int(settings.gpu.memory_bytes))])[0]
-
-
 def _search(
     what: str, known: SizeSearch, spec_of: Callable[[int], ModelSpec], label_of: Callable[[ModelSpec], str],
-    trials_of: _Trials, max_trials: int,
+    solve: Callable[[ModelSpec], tuple[Graph, int, Row]], max_trials: int,
 ) -> dict[str, Any]:  # fmt: skip
+    """One search of the document; `solve` returns (costed graph, cost cap, row of the portfolio) of a size."""
     trials: list[dict[str, Any]] = []
     failed: list[str] = []
     while len(trials) + len(failed) < max_trials and (size := known.next_size()) is not None:
         spec = spec_of(size)
         try:
-            graph, cap, row = trials_of.trial(spec)
-        except RematError as error:  # a network that cannot be built: nothing is known of it
+            graph, cap, row = solve(spec)
+        except RematError as error:  # the network cannot be built, which says nothing about its memory
             known.learn(size, fits=False, impossible=False)
             failed.append(f"{label_of(spec)}: {error}")
             continue
@@ -145,7 +129,7 @@ def _search(
             "cost": row.cost, "cost_cap": cap, "bound": row.bound, "plain_peak_bytes": row.store_all_peak_bytes,
             "fixed_bytes": graph.fixed_bytes, "key": row.key,
         })  # fmt: skip
-    for trial in trials:  # what is larger than an impossible size is impossible too
+    for trial in trials:  # a size larger than an impossible one is impossible too
         above = known.ruled_out is not None and trial["size"] >= known.ruled_out
         trial["kind"] = "fits" if trial["fits"] else "ruled out" if above else "undecided"
     return {

@@ -1,7 +1,7 @@
-"""``experiment=leaderboard``: every strategy over every stored problem, with what is missing of some run first.
+"""``experiment=leaderboard``: ranks every strategy over every stored problem; missing rows can be solved first.
 
-The problems are the store's: each graph at each budget that any row has. Nothing is solved unless ``strategies=`` names
-some; those are then run wherever the store has no row of theirs for this code, time limit, seed and options.
+The problems come from the store: each graph at each budget of any row. Nothing is solved unless ``strategies=`` names
+strategies; these run wherever the store has no row of theirs for this code, time limit, seed and options.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from remat.registry import get_strategy
 
 
 def run_leaderboard(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
-    """Run what is asked for and missing, rank, draw; the exit code."""
+    """Solve the missing rows of the named strategies, rank and draw; returns the exit code 0."""
     store = Store(STORE_FOLDER)
     if not any((STORE_FOLDER / "rows").glob("*.parquet")):
         raise InvalidInput(f"{STORE_FOLDER} {EMPTY}")
@@ -55,16 +55,15 @@ def run_missing(store: Store, settings: Settings, console: Console) -> None:
             f"{store.folder} holds no problem of {settings.scope} scope and {settings.accounting} accounting"
         )
     n_budgets = sum(len(budgets) for _, budgets in problems)
-    independent = [name for name in settings.strategies if get_strategy(name).ignores_budget]
-    dependent = [name for name in settings.strategies if name not in independent]
-    n_solves = len(independent) * len(problems) + len(dependent) * n_budgets
+    dependent = [name for name in settings.strategies if not get_strategy(name).ignores_budget]
+    n_solves = (len(settings.strategies) - len(dependent)) * len(problems) + len(dependent) * n_budgets
     engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
     solved = reused = 0
     with engine, SolveProgress(console, engine.at_once) as progress:
         console.print(
             f"{', '.join(settings.strategies)}: {show_count(n_solves, 'solve')} for "
             f"{show_count(n_budgets, 'problem')} on {show_count(len(problems), 'graph')}, "
-            f"at most {duration(n_solves * settings.time_limit_s / engine.at_once)} less what the store has",
+            f"at most {duration(n_solves * settings.time_limit_s / engine.at_once)} minus the stored ones",
             markup=False,
             soft_wrap=True,
         )
@@ -74,7 +73,7 @@ def run_missing(store: Store, settings: Settings, console: Console) -> None:
                               row.cost_source)  # fmt: skip
             mine = replace(settings, gpu=_gpu(row, settings.gpu))
             graph_run = GraphRun(subject, mine, "leaderboard", store, engine, progress, row.store_all_peak_bytes)
-            for family in graph_run.run_families(independent).values():
+            for family in graph_run.run_families(settings.strategies).values():
                 graph_run.family_rows(family, budgets)
             graph_run.run_budgets(dependent, budgets)
             solved, reused = solved + graph_run.solved, reused + graph_run.reused
@@ -82,7 +81,7 @@ def run_missing(store: Store, settings: Settings, console: Console) -> None:
 
 
 def stored_problems(store: Store, settings: Settings) -> list[tuple[Row, list[int]]]:
-    """(the latest row of a graph, the budgets of all its rows, ascending), in the settings' scope and accounting."""
+    """(latest row of a graph, budgets of all its rows, ascending), in the scope and accounting of the settings."""
     latest: dict[str, Row] = {}
     budgets: dict[str, set[int]] = {}
     for path in sorted((store.folder / "rows").glob("*.parquet")):
@@ -90,7 +89,7 @@ def stored_problems(store: Store, settings: Settings) -> list[tuple[Row, list[in
         if row is None or (row.scope, row.accounting) != (settings.scope, settings.accounting):
             continue
         if "cost_cap" in json.loads(row.stats):
-            continue  # its solve ended once a cap was decided: no problem that others are ranked on
+            continue  # its solve ended once the cost cap was decided, so that it has no result to rank
         sha = row.graph_sha256
         budgets.setdefault(sha, set()).add(row.budget_bytes)
         if sha not in latest or (row.finished_at, row.key) > (latest[sha].finished_at, latest[sha].key):
@@ -106,5 +105,5 @@ def stored_problems(store: Store, settings: Settings) -> list[tuple[Row, list[in
 
 
 def _gpu(row: Row, otherwise: Gpu) -> Gpu:
-    """The device that the row's costs are of: it is part of what names a row."""
+    """The device of the row's costs, because it is part of a row's key."""
     return load_gpu(row.gpu) if row.gpu in gpus() else replace(otherwise, name=row.gpu)

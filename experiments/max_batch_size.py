@@ -2,27 +2,28 @@
 
 The paper's rule (Jain et al., MLSys 2020, section 6.4): a plan costs at most one forward pass more than plain
 training, total cost <= 2 * forward + backward, FLOP costs, a 16 GB card. Memory and cost are linear in the
-batch, so the question is one about one sample: the least peak within the cost cap.
+batch, so that one sample decides: its least peak within the cost cap gives the largest batch.
 
 For another experiment: `max_batches` takes checked settings, one for each network, and returns documents (plain
 dicts, JSON-ready); `analysis.max_batch_size.draw(documents)` makes a figure of any number of them. A document:
 
     network, memory_bytes, parameter_bytes (2P), input_bytes, total_cost, forward_cost, cost_cap, graph_sha256
     rules: [{name, label}] in order
-    proven_bytes: no staged plan within the cap has a smaller peak of one sample, whoever proved it
+    proven_bytes: no staged plan within the cap has a smaller peak of one sample, proven by any strategy
     proven: {rule: largest batch not ruled out}
     records: [{strategy, kind (family, solver or direct), found_bytes: {rule: peak of one sample or None},
                found: {rule: batch or None}, proven_bytes or None, proven: {rule: batch}, solves, wall_s, note, keys}]
     published: [{strategy, rule, batch}]
-    contradicted: [claims that a plan in hand refutes]
+    contradicted: [claims that a found plan refutes]
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,13 @@ from rich.console import Console
 from analysis.max_batch_size import draw_runs, terminal_table
 from experiments.batch_search import RULES, Bisection
 from experiments.build import Subject, plain_peak
-from experiments.engine import Engine, Job
+from experiments.engine import Engine
 from experiments.engines import make_engine
 from experiments.per_sample import PerSample, per_sample
 from experiments.progress import SolveProgress, say_written
 from experiments.row import Row
 from experiments.settings import STORE_FOLDER, Settings
-from experiments.solving import GraphRun, compile_search, finished_jobs, is_final, keep_interrupted
+from experiments.solving import GraphRun, compile_search, finished_jobs, is_final, keeping_interrupted
 from experiments.store import Store, write_json
 from remat.bounds.peak import peak_bound
 from remat.errors import InvalidInput
@@ -46,9 +47,9 @@ from remat.plan import Plan
 from remat.registry import get_strategy, heuristics
 from remat.solution import Family, Solution
 
-SOLVES = 6  # time limits' worth of solving for one strategy of one network
-DIRECT = "max_batch_milp"  # the direct formulation's name in documents and figures
-# Checkmate's own numbers: VGG19's baselines by the artifact's arithmetic, its optima by the stated rule.
+SOLVES = 6  # time limits that one strategy may spend on one network
+DIRECT = "max_batch_milp"  # name of the direct formulation in documents and figures
+# Checkmate's own numbers: baselines on VGG19 by the artifact's arithmetic, optima by the stated rule.
 PUBLISHED: dict[str, tuple[tuple[str, str, int], ...]] = {
     "vgg19": (
         ("checkpoint_all", "published", 167), ("chen_sqrtn", "published", 197), ("chen_greedy", "published", 266),
@@ -63,11 +64,11 @@ PUBLISHED: dict[str, tuple[tuple[str, str, int], ...]] = {
 
 
 def run_max_batch_size(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
-    """One network: solve, store, draw; the exit code, 1 if a claim is refuted or nothing fits."""
+    """Solve, store and draw one network; returns the exit code: 1 if a claim is refuted or nothing fits."""
     if settings.spec is None:
         raise InvalidInput("experiment=max_batch_size runs models, not graph files; give model=")
     if cfg.batch_size is not None:
-        raise InvalidInput("experiment=max_batch_size finds the batch size; leave batch_size away")
+        raise InvalidInput("experiment=max_batch_size finds the batch size; leave batch_size out")
     store = Store(STORE_FOLDER)
     engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
     with engine, SolveProgress(console, engine.at_once) as progress:
@@ -84,8 +85,7 @@ def run_max_batch_size(cfg: DictConfig, settings: Settings, console: Console, fo
 
 
 def write_run(folder: Path, documents: Sequence[Mapping[str, Any]]) -> None:
-    """Keep the documents as a run's ``run.json``."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write the documents as a run's ``run.json``."""
     write_json(folder / "run.json", {"experiment": "max_batch_size", "networks": list(documents)})
 
 
@@ -95,16 +95,16 @@ def max_batches(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A document for each network (see the module's docstring), in the order of `settings`.
 
-    Every solve is a row of the store; what is there already is not solved again. The memory is each settings'
-    budget or else that of its GPU; each strategy has `SOLVES` times the `time_limit_s`, each solve one of them.
+    Every solve is a row of the store, and a stored row is not solved again. The memory is the budget of the settings,
+    or else their GPU's memory. Each solve gets `time_limit_s`, each strategy `SOLVES` times that.
 
     Raises:
-        InvalidInput: a network whose memory or FLOPs are not linear in the batch.
+        InvalidInput: memory or FLOPs of a network are not linear in the batch.
     """
     trials = []
     for one in settings:
         assert one.spec is not None
-        with _said(console, f"building {one.spec.name} ..."):
+        with nullcontext() if console is None else console.status(f"building {one.spec.name} ..."):
             network = per_sample(one.spec)
         trials.append(_Trial(network, one, store, engine, progress))
     for trial in trials:
@@ -114,13 +114,9 @@ def max_batches(
     return [trial.document() for trial in trials]
 
 
-def _said(console: Console | None, what: str) -> AbstractContextManager[Any]:
-    return nullcontext() if console is None else console.status(what)
-
-
 @dataclass(slots=True)
 class _BatchSearch:
-    """One strategy's bisection among the solves of its graph."""
+    """One strategy's bisection, with access to those of the other strategies on the same network."""
 
     strategy: str
     kind: str
@@ -131,26 +127,23 @@ class _BatchSearch:
 
     @property
     def members(self) -> list[_BatchSearch]:
-        """Searches of the members of its strategy."""
+        """Searches of the strategy's members."""
         names = get_strategy(self.strategy).members if self.kind == "solver" else ()
         return [other for other in self.others if other.strategy in names]
 
     def hear(self) -> None:
-        """Take over what members have found, and what anybody has proven, by now."""
+        """Take over the members' plans and all strategies' proofs so far."""
         known = self.known
         known.found_bytes = min([known.found_bytes, *(member.known.found_bytes for member in self.members)])
         known.excluded_bytes = max([0, *(other.known.proven_bytes for other in self.others)])
 
     def nearest_plan(self, budget: int) -> Plan | None:
-        """A plan to begin from: its own or a member's, at the nearest budget."""
-        rows = [self.known.nearest_plan(budget), *(member.known.nearest_plan(budget) for member in self.members)]
-        nearest = min(
-            (row for row in rows if row is not None), key=lambda row: abs(row.budget_bytes - budget), default=None
-        )
-        return self.graph_run.plan_of(nearest)
+        """The plan at the nearest budget, of this search or a member's: the next solve starts from it."""
+        rows = [row for search in (self, *self.members) if (row := search.known.nearest_plan(budget)) is not None]
+        return self.graph_run.plan_of(min(rows, key=lambda row: abs(row.budget_bytes - budget), default=None))
 
     def next_budget(self) -> int | None:
-        """Of the next solve; None if all is known or the time is over."""
+        """Budget of the next solve; None if the search or its time is over."""
         self.hear()
         return None if self.known.spent_s >= self.limit_s else self.known.next_budget()
 
@@ -161,12 +154,15 @@ class _Direct(_BatchSearch):
 
     start: Plan | None = None
 
+    def nearest_plan(self, budget: int) -> Plan | None:
+        return self.start
+
     def next_budget(self) -> int | None:
         return None if self.known.rows else self.graph_run.store_all_peak_bytes
 
 
 class _Trial:
-    """One network: its solves, under each accounting, and what its strategies found."""
+    """One network: its solves under each accounting, and the results of its strategies."""
 
     def __init__(
         self, network: PerSample, settings: Settings, store: Store, engine: Engine, progress: SolveProgress
@@ -193,10 +189,9 @@ class _Trial:
         self.found: list[_BatchSearch] = []
 
     def run_families(self) -> None:
-        """Every plan of the strategies that ignore the budget, under both accountings."""
-        names = [name for name in self.settings.strategies if get_strategy(name).ignores_budget]
+        """Run the strategies that ignore the budget, under both accountings."""
         for accounting, graph_run in self.graph_runs.items():
-            for name, family in graph_run.run_families(names).items():
+            for name, family in graph_run.run_families(self.settings.strategies).items():
                 self.families[accounting, name] = family
 
     def _bisection(self) -> Bisection:
@@ -205,7 +200,8 @@ class _Trial:
     def searches(self) -> list[_BatchSearch]:
         """A bisection for each strategy that depends on the budget.
 
-        Its plans free at last use, so one search serves all rules: they differ in what is counted beside it.
+        Its plans free values at their last use. One search therefore serves all rules, which only count other memory
+        beside the peak.
         """
         graph_run, limit_s = self.graph_runs["exact"], SOLVES * self.settings.time_limit_s
         names = [name for name in self.settings.strategies if not get_strategy(name).ignores_budget]
@@ -216,7 +212,7 @@ class _Trial:
         return new
 
     def direct(self) -> _BatchSearch:
-        """The direct formulation."""
+        """The search with the direct formulation, which starts from the best plan of a heuristic."""
         search = _Direct(DIRECT, "direct", self.direct_run, self._bisection(), SOLVES * self.settings.time_limit_s)
         members = [m for (accounting, _), f in self.families.items() if accounting == "exact" for m in f.members]
         allowed = [m for m in members if m.cost <= self.network.cost_cap]
@@ -225,7 +221,7 @@ class _Trial:
         return search
 
     def document(self) -> dict[str, Any]:
-        """Everything that was found and proven, JSON-ready."""
+        """All plans and proofs of the network, JSON-ready."""
         network = self.network
         records = [self._family_record(name) for name in dict.fromkeys(name for _, name in self.families)]
         records += [self._search_record(search) for search in self.found]
@@ -247,7 +243,7 @@ class _Trial:
         }  # fmt: skip
 
     def _batches(self, sample_bytes: Mapping[str, int | None]) -> dict[str, int | None]:
-        """[rule] batch of the peak of one sample under that rule."""
+        """[rule] batch that follows from the peak of one sample under that rule."""
         batches: dict[str, int | None] = {}
         for rule in RULES:
             needed = sample_bytes[rule.name]
@@ -255,7 +251,7 @@ class _Trial:
         return batches
 
     def _family_record(self, name: str) -> dict[str, Any]:
-        """The member with the least peak within the cap, which is the strategy's best: nothing is searched."""
+        """The family's member with the least peak within the cap; no search is needed."""
         peaks: dict[str, int | None] = {}
         notes = []
         for rule in RULES:
@@ -287,7 +283,7 @@ class _Trial:
         }  # fmt: skip
 
     def _contradictions(self, proven_bytes: int) -> list[str]:
-        """Proofs that a plan in hand refutes."""
+        """Proofs that a found plan refutes."""
         return [
             f"{self.network.name}: {search.strategy} has a plan of {search.known.found_bytes} bytes a sample, "
             f"but fewer than {proven_bytes} are claimed to be impossible"
@@ -297,9 +293,9 @@ class _Trial:
 
 
 def _drive(searches: Sequence[_BatchSearch], engine: Engine, progress: SolveProgress) -> None:
-    """Run searches side by side, each one solve after the other, through store and engine.
+    """Run searches side by side through store and engine; each search does one solve after the other.
 
-    Ctrl-C stores what the running solves have found, in rows that are solved again the next time.
+    Ctrl-C stores the plans of the running solves; the next run solves these rows again.
     """
     waiting: dict[str, _BatchSearch] = {}
 
@@ -312,41 +308,30 @@ def _drive(searches: Sequence[_BatchSearch], engine: Engine, progress: SolveProg
                 waiting[key] = search
                 progress.expect([graph_run.settings.time_limit_s])
                 compile_search(progress)
-                engine.submit(_job(search, name, budget))
+                engine.submit(graph_run.job(name, budget, partial(search.nearest_plan, budget)))
                 return
             graph_run.reused += 1
             _learn(search, row)
 
     for search in searches:
         advance(search)
-    try:
+    with keeping_interrupted(engine, lambda key: waiting[key].graph_run):
         for job, solution in finished_jobs(engine, progress):
             assert isinstance(solution, Solution)
             search = waiting.pop(job.key)
             search.graph_run.solved += 1
             row = search.graph_run.keep(job.key, solution)
             _learn(search, row)
-            batch = RULES[0].batch(search.known.found_bytes, search.known.network, search.known.memory_bytes)
-            most = RULES[0].batch(search.known.proven_bytes, search.known.network, search.known.memory_bytes)
-            line = (
-                f"{search.known.network.name}, {job.label}: {row.status}; batch {batch} found, above {most} ruled out"
-            )
+            known = search.known
+            batch, most = (RULES[0].batch(size, known.network, known.memory_bytes)
+                           for size in (known.found_bytes, known.proven_bytes))  # fmt: skip
+            line = f"{known.network.name}, {job.label}: {row.status}; batch {batch} found, above {most} ruled out"
             progress.finished(line, solution.wall_s)
             advance(search)
-    except KeyboardInterrupt:
-        keep_interrupted(engine, lambda key: waiting[key].graph_run)
-        raise
-
-
-def _job(search: _BatchSearch, name: str, budget: int) -> Job:
-    """The next solve, from the plan of the nearest budget tried."""
-    if isinstance(search, _Direct):
-        return search.graph_run.job(name, budget, lambda: search.start)
-    return search.graph_run.job(name, budget, lambda: search.nearest_plan(budget))
 
 
 def _learn(search: _BatchSearch, row: Row) -> None:
-    """Take in a solve; the direct formulation's own bound is one on the peak."""
+    """Record a solve. The direct formulation also proves a bound on the peak itself."""
     known = search.known
     known.learn(row)
     if search.kind == "direct":

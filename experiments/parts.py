@@ -1,7 +1,7 @@
-"""A paper's experiment: its parts run one after the other, and each one's document is written as soon as it is done.
+"""A paper's experiment: its parts run one after the other, and each part's document is written as soon as it is done.
 
-A part is a module with ``run(context)``. It solves through the store and returns what its drawing needs, as JSON. The
-module of the same name in `analysis` draws it.
+A part is a module with ``run(context)``. It solves through the store and returns its document, JSON-ready. The module
+of the same name in `analysis` draws the document.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from remat.files import read_json
 
 
 class HasInstance(Protocol):
-    """A network of a paper, as far as every paper needs it.
+    """The attributes of a network that every paper needs.
 
     Attributes:
         instance: the published graph with its costs, relative to the folder of instances; None if there is none.
@@ -52,15 +52,15 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class PartContext(Generic[NetworkT, ScaleT]):
-    """What the parts of one run share.
+    """The objects that the parts of one run share.
 
     Attributes:
-        scale: how much is done; each paper has a class of its own.
+        scale: amount of work; each paper has its own class.
         networks: those of the run, in the paper's order.
         instances: folder of published graphs and records, or None.
-        folder: of the run; a part writes what its drawing needs below it.
-        benches: one for each graph and its settings.
-        rows: [solve] rows that later parts read; the key is the paper's own.
+        folder: of the run; a part writes files for its drawing below it.
+        graph_runs: one for each graph and its settings.
+        rows: [solve] rows for later parts; each paper has its own keys.
     """
 
     cfg: DictConfig
@@ -78,7 +78,7 @@ class PartContext(Generic[NetworkT, ScaleT]):
     _made: dict[Hashable, Any] = field(default_factory=dict)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` returned when this key was first asked for."""
+        """The result of `make`, which is called only the first time for each key."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
@@ -87,7 +87,7 @@ class PartContext(Generic[NetworkT, ScaleT]):
         self, subject: Subject, experiment: str, *, strategies: Sequence[str] | None = None,
         options: Mapping[str, Mapping[str, Any]] | None = None, **changes: Any,
     ) -> GraphRun:  # fmt: skip
-        """The solves of one graph; `options` are added to those of the strategies, `changes` are of the settings."""
+        """The solves of one graph, with `options` added to the strategies' and `changes` made to the settings."""
         names = tuple(self.settings.strategies if strategies is None else strategies)
         merged = {name: {**self.settings.options.get(name, {}), **(options or {}).get(name, {})} for name in names}
         settings = replace(self.settings, strategies=names, options=merged, **changes)
@@ -98,16 +98,16 @@ class PartContext(Generic[NetworkT, ScaleT]):
         return graph_run
 
     def published_file(self, network: NetworkT) -> Path | None:
-        """The network's published graph; None without one, or without the folder of instances."""
+        """The file of the network's published graph; None if it or the folder of instances is missing."""
         file = self.instances / network.instance if self.instances and network.instance else None
         return file if file is not None and file.is_file() else None
 
     def store_from(self, folder: Path) -> str:
-        """The store's path relative to `folder`, as documents hold it."""
+        """The store's path relative to `folder`, for documents."""
         return os.path.relpath(self.store.folder, folder)
 
     def print(self, line: str) -> None:
-        """A line to the user."""
+        """Print a line."""
         self.console.print(line, markup=False, soft_wrap=True)
 
 
@@ -119,11 +119,11 @@ class Paper:
     """A paper as an experiment.
 
     Attributes:
-        name: of the experiment; its last word names the file that heads the run's folder.
+        name: of the experiment; its last component names the main file of the run's folder.
         parts: [name] its function, in the order of the page.
         needs: [part] the parts whose documents it reads.
-        prepare: called with the context and the parts wanted, before the first of them.
-        draw: draws the run's folder and returns the files written.
+        prepare: called with the context and the wanted parts, before the first part runs.
+        draw: draws the run's folder and returns the written files.
     """
 
     name: str
@@ -133,7 +133,7 @@ class Paper:
     draw: Callable[[Path], list[Path]]
 
     def wanted_parts(self, given: Iterable[Any] | None) -> list[str]:
-        """The parts asked for (None: all), each after those that it needs.
+        """The given parts (None: all) and the parts that they need, in order.
 
         Raises:
             UnknownName: there is no such part.
@@ -148,10 +148,9 @@ class Paper:
     def run(
         self, cfg: DictConfig, settings: Settings, scale: Any, networks: tuple[Any, ...], console: Console, folder: Path
     ) -> int:
-        """Run the parts wanted and draw everything that the folder holds; the exit code: 1 if a claim was refuted."""
+        """Run the wanted parts and draw the folder; returns the exit code: 1 if a claim was refuted."""
         began = time.monotonic()
         parts, instances = self.wanted_parts(cfg.parts), _instances_folder(cfg)
-        folder.mkdir(parents=True, exist_ok=True)
         head = {"experiment": self.name, "config": as_dict(cfg), "scale": asdict(scale),
                 "provenance": asdict(provenance()), "cores": os.cpu_count()}  # fmt: skip
         write_json(folder / f"{self.name.rpartition('/')[2]}.json", head)
@@ -163,34 +162,34 @@ class Paper:
             documents = [_run_part(part, self.parts[part], context) for part in parts]
         refuted = [line for document in documents for line in document.get("contradicted", [])]
         for graph_run in context.graph_runs:
-            if graph_run.cost_cap is None:  # a solve within a cap ends as soon as the cap is met or ruled out
+            if graph_run.cost_cap is None:  # solves with a cap end early, so that their rows cannot be compared
                 refuted += contradictions(list(graph_run.kept.values()))
         context.print(f"{progress.n_finished} solved now, in {duration(time.monotonic() - began)}")
         return _draw(self.draw, context, refuted)
 
 
 def parts_of(*modules: ModuleType) -> dict[str, Part]:
-    """[name of a module] its function ``run``."""
+    """[name of the module] its function ``run``."""
     return {module.__name__.rpartition(".")[2]: module.run for module in modules}
 
 
 def chosen_networks(cfg: DictConfig, known: Iterable[str], network: Callable[[str], T]) -> tuple[T, ...]:
-    """The networks asked for, each once; all known ones if none is named.
+    """The networks in ``networks=``, each once; all known ones without it.
 
     Raises:
         InvalidInput: an empty list, or a name that `network` refuses.
     """
     names = list(dict.fromkeys(known if cfg.networks is None else map(str, cfg.networks)))
     if not names:
-        raise InvalidInput("networks= is empty; leave it out for all of the paper's")
+        raise InvalidInput("networks= is empty; leave it out for all networks of the paper")
     return tuple(map(network, names))
 
 
 def _instances_folder(cfg: DictConfig) -> Path | None:
-    """The folder of published graphs, by ``instances=`` or REMAT_INSTANCES.
+    """The folder of published graphs, from ``instances=`` or REMAT_INSTANCES.
 
     Raises:
-        InvalidInput: it was named on the command line and is not there.
+        InvalidInput: the folder in ``instances=`` does not exist.
     """
     if cfg.instances is not None:
         folder = Path(cfg.instances)
@@ -202,20 +201,20 @@ def _instances_folder(cfg: DictConfig) -> Path | None:
 
 
 def _run_part(name: str, run: Part, context: PartContext[Any, Any]) -> dict[str, Any]:
-    """Run one part and write its document into the folder; the document."""
+    """Run one part and write its document into the folder; returns the document."""
     context.print(f"--- {name}")
     started, before = time.monotonic(), context.progress.n_finished
     document = run(context)
     path = context.folder / f"{name}.json"
-    made = _made_now(path, time.monotonic() - started, context.progress.n_finished - before)
+    made = _origin(path, time.monotonic() - started, context.progress.n_finished - before)
     write_json(path, document | {"made": made})
     return document
 
 
-def _made_now(path: Path, seconds: float, solved: int) -> dict[str, Any]:
-    """When a part was made, by which code and in what time; if nothing was solved now, what the file says."""
+def _origin(path: Path, seconds: float, solved: int) -> dict[str, Any]:
+    """Date, duration and commit of a part's solves; the stored ones if nothing was solved now."""
     if not solved and path.is_file():
-        with contextlib.suppress(InvalidInput, KeyError, TypeError):  # damaged: it is written anew
+        with contextlib.suppress(InvalidInput, KeyError, TypeError):  # a damaged file is written again
             return read_json(path)["made"]
     source = provenance()
     return {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": seconds, "solved": solved,
@@ -223,7 +222,7 @@ def _made_now(path: Path, seconds: float, solved: int) -> dict[str, Any]:
 
 
 def _draw(draw: Callable[[Path], list[Path]], context: PartContext[Any, Any], refuted: Iterable[str]) -> int:
-    """Draw the run, print where everything is and which claims were refuted; the exit code."""
+    """Draw the run, print the paths and the refuted claims; returns the exit code."""
     with context.console.status("drawing ..."):
         drawn = draw(context.folder)
     for what, ending in (("tables", ".csv"), ("figures", ".pdf"), ("page", ".html")):

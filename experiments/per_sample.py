@@ -1,8 +1,8 @@
-"""Networks per sample: what the graph of any batch size is, from those of one and of two samples.
+"""Networks per sample: the graph of any batch size, from those of one and of two samples.
 
-Everything in the graph of a Keras network by layers is affine in the batch: activations and the input grow
-with it, parameters do not. Two extractions give all others, and the largest batch becomes a question about one
-sample: fixed + b * peak(1 sample) <= memory.
+The layer graph of a Keras network is affine in the batch: activations and the input grow with it, parameters do not.
+Two extractions therefore give all others, and one sample decides the largest batch b:
+fixed + b * peak(1 sample) <= memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from remat.cost import apply_cost
 from remat.errors import InvalidInput
 from remat.extraction import extract, extract_in_child
 from remat.frontends.spec import ModelSpec
-from remat.graph import Graph, Operation, Work
+from remat.graph import Graph, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +36,25 @@ class PerSample:
 
     @property
     def forward_cost(self) -> int:
-        """Of one forward pass, the loss included."""
+        """Cost of one forward pass, including the loss."""
         return sum(op.cost for op in self.graph.operations if not op.is_backward)
 
     @property
     def unit_bytes(self) -> int:
-        """Every peak is a multiple of it: the greatest common divisor of all sizes."""
+        """The greatest common divisor of all sizes; every peak is a multiple of it."""
         sizes = (*(v.bytes for v in self.graph.values), *(op.workspace_bytes for op in self.graph.operations))
         return math.gcd(*sizes) or 1
 
     @property
     def cost_cap(self) -> int:
-        """The paper's rule: at most one more forward pass, 2 * forward + backward."""
+        """Checkmate's limit: at most one more forward pass, 2 * forward + backward."""
         return self.graph.total_cost + self.forward_cost
 
 
 def per_sample(spec: ModelSpec, cache_folder: Path = CACHE_FOLDER) -> PerSample:
-    """One sample of `spec`, whatever its batch size and accounting.
+    """One sample of `spec`, for any batch size and accounting in it.
 
-    A synthetic graph has no batch: it is taken as one sample, its fixed bytes as parameters.
+    A synthetic graph has no batch: it counts as one sample, and its fixed bytes count as parameters.
 
     Raises:
         InvalidInput: memory or cost of the network are not linear in the batch.
@@ -63,7 +63,7 @@ def per_sample(spec: ModelSpec, cache_folder: Path = CACHE_FOLDER) -> PerSample:
         graph = extract(spec)
         return PerSample(spec.name, replace(graph, fixed_bytes=0), graph.fixed_bytes, 0)
     if spec.framework != "keras" or spec.granularity != "layer":
-        raise InvalidInput(f"{spec.name}: the largest batch is worked out for Keras models with layer granularity")
+        raise InvalidInput(f"{spec.name}: the largest batch can be found for Keras models with layer granularity only")
     one, two = pair(spec, cache_folder)
     costs = [apply_cost(graph, "flops", None) for graph in (one, two)]
     for a, b in zip(costs[0].values, costs[1].values, strict=True):
@@ -78,10 +78,10 @@ def per_sample(spec: ModelSpec, cache_folder: Path = CACHE_FOLDER) -> PerSample:
 
 
 def pair(spec: ModelSpec, cache_folder: Path = CACHE_FOLDER) -> tuple[Graph, Graph]:
-    """The uncosted graphs of one and of two samples, inputs counted.
+    """The graphs of one and of two samples without costs, inputs counted.
 
     Raises:
-        InvalidInput: they do not have the same operations.
+        InvalidInput: their operations differ.
     """
     sizes = (replace(spec, batch_size=b, accounting="exact") for b in (1, 2))
     one, two = (extract_in_child(size, cache_folder / "graphs") for size in sizes)
@@ -91,7 +91,7 @@ def pair(spec: ModelSpec, cache_folder: Path = CACHE_FOLDER) -> tuple[Graph, Gra
 
 
 def of_batch(one: Graph, two: Graph, batch: int) -> Graph:
-    """The uncosted graph of `batch` samples, on the line through those of one and of two."""
+    """The graph of `batch` samples without costs, on the line through those of one and of two samples."""
 
     def at(first: int, second: int) -> int:
         return first + (batch - 1) * (second - first)
@@ -102,12 +102,12 @@ def of_batch(one: Graph, two: Graph, batch: int) -> Graph:
         flops = None if a.flops is None or b.flops is None else at(a.flops, b.flops)
         return replace(a, flops=flops, bytes_moved=at(a.bytes_moved, b.bytes_moved), published_flops=None, signature="")
 
-    operations: list[Operation] = [
+    operations = tuple(
         replace(a, workspace_bytes=at(a.workspace_bytes, b.workspace_bytes), work=work(a.work, b.work))
         for a, b in zip(one.operations, two.operations, strict=True)
-    ]
-    values = [replace(a, bytes=at(a.bytes, b.bytes)) for a, b in zip(one.values, two.values, strict=True)]
+    )
+    values = tuple(replace(a, bytes=at(a.bytes, b.bytes)) for a, b in zip(one.values, two.values, strict=True))
     return replace(
-        one, name=f"{one.name.removesuffix('1')}{batch}", operations=tuple(operations), values=tuple(values),
+        one, name=f"{one.name.removesuffix('1')}{batch}", operations=operations, values=values,
         fixed_bytes=at(one.fixed_bytes, two.fixed_bytes),
     )  # fmt: skip

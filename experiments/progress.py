@@ -1,4 +1,4 @@
-"""What a waiting user sees: a live bar on a terminal, one line per finished solve elsewhere."""
+"""Progress for a waiting user: a live bar on a terminal, elsewhere one line for each finished solve."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
 WIDTH_WITHOUT_TERMINAL = 120
-SAY_EVERY_S = 15.0  # without a terminal, how often a running solve tells what it has found
+SAY_EVERY_S = 15.0  # without a terminal, seconds between lines about running solves
 
 
 def make_console() -> Console:
-    """Standard output; wide enough for the tables where there is no terminal."""
+    """Standard output; without a terminal it is wide enough for the tables."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=WIDTH_WITHOUT_TERMINAL)
 
 
 def say_written(console: Console, paths: Iterable[Path]) -> None:
-    """A line for each file that a run has written."""
+    """Print a line for each written file."""
     for path in paths:
         what = {".html": "page", ".csv": "table", ".json": "table"}.get(path.suffix, "figure")
         console.print(f"{what:<8} {path}", markup=False, soft_wrap=True)
@@ -33,10 +33,10 @@ def duration(seconds: float) -> str:
 
 
 class SolveProgress:
-    """Counts finished solves, shows what runs, and estimates the rest; a context manager.
+    """Counts finished solves, shows the running ones and estimates the remaining time; a context manager.
 
-    The estimate is the mean time of the finished jobs of this batch times those left over those at once,
-    and never more than the time limits allow.
+    The estimate is the mean time of this batch's finished jobs, times the jobs left, divided by the jobs at once; it
+    never exceeds the time limits.
     """
 
     def __init__(self, console: Console, at_once: int):
@@ -44,10 +44,10 @@ class SolveProgress:
         self._at_once = at_once
         self._limits: list[float] = []
         self._spent: list[float] = []
-        self._batch_from = 0  # the first batch, of heuristics, says nothing about the time of exact solves
+        self._batch_from = 0  # only the current batch counts: heuristics take less time than exact solves
         self._began = time.monotonic()
         self._live = console.is_terminal
-        self._said: dict[str, str] = {}
+        self._said: set[str] = set()
         self._said_at = time.monotonic()
         self._bar = Progress(
             SpinnerColumn(), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.description}"),
@@ -57,7 +57,7 @@ class SolveProgress:
 
     @property
     def n_finished(self) -> int:
-        """Jobs that have ended since the start."""
+        """Number of finished jobs."""
         return len(self._spent)
 
     def __enter__(self) -> SolveProgress:
@@ -70,17 +70,17 @@ class SolveProgress:
             self._bar.stop()
 
     def expect(self, time_limits_s: Sequence[float]) -> None:
-        """A new batch of jobs is queued, with these limits; the one before has ended."""
+        """Announce a new batch of jobs with these limits; the batch before it has ended."""
         self._batch_from = len(self._limits)
         self._limits += time_limits_s
         self._bar.update(self._task, total=len(self._limits))
 
     def note(self, line: str) -> None:
-        """A line above what is shown."""
+        """Print a line above the bar."""
         self._console.print(line, markup=False)
 
     def left_s(self) -> float | None:
-        """Estimated seconds to go; None while nothing has finished."""
+        """Estimated seconds left; None while nothing has finished."""
         left = self._limits[len(self._spent) :]
         if not left:
             return 0.0
@@ -91,7 +91,7 @@ class SolveProgress:
         return sum(min(mean, limit) for limit in left) / min(self._at_once, len(left))
 
     def tick(self, running: Sequence[str]) -> None:
-        """Show what runs now."""
+        """Show the running jobs."""
         left = self.left_s()
         about = f" · about {duration(left)} left" if left is not None else ""
         waiting = len(self._limits) - len(self._spent) - len(running)
@@ -101,16 +101,16 @@ class SolveProgress:
             self._say(running)
 
     def _say(self, running: Sequence[str]) -> None:
-        """Without a terminal: a line for each running solve that has something new to tell."""
+        """Without a terminal, print a line for each running solve with a new result."""
         self._said_at = time.monotonic()
         elapsed = self._said_at - self._began
         for line in running:
             if "(" in line and line not in self._said:
                 self._console.print(f"[running, {elapsed:.0f} s] {line}", markup=False, soft_wrap=True)
-        self._said = dict.fromkeys(running, "")
+        self._said = set(running)
 
     def finished(self, line: str, spent_s: float) -> None:
-        """A job ended."""
+        """Count a finished job; without a terminal, print its line."""
         self._spent.append(spent_s)
         self._bar.update(self._task, completed=len(self._spent))
         if not self._live:

@@ -1,9 +1,10 @@
-"""Where a row comes from: commit, versions, machine."""
+"""The provenance of a row: commit, versions, machine."""
 
 from __future__ import annotations
 
 import json
 import platform
+import re
 import subprocess
 from dataclasses import dataclass
 from functools import cache
@@ -29,14 +30,14 @@ class Provenance:
 
 @cache
 def provenance() -> Provenance:
-    """Of this process; read once. Commit and dirtiness are None outside a git checkout."""
+    """The provenance of this process, read once. Commit and dirtiness are None outside a git checkout."""
     commit = _git("rev-parse", "HEAD")
     changes = _git("status", "--porcelain")
     return Provenance(commit, None if changes is None else bool(changes), json.dumps(versions()), cpu_name())
 
 
 def solver_build(solver: str | None) -> str:
-    """A solver's name and version, e.g. ``highs 1.14.0``; '' for a strategy that used none."""
+    """A solver's name and version, e.g. ``highs 1.14.0``; '' without a solver."""
     if not solver:
         return ""
     package = {"highs": "highspy", "gurobi": "gurobipy", "scip": "pyscipopt"}.get(solver, solver)
@@ -44,7 +45,7 @@ def solver_build(solver: str | None) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of what can change a result, without importing any of it."""
+    """Installed versions of Python and of the packages that can change a result; imports none of them."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -55,13 +56,10 @@ def versions() -> dict[str, str]:
 
 
 def cpu_name() -> str:
-    """The processor's name as the system gives it."""
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    """The processor's name, from the operating system."""
+    info = Path("/proc/cpuinfo")  # Linux
+    found = re.search(r"^model name\s*: *(.*)", info.read_text(), re.MULTILINE) if info.is_file() else None
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def _git(*arguments: str) -> str | None:

@@ -1,7 +1,6 @@
 """Published values beside ours, for docs/results/checkmate.md.
 
-The worked example and the largest batches of Checkmate (Jain et al., MLSys 2020), VGG19 at Keras-layer
-granularity with FLOP costs.
+The worked example and the largest batches of Checkmate (Jain et al., MLSys 2020): VGG19, layer granularity, FLOP costs.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ OPTIMUM_BYTES = 51_380_224  # activations of the published optimum: VGG19's larg
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A row of the artifact's notebook: GFLOP and activation MB."""
+    """A row of the artifact's notebook: cost in GFLOP and activations in MB."""
 
     label: str
     strategy: str
@@ -51,12 +50,12 @@ def vgg19(accounting: str) -> Graph:
 
 
 def notebook_rows(graph: Graph) -> list[list[str]]:
-    """Published and ours under both accountings; activations are the peak without fixed bytes."""
+    """Published values, and ours under both accountings; activations are the peak without fixed bytes."""
     rows = []
     for row in NOTEBOOK:
         cells = [row.label, f"{row.gflop:.3f} / {row.megabytes:.2f}"]
         for accounting in ACCOUNTINGS:
-            if row.strategy == "checkmate_milp":  # its equations free at last use under either accounting
+            if row.strategy == "checkmate_milp":  # under either accounting its equations free at last use
                 budget = OPTIMUM_BYTES + graph.fixed_bytes
                 solution = remat.solve(graph, budget, row.strategy, time_limit_s=120, accounting=accounting)
                 if solution.cost is None or solution.peak_bytes is None:
@@ -72,10 +71,9 @@ def notebook_rows(graph: Graph) -> list[list[str]]:
 
 
 def batch_rows(graph: Graph) -> list[list[str]]:
-    """Largest batches: memory is linear in the batch, so the smallest peak of one sample decides.
+    """Largest batches. Memory is linear in the batch, so that the smallest peak of one sample decides.
 
-    Counted are plans that cost at most one more forward pass. `graph` has published accounting: its
-    fixed bytes are 2P.
+    Plans may cost at most one more forward pass. `graph` has published accounting: its fixed bytes are 2P.
     """
     forward = sum(op.cost for op in graph.operations if not op.is_backward)
     room = {"2P twice": GPU_BYTES - 2 * graph.fixed_bytes, "2P": GPU_BYTES - graph.fixed_bytes}
@@ -92,10 +90,10 @@ def batch_rows(graph: Graph) -> list[list[str]]:
 
 
 def draw(arguments: Sequence[str]) -> Drawing:
-    """Both tables, computed now.
+    """Compute both tables.
 
     Raises:
-        InvalidInput: there are arguments, which it does not take.
+        InvalidInput: there are arguments.
     """
     if arguments:
         raise InvalidInput("the published numbers take no arguments")

@@ -1,7 +1,7 @@
-"""The Ray engine: each solve is a Ray task, which starts the same worker process as the local engine does.
+"""The Ray engine: each solve is a Ray task, which starts the same worker process as the local engine.
 
-So a crash or an ignored time limit is met on the node, and only the loss of a node is left to mend. Tasks have
-no effects: rows are written by the driver alone, so a task that runs twice still gives one row.
+The worker handles a crash or an ignored time limit on the node, so that the engine handles only the loss of a node.
+Only the driver writes rows, so that a task that runs twice still gives one row.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 from experiments.engine import WAKE_S, Job, failed
+from experiments.optional import import_optional
 from experiments.provenance import cpu_name, versions
 from experiments.store import source_hash
-from remat.errors import InvalidInput, MissingPackage, RematError
+from remat.errors import InvalidInput, RematError
 from remat.registry import get_strategy
 from remat.solution import Family, Solution
 from remat.solving.worker import GRACE_S
@@ -28,39 +28,28 @@ from remat.solving.worker import GRACE_S
 RETRIES = 3  # of a task whose node died
 
 
-def import_ray() -> ModuleType:
-    """The package, or `MissingPackage` with the command that installs it."""
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise MissingPackage("engine=ray needs Ray: pip install ray (or pip install 'remat[ray]')") from None
-    return ray
-
-
 class RayEngine:
-    """Tasks on a Ray cluster, `threads` CPUs each; entering it connects, leaving it disconnects.
+    """Tasks on a Ray cluster, `threads` CPUs each; entering the engine connects, leaving it disconnects.
 
     Args:
         jobs: solves at once; None for as many as the nodes have CPUs for.
-        address: ``host:port``, ``auto`` (a cluster must be there) or None: what RAY_ADDRESS says, else the
-            cluster of this machine, else one started for this run.
+        address: ``host:port``, ``auto`` (a cluster must run), or None for RAY_ADDRESS, else the cluster of this
+            machine, else a new one for this run.
 
     Raises:
         MissingPackage: Ray is not installed.
     """
 
     def __init__(self, jobs: int | None, threads: int, address: str | None = None):
-        self._ray = import_ray()
+        self._ray = import_optional("ray", "engine=ray needs Ray")
         self._jobs, self._threads, self._address = jobs, threads, address
         self._waiting: deque[Job] = deque()
         self._sent: dict[Any, Job] = {}
-        self._losses: Counter[str] = Counter()  # [key] nodes that died under it
+        self._losses: Counter[str] = Counter()  # [key] number of nodes that died while they ran the job
 
     @property
     def at_once(self) -> int:
-        """Asked of the cluster each time: nodes come and go."""
+        """Computed from the cluster's nodes each time, because nodes come and go."""
         if self._jobs is not None:
             return self._jobs
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
@@ -87,7 +76,7 @@ class RayEngine:
     def interrupt(self) -> list[tuple[Job, Family | Solution]]:
         self._waiting.clear()
         for task in self._sent:
-            self._ray.cancel(task)  # raises KeyboardInterrupt in it, at which the solver hands over what it has
+            self._ray.cancel(task)  # raises KeyboardInterrupt in the task; the solver then returns its best plan
         done: list[Any] = []
         if self._sent:
             done, _ = self._ray.wait(list(self._sent), num_returns=len(self._sent), timeout=2 * GRACE_S)
@@ -96,12 +85,12 @@ class RayEngine:
             job = self._sent.pop(task)
             try:
                 ended.append((job, copy.deepcopy(self._ray.get(task))))
-            except self._ray.exceptions.RayError:  # cancelled before it had anything
+            except self._ray.exceptions.RayError:  # cancelled before it had a result
                 continue
         return ended
 
     def __enter__(self) -> RayEngine:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of our own tells nobody
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that we start sends no usage statistics
         try:
             _knock(self._address or os.environ.get("RAY_ADDRESS", ""))
             self._ray.init(
@@ -111,13 +100,13 @@ class RayEngine:
             where = self._address or os.environ.get("RAY_ADDRESS") or "a cluster on this machine"
             raise RematError(f"engine=ray: cannot connect to {where}: {_summary(error)}") from None
         largest = max((node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"]), default=0)
-        if self._jobs is None and largest < self._threads:  # with a number, the cluster may grow to what is asked
+        if self._jobs is None and largest < self._threads:  # with engine.jobs=N, larger nodes may still be added
             self._ray.shutdown()
             raise InvalidInput(
                 f"threads={self._threads}: the largest node of the Ray cluster has {largest:g} CPUs, so that nothing "
                 "would ever start; if nodes are added on demand, say how many solves at once: engine.jobs=N"
             )
-        # When a node dies we write one line, instead of Ray's forty on standard output; checked with 2.60.0.
+        # When a node dies, we warn in one line; Ray would print forty. Checked with Ray 2.60.0.
         self._printing = getattr(self._ray._private.worker, "print_to_stdstream", None)
         self._ray._private.worker.print_to_stdstream = lambda *_, **__: None
         run = self._ray.remote(run_job)
@@ -131,44 +120,45 @@ class RayEngine:
         self._ray._private.worker.print_to_stdstream = self._printing
 
     def _send(self) -> None:
-        """Hand tasks to Ray, in order, up to what it can run now.
+        """Hand jobs to Ray in order, as many as it can run now.
 
-        Not all of them at once, although Ray would queue them: a job's plan to begin from is looked up
-        here, when it is sent, and comes from the budgets that have finished by then.
+        Ray could queue all of them. But a job's warm start is looked up when the job is sent, and the longer it
+        waits, the more budgets have finished.
         """
         room = self.at_once - len(self._sent) if self._waiting else 0
         while self._waiting and room > 0:
             job = self._waiting.popleft()
             start = job.warm_start() if job.warm_start is not None else None
             known = job.known() if job.known is not None else None
-            how = replace(job.how, warm_start=start, progress=None)  # functions stay here
+            how = replace(job.how, warm_start=start, progress=None)  # functions cannot be sent
             sent = replace(job, how=how, warm_start=None, known=None if known is None else lambda known=known: known)
             task = self._run.remote(sent, source_hash(), versions())
             self._sent[task] = job
             room -= 1
 
     def _result(self, job: Job, task: Any) -> Family | Solution | None:
-        """What a task returned; None if it was lost with its node, and waits again.
+        """The result of a task; None if it was lost with its node and is queued again.
 
-        Ray's own retries are off: they have no end for a task that it killed because memory ran out.
+        Ray's own retries are off, because Ray repeats forever a task that it killed for lack of memory.
         """
         errors = self._ray.exceptions
         try:
-            # A copy: the arrays of the original lie in Ray's memory, which is gone after the run.
+            # A copy, because Ray frees the arrays of the original after the run.
             return copy.deepcopy(self._ray.get(task))
         except (errors.RayTaskError, errors.OutOfMemoryError) as error:
             return failed(job, f"the Ray task failed: {_summary(error)}")
         except errors.RayError as error:
             self._losses[job.key] += 1
             if self._losses[job.key] > RETRIES:
-                return failed(job, f"{self._losses[job.key]} nodes were lost under it; the last: {_summary(error)}")
+                lost = self._losses[job.key]
+                return failed(job, f"{lost} nodes were lost while they ran it; the last: {_summary(error)}")
             warnings.warn(f"{job.label}: lost with its node; solving it again ({_summary(error)})", stacklevel=2)
             self._waiting.appendleft(job)
             return None
 
 
 def run_job(job: Job, code: str, installed: dict[str, str]) -> Family | Solution:
-    """`Job.run`, on a node of the cluster; a failure if what is installed there would make other rows."""
+    """`Job.run` on a node of the cluster; fails if the node's packages differ from the driver's."""
     if source_hash() != code:
         return failed(job, f"node {platform.node()} has another version of remat; install the same on every node")
     here = versions()
@@ -176,7 +166,7 @@ def run_job(job: Job, code: str, installed: dict[str, str]) -> Family | Solution
     if other:
         what = f"{other[0]} {here.get(other[0], '(none)')}, not {installed.get(other[0], '(none)')}"
         return failed(job, f"node {platform.node()} has {what}; install the same on every node")
-    get_strategy(job.strategy)  # the imports of a fresh process, which take seconds, are not the solve's time
+    get_strategy(job.strategy)  # imports take seconds in a new process; do them before the solve's clock starts
     result = job.run()
     if isinstance(result, Family):
         return result
@@ -184,13 +174,13 @@ def run_job(job: Job, code: str, installed: dict[str, str]) -> Family | Solution
 
 
 def _knock(address: str) -> None:
-    """Raise OSError if nobody listens at ``host:port``: Ray itself would try for many minutes."""
+    """Raise OSError if nothing listens at ``host:port``, because Ray itself would try for many minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def _summary(error: BaseException) -> str:
-    """Ray's messages run over many lines: the last of a traceback, the first sentence of the others."""
+    """One line of Ray's long messages: the last line of a traceback, the first sentence of any other."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return (lines[-1] if "Traceback" in str(error) else lines[0].partition(". ")[0])[:300]

@@ -1,6 +1,6 @@
 """The README's table and figure from a finished sweep.
 
-The table has the overhead of every strategy at three budgets: the smallest, the largest that the GPU holds, and
+The table has the overhead of every strategy at three budgets: the smallest, the largest within the GPU's memory, and
 checkpoint-all's peak.
 """
 
@@ -20,7 +20,7 @@ FIGURE = "vgg19_sweep"
 
 
 def table(rows: pd.DataFrame, gpu_bytes: int) -> str:
-    """Overheads as Markdown, proven optima marked, cheapest strategies first; strategies that agree share a line.
+    """Overheads as Markdown, cheapest strategies first; proven optima are marked, equal strategies share a line.
 
     Args:
         rows: of a run's table.csv: strategy, budget_bytes, status, overhead.
@@ -48,10 +48,10 @@ def _cell(status: str, overhead: float) -> str:
 
 
 def draw(arguments: Sequence[str]) -> Drawing:
-    """The table and the figure of the finished run in the folder that is named.
+    """The table and the figure of the finished run in a folder, the only argument.
 
     Raises:
-        InvalidInput: it is not the folder of a finished run.
+        InvalidInput: the argument is not the folder of a finished run.
     """
     if len(arguments) != 1:
         raise InvalidInput("name the folder of one finished run")

@@ -1,9 +1,8 @@
 """The roofline against measured costs, for docs/results/roofline.md.
 
-The P100 profiles published with monet-schedules name each operation's kind, bytes and time, but no
-shapes. The three networks are rebuilt here as lists of operations with shapes, aligned with the
-profiles by kind and bytes, and each aligned operation's roofline time is compared with the measured
-one.
+The P100 profiles published with monet-schedules have each operation's kind, bytes and time, but no shapes. This
+module rebuilds the three networks as lists of operations with shapes, aligns them with the profiles by kind and
+bytes, and compares each aligned operation's roofline time with the measured one.
 """
 
 from __future__ import annotations
@@ -14,15 +13,14 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
 
 from analysis.roofline import draw_roofline
-from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
+from experiments.documents import DOCS, ROOT, Document, Drawing, LongTable, link_to, markdown_table
 from experiments.provenance import provenance
-from experiments.settings import RUNS_FOLDER
+from experiments.settings import RUNS_FOLDER, configured_model
 from remat.cost import apply_cost
 from remat.cost.gpu import EFFICIENCY, Gpu, load_gpu, operation_class
 from remat.cost.roofline import efficiency_keys, operation_ns
@@ -30,17 +28,15 @@ from remat.errors import InvalidInput
 from remat.extraction import extract
 from remat.files import read_json
 from remat.frontends.monet import monet_graph
-from remat.frontends.spec import ModelSpec
 from remat.graph import Work
 
-ROOT = Path(__file__).resolve().parents[1]
 RUN = RUNS_FOLDER / "roofline"
 PUBLISHED_MULTIPLE_BYTES = 1024  # the profiles' sizes are rounded up to this
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operation of a rebuilt network: kind and bytes as the profiles name them, and its work."""
+    """One operation of a rebuilt network: its kind and bytes in the profiles' terms, and its work."""
 
     kind: str
     bytes: int
@@ -49,7 +45,7 @@ class Node:
 
 
 def rebuilt(name: str) -> list[Node]:
-    """The training graph of a network with its published batch, without alternatives."""
+    """The training graph of a network with its published batch, with default implementations only."""
     graph = monet_graph(name, implementations="none")
     nodes = []
     for op, value in zip(graph.operations, graph.values, strict=True):
@@ -70,7 +66,7 @@ class Pair:
 
 
 def align(nodes: Sequence[Node], published: Sequence[dict]) -> list[Pair]:
-    """Pairs of equal kind, bytes and direction, in order (longest matching blocks)."""
+    """Pairs of operations with equal kind, bytes and direction, in order (longest matching blocks)."""
     rounded = [-(-node.bytes // PUBLISHED_MULTIPLE_BYTES) * PUBLISHED_MULTIPLE_BYTES for node in nodes]
     ours = [(node.kind, size, node.is_backward) for node, size in zip(nodes, rounded, strict=True)]
     theirs = [(p["op"].split("::")[-1], p["bytes"], p["backward"]) for p in published]
@@ -79,17 +75,17 @@ def align(nodes: Sequence[Node], published: Sequence[dict]) -> list[Pair]:
 
 
 def comparable(pairs: Iterable[Pair]) -> list[Pair]:
-    """Those with a time on both sides: neither views nor what the profile rounds to 0 (it resolves 10 us)."""
+    """The pairs with a time on both sides: no views, and no times that the profile (10 us steps) rounds to 0."""
     return [pair for pair in pairs if pair.measured_ns > 0 and not pair.node.work.is_free]
 
 
 def predict_ns(pairs: Iterable[Pair], gpu: Gpu) -> np.ndarray:
-    """[pairs] roofline times."""
+    """[pairs] roofline times in ns."""
     return np.array([operation_ns(p.node.kind, p.node.work, gpu, p.node.is_backward) for p in pairs], dtype=float)
 
 
 def fit(pairs: Sequence[Pair], gpu: Gpu, rounds: int = 20) -> dict[str, float]:
-    """Achieved fractions: for each the median over the operations that it bounds, repeated until they settle.
+    """Achieved fractions of the peak rates: each is the median over the operations that it bounds, in `rounds` rounds.
 
     A fraction that bounds no operation of `pairs` keeps its value in `EFFICIENCY`.
     """
@@ -100,7 +96,7 @@ def fit(pairs: Sequence[Pair], gpu: Gpu, rounds: int = 20) -> dict[str, float]:
             arithmetic, traffic = efficiency_keys(pair.node.kind, pair.node.is_backward)
             busy_s = pair.measured_ns * 1e-9 - gpu.launch_overhead_s
             if busy_s <= 4 * gpu.launch_overhead_s:
-                continue  # mostly launch and rounding
+                continue  # launch and rounding dominate
             flops_s = (pair.node.work.flops or 0) / gpu.peak_flops["float32"]
             bytes_s = pair.node.work.bytes_moved / gpu.bandwidth_bytes_per_s
             if arithmetic and flops_s / rates[arithmetic] > bytes_s / rates[traffic]:
@@ -112,7 +108,7 @@ def fit(pairs: Sequence[Pair], gpu: Gpu, rounds: int = 20) -> dict[str, float]:
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """Rank correlation, ties sharing their mean rank; NaN where one side is constant."""
+    """Rank correlation, where ties share their mean rank; NaN where one side is constant."""
     ranks = [rankdata(x), rankdata(y)]
     return float(np.corrcoef(ranks)[0, 1]) if all(np.ptp(r) > 0 for r in ranks) else math.nan
 
@@ -125,24 +121,22 @@ def scores(pairs: Sequence[Pair], gpu: Gpu) -> tuple[float, float, float]:
 
 
 def compared(folder: Path) -> tuple[dict[str, list[Pair]], list[list[str]]]:
-    """([network] the pairs that are compared, a line of each network's alignment); `folder` holds p100/*.json."""
+    """([network] its compared pairs, table rows about the alignments); `folder` holds p100/*.json."""
     found, shares = {}, []
     for name, nodes in NETWORKS.items():
         published = read_json(folder / "p100" / f"{name}.json")["nodes"]
         pairs = align(nodes, published)
         found[name] = comparable(pairs)
         cost = sum(p["cost"] for p in published)
-        shares.append(
-            [
-                name, str(len(nodes)), str(len(published)), f"{len(pairs) / len(published):.1%}",
-                f"{sum(p.measured_ns for p in pairs) / cost:.1%}", str(len(found[name])), f"{cost / 1e6:.0f}",
-            ]
-        )  # fmt: skip
+        shares.append([
+            name, str(len(nodes)), str(len(published)), f"{len(pairs) / len(published):.1%}",
+            f"{sum(p.measured_ns for p in pairs) / cost:.1%}", str(len(found[name])), f"{cost / 1e6:.0f}",
+        ])  # fmt: skip
     return found, shares
 
 
 def comparison(folder: Path) -> tuple[str, list[LongTable]]:
-    """The table of the page, how well each network is met, and the long tables."""
+    """The table of the page (how well the roofline predicts each network), and the long tables."""
     gpu = load_gpu("p100")
     found, shares = compared(folder)
     everything = [pair for pairs in found.values() for pair in pairs]
@@ -151,12 +145,8 @@ def comparison(folder: Path) -> tuple[str, list[LongTable]]:
     for name, pairs in found.items():
         rest = fit([pair for other, them in found.items() if other != name for pair in them], gpu)
         fits.append((f"without {name}", rest))
-        for label, device in (
-            ("peak rates", ideal),
-            ("fitted on the other two", replace(gpu, efficiency=rest)),
-            ("defaults", gpu),
-        ):
-            rows.append([name, label, *_cells(scores(pairs, device))])
+        devices = {"peak rates": ideal, "fitted on the other two": replace(gpu, efficiency=rest), "defaults": gpu}
+        rows += [[name, label, *_cells(scores(pairs, device))] for label, device in devices.items()]
     fits += [("all three", fit(everything, gpu)), ("defaults", gpu.efficiency)]
     kinds = []
     for kind in sorted({_group(pair) for pair in everything}):
@@ -174,23 +164,18 @@ def comparison(folder: Path) -> tuple[str, list[LongTable]]:
     return markdown_table(["network", "efficiencies", *score_heads], rows), long
 
 
-def _cells(of: tuple[float, float, float]) -> list[str]:
-    rank, error, total = of
+def _cells(scored: tuple[float, float, float]) -> list[str]:
+    rank, error, total = scored
     return ["-" if math.isnan(rank) else f"{rank:.3f}", f"{error:.1%}", f"{total:.2f}"]
 
 
 def frontend_table(folder: Path) -> str:
     """Roofline totals of this project's own PyTorch graphs beside the measured totals, as Markdown."""
-    from omegaconf import OmegaConf
-
     gpu, rows = load_gpu("p100"), []
     for name in NETWORKS:
         model, _, batch = name.partition("_b")
-        content = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "model" / f"torch_{model}.yaml"))
-        assert isinstance(content, dict)
-        fields: dict[str, Any] = {str(key): value for key, value in content.items() if key != "description"}
-        fields |= {"batch_size": int(batch), "input_size": tuple(fields["input_size"])}
-        graph = apply_cost(extract(ModelSpec(**fields)), "roofline", gpu)
+        spec = replace(configured_model(f"torch_{model}"), batch_size=int(batch))
+        graph = apply_cost(extract(spec), "roofline", gpu)
         published = read_json(folder / "p100" / f"{name}.json")["nodes"]
         row = [name, str(len(graph))]
         for directions in ((False,), (True,), (False, True)):
@@ -211,10 +196,10 @@ def _group(pair: Pair) -> str:
 
 
 def instances_folder() -> Path:
-    """The folder of published instances: REMAT_INSTANCES, else the one beside the checkout.
+    """The folder of published instances: REMAT_INSTANCES, else the folder beside the checkout.
 
     Raises:
-        InvalidInput: it is not there.
+        InvalidInput: it does not exist.
     """
     folder = Path(os.environ.get("REMAT_INSTANCES", ROOT.parent / "shared" / "instances"))
     if not (folder / "p100").is_dir():
@@ -223,18 +208,17 @@ def instances_folder() -> Path:
 
 
 def draw(arguments: Sequence[str]) -> Drawing:
-    """The comparison with the published times, which must be at hand.
+    """The comparison with the published times.
 
     Raises:
-        InvalidInput: they are not, or there are arguments, which it does not take.
+        InvalidInput: the published times are missing, or there are arguments.
     """
     if arguments:
-        raise InvalidInput("the roofline's check takes no arguments; REMAT_INSTANCES names the published times")
+        raise InvalidInput("the roofline check takes no arguments; REMAT_INSTANCES is the folder of published times")
     folder = instances_folder()
     gpu = load_gpu("p100")
     times = {name: (np.array([pair.measured_ns for pair in pairs], dtype=float), predict_ns(pairs, gpu))
              for name, pairs in compared(folder)[0].items()}  # fmt: skip
-    RUN.mkdir(parents=True, exist_ok=True)
     figure = next(path for path in draw_roofline(times, RUN / "roofline") if path.suffix == ".png")
     text, long = comparison(folder)
     links = f"Tables: {', '.join(link_to(table, DOCUMENT.page) for table in long)}."

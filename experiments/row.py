@@ -1,4 +1,4 @@
-"""One result row: what the store keeps of a solve, with where it came from."""
+"""One result row: a solve and its provenance, as the store keeps them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class Row:
     Attributes:
         key: hash of what determines the row.
         experiment: the run that solved it first.
-        dtype: floating-point types that the graph computes in, e.g. ``bfloat16+float32``; None for a graph without.
+        dtype: the graph's floating-point types, e.g. ``bfloat16+float32``; None without any.
         cost_source: ``modelled``, ``measured`` or ``file``.
         parameters, stats, versions: JSON objects.
-        gpu_memory_bytes: of the GPU that the costs are for.
+        gpu_memory_bytes: of the GPU of the costs.
         plan_file: relative to the store; None without a plan.
-        plan_from: budget whose plan this is, where it was reused; None normally.
+        plan_from: budget in bytes for which the plan was found, if it is reused here; None otherwise.
         store_all_peak_bytes: checkpoint-all's peak under the same accounting.
         finished_at: ISO 8601, UTC.
     """

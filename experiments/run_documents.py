@@ -23,9 +23,10 @@ class PaperPage:
     """How a run of a paper becomes a page.
 
     Attributes:
-        prefix: of figures and tables of this paper.
-        head: (file in the run's folder that says how it was made, what to say of it).
-        figures: file names of those that the page shows.
+        prefix: of the names of this paper's figures and tables.
+        head_file: file in the run's folder with its configuration and provenance.
+        head: the first sentence of the page, from the run's folder and the content of `head_file`.
+        figures: file names of the figures on the page.
     """
 
     prefix: str
@@ -36,10 +37,10 @@ class PaperPage:
     figures: Collection[str]
 
     def draw(self, arguments: Sequence[str]) -> Drawing:
-        """The run in the folder that is named.
+        """The run in a folder, the only argument.
 
         Raises:
-            InvalidInput: no folder is named, or it is no run of this paper.
+            InvalidInput: the number of arguments is not 1, or the folder has no run of this paper.
         """
         if len(arguments) != 1:
             raise InvalidInput("name the folder of one finished run")
@@ -67,7 +68,7 @@ class PaperPage:
         ]
 
     def part_text(self, part: Part, tables: Sequence[LongTable], folder: Path) -> str:
-        """A part, folded: what was published, what we got, why they differ, figures, links to its tables."""
+        """A part, folded: published results, ours, why they differ, figures, links to its tables."""
         shown = [f"![{caption}](../figures/{self.prefix}_{file}.png)" for file, caption, _ in part.figures
                  if file in self.figures and (folder / "figures" / f"{file}.png").is_file()]  # fmt: skip
         lines = [f'<details markdown="1"><summary>{part.title}</summary>', f"**Published.** {part.published}",
@@ -78,7 +79,7 @@ class PaperPage:
 
 
 def _made(folder: Path, names: Iterable[str]) -> str:
-    """When the parts of a run were made, and in what time."""
+    """Dates, number of solves and minutes of a run's parts."""
     made = [read_json(folder / f"{name}.json")["made"] for name in names]
     return (
         f"{', '.join(sorted({one['at'][:10] for one in made}))}; {sum(one['solved'] for one in made)} solves in "

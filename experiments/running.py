@@ -1,4 +1,4 @@
-"""One run from settings to the printed paths of its table, figures and page."""
+"""One run, from its settings to the paths of its table, figures and page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SEVERAL_BUDGETS = ("paper/monet",)
 
 
 def run(cfg: DictConfig, settings: Settings, experiment: str) -> int:
-    """Build, solve, store, draw; the exit code: 1 if a single budget ends without any plan, or a claim is refuted."""
+    """Build, solve, store and draw; returns the exit code: 1 if a single budget has no plan or a claim is refuted."""
     console = make_console()
     folder = RUNS_FOLDER / run_name(cfg)
     with warnings.catch_warnings():
@@ -42,7 +42,7 @@ def run(cfg: DictConfig, settings: Settings, experiment: str) -> int:
 
 def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console, folder: Path) -> int:
     if settings.logger == "wandb":
-        import_wandb()  # before anything is solved
+        import_wandb()  # so that a missing package fails before the first solve
     if settings.budgets_bytes and experiment not in SEVERAL_BUDGETS:
         raise InvalidInput(f"budget: a list is for experiment={' or '.join(SEVERAL_BUDGETS)}; write one size, or sweep")
     runner = _runner_of(experiment)
@@ -73,7 +73,7 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
                 finished = sum(is_final(row) for row in graph_run.kept.values())
                 line = (
                     f"kept {finished} of {len(graph_run.kept)} results as finished; python -m analysis {folder} draws "
-                    "them; the same command goes on: finished solves are not repeated, others begin from their plans"
+                    "them; the same command continues: finished solves are not repeated, others start from their plans"
                 )
                 console.print(line, markup=False, soft_wrap=True)
             raise
@@ -96,9 +96,9 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
 
 
 def _runner_of(experiment: str) -> Callable[[DictConfig, Settings, Console, Path], int] | None:
-    """The function of an experiment that is more than one graph; None for the others.
+    """The function of an experiment with more than one graph; None for the others.
 
-    Each is imported only when it is run: together they take a second, for which error messages would wait.
+    Each is imported only when it runs: together they take a second, which would delay error messages.
     """
     if experiment == "execution":
         from experiments.execution import run_execution as runner
@@ -112,7 +112,7 @@ def _runner_of(experiment: str) -> Callable[[DictConfig, Settings, Console, Path
         from experiments.largest_model import run_largest_model as runner
     elif experiment == "paper/monet":
         from experiments.monet import run_monet as runner
-    elif experiment.partition("/")[0] == "paper":  # every other "paper/..." is some parts of the paper
+    elif experiment.partition("/")[0] == "paper":  # every other "paper/..." runs some parts of the paper
         from experiments.paper import run_paper as runner
     else:
         return None
@@ -162,7 +162,7 @@ def _write_run(folder: Path, head: dict[str, Any], keys: list[str], families: li
 
 def _draw(console: Console, folder: Path) -> list[Path]:
     """Draw the run and print its table."""
-    from analysis import draw_run, terminal_table  # pandas takes a second, for which error messages would wait
+    from analysis import draw_run, terminal_table  # imported late: pandas takes a second
 
     with console.status("drawing ..."):
         drawn = list(draw_run(folder))
@@ -171,7 +171,7 @@ def _draw(console: Console, folder: Path) -> list[Path]:
 
 
 def _explain_failures(console: Console, rows: Sequence[Row]) -> None:
-    """Why a strategy has no plan at any budget, one line each; a single budget's table says it already."""
+    """Print why a strategy has no plan at any budget; the table of a single budget says it already."""
     if len({row.budget_bytes for row in rows}) == 1:
         return
     for name in dict.fromkeys(row.strategy for row in rows):
@@ -181,7 +181,7 @@ def _explain_failures(console: Console, rows: Sequence[Row]) -> None:
 
 
 def _say_unfinished(console: Console, rows: Sequence[Row]) -> None:
-    """One line about the solves that failed or were cut short: killed, crashed, interrupted."""
+    """Print one line about solves that failed or were cut short (killed, crashed, interrupted)."""
     unfinished = [row for row in rows if row.status != Status.SKIPPED and row.plan_from is None and not is_final(row)]
     if not unfinished:
         return

@@ -1,4 +1,4 @@
-"""From a composed configuration to checked settings; everything a user can mistype fails here, early."""
+"""From a composed configuration to checked settings, so that a user's mistakes fail early."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.config import CONF_FOLDER
+from experiments.config import CONF_FOLDER, as_dict
 from experiments.engine import ENGINES
 from remat.cost.gpu import Gpu
 from remat.errors import InvalidInput, unknown_name
@@ -32,18 +32,18 @@ _OF_A_MODEL = ("batch_size", "input_size", "granularity", "target", "dtype")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run does, checked.
+    """The checked settings of a run.
 
     Attributes:
         spec: the network, or None with a `graph_file`.
         graph_file: a remat-graph file, or None with a `spec`.
         cost: ``flops``, ``roofline``, ``profile``; ``file`` with a graph file.
         budget_bytes: a single budget; None for a sweep of `points` budgets.
-        budgets_bytes: where a list of budgets was given; only some experiments take one.
+        budgets_bytes: a list of budgets; only some experiments take one.
         strategies: names, each once.
         options: [strategy] keyword options of that strategy.
         target_gap: a solve may end once its gap is at or below it.
-        engine: where solves run.
+        engine: name of the engine that runs the solves.
         jobs: solves at once; None for as many as the engine has cores for.
         address: of a Ray cluster, or None.
     """
@@ -78,7 +78,7 @@ def read_settings(cfg: DictConfig) -> Settings:
     """Check a composed configuration.
 
     Raises:
-        RematError: one line, naming the value and what may be written instead.
+        RematError: one line with the wrong value and the valid ones.
     """
     _one_of("scale", cfg.scale, SCALES)
     _one_of("accounting", cfg.accounting, ACCOUNTINGS)
@@ -101,7 +101,7 @@ def read_settings(cfg: DictConfig) -> Settings:
     if cfg.logger.name == "wandb":
         _one_of("logger.mode", cfg.logger.mode, WANDB_MODES)
     quick = cfg.scale == "quick"
-    names = _strategies(cfg.strategies)  # imports them, which takes longer than all the rest
+    names = _strategies(cfg.strategies)  # imports them, which takes longer than the other checks
     spec, graph_file = (None, _graph_file(cfg)) if cfg.graph is not None else (_spec(cfg), None)
     return Settings(
         spec=spec,
@@ -132,7 +132,7 @@ def read_settings(cfg: DictConfig) -> Settings:
 
 
 def configured_model(name: str) -> ModelSpec:
-    """conf/model's NAME as it stands there; its target is empty where the command line has to give one."""
+    """The model in conf/model/NAME.yaml; its target is empty where the command line must give one."""
     data = yaml.safe_load((CONF_FOLDER / "model" / f"{name}.yaml").read_text())
     return ModelSpec(
         data["name"], data["framework"], data["target"] or "", data["batch_size"], tuple(data["input_size"]),
@@ -161,12 +161,12 @@ def _budget(budget: Any) -> int:
 def _strategies(given: Any) -> tuple[str, ...]:
     if OmegaConf.is_list(given):
         wanted = [str(name) for name in given]
+    elif given == "default":  # for graphs with implementations, `for_implementations` adds the others
+        wanted = [name for name in strategies() if get_strategy(name).implementations != "own"]
+    elif given == "all":
+        wanted = strategies()
     elif isinstance(given, str):
         wanted = [given]
-        if given == "default":  # on graphs with implementations these run too, see `for_implementations`
-            wanted = [name for name in strategies() if get_strategy(name).implementations != "own"]
-        elif given == "all":
-            wanted = strategies()
     else:
         raise InvalidInput(
             f"strategies must be 'default', 'all', a name or a list like 'strategies=[a,b]', not {given!r}"
@@ -180,7 +180,7 @@ def _strategies(given: Any) -> tuple[str, ...]:
 
 
 def for_implementations(cfg: DictConfig, settings: Settings) -> Settings:
-    """Settings for a graph whose operations have several implementations: ``default`` is then every strategy."""
+    """Settings for a graph whose operations have several implementations: ``default`` means every strategy there."""
     if cfg.strategies != "default":
         return settings
     names = tuple(strategies())
@@ -188,7 +188,7 @@ def for_implementations(cfg: DictConfig, settings: Settings) -> Settings:
 
 
 def _options(cfg: DictConfig, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Options go to the strategies that take them; one that none takes is a mistake."""
+    """The options of each strategy; an option that no strategy takes is an error."""
     options: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key in ("solver", "formulation"):
         value = cfg[key]
@@ -206,19 +206,15 @@ def _options(cfg: DictConfig, names: tuple[str, ...]) -> dict[str, dict[str, Any
             raise InvalidInput(f"options.{name}: strategy '{name}' is not among the run's: {', '.join(names)}")
         if not OmegaConf.is_dict(given):
             raise InvalidInput(f"options.{name}: write options.{name}.OPTION=VALUE")
-        plain = OmegaConf.to_container(given)
-        assert isinstance(plain, dict)
-        options[name] |= {str(key): value for key, value in plain.items()}
+        options[name] |= as_dict(given)
     for name in names:
         get_strategy(name).check_options(options[name])
     return options
 
 
 def _gpu(cfg: DictConfig) -> Gpu:
-    data = OmegaConf.to_container(cfg.gpu)
-    assert isinstance(data, dict)
     try:
-        return Gpu(**{str(key): value for key, value in data.items()})
+        return Gpu(**as_dict(cfg.gpu))
     except TypeError as error:
         raise InvalidInput(f"gpu: {error}") from None
 
@@ -226,7 +222,7 @@ def _gpu(cfg: DictConfig) -> Gpu:
 def _graph_file(cfg: DictConfig) -> Path:
     for key in _OF_A_MODEL:
         if cfg[key] is not None:
-            raise InvalidInput(f"{key} does not apply to graph={cfg.graph}: a graph file is what it is")
+            raise InvalidInput(f"{key} does not apply to graph={cfg.graph}: the content of a graph file is fixed")
     folders = [Path()] + [Path(f) for f in (cfg.instances, os.environ.get("REMAT_INSTANCES")) if f]
     for folder in folders:
         if (folder / cfg.graph).is_file():
@@ -253,12 +249,10 @@ def _spec(cfg: DictConfig) -> ModelSpec:
     input_size = tuple(cfg.input_size if cfg.input_size is not None else model.input_size)
     if any(size < 1 for size in input_size):
         raise InvalidInput(f"input_size must be positive numbers, not {list(input_size)}")
-    options = OmegaConf.to_container(model.options)
-    assert isinstance(options, dict)
     if cfg.dtype is not None:
         _one_of("dtype", cfg.dtype, DTYPES)
         if framework == "synthetic":
-            raise InvalidInput(f"dtype={cfg.dtype}: synthetic graphs have no types; leave dtype away")
+            raise InvalidInput(f"dtype={cfg.dtype}: synthetic graphs have no types; leave dtype out")
     return ModelSpec(
         name=model.name if target == model.target else target,
         framework=framework,
@@ -268,5 +262,5 @@ def _spec(cfg: DictConfig) -> ModelSpec:
         granularity=granularity,
         accounting=cfg.accounting,
         dtype=cfg.dtype,
-        options={str(key): value for key, value in options.items()},
+        options=as_dict(model.options),
     )

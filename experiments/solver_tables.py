@@ -1,8 +1,9 @@
-"""The benchmark of the solvers, from the rows under results/bench, for docs/results/solvers.md."""
+"""The solver benchmark for docs/results/solvers.md, from the rows under results/bench."""
 
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,14 @@ COLUMNS = (
     "first_plan_s", "within_1pct_s", "wall_s", "peak_memory_bytes", "record_cost", "record_proven", "record_s",
     "published_overhead", "target_gap", "time_limit_s", "threads", "machine", "date",
 )  # fmt: skip
-MET = 1.0001  # of a recorded cost; a record that was not proven must be beaten
+MET = 1.0001  # largest ratio to a proven record that counts as equal; a record without proof must be beaten
 
 
 def draw(arguments: Sequence[str]) -> Drawing:
-    """Both files of rows, or those named: solves to a time limit, solves to a gap.
+    """Tables from two files of rows (by default the stored ones): solves to a time limit, and solves to a gap.
 
     Raises:
-        InvalidInput: a file cannot be read, or one is named.
+        InvalidInput: a file cannot be read, or the number of arguments is not 0 or 2.
     """
     if len(arguments) not in (0, 2):
         raise InvalidInput("name two files of rows, solves to a time limit and solves to a gap, or none")
@@ -42,7 +43,7 @@ def draw(arguments: Sequence[str]) -> Drawing:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file, a JSON object in each line.
+    """The rows of a file with a JSON object in each line.
 
     Raises:
         InvalidInput: it cannot be read, or a row lacks a column.
@@ -73,7 +74,7 @@ def _where(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def as_good(row: dict[str, Any]) -> bool | None:
-    """Whether a solve met what is recorded or published; None where nothing is."""
+    """Whether a solve is as good as the recorded or published result; None without one."""
     if row["published_overhead"] is not None:
         return row["overhead"] is not None and round(100 * row["overhead"], 1) <= row["published_overhead"]
     if row["record_cost"] is None:
@@ -92,18 +93,18 @@ def _summary(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     for (folder, scope), mine in groups.items():
         judged = [good for row in mine if (good := as_good(row)) is not None]
         source = "published overheads" if mine[0]["published_overhead"] is not None else "Gurobi, up to 24 h"
-        times = sorted(row["within_1pct_s"] for row in mine if row["within_1pct_s"] is not None)
+        times = [row["within_1pct_s"] for row in mine if row["within_1pct_s"] is not None]
         lines.append([
             f"{folder}, scope {scope}", source if judged else "none", str(len(mine)),
             f"{sum(judged)} of {len(judged)}" if judged else "",
             f"{sum(row['status'] in ('OPTIMAL', 'INFEASIBLE') for row in mine)}",
-            f"{times[len(times) // 2]:.1f}" if times else "",
+            f"{statistics.median_high(times):.1f}" if times else "",
         ])  # fmt: skip
     return lines
 
 
 def _reached(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """For each instance: the gaps asked for, how many budgets reached theirs, the longest time."""
+    """For each instance: its target gaps, the number of budgets that reached theirs, the longest time in s."""
     lines = []
     for name in dict.fromkeys(row["instance"] for row in rows):
         mine = [row for row in rows if row["instance"] == name]

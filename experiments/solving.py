@@ -1,4 +1,4 @@
-"""Solves through the store and the engine: what the store has is not solved again."""
+"""Solves through the store and the engine: a problem with a final row in the store is not solved again."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -33,7 +34,7 @@ from remat.solving.worker import Known
 from remat.units import format_size
 
 ANY_BUDGET = 2**60
-# A result that another attempt with the same key would not change; a missing solver may be installed later.
+# Another attempt with the same key would not change these. SKIPPED is not one: a missing solver may be installed.
 _FINAL = (Status.OPTIMAL, Status.FEASIBLE, Status.INFEASIBLE, Status.NO_PLAN, Status.TIMEOUT)
 
 
@@ -42,12 +43,12 @@ class GraphRun:
     """The solves of one graph: runs strategies on it and keeps rows as they finish.
 
     Attributes:
-        experiment: name that new rows carry.
+        experiment: name in new rows.
         store_all_peak_bytes: checkpoint-all's peak under the run's accounting.
         cost_cap: of every problem, see `Problem`.
-        live: [key] the last improvement of a solve that runs.
-        kept: [key] every row of this run so far, in the order wanted.
-        solved, reused: how many solves were done now, and how many were found in the store.
+        live: [key] the last improvement of a running solve.
+        kept: [key] every row of this run so far.
+        solved, reused: number of solves done now, and number found in the store.
     """
 
     subject: Subject
@@ -64,18 +65,18 @@ class GraphRun:
     reused: int = 0
 
     def problem(self, budget_bytes: int) -> Problem:
-        """The problem of one budget."""
+        """The problem at one budget."""
         s = self.settings
         return Problem(self.subject.graph, budget_bytes, parse_scope(s.scope), s.accounting, self.cost_cap)
 
     @property
     def how(self) -> SolveOptions:
-        """How each of the run's problems is solved."""
+        """The limits and options of every solve."""
         s = self.settings
         return SolveOptions(s.time_limit_s, s.seed, s.threads, s.work_limit, s.deterministic, target_gap=s.target_gap)
 
     def key(self, strategy: str, budget_bytes: int | None) -> str:
-        """Of the row at that budget, or of the strategy's family."""
+        """The key of the row at that budget; for None, of the strategy's family."""
         s, subject = self.settings, self.subject
         return row_key(
             {
@@ -83,7 +84,7 @@ class GraphRun:
                 "of": [subject.graph.name, subject.model, subject.framework, subject.granularity, subject.batch_size,
                        subject.dtype, subject.cost_model, s.gpu.name],
                 "strategy": strategy,
-                "options": s.options[strategy],
+                "options": s.options.get(strategy, {}),
                 "budget": budget_bytes,
                 "time_limit": s.time_limit_s,
                 "work_limit": s.work_limit,
@@ -99,7 +100,8 @@ class GraphRun:
         )  # fmt: skip
 
     def run_families(self, names: Sequence[str]) -> dict[str, Family]:
-        """[strategy] its family, from the store or run now."""
+        """[strategy] the family of each of `names` that ignores the budget, from the store or run now."""
+        names = [name for name in names if get_strategy(name).ignores_budget]
         families: dict[str, Family] = {}
         jobs = []
         for name in names:
@@ -109,7 +111,8 @@ class GraphRun:
                 families[name] = found
                 self.reused += 1
             else:
-                jobs.append(Job(key, name, self.problem(ANY_BUDGET), name, self.how, self.settings.options[name]))
+                options = self.settings.options.get(name, {})
+                jobs.append(Job(key, name, self.problem(ANY_BUDGET), name, self.how, options))
         for job, family in self._run(jobs):
             assert isinstance(family, Family)
             families[job.strategy] = family
@@ -119,31 +122,33 @@ class GraphRun:
         return {name: families[name] for name in names}
 
     def family_rows(self, family: Family, budgets: Sequence[int]) -> list[Row]:
-        """A row per budget: the cheapest member that fits. Solves nothing."""
+        """A row for each budget: the cheapest member that fits. Solves nothing."""
         name = family.strategy
         rows = []
         for solution in solve_family(family, [self.problem(budget) for budget in budgets]):
             key = self.key(name, solution.budget_bytes)
             row = self.store.read_row(key, self.subject.graph)
             outcome = (str(solution.status), solution.cost, solution.peak_bytes)
-            if row is None or (row.status, row.cost, row.peak_bytes) != outcome:  # e.g. FAILED, of a killed worker
+            if row is None or (row.status, row.cost, row.peak_bytes) != outcome:  # e.g. FAILED: its worker was killed
                 row = self.keep(key, solution)
             rows.append(row)
             self.kept[key] = row
         return rows
 
     def run_budgets(self, names: Sequence[str], budgets: Sequence[int]) -> dict[str, list[Row]]:
-        """[strategy] a row per budget, in the order of `budgets`, for strategies that depend on it.
+        """[strategy] a row for each budget, in the order of `budgets`, for strategies that depend on it.
 
-        A solve begins from the cheapest plan that its strategy, or a member of it, has for a smaller budget by then,
-        and ends when another strategy's proof decides it (neither with `deterministic`, where a row must not depend
-        on what ran first, nor for a baseline). A strategy with members gets their plans where they are cheaper.
-        Ctrl-C stores what the running solves have found, in rows that are solved again the next time.
+        A solve starts from the cheapest plan that its strategy or a member of it has found so far for a smaller
+        budget. It ends when a proof of another strategy decides it. Neither holds for a baseline, nor with
+        `deterministic`, where a row must not depend on the order of the solves. A strategy with members also gets
+        their plans where these are cheaper. Ctrl-C stores the plans of the running solves; the next run solves these
+        rows again.
         """
         found: dict[str, Row] = {}
         jobs = []
         for budget in budgets:  # the tightest are the hardest: first, so that no long one is left to the end
-            for name in sorted(names, key=lambda name: not get_strategy(name).members):  # they prove: others end sooner
+            # Strategies with members prove bounds: first, so that the others end sooner.
+            for name in sorted(names, key=lambda name: not get_strategy(name).members):
                 key = self.key(name, budget)
                 row = self.store.read_row(key, self.subject.graph)
                 if row is not None and is_final(row):
@@ -151,23 +156,20 @@ class GraphRun:
                     self.reused += 1
                 else:
                     if row is not None and row.cost is not None:
-                        found[key] = row  # of an interrupted run: its plan is a start
+                        found[key] = row  # of an interrupted run: solves can start from its plan
                     start = partial(self._cheapest_below, found, name, budget)
                     jobs.append(self.job(name, budget, start, partial(self._known, found, name, budget)))
-        try:
+        with keeping_interrupted(self.engine, lambda key: self):
             for job, solution in self._run(jobs):
                 assert isinstance(solution, Solution)
                 row = self.keep(job.key, solution)
                 found[job.key] = row
                 self.progress.finished(f"{job.label}: {row_line(row)}", solution.wall_s)
-        except KeyboardInterrupt:
-            keep_interrupted(self.engine, lambda key: self)
-            raise
         rows = {name: [found[self.key(name, budget)] for budget in budgets] for name in names}
         return {name: self._with_members(name, rows) for name in names}
 
     def _with_members(self, name: str, rows: Mapping[str, list[Row]]) -> list[Row]:
-        """A strategy's rows, each with the cheapest plan that the strategy or a member of it has; new ones stored."""
+        """A strategy's rows, each with the cheapest plan of the strategy and its members; stores changed rows."""
         members = [rows[member] for member in get_strategy(name).members if member in rows]
         improved = []
         for row, *others in zip(rows[name], *members, strict=True):
@@ -179,7 +181,7 @@ class GraphRun:
         return improved
 
     def _known(self, found: Mapping[str, Row], name: str, budget: int) -> Known | None:
-        """The best that other strategies have proven by now of this budget: a larger one's proof holds here."""
+        """The best proof by other strategies so far for this budget or a larger one, whose proofs hold here too."""
         proofs = [
             row for row in list(found.values())
             if row.strategy != name and row.budget_bytes >= budget and row.status not in (Status.FAILED, Status.SKIPPED)
@@ -193,26 +195,30 @@ class GraphRun:
     def job(
         self, name: str, budget: int, start: Callable[[], Plan | None], known: Callable[[], Known | None] | None = None
     ) -> Job:
-        """One solve; where that may be, `start` is asked for a plan to begin from, and `known` while it runs."""
+        """One solve. `start` gives a plan to start from, `known` gives proofs while it runs.
+
+        A baseline and a run that must repeat exactly use neither.
+        """
         key = self.key(name, budget)
         how = replace(self.how, progress=lambda progress: self.live.__setitem__(key, progress))
         shares = not how.repeats and not get_strategy(name).is_baseline
-        return Job(key, f"{name} at {format_size(budget, digits=3)}", self.problem(budget), name, how,
-                   self.settings.options[name], start if shares else None, known if shares else None)  # fmt: skip
+        options = self.settings.options.get(name, {})
+        return Job(key, f"{name} at {format_size(budget, digits=3)}", self.problem(budget), name, how, options,
+                   start if shares else None, known if shares else None)  # fmt: skip
 
     def _cheapest_below(self, found: Mapping[str, Row], name: str, budget: int) -> Plan | None:
-        """The cheapest plan of one strategy, or of its members, for this budget or a smaller one."""
+        """The cheapest plan of a strategy or its members for this budget or a smaller one."""
         names = (name, *get_strategy(name).members)
         rows = [row for row in list(found.values()) if row.strategy in names and row.budget_bytes <= budget]
         return self.plan_of(min(rows, key=_cost_or_last, default=None))
 
     def plan_of(self, row: Row | None) -> Plan | None:
-        """A row's plan; None without one."""
+        """A row's plan; None without one, or with a warning if its file is damaged."""
         if row is None or row.plan_file is None:
             return None
         try:
             return self.store.read_plan(row, self.subject.graph)
-        except InvalidPlan as error:  # damaged on the disk: who wants to begin from it begins from nothing
+        except InvalidPlan as error:
             warnings.warn(str(error), stacklevel=2)
             return None
 
@@ -222,12 +228,12 @@ class GraphRun:
             yield finished
 
     def _label(self, job: Job) -> str:
-        """What runs, with what it has found so far."""
+        """The label of a running solve, with its results so far."""
         known = self.live.get(job.key)
         return job.label if known is None else f"{job.label} ({progress_line(known, self.subject.graph.total_cost)})"
 
     def keep(self, key: str, solution: Solution) -> Row:
-        """Store a solution with its plan and where it came from."""
+        """Store a solution with its plan and its provenance."""
         plan_file = self.store.write_plan(key, solution.plan) if solution.plan is not None else None
         row = self._row(key, solution, plan_file)
         self.store.write_row(row)
@@ -236,9 +242,9 @@ class GraphRun:
 
     def _row(self, key: str, solution: Solution, plan_file: str | None) -> Row:
         s, subject, graph, where = self.settings, self.subject, self.subject.graph, provenance()
-        stats: Mapping[str, Any] = {**solution.stats, **_endings(solution)}  # of a cluster's node: with its processor
-        options = s.options[solution.strategy]
-        if options:  # by themselves too: in `parameters` they are mixed with what the plan says of itself
+        stats: Mapping[str, Any] = {**solution.stats, **_endings(solution)}  # on a cluster with the node and its CPU
+        options = s.options.get(solution.strategy, {})
+        if options:  # here too, because in `parameters` they are mixed with the plan's own parameters
             stats = {**stats, "options": options}
         if self.cost_cap is not None:
             stats = {**stats, "cost_cap": self.cost_cap}
@@ -262,7 +268,7 @@ class GraphRun:
 
 
 def _endings(solution: Solution) -> dict[str, Any]:
-    """How it ended, as the store has kept it since its first rows: in the JSON of the column ``stats``."""
+    """How the solve ended, as fields of the column ``stats``: the store's rows have had them there from the start."""
     fields = {
         "ended": str(solution.ended),
         "contradicted": solution.contradicted,
@@ -274,7 +280,7 @@ def _endings(solution: Solution) -> dict[str, Any]:
 def finished_jobs(
     engine: Engine, progress: SolveProgress, label: Callable[[Job], str] = lambda job: job.label
 ) -> Iterator[tuple[Job, Family | Solution]]:
-    """Jobs as they finish, until none is left; shows what runs meanwhile."""
+    """Jobs as they finish, until none is left; meanwhile shows the running jobs."""
     for finished in engine.results():
         if finished is not None:
             yield finished
@@ -284,7 +290,7 @@ def finished_jobs(
 def run_jobs(
     jobs: Sequence[Job], engine: Engine, progress: SolveProgress, label: Callable[[Job], str] = lambda job: job.label
 ) -> Iterator[tuple[Job, Family | Solution]]:
-    """Submit the jobs; `finished_jobs` of them."""
+    """Submit the jobs; yield them as they finish."""
     progress.expect([job.how.time_limit_s for job in jobs])
     if jobs:
         compile_search(progress)
@@ -294,19 +300,24 @@ def run_jobs(
 
 
 def compile_search(progress: SolveProgress) -> None:
-    """Compile it before anything is solved: with little time, strategies would do without it."""
-    from remat.search.anneal import is_warm  # imports Numba, which a run that only redraws need not
+    """Compile the search before the first solve, because strategies with a short time limit would skip it."""
+    from remat.search.anneal import is_warm  # imports Numba, which a run that only redraws does not need
 
     if not is_warm():
         progress.note("compiling the search, once on this machine (about 30 s)")
         subprocess.run([sys.executable, "-m", "remat.search"], stdout=subprocess.DEVNULL, check=False)
 
 
-def keep_interrupted(engine: Engine, graph_run_of: Callable[[str], GraphRun]) -> None:
-    """End what runs and store the plans found; `graph_run_of` gets a job's key."""
-    for job, solution in engine.interrupt():
-        if isinstance(solution, Solution) and solution.plan is not None:
-            graph_run_of(job.key).keep(job.key, solution)
+@contextmanager
+def keeping_interrupted(engine: Engine, graph_run_of: Callable[[str], GraphRun]) -> Iterator[None]:
+    """On Ctrl-C, end the running solves and store the plans found; `graph_run_of` gets a job's key."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        for job, solution in engine.interrupt():
+            if isinstance(solution, Solution) and solution.plan is not None:
+                graph_run_of(job.key).keep(job.key, solution)
+        raise
 
 
 def _cost_or_last(row: Row) -> float:
@@ -314,18 +325,18 @@ def _cost_or_last(row: Row) -> float:
 
 
 def is_final(row: Row) -> bool:
-    """Whether another attempt would only repeat it: not for a failure, nor for a solve that was cut short."""
+    """Whether another attempt would only repeat the row: false for a failure and for a solve that was cut short."""
     return row.status in _FINAL and json.loads(row.stats).get("ended") not in ("interrupted", "crashed")
 
 
 def is_contradicted(row: Row) -> bool:
-    """Whether a claim of the strategy (a cost, a bound, that nothing fits) was refuted."""
+    """Whether a claim of the strategy (a cost, a bound, or that nothing fits) was refuted."""
     return bool(json.loads(row.stats).get("contradicted"))
 
 
 def contradictions(rows: Sequence[Row]) -> list[str]:
-    """Claims that the simulator or another row's plan refutes, a line each."""
-    from analysis import claims  # here: analysis imports pandas, for which the first line of a run would wait
+    """Claims that the simulator or another row's plan refutes, one line each."""
+    from analysis import claims  # imported late: it imports pandas, which would delay the first line of a run
 
     failed = [row for row in rows if is_contradicted(row)]
     lines = [f"{row.strategy} at {format_size(row.budget_bytes)}: {row.message}" for row in failed]
@@ -333,7 +344,7 @@ def contradictions(rows: Sequence[Row]) -> list[str]:
 
 
 def progress_line(known: Progress, total_cost: int) -> str:
-    """Incumbent, bound, gap and who found the last improvement."""
+    """Incumbent, bound, gap, and the strategy that found the last improvement."""
     parts = ["no plan yet"] if known.cost is None else [f"overhead {_percent(known.cost, total_cost)}"]
     if known.bound is not None:
         parts.append(f"bound {_percent(known.bound, total_cost)}")
@@ -347,7 +358,7 @@ def _percent(cost: int, total_cost: int) -> str:
 
 
 def row_line(row: Row) -> str:
-    """What a row says, in one line."""
+    """A row in one line."""
     parts = [row.status]
     if row.overhead is not None:
         parts.append(f"overhead {100 * row.overhead:.2f} %")
@@ -370,9 +381,9 @@ def _family_line(family: Family) -> str:
     return f"{family.strategy}: {n} plan{'s' * (n > 1)}, peak from {least}, {family.wall_s:.1f} s"
 
 
-@cache  # of the moment it is first asked for: editing a file must not change the keys of a run that goes on
+@cache  # so that editing the file does not change the keys of a running run
 def _source_hash(strategy: str) -> str:
-    """Of the file of a strategy from an outside package; those of this project share a version."""
+    """Hash of the file of a strategy from another package; '' for one of this project, which has a version instead."""
     run = get_strategy(strategy).run
     if run.__module__.partition(".")[0] in ("remat", "baselines"):
         return ""
@@ -381,19 +392,19 @@ def _source_hash(strategy: str) -> str:
 
 
 def reuse_plans(rows: Sequence[Row], tolerance: float) -> list[Row]:
-    """One strategy's rows of a sweep, each with the best that all of them together prove.
+    """One strategy's rows of a sweep, each with the best plan and bound that all of them together give.
 
-    A plan for a smaller budget is a plan for a larger one: where it is cheaper (or the row has none), it
-    is taken and `plan_from` says from where. A lower bound for a larger budget holds for a smaller one.
-    A changed row gets a key of its own, so that what was solved stays as it was. OPTIMAL only where
-    the bound at this budget meets the cost.
+    A plan for a smaller budget is also a plan for a larger one: where it is cheaper (or the row has none), the row
+    gets it, and `plan_from` names its budget. A lower bound for a larger budget holds for a smaller one. A changed
+    row gets its own key, so that the solved row stays as it was. OPTIMAL only where the bound at this budget meets
+    the cost.
     """
     rows = sorted(rows, key=lambda row: row.budget_bytes)
     improved: list[Row] = []
     best: Row | None = None
     for i, row in enumerate(rows):
         if row.status in (Status.FAILED, Status.SKIPPED) or (best is not None and not _may_take(row, best)):
-            improved.append(row)  # a contradicted claim must stay to be seen; `contradictions` names it
+            improved.append(row)  # a contradicted claim must stay visible; `contradictions` names it
             continue
         plan = best if best is not None and _cost_or_last(best) < _cost_or_last(row) else None
         bound = None
@@ -409,20 +420,20 @@ def reuse_plans(rows: Sequence[Row], tolerance: float) -> list[Row]:
 
 
 def _may_take(row: Row, plan: Row) -> bool:
-    """Whether a row can have another one's plan: nothing that it claims speaks against it."""
+    """Whether a row can get the plan of another: its status and its bound do not contradict that plan."""
     closed = row.status in (Status.FAILED, Status.SKIPPED, Status.INFEASIBLE)
     return not closed and (row.bound or 0) <= _cost_or_last(plan)
 
 
 def _derived(row: Row, *, plan: Row | None = None, bound: Row | None = None, tolerance: float = GAP_TOLERANCE) -> Row:
-    """A row with the plan of another, the bound of another, or both; it has a key of its own."""
+    """A row with the plan of another, the bound of another, or both; it has its own key."""
     new = row
     if plan is not None:
         origin = plan.budget_bytes if plan.plan_from is None else plan.plan_from
-        whose = f" by {plan.strategy}" if plan.strategy != row.strategy else ""
+        finder = f" by {plan.strategy}" if plan.strategy != row.strategy else ""
         new = replace(new, cost=plan.cost, overhead=plan.overhead, peak_bytes=plan.peak_bytes,
                       plan_file=plan.plan_file, plan_from=origin,
-                      message=f"plan found{whose} at {format_size(origin)}; here: {row_line(row)}")  # fmt: skip
+                      message=f"plan found{finder} at {format_size(origin)}; here: {row_line(row)}")  # fmt: skip
     if bound is not None:
         note = f"bound proven at {format_size(bound.budget_bytes)}"
         new = replace(new, bound=bound.bound, message=f"{new.message}; {note}" if new.message else note)
@@ -437,13 +448,13 @@ def _derived(row: Row, *, plan: Row | None = None, bound: Row | None = None, tol
 def solve_each(asked: Sequence[tuple[GraphRun, str, int]]) -> list[Row]:
     """A row for each (graph run, strategy, budget), from the store or solved side by side; all share one engine.
 
-    No solve starts from the plan of another. Ctrl-C as in `Bench.run_budgets`.
+    No solve starts from the plan of another. Ctrl-C as in `GraphRun.run_budgets`.
     """
     keys = [graph_run.key(strategy, budget) for graph_run, strategy, budget in asked]
+    by_key = dict(zip(keys, asked, strict=True))
     rows: dict[str, Row] = {}
-    owner = {key: graph_run for key, (graph_run, *_) in zip(keys, asked, strict=True)}
     jobs = []
-    for key, (graph_run, strategy, budget) in zip(keys, asked, strict=True):
+    for key, (graph_run, strategy, budget) in by_key.items():
         row = graph_run.store.read_row(key, graph_run.subject.graph)
         if row is not None and is_final(row):
             rows[key] = graph_run.kept[key] = row
@@ -452,12 +463,9 @@ def solve_each(asked: Sequence[tuple[GraphRun, str, int]]) -> list[Row]:
             jobs.append(graph_run.job(strategy, budget, lambda: None))
     if jobs:
         engine, progress = asked[0][0].engine, asked[0][0].progress
-        try:
+        with keeping_interrupted(engine, lambda key: by_key[key][0]):
             for job, solution in run_jobs(jobs, engine, progress):
                 assert isinstance(solution, Solution)
-                rows[job.key] = owner[job.key].keep(job.key, solution)
+                rows[job.key] = by_key[job.key][0].keep(job.key, solution)
                 progress.finished(f"{job.problem.graph.name}, {job.label}: {row_line(rows[job.key])}", solution.wall_s)
-        except KeyboardInterrupt:
-            keep_interrupted(engine, owner.__getitem__)
-            raise
     return [rows[key] for key in keys]

@@ -1,8 +1,8 @@
-"""``python -m experiments.step_costs``: what operations take within a step and alone, by the state of the caches.
+"""``python -m experiments.step_costs``: times of operations within a step and alone, with cold and warm caches.
 
-A PyTorch model's captured step runs on the CPU in its own order, each of its calls timed by PyTorch's profiler; beside
-it every call is measured alone, as `remat.cost.profile` does. Rounds take turns, since the speed of a machine drifts.
-Prints a table; ``--out`` also writes the rows as JSON, from which `experiments.step_tables` draws.
+A PyTorch model's captured step runs on the CPU in its own order, and PyTorch's profiler times each call. Beside it
+every call is measured alone, as `remat.cost.profile` does. The methods take turns, because the speed of a machine
+drifts. Prints a table; ``--out`` also writes the rows as JSON, from which `experiments.step_tables` draws the page.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from remat.graph import Graph
 from remat.torch import timing
 
 MODELS = ("mobilenet_v2", "resnet50", "gpt2")
-N_KINDS = 8  # of a model, those that take longest
+N_KINDS = 8  # kinds of operations shown for each model: those with the longest times
 HOW = ("in the step", "alone, as profiled", "alone, cold", "alone, warm")
 HEADS = ("model", "batch", "operation", "calls", *(f"{how}, ms" for how in HOW))
 ALL = "all"  # of a model: its operations together
@@ -74,14 +74,14 @@ def read_costs(path: Path) -> StepCosts:
     return StepCosts(document["rows"], document["where"])
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m experiments.step_costs", description="operations in a step")
     parser.add_argument("--models", default=",".join(MODELS), help="comma-separated")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, help="JSON file for the rows")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     where = (
         f"{datetime.date.today().isoformat()}, {cpu_name()}, {given.threads} threads, PyTorch {versions()['torch']}, "
         f"medians of {given.rounds} rounds"
@@ -90,7 +90,6 @@ def main(arguments: list[str] | None = None) -> int:
     if given.out:
         write_json(given.out, {"format": FORMAT, "where": where, "rows": rows})
     print(f"{where}\n\n{markdown_table(HEADS, rows)}")
-    return 0
 
 
 def _rows(name: str, rounds: int, threads: int) -> list[list[str]]:
@@ -101,10 +100,10 @@ def _rows(name: str, rounds: int, threads: int) -> list[list[str]]:
     module = subject.planned("plain order", list(range(len(subject.graph))), None).run
     subject.seconds(module)
     found: dict[str, dict[str, list[float]]] = {how: collections.defaultdict(list) for how in HOW}
-    ways = dict(zip(HOW, (lambda: _in_step(subject, module), *_alone(subject.graph)), strict=True))
+    measurements = dict(zip(HOW, (lambda: _in_step(subject, module), *_alone(subject.graph)), strict=True))
     for _ in range(rounds):
-        for how, of in ways.items():
-            for kind, ms in of().items():
+        for how, measured in measurements.items():
+            for kind, ms in measured().items():
                 found[how][kind].append(ms)
     ms = {how: {kind: statistics.median(values) for kind, values in by.items()} for how, by in found.items()}
     kinds = sorted(ms[HOW[1]], key=lambda kind: -ms[HOW[1]][kind])
@@ -119,19 +118,15 @@ def _row(kind: str, n: int, ms: Iterable[float]) -> list[str]:
 
 
 def _in_step(subject: TorchSteps, module: torch.nn.Module) -> dict[str, float]:
-    """Milliseconds of a step by kind, calls within calls not counted."""
-    with torch.autograd.profiler.profile() as profiler:
-        subject.seconds(module)
-    return _outer_calls(profiler)
-
-
-def _outer_calls(profiler: Any) -> dict[str, float]:
-    """Milliseconds by kind of ATen's calls that are not within another."""
+    """Milliseconds of a step by kind, of ATen's calls that are not within another call."""
 
     def is_inner(event: Any) -> bool:
         outer = event.cpu_parent
         return outer is not None and (outer.name.startswith("aten::") or is_inner(outer))
 
+    profiler: Any = torch.autograd.profiler.profile()
+    with profiler:
+        subject.seconds(module)
     ms: dict[str, float] = collections.defaultdict(float)
     for event in profiler.function_events:
         if not is_inner(event):
@@ -140,7 +135,10 @@ def _outer_calls(profiler: Any) -> dict[str, float]:
 
 
 def _alone(graph: Graph) -> list[Callable[[], dict[str, float]]]:
-    """Milliseconds of a step by kind, every call measured alone: as in a profile, with cold and with warm caches."""
+    """Three functions that measure every call alone (as in a profile, with cold caches, with warm caches).
+
+    Each returns milliseconds of a step by kind.
+    """
     calls = collections.Counter(
         (op.kind, op.work.signature) for op in graph.operations if op.work and op.work.signature and not op.work.is_free
     )
@@ -164,6 +162,6 @@ def _alone(graph: Graph) -> list[Callable[[], dict[str, float]]]:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(sys.argv[1:]))
+        main()
     except RematError as error:
         sys.exit(str(error))

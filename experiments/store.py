@@ -1,9 +1,9 @@
 """The result store: rows, plans, graphs and families as files, each written in one atomic step.
 
 Layout, under ``runs/store``: ``rows/<key>.parquet`` (one row), ``plans/<key>-<plan's hash>.json`` (remat-plan/1),
-``graphs/<graph_sha256>.json``, ``families/<key>.parquet`` (a row per member). A row is written last,
-so that whoever finds it finds its plan and graph too; a plan is never replaced by another one, so that of two runs
-that solve the same, each writes rows with its own plans.
+``graphs/<graph_sha256>.json``, ``families/<key>.parquet`` (a row for each member). A row is written last, so that a
+reader of the row also finds its plan and graph. A plan never replaces another one, so that two runs of the same solve
+write rows with their own plans.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import typing
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,29 +33,21 @@ from remat.simulator import load_and_simulate
 from remat.solution import Family, Member, Status
 
 _ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-
-
-def _schema() -> pa.Schema:
-    hints = typing.get_type_hints(Row)
-    columns = []
-    for field in fields(Row):
-        kinds = [k for k in (typing.get_args(hints[field.name]) or (hints[field.name],)) if k is not type(None)]
-        columns.append(pa.field(field.name, _ARROW[kinds[0]]))
-    return pa.schema(columns)
-
-
-ROW_SCHEMA = _schema()
+# The type of `int | None` is the first of its arguments.
+ROW_SCHEMA = pa.schema(
+    {name: _ARROW[(typing.get_args(hint) or (hint,))[0]] for name, hint in typing.get_type_hints(Row).items()}
+)
 FAMILY_SCHEMA = pa.schema(
-    [
-        ("strategy", pa.string()),
-        ("graph_sha256", pa.string()),
-        ("parameters", pa.string()),
-        ("cost", pa.int64()),
-        ("overhead", pa.float64()),
-        ("peak_bytes", pa.int64()),
-        ("accounting", pa.string()),
-        ("plan", pa.string()),
-    ]
+    {
+        "strategy": pa.string(),
+        "graph_sha256": pa.string(),
+        "parameters": pa.string(),
+        "cost": pa.int64(),
+        "overhead": pa.float64(),
+        "peak_bytes": pa.int64(),
+        "accounting": pa.string(),
+        "plan": pa.string(),
+    }
 )
 
 
@@ -66,10 +58,10 @@ class Store:
         self.folder = folder
 
     def read_row(self, key: str, graph: Graph | None = None) -> Row | None:
-        """The row of that key; None if there is none, or if it or its plan is damaged (with a warning).
+        """The row of that key; None without one, or with a warning if it or its plan is damaged.
 
         Args:
-            graph: of the row; with it the plan is judged again, without it only looked for.
+            graph: of the row; with it the plan is simulated again, without it only its file is looked up.
         """
         path = self.folder / "rows" / f"{key}.parquet"
         table = _read_table(path, ROW_SCHEMA)
@@ -78,12 +70,11 @@ class Store:
         row = Row(**table.to_pylist()[0])
         if row.plan_file is None:
             return row
-        plan_path = self.folder / row.plan_file
         try:
             if graph is not None:
                 self.read_plan(row, graph)
-            elif not plan_path.is_file():
-                raise InvalidPlan(f"{plan_path}: no such file")
+            elif not (self.folder / row.plan_file).is_file():
+                raise InvalidPlan(f"{self.folder / row.plan_file}: no such file")
         except InvalidPlan as error:
             _warn_damaged(error)
             return None
@@ -91,11 +82,10 @@ class Store:
 
     def write_row(self, row: Row) -> None:
         """Write `row`; raises `DiskFull`."""
-        table = pa.Table.from_pylist([asdict(row)], schema=ROW_SCHEMA)
-        write_table(self.folder / "rows" / f"{row.key}.parquet", table)
+        write_table(self.folder / "rows" / f"{row.key}.parquet", pa.Table.from_pylist([asdict(row)], schema=ROW_SCHEMA))
 
     def write_plan(self, key: str, plan: Plan) -> str:
-        """Write `plan`; its path relative to the store."""
+        """Write `plan`; returns its path relative to the store."""
         digest = hashlib.sha256(plan.kinds.tobytes() + plan.ids.tobytes())
         if plan.implementations:
             digest.update(json.dumps(plan.implementations).encode())
@@ -107,7 +97,7 @@ class Store:
         """The plan of a row that has one.
 
         Raises:
-            InvalidPlan: naming the file: it cannot be read or executed, or does not do what the row says.
+            InvalidPlan: the file cannot be read or executed, or its cost or peak is not the row's.
         """
         assert row.plan_file is not None
         path = self.folder / row.plan_file
@@ -118,7 +108,7 @@ class Store:
         return plan
 
     def write_graph(self, graph: Graph) -> None:
-        """Write `graph` unless it is there, whole."""
+        """Write `graph` unless an undamaged copy exists."""
         path = self._graph_path(graph.sha256())
         if path.exists():
             try:
@@ -132,7 +122,7 @@ class Store:
         """The graph of that hash.
 
         Raises:
-            InvalidInput: naming the file: it is not there, cannot be read, or was altered.
+            InvalidInput: the file does not exist, cannot be read, or was altered.
         """
         path = self._graph_path(sha256)
         graph = load_graph(path)
@@ -144,7 +134,7 @@ class Store:
         return self.folder / "graphs" / f"{sha256}.json"
 
     def remember(self, kind: str, determines: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
-        """What `compute` returns (JSON-ready), from the store if it was computed before; None is not kept."""
+        """The result of `compute` (JSON-ready), from the store if it was computed before; None is not stored."""
         path = self.folder / kind / f"{row_key(determines)}.json"
         if path.exists():
             try:
@@ -160,7 +150,7 @@ class Store:
         return found
 
     def write_family(self, key: str, family: Family, graph: Graph, accounting: str) -> None:
-        """Write every member of a family; one without members keeps its status and reason."""
+        """Write every member of a family, and its status and messages."""
         total = graph.total_cost
         rows = [
             {
@@ -187,7 +177,7 @@ class Store:
         write_table(self.folder / "families" / f"{key}.parquet", table)
 
     def read_family(self, key: str, strategy: str, graph: Graph) -> Family | None:
-        """The family of that key, or None; costs and peaks as judged when it was written."""
+        """The family of that key, or None; its costs and peaks are those simulated when it was written."""
         path = self.folder / "families" / f"{key}.parquet"
         table = _read_table(path, FAMILY_SCHEMA, empty=True)
         if table is None:
@@ -217,22 +207,22 @@ def row_key(determines: Mapping[str, Any]) -> str:
 
 
 def code_version(*, whole: bool = False) -> str:
-    """The version of the results of this project's strategies; of measured steps as well, if `whole`.
+    """The version of the strategies' results; with `whole` also that of measured steps.
 
-    It is raised by hand (`remat.solvers.VERSION`, `remat.execution.VERSION`). What frontends and cost models do is in
-    the hash of the graph.
+    `remat.solvers.VERSION` and `remat.execution.VERSION` are raised by hand. Changes of frontends and cost models
+    change the hash of the graph.
     """
     return f"{solvers.VERSION}.{execution.VERSION}" if whole else str(solvers.VERSION)
 
 
 @cache
 def source_hash() -> str:
-    """Hash of the library's and the baselines' source: two nodes of a cluster run the same code if it is equal."""
+    """Hash of the source of library and baselines; equal hashes mean that two nodes run the same code."""
     return "-".join(digest_of_source(Path(package.__path__[0]))[:16] for package in (remat, baselines))
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write JSON for people too, atomically; raises `DiskFull`."""
+    """Write indented JSON in one atomic step; raises `DiskFull`."""
     write_text(path, json.dumps(document, indent=1))
 
 

@@ -1,8 +1,8 @@
 """Every table of README and docs: ``python -m experiments.tables [NAME ... | NAME ARGUMENT ...] [--write]``.
 
-Without a name it lists all of them: page, files, when each was drawn, and whether the code that made its rows is
-today's. With names it draws those and prints them; ``--write`` puts the text into the page, the long tables into
-results/tables and the figures into docs/figures. Arguments after one name are that table's own: the folder of a run.
+Without a name it lists all tables: page, files, date, and whether the current code made their rows. With names it
+draws and prints these; ``--write`` puts the text into the page, the long tables into results/tables and the figures
+into docs/figures. Arguments after one name belong to that table, e.g. the folder of a run.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ DOCUMENTS = {
         step_tables.DOCUMENT, implementation_tables.DOCUMENT,
     )
 }  # fmt: skip
-MAKES_ROWS = ("remat", "baselines")  # the code that turns a model into rows
+MAKES_ROWS = ("remat", "baselines")  # the packages that determine a row
 
 
 def listing() -> str:
-    """One line for each document: what it is, and which code drew it."""
+    """Each document's page, date, code and tables."""
     written = records()
     lines = []
     for document in DOCUMENTS.values():
@@ -52,23 +52,20 @@ def listing() -> str:
 
 
 def state(document: Document, record: Mapping[str, Any] | None) -> str:
-    """When a document was drawn, and which code made its rows."""
+    """The date of a document, and the version of the code that made its rows."""
     if record is None:
         return f"never drawn; {document.command}"
     if lacking := other_schema(document, record):
         return f"drawn {record['drawn']} from rows of another schema (without {', '.join(lacking)}); {document.command}"
     commit = record["commit"]
-    if commit is None:
-        code = "rows of an older version of the code"
-    else:
-        changed = changed_since(commit)
-        code = {True: "rows of an older version of the code", False: "rows of this version of the code",
-                None: "rows of an unknown version of the code"}[changed] + f" ({commit[:12]})"  # fmt: skip
-    return f"drawn {record['drawn']}, {code}"
+    changed = commit is None or changed_since(commit)
+    version = {True: "an older", False: "this", None: "an unknown"}[changed]
+    suffix = "" if commit is None else f" ({commit[:12]})"
+    return f"drawn {record['drawn']}, rows of {version} version of the code{suffix}"
 
 
 def changed_since(commit: str) -> bool | None:
-    """Whether the code that makes rows differs from that of a commit; None where the commit is not known here."""
+    """Whether the packages that make rows differ from those of a commit; None if the commit is unknown here."""
     done = subprocess.run(
         ["git", "-C", str(ROOT), "diff", "--quiet", commit, "--", *MAKES_ROWS], capture_output=True, check=False
     )
@@ -82,7 +79,7 @@ def printed(drawing: Drawing) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """List, or draw and write; the exit code."""
+    """List, or draw and write; returns the exit code."""
     write, rest = "--write" in arguments, [argument for argument in arguments if argument != "--write"]
     if not rest:
         print(listing())

@@ -1,9 +1,9 @@
-"""``experiment=throughput``: the batch and plan with the most samples a second, and what a GiB is worth there.
+"""``experiment=throughput``: the batch and plan with the most samples per second, and the value of another GiB there.
 
-A larger batch fills the device better and needs more memory, hence more recomputation. For each batch the
-portfolio looks for the fastest plan; batches are a coarse grid from what plain training fits to what the largest
-working set allows, then finer around the best. Costs are those of the configuration (roofline by default),
-for graphs that `experiments.per_sample.of_batch` derives from one and two samples.
+A larger batch fills the device better, but it needs more memory and therefore more recomputation. For each batch the
+portfolio looks for the fastest plan. The batches are a coarse grid, from the largest that plain training fits to the
+largest that the working set allows, then a finer one around the best. The configuration's costs (roofline by default)
+apply to graphs that `experiments.per_sample.of_batch` derives from one and two samples.
 
 Document (run.json): network, gpu, memory_bytes, points: [{batch, status, cost_ns, bound_ns, samples_per_s,
 most_per_s (proven: no staged plan of this batch is faster), overhead}], best (the batch), prices: [{batch,
@@ -14,7 +14,6 @@ bound of a step falls for each further GiB).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +38,17 @@ from remat.errors import InvalidInput, RematError
 from remat.graph import Graph
 
 STRATEGY = "portfolio"
-COARSE, QUICK_COARSE = 6, 3  # batches of the grid, beside the largest that plain training fits
-PRICE_LIMITS = 4  # time limits of a solve for one price: the relaxation alone, but to its end
-ROUNDS, QUICK_ROUNDS = 2, 0  # of halving the distance to the neighbours of the best
+COARSE, QUICK_COARSE = 6, 3  # batches of the grid above the largest that plain training fits
+PRICE_LIMITS = 4  # time limits for one price: its relaxation must be solved to the end
+ROUNDS, QUICK_ROUNDS = 2, 0  # how often the distance from the best batch to its neighbours is halved
 
 
 def run_throughput(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
-    """One network; the exit code."""
+    """Solve, store and draw one network; returns the exit code: 1 if no batch has a plan."""
     if settings.spec is None or settings.spec.framework == "synthetic":
         raise InvalidInput("experiment=throughput needs a Keras model with layer granularity")
     if cfg.batch_size is not None:
-        raise InvalidInput("experiment=throughput finds the batch size; leave batch_size away")
+        raise InvalidInput("experiment=throughput finds the batch size; leave batch_size out")
     if settings.cost != "roofline":
         raise InvalidInput("experiment=throughput scales the costs of one sample to any batch: leave cost=roofline")
     quick = cfg.scale == "quick"
@@ -60,7 +59,6 @@ def run_throughput(cfg: DictConfig, settings: Settings, console: Console, folder
             settings, Store(STORE_FOLDER), engine, progress, coarse=coarse, rounds=rounds,
             price_limit_s=PRICE_LIMITS * settings.time_limit_s,
         )  # fmt: skip
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "run.json", {"experiment": "throughput", **document})
     console.print(_table(document))
     for price in document["prices"]:
@@ -75,7 +73,7 @@ def throughput(
     settings: Settings, store: Store, engine: Engine, progress: SolveProgress, *, coarse: int = COARSE,
     rounds: int = ROUNDS, price_limit_s: float = 60.0,
 ) -> dict[str, Any]:  # fmt: skip
-    """The document of one network, see the module; `price_limit_s` is for the relaxation behind one price."""
+    """The document of one network (see the module); `price_limit_s` limits the relaxation of one price."""
     spec = settings.spec
     assert spec is not None
     one, two = pair(spec)
@@ -88,9 +86,8 @@ def throughput(
     def graph_run(batch: int) -> GraphRun:
         costed = apply_cost(of_batch(one, two, batch), settings.cost, settings.gpu, cache_folder=CACHE_FOLDER / "costs")
         subject = Subject(costed, spec.name, spec.framework, spec.granularity, batch, settings.cost, "modelled")
-        known = replace(settings, options=settings.options | {STRATEGY: settings.options.get(STRATEGY, {})})
         store.write_graph(costed)
-        return GraphRun(subject, known, "throughput", store, engine, progress, plain_peak(costed))
+        return GraphRun(subject, settings, "throughput", store, engine, progress, plain_peak(costed))
 
     graph_runs: dict[int, GraphRun] = {}
     rows: dict[int, Row] = {}
@@ -103,16 +100,14 @@ def throughput(
 
     solve(grid(max(1, plain), max(1, most), coarse))
     for _ in range(rounds):
-        best = _best(rows)
-        if best is None:
-            break
-        solve(between(sorted(rows), best))
+        if (best := _best(rows)) is not None:
+            solve(between(sorted(rows), best))
     best = _best(rows)
-    planned = [batch for batch, row in rows.items() if row.cost]
+    largest = max((batch for batch, row in rows.items() if row.cost), default=None)
     prices = [
         _price(graph_runs[batch].subject.graph, batch, memory_bytes, settings, store, price_limit_s)
-        for batch in (dict.fromkeys((best, max(planned))) if best is not None else ())
-    ]
+        for batch in dict.fromkeys((best, largest)) if batch is not None
+    ]  # fmt: skip
     return {
         "network": spec.name, "gpu": settings.gpu.name, "memory_bytes": memory_bytes, "plain_batch": plain,
         "points": [_point(batch, rows[batch]) for batch in sorted(rows)], "best": best,
@@ -121,13 +116,13 @@ def throughput(
 
 
 def grid(plain: int, most: int, points: int) -> list[int]:
-    """Half of what plain training fits, all of it, and `points` more batches up to `most`, evenly spaced by factor."""
+    """Half of `plain`, `plain` itself, and `points` more batches up to `most`, evenly spaced by factor."""
     ratio = max(1.0, most / plain) ** (1 / points)
     return sorted({max(1, plain // 2), plain, *(min(most, round(plain * ratio**i)) for i in range(1, points + 1))})
 
 
 def between(batches: Sequence[int], best: int) -> list[int]:
-    """The middles between the best of `batches` (ascending) and its neighbours, where there is room for one."""
+    """Batches halfway between the best of `batches` (ascending) and its neighbours, without those already in it."""
     at = list(batches).index(best)
     near = [*batches[max(0, at - 1) : at], *batches[at + 1 : at + 2]]
     return sorted({(best + other) // 2 for other in near} - set(batches))
@@ -150,7 +145,7 @@ def _point(batch: int, row: Row) -> dict[str, Any]:
 def _price(
     graph: Graph, batch: int, memory_bytes: int, settings: Settings, store: Store, limit_s: float
 ) -> dict[str, Any]:
-    """What a further GiB saves at this batch, kept in the store; None in it if its LP is not solved in time."""
+    """Milliseconds that a further GiB saves at this batch, kept in the store; None if its LP is not solved in time."""
     asked = {"price": graph.sha256(), "budget": memory_bytes, "scope": settings.scope, "code": code_version()}
 
     def compute() -> dict[str, Any] | None:

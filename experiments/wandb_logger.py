@@ -1,32 +1,26 @@
-"""A copy of a run for Weights & Biases: configuration, rows, figures. The store stays the source."""
+"""A copy of a run for Weights & Biases: configuration, rows, figures. The store remains the source."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import astuple, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from experiments.optional import import_optional
 from experiments.row import Row
-from remat.errors import MissingPackage
 
 
 def import_wandb() -> ModuleType:
-    """The package, or `MissingPackage` with the command that installs it."""
-    try:
-        import wandb
-    except ModuleNotFoundError as error:
-        if error.name != "wandb":
-            raise
-        raise MissingPackage("logger=wandb needs wandb: pip install wandb (or pip install 'remat[wandb]')") from None
-    return wandb
+    """The package; raises `MissingPackage` if it is not installed."""
+    return import_optional("wandb", "logger=wandb needs wandb")
 
 
 def log_run(
     folder: Path, rows: Sequence[Row], config: Mapping[str, Any], drawn: Sequence[Path], *, project: str, mode: str
 ) -> str:
-    """Log a finished run; where it went: a folder (offline) or an address."""
+    """Log a finished run; returns its folder (offline) or its address."""
     wandb = import_wandb()
     run = wandb.init(
         project=project, name=folder.name, dir=str(folder), config=dict(config), mode=mode,
@@ -34,8 +28,7 @@ def log_run(
     )  # fmt: skip
     try:
         columns = [field.name for field in fields(Row)]
-        data = [[asdict(row)[column] for column in columns] for row in rows]
-        run.log({"rows": wandb.Table(columns=columns, data=data)})
+        run.log({"rows": wandb.Table(columns=columns, data=[list(astuple(row)) for row in rows])})
         run.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in drawn if path.suffix == ".png"})
         run.summary["plans"] = sum(row.cost is not None for row in rows)
         run.summary["optimal"] = sum(row.status == "OPTIMAL" for row in rows)

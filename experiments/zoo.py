@@ -1,7 +1,7 @@
 """``python -m experiments.zoo``: solve the plans that come with remat, and write them under ``remat/zoo/plans``.
 
-Finished plans are kept: a stopped run goes on, a finished one changes nothing. A plan is solved again if it was made
-with other settings, of another graph or with another version of PyTorch, or if ``--again`` names it.
+Finished plans are kept, so that a stopped run continues and a finished one changes nothing. A plan is solved again if
+its settings, its graph or the version of PyTorch changed, or if ``--again`` names it.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from remat.units import format_size
 
 GIB = 1024**3
 PUBLISHED_GIB = (10, 9, 8, 7, 6, 5)
-OTHERS_GIB = {"vgg16": (10, 9, 8, 7, 6, 5.51)}  # its smallest published
+OTHERS_GIB = {"vgg16": (10, 9, 8, 7, 6, 5.51)}  # its smallest published budget
 FRACTIONS = (0.8, 0.6)
-PUBLISHED_OPERATORS = "exact"  # those whose gradients are the plain model's, bit for bit
+PUBLISHED_OPERATORS = "exact"  # implementations with the plain model's gradients, bit for bit
 SETTINGS = {"strategy": "portfolio", "time_limit_s": 30.0, "threads": 2, "seed": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A plan to be.
+    """A plan of the zoo, made or not.
 
     Attributes:
-        made_from: what determines it, as the index has it.
-        make: writes the plan to a file and returns what the index says of it.
+        made_from: the settings that determine the plan, as in the index.
+        make: writes the plan to a file and returns its results for the index.
     """
 
     kind: zoo.Kind
@@ -64,13 +64,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.zoo", description="the plans that come with remat")
     parser.add_argument("--only", default="", metavar="TEXT", help="only names, or kinds, that contain this")
     parser.add_argument("--again", nargs="*", default=[], metavar="NAME", help="solve these again")
-    parser.add_argument("--list", action="store_true", help="only say what would be made")
+    parser.add_argument("--list", action="store_true", help="only list the plans that would be made")
     parser.add_argument("--time-limit", type=float, default=SETTINGS["time_limit_s"], help="seconds per plan")
     parser.add_argument("--out", type=Path, default=zoo.FOLDER, help="folder (default: the package's)")
     given = parser.parse_args(arguments)
     warnings.simplefilter("ignore", CostWarning)
     settings = SETTINGS | {"time_limit_s": given.time_limit}
-    cache = Path(tempfile.gettempdir()) / "remat-zoo-measurements"  # a stopped run goes on with them
+    cache = Path(tempfile.gettempdir()) / "remat-zoo-measurements"  # kept, so that a stopped run continues
     wanted = [*graph_entries(settings), *torch_entries(settings, cache)]
     index = _Index(given.out, wanted)
     for entry in wanted:
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 class _Index:
-    """The index file, in the order of `wanted`; what is no longer wanted is dropped. Several processes may write it."""
+    """The index file, in the order of `wanted`; other entries are dropped. Several processes may write it."""
 
     def __init__(self, folder: Path, wanted: list[Entry]):
         self.folder, self.wanted = folder, wanted
@@ -96,11 +96,11 @@ class _Index:
         return file is None or (file.exists() and _sha256(file.read_bytes()) == found["sha256"])
 
     def make(self, entry: Entry) -> str:
-        """Make one plan and write the index; a line about it."""
-        came = provenance()
+        """Make one plan and write the index; returns a line about the plan."""
+        source = provenance()
         head = {
-            "made_from": entry.made_from, "date": datetime.date.today().isoformat(), "commit": came.git_commit,
-            "dirty": came.git_dirty, "versions": json.loads(came.versions), "cpu": came.cpu,
+            "made_from": entry.made_from, "date": datetime.date.today().isoformat(), "commit": source.git_commit,
+            "dirty": source.git_dirty, "versions": json.loads(source.versions), "cpu": source.cpu,
         }  # fmt: skip
         path = self.folder / entry.file
         try:
@@ -117,7 +117,7 @@ class _Index:
         return f"{format_size(made['peak_bytes'])}, overhead {made['overhead']:.2%}, {path.stat().st_size / 1e3:.0f} kB"
 
     def write(self, made: dict[tuple[str, str], Any]) -> None:
-        """Enter what was made."""
+        """Add entries and write the file."""
         entries = self._known() | made
         kinds: dict[str, dict[str, Any]] = {kind: {} for kind in zoo.KINDS}
         for entry in self.wanted:
@@ -163,20 +163,21 @@ def _solved(graph: Graph, made_from: dict[str, Any], path: Path) -> dict[str, An
 
 
 def _without_work(graph: Graph) -> Graph:
-    """What a plan depends on, without what costs were derived from."""
+    """The graph without the work from which its costs were derived: no plan depends on it."""
     operations = tuple(
-        replace(op, work=None, implementations=tuple(replace(way, work=None) for way in op.implementations))
+        replace(op, work=None, implementations=tuple(replace(one, work=None) for one in op.implementations))
         for op in graph.operations
     )
     return replace(graph, operations=operations)
 
 
 def torch_entries(settings: dict[str, Any], cache: Path) -> Iterator[Entry]:
-    """Plans of PyTorch models: at sizes for a CPU, by fractions, in PyTorch's own ways; as published, with MONeT's."""
+    """Plans of PyTorch models: small ones at fractions with default implementations, published ones with exact ones."""
     version = metadata.version("torch").split("+")[0]
 
     def entry(name: str, spec: ModelSpec, budget: float | int, **options: Any) -> Entry:
-        more = {"torch": version, "device": "cpu", "scope": "free", "budget": budget, "spec": _plain(spec)}
+        plain_spec = json.loads(json.dumps(asdict(spec)))  # with JSON's types, to compare with the index
+        more = {"torch": version, "device": "cpu", "scope": "free", "budget": budget, "spec": plain_spec}
         made_from = settings | more | options
         return Entry("torch", name, made_from, lambda path: _planned(spec, made_from, cache, path))
 
@@ -187,20 +188,15 @@ def torch_entries(settings: dict[str, Any], cache: Path) -> Iterator[Entry]:
             yield entry(name, spec, share, cost="profile", operators="default")
     for model, batch in BATCHES.items():
         if model == "googlenet":
-            continue  # there is no PyTorch model of it here
+            continue  # the project has no PyTorch model of it
         spec = replace(torch_model(model), batch_size=batch)
         for gib in OTHERS_GIB.get(model, PUBLISHED_GIB):
             name = f"{model}_b{batch}_{gib:g}GB"
             yield entry(name, spec, int(gib * GIB), cost="roofline", operators=PUBLISHED_OPERATORS)
 
 
-def _plain(spec: ModelSpec) -> dict[str, Any]:
-    """As it is read back from JSON."""
-    return json.loads(json.dumps(asdict(spec)))
-
-
 def _planned(spec: ModelSpec, made_from: dict[str, Any], cache: Path, path: Path) -> dict[str, Any]:
-    """The model's step planned as a user would; only for a fraction of an LSTM a step is run."""
+    """Plan the model's step as a user would; a step runs only for a fraction of an LSTM."""
     import torch
 
     import remat.torch as rt
@@ -209,19 +205,16 @@ def _planned(spec: ModelSpec, made_from: dict[str, Any], cache: Path, path: Path
 
     torch.set_num_threads(made_from["threads"])
     torch.manual_seed(made_from["seed"])
-    # Models of publication size without memory for parameters; others with contents, because an LSTM is run.
+    # Models of published size have no memory for parameters; the others have contents, because the LSTM runs.
     place = "meta" if made_from["cost"] == "roofline" else "cpu"
     model, arguments, _ = build.build(spec, load_target(spec.target), place)
     options = {key: made_from[key] for key in (*SETTINGS, "scope", "budget", "cost")}
-    implementations = made_from["operators"]  # the index keeps the name that its first entries had
-    plan = rt.rematerialize(
-        model.train(), arguments, cache_folder=cache, implementations=implementations, **options
-    ).plan
+    options["implementations"] = made_from["operators"]  # the index's first entries had this key
+    plan = rt.rematerialize(model.train(), arguments, cache_folder=cache, **options).plan
     plan.save(path)
-    options_text = "".join(f", {key}={value!r}" for key, value in spec.options.items() if key != "loss")
+    shown = ", ".join(f"{key}={value!r}" for key, value in spec.options.items() if key != "loss")
     return {
-        "model": {"target": spec.target + (f" ({options_text[2:]})" if options_text else ""),
-                  "inputs": describe_inputs((arguments, {}))},
+        "model": {"target": spec.target + (f" ({shown})" if shown else ""), "inputs": describe_inputs((arguments, {}))},
         "budget_bytes": plan.budget_bytes, "peak_bytes": plan.peak_bytes, "plain_peak_bytes": plan.plain_peak_bytes,
         "cost": plan.trace.cost, "cost_unit": plan.graph.cost_unit, "overhead": plan.overhead,
         "bound": plan.graph.least_cost, "gap": 1 - plan.graph.least_cost / plan.trace.cost, "status": "FEASIBLE",

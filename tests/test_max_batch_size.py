@@ -425,7 +425,7 @@ def test_resnet50_of_the_depth_search_is_keras_own() -> None:
 
 @pytest.mark.parametrize(
     ("override", "said"),
-    [("batch_size=8", "leave batch_size away"), ("graph=g.json", "runs models")],
+    [("batch_size=8", "leave batch_size out"), ("graph=g.json", "runs models")],
 )
 def test_what_cannot_be_asked_is_refused(
     override: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

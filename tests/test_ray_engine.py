@@ -157,7 +157,7 @@ def test_ctrl_c_keeps_what_the_nodes_have_found_and_leaves_no_process(tmp_path: 
     run.send_signal(signal.SIGINT)
     _, errors = run.communicate(timeout=60)
     assert run.returncode == 130
-    assert errors.strip().startswith("stopped; what was finished is kept")
+    assert errors.strip().startswith("stopped; finished results are kept")
     assert errors.strip().count("\n") == 0
     rows = [Store(tmp_path / "runs/store").read_row(path.stem) for path in (tmp_path / "runs/store/rows").iterdir()]
     cut = [row for row in rows if row is not None and json.loads(row.stats).get("ended") == "interrupted"]
@@ -210,7 +210,7 @@ def test_what_is_lost_is_sent_again_three_times_and_what_ran_out_of_memory_is_no
     given_up = engine._result(job, None)
     assert given_up is not None
     assert (str(given_up.status), list(engine._waiting)) == ("FAILED", [])
-    assert "4 nodes were lost under it" in given_up.message
+    assert "4 nodes were lost while they ran it" in given_up.message
     ends_with(ray.exceptions.OutOfMemoryError("memory ran out"))
     killed = engine._result(replace(job, key="other"), None)
     assert killed is not None

@@ -267,7 +267,7 @@ def test_what_is_finished_outlives_an_interrupted_run(
     assert run.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)
     if how is signal.SIGINT:
         assert errors.strip().count("\n") == 0
-        assert "what was finished is kept" in errors
+        assert "finished results are kept" in errors
     kept = sorted(rows.glob("*.parquet"))
     assert len(kept) >= 3
     assert not list((here / "runs").rglob("*.part"))

@@ -42,6 +42,6 @@ def test_runs_are_jobs_and_one_that_fails_is_told(tmp_path: Path, monkeypatch: p
             capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
-        assert ("a run failed; what it printed is under runs/.submitit" in done.stderr) == bool(code)
+        assert ("a run failed; its output is under runs/.submitit" in done.stderr) == bool(code)
         assert "Traceback" not in done.stderr
     assert len(list(tmp_path.glob("runs/*/run.json"))) == 2

@@ -21,6 +21,11 @@ MARK = re.compile(r"^<!-- tables: (.*) -->$", re.MULTILINE)
 RESULTS = ("checkmate", "monet", "largest-batch", "solvers", "roofline", "executed-steps", "implementations")
 
 
+def linked_tables(text: str) -> set[str]:
+    """Names of tables under results/tables in the links of a page."""
+    return set(re.findall(r"\]\([./]*results/tables/(\w+)\.csv\)", text))
+
+
 def csv_of(name: str) -> list[list[str]]:
     with (TABLES / f"{name}.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.reader(file))
@@ -38,7 +43,7 @@ def test_every_page_is_on_record_and_its_tables_are_those_it_links_to() -> None:
     assert set(records) == set(tables.DOCUMENTS)
     for name, document in tables.DOCUMENTS.items():
         assert records[name]["page"] == document.page.relative_to(ROOT).as_posix()
-        linked = documents.linked_tables(between_marks(document.page, document.command))
+        linked = linked_tables(between_marks(document.page, document.command))
         assert linked == set(records[name]["tables"]), name
     named = [table for record in records.values() for table in record["tables"]]
     assert sorted(named) == sorted(path.stem for path in TABLES.glob("*.csv"))
@@ -73,7 +78,7 @@ def test_the_numbers_that_a_page_claims_are_in_its_tables(page: str) -> None:
     text = (DOCS / "results" / f"{page}.md").read_text()
     above, _, rest = text.partition("<!-- tables: ")
     written = rest.rpartition("<!-- end of tables -->")[0]
-    written += "\n".join(",".join(row) for name in documents.linked_tables(written) for row in csv_of(name))
+    written += "\n".join(",".join(row) for name in linked_tables(written) for row in csv_of(name))
     bold = re.findall(r"\*\*(-?[\d][\d.,]*(?: of \d+)?(?:x| %)?)\*\*", above)
     assert len(bold) >= 2, page
     for number in bold:

@@ -1,7 +1,7 @@
-"""Make ./.venv with the pinned versions: what `make setup` runs. Only the standard library.
+"""Make ./.venv with the pinned versions, for `make setup`. Uses only the standard library.
 
-Finished once per content of requirements.txt and pyproject.toml; an interrupted run is continued
-by the next. PIP_ARGS passes more arguments to pip, e.g. an index with the CPU build of torch.
+Runs again only when requirements.txt or a pyproject.toml changes; the next run continues an interrupted one. PIP_ARGS
+passes more arguments to pip, e.g. an index with the CPU build of torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
 STAMP = VENV / ".remat-ready"
 OLDEST, NEWEST = (3, 11), (3, 13)
-# Sum of the wheels on Linux x86_64, Python 3.11; PyPI's torch is the CUDA build there.
+# Sum of the wheels on Linux x86_64, Python 3.11, where PyPI's torch is the CUDA build.
 DOWNLOAD = "about 1.1 GB with the CPU build of torch, about 4 GB with PyPI's default (CUDA) build on Linux"
 
 
@@ -32,7 +32,7 @@ def main() -> int:
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
         return fail(
             f"Python 3.11 to 3.13 is needed, this is {platform.python_version()}; "
-            "name one with: make setup PYTHON=python3.12"
+            "choose one with: make setup PYTHON=python3.12"
         )
     if importlib.util.find_spec("ensurepip") is None or importlib.util.find_spec("venv") is None:
         version = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -43,13 +43,14 @@ def main() -> int:
     print(f"This downloads {DOWNLOAD}; it needs about 5 GB of disk (10 GB with CUDA).", flush=True)
     start = time.monotonic()
     python = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    if not python.exists() or quietly([str(python), "-m", "pip", "--version"]):
-        # --clear: an interrupted first call may have left an environment without pip.
+    has_pip = [str(python), "-m", "pip", "--version"]
+    if not python.exists() or subprocess.call(has_pip, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+        # --clear: an interrupted first run may have left an environment without pip.
         code = run([sys.executable, "-m", "venv", "--clear", str(VENV)])
         if code:
             return fail(f"python -m venv failed (exit {code}); see the message above")
     extra = shlex.split(os.environ.get("PIP_ARGS", ""))
-    quiet = [] if sys.stdout.isatty() else ["--quiet"]  # progress bars are for people
+    quiet = [] if sys.stdout.isatty() else ["--quiet"]  # progress bars only on a terminal
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", *quiet, *extra]
     for what, arguments in (
         ("the pinned packages", ["-r", str(ROOT / "requirements.txt")]),
@@ -69,17 +70,13 @@ def main() -> int:
 
 
 def fingerprint() -> str:
-    """Changes when the environment must be made anew."""
+    """A hash of the files that determine the environment; when it changes, the environment is made again."""
     files = (ROOT / "requirements.txt", ROOT / "pyproject.toml", ROOT / "baselines" / "pyproject.toml")
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def run(command: list[str]) -> int:
-    return subprocess.run(command, check=False).returncode
-
-
-def quietly(command: list[str]) -> int:
-    return subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
+    return subprocess.call(command)
 
 
 def fail(message: str) -> int:

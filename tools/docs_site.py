@@ -1,8 +1,7 @@
-"""A hook of mkdocs: links from pages to files of the repository outside docs/ work in the built site, too.
+"""A hook of mkdocs: makes links from pages to the repository's files outside docs/ work in the built site.
 
-A page links to ``../../results/tables/x.csv``, as it must for readers of the repository. The site gets a copy of each
-file that is linked to, under ``files/``, and the link leads there. A link to a file that does not exist stays as it
-is, and fails the strict build.
+Readers of the repository need a link such as ``../../results/tables/x.csv``. The site gets a copy of each linked file,
+under ``files/``, and the link leads there. A link to a missing file stays unchanged and fails the strict build.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Run the tests of PyTorch with another version of it: what `make test-torch` runs. Only the standard library.
+"""Run the tests of PyTorch with another version of it, for `make test-torch`. Uses only the standard library.
 
-The version is installed beside the project's other pins into a temporary environment, which is deleted at the end,
-after Ctrl-C too. PyPI's builds for Linux hold CUDA: about 3 GB to download and 6 GB on the disk.
-PIP_ARGS passes more arguments to pip, e.g. an index with CPU builds.
+The version and the project's other pins are installed into a temporary environment, which is deleted at the end, also
+after Ctrl-C. PyPI's builds for Linux contain CUDA: about 3 GB to download and 6 GB on the disk. PIP_ARGS passes more
+arguments to pip, e.g. an index with CPU builds.
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("numpy", "scipy", "numba", "highspy", "ortools", "transformers", "pytest", "pytest-xdist", "hypothesis")
-NEEDED_BYTES = 12 * 10**9  # what pip downloads is on the disk while it installs
+NEEDED_BYTES = 12 * 10**9  # includes pip's downloads, which are on the disk during the installation
 TESTS = tuple(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/test_torch_*.py")))
 
 
 def main() -> int:
-    """Returns the exit status of pytest, or 1 where it could not be run."""
+    """Run the tests; returns the exit status of pytest, or 1 if pytest could not run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("version", help="of PyTorch, e.g. 2.15.0")
     parser.add_argument(
-        "pytest", nargs=argparse.REMAINDER, help="its arguments; without tests/... all tests of PyTorch run"
+        "pytest", nargs=argparse.REMAINDER, help="arguments of pytest; without tests/... all tests of PyTorch run"
     )
     given = parser.parse_args()
     if not re.fullmatch(r"\d+\.\d+\.\d+\S*", given.version):
@@ -40,11 +39,11 @@ def main() -> int:
             f"the version of PyTorch must look like 2.15.0, not {given.version!r}: make test-torch TORCH=2.15.0"
         )
     names_tests = any(argument.startswith("tests/") for argument in given.pytest)
-    free = shutil.disk_usage(tempfile.gettempdir()).free
+    where = tempfile.gettempdir()
+    free = shutil.disk_usage(where).free
     if free < NEEDED_BYTES:
-        where = tempfile.gettempdir()
         return fail(f"{where} has {free / 1e9:.0f} GB free, {NEEDED_BYTES / 1e9:.0f} are needed; set TMPDIR")
-    signal.signal(signal.SIGTERM, stop)  # as Ctrl-C: the environment is deleted
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as after Ctrl-C, the environment is deleted
     folder = Path(tempfile.mkdtemp(prefix=f"remat-torch-{given.version}-"))
     try:
         return tested(given.version, folder, [*given.pytest, *(() if names_tests else TESTS)])
@@ -71,7 +70,7 @@ def tested(version: str, folder: Path, tests: list[str]) -> int:
 
 
 def install(version: str, folder: Path) -> int:
-    """The environment with that PyTorch, the project's other pins and the checkout itself; returns an exit status."""
+    """Make the environment with that PyTorch, the project's other pins and the checkout; returns an exit status."""
     constraints = folder / "constraints.txt"
     pins = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
     constraints.write_text("\n".join(pin for pin in pins if not pin.startswith("torch==")) + "\n", encoding="utf-8")
@@ -87,7 +86,7 @@ def install(version: str, folder: Path) -> int:
 
 
 def run(command: list[str], env: Mapping[str, str] | None = None) -> int:
-    """The exit status; its children end with it, and so write nothing more, where this process is stopped."""
+    """Run a command; returns its exit status. Ctrl-C also ends its children, so that they write nothing more."""
     child = subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True)
     try:
         return child.wait()
@@ -98,7 +97,7 @@ def run(command: list[str], env: Mapping[str, str] | None = None) -> int:
 
 
 def delete(folder: Path) -> None:
-    """Delete the environment; a child that was just killed may still finish a file."""
+    """Delete the environment; the second attempt is for files that a killed child still finished."""
     shutil.rmtree(folder, ignore_errors=True)
     time.sleep(1)
     if folder.exists():
@@ -108,10 +107,6 @@ def delete(folder: Path) -> None:
 
 def python_of(folder: Path) -> Path:
     return folder / "venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-
-
-def stop(_signal: int, _frame: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def fail(message: str) -> int:
