@@ -16,6 +16,7 @@ from remat.cost.gpu import describe_gpu, gpus
 
 CONF_FOLDER = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("model", "gpu", "cost", "experiment", "engine", "logger")
+_NAMED_BY_EXPERIMENT = ("execution", "largest_model", "max_batch_size", "throughput")  # each writes its own run.json
 _NOT_IN_NAME = ("hydra", "engine", "logger", "parts")  # they do not change the results of a run
 
 
@@ -112,7 +113,7 @@ def group_options(group: str) -> list[str]:
     return sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
 
 
-def run_name(cfg: DictConfig) -> str:
+def run_name(cfg: DictConfig, experiment: str | None) -> str:
     """Name of a run's folder: readable, and the same for equal configurations, so that a run is redrawn in place."""
     content = {key: value for key, value in as_dict(cfg).items() if key not in _NOT_IN_NAME}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
@@ -122,11 +123,13 @@ def run_name(cfg: DictConfig) -> str:
     subject = file or cfg.target or cfg.model.name
     has_costs = cfg.graph or cfg.model.framework == "synthetic"
     parts = [subject] if has_costs else [subject, cfg.gpu.get("name", "gpu"), cfg.cost.name]
+    if experiment in _NAMED_BY_EXPERIMENT:
+        parts.insert(0, experiment)
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", "_".join(map(str, [*parts, cfg.budget, digest])))
 
 
 def _resolve_run_name(*, _root_: DictConfig) -> str:
-    return run_name(_root_)
+    return run_name(_root_, _root_.hydra.runtime.choices.get("experiment"))
 
 
 def as_dict(cfg: DictConfig) -> dict[str, Any]:

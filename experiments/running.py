@@ -34,7 +34,7 @@ SEVERAL_BUDGETS = ("paper/monet",)
 def run(cfg: DictConfig, settings: Settings, experiment: str) -> int:
     """Build, solve, store and draw; returns the exit code: 1 if a single budget has no plan or a claim is refuted."""
     console = make_console()
-    folder = RUNS_FOLDER / run_name(cfg)
+    folder = RUNS_FOLDER / run_name(cfg, experiment)
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: console.print(f"warning: {message}", markup=False)
         return _run(cfg, settings, experiment, console, folder)

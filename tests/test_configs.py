@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import analysis
 from analysis.results import load_run
 from analysis.table import write_csv
 from experiments import cli
-from experiments.config import CONF_FOLDER, GROUPS, ModelConfig, group_options, register
+from experiments.config import CONF_FOLDER, GROUPS, ModelConfig, group_options, register, run_name
 from experiments.models_table import specs
 from remat.frontends.spec import FRAMEWORKS, GRANULARITIES
 
@@ -113,3 +114,14 @@ def test_quick_is_fewer_points_and_shorter_limits_of_the_same_network() -> None:
     assert quick.points < full.points
     assert quick.time_limit_s < full.time_limit_s
     assert quick.spec == full.spec
+
+
+def test_experiments_with_a_document_of_their_own_never_share_a_folder() -> None:
+    names = []
+    for experiment in ("execution", "largest_model", "max_batch_size", "throughput"):
+        with initialize_config_dir(str(CONF_FOLDER), version_base=None):
+            cfg = compose("config", [f"experiment={experiment}", "model=vgg19", "scale=quick", "time_limit=1"])
+        names.append(run_name(cfg, experiment))
+        assert names[-1].startswith(f"{experiment}_vgg19_")
+        assert run_name(cfg, "budget_sweep").startswith("vgg19_")
+    assert len(set(names)) == 4
