@@ -21,7 +21,7 @@ import scipy.sparse as sp
 from remat.bounds.certificate import proven_bound
 from remat.bounds.cuts import knapsack_cuts
 from remat.bounds.relax import relaxed
-from remat.certificate import KINDS, BoundCertificate
+from remat.certificate import FORMAT, KINDS, BoundCertificate
 from remat.context import Context
 from remat.graph import Graph
 from remat.plan import Scope
@@ -219,7 +219,7 @@ def _certify(context: Context, model: StagedModel, y: np.ndarray, cuts: list[lis
         amount = int(y[row] * (denominator / unit))
         if amount:
             name, key = KIND_NAMES[kind], model.row_key[row].tolist()
-            multipliers[name].append([*(cuts[key[0]] if kind == CUT else key[: KINDS[name]]), amount])
+            multipliers[name].append([*(cuts[key[0]] if kind == CUT else key[: KINDS[FORMAT][name]]), amount])
     bound = proven_bound(model.graph, budget, scope, multipliers, denominator)
     if bound < graph.least_cost:
         multipliers, bound = {}, graph.least_cost

@@ -15,7 +15,7 @@ import numpy as np
 
 from remat.bounds.certificate import proven_bound
 from remat.bounds.relax import relaxed
-from remat.certificate import BoundCertificate
+from remat.certificate import KINDS, WINDOW_FORMAT, BoundCertificate
 from remat.plan import Scope
 from remat.problem import Problem
 from remat.programs.highs import solve_program
@@ -27,7 +27,6 @@ WORTH = 2e-6  # share of the cost that some of the last rounds must have gained 
 PATIENCE = 4  # rounds
 ACCURACY = 1e-6  # share of the cost by which an LP's multipliers may miss its value
 HELD = 1e-3  # below it a fraction of a run is taken for none
-WIDTH = (3, 4, 3, 3, 4, 1)  # how many numbers name a row of each kind
 
 
 class WindowBound:
@@ -133,10 +132,9 @@ def _certify(problem: Problem, model: WindowModel, y: np.ndarray) -> BoundCertif
     denominator = 1 << max(0, min(60, 24 - math.floor(math.log2(max(least, 1e-12)))))
     multipliers: dict[str, list[list[int]]] = {name: [] for name in NAMES}
     for row in np.nonzero(y > 0)[0].tolist():
-        kind = int(model.row_kind[row])
-        amount = int(y[row] * denominator)
+        name, amount = NAMES[model.row_kind[row]], int(y[row] * denominator)
         if amount:
-            multipliers[NAMES[kind]].append([*model.row_key[row, : WIDTH[kind]].tolist(), amount])
+            multipliers[name].append([*model.row_key[row, : KINDS[WINDOW_FORMAT][name]].tolist(), amount])
     bound = proven_bound(graph, problem.budget_bytes, problem.scope, multipliers, denominator, model.boundaries)
     return BoundCertificate(
         problem.graph.name, problem.graph.sha256(), problem.budget_bytes, problem.scope, bound, denominator,
