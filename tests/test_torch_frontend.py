@@ -98,7 +98,7 @@ def execute(step: Any, plan: Plan) -> tuple[Any, dict[int, Any], list[int]]:
                     joint.primals[primal].copy_(fetch(node))
             held.append(before + sum(resident[v] for v in graph.operations[i].outputs))
         gradients = joint.outputs[joint.n_forward_outputs :]
-        loss = fetch(joint.outputs[joint.loss_output]).clone()
+        loss = fetch(joint.outputs[joint.n_mutations]).clone()
         return loss, {i: fetch(node).clone() for i, node in enumerate(gradients) if node is not None}, held
 
 
