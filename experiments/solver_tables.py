@@ -12,8 +12,13 @@ from experiments.documents import DOCS, ROOT, Document, Drawing, LongTable, link
 from remat.errors import InvalidInput
 
 ROWS = ROOT / "results" / "bench"
-BY_TIME, BY_GAP = "2026-11-21_2cores_60s.jsonl", "2026-11-21_2cores_gaps.jsonl"
-COLUMNS = (
+BY_TIME, BY_GAP = "2026-11-23_60s.jsonl", "2026-11-23_gaps.jsonl"
+READ = (
+    "instance", "budget", "budget_bytes", "scope", "strategy", "status", "cost", "overhead", "bound", "gap", "wall_s",
+    "record_cost", "record_proven", "record_s", "published_overhead", "goal_gap", "time_limit_s", "threads", "cpu",
+    "finished_at", "stats", "git_commit",
+)  # fmt: skip
+COLUMNS = (  # of the long tables
     "instance", "budget", "budget_bytes", "scope", "strategy", "status", "cost", "overhead", "bound", "gap", "start_s",
     "first_plan_s", "within_1pct_s", "wall_s", "peak_memory_bytes", "record_cost", "record_proven", "record_s",
     "published_overhead", "target_gap", "time_limit_s", "threads", "machine", "date",
@@ -39,7 +44,9 @@ def draw(arguments: Sequence[str]) -> Drawing:
         markdown_table(["instance", "gap asked for", "reached", "slowest, s"], _reached(gaps)),
         f"Tables: {', '.join(link_to(table, DOCUMENT.page) for table in long)}.",
     ])  # fmt: skip
-    return Drawing(text, long, columns=sorted(set.intersection(*(set(row) for row in (*timed, *gaps)))))
+    commits = {row["git_commit"] for row in (*timed, *gaps)}
+    columns = sorted(set.intersection(*(set(row) for row in (*timed, *gaps))))
+    return Drawing(text, long, columns=columns, commit=commits.pop() if len(commits) == 1 else None)
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -53,11 +60,21 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError) as error:
         raise InvalidInput(f"{path}: {error}") from None
     for i, row in enumerate(rows):
-        if lacking := [column for column in COLUMNS if column not in row]:
+        if lacking := [column for column in READ if column not in row]:
             raise InvalidInput(f"{path}: row {i} lacks the columns {', '.join(lacking)}")
     if not rows:
         raise InvalidInput(f"{path}: has no rows")
-    return rows
+    return [_flat(row) for row in rows]
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of `experiments.bench_solvers` with the `COLUMNS` beside its own."""
+    stats = json.loads(row["stats"])
+    return {
+        **row, **{name: stats.get(name) for name in ("start_s", "first_plan_s", "within_1pct_s")},
+        "peak_memory_bytes": stats.get("solver_peak_memory_bytes"), "target_gap": row["goal_gap"],
+        "machine": row["cpu"], "date": row["finished_at"][:10],
+    }  # fmt: skip
 
 
 def _long(name: str, rows: Sequence[dict[str, Any]]) -> LongTable:
@@ -115,4 +132,4 @@ def _reached(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     return lines
 
 
-DOCUMENT = Document("solvers", DOCS / "results" / "solvers.md", draw, "", COLUMNS)
+DOCUMENT = Document("solvers", DOCS / "results" / "solvers.md", draw, "", READ)
