@@ -49,14 +49,14 @@ fuzz: setup
 	$(VENV_PYTHON) tests/fuzz.py $(ARGS)
 
 docs: setup
-	$(VENV_PYTHON) -m mkdocs build --strict --quiet $(ARGS)
+	$(VENV_PYTHON) -m mkdocs build --strict $(ARGS)
 	@echo "the site is in site/; open site/index.html"
 
 lint: setup
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
 	.venv/bin/lint-imports --no-logo --no-cache
-	$(VENV_PYTHON) -m mkdocs build --strict --quiet
+	$(VENV_PYTHON) -m mkdocs build --strict
 
 types: setup
 	$(VENV_PYTHON) -m pyright

@@ -23,6 +23,7 @@ import torch
 
 from experiments.documents import markdown_table
 from experiments.provenance import cpu_name, versions
+from experiments.steps.command import output_file
 from experiments.steps.job import Job
 from experiments.steps.torch_sizes import for_a_cpu, torch_model
 from experiments.steps.torch_steps import TorchSteps
@@ -78,9 +79,9 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m experiments.step_costs", description="operations in a step")
     parser.add_argument("--models", default=",".join(MODELS), help="comma-separated")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, choices=range(1, 1000), metavar="N", default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="JSON file for the rows")
+    parser.add_argument("--out", type=output_file, help="JSON file for the rows")
     given = parser.parse_args()
     where = (
         f"{datetime.date.today().isoformat()}, {cpu_name()}, {given.threads} threads, PyTorch {versions()['torch']}, "
@@ -164,4 +165,4 @@ if __name__ == "__main__":
     try:
         main()
     except RematError as error:
-        sys.exit(str(error))
+        sys.exit(f"error: {error}")

@@ -58,7 +58,7 @@ def state(document: Document, record: Mapping[str, Any] | None) -> str:
     if lacking := other_schema(document, record):
         return f"drawn {record['drawn']} from rows of another schema (without {', '.join(lacking)}); {document.command}"
     commit = record["commit"]
-    changed = commit is None or changed_since(commit)
+    changed = None if commit is None else changed_since(commit)
     version = {True: "an older", False: "this", None: "an unknown"}[changed]
     suffix = "" if commit is None else f" ({commit[:12]})"
     return f"drawn {record['drawn']}, rows of {version} version of the code{suffix}"

@@ -65,7 +65,7 @@ class BoundCertificate:
         Raises:
             InvalidInput: naming the place.
         """
-        if not isinstance(content, dict) or content.get("format") not in KINDS:
+        if not isinstance(content, dict) or str(content.get("format")) not in KINDS:
             raise InvalidInput(f"{where}: format is not {' or '.join(KINDS)}")
         for key in ("budget_bytes", "bound", "denominator"):
             if not _is_integer(content.get(key)):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from remat.bounds.certificate import verify_bound
+from remat.certificate import KINDS as BOUND_FORMATS
 from remat.certificate import BoundCertificate
 from remat.errors import InvalidGraph, InvalidInput, InvalidPlan, warn
 from remat.files import read_json
@@ -19,7 +20,6 @@ from remat.simulator import load_and_simulate, simulate
 from remat.units import format_cost, format_size
 
 GRAPH_FORMATS = (GRAPH_FORMAT_NODES, GRAPH_FORMAT_VALUES)
-BOUND_PREFIX = "remat-bound/"
 
 
 def check_file(path: str | os.PathLike[str], graph_path: str | os.PathLike[str] | None = None) -> tuple[str, list[str]]:
@@ -43,9 +43,9 @@ def _checked(where: str, document: Any, kind: Any, graph_path: str | os.PathLike
     graph = None if graph_path is None else _whole(graph_path, "--graph ")
     if kind == PLAN_FORMAT:
         return _plan_line(where, document, graph)
-    if isinstance(kind, str) and kind.startswith(BOUND_PREFIX):
+    if isinstance(kind, str) and kind in BOUND_FORMATS:
         return _bound_line(where, document, graph)
-    known = ", ".join((*GRAPH_FORMATS, PLAN_FORMAT, f"{BOUND_PREFIX}1"))
+    known = ", ".join((*GRAPH_FORMATS, PLAN_FORMAT, *BOUND_FORMATS))
     raise InvalidInput(f"{where}: 'format' must be one of {known}, not {kind!r:.60}")
 
 

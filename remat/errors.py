@@ -74,7 +74,7 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> UnknownName:
     known = sorted(known)
     near = nearest(name, known)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
-    return UnknownName(f"unknown {what} '{name}'; {hint}")
+    return UnknownName(f"unknown {what} '{' '.join(str(name).split())}'; {hint}")
 
 
 def nearest(name: str, known: Iterable[str], most: int = 3, alike: float = 0.5) -> list[str]:

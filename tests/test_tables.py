@@ -179,7 +179,7 @@ def test_the_age_of_rows_is_that_of_the_code_that_makes_them(tmp_path: Path, mon
     (tmp_path / "remat" / "solve.py").write_text("x = 2\n")
     assert "rows of an older version of the code" in tables.state(document, record)
     assert "rows of an unknown version" in tables.state(document, record | {"commit": "0" * 40})
-    assert "rows of an older version of the code" in tables.state(document, record | {"commit": None})
+    assert "rows of an unknown version" in tables.state(document, record | {"commit": None})
 
 
 def test_the_command_lists_draws_and_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

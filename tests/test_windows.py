@@ -20,7 +20,7 @@ from remat.bounds.window_milp import raise_bound
 from remat.bounds.windows import WindowBound, fractional_profile
 from remat.certificate import KINDS, WINDOW_FORMAT
 from remat.errors import InvalidInput
-from remat.graph import Graph
+from remat.graph import Graph, Operation, Value
 from remat.plan import COMPUTE, Plan, Scope
 from remat.programs.windows import Arrays, WindowModel, build_window_model
 from remat.search.exhaustive import exhaustive
@@ -244,3 +244,51 @@ def test_programs_in_integers_bound_the_optimum_and_their_points_are_plans(scope
             plans += known is None and context.incumbent.cost == best
     assert proven > 20
     assert plans > 20
+
+
+def a_budget_met_to_the_byte() -> tuple[Graph, int]:
+    """A graph whose cheapest plan in fixed order, of cost 137, misses the budget by 2 of 42281995642 bytes."""
+    operations = [
+        ((), (0,), 10, False), ((0,), (1, 2), 1, False), ((0, 1), (3, 4), 1, True), ((4,), (5,), 1, False),
+        ((5,), (), 1, False), ((5,), (), 10, False), ((4, 5), (6,), 30, False), ((4, 5), (7, 8), 10, False),
+        ((1, 7), (9,), 10, False), ((0, 2, 9), (10,), 1, True), ((0, 8, 9), (11,), 20, False),
+    ]  # fmt: skip
+    sizes = (5729752, 251, 146, 1840075373, 2507, 3, 137548771, 42213299567, 68693310, 4, 311, 6166198169)
+    kept = (2, 5, 6, 8, 10)
+    return Graph(
+        "tight", tuple(Operation(f"o{k}", "", *ends, cost, 0, run_once=once)
+                       for k, (*ends, cost, once) in enumerate(operations)),
+        tuple(Value(f"v{v}", size, v in kept) for v, size in enumerate(sizes)), fixed_bytes=1, cost_unit="u",
+    ), 42281995642  # fmt: skip
+
+
+def test_a_program_that_a_solver_cannot_tell_from_its_tolerance_is_not_solved() -> None:
+    """HiGHS proved 146 here: it took rows that are met exactly for rows that are missed."""
+    graph, budget = a_budget_met_to_the_byte()
+    plan = exhaustive(graph, budget, "fixed_order").plan
+    assert plan is not None
+    assert remat.simulate(graph, plan).cost == 137
+    for boundaries in ([7, 8], [6, 7, 8], [3, 7, 8]):
+        context = context_of(graph, budget, scope=Scope.FIXED_ORDER)
+        windows = WindowBound(context.problem)
+        windows._boundaries = boundaries
+        found: list[int] = []
+        raise_bound(
+            windows, context.incumbent, time.monotonic() + 20, should_stop=lambda: False, on_bound=found.append,
+            on_plan=lambda plan: None,
+        )  # fmt: skip
+        assert max(found, default=0) <= 137
+
+
+def test_multiples_of_a_large_unit_are_solved_in_integers() -> None:
+    """The same sizes in whole GiB: half a unit is far above a solver's tolerance."""
+    graph = training_chain(8)
+    large = replace(graph, values=tuple(replace(value, bytes=value.bytes << 30) for value in graph.values))
+    budget = remat.min_budget(large, "staged").bytes
+    context = context_of(large, budget)
+    windows = WindowBound(context.problem)
+    windows.run(time.monotonic() + 60)
+    assert raise_bound(
+        windows, context.incumbent, time.monotonic() + 60, should_stop=lambda: False, on_bound=lambda _: None,
+        on_plan=lambda _: None,
+    ) > 0  # fmt: skip

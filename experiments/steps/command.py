@@ -81,8 +81,9 @@ class TableCommand:
         usual = self.usual
         parser = argparse.ArgumentParser(prog=f"python -m experiments.{self.name}", description=self.description)
         parser.add_argument("--models", help="comma-separated, '' for none (default: all)")
-        fractions = ",".join(map(str, usual.fractions))
-        parser.add_argument("--budgets", default=fractions, help="comma-separated fractions of the plain peak")
+        parser.add_argument(
+            "--budgets", type=_fractions, default=usual.fractions, help="comma-separated fractions of the plain peak"
+        )
         parser.add_argument("--implementations", "--operators", default=",".join(usual.implementations))
         parser.add_argument("--devices", default=self.devices(), help="cpu, cuda, or both")
         parser.add_argument("--batch", type=int, default=usual.batch, help="batch size (default: each model's own)")
@@ -90,7 +91,7 @@ class TableCommand:
         parser.add_argument("--cost", default=usual.cost)
         parser.add_argument("--rounds", type=int, default=usual.rounds, help="timed steps of each method")
         parser.add_argument("--threads", type=int, default=usual.threads)
-        parser.add_argument("--out", type=Path, help="JSON file for the rows; it keeps its rows of other models")
+        parser.add_argument("--out", type=output_file, help="JSON file for the rows; it keeps its rows of other models")
         parser.add_argument("--show", type=Path, help="measure nothing, print the rows that --out wrote")
         return parser
 
@@ -99,10 +100,25 @@ class TableCommand:
             self.usual, model=name, device=device, batch=options.batch, cost=options.cost, rounds=options.rounds,
             time_limit_s=options.time_limit, threads=options.threads,
             implementations=options.implementations.split(","),
-            fractions=[float(fraction) for fraction in options.budgets.split(",")],
+            fractions=options.budgets,
         )  # fmt: skip
         if job.subject != "torch":
             return job
         spec = torch_model(name) if device == "cuda" else for_a_cpu(torch_model(name))
         spec = spec if job.batch is None else replace(spec, batch_size=job.batch)
         return replace(job, spec=asdict(spec), batch=spec.batch_size)
+
+
+def _fractions(text: str) -> list[float]:
+    try:
+        return [float(fraction) for fraction in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of fractions; write e.g. 0.8,0.6") from None
+
+
+def output_file(text: str) -> Path:
+    """A file to write at the end of hours of measuring: its folder must exist at once."""
+    path = Path(text)
+    if not path.resolve().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{path.parent} is no folder; make it, or name another file")
+    return path

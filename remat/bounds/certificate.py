@@ -67,7 +67,9 @@ def verify_bound(
     if isinstance(certificate, BoundCertificate):  # check it as strictly as a file, because anyone may have made it
         try:
             certificate = BoundCertificate.from_dict(certificate.to_dict(), "the certificate")
-        except (TypeError, AttributeError):
+        except InvalidInput:
+            raise
+        except (TypeError, AttributeError, ValueError):
             raise InvalidInput("the certificate is malformed; see remat.BoundCertificate") from None
     elif isinstance(certificate, (str, os.PathLike)):
         certificate = BoundCertificate.load(certificate)

@@ -2,7 +2,9 @@
 
 Columns that no plan better than the best one known can use are fixed by their reduced costs. Each solution is carried
 out as late as possible: where it fits the budget it is a plan, otherwise the stage that it exceeds most is the next
-boundary. The bounds hold within HiGHS's tolerances only; there is no certificate.
+boundary. The bounds hold within HiGHS's tolerances only; there is no certificate. Memory rows get half a unit more,
+which no integer point can use, because HiGHS may take a row that is met exactly for one that is missed. Where half a
+unit is too small for its tolerances, no program is solved.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from remat.bounds.windows import WindowBound, next_boundary, solve_windows
 from remat.incumbent import Incumbent
 from remat.plan import Plan
 from remat.programs.highs import solve_program
-from remat.programs.program import TOLERANCE, least_whole
-from remat.programs.windows import WindowModel
+from remat.programs.program import TOLERANCE, half_unit_is_lost, least_whole
+from remat.programs.windows import MEMORY, WindowModel
 
 MOST_COLUMNS = 20_000  # a larger program does not end in minutes
 GAP = 2e-5  # of a program, below the gap that counts as optimal
@@ -33,7 +35,7 @@ def raise_bound(
     boundaries, rounds = list(windows.boundaries), 0
     while boundaries and not should_stop() and time.monotonic() < deadline:
         model = windows.model(boundaries)
-        if len(model.cost) > MOST_COLUMNS:
+        if len(model.cost) > MOST_COLUMNS or half_unit_is_lost(model.units):
             break
         solved = solve_windows(model, deadline, should_stop)
         if solved is None:
@@ -57,14 +59,15 @@ def _solve(
 ) -> tuple[np.ndarray | None, int | None, bool]:
     """([n] the best point or None, the bound or None, whether it was solved to the end)."""
     total = model.arrays.graph.total_cost
-    program, _, cost_scale = model.scaled()
+    program, row_scale, cost_scale = model.scaled()
     reduced = model.cost - model.matrix.T @ y
     least = total + float(y @ model.row_lower + np.minimum(0.0, reduced).sum())
     too_much = np.full(len(reduced), False)
     if best is not None:
         too_much = least + np.abs(reduced) > best * (1 + TOLERANCE)
+    half_a_unit = np.where(model.row_kind == MEMORY, 0.5 * model.unit_bytes * row_scale, 0.0)
     program = replace(
-        program, is_integer=np.ones(len(reduced), dtype=bool),
+        program, row_lower=program.row_lower - half_a_unit, is_integer=np.ones(len(reduced), dtype=bool),
         upper=np.where(too_much & (reduced > 0), 0.0, 1.0), lower=np.where(too_much & (reduced < 0), 1.0, 0.0),
     )  # fmt: skip
     options = {"threads": 1, "mip_rel_gap": GAP, "time_limit": max(0.1, deadline - time.monotonic())}

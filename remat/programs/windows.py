@@ -21,14 +21,16 @@ Rows, for the window k..m, which lies between the boundaries t_k and t_(m+1), wi
 **Every plan of the scopes staged and fixed_order gives a point of it that costs no more**, so that the least cost of
 the relaxation is a bound. Take a plan without useless runs (a run is useless if its outputs are not read before they
 are computed again, and are not kept at the end; leaving it out keeps the plan valid, at no more cost and memory). Set
-the columns as their descriptions say. A repeated run of i counts in the one interval in which it happens; several
-count once, so the columns cost no more than the repeats. A reader in the window k..m of a value v that was first
-computed at or before t_k reads the result of some run of p. If that run is in the window, R[k,m,p] is 1: it is no
-first run, since p ran first at or before t_k. Otherwise v has been resident since before t_k ended, and is used after
-it without being computed again: S[k,v] is 1, or v is an input or output of t_k and its rows are left out. That is NEED
-and EDGE. If S[m+1,v] is 1, the run of p that made it is in the window, or S[k,v] is 1: CONTINUITY. The values with
-S[k,v] = 1 are resident while t_k runs, beside its inputs, outputs and workspace: MEMORY. An operation with several
-outputs makes all of them in each run. One that must run once has no R.
+the columns as their descriptions say.
+
+- Cost: a repeated run of i counts in the one interval in which it happens. Several in one interval count once.
+- NEED and EDGE: a reader in the window k..m of a value v that was first computed at or before t_k reads the result of
+  some run of p. If that run is in the window, R[k,m,p] is 1: it is no first run, since p ran first at or before t_k.
+  Otherwise v has been resident since before t_k ended, and is used after it without being computed again: S[k,v] is 1,
+  or v is an input or output of t_k and its rows are left out.
+- CONTINUITY: if S[m+1,v] is 1, the run of p that made it is in the window, or S[k,v] is 1.
+- MEMORY: the values with S[k,v] = 1 are resident while t_k runs, beside its inputs, outputs and workspace.
+- An operation with several outputs makes all of them in each run. One that must run once has no R.
 
 No R[k,.,i] is needed where no run of i after t_k can serve anything, and no S[k,v] where no use of v can follow t_k
 (`last_stages`). R[k,m,i] is the same as R[k,m-1,i] where no run of i after t_m can serve; then only the shorter one has
@@ -43,6 +45,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
@@ -108,7 +111,7 @@ class Arrays:
         return np.cumsum(change)[:n] + workspace
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class WindowModel:
     """min cost x + cost of running everything once, matrix x >= row_lower, 0 <= x <= 1.
 
@@ -131,10 +134,21 @@ class WindowModel:
     S: np.ndarray
     R: dict[tuple[int, int], np.ndarray]
 
+    @cached_property
+    def unit_bytes(self) -> int:
+        """The greatest common divisor of the sizes of all values that have a column."""
+        return math.gcd(*self.arrays.size[(self.S >= 0).any(axis=0)].tolist()) or 1
+
+    @property
+    def units(self) -> int:
+        """The budget beside the fixed bytes."""
+        return (self.budget_bytes - self.arrays.graph.fixed_bytes) // self.unit_bytes
+
     def scaled(self) -> tuple[Program, np.ndarray, float]:
         """(the linear program for a solver, [rows] factor of each row, factor of the cost)."""
         cost_scale = scale_of(float(self.cost.sum(dtype=np.float64)))
-        row_scale = np.where(self.row_kind == MEMORY, scale_of(float(self.budget_bytes)), 1.0)
+        room = float(self.budget_bytes - self.arrays.graph.fixed_bytes)
+        row_scale = np.where(self.row_kind == MEMORY, scale_of(room), 1.0)
         program = Program(
             matrix=sp.csr_array(sp.diags_array(row_scale) @ self.matrix.astype(np.float64)),
             cost=self.cost * cost_scale,

@@ -37,9 +37,9 @@ SMALL_SHARE = 0.8  # of the time, for a small MILP
 SEARCH_SHARES, SEARCH_SHARES_SMALL, STILL_FALLING = (0.2, 0.3, 0.4, 0.5, 0.6), (0.02,), 0.02
 WHOLE_COLUMNS = 40_000  # largest model whose whole MILP gets the remaining time
 REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
-# Of the time, for the window relaxation before anything else, and after the first restricted MILPs; rounds of it in a
-# run that repeats exactly.
-WINDOW_SHARE, WINDOW_SHARE_LATER, WINDOW_ROUNDS = 0.05, 0.3, 8
+# Of the time, for the window relaxation: its first round, those before anything else, and those after the first
+# restricted MILPs; rounds of it in a run that repeats exactly.
+WINDOW_SHARE_FIRST, WINDOW_SHARE, WINDOW_SHARE_LATER, WINDOW_ROUNDS = 0.5, 0.05, 0.3, 8
 WINDOW_MILP_SHARE = 0.6  # of the time that is left then
 IN_VAIN = 2  # restricted MILPs without a better plan before the LP bound begins
 PROVER_GRACE_S = 0.3  # to wait for a prover that cannot be interrupted: a presolve ends by itself soon after
@@ -51,10 +51,11 @@ FAMILY_SHARE = 0.2  # of the time, for the baselines if the search is not compil
 
 @strategy("portfolio", proves=True, implementations="search", members=("search", "checkmate_milp"))
 def portfolio(problem: Problem, context: Context) -> Outcome:
-    """Best plan and best bound in the time given: search, LP bound with a certificate, MILP.
+    """Best plan and best bound in the time given: search, LP bounds with a certificate, MILPs.
 
-    A greedy plan comes in milliseconds. Then one thread refines the best plans by restricted MILPs and
-    proves (the LP bound, then the trimmed MILP of the whole problem from the best plan), while the others search.
+    A greedy plan comes in milliseconds. Then one thread proves and the others search. The proof begins with the window
+    relaxation (`remat.bounds.windows`), refines the best plans by restricted MILPs, goes on with more windows, with
+    the window relaxation in integers, the staged LP and the trimmed MILP of the whole problem from the best plan.
     Ends at `target_gap` or at the time limit; Ctrl-C returns the best plan. Very small graphs are solved by
     A*, in every scope. Scope free searches on several topological orders. With ``deterministic=True`` (or a
     work limit) the proof follows the search. The time limit then gives the number of moves, and the plan is the
@@ -164,7 +165,8 @@ class _Run:
         if context.incumbent.plan is None and not context.repeats and not done():
             self._lean_plan(context)
         refiner = self.refiner
-        if not done():
+        if not done():  # on a large graph one round takes more than the share of the others
+            self._window_bound(context.until(context.share_ends(WINDOW_SHARE_FIRST)), rounds=1)
             self._window_bound(context.until(context.share_ends(WINDOW_SHARE)))
         if not small and not done():
             share = REFINE_SHARE if self.columns <= WHOLE_COLUMNS else REFINE_SHARE_LARGE
@@ -194,9 +196,9 @@ class _Run:
         """Whether the MILP of the whole problem comes before the LP bound, because it is likely to end soon."""
         return self.context.problem.scope is Scope.STAGED and self.columns <= SMALL_COLUMNS
 
-    def _window_bound(self, context: Context) -> bool:
-        """The bound of the window relaxation, for as long as it rises."""
-        rounds = WINDOW_ROUNDS if context.repeats else None
+    def _window_bound(self, context: Context, rounds: int | None = None) -> bool:
+        """The bound of the window relaxation, for as long as it rises. Returns True: the next step may follow."""
+        rounds = WINDOW_ROUNDS if context.repeats else rounds
         self.windows.run(
             context.deadline, on_bound=lambda proof: self._bound(context, proof, "windows"),
             should_stop=lambda: self._done(context), rounds=rounds,
