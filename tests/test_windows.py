@@ -262,7 +262,7 @@ def a_budget_met_to_the_byte() -> tuple[Graph, int]:
     ), 42281995642  # fmt: skip
 
 
-def test_a_program_that_a_solver_cannot_tell_from_its_tolerance_is_not_solved() -> None:
+def test_rows_that_are_met_to_the_byte_are_met_in_integers_too() -> None:
     """HiGHS proved 146 here: it took rows that are met exactly for rows that are missed."""
     graph, budget = a_budget_met_to_the_byte()
     plan = exhaustive(graph, budget, "fixed_order").plan

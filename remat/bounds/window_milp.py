@@ -2,9 +2,9 @@
 
 Columns that no plan better than the best one known can use are fixed by their reduced costs. Each solution is carried
 out as late as possible: where it fits the budget it is a plan, otherwise the stage that it exceeds most is the next
-boundary. The bounds hold within HiGHS's tolerances only; there is no certificate. Memory rows get half a unit more,
-which no integer point can use, because HiGHS may take a row that is met exactly for one that is missed. Where half a
-unit is too small for its tolerances, no program is solved.
+boundary. The bounds hold within HiGHS's tolerances only; there is no certificate. Memory rows get more
+room, because HiGHS may take a row that is met exactly for one that is missed: half a unit, which no integer point can
+use, or a ten-millionth of the budget where that is more. A bound for a larger budget holds for the smaller one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from remat.bounds.windows import WindowBound, next_boundary, solve_windows
 from remat.incumbent import Incumbent
 from remat.plan import Plan
 from remat.programs.highs import solve_program
-from remat.programs.program import TOLERANCE, half_unit_is_lost, least_whole
+from remat.programs.program import TOLERANCE, least_whole
 from remat.programs.windows import MEMORY, WindowModel
 
 MOST_COLUMNS = 20_000  # a larger program does not end in minutes
 GAP = 2e-5  # of a program, below the gap that counts as optimal
+ROOM = 100 * TOLERANCE  # beside a scaled budget of 1000: a solver can tell it from its tolerance
 CERTAIN = 0.5  # a column of an integer solution is 1 above it
 
 
@@ -35,7 +36,7 @@ def raise_bound(
     boundaries, rounds = list(windows.boundaries), 0
     while boundaries and not should_stop() and time.monotonic() < deadline:
         model = windows.model(boundaries)
-        if len(model.cost) > MOST_COLUMNS or half_unit_is_lost(model.units):
+        if len(model.cost) > MOST_COLUMNS:
             break
         solved = solve_windows(model, deadline, should_stop)
         if solved is None:
@@ -65,9 +66,9 @@ def _solve(
     too_much = np.full(len(reduced), False)
     if best is not None:
         too_much = least + np.abs(reduced) > best * (1 + TOLERANCE)
-    half_a_unit = np.where(model.row_kind == MEMORY, 0.5 * model.unit_bytes * row_scale, 0.0)
+    room = np.where(model.row_kind == MEMORY, np.maximum(0.5 * model.unit_bytes * row_scale, ROOM), 0.0)
     program = replace(
-        program, row_lower=program.row_lower - half_a_unit, is_integer=np.ones(len(reduced), dtype=bool),
+        program, row_lower=program.row_lower - room, is_integer=np.ones(len(reduced), dtype=bool),
         upper=np.where(too_much & (reduced > 0), 0.0, 1.0), lower=np.where(too_much & (reduced < 0), 1.0, 0.0),
     )  # fmt: skip
     options = {"threads": 1, "mip_rel_gap": GAP, "time_limit": max(0.1, deadline - time.monotonic())}

@@ -139,11 +139,6 @@ class WindowModel:
         """The greatest common divisor of the sizes of all values that have a column."""
         return math.gcd(*self.arrays.size[(self.S >= 0).any(axis=0)].tolist()) or 1
 
-    @property
-    def units(self) -> int:
-        """The budget beside the fixed bytes."""
-        return (self.budget_bytes - self.arrays.graph.fixed_bytes) // self.unit_bytes
-
     def scaled(self) -> tuple[Program, np.ndarray, float]:
         """(the linear program for a solver, [rows] factor of each row, factor of the cost)."""
         cost_scale = scale_of(float(self.cost.sum(dtype=np.float64)))
