@@ -25,6 +25,7 @@ from remat.programs.windows import MEMORY, WindowModel
 MOST_COLUMNS = 20_000  # a larger program does not end in minutes
 GAP = 2e-5  # of a program, below the gap that counts as optimal
 ROOM = 100 * TOLERANCE  # beside a scaled budget of 1000: a solver can tell it from its tolerance
+SMALL = 1e-5  # scaled bytes, a hundred-millionth of the budget: a value below it may always be held
 CERTAIN = 0.5  # a column of an integer solution is 1 above it
 
 
@@ -67,8 +68,11 @@ def _solve(
     if best is not None:
         too_much = least + np.abs(reduced) > best * (1 + TOLERANCE)
     room = np.where(model.row_kind == MEMORY, np.maximum(0.5 * model.unit_bytes * row_scale, ROOM), 0.0)
+    matrix = program.matrix.copy()
+    matrix.data[np.abs(matrix.data) < SMALL] = 0.0
+    matrix.eliminate_zeros()
     program = replace(
-        program, row_lower=program.row_lower - room, is_integer=np.ones(len(reduced), dtype=bool),
+        program, matrix=matrix, row_lower=program.row_lower - room, is_integer=np.ones(len(reduced), dtype=bool),
         upper=np.where(too_much & (reduced > 0), 0.0, 1.0), lower=np.where(too_much & (reduced < 0), 1.0, 0.0),
     )  # fmt: skip
     options = {"threads": 1, "mip_rel_gap": GAP, "time_limit": max(0.1, deadline - time.monotonic())}
