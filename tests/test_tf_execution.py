@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import runpy
 import subprocess
 import sys
@@ -570,7 +571,8 @@ def test_a_plan_says_how_sure_its_costs_are():
     options = QUICK | {"cost": "profile"}
     plan = rtf.rematerialize(step, [tf.TensorSpec((250_000,))], "8MB", **options).plan
     assert plan.recomputed
-    assert "measured to" in str(plan)
+    # On a machine too busy to time a kernel steadily it says so instead.
+    assert re.search(r"\(profile; (\d+ operations? measured to \d+%|\d+ by the roofline)", str(plan))
 
 
 @needs_compiler
