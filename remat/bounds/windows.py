@@ -25,6 +25,7 @@ LENGTHS = (2, 3, 4, 6, 8)  # of the windows, in intervals
 MOST_BOUNDARIES = 24
 WORTH = 2e-6  # share of the cost that some of the last rounds must have gained for another
 PATIENCE = 4  # rounds
+NEARLY = 2e-4  # share of a bound
 ACCURACY = 1e-6  # share of the cost by which an LP's multipliers may miss its value
 HELD = 1e-3  # below it a fraction of a run is taken for none
 
@@ -45,6 +46,7 @@ class WindowBound:
         self.ended = problem.scope is Scope.FREE or len(self.graph) < 2
         self._boundaries: list[int] = []
         self._gained: list[int] = []
+        self._proofs: list[BoundCertificate] = []
 
     @cached_property
     def _arrays(self) -> Arrays:
@@ -67,8 +69,11 @@ class WindowBound:
 
     @property
     def boundaries(self) -> tuple[int, ...]:
-        """Those of the best bound."""
-        return tuple(self._boundaries if self.best is None else self.best.boundaries)
+        """The fewest whose bound is nearly the best one: with them a program in integers is much smaller."""
+        if self.best is None:
+            return tuple(self._boundaries)
+        enough = self.best.bound * (1 - NEARLY)
+        return tuple(next(proof.boundaries for proof in self._proofs if proof.bound >= enough))
 
     def model(self, boundaries: Sequence[int]) -> WindowModel:
         """The relaxation with these boundaries and windows of several lengths."""
@@ -88,6 +93,7 @@ class WindowBound:
         self._gained.append(certificate.bound - before)
         if certificate.bound > before:
             self.best = certificate
+            self._proofs.append(certificate)
             on_bound(certificate)
         new = next_boundary(model, x)
         settled = len(self._gained) > PATIENCE and max(self._gained[-PATIENCE:]) < WORTH * self.graph.total_cost
