@@ -6,15 +6,14 @@ Lists of variable length are compressed: row i holds ``ids[start[i]:start[i + 1]
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from remat.graph import Graph
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GraphArrays:
+class GraphArrays(NamedTuple):
     """N operations, V values, E (value, user) pairs; without the fixed bytes.
 
     Attributes:

@@ -90,6 +90,11 @@ def verify_bound(
     return certificate.bound
 
 
+def denominator_for(least: float) -> int:
+    """A power of two over which multipliers from `least` up are integers of 24 bits or more, as far as 60 bits go."""
+    return 1 << max(0, min(60, 24 - math.floor(math.log2(max(least, 1e-12)))))
+
+
 def proven_bound(
     graph: Graph,
     budget_bytes: int,

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from remat.bounds.certificate import proven_bound
+from remat.bounds.certificate import denominator_for, proven_bound
 from remat.bounds.cuts import knapsack_cuts
 from remat.bounds.relax import relaxed
 from remat.certificate import FORMAT, KINDS, BoundCertificate
 from remat.context import Context
 from remat.graph import Graph
 from remat.plan import Scope
-from remat.programs.highs import solve_program
+from remat.programs.highs import interior_point
 from remat.programs.program import Program, Rows
 from remat.programs.staged import CONTINUITY, EDGE, MEMORY, ONCE, StagedModel, build_staged_model, last_stages
 
@@ -140,13 +140,12 @@ def solve_relaxation(
         upper=whole.upper[used].astype(np.float64),
         row_lower=whole.row_lower[rows_used],
     )
-    options = {"solver": "ipm", "run_crossover": "off", "threads": threads, "time_limit": max(0.1, time_limit_s)}
-    answer = solve_program(program, options, should_stop=should_stop)
-    if answer.x is None or answer.row_dual is None:
+    solved = interior_point(program, time_limit_s, threads, should_stop)
+    if solved is None:
         return None
     x, y = np.zeros(model.shape[1]), np.zeros(model.shape[0])
-    x[used] = np.clip(answer.x, 0.0, 1.0)
-    y[rows_used] = np.maximum(answer.row_dual, 0.0) * scaled.row_scale[rows_used] / scaled.cost_scale
+    x[used] = solved[0]
+    y[rows_used] = solved[1] * scaled.row_scale[rows_used] / scaled.cost_scale
     return x, y
 
 
@@ -211,7 +210,7 @@ def _certify(context: Context, model: StagedModel, y: np.ndarray, cuts: list[lis
     """Round the multipliers to integers over a common denominator, and compute their bound exactly."""
     graph, budget, scope = context.problem.graph, context.problem.budget_bytes, context.problem.scope
     least = float(np.min(y[y > 0], initial=1.0)) / model.unit_bytes
-    denominator = 1 << max(0, min(60, 24 - math.floor(math.log2(max(least, 1e-12)))))
+    denominator = denominator_for(least)
     multipliers: dict[str, list[list[int]]] = {name: [] for name in KIND_NAMES.values()}
     for row in np.nonzero(y > 0)[0].tolist():
         kind = int(model.row_kind[row])

@@ -88,7 +88,7 @@ def _solve(
 
 def plan_of(model: WindowModel, x: np.ndarray) -> Plan:
     """The plan that holds at each boundary what an integer point `x` [n] says, and repeats as late as possible."""
-    graph, t = model.arrays.graph, (*model.boundaries, len(model.arrays.graph) - 1)
+    graph = model.arrays.graph
     order: list[int] = []
     resident: set[int] = set()
 
@@ -107,17 +107,17 @@ def plan_of(model: WindowModel, x: np.ndarray) -> Plan:
             resident.update(graph.operations[k].outputs)
 
     start = 0
-    for interval, end in enumerate(t):
-        for k in range(start, end + (interval == len(t) - 1)):
-            run(k)
+    for k, end in enumerate(model.boundaries):
+        for operation in range(start, end):
+            run(operation)
         start = end + 1
-        if interval == len(t) - 1:
-            break
-        held = _held(model, x, interval)
+        held = _held(model, x, k)
         for v in sorted(held - resident):
             run(graph.producer[v])
         run(end)
         resident &= held | set(model.arrays.at[end].tolist())
+    for operation in range(start, len(graph)):
+        run(operation)
     for v, value in enumerate(graph.values):
         if value.keep and v not in resident:
             run(graph.producer[v])

@@ -13,12 +13,12 @@ from functools import cached_property
 
 import numpy as np
 
-from remat.bounds.certificate import proven_bound
+from remat.bounds.certificate import denominator_for, proven_bound
 from remat.bounds.relax import relaxed
 from remat.certificate import KINDS, WINDOW_FORMAT, BoundCertificate
 from remat.plan import Scope
 from remat.problem import Problem
-from remat.programs.highs import solve_program
+from remat.programs.highs import interior_point
 from remat.programs.windows import NAMES, Arrays, WindowModel, build_window_model
 
 LENGTHS = (2, 3, 4, 6, 8)  # of the windows, in intervals
@@ -34,19 +34,27 @@ class WindowBound:
     """The adaptive loop on one problem; `run` may be called again and goes on where it stopped.
 
     Attributes:
-        best: the certificate of the best bound so far, if it is above the cost of running everything once.
-        rounds: LPs solved; columns: of the last one.
+        columns: of the last LP.
         ended: another boundary is not expected to help.
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.graph = problem, relaxed(problem.graph)
-        self.best: BoundCertificate | None = None
-        self.rounds = self.columns = 0
+        self.columns = 0
         self.ended = problem.scope is Scope.FREE or len(self.graph) < 2
         self._boundaries: list[int] = []
         self._gained: list[int] = []
         self._proofs: list[BoundCertificate] = []
+
+    @property
+    def best(self) -> BoundCertificate | None:
+        """The certificate of the best bound so far, if it is above the cost of running everything once."""
+        return self._proofs[-1] if self._proofs else None
+
+    @property
+    def rounds(self) -> int:
+        """LPs solved."""
+        return len(self._gained)
 
     @cached_property
     def _arrays(self) -> Arrays:
@@ -87,12 +95,11 @@ class WindowBound:
         if solved is None:
             return False
         x, y = solved
-        self.rounds, self.columns = self.rounds + 1, len(x)
+        self.columns = len(x)
         certificate = _certify(self.problem, model, y)
         before = self.graph.total_cost if self.best is None else self.best.bound
         self._gained.append(certificate.bound - before)
         if certificate.bound > before:
-            self.best = certificate
             self._proofs.append(certificate)
             on_bound(certificate)
         new = next_boundary(model, x)
@@ -115,15 +122,11 @@ def solve_windows(
     program, row_scale, cost_scale = model.scaled()
     if not len(program.cost):
         return np.zeros(0), np.zeros(len(row_scale))
-    for presolve in ("choose", "off"):
-        options = {
-            "solver": "ipm", "run_crossover": "off", "presolve": presolve, "threads": 1,
-            "time_limit": max(0.1, deadline - time.monotonic()),
-        }  # fmt: skip
-        answer = solve_program(program, options, should_stop=should_stop)
-        if answer.x is None or answer.row_dual is None:
+    for presolve in (True, False):
+        solved = interior_point(program, deadline - time.monotonic(), 1, should_stop, presolve=presolve)
+        if solved is None:
             return None
-        x, y = np.clip(answer.x, 0.0, 1.0), np.maximum(answer.row_dual, 0.0)
+        x, y = solved
         value = program.cost @ x
         proven = y @ program.row_lower + np.minimum(0.0, program.cost - program.matrix.T @ y).sum()
         if value - proven <= ACCURACY * program.cost.sum():
@@ -134,8 +137,7 @@ def solve_windows(
 def _certify(problem: Problem, model: WindowModel, y: np.ndarray) -> BoundCertificate:
     """Round the multipliers to integers over a common denominator and count exactly what they prove."""
     graph = model.arrays.graph
-    least = float(np.min(y[y > 0], initial=1.0))
-    denominator = 1 << max(0, min(60, 24 - math.floor(math.log2(max(least, 1e-12)))))
+    denominator = denominator_for(float(np.min(y[y > 0], initial=1.0)))
     multipliers: dict[str, list[list[int]]] = {name: [] for name in NAMES}
     for row in np.nonzero(y > 0)[0].tolist():
         name, amount = NAMES[model.row_kind[row]], int(y[row] * denominator)

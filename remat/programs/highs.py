@@ -34,6 +34,25 @@ class Answer:
     optimal: bool
 
 
+def interior_point(
+    program: Program, time_limit_s: float, threads: int = 1, should_stop: Callable[[], bool] | None = None,
+    *, presolve: bool = True,
+) -> tuple[np.ndarray, np.ndarray] | None:  # fmt: skip
+    """Solve a linear program, columns 0 to 1, without crossover.
+
+    Returns:
+        ([n] columns, [rows] multipliers, none below 0), within the solver's tolerance; None if it did not end in time.
+    """
+    options = {
+        "solver": "ipm", "run_crossover": "off", "presolve": "choose" if presolve else "off", "threads": threads,
+        "time_limit": max(0.1, time_limit_s),
+    }  # fmt: skip
+    answer = solve_program(program, options, should_stop=should_stop)
+    if answer.x is None or answer.row_dual is None:
+        return None
+    return np.clip(answer.x, 0.0, 1.0), np.maximum(answer.row_dual, 0.0)
+
+
 def solve_program(
     program: Program,
     options: Mapping[str, Any],

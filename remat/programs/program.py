@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,10 +46,10 @@ class Rows:
         self._factor: list[float] = []
         self.lower: list[float] = []
         self.kind: list[int] = []
-        self.key: list[tuple[int, int, int]] = []
+        self.key: list[Sequence[int]] = []
 
     def add(
-        self, terms: Iterable[tuple[int, float]], lower: float, kind: int = 0, key: tuple[int, int, int] = (-1, -1, -1)
+        self, terms: Iterable[tuple[int, float]], lower: float, kind: int = 0, key: Sequence[int] = (-1, -1, -1)
     ) -> None:
         """Add one row. Terms are (column, factor); factors of the same column add up."""
         row = len(self.lower)
@@ -60,6 +60,18 @@ class Rows:
         self.lower.append(lower)
         self.kind.append(kind)
         self.key.append(key)
+
+    def add_each(self, terms: Sequence[tuple[np.ndarray, int]], lower: int, kind: int, keys: np.ndarray) -> None:
+        """Add a row for each of `keys` [rows, width]. A term is ([rows] columns, factor); column -1 means none."""
+        rows = np.arange(len(self.lower), len(self.lower) + len(keys))
+        for columns, factor in terms:
+            there = columns >= 0
+            self._row += rows[there].tolist()
+            self._column += columns[there].tolist()
+            self._factor += [factor] * int(there.sum())
+        self.lower += [lower] * len(keys)
+        self.kind += [kind] * len(keys)
+        self.key += keys.tolist()
 
     def matrix(self, n_columns: int, dtype: type = np.float64) -> sp.csr_array:
         """[rows, n_columns]."""

@@ -50,9 +50,12 @@ from functools import cached_property
 import numpy as np
 import scipy.sparse as sp
 
+from remat.arrays import GraphArrays
 from remat.graph import Graph
-from remat.programs.program import Program, scale_of, sparse_matrix
+from remat.plan import Plan
+from remat.programs.program import Program, Rows, scale_of
 from remat.programs.staged import last_stages
+from remat.simulator import simulate
 
 NEED, EDGE, CONTINUITY, JOIN, EACH, MEMORY = range(6)  # kinds of rows
 NAMES = ("need", "edge", "continuity", "join", "each", "memory")
@@ -84,31 +87,20 @@ class Arrays:
 
     @classmethod
     def of(cls, graph: Graph) -> Arrays:
-        operations, values = graph.operations, graph.values
-        repeatable = [not op.run_once for op in operations]
-        last_run, last_held = last_stages(graph, repeatable)
-        pairs = [(k, v) for k, op in enumerate(operations) for v in op.inputs]
-        reader, read = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        flat, operations = GraphArrays.of(graph), graph.operations
+        last_run, last_held = last_stages(graph, [not op.run_once for op in operations])
         at = [np.array(sorted({*op.inputs, *op.outputs}), dtype=np.int64) for op in operations]
         working = [graph.working_set_bytes(k) - graph.fixed_bytes for k in range(len(operations))]
         return cls(
-            graph, np.array(graph.producer, dtype=np.int64), np.array(last_run), np.array(last_held),
-            np.array(repeatable), reader, read, np.array([v.bytes for v in values], dtype=np.int64),
-            np.array([v.keep for v in values], dtype=bool), np.array([op.cost for op in operations], dtype=np.int64),
-            np.array(working, dtype=np.int64), at,
+            graph, flat.producer, np.array(last_run), np.array(last_held), ~flat.run_once,
+            np.repeat(np.arange(len(operations)), np.diff(flat.in_start)), flat.in_ids, flat.size_bytes, flat.keep,
+            flat.cost, np.array(working, dtype=np.int64), at,
         )  # fmt: skip
 
     def profile(self) -> np.ndarray:
         """[N] bytes held while each operation runs in the plan that repeats nothing; without fixed bytes."""
-        n = len(self.graph)
-        last = self.producer.copy()
-        np.maximum.at(last, self.read, self.reader)
-        last[self.keep] = n - 1
-        change = np.zeros(n + 1, dtype=np.int64)
-        np.add.at(change, self.producer, self.size)
-        np.subtract.at(change, last + 1, self.size)
-        workspace = np.array([op.workspace_bytes for op in self.graph.operations], dtype=np.int64)
-        return np.cumsum(change)[:n] + workspace
+        once = Plan.from_order(self.graph, range(len(self.graph)))
+        return simulate(self.graph, once).running_bytes - self.graph.fixed_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,11 +170,7 @@ class _Builder:
         self.windows = singles + sorted({(k, m) for k, m in windows if 0 <= k < m < self.K}, key=lambda w: w[1])
         self.cost: list[np.ndarray] = []
         self.n_columns = 0
-        self.n_rows = 0
-        self.parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        self.lower: list[np.ndarray] = []
-        self.kind: list[np.ndarray] = []
-        self.key: list[np.ndarray] = []
+        self.rows = Rows()
         self.S, self.is_there = self._held_columns()
         self.R: dict[tuple[int, int], np.ndarray] = {}
 
@@ -192,10 +180,11 @@ class _Builder:
             self._window_rows(*window)
         for k in range(self.K):
             self._memory_row(k)
-        matrix = sparse_matrix((self.n_rows, self.n_columns), *self.parts)
+        rows = self.rows
         return WindowModel(
-            self.arrays, self.budget_bytes, tuple(self.t.tolist()), _joined(self.cost), matrix, _joined(self.lower),
-            _joined(self.kind), np.vstack([np.empty((0, 4), dtype=np.int64), *self.key]), self.S, self.R,
+            self.arrays, self.budget_bytes, tuple(self.t.tolist()), np.concatenate(self.cost),
+            rows.matrix(self.n_columns, np.int64), np.array(rows.lower, dtype=np.int64),
+            np.array(rows.kind, dtype=np.int64), np.array(rows.key, dtype=np.int64).reshape(-1, 4), self.S, self.R,
         )  # fmt: skip
 
     def _held_columns(self) -> tuple[np.ndarray, np.ndarray]:
@@ -227,7 +216,7 @@ class _Builder:
         self._new(columns, whole, None)
         many = i[whole]
         parts = [self.R[j, j][many] for j in range(k, m + 1)]
-        key = np.array([k, m])
+        key = (k, m)
         self._add(JOIN, [(part, 1) for part in parts] + [(columns[many], -1)], 0, key, many)
         for j, part in enumerate(parts, start=k):
             self._add(EACH, [(columns[many], 1), (part, -1)], 0, key, many, np.full(len(many), j))
@@ -250,7 +239,7 @@ class _Builder:
         if is_last:
             needed |= a.keep
         needed &= old
-        key = np.array([k, m])
+        key = (k, m)
         v = np.nonzero(needed)[0]
         self._add(NEED, [(S[v], 1), (R[a.producer[v]], 1)], 1, key, v)
         edges = old[a.read] & ~needed[a.read] & (R[a.reader] >= 0)
@@ -267,8 +256,8 @@ class _Builder:
         unit = math.gcd(*a.size[v].tolist()) or 1
         if int(a.size[v].sum()) <= room:
             return
-        self.parts.append((np.full(len(v), self.n_rows), self.S[k][v], -a.size[v]))
-        self._row(MEMORY, np.array([-(room // unit) * unit]), np.array([[k, -1, -1, -1]]))
+        terms = zip(self.S[k][v].tolist(), (-a.size[v]).tolist(), strict=True)
+        self.rows.add(terms, -(room // unit) * unit, MEMORY, (k, -1, -1, -1))
 
     def _room(self, k: int) -> int:
         """Bytes for other values while the operation of boundary k runs."""
@@ -282,26 +271,10 @@ class _Builder:
         self.cost.append(np.zeros(n, dtype=np.int64) if cost is None else cost[where])
 
     def _add(
-        self, kind: int, terms: Sequence[tuple[np.ndarray, int]], lower: int, key: np.ndarray, *names: np.ndarray
+        self, kind: int, terms: Sequence[tuple[np.ndarray, int]], lower: int, key: tuple[int, int], *names: np.ndarray
     ) -> None:
-        """A row for each entry of the terms' columns, of which -1 is left out; its key is `key` and the names."""
-        n = len(names[0])
-        rows = np.arange(self.n_rows, self.n_rows + n)
-        for columns, factor in terms:
-            there = columns >= 0
-            self.parts.append((rows[there], columns[there], np.full(int(there.sum()), factor)))
-        keys = np.full((n, 4), -1, dtype=np.int64)
-        keys[:, : len(key)] = key
-        for place, name in enumerate(names, start=len(key)):
-            keys[:, place] = name
-        self._row(kind, np.full(n, lower), keys)
-
-    def _row(self, kind: int, lower: np.ndarray, keys: np.ndarray) -> None:
-        self.n_rows += len(lower)
-        self.lower.append(lower.astype(np.int64))
-        self.kind.append(np.full(len(lower), kind))
-        self.key.append(keys)
-
-
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+        """A row for each entry of the names, whose key is `key` and the names."""
+        keys = np.full((len(names[0]), 4), -1, dtype=np.int64)
+        for place, part in enumerate((*key, *names)):
+            keys[:, place] = part
+        self.rows.add_each(terms, lower, kind, keys)

@@ -200,8 +200,8 @@ class _Run:
         """The bound of the window relaxation, for as long as it rises. Returns True: the next step may follow."""
         rounds = WINDOW_ROUNDS if context.repeats else rounds
         self.windows.run(
-            context.deadline, on_bound=lambda proof: self._bound(context, proof, "windows"),
-            should_stop=lambda: self._done(context), rounds=rounds,
+            context.deadline, on_bound=partial(self._bound, context, "windows"),
+            should_stop=partial(self._done, context), rounds=rounds,
         )  # fmt: skip
         self.stats |= {"window_rounds": self.windows.rounds, "window_columns": self.windows.columns}
         return True
@@ -221,11 +221,10 @@ class _Run:
         if seconds > context.seconds_for_a_proof():
             self.notes.append(f"no LP bound: with {self.columns:,} columns it takes about {seconds:.0f} s")
             return False
-
-        def take(proof: BoundCertificate) -> None:
-            self._bound(context, proof, "LP")
-
-        self.stats |= lower_bound(context, on_bound=take, should_stop=partial(self._done, context)).stats
+        found = lower_bound(
+            context, on_bound=partial(self._bound, context, "LP"), should_stop=partial(self._done, context)
+        )
+        self.stats |= found.stats
         return True
 
     def _whole_milp(self, context: Context) -> bool:
@@ -259,7 +258,7 @@ class _Run:
         self.stats |= {f"milp_{key}": value for key, value in outcome.stats.items() if key in ("rounds", "nodes")}
         return True
 
-    def _bound(self, context: Context, proof: BoundCertificate, who: str) -> None:
+    def _bound(self, context: Context, who: str, proof: BoundCertificate) -> None:
         if self.certificate is None or proof.bound > self.certificate.bound:
             self.certificate = proof  # first: the offer may end the solve
         context.offer_bound(proof.bound, who)

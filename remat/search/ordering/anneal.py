@@ -38,7 +38,7 @@ class Order:
 
 def measure_order(graph: Graph, operations: Sequence[int], budget_bytes: int = 0) -> Order:
     """Peak and excess of a topological order, which is not checked."""
-    return _measure(graph, _arrays(graph), np.array(operations, dtype=np.int64), budget_bytes)
+    return _measure(graph, GraphArrays.of(graph), np.array(operations, dtype=np.int64), budget_bytes)
 
 
 def anneal_orders(
@@ -57,7 +57,7 @@ def anneal_orders(
         deadline: of `time.monotonic()`.
         work_limit: moves; with it and no deadline, runs repeat exactly.
     """
-    arrays = _arrays(graph)
+    arrays = GraphArrays.of(graph)
     floor = max(budget_bytes, graph.largest_working_set()[0]) - graph.fixed_bytes
     found: dict[tuple[int, ...], Order] = {}
 
@@ -100,12 +100,7 @@ def anneal_orders(
     return best()[:count]
 
 
-def _arrays(graph: Graph) -> kernel.Arrays:
-    arrays = GraphArrays.of(graph)
-    return kernel.Arrays(*(getattr(arrays, name) for name in kernel.Arrays._fields))
-
-
-def _measure(graph: Graph, arrays: kernel.Arrays, operations: np.ndarray, budget_bytes: int) -> Order:
+def _measure(graph: Graph, arrays: GraphArrays, operations: np.ndarray, budget_bytes: int) -> Order:
     if not len(operations):
         return Order((), graph.fixed_bytes, 0)
     running = kernel.measure(arrays, operations).running

@@ -12,22 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from remat.arrays import GraphArrays
+
 FOREVER = 1 << 40  # place of the last use of a value that is kept
-
-
-class Arrays(NamedTuple):
-    """Fields of `GraphArrays`, in a form that compiled code takes."""
-
-    in_start: np.ndarray
-    in_ids: np.ndarray
-    out_start: np.ndarray
-    out_ids: np.ndarray
-    use_start: np.ndarray
-    use_ids: np.ndarray
-    producer: np.ndarray
-    size_bytes: np.ndarray
-    workspace_bytes: np.ndarray
-    keep: np.ndarray
 
 
 class Memory(NamedTuple):
@@ -55,7 +42,7 @@ def _random(state: np.ndarray) -> float:
 
 
 @njit(cache=True, nogil=True)
-def measure(graph: Arrays, order: np.ndarray) -> Memory:
+def measure(graph: GraphArrays, order: np.ndarray) -> Memory:
     """The memory of an order."""
     n, n_values = len(order), len(graph.size_bytes)
     memory = Memory(np.zeros(n_values, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64))
@@ -65,7 +52,7 @@ def measure(graph: Arrays, order: np.ndarray) -> Memory:
 
 
 @njit(cache=True, nogil=True)
-def _remeasure(graph: Arrays, order: np.ndarray, memory: Memory, low: int, high: int) -> None:
+def _remeasure(graph: GraphArrays, order: np.ndarray, memory: Memory, low: int, high: int) -> None:
     """Measure places low..high of `order` again; no other place may have changed."""
     last = memory.last
     for p in range(low, high + 1):
@@ -93,8 +80,8 @@ def _remeasure(graph: Arrays, order: np.ndarray, memory: Memory, low: int, high:
 
 @njit(cache=True, nogil=True)
 def anneal(
-    graph: Arrays, order: np.ndarray, best: np.ndarray, target: int, floor: int, moves: int, hot: float, cold: float,
-    random: np.ndarray,
+    graph: GraphArrays, order: np.ndarray, best: np.ndarray, target: int, floor: int, moves: int, hot: float,
+    cold: float, random: np.ndarray,
 ) -> None:  # fmt: skip
     """Anneal `order` in place; write the best order seen (least peak, then least excess) to `best`.
 
@@ -143,7 +130,7 @@ def anneal(
 
 @njit(cache=True, nogil=True, inline="always")  # a call would pass too many arrays
 def _random_move(
-    graph: Arrays, order: np.ndarray, place: np.ndarray, running: np.ndarray, goal: int, random: np.ndarray
+    graph: GraphArrays, order: np.ndarray, place: np.ndarray, running: np.ndarray, goal: int, random: np.ndarray
 ) -> tuple[int, int]:
     """(place of an operation, another place that its neighbours allow); the same place twice if there is none."""
     n = len(order)
