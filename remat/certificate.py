@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from remat.errors import InvalidInput
 from remat.files import UnknownKeys, read_json, write_text
@@ -23,6 +23,26 @@ _KEYS = ("format", "graph", "graph_sha256", "budget_bytes", "scope", "bound", "d
 LARGEST = 1 << 512  # far above any honest number; Python cannot print one of more than 4,300 digits
 
 
+class TreeNode(NamedTuple):
+    """A node of a branch and bound over the window relaxation.
+
+    Attributes:
+        denominator, multipliers: as in `BoundCertificate`.
+        column: ("S", k, k, v) or ("R", k, m, i), 0 below the node `zero` and 1 below the node `one`; None for a leaf.
+    """
+
+    denominator: int
+    multipliers: Mapping[str, Sequence[Sequence[int]]]
+    column: tuple[str, int, int, int] | None = None
+    zero: int = 0
+    one: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The node in the document."""
+        branch = {} if self.column is None else {"column": list(self.column), "zero": self.zero, "one": self.one}
+        return {"denominator": self.denominator, "multipliers": _listed(self.multipliers), **branch}
+
+
 @dataclass(frozen=True, slots=True)
 class BoundCertificate:
     """A lower bound on the cost of any plan of a scope within a budget, with its proof.
@@ -33,6 +53,8 @@ class BoundCertificate:
         denominator: of every multiplier.
         multipliers: [kind] entries ``[*row, y]`` with integers y > 0; kinds and rows as in `remat.bounds.certificate`.
         boundaries: of the window relaxation, operations in ascending order; empty for the staged LP.
+        tree: of a branch and bound, the root first, children after their parents; empty for one LP. A tree's nodes have
+            the multipliers.
     """
 
     graph_name: str
@@ -43,6 +65,7 @@ class BoundCertificate:
     denominator: int
     multipliers: Mapping[str, Sequence[Sequence[int]]]
     boundaries: Sequence[int] = ()
+    tree: Sequence[TreeNode] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The document that `save` writes."""
@@ -54,8 +77,9 @@ class BoundCertificate:
             "scope": str(self.scope),
             "bound": self.bound,
             "denominator": self.denominator,
-            "multipliers": {kind: [list(entry) for entry in rows] for kind, rows in self.multipliers.items()},
+            "multipliers": _listed(self.multipliers),
             **({"boundaries": list(self.boundaries)} if self.boundaries else {}),
+            **({"tree": [node.to_dict() for node in self.tree]} if self.tree else {}),
         }
 
     @classmethod
@@ -84,12 +108,14 @@ class BoundCertificate:
             raise InvalidInput(f"{where}: multipliers are missing")
         boundaries = _checked_boundaries(content, where)
         unknown = UnknownKeys()
-        unknown.look(content, (*_KEYS, "boundaries") if boundaries else _KEYS, "bound", "the bound")
+        tree = _checked_tree(content, where)
+        more = (["boundaries"] if boundaries else []) + (["tree"] if tree else [])
+        unknown.look(content, (*_KEYS, *more), "bound", "the bound")
         unknown.tell(where)
         return cls(
             content["graph"], content["graph_sha256"], content["budget_bytes"],
             scope, content["bound"], content["denominator"],
-            _checked_multipliers(content["multipliers"], KINDS[content["format"]], where), boundaries,
+            _checked_multipliers(content["multipliers"], KINDS[content["format"]], where), boundaries, tree,
         )  # fmt: skip
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -119,6 +145,39 @@ def _checked_boundaries(content: dict[str, Any], where: str) -> tuple[int, ...]:
     if not isinstance(boundaries, list) or not boundaries or not all(map(_is_integer, boundaries)):
         raise InvalidInput(f"{where}: boundaries must be a list of operations")
     return tuple(boundaries)
+
+
+def _checked_tree(content: dict[str, Any], where: str) -> tuple[TreeNode, ...]:
+    """The nodes, if there are any; only the window relaxation has a tree."""
+    if "tree" not in content:
+        return ()
+    nodes = content["tree"]
+    if content["format"] != WINDOW_FORMAT or not isinstance(nodes, list) or not nodes:
+        raise InvalidInput(f"{where}: tree must be a list of nodes, in {WINDOW_FORMAT}")
+    if any(content["multipliers"].values()):
+        raise InvalidInput(f"{where}: a tree's multipliers belong to its nodes")
+    return tuple(_checked_node(node, f"{where}: node {i} of the tree") for i, node in enumerate(nodes))
+
+
+def _checked_node(node: Any, where: str) -> TreeNode:
+    if not isinstance(node, dict) or not _is_integer(node.get("denominator")):
+        raise InvalidInput(f"{where} has no whole denominator")
+    if not isinstance(node.get("multipliers"), dict):
+        raise InvalidInput(f"{where} has no multipliers")
+    multipliers = _checked_multipliers(node["multipliers"], KINDS[WINDOW_FORMAT], where)
+    if node.keys() == {"denominator", "multipliers"}:
+        return TreeNode(node["denominator"], multipliers)
+    column: Any = node.get("column")
+    zero: Any = node.get("zero")
+    one: Any = node.get("one")
+    is_column = isinstance(column, list) and len(column) == 4 and column[0] in ("S", "R")
+    if len(node) != 5 or not is_column or not all(map(_is_integer, (*column[1:], zero, one))):
+        raise InvalidInput(f"{where} must have a column of four, and the nodes zero and one")
+    return TreeNode(node["denominator"], multipliers, tuple(column), zero, one)
+
+
+def _listed(multipliers: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, list[list[int]]]:
+    return {kind: [list(entry) for entry in rows] for kind, rows in multipliers.items()}
 
 
 def _checked_multipliers(multipliers: Any, kinds: Mapping[str, int], where: str) -> dict[str, list[list[int]]]:

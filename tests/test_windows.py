@@ -7,6 +7,8 @@ import time
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -16,11 +18,13 @@ from helpers import context_of
 import remat
 from remat.bounds.certificate import proven_bound, verify_bound
 from remat.bounds.relax import relaxed
-from remat.bounds.window_milp import raise_bound
-from remat.bounds.windows import WindowBound, fractional_profile
-from remat.certificate import KINDS, WINDOW_FORMAT
+from remat.bounds.window_integers import Listener, raise_bound
+from remat.bounds.window_tree import Tree
+from remat.bounds.windows import WindowBound, fractional_profile, solve_windows
+from remat.certificate import KINDS, WINDOW_FORMAT, BoundCertificate
 from remat.errors import InvalidInput
 from remat.graph import Graph, Operation, Value
+from remat.incumbent import Incumbent
 from remat.plan import COMPUTE, Plan, Scope
 from remat.programs.windows import Arrays, WindowModel, build_window_model
 from remat.search.exhaustive import exhaustive
@@ -65,6 +69,16 @@ def point_of(model: WindowModel, plan: Plan) -> np.ndarray:
             if kind == COMPUTE and at != first[i] and columns[i] >= 0:
                 x[columns[i]] = 1
     return x
+
+
+def in_integers(windows: WindowBound, known: int | None) -> tuple[list[BoundCertificate], list[int], list[Plan]]:
+    """(the trees, all bounds, the plans) of `raise_bound` beside a plan of cost `known`."""
+    proofs: list[BoundCertificate] = []
+    bounds: list[int] = []
+    plans: list[Plan] = []
+    listener = Listener(proofs.append, bounds.append, plans.append, lambda: False)
+    raise_bound(windows, cast("Incumbent", SimpleNamespace(cost=known)), time.monotonic() + 60, listener)
+    return proofs, bounds + [proof.bound for proof in proofs], plans
 
 
 def graphs(count: int, first: int = 0) -> list[tuple[Graph, np.random.Generator]]:
@@ -233,17 +247,83 @@ def test_programs_in_integers_bound_the_optimum_and_their_points_are_plans(scope
                 context.offer(exhaustive(graph, budget, scope).plan, "exhaustive")
             windows = WindowBound(context.problem)
             windows.run(time.monotonic() + 60)
-            found: list[int] = []
-            raise_bound(
-                windows, context.incumbent, time.monotonic() + 60, should_stop=lambda: False, on_bound=found.append,
-                on_plan=lambda plan, context=context: context.offer(plan, "window MILP"),
-            )  # fmt: skip
-            assert max(found, default=0) <= best
+            _, bounds, found = in_integers(windows, context.incumbent.cost)
+            for plan in found:
+                context.offer(plan, "windows in integers")
+            assert max(bounds, default=0) <= best
             assert context.incumbent.cost is None or context.incumbent.cost >= best
-            proven += max(found, default=0) == best > graph.total_cost
+            proven += max(bounds, default=0) == best > graph.total_cost
             plans += known is None and context.incumbent.cost == best
     assert proven > 20
     assert plans > 20
+
+
+def check_trees(count: int, first: int = 0) -> tuple[int, int, int]:
+    """(trees, those with several leaves, optima proven by one) of random graphs; asserts that no bound is too high."""
+    trees = branched = proven = 0
+    for graph, rng in graphs(count, first):
+        for scope in SCOPES:
+            budget = remat.min_budget(graph, scope).bytes + int(rng.integers(0, 2))
+            best = optimum(graph, budget, scope)
+            assert best is not None
+            context = context_of(graph, budget, scope=Scope(scope))
+            windows = WindowBound(context.problem)
+            windows.run(time.monotonic() + 60, rounds=int(rng.integers(1, 4)))
+            proofs, _, plans = in_integers(windows, best + int(rng.choice([0, 1, 5])))
+            trees += len(proofs)
+            for proof in proofs:
+                assert verify_bound(graph, proof, budget=budget, scope=scope) == proof.bound <= best
+                branched += len(proof.tree) > 1
+                proven += proof.bound == best > graph.total_cost
+            for plan in plans:
+                trace = remat.simulate(graph, plan)
+                assert trace.peak_bytes > budget or trace.cost >= best
+    return trees, branched, proven
+
+
+def check_any_branches(count: int, first: int = 0) -> tuple[int, int]:
+    """(trees, proven optima) of random branches on random columns; asserts that no tree proves too much."""
+    trees = proven = 0
+    for graph, rng in graphs(count, first):
+        for scope in SCOPES:
+            budget = remat.min_budget(graph, scope).bytes + int(rng.integers(0, 3))
+            best = optimum(graph, budget, scope)
+            assert best is not None
+            problem = context_of(graph, budget, scope=Scope(scope)).problem
+            model = some_model(graph, budget, rng)
+            solved = solve_windows(model, time.monotonic() + 60, lambda: False)
+            assert solved is not None
+            y = solved[1] * rng.choice([0.0, 0.5, 1.0])
+            tree = Tree(model, y, best + float(rng.choice([-1, 0, 0.5, 1, 3, 1000])))
+            tree.begin(time.monotonic() + 60)
+            for _ in range(int(rng.integers(0, 12))):
+                if tree.weakest is not None and len(model.cost):
+                    tree.branch(rng.integers(0, len(model.cost), 1), time.monotonic() + 60)
+            proof = tree.certificate(problem)
+            assert verify_bound(graph, proof, budget=budget, scope=scope) == proof.bound <= best
+            trees += len(proof.tree) > 1
+            proven += proof.bound == best > graph.total_cost
+    return trees, proven
+
+
+def test_no_branches_prove_more_than_the_optimum() -> None:
+    trees, proven = check_any_branches(80, first=800)
+    assert trees > 100
+    assert proven > 10
+
+
+def test_trees_never_prove_more_than_the_optimum() -> None:
+    trees, branched, proven = check_trees(80, first=600)
+    assert trees > 140
+    assert branched > 50
+    assert proven > 10
+
+
+@pytest.mark.slow
+def test_thousands_of_trees_never_prove_more_than_the_optimum() -> None:
+    trees, branched, _ = check_trees(1500, first=5000)
+    assert trees > 2000
+    assert branched > 500
 
 
 def a_budget_met_to_the_byte() -> tuple[Graph, int]:
@@ -272,12 +352,8 @@ def test_rows_that_are_met_to_the_byte_are_met_in_integers_too() -> None:
         context = context_of(graph, budget, scope=Scope.FIXED_ORDER)
         windows = WindowBound(context.problem)
         windows._boundaries = boundaries
-        found: list[int] = []
-        raise_bound(
-            windows, context.incumbent, time.monotonic() + 20, should_stop=lambda: False, on_bound=found.append,
-            on_plan=lambda plan: None,
-        )  # fmt: skip
-        assert max(found, default=0) <= 137
+        for known in (None, 137, 146, 160):
+            assert max(in_integers(windows, known)[1], default=0) <= 137
 
 
 def test_multiples_of_a_large_unit_are_solved_in_integers() -> None:
@@ -288,7 +364,4 @@ def test_multiples_of_a_large_unit_are_solved_in_integers() -> None:
     context = context_of(large, budget)
     windows = WindowBound(context.problem)
     windows.run(time.monotonic() + 60)
-    assert raise_bound(
-        windows, context.incumbent, time.monotonic() + 60, should_stop=lambda: False, on_bound=lambda _: None,
-        on_plan=lambda _: None,
-    ) > 0  # fmt: skip
+    assert in_integers(windows, None)[1]

@@ -31,8 +31,8 @@ from collections.abc import Mapping, Sequence
 
 from remat.bounds.cuts import MOST, is_valid
 from remat.bounds.relax import relaxed
-from remat.bounds.window_rows import WindowRows
-from remat.certificate import BoundCertificate
+from remat.bounds.window_rows import Column, WindowRows
+from remat.certificate import BoundCertificate, TreeNode
 from remat.errors import InvalidInput
 from remat.graph import Graph, check_graph
 from remat.plan import Scope, parse_scope
@@ -81,10 +81,16 @@ def verify_bound(
         raise InvalidInput(f"the bound holds up to {format_size(certificate.budget_bytes)}, not for {budget}")
     if scope is not None and not certificate.scope.contains(parse_scope(scope)):
         raise InvalidInput(f"the bound holds for scope {certificate.scope}, not for {scope}")
-    proven = proven_bound(
-        graph, certificate.budget_bytes, certificate.scope, certificate.multipliers, certificate.denominator,
-        certificate.boundaries,
-    )  # fmt: skip
+    if certificate.tree:
+        proven = proven_by_tree(
+            graph, certificate.budget_bytes, certificate.scope, certificate.tree, certificate.boundaries,
+            certificate.bound,
+        )  # fmt: skip
+    else:
+        proven = proven_bound(
+            graph, certificate.budget_bytes, certificate.scope, certificate.multipliers, certificate.denominator,
+            certificate.boundaries,
+        )  # fmt: skip
     if certificate.bound > proven:
         raise InvalidInput(f"the certificate claims a bound of {certificate.bound}, but proves only {proven}")
     return certificate.bound
@@ -119,13 +125,58 @@ def proven_bound(
         rows = WindowRows(graph, budget_bytes, boundaries, _last_stages(graph))
     else:
         rows = _Rows(graph, budget_bytes, scope)
+    _add_rows(rows, multipliers)
+    return graph.total_cost + -(-rows.value(denominator) // denominator)
+
+
+def proven_by_tree(
+    graph: Graph, budget_bytes: int, scope: Scope, tree: Sequence[TreeNode], boundaries: Sequence[int], claim: int
+) -> int:  # fmt: skip
+    """The bound that a branch and bound over the window relaxation proves: the least of its leaves.
+
+    A node's multipliers may prove that a column's other value costs `claim` or more. Below the node it is fixed.
+
+    Raises:
+        InvalidInput: as for `proven_bound`, and for a tree that is none.
+    """
+    if scope is Scope.FREE:
+        raise InvalidInput("the rows presume the order of first computations; they prove nothing for scope free")
+    graph = relaxed(graph)
+    rows = WindowRows(graph, budget_bytes, boundaries, _last_stages(graph))
+    total, least, n_seen = graph.total_cost, None, 0
+    todo: list[tuple[int, int, dict[Column, int]]] = [(0, total, {})]
+    while todo:
+        index, bound, fixed = todo.pop()
+        node, n_seen = tree[index], n_seen + 1
+        if node.denominator < 1:
+            raise InvalidInput(f"the denominator must be positive, not {node.denominator}")
+        rows.clear()
+        _add_rows(rows, node.multipliers)
+        value = rows.value(node.denominator, fixed)
+        bound = max(bound, total + -(-value // node.denominator))
+        if node.column is None:
+            least = bound if least is None else min(least, bound)
+            continue
+        missing = (claim - total - 1) * node.denominator + 1 - value
+        fixed = rows.decided(node.denominator, missing) | fixed
+        if not index < min(node.zero, node.one) or max(node.zero, node.one) >= len(tree) or node.zero == node.one:
+            raise InvalidInput(f"node {index} of the tree has no two children after it")
+        if not rows.has_column(node.column):
+            raise InvalidInput(f"node {index} of the tree branches on {node.column}, which is not a column")
+        todo += [(node.zero, bound, fixed | {node.column: 0}), (node.one, bound, fixed | {node.column: 1})]
+    if n_seen != len(tree):
+        raise InvalidInput("a node of the tree has more than one parent, or none")
+    assert least is not None
+    return least
+
+
+def _add_rows(rows: WindowRows | _Rows, multipliers: Mapping[str, Sequence[Sequence[int]]]) -> None:
     for kind, entries in multipliers.items():
         for *row, y in entries:
             if y < 0:
                 raise InvalidInput(f"the multiplier of the {kind} row {row} is negative")
-            if not 0 <= row[0] < len(graph) or not getattr(rows, kind)(y, *row):
+            if not 0 <= row[0] < len(rows.graph) or not getattr(rows, kind)(y, *row):
                 raise InvalidInput(f"the certificate uses the {kind} row {row}, which does not exist")
-    return graph.total_cost + -(-rows.value(denominator) // denominator)
 
 
 class _Rows:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
 
 from remat.errors import InvalidInput
 from remat.graph import Graph
+
+Column = tuple[str, int, int, int]  # ("S", k, k, v) or ("R", k, m, i)
 
 
 class WindowRows:
     """Sums multiples of rows: `right` is y b, `weight` is y A by column.
 
     The methods named like kinds of rows add y times one row, and return False for a row that does not exist. Columns
-    are ("S", k, v) and ("R", k, m, i); intervals count from 0.
+    are ("S", k, k, v) and ("R", k, m, i); intervals count from 0.
     """
 
     def __init__(
@@ -28,15 +32,57 @@ class WindowRows:
         self.producer, (self.last_run, self.last_held) = graph.producer, last
         self.room = [budget_bytes - graph.working_set_bytes(t) for t in self.t]
         self.right = 0
-        self.weight: dict[tuple[str, int, int, int], int] = {}
+        self.weight: dict[Column, int] = {}
 
-    def value(self, denominator: int) -> int:
-        """y b plus the sum of min(0, c - y A) over all columns, times the denominator."""
+    def clear(self) -> None:
+        """Forget the sums."""
+        self.right, self.weight = 0, {}
+
+    def has_column(self, column: Column) -> bool:
+        """Whether it is a column, under the name of its shortest window."""
+        kind, k, m, i = column
+        if not self._is_window(k, m):
+            return False
+        if kind == "S":
+            return k == m and 0 <= i < len(self.producer) and self._is_held(k, i)
+        return kind == "R" and self._can_run(k, i) and (k == m or self.t[m] < self.last_run[i])
+
+    def value(self, denominator: int, fixed: Mapping[Column, int] = MappingProxyType({})) -> int:
+        """y b plus the sum of the least (c - y A) x over all columns 0 <= x <= 1, times the denominator.
+
+        Columns in `fixed` are 0 or 1.
+        """
         total = self.right
-        for (kind, k, m, i), weight in self.weight.items():
-            cost = self.graph.operations[i].cost * denominator if kind == "R" and k == m else 0
-            total += min(0, cost - weight)
-        return total
+        for column, weight in self.weight.items():
+            reduced = self._cost(column) * denominator - weight
+            total += reduced * fixed[column] if column in fixed else min(0, reduced)
+        return total + denominator * sum(
+            self._cost(column) for column, x in fixed.items() if x and column not in self.weight
+        )
+
+    def decided(self, denominator: int, least: int) -> dict[Column, int]:
+        """The columns whose other value adds `least`, times the denominator, or more."""
+        found = {}
+        for column, weight in self.weight.items():
+            reduced = self._cost(column) * denominator - weight
+            if abs(reduced) >= least:
+                found[column] = int(reduced < 0)
+        for cost, column in self._costly:
+            if cost * denominator < least:
+                break
+            if column not in self.weight:
+                found[column] = 0
+        return found
+
+    @cached_property
+    def _costly(self) -> list[tuple[int, Column]]:
+        """(cost, column) of the runs in single intervals, the most expensive first."""
+        runs = [("R", k, k, i) for k, t in enumerate(self.t) for i in range(t + 1) if self._can_run(k, i)]
+        return sorted(((self._cost(column), column) for column in runs), reverse=True)
+
+    def _cost(self, column: Column) -> int:
+        kind, k, m, i = column
+        return self.graph.operations[i].cost if kind == "R" and k == m else 0
 
     def need(self, y: int, k: int, m: int, v: int) -> bool:
         """S[k,v] + R[k,m,p] >= 1, if a first run in the window reads v or v is kept and the window is the last."""

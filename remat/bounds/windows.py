@@ -21,7 +21,7 @@ from remat.problem import Problem
 from remat.programs.highs import interior_point
 from remat.programs.windows import NAMES, Arrays, WindowModel, build_window_model
 
-LENGTHS = (2, 3, 4, 6, 8)  # of the windows, in intervals
+LENGTHS, LENGTHS_IN_INTEGERS = (2, 3, 4, 6, 8), (2, 4, 8)  # of the windows, in intervals
 MOST_BOUNDARIES = 24
 WORTH = 2e-6  # share of the cost that some of the last rounds must have gained for another
 PATIENCE = 4  # rounds
@@ -78,14 +78,17 @@ class WindowBound:
     @property
     def boundaries(self) -> tuple[int, ...]:
         """The fewest whose bound is nearly the best one: with them a program in integers is much smaller."""
-        if self.best is None:
-            return tuple(self._boundaries)
-        enough = self.best.bound * (1 - NEARLY)
-        return tuple(next(proof.boundaries for proof in self._proofs if proof.bound >= enough))
+        return self.fewest_boundaries(0 if self.best is None else self.best.bound * (1 - NEARLY))
 
-    def model(self, boundaries: Sequence[int]) -> WindowModel:
-        """The relaxation with these boundaries and windows of several lengths."""
-        return build_window_model(self._arrays, self.problem.budget_bytes, boundaries, _windows(len(boundaries)))
+    def fewest_boundaries(self, bound: float) -> tuple[int, ...]:
+        """The fewest boundaries whose LP proves `bound`, at most the best bound; without any bound the present ones."""
+        return tuple(next((proof.boundaries for proof in self._proofs if proof.bound >= bound), self._boundaries))
+
+    def model(self, boundaries: Sequence[int], lengths: Sequence[int] = LENGTHS) -> WindowModel:
+        """The relaxation with these boundaries and windows of these lengths."""
+        n = len(boundaries)
+        windows = [(k, k + length - 1) for length in lengths for k in range(n - length + 1)]
+        return build_window_model(self._arrays, self.problem.budget_bytes, boundaries, windows)
 
     def _round(self, deadline: float, on_bound: Callable[[BoundCertificate], None], stop: Callable[[], bool]) -> bool:
         """One LP, and the boundary for the next; whether it came to its end."""
@@ -111,10 +114,6 @@ class WindowBound:
         return True
 
 
-def _windows(n_boundaries: int) -> list[tuple[int, int]]:
-    return [(k, k + length - 1) for length in LENGTHS for k in range(n_boundaries - length + 1)]
-
-
 def solve_windows(
     model: WindowModel, deadline: float, should_stop: Callable[[], bool]
 ) -> tuple[np.ndarray, np.ndarray] | None:  # fmt: skip
@@ -138,16 +137,22 @@ def _certify(problem: Problem, model: WindowModel, y: np.ndarray) -> BoundCertif
     """Round the multipliers to integers over a common denominator and count exactly what they prove."""
     graph = model.arrays.graph
     denominator = denominator_for(float(np.min(y[y > 0], initial=1.0)))
-    multipliers: dict[str, list[list[int]]] = {name: [] for name in NAMES}
-    for row in np.nonzero(y > 0)[0].tolist():
-        name, amount = NAMES[model.row_kind[row]], int(y[row] * denominator)
-        if amount:
-            multipliers[name].append([*model.row_key[row, : KINDS[WINDOW_FORMAT][name]].tolist(), amount])
+    multipliers = multipliers_of(model, y, denominator)
     bound = proven_bound(graph, problem.budget_bytes, problem.scope, multipliers, denominator, model.boundaries)
     return BoundCertificate(
         problem.graph.name, problem.graph.sha256(), problem.budget_bytes, problem.scope, bound, denominator,
         multipliers, model.boundaries,
     )  # fmt: skip
+
+
+def multipliers_of(model: WindowModel, y: np.ndarray, denominator: int) -> dict[str, list[list[int]]]:
+    """[kind of rows] the multipliers `y` [rows] as a certificate holds them, rounded down."""
+    multipliers: dict[str, list[list[int]]] = {name: [] for name in NAMES}
+    for row in np.nonzero(y > 0)[0].tolist():
+        name, amount = NAMES[model.row_kind[row]], int(y[row] * denominator)
+        if amount:
+            multipliers[name].append([*model.row_key[row, : KINDS[WINDOW_FORMAT][name]].tolist(), amount])
+    return multipliers
 
 
 def next_boundary(model: WindowModel, x: np.ndarray) -> int | None:

@@ -53,6 +53,60 @@ def interior_point(
     return np.clip(answer.x, 0.0, 1.0), np.maximum(answer.row_dual, 0.0)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Vertex:
+    """What `Simplex` found.
+
+    Attributes:
+        x: [n] the columns; None if there is no solution.
+        row_dual: [rows] multipliers, none below 0; without a solution a ray: a large multiple proves any bound.
+        basis: to start from in a similar program.
+    """
+
+    x: np.ndarray | None
+    row_dual: np.ndarray
+    basis: Any
+
+
+class Simplex:
+    """A linear program, ``matrix x >= row_lower``, that is solved often, each time with other bounds of its columns."""
+
+    def __init__(self, program: Program) -> None:
+        self._highs = _load(program)
+        self._columns = np.arange(len(program.cost), dtype=np.int32)
+        for option, value in {"solver": "simplex", "presolve": "off", "threads": 1}.items():
+            self._highs.setOptionValue(option, value)
+
+    def solve(
+        self, lower: np.ndarray, upper: np.ndarray, *, basis: Any = None, enough: float = np.inf, time_limit_s: float
+    ) -> Vertex | None:
+        """Solve by the dual simplex method; None if it did not end in time.
+
+        Args:
+            lower, upper: [n] of the columns.
+            basis: of an earlier vertex.
+            enough: an objective above which the solve may end.
+        """
+        import highspy
+
+        highs, statuses = self._highs, highspy.HighsModelStatus
+        highs.changeColsBounds(len(self._columns), self._columns, lower, upper)
+        if basis is not None:
+            highs.setBasis(basis)
+        highs.setOptionValue("objective_bound", enough)
+        highs.setOptionValue("time_limit", highs.getRunTime() + max(0.1, time_limit_s))
+        highs.run()
+        status = highs.getModelStatus()
+        if status == statuses.kInfeasible:
+            _, exists, ray = highs.getDualRay()
+            return Vertex(None, np.maximum(np.asarray(ray), 0.0), None) if exists else None
+        if status not in (statuses.kOptimal, statuses.kObjectiveBound):
+            return None
+        solution = highs.getSolution()
+        x, row_dual = np.asarray(solution.col_value), np.asarray(solution.row_dual)
+        return Vertex(np.clip(x, 0.0, 1.0), np.maximum(row_dual, 0.0), highs.getBasis())
+
+
 def solve_program(
     program: Program,
     options: Mapping[str, Any],

@@ -131,6 +131,18 @@ class WindowModel:
         """The greatest common divisor of the sizes of all values that have a column."""
         return math.gcd(*self.arrays.size[(self.S >= 0).any(axis=0)].tolist()) or 1
 
+    @cached_property
+    def columns(self) -> list[tuple[str, int, int, int]]:
+        """[n] what each column stands for: ("S", k, k, v), or ("R", k, m, i) with the shortest window."""
+        names = [("", 0, 0, 0)] * len(self.cost)
+        for k, columns in enumerate(self.S):
+            for v in np.nonzero(columns >= 0)[0].tolist():
+                names[columns[v]] = ("S", k, k, v)
+        for (k, m), columns in sorted(self.R.items(), key=lambda item: item[0][1] - item[0][0], reverse=True):
+            for i in np.nonzero(columns >= 0)[0].tolist():
+                names[columns[i]] = ("R", k, m, i)
+        return names
+
     def scaled(self) -> tuple[Program, np.ndarray, float]:
         """(the linear program for a solver, [rows] factor of each row, factor of the cost)."""
         cost_scale = scale_of(float(self.cost.sum(dtype=np.float64)))

@@ -10,7 +10,7 @@ from typing import Any
 
 from remat.bounds.lp import SMALL_COLUMNS, expected_seconds, lower_bound, model_columns
 from remat.bounds.min_budget import min_budget
-from remat.bounds.window_milp import raise_bound
+from remat.bounds.window_integers import Listener, raise_bound
 from remat.bounds.windows import WindowBound
 from remat.certificate import BoundCertificate
 from remat.context import Context
@@ -40,7 +40,7 @@ REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILP
 # Of the time, for the window relaxation: its first round, those before anything else, and those after the first
 # restricted MILPs; rounds of it in a run that repeats exactly.
 WINDOW_SHARE_FIRST, WINDOW_SHARE, WINDOW_SHARE_LATER, WINDOW_ROUNDS = 0.5, 0.05, 0.3, 8
-WINDOW_MILP_SHARE = 0.6  # of the time that is left then
+WINDOW_INTEGER_SHARE = 0.75  # of the time that is left then
 IN_VAIN = 2  # restricted MILPs without a better plan before the LP bound begins
 PROVER_GRACE_S = 0.3  # to wait for a prover that cannot be interrupted: a presolve ends by itself soon after
 GREEDY_S = 0.1  # most time for a first plan
@@ -176,7 +176,7 @@ class _Run:
             return
         self._window_bound(context.until(context.share_ends(WINDOW_SHARE_LATER)))
         if not done():
-            self._window_milp(context.until(context.share_ends(WINDOW_MILP_SHARE)))
+            self._window_integers(context.until(context.share_ends(WINDOW_INTEGER_SHARE)))
         if not done() and self._lp_bound(context) and not done():
             self._whole_milp(context)
         if not done():
@@ -206,14 +206,17 @@ class _Run:
         self.stats |= {"window_rounds": self.windows.rounds, "window_columns": self.windows.columns}
         return True
 
-    def _window_milp(self, context: Context) -> None:
+    def _window_integers(self, context: Context) -> None:
         """The window relaxation in integers, for graphs without implementations."""
-        if not context.problem.graph.has_implementations:
-            self.stats["window_milps"] = raise_bound(
-                self.windows, context.incumbent, context.deadline, should_stop=lambda: self._done(context),
-                on_bound=lambda bound: context.offer_bound(bound, "window MILP"),
-                on_plan=lambda plan: context.offer(plan, "window MILP"),
-            )  # fmt: skip
+        if context.problem.graph.has_implementations:
+            return
+        listener = Listener(
+            on_proof=partial(self._bound, context, "window tree"),
+            on_bound=lambda bound: context.offer_bound(bound, "window MILP"),
+            on_plan=lambda plan: context.offer(plan, "windows in integers"),
+            should_stop=partial(self._done, context),
+        )
+        self.stats["window_programs"] = raise_bound(self.windows, context.incumbent, context.deadline, listener)
 
     def _lp_bound(self, context: Context) -> bool:
         """The LP bound, if it is expected in time; whether it was tried."""

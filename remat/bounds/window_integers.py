@@ -1,23 +1,27 @@
-"""The window relaxation in integers: HiGHS raises the bound that its LP leaves, and points at a plan.
+"""The window relaxation in integers: trees and HiGHS raise the bound that its LP leaves, and point at a plan.
 
-Columns that no plan better than the best one known can use are fixed by their reduced costs. Each solution is carried
-out as late as possible: where it fits the budget it is a plan, otherwise the stage that it exceeds most is the next
-boundary. The bounds hold within HiGHS's tolerances only; there is no certificate. Memory rows get more
-room, because HiGHS may take a row that is met exactly for one that is missed: half a unit, which no integer point can
-use, or a ten-millionth of the budget where that is more. A bound for a larger budget holds for the smaller one.
+Each solution is carried out as late as possible: where it fits the budget it is a plan, otherwise the stage that it
+exceeds most is the next boundary. A tree (`remat.bounds.window_tree`) has a certificate. HiGHS often proves more, but
+within its tolerances only. It gets the columns that a plan better than the best one known can use. Its memory rows
+have more room, because it may take a row that is met exactly for one that is missed: half a unit, which no
+integer point can use, or a ten-millionth of the budget where that is more. A bound for a larger budget holds for the
+smaller one.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from remat.bounds.windows import WindowBound, next_boundary, solve_windows
+from remat.bounds.window_tree import ENOUGH, Tree
+from remat.bounds.windows import LENGTHS_IN_INTEGERS, WindowBound, next_boundary, solve_windows
+from remat.certificate import BoundCertificate
 from remat.incumbent import Incumbent
 from remat.plan import Plan
+from remat.problem import Problem
 from remat.programs.highs import solve_program
 from remat.programs.program import TOLERANCE, least_whole
 from remat.programs.windows import MEMORY, WindowModel
@@ -27,33 +31,84 @@ GAP = 2e-5  # of a program, below the gap that counts as optimal
 ROOM = 100 * TOLERANCE  # beside a scaled budget of 1000: a solver can tell it from its tolerance
 SMALL = 1e-5  # scaled bytes, a hundred-millionth of the budget: a value below it may always be held
 CERTAIN = 0.5  # a column of an integer solution is 1 above it
+BEGIN = 0.15  # the first round has the fewest boundaries whose gap is so much above the least
+TREE_SHARE, MILP_SHARE = 0.25, 0.5  # of the time that is left, for each tree and each program
 
 
-def raise_bound(
-    windows: WindowBound, known: Incumbent, deadline: float, *, on_bound: Callable[[int], object],
-    on_plan: Callable[[Plan], object], should_stop: Callable[[], bool],
-) -> int:  # fmt: skip
-    """Programs with one more boundary each, until one fits the budget or the deadline (monotonic); their number."""
-    boundaries, rounds = list(windows.boundaries), 0
-    while boundaries and not should_stop() and time.monotonic() < deadline:
-        model = windows.model(boundaries)
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What becomes of the findings of `raise_bound`.
+
+    Attributes:
+        on_proof: gets each tree's certificate.
+        on_bound: gets each bound of HiGHS.
+        on_plan: gets the plan of each optimum in integers.
+        should_stop: is asked between the steps and in them.
+    """
+
+    on_proof: Callable[[BoundCertificate], object]
+    on_bound: Callable[[int], object]
+    on_plan: Callable[[Plan], object]
+    should_stop: Callable[[], bool]
+
+
+def raise_bound(windows: WindowBound, known: Incumbent, deadline: float, listener: Listener) -> int:
+    """Rounds with one more boundary each, until one ends with a plan, or the deadline (monotonic); their number.
+
+    A round is a tree, and a program for HiGHS if the tree is left open.
+    """
+    boundaries, rounds = list(_first_boundaries(windows, known)), 0
+    while boundaries and not listener.should_stop() and time.monotonic() < deadline:
+        model = windows.model(boundaries, LENGTHS_IN_INTEGERS)
         if len(model.cost) > MOST_COLUMNS:
             break
-        solved = solve_windows(model, deadline, should_stop)
-        if solved is None:
-            break
-        x, bound, ended = _solve(model, solved[1], known.cost, deadline, should_stop)
+        point = _round(windows.problem, model, known.cost, deadline, listener)
         rounds += 1
-        if bound is not None:
-            on_bound(bound)
-        if x is None or not ended:
-            break
-        on_plan(plan_of(model, x))
-        stage = next_boundary(model, x)
+        stage = None if point is None else next_boundary(model, point)
         if stage is None:
             break
         boundaries = sorted([*boundaries, stage])
     return rounds
+
+
+def _round(
+    problem: Problem, model: WindowModel, best: int | None, deadline: float, listener: Listener
+) -> np.ndarray | None:  # fmt: skip
+    """[n] the optimum in integers, or else the LP's point where the bound is least; None if no plan is cheaper."""
+    solved = solve_windows(model, deadline, listener.should_stop)
+    if solved is None:
+        return None
+    point, y = solved
+    whole: np.ndarray | None = None
+    if best is not None:
+        tree = Tree(model, y, (1 - ENOUGH) * best)
+        whole = tree.run(_share(TREE_SHARE, deadline), listener.should_stop)
+        listener.on_proof(tree.certificate(problem))
+        if tree.weakest is None:
+            return None
+        point = tree.weakest
+    if whole is None and not listener.should_stop():
+        found, bound, ended = _solve(model, y, best, _share(MILP_SHARE, deadline), listener.should_stop)
+        if bound is not None:
+            listener.on_bound(bound)
+        if ended and found is None:
+            return None
+        whole = found if ended else None
+    if whole is None:
+        return point
+    listener.on_plan(plan_of(model, whole))
+    return whole
+
+
+def _first_boundaries(windows: WindowBound, known: Incumbent) -> tuple[int, ...]:
+    if known.cost is None or windows.best is None:
+        return windows.boundaries
+    return windows.fewest_boundaries(known.cost - (1 + BEGIN) * (known.cost - windows.best.bound))
+
+
+def _share(share: float, deadline: float) -> float:
+    """The monotonic time at which this share of the time that is left is over."""
+    return time.monotonic() + share * (deadline - time.monotonic())
 
 
 def _solve(

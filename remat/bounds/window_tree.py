@@ -1,0 +1,257 @@
+"""Branch and bound over the window relaxation: a bound in integers that comes with a certificate.
+
+Each node fixes columns to 0 or 1 and solves the LP from its parent's basis. The multipliers of the LP prove the node's
+bound, and fix every column whose other value would cost more than is wanted. The tree ends where each leaf proves
+enough. Its certificate is the tree itself: `remat.bounds.certificate` counts it again in exact arithmetic.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from remat.bounds.certificate import denominator_for, proven_by_tree
+from remat.bounds.windows import multipliers_of
+from remat.certificate import BoundCertificate, TreeNode
+from remat.incumbent import GAP_TOLERANCE
+from remat.problem import Problem
+from remat.programs.highs import Simplex, Vertex
+from remat.programs.program import ABSOLUTE_TOLERANCE
+from remat.programs.windows import WindowModel
+
+ENOUGH = 0.9 * GAP_TOLERANCE  # gap to the best plan at which a node is closed
+WHOLE = 1e-6  # a column is whole if it is as near to an integer
+TRIED = 8  # columns at a node whose two children are solved, at most
+KNOWN = 4  # tries of a column after which its earlier results are trusted
+MOST_NODES = 300  # of a tree, before the next one with one boundary more
+MOST_ENTRIES = 400_000  # multipliers of a tree, so that its certificate stays within megabytes and seconds
+FREE = -1  # of a column: neither 0 nor 1 is fixed
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Node:
+    """A node; `fixed` [n] is 0, 1 or FREE; the multipliers are those above 0 and their rows.
+
+    Attributes:
+        x: the LP's point, None if the node is closed.
+        branch: (column, node with 0, node with 1), None for a leaf.
+    """
+
+    bound: float
+    fixed: np.ndarray
+    rows: np.ndarray
+    multipliers: np.ndarray
+    x: np.ndarray | None
+    basis: Any
+    branch: tuple[int, int, int] | None = None
+
+
+class Tree:
+    """A branch and bound: `begin`, then `run` or `branch`.
+
+    Attributes:
+        nodes: the first one is the root, and children come after their parents.
+        entries: multipliers of all nodes.
+    """
+
+    def __init__(self, model: WindowModel, y: np.ndarray, enough: float) -> None:
+        """`y` [rows] are multipliers of the LP, `enough` the bound at which a node is closed."""
+        self.model, self.enough = model, enough
+        program, self._row_scale, self._cost_scale = model.scaled()
+        self._simplex = Simplex(program)
+        self._total = model.arrays.graph.total_cost
+        self._transposed = model.matrix.T.astype(np.float64).tocsr()
+        self._cost, self._lower = model.cost.astype(np.float64), model.row_lower.astype(np.float64)
+        self._little = 1e-9 * enough
+        self._gain, self._tries = np.zeros((2, len(self._cost))), np.zeros((2, len(self._cost)))
+        self.nodes: list[_Node] = []
+        self.entries = 0
+        self._open: list[tuple[float, int]] = []
+        everything = np.full(len(self._cost), FREE, dtype=np.int8)
+        bound, fixed = self._judge(y, everything)
+        self._add(_Node(bound, fixed, *_sparse(y), None, None))
+
+    @property
+    def bound(self) -> float:
+        """Least bound of a leaf."""
+        return min((node.bound for node in self.nodes if node.branch is None), default=self.enough)
+
+    def run(self, deadline: float, should_stop: Callable[[], bool], most_nodes: int = MOST_NODES) -> np.ndarray | None:
+        """Branch until every leaf is closed, or the limits. Returns an integer point [n] that is cheaper, if found."""
+        if len(self.nodes) == 1 and not self._open and not self.begin(deadline):
+            return None
+        while self._open and self._open[0][0] < self.enough and not should_stop():
+            if time.monotonic() > deadline or self.entries > MOST_ENTRIES or len(self.nodes) > most_nodes:
+                break
+            x, node = self.weakest, self.nodes[self._open[0][1]]
+            assert x is not None
+            fractional = np.nonzero((np.minimum(x, 1 - x) > WHOLE) & (node.fixed == FREE))[0]
+            if not len(fractional):
+                return x
+            if not self.branch(fractional, deadline):
+                break
+        return None
+
+    @property
+    def weakest(self) -> np.ndarray | None:
+        """[n] the LP's point at the open leaf with the least bound; None if every leaf is closed."""
+        return self.nodes[self._open[0][1]].x if self._open else None
+
+    def branch(self, columns: np.ndarray, deadline: float) -> bool:
+        """Branch the open leaf with the least bound on the best of these columns; whether there was time for it."""
+        place = self._open[0][1]
+        found = self._best_branch(self.nodes[place], columns, deadline)
+        if found is None:
+            return False
+        heapq.heappop(self._open)
+        column, (zero, one) = found
+        self.nodes[place] = replace(
+            self.nodes[place], branch=(column, self._add(zero), self._add(one)), x=None, basis=None
+        )
+        return True
+
+    def begin(self, deadline: float) -> bool:
+        """Solve the LP with the columns that are left; whether there was time for it.
+
+        The root's multipliers fix columns, and those of this LP presume that. One of the columns therefore becomes the
+        root's branch: one child is closed, and the other one is the LP.
+        """
+        root = self.nodes[0]
+        solved = self._solve(root.fixed, None, deadline)
+        if solved is None:
+            return False
+        child = self._node(solved, root.fixed, root.bound)
+        decided = np.nonzero(root.fixed != FREE)[0]
+        if not len(decided):
+            self.nodes.clear()
+            self._add(child)
+        elif root.bound < self.enough:
+            column = int(decided[0])
+            closed = replace(root, bound=self.enough)
+            children = (closed, child) if root.fixed[column] else (child, closed)
+            self.nodes[0] = replace(root, branch=(column, self._add(children[0]), self._add(children[1])))
+        return True
+
+    def _best_branch(
+        self, node: _Node, columns: np.ndarray, deadline: float
+    ) -> tuple[int, tuple[_Node, _Node]] | None:  # fmt: skip
+        """The column that raises both children's bounds most, of those tried, and the children; None if out of time."""
+        assert node.x is not None
+        tries = np.minimum(self._tries[0], self._tries[1])
+        seen = np.maximum(self._tries, 1)
+        mean = np.maximum(self._gain.sum(axis=1) / np.maximum(self._tries.sum(axis=1), 1), self._little)
+        rate = np.where(self._tries > 0, self._gain / seen, mean[:, None])
+        x = node.x[columns]
+        expected = np.maximum(rate[:, columns] * np.stack([x, 1 - x]), self._little)
+        score = expected[0] * expected[1]
+        best: tuple[float, int, tuple[_Node, _Node] | None] | None = None
+        for place in np.argsort(-score, kind="stable")[:TRIED].tolist():
+            column = int(columns[place])
+            if tries[column] >= KNOWN:
+                if best is None or score[place] > best[0]:
+                    best = (float(score[place]), column, None)
+                continue
+            children = self._children(node, column, deadline)
+            if children is None:
+                return None
+            gains = [max(min(child.bound, self.enough) - node.bound, self._little) for child in children]
+            if best is None or gains[0] * gains[1] > best[0]:
+                best = (gains[0] * gains[1], column, children)
+            if min(child.bound for child in children) >= self.enough:
+                break
+        assert best is not None
+        children = best[2] or self._children(node, best[1], deadline)
+        return None if children is None else (best[1], children)
+
+    def _children(self, node: _Node, column: int, deadline: float) -> tuple[_Node, _Node] | None:
+        """The nodes with 0 and with 1 for the column; None if out of time."""
+        assert node.x is not None
+        found = []
+        for side in (0, 1):
+            fixed = node.fixed.copy()
+            fixed[column] = side
+            solved = self._solve(fixed, node.basis, deadline)
+            if solved is None:
+                return None
+            child = self._node(solved, fixed, node.bound)
+            distance = 1 - node.x[column] if side else node.x[column]
+            self._gain[side, column] += (min(child.bound, self.enough) - node.bound) / max(distance, WHOLE)
+            self._tries[side, column] += 1
+            found.append(child)
+        return found[0], found[1]
+
+    def _solve(self, fixed: np.ndarray, basis: Any, deadline: float) -> Vertex | None:
+        enough = (self.enough - self._total) * self._cost_scale + ABSOLUTE_TOLERANCE
+        lower, upper = (fixed == 1).astype(np.float64), (fixed != 0).astype(np.float64)
+        return self._simplex.solve(lower, upper, basis=basis, enough=enough, time_limit_s=deadline - time.monotonic())
+
+    def _node(self, solved: Vertex, fixed: np.ndarray, least: float) -> _Node:
+        """The node of a solved LP; its bound is at least its parent's, `least`."""
+        y = solved.row_dual * self._row_scale / self._cost_scale
+        if solved.x is None:
+            y = self._multiple(solved.row_dual * self._row_scale, fixed)
+        bound, more = self._judge(y, fixed)
+        bound = max(bound, least)
+        if bound >= self.enough:
+            return _Node(bound, fixed, *_sparse(y), None, None)
+        return _Node(bound, more, *_sparse(y), solved.x, solved.basis)
+
+    def _judge(self, y: np.ndarray, fixed: np.ndarray) -> tuple[float, np.ndarray]:
+        """(the bound that multipliers prove, the columns fixed by them)."""
+        reduced = self._cost - self._transposed @ y
+        least = np.where(fixed == 1, reduced, np.where(fixed == 0, 0.0, np.minimum(0.0, reduced)))
+        bound = self._total + float(y @ self._lower + least.sum())
+        decided = (fixed == FREE) & (bound + np.abs(reduced) >= self.enough)
+        return bound, np.where(decided, reduced < 0, fixed).astype(np.int8)
+
+    def _multiple(self, ray: np.ndarray, fixed: np.ndarray) -> np.ndarray:
+        """The multiple of a ray that proves enough; the ray itself if it proves nothing."""
+        weight = -(self._transposed @ ray)
+        least = np.where(fixed == 1, weight, np.where(fixed == 0, 0.0, np.minimum(0.0, weight)))
+        slope = float(ray @ self._lower + least.sum())
+        return ray * (2 * self.enough / slope) if slope > 0 else ray
+
+    def _dense(self, node: _Node) -> np.ndarray:
+        y = np.zeros(len(self._lower))
+        y[node.rows] = node.multipliers
+        return y
+
+    def _add(self, node: _Node) -> int:
+        """Append a node to the list, and to the open ones unless it is closed; its place."""
+        self.nodes.append(node)
+        self.entries += len(node.rows)
+        if node.x is not None:
+            heapq.heappush(self._open, (node.bound, len(self.nodes) - 1))
+        return len(self.nodes) - 1
+
+    def certificate(self, problem: Problem) -> BoundCertificate:
+        """The tree with whole multipliers, and the bound that it proves in exact arithmetic."""
+        names = self.model.columns
+        tree = []
+        for node in self.nodes:
+            denominator = denominator_for(float(np.min(node.multipliers, initial=1.0)))
+            multipliers = multipliers_of(self.model, self._dense(node), denominator)
+            column, zero, one = (None, 0, 0) if node.branch is None else (names[node.branch[0]], *node.branch[1:])
+            tree.append(TreeNode(denominator, multipliers, column, zero, one))
+        graph, boundaries = self.model.arrays.graph, self.model.boundaries
+        claim = int(min(self.bound, self.enough)) + 1
+        while True:  # a smaller claim fixes more columns, so that it ends after a few rounds
+            proven = proven_by_tree(graph, problem.budget_bytes, problem.scope, tree, boundaries, claim)
+            if proven >= claim:
+                break
+            claim = proven
+        return BoundCertificate(
+            problem.graph.name, problem.graph.sha256(), problem.budget_bytes, problem.scope, claim, 1, {}, boundaries,
+            tuple(tree),
+        )  # fmt: skip
+
+
+def _sparse(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(rows, multipliers) of those above 0."""
+    rows = np.nonzero(y > 0)[0]
+    return rows, y[rows]
