@@ -6,7 +6,6 @@ strategies; these run wherever the store has no row of theirs for this code, tim
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from dataclasses import replace
@@ -88,7 +87,7 @@ def stored_problems(store: Store, settings: Settings) -> list[tuple[Row, list[in
         row = store.read_row(path.stem)
         if row is None or (row.scope, row.accounting) != (settings.scope, settings.accounting):
             continue
-        if "cost_cap" in json.loads(row.stats):
+        if row.cost_cap is not None:
             continue  # its solve ended once the cost cap was decided, so that it has no result to rank
         sha = row.graph_sha256
         budgets.setdefault(sha, set()).add(row.budget_bytes)
