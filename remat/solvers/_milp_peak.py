@@ -23,8 +23,7 @@ from remat.bounds.peak import peak_bound
 from remat.context import Context
 from remat.errors import Skip
 from remat.plan import Plan, Scope
-from remat.programs.backends import highs_options
-from remat.programs.highs import solve_program
+from remat.programs.highs import highs_options, solve_program
 from remat.programs.program import TOLERANCE, Program, least_whole, scale_of
 from remat.programs.staged import MEMORY, StagedModel, build_staged_model
 from remat.simulator import simulate

@@ -16,9 +16,8 @@ import numpy as np
 
 from remat.context import Context
 from remat.plan import Plan, Scope
-from remat.programs.backends import Limits, highs_options
-from remat.programs.highs import Answer, solve_program
-from remat.programs.program import TOLERANCE, half_unit_is_lost, least_whole
+from remat.programs.highs import Answer, highs_options, solve_program
+from remat.programs.program import TOLERANCE, Limits, half_unit_is_lost, least_whole
 from remat.programs.staged import StagedModel, build_staged_model, stages_of
 from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
