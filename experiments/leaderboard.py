@@ -24,7 +24,7 @@ from experiments.row import Row
 from experiments.settings import RUNS_FOLDER, STORE_FOLDER, Settings
 from experiments.solving import GraphRun
 from experiments.store import Store, write_json
-from remat.cost.gpu import Gpu, gpus, load_gpu
+from remat.cost.gpu import Gpu, gpu_names, load_gpu
 from remat.errors import InvalidInput
 from remat.registry import get_strategy
 
@@ -105,4 +105,4 @@ def stored_problems(store: Store, settings: Settings) -> list[tuple[Row, list[in
 
 def _gpu(row: Row, otherwise: Gpu) -> Gpu:
     """The device of the row's costs, because it is part of a row's key."""
-    return load_gpu(row.gpu) if row.gpu in gpus() else replace(otherwise, name=row.gpu)
+    return load_gpu(row.gpu) if row.gpu in gpu_names() else replace(otherwise, name=row.gpu)

@@ -100,7 +100,7 @@ def matrix_dtype(kind: str, dtype: str, gpu: Gpu) -> str:
     return "float32"
 
 
-def gpus() -> list[str]:
+def gpu_names() -> list[str]:
     """Names of the devices that come with remat."""
     return sorted(path.stem for path in GPU_FOLDER.glob("*.json"))
 
@@ -112,8 +112,8 @@ def describe_gpu(name: str) -> dict[str, Any]:
         UnknownName: with the nearest names.
         InvalidInput: the file does not describe a device.
     """
-    if name not in gpus():
-        raise unknown_name("gpu", name, gpus())
+    if name not in gpu_names():
+        raise unknown_name("gpu", name, gpu_names())
     path = GPU_FOLDER / f"{name}.json"
     content = read_json(path)
     names = {f.name for f in fields(Gpu)}
