@@ -136,7 +136,7 @@ def stages_beyond(plan: Plan, running_bytes: np.ndarray, budget_bytes: int) -> s
 
 
 def limits_of(context: Context, mip_gap: float) -> Limits:
-    """Limits of a MILP within the time left; solvers overrun, and the plan takes a moment."""
+    """Limits of a MILP within the time left, less a margin: solvers overrun, and reading the plan takes time."""
     left = context.remaining_s()
     time_s = max(0.05, min(left - MARGIN_S, 0.96 * left, 1e7))
     return Limits(time_s, context.solver_threads, context.options.seed, mip_gap, context.options.work_limit)

@@ -55,7 +55,7 @@ def workspace(description: dict[str, Any], device: str) -> int:
 
 
 def _asked_for(made: Any, description: dict[str, Any]) -> Any:
-    """Outputs without those that the mask leaves out, which a convolution's backward kernels make nevertheless."""
+    """The outputs that the call asks for; a convolution's backward kernels also make those that its mask excludes."""
     mask = description["args"][-1] if "_backward" in description["op"] and description["args"] else None
     if isinstance(mask, list) and isinstance(made, tuple | list) and [type(x) for x in mask] == [bool] * len(made):
         return [x for x, is_asked in zip(made, mask, strict=True) if is_asked]
@@ -63,7 +63,7 @@ def _asked_for(made: Any, description: dict[str, Any]) -> Any:
 
 
 def peak_of(run: Callable[[], Any], device: str) -> tuple[Any, int]:
-    """(the result of `run`, most bytes that PyTorch's allocator held meanwhile beyond those from before)."""
+    """(the result of `run`, the most bytes that PyTorch's allocator held during the run above those held before)."""
     if device == "cuda":
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
