@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.results import WITH_PLAN, Frame, options_of, stats_of
+from analysis.results import WITH_PLAN, Frame, options_of
 from remat.incumbent import GAP_TOLERANCE
+from remat.solution import Ending
 
 WORST = 10.0  # in the geometric mean, a higher ratio and a problem without a plan count as this
 LEAST_SHARED = 0.5  # all ranked entrants have attempted at least this share of the problems
@@ -111,11 +112,9 @@ def count_rows(rows: Frame, families: Sequence[str] = ()) -> Counted:
     Args:
         families: strategies that ignore the budget; their latest row counts, with any time limit and seed.
     """
-    stats = stats_of(rows)
-    capped = pd.Series([one.get("cost_cap") is not None for one in stats], index=rows.index, dtype=bool)
-    was_cut = [one.get("ended") in ("interrupted", "crashed") for one in stats]
-    cut_short = pd.Series(was_cut, index=rows.index, dtype=bool)[~capped]
+    capped = rows["cost_cap"].notna()
     rows = rows[~capped]
+    cut_short = rows["ended"].isin([Ending.INTERRUPTED, Ending.CRASHED])
     rows = rows.assign(options=options_of(rows))
     keys = rows[list(SAME_SOLVE)].copy()
     keys.loc[keys["strategy"].isin(families), ["time_limit_s", "seed"]] = 0
@@ -131,7 +130,7 @@ def count_rows(rows: Frame, families: Sequence[str] = ()) -> Counted:
 
 def without_proofs_of_others(rows: Frame) -> Frame:
     """The rows without borrowed proofs: a solve that ended by the proof of another strategy has proven nothing."""
-    borrowed = ["proof_from" in stats for stats in stats_of(rows)]
+    borrowed = rows["proof_from"].notna()
     own_status = np.where(rows["cost"].notna(), "FEASIBLE", "NO_PLAN")
     return rows.assign(
         status=rows["status"].mask(borrowed, own_status),

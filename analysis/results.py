@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
+from analysis.old_rows import upgrade
 from analysis.style import order_of
 from remat.errors import InvalidInput, InvalidPlan
 from remat.files import read_json as read_plain_json
@@ -30,13 +31,16 @@ ROW_COLUMNS = (
 RATIOS = ("gap", "overhead", "wall_s", "time_limit_s")
 NUMBERS = (
     "budget_bytes", "cost", "bound", "peak_bytes", "plan_from", "total_cost", "store_all_peak_bytes", "fixed_bytes",
-    "n_operations", "n_edges", "gpu_memory_bytes", "batch_size", "seed", "threads", *RATIOS,
+    "n_operations", "n_edges", "gpu_memory_bytes", "batch_size", "seed", "threads", "peak_bound_bytes", "cost_cap",
+    *RATIOS,
 )  # fmt: skip
 PAPERS_HEURISTICS = (
     "checkpoint_all", "checkpoint_all_ap", "checkpoint_last", "griewank", "chen_sqrtn", "chen_greedy", "ap_sqrtn",
     "ap_greedy",
 )  # fmt: skip
-STORE_COLUMNS = ("graph_name", "seed", "time_limit_s", "stats", "finished_at")  # also needed where runs are mixed
+STORE_COLUMNS = (  # also needed where runs are mixed
+    "graph_name", "seed", "time_limit_s", "options", "ended", "proof_from", "cost_cap", "finished_at",
+)  # fmt: skip
 FAMILY_COLUMNS = ("strategy", "graph_sha256", "parameters", "cost", "overhead", "peak_bytes", "accounting")
 
 
@@ -190,11 +194,6 @@ def read_store_rows(store: Path) -> tuple[Frame, list[str]]:
     return _frame(records, (*ROW_COLUMNS, *STORE_COLUMNS)), left_out
 
 
-def stats_of(rows: Frame) -> list[dict[str, Any]]:
-    """The statistics that each row's solve stored; none where the rows lack the column."""
-    return [json.loads(text or "{}") for text in rows["stats"]] if "stats" in rows else []
-
-
 def distinct(rows: Frame, column: str) -> list[str]:
     """The texts in a column without '' and repeats, sorted; none where the rows lack the column."""
     return sorted({str(value) for value in rows[column].dropna()} - {""}) if column in rows else []
@@ -202,7 +201,7 @@ def distinct(rows: Frame, column: str) -> list[str]:
 
 def options_of(rows: Frame) -> list[str]:
     """The options given to each row's strategy, as ``name=value, ...``; '' for none."""
-    given = [stats.get("options") or {} for stats in stats_of(rows)]
+    given = [json.loads(text or "{}") for text in rows["options"]] if "options" in rows else []
     return [", ".join(f"{key}={value}" for key, value in sorted(options.items())) for options in given]
 
 
@@ -224,7 +223,7 @@ def _read_tables(folder: Path, keys: list[str], columns: tuple[str, ...]) -> tup
 
 
 def _read_records(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
-    records = read_table(path).to_pylist()
+    records = [upgrade(record) for record in read_table(path).to_pylist()]
     absent = [column for column in columns if records and column not in records[0]]
     if absent:
         raise InvalidInput(f"{path}: lacks the columns {', '.join(absent)}")

@@ -36,7 +36,7 @@ from experiments.progress import SolveProgress
 from experiments.provenance import provenance
 from experiments.row import Row
 from experiments.settings import STORE_FOLDER, Settings
-from experiments.solving import GraphRun, is_contradicted
+from experiments.solving import GraphRun
 from experiments.store import Store
 from remat import Graph, load_graph
 from remat.errors import RematError
@@ -181,7 +181,7 @@ def solve(case: Case, settings: Settings, store: Store) -> Comparison:
         graph_run = GraphRun(Subject(case.graph), settings, "bench", store, engine, progress, plain_peak(case.graph))
         row = run_single(graph_run, case.budget_bytes)[0][0]
     store.write_graph(case.graph)
-    if is_contradicted(row):
+    if row.contradicted:
         raise SystemExit(f"bench: {case.instance} at {case.budget}: {row.message}")
     return Comparison(case, row)
 

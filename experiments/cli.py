@@ -117,9 +117,10 @@ def _parse_flags(argv: list[str]) -> argparse.Namespace:
 
 
 def check(overrides: Sequence[str], *, multirun: bool) -> list[Settings]:
-    """Checked settings for every value on the command line.
+    """Check every value on the command line; returns the settings of each checked configuration.
 
-    In a multirun each listed value is checked once, with the first value of the other lists.
+    A multirun has lists of values. Each value is checked once, together with the first value of every other list, not
+    in all combinations.
 
     Raises:
         InvalidInput: one line; for an unknown name it gives the nearest known ones.

@@ -12,7 +12,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from remat.cost.gpu import describe_gpu, gpus
+from remat.cost.gpu import describe_gpu, gpu_names
 
 CONF_FOLDER = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("model", "gpu", "cost", "experiment", "engine", "logger")
@@ -100,7 +100,7 @@ def register() -> None:
     """Register the schema, the GPUs and the `run_name` resolver with Hydra; repeated calls are fine."""
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
-    for name in gpus():
+    for name in gpu_names():
         store.store(group="gpu", name=name, node=describe_gpu(name))
     OmegaConf.register_new_resolver("run_name", _resolve_run_name, replace=True)
 
@@ -108,7 +108,7 @@ def register() -> None:
 def group_options(group: str) -> list[str]:
     """The names in a group, e.g. ``vgg19`` or ``paper/fig5``."""
     if group == "gpu":  # the library has them, not conf/
-        return gpus()
+        return gpu_names()
     folder = CONF_FOLDER / group
     return sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
 

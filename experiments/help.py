@@ -7,7 +7,7 @@ import textwrap
 import yaml
 
 from experiments.config import CONF_FOLDER, group_options
-from remat.cost.gpu import gpus, load_gpu
+from remat.cost.gpu import gpu_names, load_gpu
 from remat.registry import get_strategy, strategies
 
 _USAGE = """\
@@ -28,7 +28,7 @@ def help_text() -> str:
     parts = [
         _USAGE,
         _section("Models (model=)", {name: _description(name) for name in group_options("model")}),
-        _section("GPUs (gpu=)", {name: _gpu(name) for name in gpus()}),
+        _section("GPUs (gpu=)", {name: _gpu(name) for name in gpu_names()}),
         _section("Strategies (strategies=)", {name: get_strategy(name).summary for name in strategies()}),
     ]
     for title, group in (("Costs (cost=)", "cost"), ("Experiments (experiment=)", "experiment"),

@@ -6,7 +6,6 @@ strategies; these run wherever the store has no row of theirs for this code, tim
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from dataclasses import replace
@@ -25,7 +24,7 @@ from experiments.row import Row
 from experiments.settings import RUNS_FOLDER, STORE_FOLDER, Settings
 from experiments.solving import GraphRun
 from experiments.store import Store, write_json
-from remat.cost.gpu import Gpu, gpus, load_gpu
+from remat.cost.gpu import Gpu, gpu_names, load_gpu
 from remat.errors import InvalidInput
 from remat.registry import get_strategy
 
@@ -88,7 +87,7 @@ def stored_problems(store: Store, settings: Settings) -> list[tuple[Row, list[in
         row = store.read_row(path.stem)
         if row is None or (row.scope, row.accounting) != (settings.scope, settings.accounting):
             continue
-        if "cost_cap" in json.loads(row.stats):
+        if row.cost_cap is not None:
             continue  # its solve ended once the cost cap was decided, so that it has no result to rank
         sha = row.graph_sha256
         budgets.setdefault(sha, set()).add(row.budget_bytes)
@@ -106,4 +105,4 @@ def stored_problems(store: Store, settings: Settings) -> list[tuple[Row, list[in
 
 def _gpu(row: Row, otherwise: Gpu) -> Gpu:
     """The device of the row's costs, because it is part of a row's key."""
-    return load_gpu(row.gpu) if row.gpu in gpus() else replace(otherwise, name=row.gpu)
+    return load_gpu(row.gpu) if row.gpu in gpu_names() else replace(otherwise, name=row.gpu)

@@ -19,7 +19,6 @@ dicts, JSON-ready); `analysis.max_batch_size.draw(documents)` makes a figure of 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -336,4 +335,4 @@ def _learn(search: _BatchSearch, row: Row) -> None:
     known.learn(row)
     if search.kind == "direct":
         known.undecided.clear()
-        known.proven_bytes = max(known.proven_bytes, json.loads(row.stats).get("peak_bound_bytes", 0))
+        known.proven_bytes = max(known.proven_bytes, row.peak_bound_bytes or 0)

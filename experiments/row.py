@@ -14,7 +14,12 @@ class Row:
         experiment: the run that solved it first.
         dtype: the graph's floating-point types, e.g. ``bfloat16+float32``; None without any.
         cost_source: ``modelled``, ``measured`` or ``file``.
-        parameters, stats, versions: JSON objects.
+        parameters, options, stats, versions: JSON objects; `stats` holds numbers for people, which decide nothing.
+        options: given to the strategy; in `parameters` they are mixed with the plan's own.
+        ended: what ended the solve, see `remat.solution.Ending`; '' if it returned by itself.
+        cut_by_clock, contradicted, peak_bound_bytes: see `remat.Solution`.
+        proof_from: the strategy whose proof ended the solve; None otherwise.
+        cost_cap: of the problem; None without one.
         gpu_memory_bytes: of the GPU of the costs.
         plan_file: relative to the store; None without a plan.
         plan_from: budget in bytes for which the plan was found, if it is reused here; None otherwise.
@@ -38,6 +43,7 @@ class Row:
     cost_unit: str
     strategy: str
     parameters: str
+    options: str
     budget_bytes: int
     status: str
     cost: int | None
@@ -48,12 +54,18 @@ class Row:
     plan_file: str | None
     plan_from: int | None
     message: str
+    ended: str
+    cut_by_clock: bool | None
+    contradicted: bool
+    proof_from: str | None
+    peak_bound_bytes: int | None
     wall_s: float
     time_limit_s: float
     seed: int
     threads: int
     scope: str
     accounting: str
+    cost_cap: int | None
     stats: str
     total_cost: int
     store_all_peak_bytes: int

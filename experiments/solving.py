@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from experiments.build import Subject
 from experiments.engine import Engine, Job
@@ -28,7 +27,7 @@ from remat.incumbent import GAP_TOLERANCE, Progress, relative_gap
 from remat.plan import Plan, parse_scope
 from remat.problem import Problem, SolveOptions
 from remat.registry import get_strategy
-from remat.solution import Family, Solution, Status
+from remat.solution import Ending, Family, Solution, Status
 from remat.solving.here import solve_family
 from remat.solving.worker import Known
 from remat.units import format_size
@@ -242,12 +241,7 @@ class GraphRun:
 
     def _row(self, key: str, solution: Solution, plan_file: str | None) -> Row:
         s, subject, graph, where = self.settings, self.subject, self.subject.graph, provenance()
-        stats: Mapping[str, Any] = {**solution.stats, **_endings(solution)}  # on a cluster with the node and its CPU
-        options = s.options.get(solution.strategy, {})
-        if options:  # here too, because in `parameters` they are mixed with the plan's own parameters
-            stats = {**stats, "options": options}
-        if self.cost_cap is not None:
-            stats = {**stats, "cost_cap": self.cost_cap}
+        stats, options = solution.stats, s.options.get(solution.strategy, {})
         return Row(
             key=key, experiment=self.experiment, model=subject.model, framework=subject.framework,
             granularity=subject.granularity, batch_size=subject.batch_size, dtype=subject.dtype, graph_name=graph.name,
@@ -255,26 +249,20 @@ class GraphRun:
             cost_model=subject.cost_model, cost_source=subject.cost_source, cost_unit=graph.cost_unit,
             strategy=solution.strategy,
             parameters=json.dumps({**options, **solution.parameters}, sort_keys=True, default=str),
+            options=json.dumps(dict(options), sort_keys=True, default=str),
             budget_bytes=solution.budget_bytes, status=str(solution.status), cost=solution.cost, bound=solution.bound,
             gap=solution.gap, overhead=solution.overhead, peak_bytes=solution.peak_bytes, plan_file=plan_file,
-            plan_from=None, message=solution.message, wall_s=solution.wall_s, time_limit_s=s.time_limit_s, seed=s.seed,
-            threads=s.threads, scope=s.scope, accounting=s.accounting,
+            plan_from=None, message=solution.message, ended=str(solution.ended), cut_by_clock=solution.cut_by_clock,
+            contradicted=solution.contradicted, proof_from=solution.proof_from or None,
+            peak_bound_bytes=solution.peak_bound_bytes, wall_s=solution.wall_s, time_limit_s=s.time_limit_s,
+            seed=s.seed, threads=s.threads, scope=s.scope, accounting=s.accounting, cost_cap=self.cost_cap,
             stats=json.dumps(dict(stats), sort_keys=True, default=str), total_cost=graph.total_cost,
             store_all_peak_bytes=self.store_all_peak_bytes, fixed_bytes=graph.fixed_bytes, n_operations=len(graph),
             n_edges=graph.n_edges, git_commit=where.git_commit, git_dirty=where.git_dirty, versions=where.versions,
-            cpu=stats.get("cpu", where.cpu), solver_build=solver_build(stats.get("solver")),
+            cpu=stats.get("cpu", where.cpu),  # on a cluster the node's
+            solver_build=solver_build(stats.get("solver")),
             finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )  # fmt: skip
-
-
-def _endings(solution: Solution) -> dict[str, Any]:
-    """How the solve ended, as fields of the column ``stats``: the store's rows have had them there from the start."""
-    fields = {
-        "ended": str(solution.ended),
-        "contradicted": solution.contradicted,
-        "cut_by_clock": solution.cut_by_clock,
-    }
-    return {name: value for name, value in fields.items() if value or (name == "cut_by_clock" and value is not None)}
 
 
 def finished_jobs(
@@ -326,19 +314,14 @@ def _cost_or_last(row: Row) -> float:
 
 def is_final(row: Row) -> bool:
     """Whether another attempt would only repeat the row: false for a failure and for a solve that was cut short."""
-    return row.status in _FINAL and json.loads(row.stats).get("ended") not in ("interrupted", "crashed")
-
-
-def is_contradicted(row: Row) -> bool:
-    """Whether a claim of the strategy (a cost, a bound, or that nothing fits) was refuted."""
-    return bool(json.loads(row.stats).get("contradicted"))
+    return row.status in _FINAL and row.ended not in (Ending.INTERRUPTED, Ending.CRASHED)
 
 
 def contradictions(rows: Sequence[Row]) -> list[str]:
     """Claims that the simulator or another row's plan refutes, one line each."""
     from analysis import claims  # imported late: it imports pandas, which would delay the first line of a run
 
-    failed = [row for row in rows if is_contradicted(row)]
+    failed = [row for row in rows if row.contradicted]
     lines = [f"{row.strategy} at {format_size(row.budget_bytes)}: {row.message}" for row in failed]
     return list(dict.fromkeys(lines)) + claims.contradictions(rows)
 

@@ -152,7 +152,7 @@ def _alone(graph: Graph) -> list[Callable[[], dict[str, float]]]:
         return ms
 
     def call_of(description: dict[str, Any]) -> Callable[[], Any]:
-        return timing._call(description, "cpu")[0]
+        return timing.rebuilt_call(description, "cpu")[0]
 
     return [
         lambda: by_kind(lambda description: timing.time(description, "cpu")),

@@ -89,7 +89,10 @@ def _path(job: dict[str, Any], key: str) -> Path:
 
 
 def _with_samples(measured: dict[str, Any], before: list[tuple[int, int]], n_pass: int, passes: int) -> dict[str, Any]:
-    """The latest samples; after the last pass, or after the first for a slow operation, also its time."""
+    """The fields to store: the latest samples, and the time once it is known.
+
+    A slow operation's time is known after its first pass, any other's after the last pass.
+    """
     if measured["disturbed"]:
         return {"samples": before}
     samples = [*before, (measured["ns"], measured["best_ns"])][-(passes + MORE_PASSES) :]

@@ -105,7 +105,7 @@ class Context:
         return max(1, min(most, int(rate * min(self.options.time_limit_s, LONGEST_S))))
 
     def seconds_for_a_proof(self) -> float:
-        """Longest expected time of a proof that is still begun: the time left; in a repeatable run, `PROOF_SHARE`."""
+        """A longer proof is not begun: the time left, or in a repeatable run `PROOF_SHARE` of the time limit."""
         return PROOF_SHARE * self.options.time_limit_s if self.repeats else self.remaining_s()
 
     def is_cut(self) -> bool:

@@ -293,9 +293,10 @@ class Graph:
 
     def working_set_bytes(self, k: int) -> int:
         """Bytes that operation `k` needs at once with its smallest implementation, fixed bytes included."""
-        return self.fixed_bytes + min(map(self._touched_bytes, self.operations[k].all_implementations))
+        return self.fixed_bytes + min(map(self.touched_bytes, self.operations[k].all_implementations))
 
-    def _touched_bytes(self, implementation: Implementation) -> int:
+    def touched_bytes(self, implementation: Implementation) -> int:
+        """Bytes of inputs, outputs and workspace while `implementation` runs."""
         touched = sum(self.values[v].bytes for v in (*implementation.inputs, *implementation.outputs))
         shared = 0 if implementation.overwrites is None else self.values[implementation.overwrites].bytes
         return touched - shared + implementation.workspace_bytes

@@ -56,8 +56,10 @@ class Outcome:
             from the clock.
         decided: whether a restricted problem was solved to its end.
         message: one line for people.
-        stats: numbers for people, stored in the result row.
+        stats: numbers for people, stored in the result row; no code reads them to decide.
         certificate: proof of the bound, or None.
+        peak_bound_bytes: proven lower bound on the peak of any staged plan within the cost cap, or None.
+        members_memory_bytes: largest resident set of the processes that ran members of the strategy; 0 without any.
     """
 
     candidates: tuple[Candidate, ...] = ()
@@ -69,6 +71,8 @@ class Outcome:
     certificate: BoundCertificate | None = None
     cut_by_clock: bool | None = None
     decided: bool = False
+    peak_bound_bytes: int | None = None
+    members_memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,10 @@ class Solution:
         cut_by_clock: whether the time limit ended a repeatable run, so that another run may differ; None for
             other runs.
         contradicted: the judge refuted a claim of the strategy.
+        proof_from: the strategy whose proof ended the solve, or ''.
+        peak_bound_bytes: proven lower bound on the peak of any staged plan within the cost cap, fixed bytes included;
+            None unless the strategy proves one.
+        solver_memory_bytes: largest resident set of the processes that solved the problem, this one not counted.
     """
 
     status: Status
@@ -140,6 +148,9 @@ class Solution:
     ended: Ending = Ending.RETURNED
     cut_by_clock: bool | None = None
     contradicted: bool = False
+    proof_from: str = ""
+    peak_bound_bytes: int | None = None
+    solver_memory_bytes: int = 0
 
     def __repr__(self) -> str:
         asked = f"{self.status} by {self.strategy}, '{self.graph_name}' within {format_size(self.budget_bytes)}"

@@ -158,8 +158,8 @@ def test_rows_of_one_run_only_are_counted_and_nearer_plans_named(tmp_path: Path)
 
 
 def test_options_tell_rows_apart(tmp_path: Path) -> None:
-    given = json.dumps({"options": {"formulation": "published"}})
-    found = compared(tmp_path, [row(cost=1100)], [row(cost=1100, stats=given)])
+    given = json.dumps({"formulation": "published"})
+    found = compared(tmp_path, [row(cost=1100)], [row(cost=1100, options=given)])
     assert not found.pairs
     assert found.only_b["options"].tolist() == ["formulation=published"]
 

@@ -14,7 +14,7 @@ import pytest
 
 from experiments import roofline_check
 from remat import _profile_worker
-from remat.cost import COST_MODELS, CostWarning, Gpu, Noise, apply_cost, costs_and_noise, gpus, load_gpu, timing
+from remat.cost import COST_MODELS, CostWarning, Gpu, Noise, apply_cost, costs_and_noise, gpu_names, load_gpu, timing
 from remat.cost import profile as profile_module
 from remat.cost.gpu import EFFICIENCY, GPU_FOLDER, matrix_dtype, operation_class
 from remat.cost.records import TIME_FIELDS, read_fields, read_samples, write_record
@@ -163,10 +163,10 @@ def test_a_device_that_cannot_be_is_refused(change: dict) -> None:
 
 def test_every_required_device_is_there() -> None:
     required = "v100 v100_32gb p100 k80 t4 a100_40gb a100_80gb h100 h200 rtx4090 cpu"
-    assert set(required.split()) <= set(gpus())
+    assert set(required.split()) <= set(gpu_names())
 
 
-@pytest.mark.parametrize("name", gpus())
+@pytest.mark.parametrize("name", gpu_names())
 def test_device_files(name: str) -> None:
     gpu = load_gpu(name)
     assert gpu.name == name
@@ -613,7 +613,7 @@ def test_a_workspace_holds_the_gradients_that_a_kernel_makes_although_nobody_ask
         json.loads(signature("aten.convolution_backward.default", *(tensor(*s) for s in call), *options, mask))
         for mask in ([True, True, True], [True, False, True])
     )
-    made = timing._call(masked, "cpu")[0]()[1]  # pyright: ignore[reportPrivateUsage]
+    made = timing.rebuilt_call(masked, "cpu")[0]()[1]
     weight_bytes = 16 * 16 * 3 * torch.float32.itemsize
     expected = timing.workspace(asked, "cpu") + (0 if made is None else weight_bytes)
     assert timing.workspace(masked, "cpu") == expected

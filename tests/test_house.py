@@ -1,9 +1,13 @@
-"""Rules of this folder that no linter checks."""
+"""Rules of the checkout that no linter checks."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
 
 # Also in programs that a test writes for another process.
 IMPORT = re.compile(r"^\s*(?:from|import)\s+(?:tests\.)?(test_\w+)", re.MULTILINE)
@@ -24,3 +28,46 @@ def test_no_test_module_is_imported() -> None:
     found = {path.name: imported_tests(path.read_text()) for path in files if path != Path(__file__)}
     assert len(found) > 80
     assert not {name: names for name, names in found.items() if names}
+
+
+def bound_names(package: str, source: str) -> Iterator[str]:
+    """Names that the source of a package binds at its top, without its own submodules."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                name = alias.asname or alias.name
+                if (node.module, alias.name) != (package, name):
+                    yield name
+        elif isinstance(node, ast.Import):
+            yield from (a.asname or a.name.partition(".")[0] for a in node.names)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+def hidden_modules(package: str, init: Path) -> set[str]:
+    """Submodules, folders included, whose name the package gives to something else."""
+    inside = {path.stem for path in init.parent.iterdir() if path.suffix == ".py" or path.is_dir()}
+    return inside & set(bound_names(package, init.read_text()))
+
+
+def test_a_hidden_module_is_seen(tmp_path: Path) -> None:
+    for name in ("one", "two", "three", "four", "five"):
+        (tmp_path / f"{name}.py").touch()
+    (tmp_path / "data").mkdir()
+    init = tmp_path / "__init__.py"
+    lines = ["from a import one", "from a.two import two", "from b import four as five", "def data(): ...", "three = 3"]
+    init.write_text("\n".join(lines))
+    assert hidden_modules("a", init) == {"two", "three", "five", "data"}
+
+
+def test_a_name_of_a_package_is_not_also_a_module_of_it() -> None:
+    """`import remat.x as m` would give a function, or the import of a module would replace the function."""
+    inits = [path for room in ("remat", "baselines", "analysis", "experiments", "tools")
+             for path in sorted((ROOT / room).rglob("__init__.py"))]  # fmt: skip
+    assert len(inits) > 15
+    packages = {".".join(path.parent.relative_to(ROOT).parts): path for path in inits}
+    found = {package: hidden_modules(package, path) for package, path in packages.items()}
+    assert not {package: names for package, names in found.items() if names}

@@ -104,8 +104,8 @@ def test_the_latest_solve_counts_and_the_others_are_counted(tmp_path: Path) -> N
         row("a", 10, 130, finished_at="2026-01-02T00:00:00"),  # a later version of the code is worse: it counts
         row("b", 10, 120, finished_at="2026-01-01T00:00:00"),
         row("b", 20, 110, plan_from=10),  # carried by a sweep: not what b found at 20
-        row("b", 30, 90, stats='{"ended": "interrupted"}'),
-        row("a", 20, 190, stats='{"cost_cap": 200}'),  # of a largest batch: it ended as soon as it was below the cap
+        row("b", 30, 90, ended="interrupted"),
+        row("a", 20, 190, cost_cap=200),  # of a largest batch: it ended as soon as it was below the cap
     ]
     found = shown(tmp_path, rows)
     (board,) = found.boards
@@ -150,8 +150,8 @@ def test_time_limits_are_apart_unless_the_strategy_ignores_the_budget(tmp_path: 
 
 
 def test_options_are_apart(tmp_path: Path) -> None:
-    given = json.dumps({"options": {"solver": "scip", "formulation": "published"}})
-    (board,) = shown(tmp_path, [row("a", 10, 100), row("a", 10, 110, stats=given, key="other")]).boards
+    given = json.dumps({"solver": "scip", "formulation": "published"})
+    (board,) = shown(tmp_path, [row("a", 10, 100), row("a", 10, 110, options=given, key="other")]).boards
     assert [s.entrant for s in board.entries] == ["a", "a (formulation=published, solver=scip)"]
     styles = leaderboard.looks(board.entries)
     assert len({style.line for style in styles.values()}) == len({style.label for style in styles.values()}) == 2
@@ -306,10 +306,9 @@ def test_a_scope_without_problems_is_one_line(
 
 def test_a_proof_counts_for_the_strategy_that_made_it(tmp_path: Path) -> None:
     """A solve that another strategy's proof ended is stored as OPTIMAL; it proved nothing itself."""
-    borrowed = {"stats": '{"proof_from": "a"}'}
     rows = [
         row("a", 10, 100, status="OPTIMAL", bound=100, gap=0.0),
-        row("b", 10, 100, status="OPTIMAL", bound=100, gap=0.0, **borrowed),
+        row("b", 10, 100, status="OPTIMAL", bound=100, gap=0.0, proof_from="a"),
     ]
     (board,) = shown(tmp_path, rows).boards
     proven = {s.entrant: (s.proven, s.gap) for s in board.entries}
@@ -323,6 +322,6 @@ def test_what_a_cost_cap_ended_is_no_problem_for_others(tmp_path: Path) -> None:
     store.write_graph(graph)
     sha = graph.sha256()
     store.write_row(row("a", 10, 100, graph_sha256=sha))
-    store.write_row(row("a", 20, 90, graph_sha256=sha, stats='{"cost_cap": 95}'))
+    store.write_row(row("a", 20, 90, graph_sha256=sha, cost_cap=95))
     (settings,) = cli.check(["experiment=leaderboard"], multirun=False)
     assert [budgets for _, budgets in stored_problems(store, settings)] == [[10]]

@@ -24,7 +24,8 @@ from remat import (
     solve,
     solve_sweep,
 )
-from remat.programs.backends import BACKENDS, Answer, Limits, Verdict
+from remat.programs.backends import BACKENDS, Answer, Verdict
+from remat.programs.program import Limits
 from remat.programs.published import build, estimate_nonzeros
 from remat.search.greedy import greedy_eviction
 

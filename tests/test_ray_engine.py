@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -160,7 +159,7 @@ def test_ctrl_c_keeps_what_the_nodes_have_found_and_leaves_no_process(tmp_path: 
     assert errors.strip().startswith("stopped; finished results are kept")
     assert errors.strip().count("\n") == 0
     rows = [Store(tmp_path / "runs/store").read_row(path.stem) for path in (tmp_path / "runs/store/rows").iterdir()]
-    cut = [row for row in rows if row is not None and json.loads(row.stats).get("ended") == "interrupted"]
+    cut = [row for row in rows if row is not None and row.ended == "interrupted"]
     assert [row.strategy for row in cut] == ["search"] * len(cut)
     assert cut
     assert all(row.cost is not None for row in cut)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,7 +126,7 @@ def test_rows_that_contradict_each_other_are_named() -> None:
     assert "a plan of search fits and costs 110" in line
     (line,) = contradictions([cheaper, replace(at(15, None, None, "INFEASIBLE"), strategy="milp")])
     assert "that no plan fits" in line
-    marked = replace(at(20, None, None, "FAILED"), stats='{"contradicted": true}', message="it lied")
+    marked = replace(at(20, None, None, "FAILED"), contradicted=True, message="it lied")
     assert contradictions([marked]) == [f"{marked.strategy} at 20 B: it lied"]
 
 
@@ -204,9 +203,7 @@ def test_an_interrupted_row_is_kept_but_not_taken_for_a_finished_one(scripted, t
         sweep(tmp_path, Here(stop_before=2))  # budgets 3 and 4 are done, 5 runs
     stored = [Store(tmp_path).read_row(path.stem) for path in (tmp_path / "rows").iterdir()]
     cut = [row for row in stored if row is not None and not is_final(row)]
-    assert [(row.budget_bytes, row.status, json.loads(row.stats)["ended"]) for row in cut] == [
-        (5, "FEASIBLE", "interrupted")
-    ]
+    assert [(row.budget_bytes, row.status, row.ended) for row in cut] == [(5, "FEASIBLE", "interrupted")]
     assert len(stored) == 3
     engine = Here()
     rows, graph_run = sweep(tmp_path, engine)
@@ -298,7 +295,7 @@ def test_a_proven_optimum_ends_a_search_that_has_it(tmp_path) -> None:
     assert portfolio.status == search.status == "OPTIMAL"
     assert search.bound == portfolio.bound == optimum(MIRROR, 3, "staged")
     assert search.message == "its plan meets the bound proven by portfolio"
-    assert json.loads(search.stats)["proof_from"] == "portfolio"
+    assert search.proof_from == "portfolio"
     assert search.wall_s < 30  # of the 60 that it would search
     assert is_final(search)
 

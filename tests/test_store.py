@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from sweep_helpers import make_row
 
 import remat
+from analysis.old_rows import MOVED
+from analysis.results import options_of, read_store_rows
 from experiments.store import Store, code_version, row_key, source_hash, write_json
 from remat import files
 from remat.errors import DiskFull
@@ -54,6 +57,30 @@ def test_a_row_of_another_version_is_missing_with_a_warning(tmp_path: Path) -> N
     pq.write_table(pq.read_table(path).drop_columns(["peak_bytes"]), path)
     with pytest.warns(UserWarning, match="other columns"):
         assert store.read_row("k") is None
+
+
+def test_a_row_of_an_older_version_loads_with_the_columns_of_this_one(tmp_path: Path) -> None:
+    """It held in `stats` what has columns of its own now; figures and the ranking read it as well."""
+    now = make_row(
+        "old", options='{"solver": "scip"}', ended="interrupted", contradicted=True, proof_from="portfolio",
+        peak_bound_bytes=5, cost_cap=12, stats='{"moves": 3}',
+    )  # fmt: skip
+    before = {
+        "moves": 3, "options": {"solver": "scip"}, "ended": "interrupted", "contradicted": True,
+        "proof_from": "portfolio", "peak_bound_bytes": 5, "cost_cap": 12,
+    }  # fmt: skip
+    store = Store(tmp_path)
+    for row, stats in ((now, before), (make_row("plain", ended=""), {})):
+        store.write_row(row)
+        path = tmp_path / "rows" / f"{row.key}.parquet"
+        table = pq.read_table(path).drop_columns([*MOVED, "stats"])
+        place = table.schema.get_field_index("accounting") + 1
+        pq.write_table(table.add_column(place, "stats", [[json.dumps(stats)]]), path)
+        assert store.read_row(row.key) == row
+    rows, left_out = read_store_rows(tmp_path)
+    assert (len(rows), left_out) == (2, [])
+    assert rows.set_index("key").loc["old", "cost_cap"] == 12
+    assert options_of(rows) == ["solver=scip", ""]
 
 
 def test_a_row_whose_plan_is_gone_is_solved_again(tmp_path: Path, graph: remat.Graph) -> None:

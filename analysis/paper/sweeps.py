@@ -87,19 +87,26 @@ def largest_gain(
 
 
 def decided_costs(run: Run) -> dict[int, int]:
-    """[budget_bytes] the cheapest known cost, at budgets that need recomputation: at others every plan is optimal."""
+    """[budget_bytes] the cheapest known cost, without the budgets at which that plan repeats nothing."""
     return {budget: cost for budget, (cost, _) in best_costs(run).items() if cost > run.total_cost}
 
 
 def ratios(run: Run, strategy: str, of: Run | None = None) -> list[float]:
-    """cost / the cheapest known cost at each budget of `decided_costs`; its rows are those of `of`, if given."""
+    """The strategy's cost divided by the cheapest cost that `run` knows, for each budget of `decided_costs`.
+
+    Args:
+        of: the run with the strategy's rows; by default `run` itself.
+    """
     best, own = decided_costs(run), (run if of is None else of).shown
     rows = own[(own["strategy"] == strategy) & own["cost"].notna()]
     return [int(row.cost) / best[int(row.budget_bytes)] for row in rows.itertuples() if int(row.budget_bytes) in best]
 
 
 def gaps(run: Run) -> dict[int, float]:
-    """[budget_bytes, of `decided_costs`] (cost - bound) / cost of the cheapest plan; running all once is a bound."""
+    """[budget_bytes] (cost - bound) / cost of the cheapest plan, for the budgets of `decided_costs`.
+
+    The bound is at least the cost of running every operation once.
+    """
     bounds = {budget: max(bound or 0, run.total_cost) for budget, (_, bound) in best_costs(run).items()}
     return {budget: (cost - bounds[budget]) / cost for budget, cost in decided_costs(run).items()}
 

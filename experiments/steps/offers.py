@@ -132,7 +132,8 @@ def _choices(graph: Graph) -> Iterator[_Choice]:
             sum(one.cost for one in defaults),
             _only_read_by(graph, operations, implementations, readers)
             - _only_read_by(graph, operations, defaults, readers),
-            tuple(_running(graph, a) - _running(graph, b) for a, b in zip(implementations, defaults, strict=True)),
+            tuple(graph.touched_bytes(a) - graph.touched_bytes(b)
+                  for a, b in zip(implementations, defaults, strict=True)),
         )  # fmt: skip
 
 
@@ -152,13 +153,6 @@ def _only_read_by(
         for v in one.inputs if not graph.operations[graph.producer[v]].is_backward
     }  # fmt: skip
     return sum(graph.values[v].bytes for v in inputs if not readers[v] - {*operations})
-
-
-def _running(graph: Graph, implementation: Implementation) -> int:
-    """Bytes of inputs, outputs and workspace while it runs."""
-    touched = sum(graph.values[v].bytes for v in (*implementation.inputs, *implementation.outputs))
-    x = implementation.overwrites
-    return touched + implementation.workspace_bytes - (0 if x is None else graph.values[x].bytes)
 
 
 def _overwrites_what_is_read(choice: _Choice, graph: Graph) -> bool:

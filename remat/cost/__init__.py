@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from remat.cost.flops import flop_costs
-from remat.cost.gpu import Gpu, gpus, load_gpu
+from remat.cost.gpu import Gpu, gpu_names, load_gpu
 from remat.cost.profile import Noise, profile_costs
 from remat.cost.roofline import roofline_costs
 from remat.errors import CostWarning, InvalidInput, unknown_name, warn
@@ -14,7 +14,7 @@ from remat.graph import Graph
 
 COST_MODELS = ("flops", "roofline", "profile")
 
-__all__ = ["COST_MODELS", "CostWarning", "Gpu", "Noise", "apply_cost", "costs_and_noise", "gpus", "load_gpu"]
+__all__ = ["COST_MODELS", "CostWarning", "Gpu", "Noise", "apply_cost", "costs_and_noise", "gpu_names", "load_gpu"]
 
 
 def apply_cost(
@@ -77,7 +77,7 @@ def costs_and_noise(
             )  # fmt: skip
         return graph.with_costs(profile.ns, "ns"), profile.noise
     if gpu is None:
-        raise InvalidInput(f"cost={model} needs a device; known: {', '.join(gpus())}")
+        raise InvalidInput(f"cost={model} needs a device; known: {', '.join(gpu_names())}")
     costs, unknown = roofline_costs(implementations, gpu)
     _warn(unknown, "no FLOP rule, charged by the bytes they move")
     return graph.with_costs(costs, "ns"), None

@@ -87,9 +87,9 @@ def operation_class(kind: str) -> str:
 def matrix_dtype(kind: str, dtype: str, gpu: Gpu) -> str:
     """The dtype whose peak bounds an operation.
 
-    Matrix units take matrix work only; everything else runs at the float32 (or float64) rate. Float32 becomes
-    TF32 as by the frameworks' defaults: convolutions in both, matrix products in TensorFlow but not in PyTorch
-    (checked with torch 2.13, tensorflow 2.21).
+    Matrix units do matrix work only; everything else runs at the float32 (or float64) rate. By default both frameworks
+    compute float32 convolutions in TF32, and TensorFlow also matrix products; PyTorch does not (checked with torch
+    2.13, tensorflow 2.21).
     """
     matrix_work = operation_class(kind) in ("convolution", "matmul")
     if dtype == "float32" and matrix_work and "tf32" in gpu.peak_flops:
@@ -100,7 +100,7 @@ def matrix_dtype(kind: str, dtype: str, gpu: Gpu) -> str:
     return "float32"
 
 
-def gpus() -> list[str]:
+def gpu_names() -> list[str]:
     """Names of the devices that come with remat."""
     return sorted(path.stem for path in GPU_FOLDER.glob("*.json"))
 
@@ -112,8 +112,8 @@ def describe_gpu(name: str) -> dict[str, Any]:
         UnknownName: with the nearest names.
         InvalidInput: the file does not describe a device.
     """
-    if name not in gpus():
-        raise unknown_name("gpu", name, gpus())
+    if name not in gpu_names():
+        raise unknown_name("gpu", name, gpu_names())
     path = GPU_FOLDER / f"{name}.json"
     content = read_json(path)
     names = {f.name for f in fields(Gpu)}

@@ -40,7 +40,7 @@ class StoredProfile:
 
 
 def load_stored(gpu: str, folder: Path | None = None) -> StoredProfile | None:
-    """The table of a device by its name in `remat.cost.gpus`; None if there is none.
+    """The table of a device by its name in `remat.cost.gpu_names()`; None if there is none.
 
     Raises:
         InvalidInput: the file is not such a table.
@@ -68,7 +68,7 @@ def store(cache: Path, gpu: str, provenance: Mapping[str, Any], folder: Path | N
     """Write the times of a device in the cache of `profile_costs` as the table of that device.
 
     Args:
-        gpu: a name in `remat.cost.gpus`.
+        gpu: a name in `remat.cost.gpu_names()`.
         provenance: device, versions and conditions of the times, as in the records (`profile.provenance_of`).
             Times of another provenance and times that are not steady are left out.
 

@@ -41,7 +41,7 @@ class Timing(NamedTuple):
 
     @property
     def noise(self) -> float:
-        """The median over the shortest."""
+        """Median time divided by the shortest time."""
         return self.median_ns / max(1.0, self.best_ns)
 
     def less(self, other: Timing) -> Timing:
@@ -115,7 +115,7 @@ def measure_as_in_step(run: Callable[[], object], touch: Callable[[], object]) -
 def _sample(
     run: Callable[[], object], n: int, elapsed_ns: Callable[[Callable[[], object], int], float]
 ) -> tuple[float, bool]:
-    """(ns of one of `n` calls, whether other processes had the processor meanwhile, which the wall clock counts)."""
+    """(mean ns of `n` calls, whether the wall clock also counted time in which other processes had the processor)."""
     before = _preemptions()
     ns = elapsed_ns(run, n)
     return ns / n, elapsed_ns is wall_ns and (_preemptions() - before) * TURN_NS > ns

@@ -122,7 +122,7 @@ class Builder:
         )
 
     def add_backward(self, k: int, name: str, saved: Sequence[int], **more: Any) -> None:
-        """`add` an implementation of a backward operation that reads gradients and, of the forward pass, `saved`."""
+        """`add` an implementation of a backward operation that reads gradients and the forward values `saved` alone."""
         self.add(k, name, reads=(*gradients_read(self.graph, k), *saved), **more)
 
     def add_twice(self, k: int, name: str, makes: int, moved: int) -> None:
@@ -140,7 +140,7 @@ class Builder:
 
 
 def moving(op: Operation, more: int) -> Work | None:
-    """The work of `op` together with a kernel before or after it that moves `more` bytes."""
+    """The work of `op` and of a second kernel, before or after it, that moves `more` bytes."""
     if op.work is None or not more:
         return op.work
     if operation_class(op.kind) in ("convolution", "matmul"):
@@ -247,7 +247,7 @@ def _output_activated(builder: Builder, pair: Pair) -> None:
 
 
 def keep_mask(builder: Builder, pair: Pair) -> None:
-    """One bit per element."""
+    """Offer to keep a mask of one bit per element for the backward operation, in place of what it reads by default."""
     graph, k = builder.graph, pair.forward
     op = graph.operations[k]
     if op.kind in (*ACTIVATIONS, "aten::dropout"):
@@ -263,7 +263,11 @@ def keep_mask(builder: Builder, pair: Pair) -> None:
 
 
 def keep_indices(builder: Builder, pair: Pair, *, packed: bool = True) -> None:
-    """ATen's int64 indices, or one byte per output that is packed from them and unpacked again."""
+    """Offer to keep the indices of a max pooling for its backward operation, in place of its input.
+
+    Args:
+        packed: keep one byte per output, which costs a pass to pack and one to unpack; otherwise ATen's int64 indices.
+    """
     graph, k = builder.graph, pair.forward
     op = graph.operations[k]
     if op.kind == "aten::max_pool2d":

@@ -160,7 +160,7 @@ class SolverGraph:
 
 
 def ticks(ms: float, what: str) -> int:
-    """Nanoseconds, rounded to hundredths of a millisecond."""
+    """`ms` in nanoseconds, rounded to hundredths of a millisecond; `what` is for the error if it is negative."""
     if ms < 0:
         raise InvalidInput(f"{what} is {ms:g} ms")
     return round(ms * 100) * TICK_NS

@@ -61,7 +61,7 @@ def monet_graph(
         profile: the published graph of that network and batch (`remat.load_graph` reads instances/p100). Default
             implementations then have its measured costs. The cost of an alternative is modelled: that of its default
             times the ratio of their roofline times on `gpu`.
-        gpu: a device of `remat.cost.gpus()`, whose roofline gives the costs without a profile.
+        gpu: a device of `remat.cost.gpu_names()`, whose roofline gives the costs without a profile.
         winograd: whether the level ``conv`` and later ones include Winograd, whose costs are the least certain by far.
         gist: add the implementations for the strategy ``gist`` (`with_gist`), at that `sparsity`.
 

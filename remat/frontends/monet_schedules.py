@@ -82,7 +82,10 @@ def import_clone(path: str | Path) -> Iterator[Imported]:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """(model, batch and mode; file), solutions first, because they hold the graph and all data of cost files."""
+    """(name made of model, batch and mode; file).
+
+    Solutions come before cost files, because a solution holds the graph and all that a cost file holds.
+    """
     files = sorted(folder.rglob("*.pkl"))
     for pattern in (_SOLUTION, _COSTS):
         for file in files:

@@ -21,8 +21,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from remat.errors import InvalidInput, RematError, Skip, unknown_name
-from remat.programs.highs import FEASIBLE
-from remat.programs.program import Program
+from remat.programs.highs import FEASIBLE, highs_options
+from remat.programs.program import Limits, Program
 
 if TYPE_CHECKING:
     import cvxpy as cp
@@ -34,17 +34,6 @@ class Verdict(Enum):
     SOLVED = "solved to the gap asked for"
     INFEASIBLE = "infeasible"
     LIMIT = "stopped at a limit"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of one solve; `nodes` is None for no limit."""
-
-    time_s: float
-    threads: int = 1
-    seed: int = 0
-    gap: float = 1e-4
-    nodes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,18 +184,6 @@ def check_options(options: dict[str, Any]) -> None:
 def _finite_bound(bound: float) -> float:
     """`bound`, or minus infinity: solvers write "no bound" as an infinity or as 1e20 and more."""
     return bound if math.isfinite(bound) and abs(bound) < 1e19 else -math.inf
-
-
-def highs_options(limits: Limits) -> dict[str, Any]:
-    """HiGHS options for these limits."""
-    import highspy
-
-    highspy.Highs.resetGlobalScheduler(True)  # otherwise a process keeps its first number of threads
-    nodes = {} if limits.nodes is None else {"mip_max_nodes": limits.nodes}
-    return {
-        "time_limit": limits.time_s, "mip_rel_gap": limits.gap, "threads": limits.threads,
-        "random_seed": limits.seed % 2**31, **nodes,
-    }  # fmt: skip
 
 
 def _highs_start(problem: cp.Problem, data: Any) -> dict[str, Any]:

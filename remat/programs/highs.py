@@ -1,4 +1,4 @@
-"""The only module that calls HiGHS directly: it solves a program and returns an answer."""
+"""The only module that calls HiGHS directly: its options, and the solve of a program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from remat.programs.program import Program
+from remat.programs.program import Limits, Program
 
 FEASIBLE = 2  # kSolutionStatusFeasible; the info holds it as a number
 
@@ -32,6 +32,18 @@ class Answer:
     nodes: int
     infeasible: bool
     optimal: bool
+
+
+def highs_options(limits: Limits) -> dict[str, Any]:
+    """HiGHS options for these limits."""
+    import highspy
+
+    highspy.Highs.resetGlobalScheduler(True)  # otherwise a process keeps its first number of threads
+    nodes = {} if limits.nodes is None else {"mip_max_nodes": limits.nodes}
+    return {
+        "time_limit": limits.time_s, "mip_rel_gap": limits.gap, "threads": limits.threads,
+        "random_seed": limits.seed % 2**31, **nodes,
+    }  # fmt: skip
 
 
 def interior_point(

@@ -304,7 +304,10 @@ class _Builder:
         return products
 
     def _read_back(self, t: int, i: int, without: set[int], shared: dict[tuple[int, int], int]) -> list:
-        """Size of unstored values made before `i`, and not in `without`, that the backward operation reads."""
+        """Terms for the bytes that stage `t`'s backward operation reads of values made before `i`.
+
+        Stored values and those in `without` do not count.
+        """
         terms = []
         for implementation, column in self.M.get(t, ()):
             for v in self._forward_inputs(implementation):

@@ -1,4 +1,4 @@
-"""Linear and integer programs: collect their rows, and scale their numbers for a solver."""
+"""Linear and integer programs and the limits of their solves: collect their rows, scale their numbers for a solver."""
 
 from __future__ import annotations
 
@@ -35,6 +35,17 @@ class Program:
     offset: float = 0.0
     row_upper: np.ndarray | float = np.inf
     lower: np.ndarray | float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one solve; `nodes` is None for no limit."""
+
+    time_s: float
+    threads: int = 1
+    seed: int = 0
+    gap: float = 1e-4
+    nodes: int | None = None
 
 
 class Rows:

@@ -329,7 +329,11 @@ def _rounds(
     deadline: float,
     work_limit: int | None,
 ) -> None:
-    """Rounds of growing length, in turn: one hot from the start, then warm ones from the best plan of all threads."""
+    """Anneal in rounds of growing length, until the limits or `stop`.
+
+    Of each `CYCLE` rounds the first is hot and starts from `first`; the others are warm and start from the best plan of
+    all threads. Until a plan fits, every round starts from the best one so far.
+    """
     own, this = Best(), Best()
     left = work_limit if work_limit is not None else 1 << 62
     moves, rate = float(FIRST_ROUND), 0.0

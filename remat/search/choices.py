@@ -171,7 +171,10 @@ class Choices:
         return unread, *other, i != wanted, implementation.cost
 
     def _serves(self, k: int, implementation: Implementation, needed: set[int], read: Sequence[bool]) -> bool:
-        """Whether it makes all `needed` values and writes only over one that the operation before made for it alone."""
+        """Whether an implementation of operation `k` makes all `needed` values and overwrites none that is read later.
+
+        A value that it overwrites must also come from the operation just before, so that `_merged` can join the two.
+        """
         if not needed.issubset(implementation.outputs):
             return False
         x = implementation.overwrites
@@ -180,7 +183,13 @@ class Choices:
     def _merged(
         self, group: Sequence[int], calls: Sequence[Implementation], number: Mapping[int, int], gone: set[int | None]
     ) -> Operation:
-        """One operation in place of `group`, in which each but the first writes over an output of the one before."""
+        """One operation that replaces `group`: a chain in which each operation overwrites an output of the one before.
+
+        Args:
+            calls: [operation] the implementation that it runs.
+            number: [value] its id in the new graph.
+            gone: values that are overwritten inside chains; they are no outputs of the new graph.
+        """
         operations, size = self.full.operations, self._size
         last, own = operations[group[-1]], [calls[k] for k in group]
         inside = {v for call in own for v in call.outputs}

@@ -330,7 +330,7 @@ def _undo(s: State) -> None:
 
 @_compiled
 def _touch(s: State, t: int) -> None:
-    """Stage t must be brought up to date."""
+    """Queue stage t, so that `_settle` brings it up to date."""
     if t < len(s.peak) and not s.queued[t]:
         s.queued[t] = True
         s.queue[s.scalar[N_QUEUE]] = t
@@ -339,7 +339,7 @@ def _touch(s: State, t: int) -> None:
 
 @_compiled
 def _seed(s: State, t: int, k: int) -> None:
-    """Operation k must run in stage t."""
+    """Make operation k run in stage t when the stage is next brought up to date."""
     if s.scalar[N_SEEDS] >= len(s.seeds):
         s.scalar[ABORT] = 1
         return
@@ -965,10 +965,11 @@ def anneal(
     """Anneal for `moves` moves; the temperature falls geometrically from `hot` to `cold`.
 
     The energy is cost + price x (sum over stages of the bytes above the budget); the price adapts so
-    that the search crosses the border of feasibility again and again. `order` gets the least (excess, cost) seen.
+    that the search crosses the border of feasibility again and again. `State.order` gets the order with the least
+    (excess, cost) seen.
 
     Returns:
-        (best cost, best excess, length of `order` or 0 if nothing better was seen, price).
+        (best cost, best excess, length of `State.order` or 0 if nothing better was seen, price).
     """
     s: State = ByReference(*state)  # type: ignore[assignment]
     length, temperature = 0, hot

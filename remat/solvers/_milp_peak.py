@@ -23,8 +23,7 @@ from remat.bounds.peak import peak_bound
 from remat.context import Context
 from remat.errors import Skip
 from remat.plan import Plan, Scope
-from remat.programs.backends import highs_options
-from remat.programs.highs import solve_program
+from remat.programs.highs import highs_options, solve_program
 from remat.programs.program import TOLERANCE, Program, least_whole, scale_of
 from remat.programs.staged import MEMORY, StagedModel, build_staged_model
 from remat.simulator import simulate
@@ -37,7 +36,7 @@ PEAK_BOUND_SETS = 2000  # that `peak_bound` expands for each operation, at most
 def solve_peak(context: Context, mip_gap: float) -> Outcome:
     """The plan of least peak that costs at most ``context.problem.cost_cap`` and fits ``context.problem.budget_bytes``.
 
-    ``stats["peak_bound_bytes"]``: no staged plan within the cap has a smaller peak, fixed bytes included.
+    ``peak_bound_bytes`` of the outcome: no staged plan within the cap has a smaller peak, fixed bytes included.
 
     Raises:
         Skip: the problem has no cost cap.
@@ -80,10 +79,12 @@ class _LeastPeak:
                 slots |= beyond
             else:
                 break
-        self.stats["peak_bound_bytes"] = self.bound_bytes
         if self.best is None:
-            return Outcome(timed_out=True, message="no plan within the cost cap was found in time", stats=self.stats)
-        return Outcome((Candidate(self.best[1]),), stats=self.stats, decided=self._is_decided())
+            message = "no plan within the cost cap was found in time"
+            return Outcome(timed_out=True, message=message, stats=self.stats, peak_bound_bytes=self.bound_bytes)
+        return Outcome(
+            (Candidate(self.best[1]),), stats=self.stats, decided=self._is_decided(), peak_bound_bytes=self.bound_bytes
+        )
 
     def _is_decided(self) -> bool:
         return self.best is not None and self.best[0] <= self.bound_bytes

@@ -67,7 +67,7 @@ def _add_chain(graph: Graph, t: int, k: int, depth: int, chosen: set[tuple[int, 
 
 
 def repeats_of(graph: Graph, order: np.ndarray) -> set[tuple[int, int]]:
-    """(stage, operation) pairs of the repeats among a staged plan's computations."""
+    """(stage, operation) of every repeat in the order of a staged plan."""
     calls = order.tolist()
     return {(stage, k) for k, stage in zip(calls, stages_of(calls), strict=True) if k != stage}
 
@@ -124,7 +124,7 @@ class Refiner:
             failures = failures + 1 if self.best.cost == cost else 0
 
     def _merge(self, deadline: float, threads: int, stop: Callable[[], bool]) -> None:
-        """Solve a model with the repeats of the last good plans, as many plans as could be merged in time before."""
+        """Solve a model with the repeats of the latest good plans: of more plans if the last one was solved in time."""
         self.fresh = 0
         known = self.best.snapshot()
         good = [repeats for cost, repeats in list(self.pool) if known is None or cost <= known[1] * (1 + NEAR)]

@@ -16,9 +16,8 @@ import numpy as np
 
 from remat.context import Context
 from remat.plan import Plan, Scope
-from remat.programs.backends import Limits, highs_options
-from remat.programs.highs import Answer, solve_program
-from remat.programs.program import TOLERANCE, half_unit_is_lost, least_whole
+from remat.programs.highs import Answer, highs_options, solve_program
+from remat.programs.program import TOLERANCE, Limits, half_unit_is_lost, least_whole
 from remat.programs.staged import StagedModel, build_staged_model, stages_of
 from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
@@ -137,7 +136,7 @@ def stages_beyond(plan: Plan, running_bytes: np.ndarray, budget_bytes: int) -> s
 
 
 def limits_of(context: Context, mip_gap: float) -> Limits:
-    """Limits of a MILP within the time left; solvers overrun, and the plan takes a moment."""
+    """Limits of a MILP within the time left, less a margin: solvers overrun, and reading the plan takes time."""
     left = context.remaining_s()
     time_s = max(0.05, min(left - MARGIN_S, 0.96 * left, 1e7))
     return Limits(time_s, context.solver_threads, context.options.seed, mip_gap, context.options.work_limit)

@@ -25,7 +25,7 @@ from remat.certificate import BoundCertificate
 from remat.context import Context
 from remat.errors import InvalidGraph
 from remat.graph import Graph
-from remat.implementation import DEFAULT, Implementation
+from remat.implementation import DEFAULT
 from remat.incumbent import Found, Incumbent
 from remat.plan import Plan, Scope
 from remat.programs.monet import estimate_columns
@@ -288,21 +288,18 @@ class _ChoiceSearch:
     def _need(self, k: int, i: int) -> tuple[int, int]:
         """Bytes that operation `k` holds at once in implementation `i`, and its cost."""
         implementation = self.choices.implementations[k][i]
-        held = self._bytes((*implementation.inputs, *implementation.outputs)) + implementation.workspace_bytes
-        return held - self._overwritten_bytes(implementation), implementation.cost
+        return self.full.touched_bytes(implementation), implementation.cost
 
     def _saving(self, switch: tuple[int, int]) -> int:
         """Bytes that the implementation reads less than the default one, plus those that it writes over."""
         k, i = switch
         implementation = self.choices.implementations[k][i]
         read_less = self._bytes(self.full.operations[k].inputs) - self._bytes(implementation.inputs)
-        return read_less + self._overwritten_bytes(implementation)
+        x = implementation.overwrites
+        return read_less + (0 if x is None else self.full.values[x].bytes)
 
     def _bytes(self, values: Iterable[int]) -> int:
         return sum(self.full.values[v].bytes for v in values)
-
-    def _overwritten_bytes(self, implementation: Implementation) -> int:
-        return 0 if implementation.overwrites is None else self.full.values[implementation.overwrites].bytes
 
     def _neighbour(self, random: Random) -> list[int]:
         assert self.best is not None

@@ -94,7 +94,7 @@ class _Intervals(StagedSolver):
         return known or self.infeasible or self.context.is_solved()
 
     def _whole(self) -> None:
-        """Solve with C = 2, 3, ... until a larger C no longer helps, or the plan is proven optimal."""
+        """Solve with at most C = 2, 3, ... runs of an operation, until a larger C is no help or the plan is optimal."""
         until = self.context.share_ends(WHOLE_SHARE)
         for most_runs in range(2, LARGEST_C + 1):
             if time.monotonic() >= until or self._solved():
@@ -105,7 +105,7 @@ class _Intervals(StagedSolver):
                 return
 
     def _neighbourhoods(self) -> None:
-        """Solve windows around the best plan again and again; their size and C follow success."""
+        """Improve the best plan window by window. After windows in vain, their size and the limit C on runs change."""
         context, n = self.context, len(self.graph)
         random = np.random.default_rng(abs(context.options.seed))
         size = min(n, 60)
@@ -166,13 +166,13 @@ class _Intervals(StagedSolver):
         return status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
 
     def _repeated_work(self) -> float:
-        """Work for one program in a run that repeats exactly, in CP-SAT's deterministic time: about seconds."""
+        """Limit of one program in a run that must repeat exactly, in CP-SAT's deterministic time (about seconds)."""
         if self.context.options.work_limit is not None:
             return REPEATED_WORK
         return min(REPEATED_WORK, REPEATED_SHARE * self.context.options.time_limit_s)
 
     def _conclude(self, built: Any, solver: Any, infeasible: bool) -> None:
-        """Take the bound or the infeasibility that the whole program proves, if its C restricts nothing."""
+        """Keep what the whole program proves, a bound or that no plan fits, unless its limit C on runs may bind."""
         if not _unlimited(self.graph, built.limits, None if self.best is None else self.best[0]):
             return
         if infeasible:

@@ -11,8 +11,9 @@ from remat.context import Context
 from remat.errors import Skip
 from remat.plan import Plan
 from remat.problem import Problem
-from remat.programs.backends import Limits, Verdict, check_options, get_backend
+from remat.programs.backends import Verdict, check_options, get_backend
 from remat.programs.monet import build_model, estimate_columns
+from remat.programs.program import Limits
 from remat.registry import strategy
 from remat.simulator import simulate
 from remat.solution import Candidate, Outcome

@@ -97,6 +97,7 @@ class _Run:
         self.cut = False  # in a run that repeats exactly: the clock ended some step
         self.notes: list[str] = []
         self.stats: dict[str, Any] = {}
+        self.members_memory_bytes = 0
         self.stopped = threading.Event()
         self.refiner = Refiner(context)
         self.windows = WindowBound(context.problem)
@@ -111,7 +112,7 @@ class _Run:
         return Outcome(
             candidates, bound=best.bound, infeasible=self.infeasible and not candidates,
             timed_out=timed_out and not candidates, message="; ".join(notes), stats=self.stats,
-            certificate=self.certificate, cut_by_clock=cut,
+            certificate=self.certificate, cut_by_clock=cut, members_memory_bytes=self.members_memory_bytes,
         )  # fmt: skip
 
     def exhaust(self) -> bool:
@@ -242,7 +243,7 @@ class _Run:
         known = context.with_options(warm_start=context.incumbent.plan)
         solution = context.run_strategy(known, "checkmate_milp", {}, should_stop=self.stopped.is_set)
         self.stats["checkmate_milp_status"] = str(solution.status)
-        self.stats["member_peak_memory_bytes"] = solution.stats.get("solver_peak_memory_bytes", 0)
+        self.members_memory_bytes = solution.solver_memory_bytes
         if solution.status == "INFEASIBLE":
             self.infeasible = True
         if solution.status == "FAILED" and not self.stopped.is_set():

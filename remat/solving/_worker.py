@@ -44,9 +44,8 @@ def main(job_path: str, result_path: str, events_path: str) -> None:
         get_strategy(job["strategy"])  # imports the strategies, so that this time counts as the start of the process
         began = time.time()
         solution = solve_here(context.about(problem, incumbent), job["strategy"], job["options"])
-        held = peak_memory_bytes() + solution.stats.get("member_peak_memory_bytes", 0)
-        stats = {**solution.stats, "solver_began": began, "solver_peak_memory_bytes": held}
-        row = solution_to_row(replace(solution, stats=stats))
+        solution = replace(solution, solver_memory_bytes=peak_memory_bytes() + solution.solver_memory_bytes)
+        row = {"solution": solution_to_row(solution), "began": began}
     write_text(result_path, json.dumps(row, default=float))
 
 

@@ -47,7 +47,10 @@ def conclude(context: Context, strategy: str, outcome: Outcome, members: Sequenc
     """The solution of an outcome, with the plans and the bound offered during the solve."""
     incumbent = context.incumbent
     stats = {**outcome.stats, **incumbent.stats()}
-    more: dict[str, Any] = {"stats": stats, "cut_by_clock": outcome.cut_by_clock}
+    more: dict[str, Any] = {
+        "stats": stats, "cut_by_clock": outcome.cut_by_clock, "peak_bound_bytes": outcome.peak_bound_bytes,
+        "solver_memory_bytes": outcome.members_memory_bytes,
+    }  # fmt: skip
     if incumbent.contradiction:
         return without_plan(
             context.problem, strategy, Status.FAILED, incumbent.contradiction, contradicted=True, **more
@@ -151,7 +154,8 @@ def at_least(solution: Solution, problem: Problem, warm_start: Plan) -> Solution
     member = Member(warm_start, trace.cost, trace.peak_bytes, {"from": "warm start"})
     return decide(
         problem, solution.strategy, known, [member], "", stats=solution.stats, wall_s=solution.wall_s,
-        ended=solution.ended, cut_by_clock=solution.cut_by_clock,
+        ended=solution.ended, cut_by_clock=solution.cut_by_clock, proof_from=solution.proof_from,
+        peak_bound_bytes=solution.peak_bound_bytes, solver_memory_bytes=solution.solver_memory_bytes,
     )  # fmt: skip
 
 

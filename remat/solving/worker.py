@@ -76,10 +76,9 @@ class Known:
             context.incumbent.offer_bound(self.bound, self.who)
         proof = f"proven by {self.who}"
         ended = conclude_early(context, strategy, Ending.DECIDED, proof, status=Status.INFEASIBLE)
-        stats = {**ended.stats, "proof_from": self.who}
         if self.bound is None:
-            return replace(ended, bound=None, message=f"{proof}: {self.message}", stats=stats)
-        return replace(ended, message=f"its plan meets the bound {proof}", stats=stats)
+            return replace(ended, bound=None, message=f"{proof}: {self.message}", proof_from=self.who)
+        return replace(ended, message=f"its plan meets the bound {proof}", proof_from=self.who)
 
 
 def solve_isolated(
@@ -99,7 +98,7 @@ def solve_isolated(
     own = context.about(context.problem)
     events = _Events(own, context, should_stop, known)
     row, status, message = _ask(own, strategy, options, family=False, events=events)
-    solution = None if row is None else _take_result(row, own, context, strategy)
+    solution = None if row is None else _take_result(row, own, context, strategy, asked_at)
     interrupted = Ending.INTERRUPTED in (events.ended, solution and solution.ended)
     if events.decided is not None and not own.incumbent.contradiction:
         solution = events.decided.solution(own, strategy)
@@ -108,17 +107,17 @@ def solve_isolated(
         solution = conclude_early(own, strategy, ended, message or own.incumbent.contradiction, status=status)
     if interrupted and events.raised and solution.plan is None and solution.status is not Status.FAILED:
         raise KeyboardInterrupt
-    solution = _timed_from(asked_at, solution, context.options.time_limit_s)
     stats = {**solution.stats, **own.incumbent.stats()}  # the parent's times, which include the start of the process
-    if events.peak_memory_bytes:
-        stats.setdefault("solver_peak_memory_bytes", events.peak_memory_bytes)
-    return replace(solution, stats=stats, wall_s=time.monotonic() - started)
+    memory = solution.solver_memory_bytes or events.peak_memory_bytes
+    if memory:
+        stats["solver_peak_memory_bytes"] = memory
+    return replace(solution, stats=stats, solver_memory_bytes=memory, wall_s=time.monotonic() - started)
 
 
-def _take_result(row: dict[str, Any], own: Context, outer: Context, strategy: str) -> Solution | None:
-    """Judge and offer the worker's result; None if its plan is wrong."""
+def _take_result(row: dict[str, Any], own: Context, outer: Context, strategy: str, asked_at: float) -> Solution | None:
+    """Judge and offer the worker's result; None if its plan is wrong. `asked_at`: when the worker was asked for."""
     try:
-        solution = _from_row(own.problem.graph, row)
+        solution = _from_row(own.problem.graph, row["solution"])
     except InvalidPlan as error:
         own.incumbent.contradict(f"the worker returned a wrong plan: {error}")
         return None
@@ -128,20 +127,16 @@ def _take_result(row: dict[str, Any], own: Context, outer: Context, strategy: st
         who = str(solution.parameters.get("from", strategy))
         for incumbent in (own.incumbent, outer.incumbent):
             incumbent.take(solution.plan, solution.cost, solution.peak_bytes, who)
-    return solution
+    return _with_start(solution, round(row["began"] - asked_at, 3), outer.options.time_limit_s)
 
 
-def _timed_from(asked_at: float, solution: Solution, time_limit_s: float) -> Solution:
-    """The solution with ``stats["start_s"]``: how long the process took to start, in seconds."""
-    stats = dict(solution.stats)
-    if "solver_began" not in stats:
-        return solution
-    start_s = stats["start_s"] = round(stats.pop("solver_began") - asked_at, 3)
+def _with_start(solution: Solution, start_s: float, time_limit_s: float) -> Solution:
+    """The solution with ``stats["start_s"]``, the seconds that its process took to start; a late start is named."""
     message = solution.message
     if solution.plan is None and start_s >= time_limit_s:
         late = f"the time limit was over before the solver began (starting took {start_s:.1f} s)"
         message = f"{late}; {message}" if message else late
-    return replace(solution, stats=stats, message=message)
+    return replace(solution, stats={**solution.stats, "start_s": start_s}, message=message)
 
 
 class _Events:

@@ -14,7 +14,7 @@ from remat.errors import InvalidInput
 def differentiate(
     model: Any, inputs: Any, loss_of: Callable[[Any], Any], scale: Callable[[Any], Any] = lambda x: x
 ) -> tuple[Any, Any, list[Any]]:
-    """(prediction, loss, gradients of the trainable variables of the scaled loss)."""
+    """(prediction, loss, gradients of the scaled loss with respect to the trainable variables)."""
     variables = [v.value for v in model.trainable_variables]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         for variable in variables:
@@ -46,7 +46,7 @@ class Objective:
     def differentiate(
         self, inputs: Any, labels: Any, scale: Callable[[Any], Any] = lambda x: x
     ) -> tuple[Any, Any, list[Any]]:
-        """(prediction, loss, gradients of the trainable variables of the scaled loss)."""
+        """(prediction, loss, gradients of the scaled loss with respect to the trainable variables)."""
         prediction, value, gradients = differentiate(self.model, inputs, lambda p: self._loss(labels, p), scale)
         self.gradients[:] = [t for t in tf.nest.flatten(gradients, expand_composites=True) if t is not None]
         self.values[:] = [value]
@@ -73,7 +73,7 @@ class Objective:
         return total_loss(self.model, losses, y, p)
 
     def _named(self, prediction: Any) -> tuple[list[str], list[Any]]:
-        """Names of the outputs, and the outputs."""
+        """(names of the outputs, the outputs), in the same order."""
         if isinstance(prediction, Mapping):
             return list(prediction), list(prediction.values())
         outputs, names = tf.nest.flatten(prediction), getattr(self.model, "output_names", None) or []

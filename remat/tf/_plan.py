@@ -198,7 +198,11 @@ class _StepSearch:
             )
 
     def _cheapest(self, time_limit_s: float) -> StepPlan:
-        """The cheapest plan of a few solves that look for the solver's budget whose plan just meets the user's."""
+        """The cheapest plan of a few solves within the user's budget.
+
+        A plan may peak above or below the budget given to the solver. Each solve gets another one, so that the peaks
+        approach the user's budget.
+        """
         budget = self.budget_bytes - self.margin
         once = self._step_plan(list(range(len(self.planned))), self.options.strategy)
         if once.peak_bytes <= budget:

@@ -103,7 +103,10 @@ def measure_footprint(step: CapturedStep) -> Footprint:
 
 
 def _values_read_once(step: CapturedStep, k: int) -> list[int | None]:
-    """For each input of operation `k` its value; None for no value, and for one read twice, which is never reused."""
+    """[input] the value that operation `k` reads there; None if the input is no value, or if `k` reads it twice.
+
+    TensorFlow never reuses the storage of a value that an operation reads twice.
+    """
     values = [step.value_of.get(step.reader.base(t).name) for t in step.nodes[k].inputs]
     return [v if values.count(v) == 1 else None for v in values]
 

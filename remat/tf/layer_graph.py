@@ -162,7 +162,7 @@ def _functional(model: Any) -> Any:
 
 
 def _calls(network: Any) -> Iterator[Any]:
-    """Keras' nodes of a functional model in the order of `model.layers`: by depth, then by layer."""
+    """The layer calls of a functional model, as Keras' nodes: by depth, at equal depth in the order of layers."""
     rank = {id(operation): i for i, operation in enumerate(network.operations)}
     for depth in sorted(network._nodes_by_depth, reverse=True):
         for node in sorted(network._nodes_by_depth[depth], key=lambda node: rank.get(id(node.operation), -1)):

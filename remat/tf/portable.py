@@ -28,7 +28,8 @@ class StepMeasurement:
 
     Attributes:
         peak_bytes: highest peak of all runs, without the bytes held before the step, or in all (see `above`).
-        spread_bytes: peak_bytes less the median peak; kernels share out their workspace as threads come.
+        spread_bytes: peak_bytes less the median peak; peaks vary because a workspace depends on how many threads run a
+            kernel.
         median_s, best_s: seconds of a step under the heap counter, which slows allocation down (see `time_steps`).
     """
 

@@ -176,7 +176,7 @@ class _Emitter:
         return fx.map_arg(args, self._fetch), fx.map_arg(kwargs, self._fetch)
 
     def _fetch(self, node: fx.Node) -> fx.Node:
-        """The node of the present half that holds the same tensor as `node` of the training graph."""
+        """The node of the current half that stands for `node` of the training graph; views are made again if needed."""
         part_of_call = node.target is operator.getitem and node.args[0] in self.calls
         if node.op != "call_function" or node in self.calls or part_of_call:
             return self._hold(node)

@@ -114,7 +114,7 @@ def set_random_states(states: tuple[Tensor, list[Tensor]]) -> None:
 
 
 def state_to_repeat(device: torch.device) -> Tensor:
-    """`random_state` in memory of the host that PyTorch's allocator does not count, as a GPU's state always is."""
+    """A copy of `random_state` in memory that PyTorch's allocator does not count."""
     return torch.from_numpy(random_state(device).numpy().copy())
 
 

@@ -171,9 +171,9 @@ def _layouts(
     kind: str, device: str, dtypes: tuple[torch.dtype, ...], batched: bool, projected: bool, has_biases: bool,
     num_layers: int, train: bool, bidirectional: bool, batch_first: bool, autocast: torch.dtype | None,
 ) -> tuple[list[Layout], list[Layout]]:  # fmt: skip
-    """The native kernel's memory layouts of (results, gradients of input, states and weights).
+    """The native kernel's (layouts of results, layouts of gradients of input, states and weights).
 
-    The operations that follow a layer choose their kernels by them. They are read off a small layer of the same kind.
+    Later operations choose their kernels by these memory layouts. A small layer of the same kind runs to find them.
     """
     options: dict[str, Any] = {"proj_size": 2} if projected else {}
     options |= {"nonlinearity": kind.removeprefix("rnn_")} if kind.startswith("rnn") else {}

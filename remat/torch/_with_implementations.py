@@ -219,7 +219,7 @@ class _Finder:
         return (value, tuple(node.meta["val"].shape)) if isinstance(value, int) else node
 
     def _known(self, calls: Calls) -> Calls:
-        """The calls with the contents of parameters, if known: they decide whether a weight can be divided by."""
+        """The calls with real parameters where known: only the contents tell whether a weight may be a divisor."""
 
         def known(x: Any) -> Any:
             primal = self.primals.get(x) if isinstance(x, fx.Node) else None
@@ -229,7 +229,11 @@ class _Finder:
         return Calls(forward, backward, calls.results, calls.kept)
 
     def _forward_vals(self, made: TorchImplementation, calls: Calls, val: Any) -> Any:
-        """The forward function's results without contents; None if it cannot be called so. The call makes `val`."""
+        """Fake tensors for the results of the forward function; None if it cannot run on fake tensors.
+
+        Args:
+            val: the fake tensors that the replaced call makes.
+        """
         args = tree_map(self._val, made.forward_arguments(calls), is_leaf=lambda x: isinstance(x, (fx.Node, _Part)))
         if made.overwrites is not None:
             return calls.forward[0][0].meta["val"] if len(made.results) == 1 else None
@@ -286,7 +290,7 @@ def _ids(storage: Any) -> Iterator[int]:
 
 
 def _work(function: str, args: tuple[Any, ...], vals: Any, val: Callable[[Any], Any], flops: int | None) -> Work:
-    """The bytes that a function moves, and the signature of its call for measurements."""
+    """The work of a function: the bytes that it moves, and a signature from which its call can be measured."""
     concrete = tree_map(val, args, is_leaf=lambda x: isinstance(x, (fx.Node, _Part, Kept)))
     read, made = tensors_of(concrete), tensors_of(vals)
     floats = [t.dtype for t in (*made, *read) if t.dtype.is_floating_point]

@@ -210,7 +210,11 @@ class _CompiledStep:
 
 @contextmanager
 def _refusals(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Where the compiler refuses a call, raise an error about the model or the arguments if their fault is known."""
+    """If the compiler refuses a call inside, look for the cause in the model and in the arguments.
+
+    Raises:
+        InvalidInput: names the cause if it is known, else the compiler's own.
+    """
     try:
         yield
     except InvalidInput:

@@ -47,7 +47,7 @@ class PlainStep:
         return Graph(name, operations, ())
 
     def peak_bytes(self, workspaces: Mapping[str, int]) -> int:
-        """Most bytes held in the step beyond those from before it, with the workspace of each signature."""
+        """Most bytes that the step holds above those held before it; `workspaces`: [signature] bytes."""
         calls = zip(self.signatures, self.held_bytes, strict=True)
         return max((held + workspaces.get(signature, 0) for signature, held in calls), default=0)
 
@@ -74,7 +74,7 @@ def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 class _Follower(TorchDispatchMode):
-    """Adds up the storages that calls make, until each is dropped."""
+    """Counts the bytes of the storages that calls make, from the call that makes one until it is dropped."""
 
     def __init__(self, known: list[Tensor]):
         super().__init__()

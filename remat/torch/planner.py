@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from remat.cost import Noise, costs_and_noise
-from remat.cost.gpu import DEFAULT_GPU, Gpu, gpus, load_gpu
+from remat.cost.gpu import DEFAULT_GPU, Gpu, gpu_names, load_gpu
 from remat.cost.profile import profile_workspaces
 from remat.errors import CostWarning, InvalidInput, warn
 from remat.execution import (
@@ -275,6 +275,6 @@ def default_gpu(device: str) -> Gpu:
     if device == "cpu":
         return load_gpu("cpu")
     name = torch.cuda.get_device_name().lower().replace(" ", "")
-    alike = [load_gpu(known) for known in gpus() if known.split("_")[0] in name]  # may differ in memory
+    alike = [load_gpu(known) for known in gpu_names() if known.split("_")[0] in name]  # may differ in memory
     memory_bytes = torch.cuda.get_device_properties(0).total_memory
     return min(alike, key=lambda gpu: abs(gpu.memory_bytes - memory_bytes), default=load_gpu(DEFAULT_GPU))

@@ -35,7 +35,7 @@ _MADE_LAST = {"aten.addmm.default": 1, "aten.baddbmm.default": 1, "aten.embeddin
 
 def time(description: dict[str, Any], device: str) -> Timing:
     """Time the call, with random inputs of the same shapes, strides and dtypes; on a CPU as within a step."""
-    call, given = _call(description, device)
+    call, given = rebuilt_call(description, device)
     touched = given[_MADE_LAST.get(description["op"], 0) :][:1]
     with torch.no_grad():
         if device == "cuda":
@@ -45,7 +45,7 @@ def time(description: dict[str, Any], device: str) -> Timing:
 
 def workspace(description: dict[str, Any], device: str) -> int:
     """Bytes that the call takes from PyTorch's allocator beyond its inputs and the requested outputs."""
-    call, given = _call(description, device)
+    call, given = rebuilt_call(description, device)
     with torch.no_grad():
         call()  # the first call selects kernels, which may take memory that later calls do not take
         made, peak = peak_of(call, device)
@@ -55,7 +55,7 @@ def workspace(description: dict[str, Any], device: str) -> int:
 
 
 def _asked_for(made: Any, description: dict[str, Any]) -> Any:
-    """Outputs without those that the mask leaves out, which a convolution's backward kernels make nevertheless."""
+    """The outputs that the call asks for; a convolution's backward kernels also make those that its mask excludes."""
     mask = description["args"][-1] if "_backward" in description["op"] and description["args"] else None
     if isinstance(mask, list) and isinstance(made, tuple | list) and [type(x) for x in mask] == [bool] * len(made):
         return [x for x, is_asked in zip(made, mask, strict=True) if is_asked]
@@ -63,7 +63,7 @@ def _asked_for(made: Any, description: dict[str, Any]) -> Any:
 
 
 def peak_of(run: Callable[[], Any], device: str) -> tuple[Any, int]:
-    """(the result of `run`, most bytes that PyTorch's allocator held meanwhile beyond those from before)."""
+    """(the result of `run`, the most bytes that PyTorch's allocator held during the run above those held before)."""
     if device == "cuda":
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -82,8 +82,8 @@ def peak_of(run: Callable[[], Any], device: str) -> tuple[Any, int]:
     return made, peak
 
 
-def _call(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], list[torch.Tensor]]:
-    """The call with its arguments, and the tensors among these."""
+def rebuilt_call(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], list[torch.Tensor]]:
+    """A function that makes the described call with arguments of its own, and the tensors among these arguments."""
     if description["op"].startswith("implementation."):
         return _implementation(description, device)
     call: Any = operator.attrgetter(description["op"])(torch.ops)

@@ -72,7 +72,7 @@ def batch_norm_leaky_relu_backward(
     grad: Tensor, output: Tensor, weight: Tensor | None, bias: Tensor | None, save_rstd: Tensor, negative_slope: float,
     output_mask: Sequence[bool],
 ) -> Gradients:  # fmt: skip
-    """Gradients of both from the activated output. Workspace: two tensors like it beside batch norm's own."""
+    """Gradients of both from the activated output. Workspace: that of batch norm, and two tensors like the output."""
     inner = aten.leaky_relu_backward.default(grad, output, negative_slope, True)
     return batch_norm_backward_from_leaky_relu(inner, output, weight, bias, save_rstd, negative_slope, output_mask)
 
@@ -83,7 +83,7 @@ def batch_norm_backward_from_leaky_relu(
 ) -> Gradients:  # fmt: skip
     """`batch_norm_backward_from_output` from the output of a leaky ReLU, which is inverted first.
 
-    grad is the gradient of batch norm's output. Workspace: a tensor like it beside batch norm's own.
+    grad is the gradient of batch norm's output. Workspace: that of batch norm, and a tensor like grad.
     """
     y = aten.leaky_relu.default(activated, 1 / negative_slope)
     return batch_norm_backward_from_output(grad, y, weight, bias, save_rstd, output_mask)

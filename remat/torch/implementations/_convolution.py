@@ -27,8 +27,8 @@ aten = torch.ops.aten
 def convolution_native(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
     """ATen's own kernel, without oneDNN or NNPACK on a CPU and without cuDNN on CUDA.
 
-    Workspace: on a CPU columns of the whole batch where the window is not dilated, else of one sample; on CUDA of one
-    sample.
+    Workspace: the matrix of unfolded windows. It is that of the whole batch on a CPU unless the window is dilated, and
+    that of one sample otherwise and on CUDA.
     """
     with _native():
         return aten.convolution.default(x, weight, *args)

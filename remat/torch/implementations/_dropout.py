@@ -1,9 +1,11 @@
 """Dropout that keeps one bit per element, or only the random state from which its mask was drawn.
 
-ATen's keeps a mask of one byte per element. Gradients have the same bits. A captured graph holds `aten.native_dropout`;
-where that rounds unlike eager mode on a CPU, the capture writes noise instead: ``x * (b / keep)`` with zeros and ones b
-(`remat.bernoulli_like`), kept in the type of x. Both draw random numbers: the forward function must run once for each
-run of the call that it replaces, in the same order, or later draws shift.
+ATen's dropout keeps a mask of one byte per element. The gradients here equal ATen's bit for bit.
+
+A captured graph holds dropout in one of two forms. Usually it is `aten.native_dropout`. Where that would round unlike
+eager mode on a CPU, the capture writes ``x * (b / keep)``, with zeros and ones b from `remat.bernoulli_like` in the
+type of x. Both forms draw random numbers. So a forward function here must run as often, and in the same order, as the
+call that it replaces; otherwise later draws differ.
 """
 
 from __future__ import annotations
