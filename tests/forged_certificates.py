@@ -18,7 +18,8 @@ from helpers import context_of
 
 from remat import BoundCertificate, Graph, InvalidInput, Scope, verify_bound
 from remat.bounds.lp import lower_bound
-from remat.bounds.windows import WindowBound
+from remat.bounds.window_tree import Tree
+from remat.bounds.windows import WindowBound, solve_windows
 from remat.certificate import FORMAT, KINDS, WINDOW_FORMAT
 
 CLIMB = 300  # steps towards a bound that is too high
@@ -30,7 +31,7 @@ def check(seed: int) -> str:
     graph, budget, name, _ = random_problem(rng, ["staged", "staged", "fixed_order", "fixed_order", "free"])
     scope = Scope(name)
     best = cache(lambda budget, scope: optimum(graph, budget, scope))
-    for make in (of_the_lp, of_windows):
+    for make in (of_the_lp, of_windows, of_a_tree):
         genuine = make(graph, budget, scope)
         if genuine is None:  # nothing beyond the cost of running everything once is known
             genuine = BoundCertificate(graph.name, graph.sha256(), budget, scope, graph.least_cost, 1, {})
@@ -50,6 +51,26 @@ def of_windows(graph: Graph, budget: int, scope: Scope) -> BoundCertificate | No
     windows = WindowBound(context_of(graph, budget, scope=scope).problem)
     windows.run(time.monotonic() + 60)
     return windows.best
+
+
+def of_a_tree(graph: Graph, budget: int, scope: Scope) -> BoundCertificate | None:
+    """The certificate of a branch and bound of a few nodes, on columns that are drawn."""
+    problem = context_of(graph, budget, scope=scope).problem
+    rng, windows = np.random.default_rng(budget), WindowBound(problem)
+    windows.run(time.monotonic() + 60, rounds=2)
+    if not windows.boundaries:
+        return None
+    model = windows.model(windows.boundaries)
+    solved = solve_windows(model, time.monotonic() + 60, lambda: False)
+    if solved is None or not len(model.cost):
+        return None
+    enough = (windows.best.bound if windows.best else windows.graph.total_cost) + float(rng.integers(0, 4))
+    tree = Tree(model, solved[1] * rng.choice([0.5, 1.0]), enough)
+    tree.begin(time.monotonic() + 60)
+    for _ in range(5):
+        if tree.weakest is not None:
+            tree.branch(rng.integers(0, len(model.cost), 1), time.monotonic() + 60)
+    return tree.certificate(problem)
 
 
 def wrong_with(
@@ -86,7 +107,7 @@ def forgeries(
         yield f"scope {scope}", replace(genuine, scope=scope)
     for budget in (genuine.budget_bytes + 1, genuine.budget_bytes + 5):
         yield f"budget {budget}", replace(genuine, budget_bytes=budget)
-    make = of_windows if genuine.boundaries else of_the_lp
+    make = of_a_tree if genuine.tree else of_windows if genuine.boundaries else of_the_lp
     tight = make(graph, max(0, genuine.budget_bytes - 2), genuine.scope)
     if tight is not None:
         yield "of a smaller budget", replace(tight, budget_bytes=genuine.budget_bytes)
@@ -95,6 +116,13 @@ def forgeries(
         if foreign is not None:
             yield "of another graph", foreign
             yield "of another graph, renamed", replace(foreign, graph_name=graph.name, graph_sha256=graph.sha256())
+    if genuine.tree:
+        for name, forged in felled(genuine, rng):
+            proven = proven_by(graph, forged)
+            if proven is not None:
+                yield name, replace(forged, bound=proven)
+                yield f"{name}, bound + 1", replace(forged, bound=proven + 1)
+        return
     yield "invented", invented(graph, genuine, rng)
     if genuine.boundaries:
         moved = [t + int(rng.integers(-1, 2)) for t in genuine.boundaries]
@@ -150,6 +178,32 @@ def perturbed(genuine: BoundCertificate, rng: np.random.Generator) -> Iterator[t
             row = rows[int(rng.integers(len(rows)))]
             row[int(rng.integers(len(row)))] += int(rng.choice([-1, 1]))
             yield "a row moved", replace(genuine, multipliers=moved)
+
+
+def felled(genuine: BoundCertificate, rng: np.random.Generator) -> Iterator[tuple[str, BoundCertificate]]:
+    """The tree with one of its nodes changed."""
+    own = list(genuine.tree)
+
+    def with_node(at: int, **changes: Any) -> BoundCertificate:
+        return replace(genuine, tree=(*own[:at], own[at]._replace(**changes), *own[at + 1 :]))
+
+    for at in rng.integers(0, len(own), 4).tolist():
+        node = own[at]
+        for name, forged in perturbed(replace(genuine, tree=(), multipliers=node.multipliers), rng):
+            yield f"{name} in a node", with_node(at, multipliers=forged.multipliers)
+        yield "another denominator", with_node(at, denominator=max(1, node.denominator // 2))
+        yield "a leaf", with_node(at, column=None, zero=0, one=0)
+        yield "without multipliers", with_node(at, multipliers={})
+        if node.column is None:
+            continue
+        kind, *numbers = node.column
+        numbers[int(rng.integers(3))] += int(rng.choice([-1, 1]))
+        yield "another column", with_node(at, column=(kind, *numbers))
+        yield "another kind of column", with_node(at, column=("R" if kind == "S" else "S", *node.column[1:]))
+        yield "children exchanged", with_node(at, zero=node.one, one=node.zero)
+        for child in ("zero", "one"):
+            yield "another child", with_node(at, **{child: int(rng.integers(0, len(own) + 1))})
+            yield "twins", with_node(at, zero=getattr(node, child), one=getattr(node, child))
 
 
 def invented(graph: Graph, genuine: BoundCertificate, rng: np.random.Generator) -> BoundCertificate:
