@@ -17,7 +17,17 @@ FORMAT, WINDOW_FORMAT = "remat-bound/1", "remat-bound/2"  # rows of the staged L
 # [format] how many numbers, at least, name a row of each kind
 KINDS = {
     FORMAT: {"edge": 3, "continuity": 2, "memory": 1, "once": 2, "knapsack": 4},
-    WINDOW_FORMAT: {"need": 3, "edge": 4, "continuity": 3, "join": 3, "each": 4, "memory": 1},
+    WINDOW_FORMAT: {
+        "need": 3,
+        "edge": 4,
+        "continuity": 3,
+        "join": 3,
+        "each": 4,
+        "memory": 1,
+        "run": 3,
+        "later": 3,
+        "slot": 2,
+    },  # the last three in scope staged only
 }
 _KEYS = ("format", "graph", "graph_sha256", "budget_bytes", "scope", "bound", "denominator", "multipliers")
 LARGEST = 1 << 512  # far above any honest number; Python cannot print one of more than 4,300 digits
@@ -28,7 +38,7 @@ class TreeNode(NamedTuple):
 
     Attributes:
         denominator, multipliers: as in `BoundCertificate`.
-        column: ("S", k, k, v) or ("R", k, m, i), 0 below the node `zero` and 1 below the node `one`; None for a leaf.
+        column: ("S", k, k, v), ("R", k, m, i) or ("U", k, j, v), 0 below node `zero`, 1 below `one`; None for a leaf.
     """
 
     denominator: int
@@ -170,7 +180,7 @@ def _checked_node(node: Any, where: str) -> TreeNode:
     column: Any = node.get("column")
     zero: Any = node.get("zero")
     one: Any = node.get("one")
-    is_column = isinstance(column, list) and len(column) == 4 and column[0] in ("S", "R")
+    is_column = isinstance(column, list) and len(column) == 4 and column[0] in ("S", "R", "U")
     if len(node) != 5 or not is_column or not all(map(_is_integer, (*column[1:], zero, one))):
         raise InvalidInput(f"{where} must have a column of four, and the nodes zero and one")
     return TreeNode(node["denominator"], multipliers, tuple(column), zero, one)

@@ -32,12 +32,16 @@ from remat.search.exhaustive import exhaustive
 SCOPES = ("staged", "fixed_order")
 
 
-def some_model(graph: Graph, budget: int, rng: np.random.Generator) -> WindowModel:
-    """Random boundaries, and some of the windows between them."""
+def some_model(graph: Graph, budget: int, rng: np.random.Generator, scope: str = "staged") -> WindowModel:
+    """Random boundaries, and some of the windows between them; with slots in scope staged."""
     n_boundaries = int(rng.integers(1, min(5, len(graph) - 1) + 1))
-    boundaries = sorted(rng.choice(len(graph) - 1, n_boundaries, replace=False).tolist())
+    boundaries = set(rng.choice(len(graph) - 1, n_boundaries, replace=False).tolist())
+    if scope == "staged" and rng.random() < 0.7:
+        boundaries |= {t + 1 for t in boundaries if t + 2 < len(graph)}
+    boundaries, n_boundaries = sorted(boundaries), len(boundaries)
     pairs = [(k, m) for k in range(n_boundaries) for m in range(k + 1, n_boundaries)]
-    return build_window_model(Arrays.of(graph), budget, boundaries, [pair for pair in pairs if rng.random() < 0.7])
+    windows = [pair for pair in pairs if rng.random() < 0.7]
+    return build_window_model(Arrays.of(graph), budget, boundaries, windows, slots=scope == "staged")
 
 
 def point_of(model: WindowModel, plan: Plan) -> np.ndarray:
@@ -68,6 +72,10 @@ def point_of(model: WindowModel, plan: Plan) -> np.ndarray:
             kind, i = steps[at]
             if kind == COMPUTE and at != first[i] and columns[i] >= 0:
                 x[columns[i]] = 1
+    for (k, j, v), column in model.U.items():  # whether v serves at slot j or later in the stage, or beyond it
+        runs = {i for i in (graph.producer[v], *graph.users[v]) if model.R[k, k][i] >= 0 and x[model.R[k, k][i]]}
+        beyond = model.S[k + 1, v] >= 0 and x[model.S[k + 1, v]] == 1
+        x[column] = beyond or any(j <= i < t[k + 1] for i in runs)
     return x
 
 
@@ -92,9 +100,9 @@ def graphs(count: int, first: int = 0) -> list[tuple[Graph, np.random.Generator]
     return found
 
 
-def check_plans(count: int, first: int = 0) -> tuple[int, int]:
-    """(optimal plans mapped into the rows, those with a repeat); asserts that they fit."""
-    mapped = repeats = 0
+def check_plans(count: int, first: int = 0) -> tuple[int, int, int]:
+    """(optimal plans mapped into the rows, those with a repeat, those with slots); asserts that they fit."""
+    mapped = repeats = slots = 0
     for graph, rng in graphs(count, first):
         least = remat.min_budget(graph, "staged").bytes
         for scope in SCOPES:
@@ -103,26 +111,29 @@ def check_plans(count: int, first: int = 0) -> tuple[int, int]:
             assert plan is not None
             cost = remat.simulate(graph, plan).cost
             for _ in range(3):
-                model = some_model(graph, budget, rng)
+                model = some_model(graph, budget, rng, scope)
                 x = point_of(model, plan)
+                slots += bool(model.U)
                 lacks = model.matrix @ x < model.row_lower
                 assert not lacks.any(), (graph, budget, scope, model.row_kind[lacks], model.row_key[lacks])
                 assert model.cost @ x <= cost - graph.total_cost
                 mapped += 1
                 repeats += cost > graph.total_cost
-    return mapped, repeats
+    return mapped, repeats, slots
 
 
 def test_every_optimal_plan_is_a_point_of_the_relaxation() -> None:
-    mapped, repeats = check_plans(60)
+    mapped, repeats, slots = check_plans(60)
     assert mapped == 360
+    assert slots > 50
     assert repeats > 50
 
 
 @pytest.mark.slow
 def test_thousands_of_optimal_plans_are_points_of_the_relaxation() -> None:
-    mapped, repeats = check_plans(1500, first=1000)
+    mapped, repeats, slots = check_plans(1500, first=1000)
     assert mapped == 9000
+    assert slots > 1000
     assert repeats > 1500
 
 
@@ -157,15 +168,16 @@ def test_no_choice_of_multipliers_proves_too_much(scope: str) -> None:
         best = optimum(graph, budget, scope)
         assert best is not None
         for _ in range(6):
-            model = some_model(graph, budget, rng)
-            kinds = list(KINDS[WINDOW_FORMAT])
+            model = some_model(graph, budget, rng, scope)
+            kinds = list(KINDS[WINDOW_FORMAT]) if scope == "staged" else list(KINDS[WINDOW_FORMAT])[:6]
             rows: dict[str, list[list[int]]] = {kind: [] for kind in kinds}
             for _ in range(60):
                 kind = str(rng.choice(kinds))
                 k, m, j = sorted(rng.integers(0, len(model.boundaries), 3).tolist())
                 i, v, y = (int(rng.integers(most)) for most in (len(graph), len(graph.values), 12))
                 row = {"need": [k, j, v], "edge": [k, j, i, v], "continuity": [k, j, v], "join": [k, j, i],
-                       "each": [k, j, i, m], "memory": [k]}[kind]  # fmt: skip
+                       "each": [k, j, i, m], "memory": [k], "run": [k, i, v], "later": [k, i, v],
+                       "slot": [k, i]}[kind]  # fmt: skip
                 try:
                     proven_bound(graph, budget, Scope(scope), {kind: [[*row, y]]}, 4, model.boundaries)
                 except InvalidInput:
@@ -290,7 +302,7 @@ def check_any_branches(count: int, first: int = 0) -> tuple[int, int]:
             best = optimum(graph, budget, scope)
             assert best is not None
             problem = context_of(graph, budget, scope=Scope(scope)).problem
-            model = some_model(graph, budget, rng)
+            model = some_model(graph, budget, rng, scope)
             solved = solve_windows(model, time.monotonic() + 60, lambda: False)
             assert solved is not None
             y = solved[1] * rng.choice([0.0, 0.5, 1.0])

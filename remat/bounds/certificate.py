@@ -118,8 +118,7 @@ def proven_bound(
         raise InvalidInput(f"the denominator must be positive, not {denominator}")
     if scope is Scope.FREE and any(multipliers.values()):
         raise InvalidInput("the rows presume the order of first computations; they prove nothing for scope free")
-    if scope is not Scope.STAGED and multipliers.get("once"):
-        raise InvalidInput("rows of kind 'once' hold for scope staged only")
+    _refuse_staged_rows(multipliers, scope)
     graph = relaxed(graph)
     if boundaries:
         rows = WindowRows(graph, budget_bytes, boundaries, _last_stages(graph))
@@ -150,6 +149,7 @@ def proven_by_tree(
         node, n_seen = tree[index], n_seen + 1
         if node.denominator < 1:
             raise InvalidInput(f"the denominator must be positive, not {node.denominator}")
+        _refuse_staged_rows(node.multipliers, scope)
         rows.clear()
         _add_rows(rows, node.multipliers)
         value = rows.value(node.denominator, fixed)
@@ -168,6 +168,12 @@ def proven_by_tree(
         raise InvalidInput("a node of the tree has more than one parent, or none")
     assert least is not None
     return least
+
+
+def _refuse_staged_rows(multipliers: Mapping[str, Sequence[Sequence[int]]], scope: Scope) -> None:
+    for kind in () if scope is Scope.STAGED else ("once", "run", "later", "slot"):
+        if multipliers.get(kind):
+            raise InvalidInput(f"rows of kind '{kind}' hold for scope staged only")
 
 
 def _add_rows(rows: WindowRows | _Rows, multipliers: Mapping[str, Sequence[Sequence[int]]]) -> None:

@@ -20,11 +20,12 @@ from remat.bounds.window_tree import ENOUGH, Tree
 from remat.bounds.windows import LENGTHS_IN_INTEGERS, WindowBound, next_boundary, solve_windows
 from remat.certificate import BoundCertificate
 from remat.incumbent import Incumbent
-from remat.plan import Plan
+from remat.plan import COMPUTE, Plan, Scope
 from remat.problem import Problem
 from remat.programs.highs import solve_program
 from remat.programs.program import TOLERANCE, least_whole
-from remat.programs.windows import MEMORY, WindowModel
+from remat.programs.windows import WindowModel
+from remat.simulator import simulate
 
 MOST_COLUMNS = 20_000  # a larger program does not end in minutes
 GAP = 2e-5  # of a program, below the gap that counts as optimal
@@ -62,9 +63,8 @@ def raise_bound(windows: WindowBound, known: Incumbent, deadline: float, listene
         model = windows.model(boundaries, LENGTHS_IN_INTEGERS)
         if len(model.cost) > MOST_COLUMNS:
             break
-        point = _round(windows.problem, model, known.cost, deadline, listener)
+        stage = _round(windows.problem, model, known.cost, deadline, listener)
         rounds += 1
-        stage = None if point is None else next_boundary(model, point)
         if stage is None:
             break
         boundaries = sorted([*boundaries, stage])
@@ -73,8 +73,8 @@ def raise_bound(windows: WindowBound, known: Incumbent, deadline: float, listene
 
 def _round(
     problem: Problem, model: WindowModel, best: int | None, deadline: float, listener: Listener
-) -> np.ndarray | None:  # fmt: skip
-    """[n] the optimum in integers, or else the LP's point where the bound is least; None if no plan is cheaper."""
+) -> int | None:  # fmt: skip
+    """The next round's boundary, by the optimum in integers or by the LP's point where the bound is least; or None."""
     solved = solve_windows(model, deadline, listener.should_stop)
     if solved is None:
         return None
@@ -95,9 +95,31 @@ def _round(
             return None
         whole = found if ended else None
     if whole is None:
-        return point
-    listener.on_plan(plan_of(model, whole))
-    return whole
+        return next_boundary(model, point)
+    plan = plan_of(model, whole)
+    listener.on_plan(plan)
+    return _boundary_for(problem, model, plan)
+
+
+def _boundary_for(problem: Problem, model: WindowModel, plan: Plan) -> int | None:
+    """The stage in which the plan exceeds the budget most, or in scope staged the one before it, for the rows of slots.
+
+    It is the worst one that is no boundary yet; None if there is none.
+    """
+    graph, n = model.arrays.graph, len(model.arrays.graph)
+    runs, begun = plan.ids[plan.kinds == COMPUTE], 0
+    stage, excess = np.empty(len(runs), dtype=np.int64), np.zeros(n, dtype=np.int64)
+    for at, k in enumerate(runs.tolist()):
+        stage[at] = min(begun, n - 1)
+        begun += k == begun
+    np.maximum.at(excess, stage, simulate(graph, plan).running_bytes - problem.budget_bytes)
+    for worst in np.argsort(-excess, kind="stable").tolist():
+        if excess[worst] <= 0:
+            break
+        for boundary in (worst, worst - 1) if problem.scope is Scope.STAGED else (worst,):
+            if boundary not in model.boundaries and 0 <= boundary < n - 1:
+                return boundary
+    return None
 
 
 def _first_boundaries(windows: WindowBound, known: Incumbent) -> tuple[int, ...]:
@@ -122,7 +144,7 @@ def _solve(
     too_much = np.full(len(reduced), False)
     if best is not None:
         too_much = least + np.abs(reduced) > best * (1 + TOLERANCE)
-    room = np.where(model.row_kind == MEMORY, np.maximum(0.5 * model.unit_bytes * row_scale, ROOM), 0.0)
+    room = np.where(model.is_bytes, np.maximum(0.5 * model.units * row_scale, ROOM), 0.0)
     matrix = program.matrix.copy()
     matrix.data[np.abs(matrix.data) < SMALL] = 0.0
     matrix.eliminate_zeros()

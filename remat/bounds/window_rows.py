@@ -11,14 +11,14 @@ from types import MappingProxyType
 from remat.errors import InvalidInput
 from remat.graph import Graph
 
-Column = tuple[str, int, int, int]  # ("S", k, k, v) or ("R", k, m, i)
+Column = tuple[str, int, int, int]  # ("S", k, k, v), ("R", k, m, i) or ("U", k, j, v)
 
 
 class WindowRows:
     """Sums multiples of rows: `right` is y b, `weight` is y A by column.
 
     The methods named like kinds of rows add y times one row, and return False for a row that does not exist. Columns
-    are ("S", k, k, v) and ("R", k, m, i); intervals count from 0.
+    are ("S", k, k, v), ("R", k, m, i) and ("U", k, j, v); intervals count from 0.
     """
 
     def __init__(
@@ -30,6 +30,7 @@ class WindowRows:
             raise InvalidInput("the certificate's boundaries are not ascending operations before the last one")
         self.graph, self.t = graph, list(boundaries)
         self.producer, (self.last_run, self.last_held) = graph.producer, last
+        self.budget_bytes = budget_bytes
         self.room = [budget_bytes - graph.working_set_bytes(t) for t in self.t]
         self.right = 0
         self.weight: dict[Column, int] = {}
@@ -41,10 +42,12 @@ class WindowRows:
     def has_column(self, column: Column) -> bool:
         """Whether it is a column, under the name of its shortest window."""
         kind, k, m, i = column
-        if not self._is_window(k, m):
+        if kind != "U" and not self._is_window(k, m):
             return False
         if kind == "S":
             return k == m and 0 <= i < len(self.producer) and self._is_held(k, i)
+        if kind == "U":
+            return self._is_stage(k) and 0 <= i < len(self.producer) and m in self._readers(k, i)
         return kind == "R" and self._can_run(k, i) and (k == m or self.t[m] < self.last_run[i])
 
     def value(self, denominator: int, fixed: Mapping[Column, int] = MappingProxyType({})) -> int:
@@ -146,6 +149,77 @@ class WindowRows:
         left -= left % unit if unit else 0  # the left side is a multiple of it
         self.right -= y * left
         return True
+
+    def run(self, y: int, k: int, j: int, v: int) -> bool:
+        """U[k,j,v] - R[k,k,j] >= 0."""
+        if not self._has_need(k, j, v):
+            return False
+        self._add(y, "U", k, j, v)
+        self._add(-y, "R", k, k, j)
+        return True
+
+    def later(self, y: int, k: int, j: int, v: int) -> bool:
+        """U[k,j,v] - U[k,j',v] >= 0 for the next j', or U[k,j,v] - S[k+1,v] >= 0."""
+        if not self._has_need(k, j, v):
+            return False
+        self._add(y, "U", k, j, v)
+        if next_need := self._need(k, j + 1, v):
+            self._add(-y, *next_need)
+        return True
+
+    def slot(self, y: int, k: int, i: int) -> bool:
+        """What is resident while operation i runs in the stage of t_(k+1), or would run, fits the budget."""
+        if not self._is_stage(k) or not self._can_run(k, i):
+            return False
+        operation = self.graph.operations[i]
+        left, factors = self.budget_bytes - self.graph.fixed_bytes, []
+        if operation.workspace_bytes:
+            factors.append(operation.workspace_bytes)
+            self._add(-y * operation.workspace_bytes, "R", k, k, i)
+        for v, value in enumerate(self.graph.values):
+            if self.producer[v] <= self.t[k]:
+                terms, constant = self._resident(k, i, v)
+                left -= constant * value.bytes
+                factors += [value.bytes] * len(terms)
+                for factor, column in terms:
+                    self._add(-y * factor * value.bytes, *column)
+        unit = math.gcd(*factors)
+        left -= left % unit if unit else 0  # the left side is a multiple of it
+        self.right -= y * left
+        return True
+
+    def _resident(self, k: int, i: int, v: int) -> tuple[list[tuple[int, Column]], int]:
+        """(factors and columns, constant): their sum is 1 only if v is resident at slot i, and else 0 or less."""
+        p, is_read = self.producer[v], v in self.graph.operations[self.t[k + 1]].inputs
+        if i >= p:
+            column = None if is_read else self._need(k, i, v)
+            return ([(1, column)] if column else []), int(is_read)
+        if not self._is_at(k, v):
+            return ([(1, ("S", k, k, v))] if self._is_held(k, v) else []), 0
+        again: list[tuple[int, Column]] = [(-1, ("R", k, k, p))] if self._can_run(k, p) else []
+        if is_read:
+            return again, 1
+        return ([(1, ("S", k + 1, k + 1, v)), *again] if self._is_held(k + 1, v) else []), 0
+
+    def _need(self, k: int, i: int, v: int) -> Column | None:
+        """U for the first run from slot i on that makes or reads v, or else S[k+1,v]; None if there is neither."""
+        j = min((j for j in self._readers(k, v) if j >= i), default=None)
+        if j is not None:
+            return ("U", k, j, v)
+        return ("S", k + 1, k + 1, v) if self._is_held(k + 1, v) else None
+
+    def _readers(self, k: int, v: int) -> list[int]:
+        """The runs of the stage that make or read v; none if the stage's own operation reads it."""
+        if v in self.graph.operations[self.t[k + 1]].inputs:
+            return []
+        return [j for j in (self.producer[v], *self.graph.users[v]) if self._can_run(k, j)]
+
+    def _has_need(self, k: int, j: int, v: int) -> bool:
+        return self._is_stage(k) and 0 <= v < len(self.producer) and j in self._readers(k, v)
+
+    def _is_stage(self, k: int) -> bool:
+        """Whether interval k is one stage."""
+        return 0 <= k < len(self.t) - 1 and self.t[k + 1] == self.t[k] + 1
 
     def _is_window(self, k: int, m: int) -> bool:
         return 0 <= k <= m < len(self.t)

@@ -88,7 +88,8 @@ class WindowBound:
         """The relaxation with these boundaries and windows of these lengths."""
         n = len(boundaries)
         windows = [(k, k + length - 1) for length in lengths for k in range(n - length + 1)]
-        return build_window_model(self._arrays, self.problem.budget_bytes, boundaries, windows)
+        is_staged = self.problem.scope is Scope.STAGED
+        return build_window_model(self._arrays, self.problem.budget_bytes, boundaries, windows, slots=is_staged)
 
     def _round(self, deadline: float, on_bound: Callable[[BoundCertificate], None], stop: Callable[[], bool]) -> bool:
         """One LP, and the boundary for the next; whether it came to its end."""

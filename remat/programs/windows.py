@@ -32,6 +32,19 @@ the columns as their descriptions say.
 - MEMORY: the values with S[k,v] = 1 are resident while t_k runs, beside its inputs, outputs and workspace.
 - An operation with several outputs makes all of them in each run. One that must run once has no R.
 
+**Slots, in scope staged only.** If t_(k+1) = t_k + 1, interval k is one stage: operations run in it in order, at most
+once each. Slot i is the moment at which operation i runs in it, or would run. More columns and rows say what is
+resident then:
+
+- U[k,j,v], for a reader j of v that can run, and for j = p: v is resident from the slot after the previous j to slot
+  j. It is if j runs (RUN: U[k,j,v] - R[k,k,j] >= 0), and if it is needed later in the stage or beyond (LATER:
+  U[k,j,v] - U[k,j',v] >= 0 for the next j', and U[k,j,v] - S[k+1,v] >= 0 for the last): v comes from slot p or from
+  before the stage, and has been resident since. If t_(k+1) reads v, it is resident at every slot from p on; no U.
+- At a slot before p, a value with S[k,v] = 1 is resident: its next use is later than slot p. An input or output of t_k
+  has no S. It is resident there if it is needed at or beyond t_(k+1) and is not computed again: at least
+  1 - R[k,k,p], or S[k+1,v] - R[k,k,p].
+- SLOT, for each i that can run: the bytes of what is resident, and the workspace of i if it runs, fit the budget.
+
 No R[k,.,i] is needed where no run of i after t_k can serve anything, and no S[k,v] where no use of v can follow t_k
 (`last_stages`). R[k,m,i] is the same as R[k,m-1,i] where no run of i after t_m can serve; then only the shorter one has
 a column.
@@ -43,7 +56,7 @@ spreads fractions of one run over many stages; the windows undo that: one run se
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -57,8 +70,8 @@ from remat.programs.program import Program, Rows, scale_of
 from remat.programs.staged import last_stages
 from remat.simulator import simulate
 
-NEED, EDGE, CONTINUITY, JOIN, EACH, MEMORY = range(6)  # kinds of rows
-NAMES = ("need", "edge", "continuity", "join", "each", "memory")
+NEED, EDGE, CONTINUITY, JOIN, EACH, MEMORY, RUN, LATER, SLOT = range(9)  # kinds of rows
+NAMES = ("need", "edge", "continuity", "join", "each", "memory", "run", "later", "slot")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,8 +124,9 @@ class WindowModel:
         boundaries: [K] operations, ascending.
         cost: [n] int64; matrix: [rows, n] int64; row_lower: [rows] int64.
         row_kind: [rows]; row_key: [rows, 4] int64, filled up with -1: NEED and CONTINUITY (k, m, v),
-            EDGE (k, m, i, v), JOIN (k, m, i), EACH (k, m, i, j), MEMORY (k); intervals count from 0.
-        S: [K, V] column or -1; R: [(k, m)] [N] column or -1; see the module.
+            EDGE (k, m, i, v), JOIN (k, m, i), EACH (k, m, i, j), MEMORY (k), RUN and LATER (k, j, v), SLOT (k, i);
+            intervals count from 0.
+        S: [K, V] column or -1; R: [(k, m)] [N] column or -1; U: [(k, j, v)] column; see the module.
     """
 
     arrays: Arrays
@@ -125,15 +139,22 @@ class WindowModel:
     row_key: np.ndarray
     S: np.ndarray
     R: dict[tuple[int, int], np.ndarray]
+    U: dict[tuple[int, int, int], int]
 
     @cached_property
-    def unit_bytes(self) -> int:
-        """The greatest common divisor of the sizes of all values that have a column."""
-        return math.gcd(*self.arrays.size[(self.S >= 0).any(axis=0)].tolist()) or 1
+    def is_bytes(self) -> np.ndarray:
+        """[rows] whether the row counts bytes."""
+        return (self.row_kind == MEMORY) | (self.row_kind == SLOT)
+
+    @cached_property
+    def units(self) -> np.ndarray:
+        """[rows] greatest common divisor of the row's factors."""
+        rows = np.split(self.matrix.data, self.matrix.indptr[1:-1])
+        return np.array([np.gcd.reduce(row) if len(row) else 1 for row in rows], dtype=np.int64)
 
     @cached_property
     def columns(self) -> list[tuple[str, int, int, int]]:
-        """[n] what each column stands for: ("S", k, k, v), or ("R", k, m, i) with the shortest window."""
+        """[n] what each column stands for: ("S", k, k, v), ("U", k, j, v), or ("R", k, m, i), m the least one."""
         names = [("", 0, 0, 0)] * len(self.cost)
         for k, columns in enumerate(self.S):
             for v in np.nonzero(columns >= 0)[0].tolist():
@@ -141,13 +162,15 @@ class WindowModel:
         for (k, m), columns in sorted(self.R.items(), key=lambda item: item[0][1] - item[0][0], reverse=True):
             for i in np.nonzero(columns >= 0)[0].tolist():
                 names[columns[i]] = ("R", k, m, i)
+        for (k, j, v), column in self.U.items():
+            names[column] = ("U", k, j, v)
         return names
 
     def scaled(self) -> tuple[Program, np.ndarray, float]:
         """(the linear program for a solver, [rows] factor of each row, factor of the cost)."""
         cost_scale = scale_of(float(self.cost.sum(dtype=np.float64)))
         room = float(self.budget_bytes - self.arrays.graph.fixed_bytes)
-        row_scale = np.where(self.row_kind == MEMORY, scale_of(room), 1.0)
+        row_scale = np.where(self.is_bytes, scale_of(room), 1.0)
         program = Program(
             matrix=sp.csr_array(sp.diags_array(row_scale) @ self.matrix.astype(np.float64)),
             cost=self.cost * cost_scale,
@@ -158,15 +181,21 @@ class WindowModel:
 
 
 def build_window_model(
-    arrays: Arrays, budget_bytes: int, boundaries: Sequence[int], windows: Sequence[tuple[int, int]]
-) -> WindowModel:
+    arrays: Arrays, budget_bytes: int, boundaries: Sequence[int], windows: Sequence[tuple[int, int]], *,
+    slots: bool = False,
+) -> WindowModel:  # fmt: skip
     """The relaxation of `arrays.graph` within `budget_bytes`.
 
     Args:
         boundaries: operations, ascending, none the last operation.
         windows: (k, m) with k < m, intervals from 0; single intervals are always there.
+        slots: with the rows that hold in scope staged only.
     """
-    return _Builder(arrays, budget_bytes, boundaries, windows).model()
+    builder = _Builder(arrays, budget_bytes, boundaries, windows)
+    for k in range(len(boundaries) - 1):
+        if slots and boundaries[k + 1] == boundaries[k] + 1:
+            builder.add_slots(k)
+    return builder.model()
 
 
 class _Builder:
@@ -185,19 +214,82 @@ class _Builder:
         self.rows = Rows()
         self.S, self.is_there = self._held_columns()
         self.R: dict[tuple[int, int], np.ndarray] = {}
-
-    def model(self) -> WindowModel:
+        self.U: dict[tuple[int, int, int], int] = {}
         for window in self.windows:
             self.R[window] = self._run_columns(*window)
             self._window_rows(*window)
         for k in range(self.K):
             self._memory_row(k)
+
+    def model(self) -> WindowModel:
         rows = self.rows
         return WindowModel(
             self.arrays, self.budget_bytes, tuple(self.t.tolist()), np.concatenate(self.cost),
             rows.matrix(self.n_columns, np.int64), np.array(rows.lower, dtype=np.int64),
             np.array(rows.kind, dtype=np.int64), np.array(rows.key, dtype=np.int64).reshape(-1, 4), self.S, self.R,
+            self.U,
         )  # fmt: skip
+
+    def add_slots(self, k: int) -> None:
+        """U, RUN, LATER and SLOT of interval k, which is one stage."""
+        graph, end = self.arrays.graph, int(self.t[k + 1])
+        slots = np.nonzero(self.R[k, k] >= 0)[0].tolist()
+        terms: dict[int, list[tuple[int, int]]] = {i: [] for i in slots}
+        room = dict.fromkeys(slots, self.budget_bytes - graph.fixed_bytes)
+        for v, value in enumerate(graph.values):
+            if graph.producer[v] >= end:
+                continue
+            for i, columns, constant in self._resident(k, v, slots):
+                terms[i] += [(column, -factor * value.bytes) for column, factor in columns]
+                room[i] -= constant * value.bytes
+        for i in slots:
+            if graph.operations[i].workspace_bytes:
+                terms[i].append((int(self.R[k, k][i]), -graph.operations[i].workspace_bytes))
+            unit = math.gcd(*(factor for _, factor in terms[i])) or 1
+            self.rows.add(terms[i], -(room[i] // unit) * unit, SLOT, (k, i, -1, -1))
+
+    def _resident(self, k: int, v: int, slots: Sequence[int]) -> Iterator[tuple[int, list[tuple[int, int]], int]]:
+        """(slot, columns with factors, constant) whose sum is at most 1 if v is resident at the slot, and else 0."""
+        graph, R = self.arrays.graph, self.R[k, k]
+        p, end = graph.producer[v], int(self.t[k + 1])
+        held, after = int(self.S[k, v]), int(self.S[k + 1, v])
+        again = [(int(R[p]), -1)] if R[p] >= 0 else []
+        is_read = v in graph.operations[end].inputs
+        readers = [] if is_read else [j for j in sorted({p, *graph.users[v]}) if j < end and R[j] >= 0]
+        for i in slots:
+            if i >= p and is_read:
+                yield i, [], 1
+            elif i >= p:
+                column = self._needed_from(k, i, v, readers, after)
+                if column >= 0:
+                    yield i, [(column, 1)], 0
+            elif not self.is_there[k, v]:
+                if held >= 0:
+                    yield i, [(held, 1)], 0
+            elif is_read:
+                yield i, again, 1
+            elif after >= 0:
+                yield i, [(after, 1), *again], 0
+
+    def _needed_from(self, k: int, i: int, v: int, readers: Sequence[int], after: int) -> int:
+        """The column of U for the first reader from slot i on, or S[k+1,v], or -1."""
+        column = after
+        for j in reversed(readers):
+            if j < i:
+                break
+            column = self._needed(k, j, v, column)
+        return column
+
+    def _needed(self, k: int, j: int, v: int, later: int) -> int:
+        """The column U[k,j,v], with its rows if it is new; `later` is the column that it is at least, or -1."""
+        if (k, j, v) not in self.U:
+            column = self.U[k, j, v] = self.n_columns
+            self.n_columns += 1
+            self.cost.append(np.zeros(1, dtype=np.int64))
+            self.rows.add([(column, 1), (int(self.R[k, k][j]), -1)], 0, RUN, (k, j, v, -1))
+            if later >= 0:
+                self.rows.add([(column, 1), (later, -1)], 0, LATER, (k, j, v, -1))
+        return self.U[k, j, v]
 
     def _held_columns(self) -> tuple[np.ndarray, np.ndarray]:
         """([K, V] columns of S, [K, V] whether the value is resident without one)."""
