@@ -22,7 +22,7 @@ from experiments.execution import execute, job_of
 from experiments.settings import RUNS_FOLDER
 from experiments.steps.launch import COST_CACHE, measured
 from experiments.steps.row import as_json
-from experiments.steps.table import terminal_table
+from experiments.steps.table import REMARK, terminal_table
 from experiments.steps.torch_sizes import ON_A_CPU, ON_A_GPU, resized, torch_model
 from experiments.store import write_json
 from remat.cost.profile import provenance_of
@@ -31,7 +31,7 @@ from remat.errors import InvalidInput
 from remat.torch.planner import default_gpu
 from remat.units import parse_size
 
-COLUMNS = ("method", "batch", "predicted MB", "measured MB", "samples/s", "remark")
+COLUMNS = ("method", "batch", "predicted MB", "measured MB", "samples/s", REMARK)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -22,7 +22,7 @@ from experiments.settings import Settings
 from experiments.steps.job import Job
 from experiments.steps.launch import measured
 from experiments.steps.row import FORMAT, PORTFOLIO, StepRow, as_json
-from experiments.steps.table import BUDGET, METHOD, terminal_table
+from experiments.steps.table import BUDGET, METHOD, REMARK, terminal_table
 from experiments.steps.torch_sizes import for_a_cpu, torch_model
 from experiments.store import write_json
 from remat.errors import InvalidInput
@@ -31,7 +31,7 @@ from remat.frontends.spec import ModelSpec
 ROUNDS, QUICK_ROUNDS = 7, 3
 SHARES = (0.6, 0.8, 0.45, 0.9, 0.7, 0.5)  # of the plain peak; a quick run takes the first three
 COLUMNS = (METHOD, BUDGET, "predicted MB", "measured MB", "measured / predicted", "predicted overhead",
-           "measured overhead", "bits of", "remark")  # fmt: skip
+           "measured overhead", "bits of", REMARK)  # fmt: skip
 
 
 def run_execution(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:

@@ -17,11 +17,11 @@ from functools import partial
 
 from experiments.steps.command import TableCommand
 from experiments.steps.job import FRACTIONS, Job
-from experiments.steps.table import BUDGET, METHOD, MODEL, table
+from experiments.steps.table import BUDGET, METHOD, MODEL, REMARK, table
 
 COLUMNS = (
     MODEL, METHOD, BUDGET, "plain MB", "predicted MB", "measured MB", "measured / predicted", "predicted overhead",
-    "wall over as written", "wall over plain", "CPU over as written", "CPU over plain", "repeats", "bits of",
+    "wall over as written", "wall over plain", "CPU over as written", "CPU over plain", "repeats", "bits of", REMARK,
 )  # fmt: skip
 
 

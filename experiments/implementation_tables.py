@@ -15,13 +15,13 @@ from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, m
 from experiments.settings import RUNS_FOLDER
 from experiments.step_tables import newest
 from experiments.steps.row import PORTFOLIO, StepRow, as_json, read_rows
-from experiments.steps.table import BUDGET, MODEL, cells, table
+from experiments.steps.table import BUDGET, MODEL, REMARK, cells, table
 from remat.errors import InvalidInput
 from remat.implementation import DEFAULT
 
 MEASURED = (
     MODEL, BUDGET, "implementations", "predicted MB", "measured MB", "measured / predicted", "predicted overhead",
-    "measured overhead", "gradient error", "computations by other implementations",
+    "measured overhead", "gradient error", "computations by other implementations", REMARK,
 )  # fmt: skip
 CHOICES = ("default", "exact", "joint")
 SUMMARY = (

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from experiments.steps.command import TableCommand
 from experiments.steps.job import Job
 from experiments.steps.row import PLAIN, StepRow
-from experiments.steps.table import BUDGET, MODEL, table
+from experiments.steps.table import BUDGET, MODEL, REMARK, table
 
 SHARE = 0.85  # of the way from the fixed bytes to the peak without recomputation
 COLUMNS = (
     MODEL, "always there MB", "plain MB", BUDGET, "predicted MB", "measured MB", "predicted overhead", "repeats",
-    "bits of", "remark",
+    "bits of", REMARK,
 )  # fmt: skip
 
 

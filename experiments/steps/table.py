@@ -10,12 +10,13 @@ from experiments.documents import markdown_table
 from experiments.steps.row import OFFERED, PLAIN, PORTFOLIO, StepRow
 
 MODEL, METHOD, BUDGET = "model, batch (operations)", "method", "budget"
-_BEFORE_A_RESULT = (MODEL, METHOD, BUDGET, "implementations", "plain MB", "always there MB")
+REMARK = "remark"  # why there is no measurement, for one
 
 
 def table(rows: Iterable[StepRow], columns: Sequence[str]) -> str:
-    """A Markdown table; a row without a measurement shows the reason."""
-    return markdown_table(columns, (cells(row, columns) for row in rows if row.method != OFFERED))
+    """A Markdown table."""
+    lines = (cells(row, columns) for row in rows if row.method != OFFERED)
+    return markdown_table(columns, ([cell.replace("|", "/") for cell in line] for line in lines))
 
 
 def terminal_table(rows: Iterable[StepRow], columns: Sequence[str]) -> Table:
@@ -28,12 +29,8 @@ def terminal_table(rows: Iterable[StepRow], columns: Sequence[str]) -> Table:
 
 
 def cells(row: StepRow, columns: Sequence[str]) -> list[str]:
-    """A line of a table; without a measurement it has the first columns and the reason."""
-    if row.measured_peak_bytes is not None:
-        return [COLUMNS[column](row) for column in columns]
-    known = [COLUMNS[column](row) for column in columns if column in _BEFORE_A_RESULT]
-    reason = row.note.partition(" within ")[2] or row.note
-    return [*known, reason.replace("|", "/")[:200], *[""] * (len(columns) - len(known) - 1)]
+    """A line of a table; a cell without a value is empty."""
+    return [COLUMNS[column](row) for column in columns]
 
 
 def _mb(size: int | None) -> str:
@@ -77,10 +74,14 @@ def _over(ours: float | None, base: float | None, unit: str = "") -> str:
 
 
 def _bits(row: StepRow) -> str:
+    if row.measured_peak_bytes is None:
+        return ""
     return "the plain step differs from itself" if row.same_as is None else row.same_as or "nobody"
 
 
 def _gradient_error(row: StepRow) -> str:
+    if row.measured_peak_bytes is None:
+        return ""
     if row.method == PLAIN:
         return f"{row.gradient_error or 0.0:.1e} by rounding"
     if row.gradient_error:
@@ -110,5 +111,5 @@ COLUMNS: dict[str, Callable[[StepRow], str]] = {
     "gradient error": _gradient_error,
     "bits of": _bits,
     "computations by other implementations": lambda row: ", ".join(f"{k} {n}" for k, n in (row.chosen or {}).items()),
-    "remark": lambda row: row.note,
+    REMARK: lambda row: "" if row.note == row.parameter else row.note,
 }
