@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
+from analysis import implementations
 from experiments import implementation_tables
 from experiments.documents import DOCS
 from experiments.execution_joint import COMMAND
+from experiments.step_tables import newest
 from experiments.steps import offers as offers_of
 from experiments.steps import torch_sizes
-from experiments.steps.row import StepRow, read_rows, write_rows
+from experiments.steps.row import StepRow, as_json, read_rows, write_rows
 from experiments.steps.table import cells, table
 from remat.errors import InvalidInput
 from remat.graph import Graph, Operation, Value
@@ -109,6 +113,21 @@ def test_joint_plans_are_compared_with_default_ones() -> None:
     without = dict(zip(COMMAND.columns, cells(none, COMMAND.columns), strict=True))
     filled = {"model, batch (operations)": "g, 1 (3)", "budget": "0.5: 0.0 MB", "implementations": "default"}
     assert {column: cell for column, cell in without.items() if cell} == filled | {"remark": note}
+
+
+def test_the_figure_marks_a_budget_without_a_plan() -> None:
+    """And no mark covers another of the same panel."""
+    rows = as_json(read_rows(newest("torch_joint")))
+    marks: dict[str, dict[str, list[float]]] = {"D": {}, "o": {}, "x": {}}
+    for axes in implementations.figure(rows).axes:
+        for line in axes.lines:
+            if line.get_marker() in marks:
+                marks[str(line.get_marker())].setdefault(axes.get_title(), []).extend(line.get_xdata())
+    without = [row["model"] for row in rows if row["method"] == "portfolio" and "predicted_peak_bytes" not in row]
+    assert {model: len(x) for model, x in marks["x"].items() if x} == collections.Counter(without)
+    for model in marks["o"]:
+        x = sorted(place for kind in marks.values() for place in kind[model])
+        assert min(b - a for a, b in itertools.pairwise(x)) > 0.1
 
 
 @pytest.mark.parametrize("path", sorted(STEP_ROWS), ids=lambda path: path.stem)
