@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 import timeit
+from collections.abc import Sequence
 
+from experiments.arguments import Parser, count, run, seconds
 from remat import Graph, Plan, simulate
 
 
@@ -20,15 +21,15 @@ def deep_plan(n_operations: int, n_steps: int) -> tuple[Graph, Plan]:
     return graph, Plan.from_order(graph, order)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print the fastest of five runs; exit status 1 if it is slower than ``--limit-s``."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--operations", type=int, default=1000)
-    parser.add_argument("--limit-s", type=float, default=1.0, help="fail if the fastest run takes longer")
-    arguments = parser.parse_args()
+    parser = Parser(prog="python -m experiments.bench_simulator", description=__doc__)
+    parser.add_argument("--steps", type=count, default=100_000)
+    parser.add_argument("--operations", type=count, default=1000)
+    parser.add_argument("--limit-s", type=seconds, default=1.0, help="fail if the fastest run takes longer")
+    given = parser.parse_args(arguments)
     began = time.perf_counter()
-    graph, plan = deep_plan(arguments.operations, arguments.steps)
+    graph, plan = deep_plan(given.operations, given.steps)
     built_s = time.perf_counter() - began
     trace = simulate(graph, plan)
     best_s = min(timeit.repeat(lambda: simulate(graph, plan), number=1, repeat=5))
@@ -36,9 +37,9 @@ def main() -> None:
         f"{len(plan.ids):,} steps ({plan.n_computations:,} computations) on {len(graph):,} operations: simulate "
         f"{best_s:.3f} s (best of 5), made in {built_s:.2f} s; cost {trace.cost}, peak {trace.peak_bytes} B"
     )
-    if best_s > arguments.limit_s:
-        raise SystemExit(f"slower than {arguments.limit_s} s")
+    if best_s > given.limit_s:
+        raise SystemExit(f"slower than {given.limit_s} s")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -26,6 +26,7 @@ from typing import Any
 from rich.console import Console
 
 from analysis.growth import draw_growth
+from experiments.arguments import Parser, argument, count, one_name, run, seconds
 from experiments.budget_sweep import run_single
 from experiments.build import Subject, plain_peak
 from experiments.cli import check
@@ -38,8 +39,8 @@ from experiments.row import Row
 from experiments.settings import STORE_FOLDER, Settings
 from experiments.solving import GraphRun
 from experiments.store import Store
-from remat import Graph, load_graph
-from remat.errors import RematError
+from remat import Graph, load_graph, strategies
+from remat.errors import InvalidInput
 from remat.files import read_json, write_text
 from remat.frontends import synthetic
 from remat.incumbent import GAP_TOLERANCE
@@ -224,16 +225,22 @@ def table_row(compared: Comparison) -> tuple[str, ...]:
 
 
 def chosen_cases(arguments: argparse.Namespace) -> list[Case]:
-    """The cases that ``--only`` selects; with ``--gaps`` only those that have a goal, with that goal."""
+    """The cases that ``--only`` selects; with ``--gaps`` only those that have a goal, with that goal.
+
+    Raises:
+        InvalidInput: there is none.
+    """
     found = [case for case in cases(_folder(arguments)) if _is_wanted(arguments, case)]
-    if not arguments.gaps:
-        return found
-    goals = ((case, GAP_GOALS.get((case.instance, case.budget))) for case in found)
-    return [replace(case, goal_gap=goal[0], goal_s=goal[1]) for case, goal in goals if goal is not None]
+    if arguments.gaps:
+        goals = ((case, GAP_GOALS.get((case.instance, case.budget))) for case in found)
+        found = [replace(case, goal_gap=goal[0], goal_s=goal[1]) for case, goal in goals if goal is not None]
+    if not found:
+        raise InvalidInput("no case; see --only, --instances and --generated")
+    return found
 
 
 def _is_wanted(arguments: argparse.Namespace, case: Case) -> bool:
-    return bool(re.search(arguments.only or "", f"{case.instance} {case.budget} {case.scope}"))
+    return bool(re.search(arguments.only, f"{case.instance} {case.budget} {case.scope}"))
 
 
 def bench(arguments: argparse.Namespace) -> list[Comparison]:
@@ -299,52 +306,59 @@ def growth(arguments: argparse.Namespace) -> None:
         memory = "" if size is None else f", {size / 2**20:.0f} MiB"
         print(f"{graph.name}: {row.n_operations:,} operations, {row.n_edges:,} edges, first plan "
               f"{rows[-1]['first_plan_s']} s, {overhead} after {row.wall_s:.0f} s{memory}", flush=True)  # fmt: skip
-    if rows:
-        written = draw_growth(rows, Path(arguments.figure))
-        print(f"drawn: {', '.join(str(path) for path in written)}")
+    if not rows:
+        raise InvalidInput("no graph; see --only")
+    written = draw_growth(rows, Path(arguments.figure))
+    print(f"drawn: {', '.join(str(path) for path in written)}")
 
 
 def _folder(arguments: argparse.Namespace) -> Path | None:
     if arguments.generated:
         return None
-    given = arguments.instances or os.environ.get("REMAT_INSTANCES")
-    folder = Path(given) if given else Path("../shared/instances")
-    if folder.is_dir():
-        return folder
-    if given:
-        raise SystemExit(f"bench: no folder '{folder}'; set REMAT_INSTANCES or use --generated")
-    print("bench: no instances found (REMAT_INSTANCES); using the project's own graphs")
+    if folder := arguments.instances or os.environ.get("REMAT_INSTANCES"):
+        return _existing(folder)
+    beside = Path("../shared/instances")
+    if beside.is_dir():
+        return beside
+    print("no instances found (REMAT_INSTANCES); using the project's own graphs")
     return None
 
 
-def main() -> None:
+def _existing(folder: str | Path) -> Path:
+    if not Path(folder).is_dir():
+        raise InvalidInput(f"no folder '{folder}'; set REMAT_INSTANCES or use --generated")
+    return Path(folder)
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise InvalidInput(f"'{text}' is no regular expression: {error}") from None
+    return text
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the arguments, run, and print the table with the machine that it was measured on."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--instances", help="folder of instances; default REMAT_INSTANCES")
+    parser = Parser(prog="python -m experiments.bench_solvers", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--instances", type=argument(_existing), help="folder of instances; default REMAT_INSTANCES")
     parser.add_argument("--generated", action="store_true", help="use the project's own graphs")
-    parser.add_argument("--only", help="regular expression on 'instance budget scope'")
-    parser.add_argument("--strategy", default="portfolio")
-    parser.add_argument("--time-limit", type=float, help="seconds for each solve; default 60, with --gaps 600")
+    parser.add_argument(
+        "--only", type=argument(_pattern), default="", help="regular expression on 'instance budget scope'"
+    )
+    parser.add_argument("--strategy", type=one_name("strategy", strategies), default="portfolio")
+    parser.add_argument("--time-limit", type=seconds, help="seconds for each solve; default 60, with --gaps 600")
     parser.add_argument("--target-gap", type=float, default=0.0, help="end at this gap, e.g. 0.01 for 1 %%")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=1, help="of each solve with --compare")
+    parser.add_argument("--threads", type=count, default=2)
+    parser.add_argument("--repeats", type=count, default=1, help="of each solve with --compare")
     parser.add_argument("--compare", action="store_true", help="the MILP's two formulations")
     parser.add_argument("--gaps", action="store_true", help="only cases with a goal for the gap, until each is reached")
     parser.add_argument("--growth", action="store_true", help="search against the size of the graph")
     parser.add_argument("--figure", default="runs/growth.png", help="of --growth")
     parser.add_argument("--out", default="runs/bench.jsonl", help="file of rows for people; they are also in the store")
     parser.add_argument("--markdown", help="also write the table to this file")
-    arguments = parser.parse_args()
-    try:
-        re.compile(arguments.only or "")
-    except re.error as error:
-        parser.error(f"--only is no regular expression: {error}")
-    if arguments.repeats < 1:
-        parser.error("--repeats must be at least 1")
-    try:
-        _run(arguments)
-    except RematError as error:
-        raise SystemExit(f"bench: {error}") from None
+    _run(parser.parse_args(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> None:
@@ -356,8 +370,6 @@ def _run(arguments: argparse.Namespace) -> None:
         return growth(arguments)
     began = time.monotonic()
     results = bench(arguments)
-    if not results:
-        raise SystemExit("bench: no case; see --only, --instances and --generated")
     limit = " or ".join(f"{seconds:g} s" for seconds in sorted({r.row.time_limit_s for r in results}))
     text = (
         f"{table(results)}\n\n{time.strftime('%Y-%m-%d')}, {provenance().cpu}, {os.cpu_count()} cores, Python "
@@ -373,4 +385,4 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

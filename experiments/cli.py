@@ -22,6 +22,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from experiments.arguments import one_of
 from experiments.config import CONF_FOLDER, GROUPS, Config, group_options, register
 from experiments.settings import RUNS_FOLDER, Settings, read_settings
 from remat.errors import InvalidInput, MissingPackage, RematError, unknown_name
@@ -185,8 +186,7 @@ def _check_option(override: Override, text: str) -> None:
     choice, known = text.partition("=")[2].strip("'\""), group_options(group)
     if not choice:
         raise InvalidInput(f"{group}= needs a name: {', '.join(known)}")
-    if choice not in known:
-        raise unknown_name(group, choice, known)
+    one_of(group, choice, known)
 
 
 def _check_applies(parsed: Sequence[Override], settings: Settings) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
+from experiments.arguments import one_of
 from experiments.engine import ENGINES, Engine, LocalEngine
 from experiments.ray_engine import RayEngine
-from remat.errors import unknown_name
 
 
 def make_engine(name: str, jobs: int | None, threads: int = 1, address: str | None = None) -> Engine:
@@ -23,8 +23,7 @@ def make_engine(name: str, jobs: int | None, threads: int = 1, address: str | No
     """
     if name == "ray":
         return RayEngine(jobs, threads, address)
-    if name not in ENGINES:
-        raise unknown_name("engine", name, ENGINES)
+    one_of("engine", name, ENGINES)
     return LocalEngine(jobs or max(1, _cores() // threads))  # slurm too: inside the SLURM job, solves are local
 
 

@@ -9,16 +9,17 @@ measured in its own process; its rows are stored as they come, so that a stopped
 
 from __future__ import annotations
 
+from experiments.arguments import run
 from experiments.implementation_tables import MEASURED, report
 from experiments.steps.command import TableCommand
 from experiments.steps.job import FRACTIONS, Job
 from experiments.steps.torch_sizes import ON_A_CPU
 
 
-def _devices() -> str:
+def _devices() -> tuple[str, ...]:
     import torch
 
-    return "cpu,cuda" if torch.cuda.is_available() else "cpu"
+    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 
 COMMAND = TableCommand(
@@ -31,4 +32,4 @@ COMMAND = TableCommand(
 )  # fmt: skip
 
 if __name__ == "__main__":
-    COMMAND.run()
+    run(COMMAND.main)

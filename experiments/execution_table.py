@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from experiments.arguments import run
 from experiments.steps.command import TableCommand
 from experiments.steps.job import FRACTIONS, Job
 from experiments.steps.table import BUDGET, MODEL, REMARK, table
@@ -24,4 +25,4 @@ COMMAND = TableCommand(
 )  # fmt: skip
 
 if __name__ == "__main__":
-    COMMAND.run()
+    run(COMMAND.main)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
+from experiments.arguments import run
 from experiments.steps.command import TableCommand
 from experiments.steps.job import FRACTIONS, Job
 from experiments.steps.table import BUDGET, METHOD, MODEL, REMARK, table
@@ -38,4 +39,4 @@ COMMAND = TableCommand(
 )  # fmt: skip
 
 if __name__ == "__main__":
-    COMMAND.run()
+    run(COMMAND.main)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from experiments.arguments import run
 from experiments.steps.command import TableCommand
 from experiments.steps.job import Job
 from experiments.steps.row import PLAIN, StepRow
@@ -40,4 +41,4 @@ COMMAND = TableCommand(
 )  # fmt: skip
 
 if __name__ == "__main__":
-    COMMAND.run()
+    run(COMMAND.main)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.max_batch_size import draw_runs, rows_of
+from experiments.arguments import names_of, one_of
 from experiments.cli import check
 from experiments.config import register
 from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
@@ -15,7 +16,6 @@ from experiments.progress import SolveProgress, make_console
 from experiments.provenance import provenance
 from experiments.settings import RUNS_FOLDER, STORE_FOLDER
 from experiments.store import Store
-from remat.errors import unknown_name
 from remat.files import read_json
 
 NETWORKS = ("unet", "fcn8", "segnet", "vgg19", "resnet50", "mobilenet")
@@ -39,9 +39,11 @@ def draw(arguments: Sequence[str]) -> Drawing:
     """Draw the stored networks. ``--solve`` or an override solves all of them first, ``--only=NETWORK,...`` some.
 
     Raises:
-        UnknownName: no such network.
+        InvalidInput: no such network or option.
     """
     flags = [argument for argument in arguments if argument.startswith("--")]
+    for flag in flags:
+        one_of("option", flag.partition("=")[0], ("--solve", "--only"))
     overrides = [argument for argument in arguments if not argument.startswith("--")]
     documents = stored = read_json(RESULTS)["networks"] if RESULTS.is_file() else []
     if arguments:
@@ -106,11 +108,8 @@ def _limits(documents: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 def _networks(flags: Sequence[str]) -> Sequence[str]:
     """The networks that ``--only=`` names; all of them without it."""
-    only = next((flag.removeprefix("--only=").split(",") for flag in flags if flag.startswith("--only=")), NETWORKS)
-    for name in only:
-        if name not in NETWORKS:
-            raise unknown_name("network", name, NETWORKS)
-    return only
+    only = next((flag.removeprefix("--only=") for flag in flags if flag.startswith("--only=")), None)
+    return names_of("network", NETWORKS if only is None else only, NETWORKS)
 
 
 DOCUMENT = Document(

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from experiments.arguments import names_of
 from experiments.build import plain_peak
 from experiments.config import group_options
 from experiments.documents import DOCS, Document, Drawing, LongTable, link_to
 from experiments.provenance import provenance
 from experiments.settings import configured_model
-from remat.errors import RematError, unknown_name
+from remat.errors import RematError
 from remat.extraction import extract, extract_in_child
 from remat.frontends.spec import ModelSpec
 from remat.graph import Graph
@@ -57,11 +58,9 @@ def measure(spec: ModelSpec) -> Extracted:
 def draw(arguments: Sequence[str]) -> Drawing:
     """Extract the named models, or all; each failure is a line on stderr and a row."""
     known = group_options("model")
-    for name in arguments:
-        if name not in known:
-            raise unknown_name("model", name, known)
+    chosen = names_of("model", arguments or known, known)
     rows: list[list[str]] = []
-    todo = list(specs(arguments or known))
+    todo = list(specs(chosen))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for i, done in enumerate(pool.map(measure, todo), start=1):
             rows.append(_row(done))

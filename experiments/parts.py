@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 import remat
+from experiments.arguments import names_of
 from experiments.build import Subject
 from experiments.config import as_dict
 from experiments.engine import Engine
@@ -30,7 +31,7 @@ from experiments.row import Row
 from experiments.settings import RUNS_FOLDER, Settings
 from experiments.solving import GraphRun, contradictions
 from experiments.store import Store, write_json
-from remat.errors import InvalidInput, unknown_name
+from remat.errors import InvalidInput
 from remat.files import read_json
 
 
@@ -136,12 +137,9 @@ class Paper:
         """The given parts (None: all) and the parts that they need, in order.
 
         Raises:
-            UnknownName: there is no such part.
+            InvalidInput: there is no such part, or none is given.
         """
-        asked = list(self.parts) if given is None else [str(part) for part in given]
-        for part in asked:
-            if part not in self.parts:
-                raise unknown_name("part", part, self.parts)
+        asked = names_of("part", self.parts if given is None else given, self.parts)
         wanted = {need for part in asked for need in self.needs.get(part, ())} | set(asked)
         return [part for part in self.parts if part in wanted]
 
@@ -171,18 +169,6 @@ class Paper:
 def parts_of(*modules: ModuleType) -> dict[str, Part]:
     """[name of the module] its function ``run``."""
     return {module.__name__.rpartition(".")[2]: module.run for module in modules}
-
-
-def chosen_networks(cfg: DictConfig, known: Iterable[str], network: Callable[[str], T]) -> tuple[T, ...]:
-    """The networks in ``networks=``, each once; all known ones without it.
-
-    Raises:
-        InvalidInput: an empty list, or a name that `network` refuses.
-    """
-    names = list(dict.fromkeys(known if cfg.networks is None else map(str, cfg.networks)))
-    if not names:
-        raise InvalidInput("networks= is empty; leave it out for all networks of the paper")
-    return tuple(map(network, names))
 
 
 def _instances_folder(cfg: DictConfig) -> Path | None:

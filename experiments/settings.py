@@ -10,10 +10,12 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.arguments import names_of, one_of
 from experiments.config import CONF_FOLDER, as_dict
 from experiments.engine import ENGINES
 from remat.cost.gpu import Gpu
-from remat.errors import InvalidInput, unknown_name
+from remat.cost.profile import DEVICES
+from remat.errors import InvalidInput
 from remat.frontends.spec import DTYPES, FRAMEWORKS, GRANULARITIES, ModelSpec
 from remat.incumbent import GAP_TOLERANCE
 from remat.plan import parse_scope
@@ -80,8 +82,8 @@ def read_settings(cfg: DictConfig) -> Settings:
     Raises:
         RematError: one line with the wrong value and the valid ones.
     """
-    _one_of("scale", cfg.scale, SCALES)
-    _one_of("accounting", cfg.accounting, ACCOUNTINGS)
+    one_of("scale", cfg.scale, SCALES)
+    one_of("accounting", cfg.accounting, ACCOUNTINGS)
     parse_scope(cfg.scope)
     budget = cfg.budget
     is_sweep = isinstance(budget, str) and budget.strip().lower() == "sweep"
@@ -98,15 +100,17 @@ def read_settings(cfg: DictConfig) -> Settings:
         raise InvalidInput(f"time_limit must be a positive number of seconds, not {cfg.time_limit:g}")
     if not 0 <= cfg.target_gap <= 1:
         raise InvalidInput(f"target_gap must be from 0 to 1 (0.01 is 1 %), not {cfg.target_gap:g}")
+    if cfg.device is not None:
+        one_of("device", cfg.device, DEVICES)
     if cfg.logger.name == "wandb":
-        _one_of("logger.mode", cfg.logger.mode, WANDB_MODES)
+        one_of("logger.mode", cfg.logger.mode, WANDB_MODES)
     quick = cfg.scale == "quick"
     names = _strategies(cfg.strategies)  # imports them, which takes longer than the other checks
     spec, graph_file = (None, _graph_file(cfg)) if cfg.graph is not None else (_spec(cfg), None)
     return Settings(
         spec=spec,
         graph_file=graph_file,
-        cost="file" if graph_file else _one_of("cost", cfg.cost.name, COSTS),
+        cost="file" if graph_file else one_of("cost", cfg.cost.name, COSTS),
         gpu=_gpu(cfg),
         device=cfg.device,
         budget_bytes=budget_bytes,
@@ -125,7 +129,7 @@ def read_settings(cfg: DictConfig) -> Settings:
         wandb_mode=cfg.logger.mode,
         wandb_project=cfg.logger.project,
         target_gap=cfg.target_gap,
-        engine=_one_of("engine", cfg.engine.name, ENGINES),
+        engine=one_of("engine", cfg.engine.name, ENGINES),
         address=cfg.engine.address,
         budgets_bytes=several,
     )
@@ -138,12 +142,6 @@ def configured_model(name: str) -> ModelSpec:
         data["name"], data["framework"], data["target"] or "", data["batch_size"], tuple(data["input_size"]),
         data["granularity"], options=data["options"],
     )  # fmt: skip
-
-
-def _one_of(what: str, value: str, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise unknown_name(what, str(value), known)
-    return value
 
 
 def _at_least(what: str, value: int | None, least: int) -> None:
@@ -160,23 +158,18 @@ def _budget(budget: Any) -> int:
 
 def _strategies(given: Any) -> tuple[str, ...]:
     if OmegaConf.is_list(given):
-        wanted = [str(name) for name in given]
+        wanted = names_of("strategy", given, strategies())
     elif given == "default":  # for graphs with implementations, `for_implementations` adds the others
         wanted = [name for name in strategies() if get_strategy(name).implementations != "own"]
     elif given == "all":
         wanted = strategies()
     elif isinstance(given, str):
-        wanted = [given]
+        wanted = [one_of("strategy", given, [*strategies(), "default", "all"])]
     else:
         raise InvalidInput(
             f"strategies must be 'default', 'all', a name or a list like 'strategies=[a,b]', not {given!r}"
         )
-    if not wanted:
-        raise InvalidInput("strategies is an empty list; write names, default or all")
-    for name in wanted:
-        if name not in strategies():
-            raise unknown_name("strategy", name, [*strategies(), "default", "all"])
-    return tuple(dict.fromkeys(wanted))
+    return tuple(wanted)
 
 
 def for_implementations(cfg: DictConfig, settings: Settings) -> Settings:
@@ -200,8 +193,7 @@ def _options(cfg: DictConfig, names: tuple[str, ...]) -> dict[str, dict[str, Any
         for name in takers:
             options[name][key] = value
     for name, given in cfg.options.items():
-        if name not in strategies():
-            raise unknown_name("strategy in options", str(name), strategies())
+        one_of("strategy in options", name, strategies())
         if name not in options:
             raise InvalidInput(f"options.{name}: strategy '{name}' is not among the run's: {', '.join(names)}")
         if not OmegaConf.is_dict(given):
@@ -235,8 +227,8 @@ def _graph_file(cfg: DictConfig) -> Path:
 
 def _spec(cfg: DictConfig) -> ModelSpec:
     model = cfg.model
-    framework = _one_of("framework", model.framework, tuple(FRAMEWORKS))
-    granularity = _one_of("granularity", cfg.granularity or model.granularity, GRANULARITIES)
+    framework = one_of("framework", model.framework, tuple(FRAMEWORKS))
+    granularity = one_of("granularity", cfg.granularity or model.granularity, GRANULARITIES)
     target = cfg.target or model.target
     if not target:
         raise InvalidInput(f"model={model.name} needs target=package.module:factory")
@@ -250,7 +242,7 @@ def _spec(cfg: DictConfig) -> ModelSpec:
     if any(size < 1 for size in input_size):
         raise InvalidInput(f"input_size must be positive numbers, not {list(input_size)}")
     if cfg.dtype is not None:
-        _one_of("dtype", cfg.dtype, DTYPES)
+        one_of("dtype", cfg.dtype, DTYPES)
         if framework == "synthetic":
             raise InvalidInput(f"dtype={cfg.dtype}: synthetic graphs have no types; leave dtype out")
     return ModelSpec(

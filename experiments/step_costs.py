@@ -7,29 +7,27 @@ drifts. Prints a table; ``--out`` also writes the rows as JSON, from which `expe
 
 from __future__ import annotations
 
-import argparse
 import collections
 import datetime
 import json
 import statistics
-import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from experiments.arguments import Parser, count, names, output_file, run
 from experiments.documents import markdown_table
 from experiments.provenance import cpu_name, versions
-from experiments.steps.command import output_file
 from experiments.steps.job import Job
-from experiments.steps.torch_sizes import for_a_cpu, torch_model
+from experiments.steps.torch_sizes import for_a_cpu, torch_model, torch_names
 from experiments.steps.torch_steps import TorchSteps
 from experiments.store import write_json
 from remat.cost.timing import Timing, measure, measure_as_in_step
-from remat.errors import InvalidInput, RematError
+from remat.errors import InvalidInput
 from remat.files import read_json
 from remat.graph import Graph
 from remat.torch import timing
@@ -75,19 +73,19 @@ def read_costs(path: Path) -> StepCosts:
     return StepCosts(document["rows"], document["where"])
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.step_costs", description="operations in a step")
-    parser.add_argument("--models", default=",".join(MODELS), help="comma-separated")
-    parser.add_argument("--rounds", type=int, choices=range(1, 1000), metavar="N", default=5)
-    parser.add_argument("--threads", type=int, default=2)
+    parser = Parser(prog="python -m experiments.step_costs", description="operations in a step")
+    parser.add_argument("--models", type=names("model", torch_names), default=MODELS, help="comma-separated")
+    parser.add_argument("--rounds", type=count, metavar="N", default=5)
+    parser.add_argument("--threads", type=count, default=2)
     parser.add_argument("--out", type=output_file, help="JSON file for the rows")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     where = (
         f"{datetime.date.today().isoformat()}, {cpu_name()}, {given.threads} threads, PyTorch {versions()['torch']}, "
         f"medians of {given.rounds} rounds"
     )
-    rows = [row for name in given.models.split(",") for row in _rows(name, given.rounds, given.threads)]
+    rows = [row for name in given.models for row in _rows(name, given.rounds, given.threads)]
     if given.out:
         write_json(given.out, {"format": FORMAT, "where": where, "rows": rows})
     print(f"{where}\n\n{markdown_table(HEADS, rows)}")
@@ -162,7 +160,4 @@ def _alone(graph: Graph) -> list[Callable[[], dict[str, float]]]:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except RematError as error:
-        sys.exit(f"error: {error}")
+    run(main)

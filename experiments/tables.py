@@ -23,9 +23,10 @@ from experiments import (
     solver_tables,
     step_tables,
 )
+from experiments.arguments import one_of
 from experiments.cli import complain
 from experiments.documents import ROOT, Document, Drawing, markdown_table, other_schema, records, write_document
-from remat.errors import RematError, unknown_name
+from remat.errors import RematError
 
 DOCUMENTS = {
     document.name: document
@@ -92,9 +93,7 @@ def main(arguments: Sequence[str]) -> int:
     failed = False
     try:
         for name in names:
-            if name not in DOCUMENTS:
-                raise unknown_name("table", name, DOCUMENTS)
-            drawing = DOCUMENTS[name].draw(given)
+            drawing = DOCUMENTS[one_of("table", name, DOCUMENTS)].draw(given)
             if write:
                 write_document(DOCUMENTS[name], drawing)
             print(printed(drawing))

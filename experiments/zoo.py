@@ -6,7 +6,6 @@ its settings, its graph or the version of PyTorch changed, or if ``--again`` nam
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import gzip
 import hashlib
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import remat
+from experiments.arguments import Parser, names_of, run, seconds
 from experiments.provenance import provenance
 from experiments.steps.torch_sizes import ON_A_CPU, for_a_cpu, torch_model
 from experiments.store import write_json
@@ -61,20 +61,24 @@ class Entry:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.zoo", description="the plans that come with remat")
+    parser = Parser(prog="python -m experiments.zoo", description="the plans that come with remat")
     parser.add_argument("--only", default="", metavar="TEXT", help="only names, or kinds, that contain this")
     parser.add_argument("--again", nargs="*", default=[], metavar="NAME", help="solve these again")
     parser.add_argument("--list", action="store_true", help="only list the plans that would be made")
-    parser.add_argument("--time-limit", type=float, default=SETTINGS["time_limit_s"], help="seconds per plan")
+    parser.add_argument("--time-limit", type=seconds, default=SETTINGS["time_limit_s"], help="seconds per plan")
     parser.add_argument("--out", type=Path, default=zoo.FOLDER, help="folder (default: the package's)")
     given = parser.parse_args(arguments)
     warnings.simplefilter("ignore", CostWarning)
     settings = SETTINGS | {"time_limit_s": given.time_limit}
     cache = Path(tempfile.gettempdir()) / "remat-zoo-measurements"  # kept, so that a stopped run continues
     wanted = [*graph_entries(settings), *torch_entries(settings, cache)]
+    again = names_of("plan", given.again, [entry.name for entry in wanted]) if given.again else []
+    chosen = [entry for entry in wanted if given.only in f"{entry.kind}/{entry.name}"]
+    if not chosen:
+        raise InvalidInput(f"no plan has '{given.only}' in its name; --list without --only shows all names")
     index = _Index(given.out, wanted)
-    for entry in wanted:
-        if given.only not in f"{entry.kind}/{entry.name}" or (entry.name not in given.again and index.has(entry)):
+    for entry in chosen:
+        if entry.name not in again and index.has(entry):
             continue
         print(f"{entry.kind} {entry.name} ...", flush=True)
         if not given.list:
@@ -227,4 +231,4 @@ def _sha256(data: bytes) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -12,10 +12,11 @@ from pathlib import Path
 from omegaconf import DictConfig
 from rich.console import Console
 
+from experiments.arguments import names_of
 from experiments.monet import ablation, implementations, overhead, records, solver_time, ten_percent
 from experiments.monet.cases import Context, Scale, published_graph
-from experiments.monet.published import NETWORKS, network
-from experiments.parts import Paper, chosen_networks, parts_of
+from experiments.monet.published import NETWORKS
+from experiments.parts import Paper, parts_of
 from experiments.settings import Settings, for_implementations
 from remat.errors import InvalidInput
 
@@ -31,13 +32,15 @@ def run_monet(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
     """Run and draw the parts that the configuration names; the exit code, see `experiments.parts.Paper.run`."""
     _refuse_unused_settings(cfg, settings)
     ablation.levels_of(cfg)  # refuses a mistyped level before anything runs
+    names = names_of("network", NETWORKS if cfg.networks is None else cfg.networks, NETWORKS)
+    networks = tuple(NETWORKS[name] for name in names)
     quick = cfg.scale == "quick"
     limit = min(cfg.time_limit, QUICK.time_limit_s) if quick else cfg.time_limit
     scale = replace(QUICK if quick else FULL, time_limit_s=limit)
     settings = replace(for_implementations(cfg, settings), time_limit_s=limit)
     folder = folder.with_name(f"monet_{cfg.scale}_{folder.name.rpartition('_')[2]}")
     paper = Paper("paper/monet", PARTS, NEEDS, _introduce, _draw)
-    return paper.run(cfg, settings, scale, chosen_networks(cfg, NETWORKS, network), console, folder)
+    return paper.run(cfg, settings, scale, networks, console, folder)
 
 
 def _draw(folder: Path) -> list[Path]:

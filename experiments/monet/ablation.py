@@ -6,8 +6,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from experiments.arguments import names_of
 from experiments.monet.cases import JOINT, NO_WINOGRAD, Case, Context, budgets_of, graph_of, solve
-from remat.errors import InvalidInput, unknown_name
 from remat.frontends.monet import LEVELS
 from remat.programs.monet import estimate_columns
 
@@ -31,10 +31,5 @@ def levels_of(cfg: DictConfig) -> tuple[str, ...]:
     Raises:
         InvalidInput: the list is empty or has an unknown level.
     """
-    asked = list(LEVELS) if cfg.levels is None else list(map(str, cfg.levels))
-    for level in asked:
-        if level not in LEVELS:
-            raise unknown_name("level of implementations", level, LEVELS)
-    if not asked:
-        raise InvalidInput("levels= is empty; leave it out for all levels")
+    asked = names_of("level of implementations", LEVELS if cfg.levels is None else cfg.levels, LEVELS)
     return tuple(level for level in LEVELS if level in asked)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remat.errors import unknown_name
-
 GIB = 2**30
 
 
@@ -53,10 +51,3 @@ NETWORKS = {
     )
 }  # fmt: skip
 RECORDS = "records.json"  # Checkmate's MILP on the published graphs, in the folder of instances
-
-
-def network(name: str) -> Network:
-    """The network of that name; raises `UnknownName`."""
-    if name not in NETWORKS:
-        raise unknown_name("network of MONeT", name, NETWORKS)
-    return NETWORKS[name]

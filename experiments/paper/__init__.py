@@ -12,10 +12,12 @@ from pathlib import Path
 from omegaconf import DictConfig
 from rich.console import Console
 
+from experiments.arguments import names_of
+from experiments.config import group_options
 from experiments.paper import claims, cost_models, fig5, fig6, memory, rounding, solver_time, stages, table2, throughput
 from experiments.paper.graphs import Context, Scale, extract_all
 from experiments.paper.networks import NETWORKS, Network, network
-from experiments.parts import Paper, chosen_networks, parts_of
+from experiments.parts import Paper, parts_of
 from experiments.settings import Settings, configured_model
 from remat.errors import InvalidInput
 
@@ -34,13 +36,15 @@ FULL = Scale(
 
 def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
     """Run and draw the parts that the configuration names; the exit code, see `experiments.parts.Paper.run`."""
+    names = names_of("network", NETWORKS if cfg.networks is None else cfg.networks, group_options("model"))
+    networks = tuple(map(_keras_network, names))
     scale = replace(FULL, points=cfg.points, time_limit_s=cfg.time_limit)
     if cfg.scale == "quick":
         limit = min(cfg.time_limit, QUICK.time_limit_s)
         scale = replace(QUICK, points=min(cfg.points, QUICK.points), time_limit_s=limit)
     settings = replace(settings, points=scale.points, time_limit_s=scale.time_limit_s)
     paper = Paper("paper", PARTS, NEEDS, _extract, _draw)
-    return paper.run(cfg, settings, scale, chosen_networks(cfg, NETWORKS, _keras_network), console, folder)
+    return paper.run(cfg, settings, scale, networks, console, folder)
 
 
 def _draw(folder: Path) -> list[Path]:
@@ -58,7 +62,7 @@ def _keras_network(name: str) -> Network:
     """The network of that name.
 
     Raises:
-        InvalidInput: it is unknown, or not built by Keras layers.
+        InvalidInput: it is not built by Keras layers.
     """
     known = network(name)
     spec = configured_model(known.name)

@@ -11,13 +11,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.settings import RUNS_FOLDER
-from experiments.steps.job import Job
+from experiments.arguments import Parser, argument, count, fractions, names, names_of, one_name, output_file, seconds
+from experiments.settings import COSTS, RUNS_FOLDER
+from experiments.steps.job import WIDEST_FIRST, Job
 from experiments.steps.launch import measured
 from experiments.steps.row import StepRow, read_rows, write_rows
 from experiments.steps.table import cells
-from experiments.steps.torch_sizes import for_a_cpu, torch_model
-from remat.errors import RematError
+from experiments.steps.torch_sizes import devices_here, for_a_cpu, torch_model, torch_names
+from remat.cost.profile import DEVICES
+from remat.errors import InvalidInput, RematError
 
 Rows = Sequence[StepRow]
 
@@ -28,11 +30,11 @@ class TableCommand:
 
     Attributes:
         name: of the module that runs it, ``python -m experiments.<name>``.
-        models: names of the models that it measures by default.
+        models: names of the models that it measures by default; in Keras it knows no others.
         columns: of the table, see `experiments.steps.table.COLUMNS`.
         text: makes the printed text from all rows.
         usual: the job of any model, with the default values of the options.
-        devices: comma-separated devices that it measures on by default.
+        devices: those that it measures on by default.
     """
 
     name: str
@@ -41,7 +43,7 @@ class TableCommand:
     columns: Sequence[str]
     text: Callable[[Rows], str]
     usual: Job
-    devices: Callable[[], str] = lambda: "cpu"
+    devices: Callable[[], Sequence[str]] = lambda: ("cpu",)
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Measure the rows that are not stored yet and print all; 1 if the process of a model failed."""
@@ -49,8 +51,8 @@ class TableCommand:
         if options.show:
             print(self.text(read_rows(options.show)))
             return 0
-        models = self.models() if options.models is None else [name for name in options.models.split(",") if name]
-        wanted = list(itertools.product(options.devices.split(","), models))
+        devices = self.devices() if options.devices is None else options.devices
+        wanted = list(itertools.product(devices, options.models or self.models()))
         rows = read_rows(options.out) if options.out and options.out.exists() else []
         rows = [row for row in rows if (row.device, row.model) not in wanted]
         console, failed = Console(stderr=True), False
@@ -70,27 +72,25 @@ class TableCommand:
         print(self.text(rows))
         return int(failed)
 
-    def run(self) -> None:
-        """Run `main` and exit with its code, or with a line about the error."""
-        try:
-            sys.exit(self.main())
-        except RematError as error:
-            sys.exit(f"error: {error}")
-
     def _parser(self) -> argparse.ArgumentParser:
         usual = self.usual
-        parser = argparse.ArgumentParser(prog=f"python -m experiments.{self.name}", description=self.description)
-        parser.add_argument("--models", help="comma-separated, '' for none (default: all)")
+        in_torch = usual.subject == "torch"
+        models, devices = (torch_names, devices_here) if in_torch else (self.models, _only_the_cpu)
+        parser = Parser(prog=f"python -m experiments.{self.name}", description=self.description)
+        parser.add_argument("--models", type=names("model", models), help="comma-separated (default: all)")
         parser.add_argument(
-            "--budgets", type=_fractions, default=usual.fractions, help="comma-separated fractions of the plain peak"
+            "--budgets", type=fractions, default=usual.fractions, help="comma-separated fractions of the plain peak"
         )
-        parser.add_argument("--implementations", "--operators", default=",".join(usual.implementations))
-        parser.add_argument("--devices", default=self.devices(), help="cpu, cuda, or both")
-        parser.add_argument("--batch", type=int, default=usual.batch, help="batch size (default: each model's own)")
-        parser.add_argument("--time-limit", type=float, default=usual.time_limit_s, help="seconds per plan")
-        parser.add_argument("--cost", default=usual.cost)
-        parser.add_argument("--rounds", type=int, default=usual.rounds, help="timed steps of each method")
-        parser.add_argument("--threads", type=int, default=usual.threads)
+        parser.add_argument(
+            "--implementations", "--operators", type=names("implementations", lambda: WIDEST_FIRST if in_torch else
+            ("default",)), default=usual.implementations, help="comma-separated; PyTorch's plans choose from these",
+        )  # fmt: skip
+        parser.add_argument("--devices", type=argument(devices), help="cpu, cuda, or both")
+        parser.add_argument("--batch", type=count, default=usual.batch, help="batch size (default: each model's own)")
+        parser.add_argument("--time-limit", type=seconds, default=usual.time_limit_s, help="seconds per plan")
+        parser.add_argument("--cost", type=one_name("cost", lambda: COSTS), default=usual.cost)
+        parser.add_argument("--rounds", type=count, default=usual.rounds, help="timed steps of each method")
+        parser.add_argument("--threads", type=count, default=usual.threads)
         parser.add_argument("--out", type=output_file, help="JSON file for the rows; it keeps its rows of other models")
         parser.add_argument("--show", type=Path, help="measure nothing, print the rows that --out wrote")
         return parser
@@ -99,8 +99,7 @@ class TableCommand:
         job = replace(
             self.usual, model=name, device=device, batch=options.batch, cost=options.cost, rounds=options.rounds,
             time_limit_s=options.time_limit, threads=options.threads,
-            implementations=options.implementations.split(","),
-            fractions=options.budgets,
+            implementations=options.implementations, fractions=options.budgets,
         )  # fmt: skip
         if job.subject != "torch":
             return job
@@ -109,16 +108,8 @@ class TableCommand:
         return replace(job, spec=asdict(spec), batch=spec.batch_size)
 
 
-def _fractions(text: str) -> list[float]:
-    try:
-        return [float(fraction) for fraction in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of fractions; write e.g. 0.8,0.6") from None
-
-
-def output_file(text: str) -> Path:
-    """A file to write at the end of hours of measuring: its folder must exist at once."""
-    path = Path(text)
-    if not path.resolve().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{path.parent} is no folder; make it, or name another file")
-    return path
+def _only_the_cpu(given: str) -> list[str]:
+    devices = names_of("device", given, DEVICES)
+    if devices != ["cpu"]:
+        raise InvalidInput("Keras models are measured on the CPU only; leave --devices out")
+    return devices

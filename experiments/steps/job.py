@@ -10,6 +10,9 @@ import remat
 from experiments.steps.row import PLAIN, PORTFOLIO, StepRow
 
 FRACTIONS = (0.8, 0.6, 0.45)  # usual budgets, as shares of the plain peak
+# What plans may choose from. In this order all implementations of an operation are timed in the same passes: on a
+# machine with other load, times of different minutes cannot be compared.
+WIDEST_FIRST = ("joint", "exact", "default")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,15 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments.provenance import provenance
-from experiments.steps.job import Candidate, Job, Subject
+from experiments.steps.job import WIDEST_FIRST, Candidate, Job, Subject
 from experiments.steps.offers import offered
 from experiments.steps.row import OFFERED, PLAIN, PORTFOLIO, StepLog, StepRow
 from remat.cost import CostWarning
 from remat.errors import RematError
-
-# With this order all implementations of an operation are timed in the same passes: on a machine with other load, times
-# of different minutes cannot be compared.
-WIDEST_FIRST = ("joint", "exact", "default")
 
 
 def main(job_path: str, rows_path: str, cache: str) -> None:

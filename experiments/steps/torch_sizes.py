@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from experiments.config import CONF_FOLDER
+from experiments.arguments import names_of, one_of
+from experiments.config import group_options
 from experiments.settings import configured_model
+from remat.cost.profile import DEVICES
 from remat.errors import InvalidInput
 from remat.frontends.spec import ModelSpec
 
@@ -36,17 +38,29 @@ ON_A_GPU: dict[str, dict[str, Any]] = {
 }
 
 
+def torch_names() -> list[str]:
+    """Names of the configured PyTorch models, without ``torch_``."""
+    return [name.removeprefix("torch_") for name in group_options("model") if name.startswith("torch_")]
+
+
 def torch_model(name: str) -> ModelSpec:
-    """The configured PyTorch model ``torch_<name>``.
+    """The configured PyTorch model ``torch_<name>``; raises `UnknownName`."""
+    return configured_model(f"torch_{one_of('PyTorch model', name, torch_names())}")
+
+
+def devices_here(given: str) -> list[str]:
+    """The devices of a comma-separated list, each once.
 
     Raises:
-        InvalidInput: there is none.
+        InvalidInput: one is unknown, or this machine has none of that kind.
     """
-    twin = CONF_FOLDER / "model" / f"torch_{name}.yaml"
-    if not twin.exists():
-        known = sorted(p.stem.removeprefix("torch_") for p in twin.parent.glob("torch_*.yaml"))
-        raise InvalidInput(f"no PyTorch model '{name}'; known: {', '.join(known)}")
-    return configured_model(twin.stem)
+    devices = names_of("device", given, DEVICES)
+    if "cuda" in devices:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise InvalidInput("PyTorch finds no CUDA device here; measure on cpu")
+    return devices
 
 
 def for_a_cpu(spec: ModelSpec) -> ModelSpec:

@@ -1,0 +1,116 @@
+"""What a user gives on a command line, checked before anything runs: every mistake is one line."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from remat.errors import InvalidInput, RematError, unknown_name
+
+T = TypeVar("T")
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of a command; a mistake raises `InvalidInput` instead of printing the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidInput(f"{message}; see {self.prog} --help")
+
+
+def run(main: Callable[[], int | None]) -> NoReturn:
+    """Run a command and exit with its code, or with a line about the error."""
+    try:
+        sys.exit(main())
+    except RematError as error:
+        sys.exit(f"error: {' '.join(str(error).split())}")
+
+
+def one_of(what: str, name: object, known: Iterable[str]) -> str:
+    """The name.
+
+    Raises:
+        UnknownName: it is not known; the message has the nearest names.
+    """
+    known = list(known)
+    if name not in known:
+        raise unknown_name(what, str(name), known)
+    return str(name)
+
+
+def names_of(what: str, given: str | Iterable[object], known: Iterable[str]) -> list[str]:
+    """The names of a list, or of comma-separated text, each once.
+
+    Raises:
+        UnknownName: one of them is not known; the message has the nearest names.
+        InvalidInput: there is none.
+    """
+    parts = given.split(",") if isinstance(given, str) else map(str, given)
+    names, known = list(dict.fromkeys(filter(None, (part.strip() for part in parts)))), list(known)
+    if not names:
+        raise InvalidInput(f"the list is empty; name at least one {what}; known: {', '.join(known)}")
+    return [one_of(what, name, known) for name in names]
+
+
+def argument(read: Callable[[str], T]) -> Callable[[str], T]:
+    """`read` as the type of an argument: its `InvalidInput` is the message."""
+
+    def checked(text: str) -> T:
+        try:
+            return read(text)
+        except InvalidInput as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return checked
+
+
+def names(what: str, known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """The type of an argument with comma-separated names; `known` is called only when it is read."""
+    return argument(lambda text: names_of(what, text, known()))
+
+
+def one_name(what: str, known: Callable[[], Iterable[str]]) -> Callable[[str], str]:
+    """The type of an argument with one name."""
+    return argument(lambda text: one_of(what, text, known()))
+
+
+@argument
+def count(text: str) -> int:
+    """A whole number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise InvalidInput(f"'{text}' is no whole number from 1")
+    return int(text)
+
+
+@argument
+def seconds(text: str) -> float:
+    """A positive number of seconds."""
+    return _positive(text, "seconds, e.g. 30")
+
+
+@argument
+def fractions(text: str) -> list[float]:
+    """Comma-separated positive numbers."""
+    return [_positive(part, "fractions, e.g. 0.8,0.6") for part in text.split(",")]
+
+
+@argument
+def output_file(text: str) -> Path:
+    """A file to write at the end of hours of measuring: its folder must exist at once."""
+    path = Path(text)
+    if not path.resolve().parent.is_dir():
+        raise InvalidInput(f"{path.parent} is no folder; make it, or name another file")
+    return path
+
+
+def _positive(text: str, example: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise InvalidInput(f"'{text}' is no positive number; write {example}")
+    return number

@@ -1,0 +1,105 @@
+"""A wrong name or number for any command under experiments/ is one line that says what to do."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from experiments import arguments
+from experiments.documents import ROOT
+from remat.errors import InvalidInput
+
+EXPERIMENTS = ROOT / "experiments"
+TORCH = [
+    (["--models", "gpt3"], "unknown model 'gpt3'; did you mean gpt2"),
+    (["--models", ""], "the list is empty; name at least one model; known: densenet121, gpt2"),
+]
+OF_ALL_TABLES = [
+    (["--devices", "moon"], "unknown device 'moon'; known: cpu"),
+    (["--devices", ","], "the list is empty; name at least one device"),
+    (["--implementations", "defualt"], "unknown implementations 'defualt'; did you mean default"),
+    (["--cost", "flop"], "unknown cost 'flop'; did you mean flops"),
+    (["--budgets", "0.8,-1"], "'-1' is no positive number; write fractions, e.g. 0.8,0.6"),
+    (["--budgets", "half"], "'half' is no positive number"),
+    (["--batch", "0"], "'0' is no whole number from 1"),
+    (["--time-limit", "nan"], "'nan' is no positive number; write seconds"),
+    (["--threads", "two"], "'two' is no whole number from 1"),
+    (["--rounds", "-3"], "'-3' is no whole number from 1"),
+    (["--out", "no/such/rows.json"], "no/such is no folder"),
+    (["--show", "none.json"], "none.json"),
+    (["--modle", "gpt2"], "unrecognized arguments: --modle gpt2; see python -m experiments"),
+]
+KERAS = [(["--devices", "cuda"], "on the CPU only; leave --devices out"), *OF_ALL_TABLES]
+COMMANDS: dict[str, list[tuple[list[str], str]]] = {
+    "execution_table": [*TORCH, *OF_ALL_TABLES],
+    "execution_joint": [*TORCH, *OF_ALL_TABLES],
+    "execution_tf": [(["--models", "vgg61"], "unknown model 'vgg61'; did you mean vgg16"), *KERAS],
+    "keras_applications": [(["--models", "VGG61"], "unknown model 'VGG61'"), (["--models", ""], "is empty"), *KERAS],
+    "step_costs": [*TORCH, (["--rounds", "0"], "no whole number"), (["--threads", "0"], "no whole number")],
+    "device_results": [
+        *((["--device", "cpu", *wrong], message) for wrong, message in TORCH),
+        (["--device", "moon"], "unknown device 'moon'; known: cpu, cuda"),
+        (["--device", "cpu,cuda"], "unknown device 'cpu,cuda'"),
+        (["--device", "cpu", "--memory", "8XB"], "cannot read '8XB' as a size; write e.g. 8GB"),
+        (["--device", "cpu", "--time-limit", "0"], "no positive number"),
+    ],
+    "zoo": [
+        (["--again", "gpt2_b8_0.7", "--list"], "unknown plan 'gpt2_b8_0.7'; did you mean gpt2_b8_0.8 or gpt2_b8_0.6"),
+        (["--only", "nothing", "--list"], "no plan has 'nothing' in its name"),
+    ],
+    "bench_solvers": [
+        (["--strategy", "serach"], "unknown strategy 'serach'; did you mean search"),
+        (["--strategy", ""], "unknown strategy ''"),
+        (["--instances", "nowhere"], "no folder 'nowhere'; set REMAT_INSTANCES"),
+        (["--generated", "--only", "nothing"], "no case; see --only"),
+        (["--generated", "--only", "nothing", "--compare"], "no case; see --only"),
+        (["--generated", "--only", "nothing", "--growth"], "no graph; see --only"),
+        (["--only", "("], "'(' is no regular expression"),
+        (["--repeats", "0"], "'0' is no whole number from 1"),
+    ],
+    "bench_simulator": [(["--steps", "0"], "no whole number"), (["--limit-s", "-1"], "no positive number")],
+}
+NEEDS = {"execution_tf": "tensorflow", "keras_applications": "tensorflow", "zoo": "torch", "step_costs": "torch",
+         "device_results": "torch"}  # fmt: skip
+CASES = [(command, *case) for command, cases in COMMANDS.items() for case in cases]
+
+
+@pytest.mark.parametrize(("command", "given", "message"), CASES, ids=[f"{c} {' '.join(g)}" for c, g, _ in CASES])
+def test_a_mistake_is_one_line(
+    command: str, given: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(NEEDS.get(command, "numpy"))
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module(f"experiments.{command}")
+    main = module.COMMAND.main if hasattr(module, "COMMAND") else module.main
+    with pytest.raises(InvalidInput, match=re.escape(message)) as caught:
+        main(given)
+    assert "\n" not in str(caught.value)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_every_command_is_tested() -> None:
+    """Every module with options reads them by `Parser`, and stands above."""
+    sources = {path: path.read_text() for path in EXPERIMENTS.rglob("*.py") if path.stem != "arguments"}
+    assert not [path.name for path, source in sources.items() if "ArgumentParser(" in source]
+    named = {path.stem for path, source in sources.items() if "Parser(prog=" in source or "TableCommand(\n" in source}
+    assert named == {*COMMANDS, "command"}
+
+
+def test_names_are_read_once_each() -> None:
+    assert arguments.names_of("model", " a, b,a,", "abc") == ["a", "b"]
+    assert arguments.names_of("model", ["b", "a"], "abc") == ["b", "a"]
+
+
+def test_the_shell_gets_a_line_and_a_code(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        raise InvalidInput("a mistake\nof two lines")
+
+    with pytest.raises(SystemExit, match=r"^error: a mistake of two lines$"):
+        arguments.run(main)
+    with pytest.raises(SystemExit) as caught:
+        arguments.run(lambda: 3)
+    assert caught.value.code == 3
