@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from analysis.results import read_json
 from analysis.saving import save_in_run
-from analysis.style import BLACK, ORANGE, SKY, Style, style_of
+from analysis.style import BLACK, ORANGE, OURS, SKY, Style, style_of
 from analysis.table import write_frame
 
 # PyTorch's own methods, which are not strategies.
@@ -57,8 +57,8 @@ def _panel(axes: Axes, title: str, points: Sequence[tuple[str, int, float]]) -> 
         style = _BY_HAND.get(method) or style_of(method)
         axes.plot(
             [peak / 1e6 for peak, _ in own], [time for _, time in own], label=style.label, color=style.colour,
-            marker=style.marker, linestyle=style.line if method == "portfolio" else "none", linewidth=style.width,
-            markersize=7 if method == "portfolio" else 5.5, zorder=3 if method == "portfolio" else 2,
+            marker=style.marker, linestyle=style.line if method == OURS else "none", linewidth=style.width,
+            markersize=7 if method == OURS else 5.5, zorder=3 if method == OURS else 2,
         )  # fmt: skip
     axes.axhline(1.0, color="#999999", linewidth=0.8, zorder=1)
     axes.set(title=title, xlabel="peak memory (MB)")

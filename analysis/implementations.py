@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.saving import save_in_run
-from analysis.style import BLUE, GREEN, GREY, LIGHT_GREY, ORANGE
+from analysis.style import BLUE, GREEN, GREY, LIGHT_GREY, ORANGE, OURS
 
 COLOURS = {"default": GREY, "exact": GREEN, "joint": BLUE}
 PLAIN = ORANGE
@@ -25,7 +25,7 @@ def draw_implementations(rows: Sequence[Mapping[str, Any]], folder: Path) -> lis
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """A panel for each network: step time over the plain step's, for each budget; a cross where there is no plan."""
-    asked = [row for row in rows if row["method"] == "portfolio"]
+    asked = [row for row in rows if row["method"] == OURS]
     models = list(dict.fromkeys(row["model"] for row in asked))
     drawing = Figure(figsize=(9.2, 3.2), layout="constrained")
     panels = drawing.subplots(1, len(models), sharey=True, squeeze=False)[0]

@@ -74,6 +74,8 @@ _SYMBOLS = {
 _DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
 
 
+OURS = "portfolio"  # the strategy that executed steps and the other strategies are compared with
+
 # Legends and tables have this order: plain training, heuristics by age, exact, approximate, combined.
 STYLES: dict[str, Style] = {
     "checkpoint_all": Style("Checkpoint all", BLACK, "s"),

@@ -15,7 +15,7 @@ from matplotlib.ticker import NullLocator
 from analysis.command import command
 from analysis.results import read_json
 from analysis.saving import save_in_run
-from analysis.style import GREY, style_of
+from analysis.style import GREY, OURS, style_of
 from analysis.table import write_frame
 from remat.errors import InvalidInput
 
@@ -53,7 +53,7 @@ def draw(document: Mapping[str, Any]) -> Figure:
 def plot(axes: Axes, document: Mapping[str, Any]) -> None:
     """Draw the curve of one network, with batches on a logarithmic axis."""
     points = [p for p in document["points"] if p["samples_per_s"] is not None]
-    style = style_of("portfolio")
+    style = style_of(OURS)
     open_points = [p for p in document["points"] if p["most_per_s"] > 0]
     axes.plot([p["batch"] for p in open_points], [p["most_per_s"] for p in open_points], color=GREY, lw=1.0, ls=":",
               marker="_", label="proven: no plan is faster")  # fmt: skip

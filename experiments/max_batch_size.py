@@ -48,6 +48,7 @@ from remat.solution import Family, Solution
 
 SOLVES = 6  # time limits that one strategy may spend on one network
 DIRECT = "max_batch_milp"  # name of the direct formulation in documents and figures
+DIRECT_STRATEGY = "checkmate_milp"  # it has the direct formulation as an option
 # Checkmate's own numbers: baselines on VGG19 by the artifact's arithmetic, optima by the stated rule.
 PUBLISHED: dict[str, tuple[tuple[str, str, int], ...]] = {
     "vgg19": (
@@ -181,7 +182,7 @@ class _Trial:
                          self.plain_bytes, network.cost_cap)  # fmt: skip
 
         self.graph_runs = {accounting: graph_run(accounting=accounting) for accounting in ("exact", "published")}
-        options = settings.options | {"checkmate_milp": {"formulation": "peak"}}
+        options = settings.options | {DIRECT_STRATEGY: {"formulation": "peak"}}
         total_s = SOLVES * settings.time_limit_s
         self.direct_run = graph_run(accounting="exact", options=options, time_limit_s=total_s)
         self.families: dict[tuple[str, str], Family] = {}  # by accounting and strategy
@@ -300,7 +301,7 @@ def _drive(searches: Sequence[_BatchSearch], engine: Engine, progress: SolveProg
 
     def advance(search: _BatchSearch) -> None:
         while (budget := search.next_budget()) is not None:
-            graph_run, name = search.graph_run, "checkmate_milp" if search.kind == "direct" else search.strategy
+            graph_run, name = search.graph_run, DIRECT_STRATEGY if search.kind == "direct" else search.strategy
             key = graph_run.key(name, budget)
             row = graph_run.store.read_row(key, graph_run.subject.graph)
             if row is None or not is_final(row):

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import remat
+
 ROOT = Path(__file__).parents[1]
 
 # Also in programs that a test writes for another process.
@@ -71,3 +73,33 @@ def test_a_name_of_a_package_is_not_also_a_module_of_it() -> None:
     packages = {".".join(path.parent.relative_to(ROOT).parts): path for path in inits}
     found = {package: hidden_modules(package, path) for package, path in packages.items()}
     assert not {package: names for package, names in found.items() if names}
+
+
+def compared_names(source: str) -> Iterator[str]:
+    """Comparisons with the name of a strategy; those with an ability of that name, as ``implementations``, are fine."""
+    names = set(remat.strategies())
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare):
+            compared = ast.unparse(node)
+            texts = {
+                one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)
+            }
+            if names & texts and ".implementations == " not in compared:
+                yield compared
+        elif isinstance(node, ast.MatchValue) and isinstance(node.value, ast.Constant) and node.value.value in names:
+            yield f"case {ast.unparse(node)}"
+
+
+def test_a_comparison_with_a_name_is_seen() -> None:
+    for line in ("x == 'portfolio'", "'monet' != s.name", "x in ('a', 'search')", "(a, b) == ('gist', 1)"):
+        assert list(compared_names(line)) == [line]
+    assert list(compared_names("match x:\n    case 'monet':\n        pass")) == ["case 'monet'"]
+    assert not list(compared_names("strategy.implementations == 'search'\nx == OURS\nx == 'other'"))
+
+
+def test_no_behaviour_hangs_on_the_name_of_a_strategy() -> None:
+    """Code asks what a strategy declares (`remat.registry.Strategy`), or an experiment names what it compares."""
+    rooms = ("remat", "baselines", "experiments", "analysis")
+    files = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
+    assert len(files) > 250
+    assert not {path.name: found for path in files if (found := list(compared_names(path.read_text())))}

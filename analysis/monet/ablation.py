@@ -15,6 +15,8 @@ from analysis.monet.points import (
     LEVELS,
     NO_WINOGRAD,
     NONE,
+    OURS,
+    PROGRAM,
     Facts,
     Point,
     cheapest,
@@ -37,7 +39,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     cases = [
         (net, budget)
         for net in facts
-        for budget in sorted({p.budget_bytes for p in select(points, net["name"], levels, ("portfolio", "monet"))})
+        for budget in sorted({p.budget_bytes for p in select(points, net["name"], levels, (OURS, PROGRAM))})
     ]
     return Part(
         *prose(__file__, overheads=_overheads(cases, points, levels)),
@@ -49,7 +51,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
 
 def _value(points: Sequence[Point], net: str, level: str, budget: int) -> float | None:
     """The overhead of the cheapest plan of that level within the budget; the plan may be of a smaller budget."""
-    found = cheapest([p for p in select(points, net, level, "portfolio") if p.budget_bytes <= budget], budget)
+    found = cheapest([p for p in select(points, net, level, OURS) if p.budget_bytes <= budget], budget)
     return None if found is None else found.overhead
 
 
@@ -69,7 +71,7 @@ def _overheads(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[s
         steps = []
         for level in levels:
             value = _contained(points, net["name"], level, budget)
-            words = percent(value) or no_plan(select(points, net["name"], level, "portfolio"), budget)
+            words = percent(value) or no_plan(select(points, net["name"], level, OURS), budget)
             steps.append(f"{LEVELS[level]} {words}")
         texts.append(f"{label} at {gib(budget)} GiB: {', '.join(steps)}")
     return ". ".join(texts) + "." if texts else "Nothing was solved."
@@ -79,8 +81,8 @@ def _table(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str])
     rows = []
     for net, budget in cases:
         for level in levels:
-            own = select(points, net["name"], level, "portfolio")
-            monet = cheapest(select(points, net["name"], level, "monet"), budget)
+            own = select(points, net["name"], level, OURS)
+            monet = cheapest(select(points, net["name"], level, PROGRAM), budget)
             value = _value(points, net["name"], level, budget)
             rows.append([net["label"], gib(budget), LEVELS[level], percent(value) or no_plan(own, budget),
                          percent(_contained(points, net["name"], level, budget)),

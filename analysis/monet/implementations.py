@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.bars import heatmap
-from analysis.monet.points import JOINT, LEVELS, NO_WINOGRAD, Facts, gib, read_points
+from analysis.monet.points import JOINT, LEVELS, NO_WINOGRAD, OURS, Facts, gib, read_points
 from analysis.parts import Part, Table, prose
 
 Entries = Sequence[Mapping[str, Any]]  # of the document; its key "way" is the name of an implementation
@@ -76,7 +76,7 @@ def _figure(used: Entries, most: Mapping[tuple[str, str, str], int], facts: Fact
     lines = sorted(offered, key=lambda line: (line[0].endswith(("_ip_grad", "_param_grad")), *line))
     counts = {
         (e["network"], e["budget_bytes"], e["kind"], e["way"]): e["operations"]
-        for e in used if e["level"] == level and e["strategy"] == "portfolio"
+        for e in used if e["level"] == level and e["strategy"] == OURS
     }  # fmt: skip
     columns = [(net["name"], budget) for net in facts for budget in sorted(net["budgets_bytes"], reverse=True)]
     solved = {(network, budget) for network, budget, _, _ in counts}

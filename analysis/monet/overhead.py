@@ -15,8 +15,11 @@ from analysis.monet.points import (
     GIB,
     GIST,
     JOINT,
+    MILP,
     NO_WINOGRAD,
     NONE,
+    OURS,
+    PROGRAM,
     Facts,
     Point,
     cheapest,
@@ -30,12 +33,12 @@ from analysis.style import BLACK, BLUE, FOREST, GREY, OLIVE, ORANGE, SKY, WINE
 
 TOP, BOTTOM = 32.0, -12.0  # percent; the frame grows downwards if a curve needs it
 LINES = (  # label, level, strategy, colour, marker, line
-    ("Checkmate MILP, default implementations", NONE, "checkmate_milp", BLUE, "o", ":"),
-    ("Portfolio, default implementations", NONE, "portfolio", SKY, "s", "-"),
-    ("Portfolio, all but Winograd", NO_WINOGRAD, "portfolio", WINE, "*", "-"),
-    ("Portfolio, all (modelled Winograd)", JOINT, "portfolio", ORANGE, "D", "--"),
-    ("MONeT's program, all but Winograd", NO_WINOGRAD, "monet", FOREST, "p", "-."),
-    ("MONeT's program, all", JOINT, "monet", OLIVE, "h", ":"),
+    ("Checkmate MILP, default implementations", NONE, MILP, BLUE, "o", ":"),
+    ("Portfolio, default implementations", NONE, OURS, SKY, "s", "-"),
+    ("Portfolio, all but Winograd", NO_WINOGRAD, OURS, WINE, "*", "-"),
+    ("Portfolio, all (modelled Winograd)", JOINT, OURS, ORANGE, "D", "--"),
+    ("MONeT's program, all but Winograd", NO_WINOGRAD, PROGRAM, FOREST, "p", "-."),
+    ("MONeT's program, all", JOINT, PROGRAM, OLIVE, "h", ":"),
 )
 CAPTION = "Overhead (%) against memory budget (GiB); plans beyond the frame stand at its top with their value"
 COST_NAMES = {"profile": "published P100 costs", "roofline": "roofline costs"}
@@ -65,7 +68,7 @@ def _overheads(facts: Facts, points: Sequence[Point]) -> str:
 
 
 def _program_words(points: Sequence[Point]) -> str:
-    own = [p for p in points if p.strategy == "monet"]
+    own = [p for p in points if p.strategy == PROGRAM]
     if not own:
         return ""
     with_plan = sum(p.cost is not None for p in own)
@@ -83,7 +86,7 @@ def _main_table(facts: Facts, points: Sequence[Point]) -> Table:
         published = dict(zip(budgets, net["overheads_percent"], strict=True))
         for budget in sorted(net["budgets_bytes"], reverse=True):
             cells = [overhead_words(select(points, net["name"], level, who), budget) for level, who in (
-                (NONE, ALL), (NO_WINOGRAD, "portfolio"), (NO_WINOGRAD, "monet"), (JOINT, "portfolio"), (JOINT, "monet"),
+                (NONE, ALL), (NO_WINOGRAD, OURS), (NO_WINOGRAD, PROGRAM), (JOINT, OURS), (JOINT, PROGRAM),
             )]  # fmt: skip
             known = published.get(budget)
             rows.append([net["label"], gib(budget), "" if known is None else f"{known:.2f} %", *cells])
@@ -159,7 +162,7 @@ def _panel(axes: Axes, net: Mapping[str, Any], points: Sequence[Point]) -> None:
                       lw=1.5, ms=7 if marker == "*" else 4.5, label=label, zorder=3)  # fmt: skip
         for x, y in shown:
             if y > TOP:
-                side = -1 if strategy == "checkmate_milp" else 1 if level == JOINT else 0
+                side = -1 if strategy == MILP else 1 if level == JOINT else 0
                 axes.annotate(f"{y:.0f}", (x, TOP), (11 * side, 3), textcoords="offset points", ha="center", fontsize=6,
                               color=colour, annotation_clip=False)  # fmt: skip
     gists = [(p.peak_bytes / GIB, 100 * p.overhead) for p in select(own, net["name"], GIST, "gist")

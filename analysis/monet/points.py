@@ -13,7 +13,7 @@ from analysis.results import WITH_PLAN, as_objects, read_json, read_rows
 
 GIB = 2**30
 NONE, NO_WINOGRAD, JOINT, GIST = "none", "no_winograd", "joint", "gist"
-ALL = ("portfolio", "checkmate_milp", "monet")  # strategies that choose plans by budget
+OURS, MILP, PROGRAM = ALL = "portfolio", "checkmate_milp", "monet"  # strategies that choose plans by budget
 LEVELS = {
     NONE: "default", "in_place": "+ in place", "conv": "+ Winograd", "output": "+ from outputs",
     "intermediate": "+ masks, indices", JOINT: "all", NO_WINOGRAD: "all but Winograd", GIST: "Gist's",

@@ -8,14 +8,16 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.monet.points import GIB, NONE, Point, gib, read_points
+from analysis.monet.points import GIB, MILP, NONE, OURS, PROGRAM, Point, gib, read_points
 from analysis.monet.solver_time import NEAR
 from analysis.parts import Part, Table, prose
 from analysis.solver_seconds import reached
 from analysis.style import BLACK, BLUE, FOREST, WINE
 
-OURS = (("portfolio", "Portfolio", WINE, "*"), ("checkmate_milp", "Checkmate MILP (HiGHS)", BLUE, "s"),
-        ("monet", "MONeT's program (HiGHS)", FOREST, "p"))  # fmt: skip
+COMPARED = (
+    (OURS, "Portfolio", WINE, "*"), (MILP, "Checkmate MILP (HiGHS)", BLUE, "s"),
+    (PROGRAM, "MONeT's program (HiGHS)", FOREST, "p"),
+)  # fmt: skip
 TOP = 20.0
 
 
@@ -43,7 +45,7 @@ def _own(points: Sequence[Point], record: Mapping[str, Any]) -> dict[str, Point]
 
 
 def _outcome(records: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> str:
-    pairs = [(r, p) for r in records if (p := _own(points, r).get("portfolio"))]
+    pairs = [(r, p) for r in records if (p := _own(points, r).get(OURS))]
     known = [(r["cost_ns"], p.cost) for r, p in pairs if r["cost_ns"] is not None and p.cost is not None]
     agree = sum(r["cost_ns"] is None and p.status == "INFEASIBLE" for r, p in pairs)
     impossible = sum(r["cost_ns"] is None for r, _ in pairs)
@@ -72,7 +74,7 @@ def _table(
         ]  # fmt: skip
         own = _own(points, record)
         best = min([c for c in (cost, *(p.cost for p in own.values())) if c is not None], default=None)
-        for strategy, *_ in OURS:
+        for strategy, *_ in COMPARED:
             p = own.get(strategy)
             if p is None:
                 cells += ["", "", ""]
@@ -84,7 +86,7 @@ def _table(
             cells += [words, _ms(p.bound) if has_bound else "", "" if near is None else f"{near:.1f}"]
         rows.append(cells)
     heads = ["network", "GiB", "recorded status", "recorded ms", "recorded bound", "recorded s", "recorded s to 5 %"]
-    for _, name, _, _ in OURS:
+    for _, name, _, _ in COMPARED:
         heads += [f"{name} ms", "bound", "s to 5 %"]
     return Table(
         "monet_records", "Recorded results and ours (change against the recorded cost); empty: none", heads, rows
@@ -105,7 +107,7 @@ def _figure(records: Sequence[Mapping[str, Any]], points: Sequence[Point], label
         bounds = [(r["budget_bytes"] / GIB, 100 * (r["bound_ns"] / r["cost_ns"] - 1)) for r in own if r["bound_ns"]]
         axes.plot([x for x, _ in bounds], [y for _, y in bounds], color=BLACK, ls="", marker="_", ms=9,
                   label="Recorded bound")  # fmt: skip
-        for i, (strategy, words, colour, marker) in enumerate(OURS):
+        for i, (strategy, words, colour, marker) in enumerate(COMPARED):
             shown = [(r["budget_bytes"] / GIB + 0.1 * (i - 1), 100 * (p.cost / r["cost_ns"] - 1)) for r in own
                      if (p := _own(points, r).get(strategy)) and p.cost is not None]  # fmt: skip
             axes.plot([x for x, _ in shown], [min(y, TOP) for _, y in shown], color=colour, ls="", marker=marker,

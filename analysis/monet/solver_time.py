@@ -10,17 +10,17 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.monet.points import JOINT, LEVELS, NO_WINOGRAD, Point, gib, read_points
+from analysis.monet.points import JOINT, LEVELS, NO_WINOGRAD, OURS, PROGRAM, Point, gib, read_points
 from analysis.parts import Part, Table, prose
 from analysis.solver_seconds import draw, reached
 from analysis.style import FOREST, OLIVE, ORANGE, WINE
 
 NEAR = 1.05
 FORMS = {
-    ("portfolio", NO_WINOGRAD): (WINE, "*"), ("portfolio", JOINT): (ORANGE, "D"),
-    ("monet", NO_WINOGRAD): (FOREST, "p"), ("monet", JOINT): (OLIVE, "h"),
+    (OURS, NO_WINOGRAD): (WINE, "*"), (OURS, JOINT): (ORANGE, "D"),
+    (PROGRAM, NO_WINOGRAD): (FOREST, "p"), (PROGRAM, JOINT): (OLIVE, "h"),
 }  # fmt: skip
-NAMES = {"portfolio": "Portfolio", "monet": "MONeT's program"}
+NAMES = {OURS: "Portfolio", PROGRAM: "MONeT's program"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.max_batch_size import load, network_label
-from analysis.paper.fig6 import max_found
+from analysis.paper.fig6 import OPTIMUM, max_found
 from analysis.paper.sweeps import Sweep, largest_gain, sweeps
 from analysis.parts import Part, Table, prose
 from analysis.results import heuristics_of, read_json
@@ -89,7 +89,7 @@ def _batches(claim: Larger, documents: Sequence[Mapping[str, Any]], rule: Mappin
     for ratio, batch, name, document in found:
         if document["network"] in claim.on or document is (largest and largest[3]):
             published = [p["batch"] for p in document["published"]
-                         if (p["strategy"], p["rule"]) == ("checkmate_milp", rule["name"])]  # fmt: skip
+                         if (p["strategy"], p["rule"]) == (OPTIMUM, rule["name"])]  # fmt: skip
             yield [
                 claim.words, claim.published, f"{ratio:.2f}x", f"{network_label(document)}, {rule['label']}",
                 f"{style_of(name).label}: batch {batch}", f"{published[0] / batch:.2f}x" if published else "",

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from analysis.parts import Part, Table, percent, prose
 from analysis.results import Run, load_run
 from analysis.scales import byte_scale
-from analysis.style import BLACK, BLUE, ORANGE, WINE
+from analysis.style import BLACK, BLUE, ORANGE, OURS, WINE
 
 KINDS = (("lp_rounding_random", "random samples", ORANGE, "o"), ("lp_rounding", "thresholds 0.1 to 0.9", BLUE, "D"))
 
@@ -48,7 +48,7 @@ def _points(run: Run, strategy: str) -> list[tuple[int, int]]:
 
 def _best(run: Run) -> Any:
     """The portfolio's row; None if it has no plan."""
-    rows = run.planned[run.planned["strategy"] == "portfolio"]
+    rows = run.planned[run.planned["strategy"] == OURS]
     return next(rows.itertuples(), None)
 
 
@@ -67,7 +67,7 @@ def _figure(runs: list[tuple[str, Run]]) -> Figure:
         best = _best(run)
         if best is not None:
             axes.plot([int(best.peak_bytes) / scale.factor], [100 * float(best.overhead)], ls="", marker="*", ms=11,
-                      color=WINE, label="portfolio")  # fmt: skip
+                      color=WINE, label=OURS)  # fmt: skip
             axes.axhline(100 * float(best.overhead), color=WINE, lw=1.0, ls=":")
         axes.axvline(budget / scale.factor, color=BLACK, lw=1.0, ls=(0, (5, 2)), label="budget")
         axes.set_title(label, loc="left")

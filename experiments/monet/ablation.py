@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from experiments.arguments import names_of
-from experiments.monet.cases import JOINT, NO_WINOGRAD, Case, Context, budgets_of, graph_of, solve
+from experiments.monet.cases import JOINT, NO_WINOGRAD, OURS, PROGRAM, Case, Context, budgets_of, graph_of, solve
 from remat.frontends.monet import LEVELS
 from remat.programs.monet import estimate_columns
 
@@ -19,9 +19,9 @@ def run(context: Context) -> dict[str, Any]:
     for network in context.networks:
         for budget in sorted(budgets_of(context, network))[: scale.ablation_budgets]:
             for level in levels:
-                cases.append(Case(network.name, level, "portfolio", budget))
+                cases.append(Case(network.name, level, OURS, budget))
                 if scale.all_budgets and estimate_columns(graph_of(context, network, level)) <= scale.monet_columns:
-                    cases.append(Case(network.name, level, "monet", budget))
+                    cases.append(Case(network.name, level, PROGRAM, budget))
     return {"rows": solve(context, cases), "levels": list(levels)}
 
 

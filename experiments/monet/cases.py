@@ -14,8 +14,10 @@ from experiments.solving import GraphRun, solve_each
 from remat.frontends.json import load_graph
 from remat.frontends.monet import LEVELS, monet_graph
 from remat.graph import Graph
+from remat.registry import get_strategy
 
 NONE, NO_WINOGRAD, JOINT, GIST = "none", "no_winograd", "joint", "gist"
+OURS, MILP, PROGRAM = "portfolio", "checkmate_milp", "monet"  # the strategies that this experiment compares
 PROFILED_GPU = "p100"  # the device of the published costs
 
 
@@ -25,7 +27,7 @@ class Scale:
 
     Attributes:
         time_limit_s: of each solve.
-        joint_factor: the portfolio's limit is so many times longer on graphs with implementations.
+        joint_factor: of the time limit, for a strategy that searches over implementations, on graphs that have some.
         all_budgets: take every published budget, else the largest, a middle one and the smallest.
         ablation_budgets: number of budgets at which each level is solved, the smallest first.
         monet_columns: MONeT's program with more columns is solved at the largest budget only.
@@ -94,7 +96,7 @@ def graph_run_of(
     def make() -> GraphRun:
         if cost_cap is None and not longer:
             # Every strategy that some part may run.
-            strategies = dict.fromkeys((*context.settings.strategies, GIST, "portfolio", "monet", "checkmate_milp"))
+            strategies = dict.fromkeys((*context.settings.strategies, GIST, OURS, PROGRAM, MILP))
             return context.graph_run(_subject(context, network, level), "paper/monet", strategies=tuple(strategies))
         same = graph_run_of(context, network, level)
         limit = context.scale.time_limit_s * (context.scale.joint_factor if longer else 1)
@@ -109,7 +111,7 @@ def graph_run_of(
 def graph_run_of_case(context: Context, case: Case) -> GraphRun:
     """The graph run that solves a case."""
     network = next(network for network in context.networks if network.name == case.network)
-    longer = case.strategy == "portfolio" and case.level != NONE
+    longer = case.level != NONE and get_strategy(case.strategy).implementations == "search"
     return graph_run_of(context, network, case.level, case.cost_cap, longer=longer)
 
 

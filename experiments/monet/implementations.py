@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import remat
-from experiments.monet.cases import JOINT, NO_WINOGRAD, Context, graph_of, graph_run_of_case
+from experiments.monet.cases import JOINT, NO_WINOGRAD, OURS, Context, graph_of, graph_run_of_case
 from experiments.monet.published import Network
 from remat.graph import Graph
 from remat.implementation import DEFAULT, Implementation
@@ -50,7 +50,7 @@ def run(context: Context) -> dict[str, Any]:
                 chosen |= set(counts)
                 solve = {"network": network.name, "level": level, "strategy": strategy, "budget_bytes": budget}
                 used += [solve | entry for entry in _entries(dict(sorted(counts.items())))]
-            own = {budget: plan for (strategy, budget), plan in plans.items() if strategy == "portfolio"}
+            own = {budget: plan for (strategy, budget), plan in plans.items() if strategy == OURS}
             unused = {one: n for one, n in available(graph).items() if one not in chosen} if plans else {}
             never += [
                 {"network": network.name, "level": level} | entry

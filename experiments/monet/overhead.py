@@ -9,8 +9,11 @@ import remat
 from experiments.monet.cases import (
     GIST,
     JOINT,
+    MILP,
     NO_WINOGRAD,
     NONE,
+    OURS,
+    PROGRAM,
     Case,
     Context,
     budgets_of,
@@ -30,12 +33,12 @@ def run(context: Context) -> dict[str, Any]:
     for network in context.networks:
         budgets = budgets_of(context, network)
         for budget in sorted(budgets):
-            cases += [Case(network.name, NONE, name, budget) for name in ("checkmate_milp", "portfolio")]
+            cases += [Case(network.name, NONE, name, budget) for name in (MILP, OURS)]
             for level in (NO_WINOGRAD, JOINT):
-                cases.append(Case(network.name, level, "portfolio", budget))
+                cases.append(Case(network.name, level, OURS, budget))
                 small = estimate_columns(graph_of(context, network, level)) <= context.scale.monet_columns
                 if small or budget == budgets[0]:
-                    cases.append(Case(network.name, level, "monet", budget))
+                    cases.append(Case(network.name, level, PROGRAM, budget))
     rows = [row for network in context.networks for row in solve_gist(context, network)]
     rows += solve(context, cases)
     return {"networks": [facts(context, network) for network in context.networks], "rows": rows,

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.monet.cases import NONE, Case, Context, asked_budgets, budgets_of, published_graph, solve
+from experiments.monet.cases import (
+    MILP,
+    NONE,
+    OURS,
+    PROGRAM,
+    Case,
+    Context,
+    asked_budgets,
+    budgets_of,
+    published_graph,
+    solve,
+)
 from experiments.monet.published import RECORDS
 from remat.errors import InvalidInput
 from remat.files import read_json
 
-STRATEGIES = ("portfolio", "checkmate_milp", "monet")
+STRATEGIES = (OURS, MILP, PROGRAM)
 FIELDS = ("instance", "budget_bytes", "cost_ns", "bound_ns", "status", "solve_s", "t_within_5pct_s", "peer")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import remat
-from experiments.monet.cases import JOINT, NO_WINOGRAD, NONE, Case, Context, graph_of, solve
+from experiments.monet.cases import JOINT, NO_WINOGRAD, NONE, OURS, Case, Context, graph_of, solve
 from experiments.monet.published import Network
 from experiments.row import Row
 from remat.frontends.monet import plain_pytorch
@@ -27,7 +27,7 @@ def run(context: Context) -> dict[str, Any]:
     for _ in range(context.scale.halvings):
         _carry(brackets)
         cases = [
-            Case(name, level, "portfolio", round((low * high) ** 0.5), cost_cap=caps[name])
+            Case(name, level, OURS, round((low * high) ** 0.5), cost_cap=caps[name])
             for (name, level), (low, high) in brackets.items() if high > NEAR * low
         ]  # fmt: skip
         rows += solve(context, cases)
@@ -61,7 +61,7 @@ def _begin(context: Context, network: Network, level: str, cap: int) -> tuple[in
     known = [(case, row) for case, row in context.rows.items() if (case.network, case.level) == (network.name, level)]
     peaks = [row.peak_bytes for _, row in known if _is_enough(row, cap) and row.peak_bytes is not None]
     high = min([remat.simulate(graph, plain).peak_bytes, *peaks])
-    tried = {case.budget_bytes for case, _ in known if case.strategy == "portfolio" and case.budget_bytes < high}
+    tried = {case.budget_bytes for case, _ in known if case.strategy == OURS and case.budget_bytes < high}
     return max([graph.largest_working_set()[0], *tried]), high
 
 
