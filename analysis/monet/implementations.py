@@ -58,7 +58,7 @@ def _used_table(used: Entries, most: Mapping[tuple[str, str, str], int], label: 
         for e in used
     ]  # fmt: skip
     return Table("monet_used", "Operations that run with another implementation than the default one", [
-        "network", "implementations", "strategy", "GiB", "operation", "way", "operations", "that have it",
+        "network", "implementations", "strategy", "GiB", "operation", "implementation", "operations", "that have it",
     ], rows)  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def _never_table(never: Entries, label: Mapping[str, str]) -> Table:
     rows = [[label[e["network"]], LEVELS[e["level"]], short(e["kind"]), e["way"], str(e["operations"]), e["reason"]]
             for e in never]  # fmt: skip
     return Table("monet_never", "Implementations that no plan of a network uses, and why", [
-        "network", "implementations", "operation", "way", "that have it", "reason",
+        "network", "implementations", "operation", "implementation", "that have it", "reason",
     ], rows)  # fmt: skip
 
 
