@@ -95,9 +95,8 @@ def test_the_pytorch_page_runs(folder: Path, capsys: pytest.CaptureFixture[str])
     model = run_blocks("pytorch")["model"]
     printed = capsys.readouterr().out
     assert printed.startswith("Net: ")
-    example = re.findall(r"^    (?:Net: .*|  (\w+ \w+|\w+)  .*)$", text_of("pytorch"), re.MULTILINE)
-    assert example == ["", "budget", "predicted peak", "overhead", "computed again"]
-    assert all(f"  {label} " in printed for label in example[1:])
+    example = re.findall(r"^    (Net: |  \w+(?: \w+)?  )", text_of("pytorch"), re.MULTILINE)
+    assert example == re.findall(r"^(Net: |  \w+(?: \w+)?  )", printed, re.MULTILINE)
     assert printed.count("loss ") == 3
     assert (folder / "plan.json").is_file()
     assert any(model.plan.recomputed)  # pyright: ignore[reportAttributeAccessIssue]
