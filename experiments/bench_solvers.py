@@ -377,7 +377,7 @@ def _run(arguments: argparse.Namespace) -> None:
         f"{time.monotonic() - began:.0f} s in all"
     )
     goals = [r.goal for r in results if r.goal]
-    what = "Gaps" if arguments.gaps else "Costs against what is recorded or published"
+    what = "Gaps" if arguments.gaps else "Costs against recorded or published ones"
     text += f"\n\n{what}: {goals.count('met')} of {len(goals)} goals met."
     print("\n" + text)
     if arguments.markdown:

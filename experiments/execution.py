@@ -37,7 +37,7 @@ COLUMNS = (METHOD, BUDGET, "predicted MB", "measured MB", "measured / predicted"
 def run_execution(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
     """Measure, store and draw; returns the exit code 0."""
     if settings.cost != "profile":
-        raise InvalidInput("experiment=execution compares predicted with measured seconds: leave cost=profile")
+        raise InvalidInput("experiment=execution compares predicted with measured seconds: keep cost=profile")
     device = settings.device or "cpu"
     job = job_of(
         _spec(cfg, settings, device), device, quick=cfg.scale == "quick", time_limit_s=settings.time_limit_s,

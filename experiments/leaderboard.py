@@ -1,7 +1,7 @@
 """``experiment=leaderboard``: ranks every strategy over every stored problem; missing rows can be solved first.
 
 The problems come from the store: each graph at each budget of any row. Nothing is solved unless ``strategies=`` names
-strategies; these run wherever the store has no row of theirs for this code, time limit, seed and options.
+strategies; these run on every problem for which the store lacks their row with this code, time limit, seed and options.
 """
 
 from __future__ import annotations

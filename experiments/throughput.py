@@ -50,7 +50,7 @@ def run_throughput(cfg: DictConfig, settings: Settings, console: Console, folder
     if cfg.batch_size is not None:
         raise InvalidInput("experiment=throughput finds the batch size; leave batch_size out")
     if settings.cost != "roofline":
-        raise InvalidInput("experiment=throughput scales the costs of one sample to any batch: leave cost=roofline")
+        raise InvalidInput("experiment=throughput scales the costs of one sample to any batch: keep cost=roofline")
     quick = cfg.scale == "quick"
     engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
     with engine, SolveProgress(console, engine.at_once) as progress:

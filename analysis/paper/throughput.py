@@ -127,5 +127,5 @@ def _trials(search: Mapping[str, Any], number: int) -> Table:
         "" if trial["cost"] is None else f"{100 * trial['cost'] / trial['cost_cap']:.1f} %",
     ] for trial in trials]  # fmt: skip
     return Table(f"largest_model_{number + 1}", f"{search['what']} at batch {search['batch']}", [
-        "size", "operations", "GB without recomputation", "found", "status", "cost, of what is allowed",
+        "size", "operations", "GB without recomputation", "found", "status", "share of the allowed cost",
     ], rows)  # fmt: skip

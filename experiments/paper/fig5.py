@@ -36,7 +36,7 @@ def _sweep(context: Context, network: Network, source: str, subject: Subject) ->
     title = f"{network.label}{f', batch {subject.batch_size}' if subject.batch_size else ''}: {WHOSE[source]}"
     name = f"fig5/{network.name}_{source}"
     folder = write_run_folder(context, name, graph_run, rows, families, title)
-    # The published numbers are of the artifact's baselines, which hold their checkpoints to the end of the step.
+    # The published numbers come from the artifact's baselines, which hold their checkpoints to the end of the step.
     artifact = context.graph_run(subject, "paper/fig5", budget_bytes=None, accounting="published")
     found = artifact.run_families([name for name in artifact.settings.strategies if get_strategy(name).ignores_budget])
     budgets = sorted({row.budget_bytes for row in rows})
