@@ -33,7 +33,8 @@ ROOM = 100 * TOLERANCE  # beside a scaled budget of 1000: a solver can tell it f
 SMALL = 1e-5  # scaled bytes, a hundred-millionth of the budget: a value below it may always be held
 CERTAIN = 0.5  # a column of an integer solution is 1 above it
 BEGIN = 0.15  # the first round has the fewest boundaries whose gap is so much above the least
-TREE_SHARE, MILP_SHARE = 0.25, 0.5  # of the time that is left, for each tree and each program
+SHARE = 0.4  # of the time that is left, for each tree and for each program of HiGHS
+NODES_PER_S, COLUMNS_PER_S = 6, 30  # most nodes of a tree and most columns for HiGHS, for each second that is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Listener:
 def raise_bound(windows: WindowBound, known: Incumbent, deadline: float, listener: Listener) -> int:
     """Rounds with one more boundary each, until one ends with a plan, or the deadline (monotonic); their number.
 
-    A round is a tree, and a program for HiGHS if the tree is left open.
+    A round is a tree, and a small program for HiGHS if the tree is left open.
     """
     boundaries, rounds = list(_first_boundaries(windows, known)), 0
     while boundaries and not listener.should_stop() and time.monotonic() < deadline:
@@ -82,13 +83,15 @@ def _round(
     whole: np.ndarray | None = None
     if best is not None:
         tree = Tree(model, y, (1 - ENOUGH) * best)
-        whole = tree.run(_share(TREE_SHARE, deadline), listener.should_stop)
+        most_nodes = int(NODES_PER_S * max(0.0, deadline - time.monotonic()))
+        whole = tree.run(_share_ends(deadline), listener.should_stop, most_nodes)
         listener.on_proof(tree.certificate(problem))
         if tree.weakest is None:
             return None
         point = tree.weakest
-    if whole is None and not listener.should_stop():
-        found, bound, ended = _solve(model, y, best, _share(MILP_SHARE, deadline), listener.should_stop)
+    is_small = len(model.cost) <= COLUMNS_PER_S * (deadline - time.monotonic())
+    if whole is None and is_small and not listener.should_stop():
+        found, bound, ended = _solve(model, y, best, _share_ends(deadline), listener.should_stop)
         if bound is not None:
             listener.on_bound(bound)
         if ended and found is None:
@@ -128,9 +131,9 @@ def _first_boundaries(windows: WindowBound, known: Incumbent) -> tuple[int, ...]
     return windows.fewest_boundaries(known.cost - (1 + BEGIN) * (known.cost - windows.best.bound))
 
 
-def _share(share: float, deadline: float) -> float:
-    """The monotonic time at which this share of the time that is left is over."""
-    return time.monotonic() + share * (deadline - time.monotonic())
+def _share_ends(deadline: float) -> float:
+    """The monotonic time at which a share of the time that is left is over."""
+    return time.monotonic() + SHARE * (deadline - time.monotonic())
 
 
 def _solve(

@@ -28,7 +28,6 @@ ENOUGH = 0.9 * GAP_TOLERANCE  # gap to the best plan at which a node is closed
 WHOLE = 1e-6  # a column is whole if it is as near to an integer
 TRIED = 8  # columns at a node whose two children are solved, at most
 KNOWN = 4  # tries of a column after which its earlier results are trusted
-MOST_NODES = 300  # of a tree, before the next one with one boundary more
 MOST_ENTRIES = 400_000  # multipliers of a tree, so that its certificate stays within megabytes and seconds
 FREE = -1  # of a column: neither 0 nor 1 is fixed
 
@@ -81,7 +80,7 @@ class Tree:
         """Least bound of a leaf."""
         return min((node.bound for node in self.nodes if node.branch is None), default=self.enough)
 
-    def run(self, deadline: float, should_stop: Callable[[], bool], most_nodes: int = MOST_NODES) -> np.ndarray | None:
+    def run(self, deadline: float, should_stop: Callable[[], bool], most_nodes: int) -> np.ndarray | None:
         """Branch until every leaf is closed, or the limits. Returns an integer point [n] that is cheaper, if found."""
         if len(self.nodes) == 1 and not self._open and not self.begin(deadline):
             return None
