@@ -35,6 +35,7 @@ CERTAIN = 0.5  # a column of an integer solution is 1 above it
 BEGIN = 0.15  # the first round has the fewest boundaries whose gap is so much above the least
 SHARE = 0.4  # of the time that is left, for each tree and for each program of HiGHS
 NODES_PER_S, COLUMNS_PER_S = 6, 30  # most nodes of a tree and most columns for HiGHS, for each second that is left
+SHARE_OF_ANY = 0.03  # of the time that is left, in which a tree may have any number of nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,10 @@ def _round(
     whole: np.ndarray | None = None
     if best is not None:
         tree = Tree(model, y, (1 - ENOUGH) * best)
-        most_nodes = int(NODES_PER_S * max(0.0, deadline - time.monotonic()))
-        whole = tree.run(_share_ends(deadline), listener.should_stop, most_nodes)
+        whole = tree.run(_share_ends(deadline, SHARE_OF_ANY), listener.should_stop)
+        if whole is None:
+            most_nodes = int(NODES_PER_S * max(0.0, deadline - time.monotonic()))
+            whole = tree.run(_share_ends(deadline), listener.should_stop, most_nodes)
         listener.on_proof(tree.certificate(problem))
         if tree.weakest is None:
             return None
@@ -131,9 +134,9 @@ def _first_boundaries(windows: WindowBound, known: Incumbent) -> tuple[int, ...]
     return windows.fewest_boundaries(known.cost - (1 + BEGIN) * (known.cost - windows.best.bound))
 
 
-def _share_ends(deadline: float) -> float:
+def _share_ends(deadline: float, share: float = SHARE) -> float:
     """The monotonic time at which a share of the time that is left is over."""
-    return time.monotonic() + SHARE * (deadline - time.monotonic())
+    return time.monotonic() + share * (deadline - time.monotonic())
 
 
 def _solve(

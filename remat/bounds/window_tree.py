@@ -80,7 +80,7 @@ class Tree:
         """Least bound of a leaf."""
         return min((node.bound for node in self.nodes if node.branch is None), default=self.enough)
 
-    def run(self, deadline: float, should_stop: Callable[[], bool], most_nodes: int) -> np.ndarray | None:
+    def run(self, deadline: float, should_stop: Callable[[], bool], most_nodes: float = np.inf) -> np.ndarray | None:
         """Branch until every leaf is closed, or the limits. Returns an integer point [n] that is cheaper, if found."""
         if len(self.nodes) == 1 and not self._open and not self.begin(deadline):
             return None

@@ -39,8 +39,8 @@ WHOLE_COLUMNS = 40_000  # largest model whose whole MILP gets the remaining time
 REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
 # Of the time, for the window relaxation: its first round, those before anything else, and those after the first
 # restricted MILPs; rounds of it in a run that repeats exactly.
-WINDOW_SHARE_FIRST, WINDOW_SHARE, WINDOW_SHARE_LATER, WINDOW_ROUNDS = 0.5, 0.05, 0.3, 8
-WINDOW_INTEGER_SHARE = 0.75  # of the time that is left then
+WINDOW_SHARE_FIRST, WINDOW_SHARE, WINDOW_SHARE_LATER, WINDOW_ROUNDS = 0.5, 0.05, 0.1, 8
+WINDOW_INTEGER_SHARE, WINDOW_INTEGER_SHARE_SMALL = 0.8, 0.15  # of the time that is left then
 IN_VAIN = 2  # restricted MILPs without a better plan before the LP bound begins
 PROVER_GRACE_S = 0.3  # to wait for a prover that cannot be interrupted: a presolve ends by itself soon after
 GREEDY_S = 0.1  # most time for a first plan
@@ -153,23 +153,26 @@ class _Run:
             self.stats["moves"] = self.stats.get("moves", 0) + best.moves
 
     def prove(self, context: Context) -> None:
-        """Restricted MILPs for a better plan, the LP bound, the MILP from the best plan; a small MILP comes first.
+        """Windows, restricted MILPs for a better plan, windows in integers, the LP bound, the MILP from the best plan.
 
+        A small problem's MILP comes early.
         A proof begins only if it is expected to end in time.
         """
         if context.problem.scope is Scope.FREE:
             return
         done = partial(self._done, context)
-        small = self.is_small()
-        if small:
-            self._small_milp(context)
         if context.incumbent.plan is None and not context.repeats and not done():
             self._lean_plan(context)
         refiner = self.refiner
         if not done():  # on a large graph one round takes more than the share of the others
             self._window_bound(context.until(context.share_ends(WINDOW_SHARE_FIRST)), rounds=1)
             self._window_bound(context.until(context.share_ends(WINDOW_SHARE)))
-        if not small and not done():
+        if self.is_small():
+            if not done():
+                self._window_integers(context.until(context.share_ends(WINDOW_INTEGER_SHARE_SMALL)))
+            if not done():
+                self._small_milp(context)
+        elif not done():
             share = REFINE_SHARE if self.columns <= WHOLE_COLUMNS else REFINE_SHARE_LARGE
             until = time.monotonic() + share * context.remaining_s()
             refiner.run(until, context.options.threads, done, in_vain=IN_VAIN)
