@@ -8,7 +8,7 @@ from typing import Any
 # [column] its value where an older row's `stats` does not name it.
 MOVED: dict[str, Any] = {
     "options": {}, "ended": "", "cut_by_clock": None, "contradicted": False, "proof_from": None,
-    "peak_bound_bytes": None, "cost_cap": None,
+    "peak_bound_bytes": None, "cost_cap": None, "proven_by": None, "certified_bound": None,
 }  # fmt: skip
 
 

@@ -19,6 +19,8 @@ class Row:
         ended: what ended the solve, see `remat.solution.Ending`; '' if it returned by itself.
         cut_by_clock, contradicted, peak_bound_bytes: see `remat.Solution`.
         proof_from: the strategy whose proof ended the solve; None otherwise.
+        proven_by: what proves `bound`, see `remat.Solution`; None if nothing had to be proven, or in older rows.
+        certified_bound: of the solve's certificate; None without one, and in older rows.
         cost_cap: of the problem; None without one.
         gpu_memory_bytes: of the GPU of the costs.
         plan_file: relative to the store; None without a plan.
@@ -58,6 +60,8 @@ class Row:
     cut_by_clock: bool | None
     contradicted: bool
     proof_from: str | None
+    proven_by: str | None
+    certified_bound: int | None
     peak_bound_bytes: int | None
     wall_s: float
     time_limit_s: float

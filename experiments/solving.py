@@ -189,7 +189,7 @@ class GraphRun:
         if infeasible is not None:
             return Known(infeasible.strategy, None, infeasible.message)
         best = max(proofs, key=lambda row: row.bound or 0, default=None)
-        return None if best is None or not best.bound else Known(best.strategy, best.bound)
+        return None if best is None or not best.bound else Known(best.strategy, best.bound, by=best.proven_by or "")
 
     def job(
         self, name: str, budget: int, start: Callable[[], Plan | None], known: Callable[[], Known | None] | None = None
@@ -241,7 +241,7 @@ class GraphRun:
 
     def _row(self, key: str, solution: Solution, plan_file: str | None) -> Row:
         s, subject, graph, where = self.settings, self.subject, self.subject.graph, provenance()
-        stats, options = solution.stats, s.options.get(solution.strategy, {})
+        stats, options, proof = solution.stats, s.options.get(solution.strategy, {}), solution.certificate
         return Row(
             key=key, experiment=self.experiment, model=subject.model, framework=subject.framework,
             granularity=subject.granularity, batch_size=subject.batch_size, dtype=subject.dtype, graph_name=graph.name,
@@ -254,6 +254,7 @@ class GraphRun:
             gap=solution.gap, overhead=solution.overhead, peak_bytes=solution.peak_bytes, plan_file=plan_file,
             plan_from=None, message=solution.message, ended=str(solution.ended), cut_by_clock=solution.cut_by_clock,
             contradicted=solution.contradicted, proof_from=solution.proof_from or None,
+            proven_by=solution.proven_by or None, certified_bound=None if proof is None else proof.bound,
             peak_bound_bytes=solution.peak_bound_bytes, wall_s=solution.wall_s, time_limit_s=s.time_limit_s,
             seed=s.seed, threads=s.threads, scope=s.scope, accounting=s.accounting, cost_cap=self.cost_cap,
             stats=json.dumps(dict(stats), sort_keys=True, default=str), total_cost=graph.total_cost,
@@ -419,7 +420,8 @@ def _derived(row: Row, *, plan: Row | None = None, bound: Row | None = None, tol
                       message=f"plan found{finder} at {format_size(origin)}; here: {row_line(row)}")  # fmt: skip
     if bound is not None:
         note = f"bound proven at {format_size(bound.budget_bytes)}"
-        new = replace(new, bound=bound.bound, message=f"{new.message}; {note}" if new.message else note)
+        proof = {"proven_by": bound.proven_by, "certified_bound": bound.certified_bound}
+        new = replace(new, bound=bound.bound, message=f"{new.message}; {note}" if new.message else note, **proof)
     assert new.cost is not None
     proven = new.bound if new.bound is not None else new.total_cost
     gap = relative_gap(new.cost, proven)

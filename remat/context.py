@@ -127,7 +127,7 @@ class Context:
         """
         return self.incumbent.offer(plan, who)
 
-    def offer_bound(self, bound: int, who: str) -> bool:
+    def offer_bound(self, bound: int, who: str, by: str = "") -> bool:
         """Offer a proven lower bound on every plan of this problem; whether it is the best so far.
 
         A bound for a smaller budget or a narrower scope than the incumbent's proves nothing about the
@@ -136,7 +136,7 @@ class Context:
         problem, incumbent = self.problem, self.incumbent
         if problem.budget_bytes < incumbent.budget_bytes or not problem.scope.contains(incumbent.scope):
             return False
-        return incumbent.offer_bound(bound, who)
+        return incumbent.offer_bound(bound, who, by)
 
     def is_solved(self) -> bool:
         """Whether the solve can stop: the gap is at most `target_gap`, or the incumbent decides `cost_cap`."""

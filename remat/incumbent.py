@@ -42,10 +42,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An improvement and its plan; `plan` is None if only the bound rose."""
+    """An improvement and its plan; if only the bound rose, `plan` is None and `proven_by` says by what."""
 
     progress: Progress
     plan: Plan | None
+    proven_by: str = ""
 
 
 class Incumbent:
@@ -71,7 +72,7 @@ class Incumbent:
         self.cost: int | None = None
         self.peak_bytes: int | None = None
         self.bound = graph.least_cost
-        self.who = self.bound_who = ""
+        self.who = self.bound_who = self.proven_by = ""
         self.contradiction = ""  # a claim that the simulator refutes
         self._report, self._record = report, record
         self._trajectory: list[tuple[float, int, str]] = []
@@ -109,13 +110,16 @@ class Incumbent:
                 self._announce(Found(progress, plan))
             return cheaper
 
-    def offer_bound(self, bound: int, who: str, *, at: float | None = None) -> bool:
-        """Offer a lower bound on the cost of every plan of this budget and scope; whether it is the best so far."""
+    def offer_bound(self, bound: int, who: str, by: str = "", *, at: float | None = None) -> bool:
+        """Offer a lower bound on the cost of every plan of this budget and scope; whether it is the best so far.
+
+        `by`: what proves it, see `Solution.proven_by`.
+        """
         with self._lock:
             if bound <= self.bound:
                 return False
-            self.bound, self.bound_who = int(bound), who
-            self._announce(Found(self._progress(who, at), None))
+            self.bound, self.bound_who, self.proven_by = int(bound), who, by
+            self._announce(Found(self._progress(who, at), None, by))
             return True
 
     def contradict(self, message: str) -> None:

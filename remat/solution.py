@@ -59,6 +59,7 @@ class Outcome:
         stats: numbers for people, stored in the result row; no code reads them to decide.
         certificate: proof of the bound, or None.
         peak_bound_bytes: proven lower bound on the peak of any staged plan within the cost cap, or None.
+        proven_by: what proves the bound, see `Solution`.
         members_memory_bytes: largest resident set of the processes that ran members of the strategy; 0 without any.
     """
 
@@ -72,6 +73,7 @@ class Outcome:
     cut_by_clock: bool | None = None
     decided: bool = False
     peak_bound_bytes: int | None = None
+    proven_by: str = ""
     members_memory_bytes: int = 0
 
 
@@ -123,6 +125,8 @@ class Solution:
             other runs.
         contradicted: the judge refuted a claim of the strategy.
         proof_from: the strategy whose proof ended the solve, or ''.
+        proven_by: what proves the bound: ``certificate`` or ``exhaustive`` (search of a small graph), both exact;
+            ``cp-sat``, ``highs`` or another MILP solver, within its tolerance; '' if running everything once costs it.
         peak_bound_bytes: proven lower bound on the peak of any staged plan within the cost cap, fixed bytes included;
             None unless the strategy proves one.
         solver_memory_bytes: largest resident set of the processes that solved the problem, this one not counted.
@@ -149,6 +153,7 @@ class Solution:
     cut_by_clock: bool | None = None
     contradicted: bool = False
     proof_from: str = ""
+    proven_by: str = ""
     peak_bound_bytes: int | None = None
     solver_memory_bytes: int = 0
 

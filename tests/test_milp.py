@@ -162,6 +162,8 @@ def test_the_estimate_is_close_to_what_is_built():
 
 
 class Scripted:
+    name = "scripted"
+
     """A back-end that answers as told and solves nothing."""
 
     def __init__(self, *answers):

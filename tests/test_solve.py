@@ -287,7 +287,8 @@ def test_a_full_disk_is_a_failed_row(monkeypatch):
 def test_a_worker_that_lies_is_a_failed_row(monkeypatch):
     def lie(*arguments, **more):
         row = remat.solving.worker.solution_to_row(solve(DIAMOND, 9, "checkpoint_all"))
-        return json.loads(json.dumps(row | {"plan": ALL.document(), "cost": 4})), Status.FAILED, ""
+        answer = {"solution": row | {"plan": ALL.document(), "cost": 4}, "began": time.time()}
+        return json.loads(json.dumps(answer)), Status.FAILED, ""
 
     monkeypatch.setattr("remat.solving.worker._ask", lie)
     solution = solve_isolated(context_of(DIAMOND, 9, seconds=9), "checkpoint_all", {})

@@ -48,7 +48,7 @@ class _Trimmed(StagedSolver):
         self, context: Context, mip_gap: float, should_stop: Callable[[], bool],
         repeats: Collection[tuple[int, int]] | None, who: str,
     ) -> None:  # fmt: skip
-        super().__init__(context, who)
+        super().__init__(context, who, "highs")
         self.mip_gap, self.should_stop, self.repeats = mip_gap, should_stop, repeats
         self.stats: dict[str, Any] = {"solver": "highs", "rounds": 0, "nodes": 0}
         self.decided = False
@@ -124,8 +124,13 @@ class _Trimmed(StagedSolver):
         bound = self.bound if scope is Scope.STAGED else None
         if self.best is not None:
             candidates, message = (Candidate(self.best[1]),), scope_note(scope)
-            return Outcome(candidates, bound=bound, message=message, stats=self.stats, decided=self.decided)
-        return Outcome(bound=bound, timed_out=timed_out, message=without_plan, stats=self.stats, decided=self.decided)
+            return Outcome(
+                candidates, bound=bound, proven_by=self.solver, message=message, stats=self.stats, decided=self.decided
+            )
+        return Outcome(
+            bound=bound, proven_by=self.solver, timed_out=timed_out, message=without_plan, stats=self.stats,
+            decided=self.decided,
+        )  # fmt: skip
 
 
 def stages_beyond(plan: Plan, running_bytes: np.ndarray, budget_bytes: int) -> set[int]:

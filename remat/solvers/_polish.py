@@ -24,8 +24,8 @@ class StagedSolver:
         bound: proven for staged plans, None without one.
     """
 
-    def __init__(self, context: Context, who: str) -> None:
-        self.context, self.graph, self.who = context, context.problem.graph, who
+    def __init__(self, context: Context, who: str, solver: str) -> None:
+        self.context, self.graph, self.who, self.solver = context, context.problem.graph, who, solver
         self.best: tuple[int, Plan] | None = None
         self.bound: int | None = None
 
@@ -44,7 +44,7 @@ class StagedSolver:
         if self.bound is None or bound > self.bound:
             self.bound = bound
             if self.context.problem.scope is Scope.STAGED:
-                self.context.offer_bound(bound, self.who)
+                self.context.offer_bound(bound, self.who, self.solver)
 
 
 def drop_unread_repeats(graph: Graph, calls: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:

@@ -151,11 +151,13 @@ class _Published:
                 context.problem.graph, plan, context.problem.budget_bytes, context.deadline - 0.2
             )
             message = scope_note(context.problem.scope)
-            return Outcome((Candidate(plan),), bound=bound, message=message, stats=self.stats)
+            return Outcome(
+                (Candidate(plan),), bound=bound, proven_by=self.backend.name, message=message, stats=self.stats
+            )
         if answer is None or answer.verdict is Verdict.LIMIT:
             return self._timeout("no plan found within the limit", bound)
         return Outcome(
-            bound=bound, stats=self.stats,
+            bound=bound, proven_by=self.backend.name, stats=self.stats,
             message="plans exceed the budget by the solver's tolerance and none fits just below it; unproven",
         )  # fmt: skip
 
@@ -198,4 +200,4 @@ class _Published:
         return Outcome(infeasible=True, stats=self.stats)
 
     def _timeout(self, message: str, bound: int | None = None) -> Outcome:
-        return Outcome(bound=bound, timed_out=True, message=message, stats=self.stats)
+        return Outcome(bound=bound, proven_by=self.backend.name, timed_out=True, message=message, stats=self.stats)

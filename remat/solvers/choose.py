@@ -418,7 +418,11 @@ def _exhaust(context: Context) -> Outcome | None:
     plan, bound, impossible = exhaustive_choices(context.problem.graph, context.problem.budget_bytes, states, deadline)
     if impossible:
         return Outcome(infeasible=True)
-    return None if plan is None else Outcome((Candidate(plan, {"from": "exhaustive"}),), bound=bound)
+    return (
+        None
+        if plan is None
+        else Outcome((Candidate(plan, {"from": "exhaustive"}),), bound=bound, proven_by="exhaustive")
+    )
 
 
 def _fixed_choices(context: Context, moves: int) -> int:
@@ -484,4 +488,4 @@ class _Prover:
 
     def _take(self, proof: BoundCertificate) -> None:
         self.certificate = proof  # first, because the offer may end the solve
-        self.context.offer_bound(proof.bound, "LP of the relaxed graph")
+        self.context.offer_bound(proof.bound, "LP of the relaxed graph", "certificate")

@@ -53,7 +53,7 @@ def interval_cp(problem: Problem, context: Context) -> Outcome:
 
 class _Intervals(StagedSolver):
     def __init__(self, context: Context) -> None:
-        super().__init__(context, "interval_cp")
+        super().__init__(context, "interval_cp", "cp-sat")
         self.infeasible = False
         self.stats: dict[str, Any] = {"solves": 0}
 
@@ -75,7 +75,7 @@ class _Intervals(StagedSolver):
         infeasible = self.infeasible and staged
         timed_out = not candidates and not infeasible and context.is_late()
         bound = self.bound if staged else None
-        return Outcome(candidates, bound, infeasible, timed_out, message, self.stats)
+        return Outcome(candidates, bound, infeasible, timed_out, message, self.stats, proven_by=self.solver)
 
     def _first_plan(self) -> None:
         context = self.context

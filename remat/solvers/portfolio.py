@@ -129,7 +129,7 @@ class _Run:
         if result.plan is not None:
             context.offer(result.plan, "exhaustive")
         if result.bound is not None:
-            context.offer_bound(result.bound, "exhaustive")
+            context.offer_bound(result.bound, "exhaustive", "exhaustive")
         self.infeasible = result.infeasible
         return result.is_decided
 
@@ -216,7 +216,7 @@ class _Run:
             return
         listener = Listener(
             on_proof=partial(self._bound, context, "window tree"),
-            on_bound=lambda bound: context.offer_bound(bound, "window MILP"),
+            on_bound=lambda bound: context.offer_bound(bound, "window MILP", "highs"),
             on_plan=lambda plan: context.offer(plan, "windows in integers"),
             should_stop=partial(self._done, context),
         )
@@ -260,7 +260,7 @@ class _Run:
         for candidate in outcome.candidates:
             context.offer(candidate.plan, "checkmate_milp")
         if outcome.bound is not None:
-            context.offer_bound(outcome.bound, "checkmate_milp")
+            context.offer_bound(outcome.bound, "checkmate_milp", "highs")
         self.infeasible = self.infeasible or outcome.infeasible
         self.stats |= {f"milp_{key}": value for key, value in outcome.stats.items() if key in ("rounds", "nodes")}
         return True
@@ -268,7 +268,7 @@ class _Run:
     def _bound(self, context: Context, who: str, proof: BoundCertificate) -> None:
         if self.certificate is None or proof.bound > self.certificate.bound:
             self.certificate = proof  # first: the offer may end the solve
-        context.offer_bound(proof.bound, who)
+        context.offer_bound(proof.bound, who, "certificate")
 
     def one_after_the_other(self) -> None:
         """Search, then proof: for one thread, and for runs that repeat exactly."""
@@ -322,13 +322,13 @@ class _Run:
         aside = self.context.about(self.context.problem).with_options(work_limit=nodes)
         if known.plan is not None:
             aside.offer(known.plan, known.who)
-        aside.offer_bound(known.bound, known.bound_who)
+        aside.offer_bound(known.bound, known.bound_who, known.proven_by)
         return aside
 
     def _adopt(self, aside: Context) -> None:
         """Take the bound, and the plan if it is the first or solves the problem."""
         context, found = self.context, aside.incumbent
-        context.offer_bound(found.bound, found.bound_who)
+        context.offer_bound(found.bound, found.bound_who, found.proven_by)
         is_solved = found.gap is not None and found.gap <= GAP_TOLERANCE
         if found.plan is not None and (context.incumbent.plan is None or is_solved):
             context.offer(found.plan, found.who)

@@ -58,8 +58,9 @@ def conclude(context: Context, strategy: str, outcome: Outcome, members: Sequenc
     known = list(members)
     if incumbent.plan is not None and incumbent.cost is not None and incumbent.peak_bytes is not None:
         known.append(Member(incumbent.plan, incumbent.cost, incumbent.peak_bytes, {"from": incumbent.who}))
+    by = incumbent.proven_by if incumbent.bound >= (outcome.bound or 0) else outcome.proven_by
     bound = max(outcome.bound or 0, incumbent.bound)
-    return decide(context.problem, strategy, replace(outcome, bound=bound), known, rejected, **more)
+    return decide(context.problem, strategy, replace(outcome, bound=bound, proven_by=by), known, rejected, **more)
 
 
 def decide(
@@ -68,6 +69,7 @@ def decide(
     """A solution with the cheapest member that fits, and its status; `more` are other fields of the solution."""
     budget = problem.budget_bytes
     bound = max(problem.graph.least_cost, outcome.bound or 0)
+    by = _proven_by(problem.graph, outcome, bound)
     fitting = [member for member in members if member.peak_bytes <= budget]
     if fitting:
         best = min(fitting, key=lambda member: (member.cost, member.peak_bytes))  # a tie goes to the strategy's own
@@ -75,20 +77,29 @@ def decide(
             claim = "that no plan fits" if outcome.infeasible else f"the bound {bound}"
             message = f"strategy '{strategy}' claims {claim}, but its own plan fits and costs {best.cost}"
             return without_plan(problem, strategy, Status.FAILED, message, contradicted=True, **more)
-        return _with_plan(problem, strategy, outcome, best, bound, **more)
+        return _with_plan(problem, strategy, outcome, best, bound, proven_by=by, **more)
     if outcome.infeasible:
         message = outcome.message or f"no {problem.scope} plan fits {format_size(budget)}"
         message = f"{message}; {describe_minimum(problem.graph, problem.scope)}"
         return without_plan(problem, strategy, Status.INFEASIBLE, message, **more)
     if outcome.timed_out:
         message = outcome.message or "no plan found within the time limit"
-        return without_plan(problem, strategy, Status.TIMEOUT, message, bound=bound, **more)
+        return without_plan(problem, strategy, Status.TIMEOUT, message, bound=bound, proven_by=by, **more)
     if members:
         smallest = min(member.peak_bytes for member in members)
         message = f"none of its {len(members)} plans fits; the smallest needs {format_size(smallest)}"
     else:
         message = outcome.message or rejected or "it proposed no plan"
-    return without_plan(problem, strategy, Status.NO_PLAN, message, bound=bound, **more)
+    return without_plan(problem, strategy, Status.NO_PLAN, message, bound=bound, proven_by=by, **more)
+
+
+def _proven_by(graph: Graph, outcome: Outcome, bound: int) -> str:
+    """What proves the bound, see `Solution`."""
+    if bound <= graph.least_cost:
+        return ""
+    if outcome.certificate is not None and outcome.certificate.bound >= bound:
+        return "certificate"
+    return outcome.proven_by
 
 
 def _with_plan(problem: Problem, strategy: str, outcome: Outcome, best: Member, bound: int, **more: Any) -> Solution:
@@ -129,7 +140,8 @@ def conclude_early(
         outcome = Outcome(message=f"{message}; the best plan found before is kept")
         return replace(conclude(context, strategy, outcome, (), ""), ended=ended)
     bound = None if status is Status.FAILED else incumbent.bound
-    return without_plan(context.problem, strategy, status, message, ended=ended, bound=bound)
+    by = "" if bound is None else incumbent.proven_by
+    return without_plan(context.problem, strategy, status, message, ended=ended, bound=bound, proven_by=by)
 
 
 def without_plan(problem: Problem, strategy: str, status: Status, message: str, **more: Any) -> Solution:
@@ -149,7 +161,7 @@ def at_least(solution: Solution, problem: Problem, warm_start: Plan) -> Solution
         return solution
     known = Outcome(
         bound=solution.bound, infeasible=solution.status is Status.INFEASIBLE, message=solution.message,
-        certificate=solution.certificate,
+        certificate=solution.certificate, proven_by=solution.proven_by,
     )  # fmt: skip
     member = Member(warm_start, trace.cost, trace.peak_bytes, {"from": "warm start"})
     return decide(
@@ -167,7 +179,7 @@ def restated(graph: Graph, solution: Solution) -> Solution:
     stats = dict(solution.stats)
     if solution.bound is not None:
         stats["default_bound"] = solution.bound
-    lifted = replace(solution, bound=graph.least_cost, certificate=None, gap=None, stats=stats)
+    lifted = replace(solution, bound=graph.least_cost, certificate=None, proven_by="", gap=None, stats=stats)
     if solution.plan is None or solution.cost is None:
         if solution.status is not Status.INFEASIBLE:
             return lifted

@@ -61,6 +61,7 @@ class Known:
     who: str
     bound: int | None
     message: str = ""
+    by: str = ""
 
     def decides(self, context: Context) -> bool:
         """Whether a solve can end, because its plan meets the bound or no plan exists."""
@@ -73,7 +74,7 @@ class Known:
     def solution(self, context: Context, strategy: str) -> Solution:
         """The solution of a solve that this proof decides."""
         if self.bound is not None:
-            context.incumbent.offer_bound(self.bound, self.who)
+            context.incumbent.offer_bound(self.bound, self.who, self.by)
         proof = f"proven by {self.who}"
         ended = conclude_early(context, strategy, Ending.DECIDED, proof, status=Status.INFEASIBLE)
         if self.bound is None:
@@ -122,7 +123,7 @@ def _take_result(row: dict[str, Any], own: Context, outer: Context, strategy: st
         own.incumbent.contradict(f"the worker returned a wrong plan: {error}")
         return None
     if solution.bound is not None and solution.status is not Status.FAILED:
-        outer.offer_bound(solution.bound, strategy)
+        outer.offer_bound(solution.bound, strategy, solution.proven_by)
     if solution.plan is not None and solution.cost is not None and solution.peak_bytes is not None:
         who = str(solution.parameters.get("from", strategy))
         for incumbent in (own.incumbent, outer.incumbent):
@@ -185,8 +186,8 @@ class _Events:
         best, outer, problem = self.own.incumbent, self.outer, self.own.problem
         self.peak_memory_bytes = max(self.peak_memory_bytes, event.get("peak_memory_bytes", 0))
         if "bound" in event:
-            best.offer_bound(event["bound"], event["who"], at=event["at"])
-            outer.offer_bound(event["bound"], event["who"])
+            best.offer_bound(event["bound"], event["who"], event["by"], at=event["at"])
+            outer.offer_bound(event["bound"], event["who"], event["by"])
         if "order" not in event:
             return
         try:
