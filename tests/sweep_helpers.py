@@ -32,7 +32,8 @@ def make_row(key: str = "k", **changes: object) -> Row:
         status="FEASIBLE", cost=11, bound=10, gap=1 / 11, overhead=0.1, peak_bytes=2**53 - 1, plan_file=None,
         plan_from=None, message="ünïcode", ended="", cut_by_clock=None, contradicted=False, proof_from=None,
         proven_by=None, certified_bound=None, peak_bound_bytes=None, wall_s=0.25, time_limit_s=60.0, seed=0,
-        threads=1, scope="staged", accounting="exact", cost_cap=None, stats="{}", total_cost=10, store_all_peak_bytes=7, fixed_bytes=0, n_operations=3, n_edges=2,
+        threads=1, scope="staged", accounting="exact", cost_cap=None, stats="{}", total_cost=10,
+        store_all_peak_bytes=7, fixed_bytes=0, n_operations=3, n_edges=2,
         git_commit=None, git_dirty=None, versions="{}", cpu="a cpu", solver_build="", finished_at="2026-01-01T00:00:00",
     )  # fmt: skip
     return replace(row, **changes)
