@@ -23,8 +23,8 @@ READ = (
 COLUMNS = (  # of the long tables
     "instance", "budget", "budget_bytes", "scope", "strategy", "status", "cost", "overhead", "bound", "gap",
     "proven_by", "certified_bound", "start_s", "first_plan_s", "within_1pct_s", "wall_s", "peak_memory_bytes",
-    "record_cost", "record_proven", "record_s", "published_overhead", "target_gap", "time_limit_s", "threads", "machine",
-    "date",
+    "record_cost", "record_proven", "record_s", "published_overhead", "target_gap", "time_limit_s", "threads",
+    "machine", "date",
 )  # fmt: skip
 MET = 1.0001  # largest ratio to a proven record that counts as equal; a record without proof must be beaten
 

@@ -20,7 +20,7 @@ from remat.bounds.window_tree import ENOUGH, Tree
 from remat.bounds.windows import LENGTHS_IN_INTEGERS, WindowBound, next_boundary, solve_windows
 from remat.certificate import BoundCertificate
 from remat.incumbent import Incumbent
-from remat.plan import COMPUTE, Plan, Scope
+from remat.plan import COMPUTE, Plan
 from remat.problem import Problem
 from remat.programs.highs import solve_program
 from remat.programs.program import TOLERANCE, least_whole
@@ -108,9 +108,9 @@ def _round(
 
 
 def _boundary_for(problem: Problem, model: WindowModel, plan: Plan) -> int | None:
-    """The stage in which the plan exceeds the budget most, or in scope staged the one before it, for the rows of slots.
+    """The stage in which the plan exceeds the budget most, or else the one before it, and so on; None if there is none.
 
-    It is the worst one that is no boundary yet; None if there is none.
+    In scope staged, the stage before a boundary brings rows of slots.
     """
     graph, n = model.arrays.graph, len(model.arrays.graph)
     runs, begun = plan.ids[plan.kinds == COMPUTE], 0
@@ -122,7 +122,7 @@ def _boundary_for(problem: Problem, model: WindowModel, plan: Plan) -> int | Non
     for worst in np.argsort(-excess, kind="stable").tolist():
         if excess[worst] <= 0:
             break
-        for boundary in (worst, worst - 1) if problem.scope is Scope.STAGED else (worst,):
+        for boundary in (worst, worst - 1):
             if boundary not in model.boundaries and 0 <= boundary < n - 1:
                 return boundary
     return None
