@@ -27,6 +27,7 @@ from remat.programs.windows import WindowModel
 ENOUGH = 0.9 * GAP_TOLERANCE  # gap to the best plan at which a node is closed
 WHOLE = 1e-6  # a column is whole if it is as near to an integer
 TRIED = 8  # columns at a node whose two children are solved, at most
+TRIAL = 100  # iterations of a try
 KNOWN = 4  # tries of a column after which its earlier results are trusted
 MOST_ENTRIES = 400_000  # multipliers of a tree, so that its certificate stays within megabytes and seconds
 FREE = -1  # of a column: neither 0 nor 1 is fixed
@@ -39,6 +40,7 @@ class _Node:
     Attributes:
         x: the LP's point, None if the node is closed.
         branch: (column, node with 0, node with 1), None for a leaf.
+        is_solved: whether the LP was solved to its end.
     """
 
     bound: float
@@ -48,6 +50,7 @@ class _Node:
     x: np.ndarray | None
     basis: Any
     branch: tuple[int, int, int] | None = None
+    is_solved: bool = True
 
 
 class Tree:
@@ -155,7 +158,7 @@ class Tree:
                 if best is None or score[place] > best[0]:
                     best = (float(score[place]), column, None)
                 continue
-            children = self._children(node, column, deadline)
+            children = self._children(node, column, deadline, iterations=TRIAL)
             if children is None:
                 return None
             gains = [max(min(child.bound, self.enough) - node.bound, self._little) for child in children]
@@ -164,17 +167,24 @@ class Tree:
             if min(child.bound for child in children) >= self.enough:
                 break
         assert best is not None
-        children = best[2] or self._children(node, best[1], deadline)
+        children = self._children(node, best[1], deadline, best[2])
         return None if children is None else (best[1], children)
 
-    def _children(self, node: _Node, column: int, deadline: float) -> tuple[_Node, _Node] | None:
-        """The nodes with 0 and with 1 for the column; None if out of time."""
+    def _children(
+        self, node: _Node, column: int, deadline: float, tried: tuple[_Node, _Node] | None = None,
+        iterations: int = 2**31 - 1,
+    ) -> tuple[_Node, _Node] | None:  # fmt: skip
+        """The nodes with 0 and with 1 for the column, begun from earlier ones, `tried`; None if out of time."""
         assert node.x is not None
         found = []
         for side in (0, 1):
+            before = None if tried is None else tried[side]
+            if before is not None and before.is_solved:
+                found.append(before)
+                continue
             fixed = node.fixed.copy()
             fixed[column] = side
-            solved = self._solve(fixed, node.basis, deadline)
+            solved = self._solve(fixed, node.basis if before is None else before.basis, deadline, iterations)
             if solved is None:
                 return None
             child = self._node(solved, fixed, node.bound)
@@ -184,10 +194,12 @@ class Tree:
             found.append(child)
         return found[0], found[1]
 
-    def _solve(self, fixed: np.ndarray, basis: Any, deadline: float) -> Vertex | None:
+    def _solve(self, fixed: np.ndarray, basis: Any, deadline: float, iterations: int = 2**31 - 1) -> Vertex | None:
         enough = (self.enough - self._total) * self._cost_scale + ABSOLUTE_TOLERANCE
         lower, upper = (fixed == 1).astype(np.float64), (fixed != 0).astype(np.float64)
-        return self._simplex.solve(lower, upper, basis=basis, enough=enough, time_limit_s=deadline - time.monotonic())
+        return self._simplex.solve(
+            lower, upper, basis=basis, enough=enough, time_limit_s=deadline - time.monotonic(), iterations=iterations
+        )
 
     def _node(self, solved: Vertex, fixed: np.ndarray, least: float) -> _Node:
         """The node of a solved LP; its bound is at least its parent's, `least`."""
@@ -198,7 +210,7 @@ class Tree:
         bound = max(bound, least)
         if bound >= self.enough:
             return _Node(bound, fixed, *_sparse(y), None, None)
-        return _Node(bound, more, *_sparse(y), solved.x, solved.basis)
+        return _Node(bound, more, *_sparse(y), solved.x, solved.basis, is_solved=solved.is_solved)
 
     def _judge(self, y: np.ndarray, fixed: np.ndarray) -> tuple[float, np.ndarray]:
         """(the bound that multipliers prove, the columns fixed by them)."""

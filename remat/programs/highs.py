@@ -73,11 +73,13 @@ class Vertex:
         x: [n] the columns; None if there is no solution.
         row_dual: [rows] multipliers, none below 0; without a solution a ray: a large multiple proves any bound.
         basis: to start from in a similar program.
+        is_solved: whether it was solved to the end; if not, x is no solution, and the multipliers still prove a bound.
     """
 
     x: np.ndarray | None
     row_dual: np.ndarray
     basis: Any
+    is_solved: bool = True
 
 
 class Simplex:
@@ -90,14 +92,16 @@ class Simplex:
             self._highs.setOptionValue(option, value)
 
     def solve(
-        self, lower: np.ndarray, upper: np.ndarray, *, basis: Any = None, enough: float = np.inf, time_limit_s: float
-    ) -> Vertex | None:
+        self, lower: np.ndarray, upper: np.ndarray, *, basis: Any = None, enough: float = np.inf, time_limit_s: float,
+        iterations: int = 2**31 - 1,
+    ) -> Vertex | None:  # fmt: skip
         """Solve by the dual simplex method; None if it did not end in time.
 
         Args:
             lower, upper: [n] of the columns.
             basis: of an earlier vertex.
             enough: an objective above which the solve may end.
+            iterations: after which it ends.
         """
         import highspy
 
@@ -106,17 +110,19 @@ class Simplex:
         if basis is not None:
             highs.setBasis(basis)
         highs.setOptionValue("objective_bound", enough)
+        highs.setOptionValue("simplex_iteration_limit", iterations)
         highs.setOptionValue("time_limit", highs.getRunTime() + max(0.1, time_limit_s))
         highs.run()
         status = highs.getModelStatus()
         if status == statuses.kInfeasible:
             _, exists, ray = highs.getDualRay()
             return Vertex(None, np.maximum(np.asarray(ray), 0.0), None) if exists else None
-        if status not in (statuses.kOptimal, statuses.kObjectiveBound):
+        if status not in (statuses.kOptimal, statuses.kObjectiveBound, statuses.kIterationLimit):
             return None
         solution = highs.getSolution()
         x, row_dual = np.asarray(solution.col_value), np.asarray(solution.row_dual)
-        return Vertex(np.clip(x, 0.0, 1.0), np.maximum(row_dual, 0.0), highs.getBasis())
+        is_solved = status != statuses.kIterationLimit
+        return Vertex(np.clip(x, 0.0, 1.0), np.maximum(row_dual, 0.0), highs.getBasis(), is_solved)
 
 
 def solve_program(
