@@ -324,6 +324,21 @@ def test_no_branches_prove_more_than_the_optimum() -> None:
     assert proven > 10
 
 
+def test_slots_count_memory_that_boundaries_do_not() -> None:
+    rng = np.random.default_rng(44)
+    graph = random_step(rng, int(rng.integers(6, 10)), workspace=2)
+    budget, bounds = remat.min_budget(graph, "staged").bytes, []
+    for slots in (False, True):
+        model = build_window_model(Arrays.of(graph), budget, [4, 5], [(0, 1)], slots=slots)
+        solved = solve_windows(model, time.monotonic() + 60, lambda: False)
+        assert solved is not None
+        tree = Tree(model, solved[1], 16.0)
+        tree.run(time.monotonic() + 60, lambda: False)
+        bounds.append(tree.certificate(context_of(graph, budget).problem).bound)
+    assert bounds == [13, 15]
+    assert optimum(graph, budget, "staged") == 15
+
+
 def test_trees_never_prove_more_than_the_optimum() -> None:
     trees, branched, proven = check_trees(80, first=600)
     assert trees > 140

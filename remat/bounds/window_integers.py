@@ -152,7 +152,7 @@ def _solve(
         too_much = least + np.abs(reduced) > best * (1 + TOLERANCE)
     room = np.where(model.is_bytes, np.maximum(0.5 * model.units * row_scale, ROOM), 0.0)
     matrix = program.matrix.copy()
-    matrix.data[np.abs(matrix.data) < SMALL] = 0.0
+    matrix.data[(matrix.data < 0) & (matrix.data > -SMALL)] = 0.0
     matrix.eliminate_zeros()
     program = replace(
         program, matrix=matrix, row_lower=program.row_lower - room, is_integer=np.ones(len(reduced), dtype=bool),
