@@ -21,7 +21,7 @@ from remat.bounds.relax import relaxed
 from remat.bounds.window_integers import Listener, raise_bound
 from remat.bounds.window_tree import Tree
 from remat.bounds.windows import WindowBound, fractional_profile, solve_windows
-from remat.certificate import KINDS, WINDOW_FORMAT, BoundCertificate
+from remat.certificate import KINDS, WINDOW_FORMAT, BoundCertificate, TreeNode
 from remat.errors import InvalidInput
 from remat.graph import Graph, Operation, Value
 from remat.incumbent import Incumbent
@@ -322,6 +322,29 @@ def test_no_branches_prove_more_than_the_optimum() -> None:
     trees, proven = check_any_branches(80, first=800)
     assert trees > 100
     assert proven > 10
+
+
+def test_trees_that_are_none_are_refused_at_once() -> None:
+    """Nodes that share children would be walked once for each path: exponentially often."""
+    graph, column = training_chain(6), ("R", 0, 0, 0)
+    shared = [TreeNode(1, {}, column, i + 1, i + 2) for i in range(60)] + [TreeNode(1, {})] * 2
+    several = [TreeNode(1, {}, column, 1, 1), TreeNode(1, {})]
+    backwards = [TreeNode(1, {}, column, 0, 1), TreeNode(1, {})]
+    unknown = [TreeNode(1, {}, ("R", 1 << 500, 1 << 500, 0), 1, 2), TreeNode(1, {}), TreeNode(1, {})]
+    no_row = [TreeNode(1, {"edge": [[1 << 500] * 4 + [1]]})]
+    trees = {"parent": shared, "than one": several, "children": backwards, "not a column": unknown, "not exist": no_row}
+    for why, tree in trees.items():
+        proof = BoundCertificate(
+            graph.name, graph.sha256(), 8, Scope.STAGED, graph.total_cost, 1, {}, (3, 4), tuple(tree)
+        )
+        with pytest.raises(InvalidInput, match=why) as refusal:
+            verify_bound(graph, proof)
+        assert len(str(refusal.value)) < 300
+    large = training_chain(500)
+    every = tuple(range(len(large) - 1))
+    proof = BoundCertificate("l", large.sha256(), 8, Scope.STAGED, 1, 1, {}, every, (TreeNode(1, {}),))
+    with pytest.raises(InvalidInput, match="too large to check"):
+        verify_bound(large, proof)
 
 
 def test_slots_count_memory_that_boundaries_do_not() -> None:

@@ -38,6 +38,8 @@ from remat.graph import Graph, check_graph
 from remat.plan import Scope, parse_scope
 from remat.units import format_size, parse_size
 
+MOST_RUNS = 500_000  # operations times boundaries of a tree, so that the checker stays within megabytes
+
 
 def verify_bound(
     graph: Graph,
@@ -48,8 +50,8 @@ def verify_bound(
 ) -> int:
     """Check a certificate in exact integer arithmetic and return the bound that it proves.
 
-    The time is linear in the certificate, times the number of values for each memory row. If operations have several
-    implementations, the bound holds for every choice of them.
+    The time is linear in the certificate, times the number of values for each row of memory. Each node of a tree adds
+    at most operations times boundaries. If operations have several implementations, the bound holds for every choice.
 
     Args:
         budget, scope: the problem that needs the bound, by default the certificate's own. A certificate for a smaller
@@ -141,33 +143,64 @@ def proven_by_tree(
     if scope is Scope.FREE:
         raise InvalidInput("the rows presume the order of first computations; they prove nothing for scope free")
     graph = relaxed(graph)
+    if len(graph) * len(boundaries) > MOST_RUNS:
+        raise InvalidInput(f"a tree with {len(boundaries)} boundaries of {len(graph)} operations is too large to check")
     rows = WindowRows(graph, budget_bytes, boundaries, _last_stages(graph))
-    total, least, n_seen = graph.total_cost, None, 0
-    todo: list[tuple[int, int, dict[Column, int]]] = [(0, total, {})]
+    _check_shape(tree, rows)
+    total, leaves, fixed = graph.total_cost, list[int](), dict[Column, int]()
+    # Depth first: (node, bound of its parent, what fixes columns in it), or the columns to be set free again.
+    todo: list[tuple[int, int, dict[Column, int]] | dict[Column, int | None]] = [(0, total, {})]
     while todo:
-        index, bound, fixed = todo.pop()
-        node, n_seen = tree[index], n_seen + 1
-        if node.denominator < 1:
-            raise InvalidInput(f"the denominator must be positive, not {node.denominator}")
+        step = todo.pop()
+        if isinstance(step, dict):
+            _set_free(fixed, step)
+            continue
+        index, bound, branch = step
+        before: dict[Column, int | None] = {column: fixed.get(column) for column in branch}
+        fixed |= branch
+        node = tree[index]
         _refuse_staged_rows(node.multipliers, scope)
         rows.clear()
         _add_rows(rows, node.multipliers)
         value = rows.value(node.denominator, fixed)
         bound = max(bound, total + -(-value // node.denominator))
+        todo.append(before)
         if node.column is None:
-            least = bound if least is None else min(least, bound)
+            leaves.append(bound)
             continue
-        missing = (claim - total - 1) * node.denominator + 1 - value
-        fixed = rows.decided(node.denominator, missing) | fixed
-        if not index < min(node.zero, node.one) or max(node.zero, node.one) >= len(tree) or node.zero == node.one:
+        if bound < claim:
+            missing = (claim - total - 1) * node.denominator + 1 - value
+            decided = {c: x for c, x in rows.decided(node.denominator, missing).items() if c not in fixed}
+            before |= dict.fromkeys(decided)
+            fixed |= decided
+        todo += [(node.zero, bound, {node.column: 0}), (node.one, bound, {node.column: 1})]
+    return min(leaves)
+
+
+def _check_shape(tree: Sequence[TreeNode], rows: WindowRows) -> None:
+    """Refuse what is no tree: each node but the first has one parent before it, and branches are on columns."""
+    children: list[int] = []
+    for index, node in enumerate(tree):
+        if node.denominator < 1:
+            raise InvalidInput(f"the denominator must be positive, not {node.denominator!s:.40}")
+        if node.column is None:
+            continue
+        if not index < min(node.zero, node.one) or max(node.zero, node.one) >= len(tree):
             raise InvalidInput(f"node {index} of the tree has no two children after it")
         if not rows.has_column(node.column):
-            raise InvalidInput(f"node {index} of the tree branches on {node.column}, which is not a column")
-        todo += [(node.zero, bound, fixed | {node.column: 0}), (node.one, bound, fixed | {node.column: 1})]
-    if n_seen != len(tree):
+            raise InvalidInput(f"node {index} of the tree branches on {node.column!s:.80}, which is not a column")
+        children += [node.zero, node.one]
+    if sorted(children) != list(range(1, len(tree))):
         raise InvalidInput("a node of the tree has more than one parent, or none")
-    assert least is not None
-    return least
+
+
+def _set_free(fixed: dict[Column, int], before: dict[Column, int | None]) -> None:
+    """Give columns back the values that they had before."""
+    for column, x in before.items():
+        if x is None:
+            del fixed[column]
+        else:
+            fixed[column] = x
 
 
 def _refuse_staged_rows(multipliers: Mapping[str, Sequence[Sequence[int]]], scope: Scope) -> None:
@@ -180,9 +213,9 @@ def _add_rows(rows: WindowRows | _Rows, multipliers: Mapping[str, Sequence[Seque
     for kind, entries in multipliers.items():
         for *row, y in entries:
             if y < 0:
-                raise InvalidInput(f"the multiplier of the {kind} row {row} is negative")
+                raise InvalidInput(f"the multiplier of the {kind} row {row!s:.80} is negative")
             if not 0 <= row[0] < len(rows.graph) or not getattr(rows, kind)(y, *row):
-                raise InvalidInput(f"the certificate uses the {kind} row {row}, which does not exist")
+                raise InvalidInput(f"the certificate uses the {kind} row {row!s:.80}, which does not exist")
 
 
 class _Rows:
