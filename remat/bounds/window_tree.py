@@ -54,7 +54,7 @@ class _Node:
 
 
 class Tree:
-    """A branch and bound: `begin`, then `run` or `branch`.
+    """A branch and bound: `run`, which may be called again and goes on where it stopped; or `begin`, then `branch`.
 
     Attributes:
         nodes: the first one is the root, and children come after their parents.
@@ -74,6 +74,7 @@ class Tree:
         self.nodes: list[_Node] = []
         self.entries = 0
         self._open: list[tuple[float, int]] = []
+        self._is_begun = False
         everything = np.full(len(self._cost), FREE, dtype=np.int8)
         bound, fixed = self._judge(y, everything)
         self._add(_Node(bound, fixed, *_sparse(y), None, None))
@@ -85,7 +86,7 @@ class Tree:
 
     def run(self, deadline: float, should_stop: Callable[[], bool], most_nodes: float = np.inf) -> np.ndarray | None:
         """Branch until every leaf is closed, or the limits. Returns an integer point [n] that is cheaper, if found."""
-        if len(self.nodes) == 1 and not self._open and not self.begin(deadline):
+        if not self._is_begun and not self.begin(deadline):
             return None
         while self._open and self._open[0][0] < self.enough and not should_stop():
             if time.monotonic() > deadline or self.entries > MOST_ENTRIES or len(self.nodes) > most_nodes:
@@ -127,6 +128,7 @@ class Tree:
         solved = self._solve(root.fixed, None, deadline)
         if solved is None:
             return False
+        self._is_begun = True
         child = self._node(solved, root.fixed, root.bound)
         decided = np.nonzero(root.fixed != FREE)[0]
         if not len(decided):
@@ -215,16 +217,13 @@ class Tree:
     def _judge(self, y: np.ndarray, fixed: np.ndarray) -> tuple[float, np.ndarray]:
         """(the bound that multipliers prove, the columns fixed by them)."""
         reduced = self._cost - self._transposed @ y
-        least = np.where(fixed == 1, reduced, np.where(fixed == 0, 0.0, np.minimum(0.0, reduced)))
-        bound = self._total + float(y @ self._lower + least.sum())
+        bound = self._total + float(y @ self._lower) + _least(reduced, fixed)
         decided = (fixed == FREE) & (bound + np.abs(reduced) >= self.enough)
         return bound, np.where(decided, reduced < 0, fixed).astype(np.int8)
 
     def _multiple(self, ray: np.ndarray, fixed: np.ndarray) -> np.ndarray:
         """The multiple of a ray that proves enough; the ray itself if it proves nothing."""
-        weight = -(self._transposed @ ray)
-        least = np.where(fixed == 1, weight, np.where(fixed == 0, 0.0, np.minimum(0.0, weight)))
-        slope = float(ray @ self._lower + least.sum())
+        slope = float(ray @ self._lower) + _least(-(self._transposed @ ray), fixed)
         return ray * (2 * self.enough / slope) if slope > 0 else ray
 
     def _dense(self, node: _Node) -> np.ndarray:
@@ -260,6 +259,11 @@ class Tree:
             problem.graph.name, problem.graph.sha256(), problem.budget_bytes, problem.scope, claim, 1, {}, boundaries,
             tuple(tree),
         )  # fmt: skip
+
+
+def _least(weights: np.ndarray, fixed: np.ndarray) -> float:
+    """Least sum of weights x over the columns 0 <= x <= 1 [n] that `fixed` leaves."""
+    return float(np.where(fixed == FREE, np.minimum(0.0, weights), weights * (fixed == 1)).sum())
 
 
 def _sparse(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

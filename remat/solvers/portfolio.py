@@ -155,8 +155,8 @@ class _Run:
     def prove(self, context: Context) -> None:
         """Windows, restricted MILPs for a better plan, windows in integers, the LP bound, the MILP from the best plan.
 
-        A small problem's MILP comes early.
-        A proof begins only if it is expected to end in time.
+        A small problem has no restricted MILPs: its whole MILP comes in their place. The LP, and the MILP of a large
+        problem, begin only if they are expected to end in time.
         """
         if context.problem.scope is Scope.FREE:
             return
@@ -181,8 +181,10 @@ class _Run:
         self._window_bound(context.until(context.share_ends(WINDOW_SHARE_LATER)))
         if not done():
             self._window_integers(context.until(context.share_ends(WINDOW_INTEGER_SHARE)))
-        if not done() and self._lp_bound(context) and not done():
-            self._whole_milp(context)
+        if not done() and self._has_time_for_lp(context):
+            self._lp_bound(context)
+            if not done():
+                self._whole_milp(context)
         if not done():
             refiner.run(context.deadline, context.options.threads, done)
         self.stats["restricted_milps"] = refiner.solves
@@ -200,15 +202,14 @@ class _Run:
         """Whether the MILP of the whole problem comes before the LP bound, because it is likely to end soon."""
         return self.context.problem.scope is Scope.STAGED and self.columns <= SMALL_COLUMNS
 
-    def _window_bound(self, context: Context, rounds: int | None = None) -> bool:
-        """The bound of the window relaxation, for as long as it rises. Returns True: the next step may follow."""
+    def _window_bound(self, context: Context, rounds: int | None = None) -> None:
+        """The bound of the window relaxation, for as long as it rises."""
         rounds = WINDOW_ROUNDS if context.repeats else rounds
         self.windows.run(
             context.deadline, on_bound=partial(self._bound, context, "windows"),
             should_stop=partial(self._done, context), rounds=rounds,
         )  # fmt: skip
         self.stats |= {"window_rounds": self.windows.rounds, "window_columns": self.windows.columns}
-        return True
 
     def _window_integers(self, context: Context) -> None:
         """The window relaxation in integers, for graphs without implementations."""
@@ -222,27 +223,29 @@ class _Run:
         )
         self.stats["window_programs"] = raise_bound(self.windows, context.incumbent, context.deadline, listener)
 
-    def _lp_bound(self, context: Context) -> bool:
-        """The LP bound, if it is expected in time; whether it was tried."""
+    def _has_time_for_lp(self, context: Context) -> bool:
+        """Whether the LP of the whole problem is expected to end in time; if not, a note says so."""
         seconds = expected_seconds(self.columns)
         if seconds > context.seconds_for_a_proof():
             self.notes.append(f"no LP bound: with {self.columns:,} columns it takes about {seconds:.0f} s")
             return False
+        return True
+
+    def _lp_bound(self, context: Context) -> None:
         found = lower_bound(
             context, on_bound=partial(self._bound, context, "LP"), should_stop=partial(self._done, context)
         )
         self.stats |= found.stats
-        return True
 
-    def _whole_milp(self, context: Context) -> bool:
-        """The MILP of the whole problem, in a process of its own, from the best plan; whether it was tried.
+    def _whole_milp(self, context: Context) -> None:
+        """The MILP of the whole problem, in a process of its own, from the best plan.
 
-        Large problems are not tried, nor small ones, because their MILP came before the LP bound.
+        It is not for large problems, nor for small ones, because their MILP came before the LP bound.
         """
         if context.problem.scope is not Scope.STAGED or self.is_small() or self.columns > WHOLE_COLUMNS:
-            return False
+            return
         if context.remaining_s() < 0.5:
-            return True
+            return
         known = context.with_options(warm_start=context.incumbent.plan)
         solution = context.run_strategy(known, "checkmate_milp", {}, should_stop=self.stopped.is_set)
         self.stats["checkmate_milp_status"] = str(solution.status)
@@ -251,10 +254,9 @@ class _Run:
             self.infeasible = True
         if solution.status == "FAILED" and not self.stopped.is_set():
             self.notes.append(f"checkmate_milp failed: {solution.message}")
-        return True
 
-    def _small_milp(self, context: Context) -> bool:
-        """The MILP of a small problem, in this process, which saves the start of another one; always True."""
+    def _small_milp(self, context: Context) -> None:
+        """The MILP of a small problem, in this process, which saves the start of another one."""
         share = context.with_options(warm_start=context.incumbent.plan).until(context.share_ends(SMALL_SHARE))
         outcome = solve_trimmed(share, MILP_GAP, self._done)
         for candidate in outcome.candidates:
@@ -263,7 +265,6 @@ class _Run:
             context.offer_bound(outcome.bound, "checkmate_milp", "highs")
         self.infeasible = self.infeasible or outcome.infeasible
         self.stats |= {f"milp_{key}": value for key, value in outcome.stats.items() if key in ("rounds", "nodes")}
-        return True
 
     def _bound(self, context: Context, who: str, proof: BoundCertificate) -> None:
         if self.certificate is None or proof.bound > self.certificate.bound:
@@ -304,12 +305,13 @@ class _Run:
         if context.problem.scope is Scope.FREE:
             return
         nodes = context.options.work_limit or context.steps_in(NODES_PER_S / max(1, self.columns))
-        steps = (self._window_bound, self._lp_bound)
-        for step in (self._small_milp, *steps) if self.is_small() else (*steps, self._whole_milp):
+        has_time = self._has_time_for_lp(context)
+        bounds = [self._window_bound, self._lp_bound] if has_time else [self._window_bound]
+        milp = [self._small_milp] if self.is_small() else [self._whole_milp] if has_time else []
+        for step in [*milp, *bounds] if self.is_small() else [*bounds, *milp]:
             aside = self._aside(nodes)
-            if not step(aside):
-                return
-            if step not in steps and aside.is_cut():
+            step(aside)
+            if step in milp and aside.is_cut():
                 self.cut = True
             else:  # each round of an LP is complete in itself
                 self._adopt(aside)
