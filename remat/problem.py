@@ -24,7 +24,7 @@ class Problem:
     Attributes:
         graph, budget_bytes: total budget, fixed bytes included.
         scope: widest scope that plans may have.
-        accounting: ``exact`` or ``published`` (Checkmate's artifact; see PEERS in the docs).
+        accounting: ``exact`` or ``published`` (Checkmate's artifact; docs/decisions/0006-baselines.md).
         cost_cap: if given, the question is only whether some plan costs at most this: the solve ends at such a
             plan, or at a bound above it, at any gap.
     """
