@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import warnings
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,34 @@ def test_what_the_schema_of_graphs_refuses_the_loader_refuses_too(here: Path, ch
     assert not fits(document)
     with pytest.raises(remat.InvalidGraph):
         graph_from_dict(document)
+
+
+WRONG: tuple[Any, ...] = (None, -1, 1.5, True, "x", [], [1.5], {})
+
+
+def of_windows(certificate: dict[str, Any]) -> dict[str, Any]:
+    """The same bound in the form of the window relaxation."""
+    node = {"denominator": 1, "multipliers": {}}
+    branch = node | {"column": ["S", 0, 0, 0], "zero": 1, "one": 2}
+    return certificate | {
+        "format": "remat-bound/2", "boundaries": [1], "multipliers": {}, "tree": [branch, node, node],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [dict, of_windows])
+def test_the_schemas_of_bounds_refuse_what_the_loader_refuses(here: Path, form: Callable[..., dict[str, Any]]) -> None:
+    document = form(json.loads(Path("bound.json").read_text()))
+    changed = [{k: v for k, v in document.items() if k != key} for key in document]
+    changed += [document | {key: wrong} for key in document for wrong in WRONG]
+    refused = 0
+    for one in changed:
+        try:
+            remat.BoundCertificate.from_dict(one, "it")
+        except remat.InvalidInput:
+            refused += 1
+            assert not ("format" in one and one["format"] == document["format"] and fits(one)), one
+    assert refused > len(changed) / 2
+    assert fits(document)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
