@@ -30,6 +30,7 @@ from remat.frontends import spec  # noqa: E402
 from remat.plan import COMPUTE, Plan  # noqa: E402
 from remat.torch import build  # noqa: E402
 from remat.torch import graphs as frontend  # noqa: E402
+from remat.torch.networks.llama import llama  # noqa: E402
 from remat.torch.networks.mobilenet_v2 import mobilenet_v2  # noqa: E402
 from remat.torch.networks.resnet import resnet18, resnet50, resnet101  # noqa: E402
 from remat.torch.networks.transformer import gpt2, vit  # noqa: E402
@@ -307,6 +308,7 @@ PUBLISHED_PARAMETERS = {
     unet: 17_267_393,
     gpt2: 124_439_808,
     vit: 86_567_656,
+    llama: 6_738_415_616,
 }
 
 
@@ -318,12 +320,42 @@ def test_networks_have_the_published_number_of_parameters(factory: Any) -> None:
     assert sum(p.numel() for p in model.parameters()) == PUBLISHED_PARAMETERS[factory]
 
 
+def test_llama_attends_as_defined() -> None:
+    """One layer of attention against complex numbers that turn, and weights written out."""
+    torch.manual_seed(0)
+    batch, length, n_heads, n_groups, size = 2, 7, 4, 2, 6
+    model = llama(
+        batch, length, vocabulary=11, width=n_heads * size, hidden=16, n_layers=1, n_heads=n_heads, n_groups=n_groups
+    )[0].double()
+    layer = model.blocks[0].attention
+    x = torch.randn(batch, length, n_heads * size, dtype=torch.float64)
+    turn = torch.tensor([[10_000 ** (-2 * c / size) for c in range(size // 2)]], dtype=torch.float64)
+    turn = torch.polar(torch.ones(length, size // 2, dtype=torch.float64), torch.arange(length)[:, None] * turn)
+
+    def turned(y: torch.Tensor) -> torch.Tensor:
+        return torch.complex(y[..., : size // 2], y[..., size // 2 :]) * turn
+
+    outputs = []
+    for head in range(n_heads):
+        group = head // (n_heads // n_groups)
+        query = turned((x @ layer.query.weight.T)[..., head * size : (head + 1) * size])
+        key, value = (
+            (x @ weight.T)[..., group * size : (group + 1) * size] for weight in (layer.key.weight, layer.value.weight)
+        )
+        scores = (query @ turned(key).conj().transpose(1, 2)).real / size**0.5
+        scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
+        outputs.append(scores.softmax(-1) @ value)
+    expected = torch.cat(outputs, -1) @ layer.project.weight.T
+    assert torch.allclose(layer(x, *model._angles(length, x)), expected, atol=1e-5)
+
+
 IMAGE, IDS = torch.zeros(2, 3, 64, 64), torch.zeros(2, 64, dtype=torch.long)
 NETWORKS = {
     "vgg16": (vgg16, (IMAGE,)),
     "resnet18": (resnet18, (IMAGE,)),
     "unet": (lambda: unet(width=8), (IMAGE,)),
     "gpt2": (lambda: gpt2(n_layers=1)[0], (IDS, IDS)),
+    "llama": (lambda: llama(vocabulary=99, width=64, hidden=96, n_layers=1, n_heads=4, n_groups=2)[0], (IDS, IDS)),
     "vit": (lambda: vit(input_size=(3, 64, 64), n_layers=1), (IMAGE,)),
     "resnet50": (resnet50, (IMAGE,)),
     "mobilenet_v2": (mobilenet_v2, (IMAGE,)),

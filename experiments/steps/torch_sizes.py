@@ -19,6 +19,13 @@ ON_A_CPU: dict[str, dict[str, Any]] = {
         "batch_size": 8,
         "options": {"length": 256, "vocabulary": 4000, "width": 192, "n_layers": 6, "n_heads": 6},
     },
+    "llama": {
+        "batch_size": 4,
+        "options": {
+            "length": 256, "vocabulary": 4000, "width": 192, "hidden": 512, "n_layers": 6, "n_heads": 6,
+            "dtype": "float32",
+        },
+    },
     "vit": {
         "batch_size": 16, "input_size": (3, 96, 96), "options": {"patch": 8, "width": 192, "n_layers": 6, "n_heads": 6},
     },
