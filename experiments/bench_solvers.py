@@ -1,23 +1,26 @@
 """``make bench``: cost, bound, gap, times and memory of the solvers, beside the recorded results.
 
 Instances are the files of REMAT_INSTANCES (or ``--instances``); without them, the project generates graphs of the
-same kinds. Budgets come from records.json; without it, they are shares of the peak of running every operation once.
-Each row goes into the common store as it finishes, and the next run finds it there. Each solve has its own process;
-"start s" is the time until the strategy begins in it, and is included in the other times.
+same kinds. Graphs of 500 to 16,000 operations follow. Budgets come from records.json; without it, they are shares of
+the peak of running every operation once. Each row goes into the common store as it finishes, and the next run finds it
+there. Each solve has its own process; "start s" is the time until the strategy begins in it, and is included in the
+other times. With several seeds, the table has each case's solve of the median gap.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
 import re
+import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +30,7 @@ from rich.console import Console
 
 from analysis.growth import draw_growth
 from experiments.arguments import Parser, argument, count, one_name, run, seconds
+from experiments.bench_cases import Case, cases, share_of_peak
 from experiments.budget_sweep import run_single
 from experiments.build import Subject, plain_peak
 from experiments.cli import check
@@ -39,48 +43,15 @@ from experiments.row import Row
 from experiments.settings import STORE_FOLDER, Settings
 from experiments.solving import GraphRun
 from experiments.store import Store
-from remat import Graph, load_graph, strategies
+from remat import strategies
 from remat.errors import InvalidInput
-from remat.files import read_json, write_text
+from remat.files import write_text
 from remat.frontends import synthetic
 from remat.incumbent import GAP_TOLERANCE, relative_gap
 
 GROWTH_LAYERED, GROWTH_CHAINS = (250, 1000, 4000, 16_000), (100, 1000, 10_000)
 TIME_LIMIT_S = 60.0
 NEAR = 1e-4  # relative distance to a proven record that counts as equal
-SHARES = {"v100": (0.9, 0.75, 0.6), "layered": (0.9, 0.8), "generated": (0.9, 0.75, 0.6)}
-# Published overheads in percent on the layered graphs: MOCCASIN (fixed order), FastSA (free).
-PUBLISHED = {
-    ("layered_n100", 0.9): (0.8, 0.0), ("layered_n100", 0.8): (2.3, 0.3),
-    ("layered_n250", 0.9): (0.9, 0.0), ("layered_n250", 0.8): (4.9, 0.0),
-}  # fmt: skip
-
-# Goals of `--gaps`: (gap, seconds without the start of the process).
-GAP_GOALS = {
-    ("p100/resnet50_b184", "5 GiB"): (0.05, 600.0), ("p100/resnet50_b184", "6 GiB"): (0.027, 600.0),
-    ("p100/resnet50_b184", "7 GiB"): (0.02, 600.0), ("p100/resnet50_b184", "8 GiB"): (0.013, 600.0),
-    ("p100/resnet50_b184", "9 GiB"): (0.01, 600.0), ("p100/resnet50_b184", "10 GiB"): (0.01, 600.0),
-    ("p100/unet_b11", "6 GiB"): (0.02, 600.0),
-    **{("p100/unet_b11", f"{size} GiB"): (0.01, 600.0) for size in (7, 8, 9, 10)},
-    **{("p100/vgg16_b176", f"{size} GiB"): (GAP_TOLERANCE, 2.0) for size in (8, 9, 10)},
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One solve: an instance, a budget (`budget` is its text) and a scope, with recorded results to compare with."""
-
-    instance: str
-    graph: Graph
-    budget_bytes: int
-    budget: str
-    scope: str = "staged"
-    record_cost: int | None = None
-    record_proven: bool = False
-    record_s: float | None = None
-    published_overhead: float | None = None
-    goal_gap: float | None = None
-    goal_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -118,49 +89,27 @@ class Comparison:
             met = row.overhead is not None and round(100 * row.overhead, 2) <= case.published_overhead + 0.005
         else:
             return ""
-        return "met" if met else "MISSED"
+        return _verdict(met)
+
+    @property
+    def gap_goal(self) -> str:
+        """The gap, or the bound above the cost of running everything once, asked for in the time; and whether met."""
+        gap, above = self.case.goals(self.row.time_limit_s)
+        if gap is not None and self.row.status != "INFEASIBLE":
+            return f"{_verdict(self.row.gap is not None and self.row.gap <= gap)}: {100 * gap:g} %"
+        if above is not None:
+            return f"{_verdict(self.bound_above >= above)}: bound {100 * above:g} % above once"
+        return ""
+
+    @property
+    def bound_above(self) -> float:
+        """By which share the bound exceeds the cost of running everything once."""
+        return max(0.0, (self.row.bound or 0) / max(1, self.row.total_cost) - 1)
 
     def line(self) -> str:
         """Case and row as one JSON object."""
         known = {name: getattr(self.case, name) for name in Case.__dataclass_fields__ if name != "graph"}
         return json.dumps({**known, **asdict(self.row)})
-
-
-def cases(folder: Path | None) -> Iterator[Case]:
-    """Every case of a folder of instances, or of the generated graphs if it is None."""
-    if folder is None:
-        for graph in generated():
-            for share in SHARES["generated"]:
-                yield Case(f"generated/{graph.name}", graph, _share(graph, share), f"{share:.0%}")
-        return
-    file = folder / "records.json"
-    records = read_json(file) if file.exists() else []
-    for path in sorted(folder.glob("*/*.json")):
-        graph, kind = load_graph(path), path.parent.name
-        name = f"{kind}/{path.stem}"
-        mine = sorted((r for r in records if r["instance"] == name and r["cost_ns"]), key=lambda r: r["budget_bytes"])
-        for r in mine:
-            yield Case(
-                name, graph, r["budget_bytes"], f"{r['budget_gib']:g} GiB", record_cost=r["cost_ns"],
-                record_proven=r["status"].startswith("optimal"), record_s=r["solve_s"],
-            )  # fmt: skip
-        for share in () if mine else SHARES.get(kind, SHARES["generated"]):
-            scopes = ("fixed_order", "free") if kind == "layered" else ("staged",)
-            for scope, published in zip(scopes, PUBLISHED.get((path.stem, share), (None, None)), strict=False):
-                yield Case(name, graph, _share(graph, share), f"{share:.0%}", scope, published_overhead=published)
-
-
-def generated() -> Iterator[Graph]:
-    """Generated graphs of the same kinds as the published instances."""
-    yield synthetic.chain(n=48, varied=True, name="chain_n48")
-    yield synthetic.chain(n=160, varied=True, name="chain_n160")
-    yield synthetic.skip(depth=32, name="skip_d32")
-    yield synthetic.layered(n=100, name="layered_n100")
-    yield synthetic.layered(n=250, name="layered_n250")
-
-
-def _share(graph: Graph, share: float) -> int:
-    return int(share * plain_peak(graph))
 
 
 def settings_of(strategy: str, time_limit_s: float, threads: int, *overrides: str) -> Settings:
@@ -187,17 +136,29 @@ def solve(case: Case, settings: Settings, store: Store) -> Comparison:
     return Comparison(case, row)
 
 
+def _verdict(met: bool) -> str:
+    return "met" if met else "MISSED"
+
+
+def median_of(results: Sequence[Comparison]) -> Comparison:
+    """The solve of the median gap, of one case with several seeds; a solve without a gap counts as the widest."""
+    return sorted(results, key=lambda r: (r.row.gap is None, r.row.gap or 0.0))[(len(results) - 1) // 2]
+
+
 HEADER = (
-    "instance", "budget", "status", "cost", "overhead %", "bound", "gap %", "certified gap %", "start s",
-    "first s", "1 % s", "wall s", "MiB", "record", "vs record %", "record s", "goal",
+    "instance", "budget", "status", "cost", "overhead %", "bound", "bound above once %", "gap %", "certified gap %",
+    "gap goal", "start s", "first s", "1 % s", "wall s", "MiB", "record", "vs record %", "record s", "goal",
 )  # fmt: skip
 
 
 def table(results: Sequence[Comparison]) -> str:
     """The results as Markdown tables, one for each scope, because costs of different scopes do not compare."""
-    parts = []
-    for scope in dict.fromkeys(r.case.scope for r in results):
-        rows = [table_row(r) for r in results if r.case.scope == scope]
+    parts, cases_of = [], dict[tuple[str, str, str], list[Comparison]]()
+    for r in results:
+        cases_of.setdefault((r.case.instance, r.case.budget, r.case.scope), []).append(r)
+    medians = [median_of(found) for found in cases_of.values()]
+    for scope in dict.fromkeys(r.case.scope for r in medians):
+        rows = [table_row(r) for r in medians if r.case.scope == scope]
         parts.append(f"Scope {scope}:\n\n{markdown_table(HEADER, rows, 'l' * len(HEADER))}")
     return "\n\n".join(parts)
 
@@ -222,8 +183,9 @@ def table_row(compared: Comparison) -> tuple[str, ...]:
         goal = f"{goal}: {100 * case.goal_gap:g} % in {case.goal_s:g} s"
     return (
         case.instance, case.budget, row.status, "" if row.cost is None else f"{row.cost:,}",
-        number(row.overhead, 3, 100), "" if row.bound is None else f"{row.bound:,}", number(row.gap, 3, 100),
-        number(certified_gap(row.cost, row.certified_bound), 3, 100),
+        number(row.overhead, 3, 100), "" if row.bound is None else f"{row.bound:,}",
+        number(compared.bound_above, 3, 100), number(row.gap, 3, 100),
+        number(certified_gap(row.cost, row.certified_bound), 3, 100), compared.gap_goal,
         number(stats.get("start_s"), 2), number(stats.get("first_plan_s"), 2), number(stats.get("within_1pct_s"), 1),
         number(row.wall_s, 1), number(stats.get("solver_peak_memory_bytes"), 0, 2**-20), record,
         number(compared.against_record, 4, 100), number(case.record_s, 0), goal,
@@ -238,8 +200,9 @@ def chosen_cases(arguments: argparse.Namespace) -> list[Case]:
     """
     found = [case for case in cases(_folder(arguments)) if _is_wanted(arguments, case)]
     if arguments.gaps:
-        goals = ((case, GAP_GOALS.get((case.instance, case.budget))) for case in found)
-        found = [replace(case, goal_gap=goal[0], goal_s=goal[1]) for case, goal in goals if goal is not None]
+        limit_s = arguments.time_limit
+        goals = ((case, case.goals(limit_s)[0]) for case in found)
+        found = [replace(case, goal_gap=gap, goal_s=limit_s) for case, gap in goals if gap is not None]
     if not found:
         raise InvalidInput("no case; see --only, --instances and --generated")
     return found
@@ -253,15 +216,29 @@ def bench(arguments: argparse.Namespace) -> list[Comparison]:
     """Solve every case that is not in the store, and write the file of rows."""
     store, out, results = Store(STORE_FOLDER), Path(arguments.out), []
     lines = out.read_text().splitlines() if out.exists() else []
-    settings = settings_of(arguments.strategy, arguments.time_limit or TIME_LIMIT_S, arguments.threads)
-    for case in chosen_cases(arguments):
-        limit_s = arguments.time_limit or max(case.goal_s or 0.0, TIME_LIMIT_S)
+    settings = settings_of(arguments.strategy, arguments.time_limit, arguments.threads)
+    for case, seed in itertools.product(chosen_cases(arguments), range(arguments.seeds)):
         target_gap = arguments.target_gap or case.goal_gap or GAP_TOLERANCE
-        results.append(solve(case, replace(settings, time_limit_s=limit_s, target_gap=target_gap), store))
+        results.append(solve(case, replace(settings, seed=seed, target_gap=target_gap), store))
         print(f"| {' | '.join(table_row(results[-1]))} |", flush=True)
         lines = list(dict.fromkeys([*lines, results[-1].line()]))
         write_text(out, "\n".join(lines) + "\n")
+    if arguments.certificates:
+        copy_certificates(results, store, arguments.certificates)
     return results
+
+
+def copy_certificates(results: Sequence[Comparison], store: Store, folder: Path) -> None:
+    """Copy the best certificate of each case that is above the cost of running everything once."""
+    best: dict[str, Comparison] = {}
+    for result in results:
+        case, bound = result.case, result.row.certified_bound
+        name = "_".join((*case.instance.split("/"), case.scope, *case.budget.replace("%", "_percent").split()))
+        if bound is not None and (name not in best or bound > (best[name].row.certified_bound or 0)):
+            best[name] = result
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, result in best.items():
+        shutil.copyfile(store.certificate_file(result.row.key), folder / f"{name}.json.gz")
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -297,7 +274,7 @@ def growth(arguments: argparse.Namespace) -> None:
     graphs += [("chain", synthetic.chain(n=n // 2, name=f"chain_n{n}")) for n in GROWTH_CHAINS]
     rows = []
     for kind, graph in graphs:
-        case = Case(graph.name, graph, _share(graph, 0.9), "90%")
+        case = Case(graph.name, graph, share_of_peak(graph, 0.9), "90%")
         if not _is_wanted(arguments, case):
             continue
         compared = solve(case, settings, store)
@@ -354,7 +331,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--only", type=argument(_pattern), default="", help="regular expression on 'instance budget scope'"
     )
     parser.add_argument("--strategy", type=one_name("strategy", strategies), default="portfolio")
-    parser.add_argument("--time-limit", type=seconds, help="seconds for each solve; default 60, with --gaps 600")
+    parser.add_argument("--time-limit", type=seconds, default=TIME_LIMIT_S, help="seconds for each solve; default 60")
+    parser.add_argument("--seeds", type=count, default=1, help="solve each case with the seeds 0, 1, ...")
+    parser.add_argument("--certificates", type=Path, help="copy the certificates of the bounds to this folder")
     parser.add_argument("--target-gap", type=float, default=0.0, help="end at this gap, e.g. 0.01 for 1 %%")
     parser.add_argument("--threads", type=count, default=2)
     parser.add_argument("--repeats", type=count, default=1, help="of each solve with --compare")
@@ -368,8 +347,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    if not arguments.gaps:
-        arguments.time_limit = arguments.time_limit or TIME_LIMIT_S
     if arguments.compare:
         return compare(arguments)
     if arguments.growth:
@@ -385,6 +362,9 @@ def _run(arguments: argparse.Namespace) -> None:
     goals = [r.goal for r in results if r.goal]
     what = "Gaps" if arguments.gaps else "Costs against recorded or published ones"
     text += f"\n\n{what}: {goals.count('met')} of {len(goals)} goals met."
+    asked = [r.gap_goal.startswith("met") for r in results if r.gap_goal]
+    if asked:
+        text += f" Bounds: {sum(asked)} of {len(asked)} goals met."
     print("\n" + text)
     if arguments.markdown:
         write_text(Path(arguments.markdown), text + "\n")

@@ -232,8 +232,10 @@ class GraphRun:
         return job.label if known is None else f"{job.label} ({progress_line(known, self.subject.graph.total_cost)})"
 
     def keep(self, key: str, solution: Solution) -> Row:
-        """Store a solution with its plan and its provenance."""
+        """Store a solution with its plan, the certificate of its bound and its provenance."""
         plan_file = self.store.write_plan(key, solution.plan) if solution.plan is not None else None
+        if solution.certificate is not None:
+            solution.certificate.save(self.store.certificate_file(key))
         row = self._row(key, solution, plan_file)
         self.store.write_row(row)
         self.kept[key] = row

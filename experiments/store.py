@@ -1,9 +1,9 @@
 """The result store: rows, plans, graphs and families as files, each written in one atomic step.
 
 Layout, under ``runs/store``: ``rows/<key>.parquet`` (one row), ``plans/<key>-<plan's hash>.json`` (remat-plan/1),
-``graphs/<graph_sha256>.json``, ``families/<key>.parquet`` (a row for each member). A row is written last, so that a
-reader of the row also finds its plan and graph. A plan never replaces another one, so that two runs of the same solve
-write rows with their own plans.
+``bounds/<key>.json.gz`` (remat-bound), ``graphs/<graph_sha256>.json``, ``families/<key>.parquet`` (a row for each
+member). A row is written last, so that a reader of the row also finds its plan, certificate and graph. A plan never
+replaces another one, so that two runs of the same solve write rows with their own plans.
 """
 
 from __future__ import annotations
@@ -92,6 +92,10 @@ class Store:
         name = f"plans/{key}-{digest.hexdigest()[:12]}.json"
         plan.save(self.folder / name)
         return name
+
+    def certificate_file(self, key: str) -> Path:
+        """Where the certificate of a row is, if it has a `certified_bound`."""
+        return self.folder / "bounds" / f"{key}.json.gz"
 
     def read_plan(self, row: Row, graph: Graph) -> Plan:
         """The plan of a row that has one.

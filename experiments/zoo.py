@@ -7,7 +7,6 @@ its settings, its graph or the version of PyTorch changed, or if ``--again`` nam
 from __future__ import annotations
 
 import datetime
-import gzip
 import hashlib
 import json
 import tempfile
@@ -26,8 +25,8 @@ from experiments.store import write_json
 from remat import zoo
 from remat.cost import CostWarning
 from remat.errors import InvalidInput
-from remat.files import read_json, replacing
-from remat.frontends.json import graph_to_dict
+from remat.files import read_json
+from remat.frontends.json import save_graph
 from remat.frontends.monet import BATCHES, monet_graph
 from remat.frontends.spec import ModelSpec, load_target
 from remat.graph import Graph
@@ -154,9 +153,7 @@ def _solved(graph: Graph, made_from: dict[str, Any], path: Path) -> dict[str, An
     if solution.plan is None:
         raise InvalidInput(f"{solution.status}: {solution.message}")
     stored = f"graphs/{graph.name}.json.gz"
-    with replacing(path.parent / stored) as scratch:
-        text = json.dumps(graph_to_dict(graph), separators=(",", ":"))
-        scratch.write_bytes(gzip.compress(text.encode(), mtime=0))
+    save_graph(graph, path.parent / stored)
     solution.plan.save(path)
     trace = remat.simulate(graph, solution.plan)
     return {

@@ -129,7 +129,7 @@ class BoundCertificate:
         )  # fmt: skip
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the certificate as JSON, atomically."""
+        """Write the certificate as JSON, atomically; compressed if the name ends with ``.gz``."""
         write_text(path, json.dumps(self.to_dict(), separators=(",", ":")))
 
     @classmethod

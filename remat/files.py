@@ -170,9 +170,12 @@ def _no_room(path: Path, error: OSError) -> str:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write UTF-8 text atomically; raises as `replacing`."""
+    """Write UTF-8 text atomically, compressed if the name ends with ``.gz``; raises as `replacing`."""
+    content = text.encode()
+    if os.fspath(path).endswith(".gz"):
+        content = gzip.compress(content, mtime=0)  # without the time, so that equal texts give equal files
     with replacing(path) as scratch:
-        scratch.write_text(text, encoding="utf-8")
+        scratch.write_bytes(content)
 
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:

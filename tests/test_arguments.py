@@ -60,6 +60,7 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
         (["--only", "("], "'(' is no regular expression"),
         (["--repeats", "0"], "'0' is no whole number from 1"),
     ],
+    "bench_cases": [(["--write"], "unrecognized arguments: --write")],
     "bench_simulator": [(["--steps", "0"], "no whole number"), (["--limit-s", "-1"], "no positive number")],
 }
 NEEDS = {"execution_tf": "tensorflow", "keras_applications": "tensorflow", "zoo": "torch", "step_costs": "torch",

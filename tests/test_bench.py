@@ -6,13 +6,15 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import experiments.bench_cases as bench_cases
 import experiments.bench_solvers as bench
 from experiments.engine import LocalEngine
 from experiments.store import Store
-from remat import save_graph
+from remat import load_graph, save_graph, verify_bound
 from remat.frontends.synthetic import chain
 
 COMMITTED = Path(__file__).parents[1] / "results" / "bench"
@@ -42,7 +44,7 @@ def test_generated_graphs_give_a_table_that_the_next_run_continues(monkeypatch, 
     assert f"{row['cost']:,}" in markdown.read_text()
     for path in COMMITTED.glob("*.jsonl"):
         assert all(row.keys() >= SHARED <= json.loads(line).keys() for line in path.read_text().splitlines())
-    assert Store(bench.STORE_FOLDER).read_row(row["key"], bench.load_graph(next(tmp_path.glob("runs/store/graphs/*"))))
+    assert Store(bench.STORE_FOLDER).read_row(row["key"], load_graph(next(tmp_path.glob("runs/store/graphs/*"))))
     monkeypatch.setattr(LocalEngine, "submit", lambda *_: pytest.fail("what is finished is not solved again"))
     run(monkeypatch, *arguments)
     assert f"{row['cost']:,}" in capsys.readouterr().out
@@ -67,8 +69,39 @@ def test_records_of_a_folder_become_cases(tmp_path):
     save_graph(graph, tmp_path / "p100" / "tiny.json")
     record = {"instance": "p100/tiny", "budget_bytes": 1 << 20, "budget_gib": 0.5, "cost_ns": 9, "solve_s": 3.0}
     (tmp_path / "records.json").write_text(json.dumps([record | {"status": "optimal"}]))
-    (case,) = bench.cases(tmp_path)
+    (case,) = bench_cases.published(tmp_path)
     assert (case.instance, case.budget, case.record_cost, case.record_proven) == ("p100/tiny", "0.5 GiB", 9, True)
+
+
+def test_large_graphs_have_goals_and_budgets_that_need_recomputation():
+    found = list(bench_cases.large())
+    assert [len(case.graph) for case in found] == [500] * 6 + [1000] * 6 + [3405] * 3 + [8925] * 3 + [16_000]
+    for case in found:
+        assert any(goal is not None for goal in case.goals(60))
+        assert case.goals(59) == (None, None)
+        assert case.budget_bytes < bench_cases.share_of_peak(case.graph, 0.97)
+
+
+def test_of_several_seeds_the_table_has_the_median_gap():
+    case = bench.Case("i", chain(n=4), 1 << 30, "1 GiB")
+    rows: list[Any] = [SimpleNamespace(gap=gap) for gap in (0.3, None, 0.1, 0.2)]
+    results = [bench.Comparison(case, row) for row in rows]
+    assert bench.median_of(results).row.gap == 0.2
+    assert bench.median_of(results[:3]).row.gap == 0.3
+    assert bench.median_of(results[:1]).row.gap == 0.3
+
+
+def test_certificates_of_the_best_bounds_are_copied(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "cases", lambda _: bench_cases.generated())
+    arguments = ["--only", "chain_n48 75%", "--seeds", "2", "--time-limit", "3", "--out", str(tmp_path / "rows.jsonl")]
+    run(monkeypatch, *arguments, "--certificates", str(tmp_path / "bounds"))
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [row["seed"] for row in rows] == [0, 1]
+    (file,) = (tmp_path / "bounds").iterdir()
+    assert file.name == "generated_chain_n48_staged_75_percent.json.gz"
+    (case,) = (case for case in bench_cases.generated() if (case.graph.name, case.budget) == ("chain_n48", "75%"))
+    proven = verify_bound(case.graph, file, budget=case.budget_bytes, scope=case.scope)
+    assert proven == max(row["certified_bound"] for row in rows) > case.graph.total_cost
 
 
 def test_growth_is_drawn(monkeypatch, tmp_path, capsys):

@@ -64,7 +64,7 @@ def graph_from_dict(document: Any, unknown: UnknownKeys | None = None) -> Graph:
 
 
 def save_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
-    """Write `graph` as JSON, atomically."""
+    """Write `graph` as JSON, atomically; compressed if the name ends with ``.gz``."""
     write_text(path, json.dumps(graph_to_dict(graph), separators=(",", ":")))
 
 

@@ -1,0 +1,164 @@
+"""The solves of ``make bench``: published instances with recorded results, and graphs of the same kinds and larger.
+
+``python -m experiments.bench_cases`` captures the Llama graphs in results/graphs again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from experiments.arguments import Parser, run
+from experiments.build import plain_peak
+from experiments.documents import ROOT
+from experiments.settings import configured_model
+from remat import Graph, load_graph, save_graph
+from remat.cost import apply_cost, load_gpu
+from remat.extraction import extract_in_child
+from remat.files import read_json
+from remat.frontends import synthetic
+from remat.incumbent import GAP_TOLERANCE
+
+GRAPHS = ROOT / "results" / "graphs"
+SHARES = {"v100": (0.9, 0.75, 0.6), "layered": (0.9, 0.8), "generated": (0.9, 0.75, 0.6)}
+# Published overheads in percent on the layered graphs: MOCCASIN (fixed order), FastSA (free).
+PUBLISHED = {
+    ("layered_n100", 0.9): (0.8, 0.0), ("layered_n100", 0.8): (2.3, 0.3),
+    ("layered_n250", 0.9): (0.9, 0.0), ("layered_n250", 0.8): (4.9, 0.0),
+}  # fmt: skip
+# Layers as wide, and edges as many, as those of layered_n250.
+LAYER, DENSITY, SEEDS = 11.3, 0.29, (0, 1, 2)
+# Llama 2 and 3 with the widths of 7 and 70 billion parameters, 4096 tokens, bfloat16, costs of an H100.
+LLAMAS = {
+    "llama_32": (4, {"n_layers": 32}),
+    "llama_80": (8, {"n_layers": 80, "width": 8192, "hidden": 28672, "n_heads": 64, "n_groups": 8}),
+}
+ACTIVATIONS = (0.7, 0.5, 0.3)  # budgets of the Llamas: parameters, gradients, and a share of what is beside them
+
+# (gap after 60 s, gap after 600 s) that is asked for.
+GOALS = {
+    **{("p100/resnet50_b184", f"{size} GiB"): (GAP_TOLERANCE, GAP_TOLERANCE) for size in (7, 8, 9, 10)},
+    ("p100/resnet50_b184", "6 GiB"): (1e-3, 5e-4), ("p100/resnet50_b184", "5 GiB"): (5e-3, 3e-3),
+    ("p100/unet_b11", "5 GiB"): (5e-3, 3e-3),
+    **{("p100/unet_b11", f"{size} GiB"): (6e-4, 2e-4) for size in (6, 7)},
+    **{("p100/unet_b11", f"{size} GiB"): (GAP_TOLERANCE, GAP_TOLERANCE) for size in (8, 9, 10)},
+    **{("p100/vgg16_b176", f"{size} GiB"): (GAP_TOLERANCE, GAP_TOLERANCE) for size in (8, 9, 10)},
+    ("layered/layered_n250", "90%"): (GAP_TOLERANCE, GAP_TOLERANCE), ("layered/layered_n250", "80%"): (6e-3, 3.5e-3),
+    **{(f"large/layered_n{n}_s{seed}", "90%"): (5e-4, 3e-4) for n in (500, 1000) for seed in SEEDS},
+    **{(f"large/layered_n{n}_s{seed}", "80%"): (4e-3, 2.5e-3) for n in (500, 1000) for seed in SEEDS},
+    **{(f"large/{name}", f"{share:.0%} of activations"): (5e-3, 3e-3) for name in LLAMAS for share in ACTIVATIONS},
+}  # fmt: skip
+# (share after 60 s, share after 600 s) by which the bound is to exceed the cost of running everything once.
+BOUND_GOALS = {("large/layered_n16000", "90%"): (0.015, 0.019)}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One solve: an instance, a budget (`budget` is its text) and a scope, with recorded results to compare with."""
+
+    instance: str
+    graph: Graph
+    budget_bytes: int
+    budget: str
+    scope: str = "staged"
+    record_cost: int | None = None
+    record_proven: bool = False
+    record_s: float | None = None
+    published_overhead: float | None = None
+    goal_gap: float | None = None
+    goal_s: float | None = None
+
+    def goals(self, time_limit_s: float) -> tuple[float | None, float | None]:
+        """(gap, bound above the cost of running everything once) asked for in so many seconds; None without a goal."""
+        late = int(time_limit_s >= 600)
+        key = (self.instance, self.budget)
+        is_asked = self.scope != "free" and time_limit_s >= 60
+        gap, bound = GOALS.get(key), BOUND_GOALS.get(key)
+        return (gap[late] if is_asked and gap else None), (bound[late] if is_asked and bound else None)
+
+
+def cases(folder: Path | None) -> Iterator[Case]:
+    """Every case of a folder of instances, or of the generated graphs if it is None; then the large graphs."""
+    yield from generated() if folder is None else published(folder)
+    yield from large()
+
+
+def published(folder: Path) -> Iterator[Case]:
+    """The instances of a folder, with the results of its records.json."""
+    file = folder / "records.json"
+    records = read_json(file) if file.exists() else []
+    for path in sorted(folder.glob("*/*.json")):
+        graph, kind = load_graph(path), path.parent.name
+        name = f"{kind}/{path.stem}"
+        mine = sorted((r for r in records if r["instance"] == name and r["cost_ns"]), key=lambda r: r["budget_bytes"])
+        for r in mine:
+            yield Case(
+                name, graph, r["budget_bytes"], f"{r['budget_gib']:g} GiB", record_cost=r["cost_ns"],
+                record_proven=r["status"].startswith("optimal"), record_s=r["solve_s"],
+            )  # fmt: skip
+        for share in () if mine else SHARES.get(kind, SHARES["generated"]):
+            scopes = ("fixed_order", "free") if kind == "layered" else ("staged",)
+            for scope, published in zip(scopes, PUBLISHED.get((path.stem, share), (None, None)), strict=False):
+                budget = share_of_peak(graph, share)
+                yield Case(name, graph, budget, f"{share:.0%}", scope, published_overhead=published)
+
+
+def generated() -> Iterator[Case]:
+    """Generated graphs of the same kinds as the published instances."""
+    for graph in (
+        synthetic.chain(n=48, varied=True, name="chain_n48"), synthetic.chain(n=160, varied=True, name="chain_n160"),
+        synthetic.skip(depth=32, name="skip_d32"), synthetic.layered(n=100, name="layered_n100"),
+        synthetic.layered(n=250, name="layered_n250"),
+    ):  # fmt: skip
+        for share in SHARES["generated"]:
+            yield Case(f"generated/{graph.name}", graph, share_of_peak(graph, share), f"{share:.0%}")
+
+
+def large() -> Iterator[Case]:
+    """Graphs of 500 to 16,000 operations."""
+    for n in (500, 1000):
+        for seed in SEEDS:
+            graph = _layered(n, seed, f"layered_n{n}_s{seed}")
+            for share in SHARES["layered"]:
+                budget = share_of_peak(graph, share)
+                yield Case(f"large/{graph.name}", graph, budget, f"{share:.0%}", "fixed_order")
+    for name in LLAMAS:
+        graph = load_graph(GRAPHS / f"{name}.json.gz")
+        always = graph.fixed_bytes + sum(value.bytes for value in graph.values if value.keep)
+        for share in ACTIVATIONS:
+            budget = always + int(share * (plain_peak(graph) - always))
+            yield Case(f"large/{name}", graph, budget, f"{share:.0%} of activations")
+    graph = _layered(16_000, 0, "layered_n16000")
+    yield Case(f"large/{graph.name}", graph, share_of_peak(graph, 0.9), "90%", "fixed_order")
+
+
+def _layered(n: int, seed: int, name: str) -> Graph:
+    return synthetic.layered(n=n, width=LAYER**2 / (n - 2), density=DENSITY, seed=seed, name=name)
+
+
+def share_of_peak(graph: Graph, share: float) -> int:
+    """A budget: a share of the peak of running every operation once."""
+    return int(share * plain_peak(graph))
+
+
+def capture(name: str) -> Graph:
+    """The training step of a Llama, with modelled costs, and without the work from which they were derived."""
+    batch_size, options = LLAMAS[name]
+    spec = configured_model("torch_llama")
+    spec = replace(spec, name=name, batch_size=batch_size, options={**spec.options, **options})
+    graph = apply_cost(extract_in_child(spec, None), "roofline", load_gpu("h100"))
+    return replace(graph, operations=tuple(replace(operation, work=None) for operation in graph.operations))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Capture each Llama and write its graph."""
+    Parser(prog="python -m experiments.bench_cases", description=__doc__).parse_args(arguments)
+    for name in LLAMAS:
+        graph = capture(name)
+        save_graph(graph, GRAPHS / f"{name}.json.gz")
+        print(f"{GRAPHS / name}.json.gz: {len(graph):,} operations")
+
+
+if __name__ == "__main__":
+    run(main)
