@@ -27,7 +27,9 @@ KINDS = {
         "run": 3,
         "later": 3,
         "slot": 2,
-    },  # the last three in scope staged only
+        "choice": 1,
+        "chosen": 4,
+    },  # run, later and slot in scope staged only, choice and chosen with implementations only
 }
 _KEYS = ("format", "graph", "graph_sha256", "budget_bytes", "scope", "bound", "denominator", "multipliers")
 LARGEST = 1 << 512  # far above any honest number; Python cannot print one of more than 4,300 digits

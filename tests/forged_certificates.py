@@ -64,7 +64,7 @@ def of_a_tree(graph: Graph, budget: int, scope: Scope) -> BoundCertificate | Non
     solved = solve_windows(model, time.monotonic() + 60, lambda: False)
     if solved is None or not len(model.cost):
         return None
-    enough = (windows.best.bound if windows.best else windows.graph.total_cost) + float(rng.integers(0, 4))
+    enough = (windows.best.bound if windows.best else graph.least_cost) + float(rng.integers(0, 4))
     tree = Tree(model, solved[1] * rng.choice([0.5, 1.0]), enough)
     tree.begin(time.monotonic() + 60)
     for _ in range(5):

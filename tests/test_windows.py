@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from brute_force import optimum, random_graph, random_problem, random_step, training_chain
+from brute_force import optimum, random_graph, random_problem, random_step, training_chain, with_implementations
 from helpers import context_of
 
 import remat
@@ -26,8 +27,9 @@ from remat.errors import InvalidInput
 from remat.graph import Graph, Operation, Value
 from remat.incumbent import Incumbent
 from remat.plan import COMPUTE, Plan, Scope
-from remat.programs.windows import Arrays, WindowModel, build_window_model
+from remat.programs.windows import CHOICE, CHOSEN, Arrays, WindowModel, build_window_model
 from remat.search.exhaustive import exhaustive
+from remat.search.exhaustive_choices import exhaustive_choices
 
 SCOPES = ("staged", "fixed_order")
 
@@ -44,10 +46,18 @@ def some_model(graph: Graph, budget: int, rng: np.random.Generator, scope: str =
     return build_window_model(Arrays.of(graph), budget, boundaries, windows, slots=scope == "staged")
 
 
-def point_of(model: WindowModel, plan: Plan) -> np.ndarray:
-    """[n] the columns that the docstring of `remat.programs.windows` gives a plan, from its steps alone."""
+def point_of(model: WindowModel, plan: Plan, full: Graph | None = None) -> np.ndarray:
+    """[n] the columns that the docstring of `remat.programs.windows` gives a plan, from its steps alone.
+
+    `full` is the graph if it has implementations.
+    """
     graph, t = model.arrays.graph, model.boundaries
     steps = list(zip(plan.kinds.tolist(), plan.ids.tolist(), strict=True))
+    ways = [graph.operations[i].all_implementations[0] if kind == COMPUTE else None for kind, i in steps]
+    if full is not None:
+        named = plan.implementations or [""] * len(steps)
+        ways = [full.implementation(i, name) if kind == COMPUTE else None
+                for (kind, i), name in zip(steps, named, strict=True)]  # fmt: skip
     first: dict[int, int] = {}
     for at, (kind, i) in enumerate(steps):
         if kind == COMPUTE:
@@ -56,13 +66,13 @@ def point_of(model: WindowModel, plan: Plan) -> np.ndarray:
     for k, boundary in enumerate(t):
         at = first[boundary]
         made: set[int] = set()
-        for kind, i in steps[at + 1 :]:
-            if kind != COMPUTE:
+        for way in ways[at + 1 :]:
+            if way is None:
                 continue
-            for v in graph.operations[i].inputs:  # served by what was resident, or made again since
+            for v in way.inputs:  # served by what was resident, or made again since
                 if v not in made and model.S[k, v] >= 0:
                     x[model.S[k, v]] = 1
-            made.update(graph.operations[i].outputs)
+            made.update(way.outputs)
         for v, value in enumerate(graph.values):
             if value.keep and v not in made and model.S[k, v] >= 0:
                 x[model.S[k, v]] = 1
@@ -72,6 +82,9 @@ def point_of(model: WindowModel, plan: Plan) -> np.ndarray:
             kind, i = steps[at]
             if kind == COMPUTE and at != first[i] and columns[i] >= 0:
                 x[columns[i]] = 1
+    for i, columns in model.X.items():
+        assert full is not None
+        x[columns[full.operations[i].all_implementations.index(ways[first[i]])]] = 1
     for (k, j, v), column in model.U.items():  # whether v serves at slot j or later in the stage, or beyond it
         runs = {i for i in (graph.producer[v], *graph.users[v]) if model.R[k, k][i] >= 0 and x[model.R[k, k][i]]}
         beyond = model.S[k + 1, v] >= 0 and x[model.S[k + 1, v]] == 1
@@ -122,6 +135,45 @@ def check_plans(count: int, first: int = 0) -> tuple[int, int, int]:
     return mapped, repeats, slots
 
 
+def check_plans_with_choices(count: int, first: int = 0) -> tuple[int, int, int]:
+    """(optimal plans with implementations mapped, costly ones, rows that count a choice); as `check_plans`."""
+    mapped = costly = chosen = 0
+    for seed in range(first, first + count):
+        rng = np.random.default_rng(seed)
+        graph, budget, _, best = random_problem(rng, ["staged"])
+        if best is None or not graph.has_implementations:
+            continue
+        plan, cost, _ = exhaustive_choices(graph, budget, 10**6, time.monotonic() + 60)
+        if plan is None or cost is None:  # only a lossy implementation makes one
+            continue
+        assert cost >= best
+        for scope in SCOPES:
+            model = some_model(graph, budget, rng, scope)
+            x = point_of(model, plan, graph)
+            lacks = model.matrix @ x < model.row_lower
+            assert not lacks.any(), (seed, scope, model.row_kind[lacks], model.row_key[lacks])
+            assert model.cost @ x <= cost - graph.least_cost
+            mapped += 1
+            costly += best > graph.least_cost
+            chosen += int(np.isin(model.row_kind, (CHOSEN, CHOICE)).sum())
+    return mapped, costly, chosen
+
+
+def test_every_optimal_choice_of_implementations_is_a_point_of_the_relaxation() -> None:
+    mapped, costly, chosen = check_plans_with_choices(80)
+    assert mapped > 60
+    assert costly > 40
+    assert chosen > 100
+
+
+@pytest.mark.slow
+def test_thousands_of_optimal_choices_are_points_of_the_relaxation() -> None:
+    mapped, costly, chosen = check_plans_with_choices(3000, first=5000)
+    assert mapped > 2000
+    assert costly > 1500
+    assert chosen > 3000
+
+
 def test_every_optimal_plan_is_a_point_of_the_relaxation() -> None:
     mapped, repeats, slots = check_plans(60)
     assert mapped == 360
@@ -162,14 +214,19 @@ def test_the_bound_never_exceeds_the_optimum(scope: str) -> None:
 
 @pytest.mark.parametrize("scope", SCOPES)
 def test_no_choice_of_multipliers_proves_too_much(scope: str) -> None:
-    accepted = 0
-    for graph, rng in graphs(80, first=200):
-        budget = remat.min_budget(graph, scope).bytes + int(rng.integers(0, 3))
+    accepted: Counter[str] = Counter()
+    problems = [(graph, remat.min_budget(graph, scope).bytes, rng) for graph, rng in graphs(60, first=200)]
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        graph = with_implementations(random_step(rng, int(rng.integers(3, 7)), workspace=seed % 3), rng)
+        problems.append((graph, remat.min_budget(graph, scope).bytes, rng))
+    for graph, least, rng in problems:
+        budget = least + int(rng.integers(0, 3))
         best = optimum(graph, budget, scope)
         assert best is not None
         for _ in range(6):
             model = some_model(graph, budget, rng, scope)
-            kinds = list(KINDS[WINDOW_FORMAT]) if scope == "staged" else list(KINDS[WINDOW_FORMAT])[:6]
+            kinds = [kind for kind in KINDS[WINDOW_FORMAT] if scope == "staged" or kind not in ("run", "later", "slot")]
             rows: dict[str, list[list[int]]] = {kind: [] for kind in kinds}
             for _ in range(60):
                 kind = str(rng.choice(kinds))
@@ -177,16 +234,17 @@ def test_no_choice_of_multipliers_proves_too_much(scope: str) -> None:
                 i, v, y = (int(rng.integers(most)) for most in (len(graph), len(graph.values), 12))
                 row = {"need": [k, j, v], "edge": [k, j, i, v], "continuity": [k, j, v], "join": [k, j, i],
                        "each": [k, j, i, m], "memory": [k], "run": [k, i, v], "later": [k, i, v],
-                       "slot": [k, i]}[kind]  # fmt: skip
+                       "slot": [k, i], "choice": [i], "chosen": [k, j, i, v]}[kind]  # fmt: skip
                 try:
                     proven_bound(graph, budget, Scope(scope), {kind: [[*row, y]]}, 4, model.boundaries)
                 except InvalidInput:
                     continue
                 rows[kind].append([*row, y])
-                accepted += 1
+                accepted[kind] += 1
             for denominator in (1, 4, 16):
                 assert proven_bound(graph, budget, Scope(scope), rows, denominator, model.boundaries) <= best
-    assert accepted > 2000
+    assert accepted.total() > 2000
+    assert min(accepted[kind] for kind in kinds) > 10, accepted
 
 
 def test_a_run_goes_on_where_it_stopped() -> None:

@@ -19,8 +19,9 @@ definitions and independently of the solved model:
 
 R[t,k] with t <= k, and R and S after the last stage in which they can be useful, are zero.
 
-If operations have several implementations, the rows are those of the relaxed graph (`remat.bounds.relax` says why its
-bounds hold). The certificate names the full graph, and the checker itself relaxes the graph that it gets.
+If operations have several implementations, these rows are those of the relaxed graph (`remat.bounds.relax` says why its
+bounds hold). The certificate names the full graph, and the checker itself relaxes the graph that it gets. The rows of
+the window relaxation have columns for the choice.
 """
 
 from __future__ import annotations
@@ -121,13 +122,9 @@ def proven_bound(
     if scope is Scope.FREE and any(multipliers.values()):
         raise InvalidInput("the rows presume the order of first computations; they prove nothing for scope free")
     _refuse_staged_rows(multipliers, scope)
-    graph = relaxed(graph)
-    if boundaries:
-        rows = WindowRows(graph, budget_bytes, boundaries, _last_stages(graph))
-    else:
-        rows = _Rows(graph, budget_bytes, scope)
+    rows = WindowRows(graph, budget_bytes, boundaries) if boundaries else _Rows(relaxed(graph), budget_bytes, scope)
     _add_rows(rows, multipliers)
-    return graph.total_cost + -(-rows.value(denominator) // denominator)
+    return graph.least_cost + -(-rows.value(denominator) // denominator)
 
 
 def proven_by_tree(
@@ -142,12 +139,11 @@ def proven_by_tree(
     """
     if scope is Scope.FREE:
         raise InvalidInput("the rows presume the order of first computations; they prove nothing for scope free")
-    graph = relaxed(graph)
     if len(graph) * len(boundaries) > MOST_RUNS:
         raise InvalidInput(f"a tree with {len(boundaries)} boundaries of {len(graph)} operations is too large to check")
-    rows = WindowRows(graph, budget_bytes, boundaries, _last_stages(graph))
+    rows = WindowRows(graph, budget_bytes, boundaries)
     _check_shape(tree, rows)
-    total, leaves, fixed = graph.total_cost, list[int](), dict[Column, int]()
+    total, leaves, fixed = graph.least_cost, list[int](), dict[Column, int]()
     # Depth first: (node, bound of its parent, what fixes columns in it), or the columns to be set free again.
     todo: list[tuple[int, int, dict[Column, int]] | dict[Column, int | None]] = [(0, total, {})]
     while todo:

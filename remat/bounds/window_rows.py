@@ -11,29 +11,49 @@ from types import MappingProxyType
 from remat.errors import InvalidInput
 from remat.graph import Graph
 
-Column = tuple[str, int, int, int]  # ("S", k, k, v), ("R", k, m, i) or ("U", k, j, v)
+Column = tuple[str, int, int, int]  # ("S", k, k, v), ("R", k, m, i), ("U", k, j, v) or ("X", i, i, w)
 
 
 class WindowRows:
     """Sums multiples of rows: `right` is y b, `weight` is y A by column.
 
-    The methods named like kinds of rows add y times one row, and return False for a row that does not exist. Columns
-    are ("S", k, k, v), ("R", k, m, i) and ("U", k, j, v); intervals count from 0.
+    The methods named like kinds of rows add y times one row, and return False for a row that does not exist. Intervals
+    count from 0.
     """
 
-    def __init__(
-        self, graph: Graph, budget_bytes: int, boundaries: Sequence[int], last: tuple[list[int], list[int]]
-    ) -> None:
+    def __init__(self, graph: Graph, budget_bytes: int, boundaries: Sequence[int]) -> None:
         n = len(graph)
         ascending = all(a < b for a, b in itertools.pairwise(boundaries))
         if not boundaries or not ascending or boundaries[0] < 0 or boundaries[-1] >= n - 1:
             raise InvalidInput("the certificate's boundaries are not ascending operations before the last one")
         self.graph, self.t = graph, list(boundaries)
-        self.producer, (self.last_run, self.last_held) = graph.producer, last
+        self.ways = [operation.all_implementations for operation in graph.operations]
+        self.reads = [frozenset(v for way in ways for v in way.inputs) for ways in self.ways]
+        self.always = [frozenset.intersection(*(frozenset(way.inputs) for way in ways)) for ways in self.ways]
+        self.makes = [frozenset(v for way in ways for v in way.outputs) for ways in self.ways]
+        self.least_cost = [min(way.cost for way in ways) for ways in self.ways]
+        self.producer = graph.producer
+        self.users: list[list[int]] = [[] for _ in graph.values]
+        for i, read in enumerate(self.reads):
+            for v in read:
+                self.users[v].append(i)
+        self.last_run, self.last_held = self._last_uses()
         self.budget_bytes = budget_bytes
         self.room = [budget_bytes - graph.working_set_bytes(t) for t in self.t]
         self.right = 0
         self.weight: dict[Column, int] = {}
+
+    def _last_uses(self) -> tuple[list[int], list[int]]:
+        """([N], [V]) last stage in which a run of each operation, and each value, can be useful; N for kept values."""
+        n = len(self.graph)
+        last_run, last_held = list(range(n)), list(self.producer)
+        for k in reversed(range(n)):
+            for v in self.makes[k]:
+                is_kept = self.graph.values[v].keep
+                last_held[v] = n if is_kept else max((last_run[user] for user in self.users[v]), default=k)
+                if not self.graph.operations[k].run_once:
+                    last_run[k] = max(last_run[k], min(last_held[v], n - 1))
+        return last_run, last_held
 
     def clear(self) -> None:
         """Forget the sums."""
@@ -85,14 +105,16 @@ class WindowRows:
 
     def _cost(self, column: Column) -> int:
         kind, k, m, i = column
-        return self.graph.operations[i].cost if kind == "R" and k == m else 0
+        if kind == "X":
+            return self.ways[k][i].cost - self.least_cost[k]
+        return self.least_cost[i] if kind == "R" and k == m else 0
 
     def need(self, y: int, k: int, m: int, v: int) -> bool:
-        """S[k,v] + R[k,m,p] >= 1, if a first run in the window reads v or v is kept and the window is the last."""
+        """S[k,v] + R[k,m,p] >= 1: a first run in the window always reads v, or v is kept and the window is the last."""
         if not self._is_window(k, m) or not self._can_lack(k, v):
             return False
         end = self._end(m)
-        is_read = any(self.t[k] < user <= end for user in self.graph.users[v])
+        is_read = any(self.t[k] < user <= end and v in self.always[user] for user in self.users[v])
         if not is_read and not (m + 1 == len(self.t) and self.graph.values[v].keep):
             return False
         self._provide(y, k, m, v)
@@ -100,10 +122,10 @@ class WindowRows:
         return True
 
     def edge(self, y: int, k: int, m: int, i: int, v: int) -> bool:
-        """S[k,v] + R[k,m,p] - R[k,m,i] >= 0, for an operation i that reads v."""
+        """S[k,v] + R[k,m,p] - R[k,m,i] >= 0, for an operation i that always reads v."""
         if not self._is_window(k, m) or not self._can_run(k, i) or not self._can_lack(k, v):
             return False
-        if v not in self.graph.operations[i].inputs:
+        if v not in self.always[i]:
             return False
         self._provide(y, k, m, v)
         self._add_run(-y, k, m, i)
@@ -146,8 +168,35 @@ class WindowRows:
             if self._is_held(k, v):
                 self._add(-y * value.bytes, "S", k, k, v)
                 unit = math.gcd(unit, value.bytes)
+        t = self.t[k]
+        sizes = [self.graph.touched_bytes(way) for way in self.ways[t]]
+        for w, size in enumerate(sizes):
+            if size > min(sizes):
+                self._add(-y * (size - min(sizes)), "X", t, t, w)
+                unit = math.gcd(unit, size - min(sizes))
         left -= left % unit if unit else 0  # the left side is a multiple of it
         self.right -= y * left
+        return True
+
+    def choice(self, y: int, i: int) -> bool:
+        """Sum of X[i,w] over the implementations w >= 1."""
+        if not 0 <= i < len(self.ways) or len(self.ways[i]) == 1:
+            return False
+        for w in range(len(self.ways[i])):
+            self._add(y, "X", i, i, w)
+        self.right += y
+        return True
+
+    def chosen(self, y: int, k: int, m: int, i: int, v: int) -> bool:
+        """S[k,v] + R[k,m,p] - sum of X[i,w] over the w that read v >= 0, if i first runs in the window."""
+        if not self._is_window(k, m) or not self._can_lack(k, v) or not self.t[k] < i <= self._end(m):
+            return False
+        if v not in self.reads[i]:
+            return False
+        self._provide(y, k, m, v)
+        for w, way in enumerate(self.ways[i]):
+            if v in way.inputs:
+                self._add(-y, "X", i, i, w)
         return True
 
     def run(self, y: int, k: int, j: int, v: int) -> bool:
@@ -212,14 +261,14 @@ class WindowRows:
         """The runs of the stage that make or read v; none if the stage's own operation reads it."""
         if v in self.graph.operations[self.t[k + 1]].inputs:
             return []
-        return [j for j in (self.producer[v], *self.graph.users[v]) if self._can_run(k, j)]
+        return [j for j in (self.producer[v], *self.users[v]) if self._can_run(k, j)]
 
     def _has_need(self, k: int, j: int, v: int) -> bool:
         return self._is_stage(k) and 0 <= v < len(self.producer) and j in self._readers(k, v)
 
     def _is_stage(self, k: int) -> bool:
-        """Whether interval k is one stage."""
-        return 0 <= k < len(self.t) - 1 and self.t[k + 1] == self.t[k] + 1
+        """Whether interval k is one stage, of a graph without implementations."""
+        return not self.graph.has_implementations and 0 <= k < len(self.t) - 1 and self.t[k + 1] == self.t[k] + 1
 
     def _is_window(self, k: int, m: int) -> bool:
         return 0 <= k <= m < len(self.t)
@@ -228,9 +277,8 @@ class WindowRows:
         return len(self.graph) - 1 if m + 1 == len(self.t) else self.t[m + 1]
 
     def _is_at(self, k: int, v: int) -> bool:
-        """Whether the operation at boundary k reads or makes v."""
-        operation = self.graph.operations[self.t[k]]
-        return v in operation.inputs or v in operation.outputs
+        """Whether some implementation of the operation at boundary k reads or makes v."""
+        return v in self.reads[self.t[k]] or v in self.makes[self.t[k]]
 
     def _is_held(self, k: int, v: int) -> bool:
         """Whether S[k,v] has a column: v may be held there, and fits."""

@@ -248,7 +248,7 @@ class Tree:
             multipliers = multipliers_of(self.model, self._dense(node), denominator)
             column, zero, one = (None, 0, 0) if node.branch is None else (names[node.branch[0]], *node.branch[1:])
             tree.append(TreeNode(denominator, multipliers, column, zero, one))
-        graph, boundaries = self.model.arrays.graph, self.model.boundaries
+        graph, boundaries = problem.graph, self.model.boundaries
         claim = int(min(self.bound, self.enough)) + 1
         while True:  # a smaller claim fixes more columns, so that it ends after a few rounds
             proven = proven_by_tree(graph, problem.budget_bytes, problem.scope, tree, boundaries, claim)
@@ -256,8 +256,7 @@ class Tree:
                 break
             claim = proven
         return BoundCertificate(
-            problem.graph.name, problem.graph.sha256(), problem.budget_bytes, problem.scope, claim, 1, {}, boundaries,
-            tuple(tree),
+            graph.name, graph.sha256(), problem.budget_bytes, problem.scope, claim, 1, {}, boundaries, tuple(tree),
         )  # fmt: skip
 
 

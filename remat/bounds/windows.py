@@ -14,7 +14,6 @@ from functools import cached_property
 import numpy as np
 
 from remat.bounds.certificate import denominator_for, proven_bound
-from remat.bounds.relax import relaxed
 from remat.certificate import KINDS, WINDOW_FORMAT, BoundCertificate
 from remat.plan import Scope
 from remat.problem import Problem
@@ -39,9 +38,9 @@ class WindowBound:
     """
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.graph = problem, relaxed(problem.graph)
+        self.problem = problem
         self.columns = 0
-        self.ended = problem.scope is Scope.FREE or len(self.graph) < 2
+        self.ended = problem.scope is Scope.FREE or len(problem.graph) < 2
         self._boundaries: list[int] = []
         self._gained: list[int] = []
         self._proofs: list[BoundCertificate] = []
@@ -58,7 +57,7 @@ class WindowBound:
 
     @cached_property
     def _arrays(self) -> Arrays:
-        return Arrays.of(self.graph)
+        return Arrays.of(self.problem.graph)
 
     def run(
         self, deadline: float, *, on_bound: Callable[[BoundCertificate], None] = lambda _: None,
@@ -101,13 +100,14 @@ class WindowBound:
         x, y = solved
         self.columns = len(x)
         certificate = _certify(self.problem, model, y)
-        before = self.graph.total_cost if self.best is None else self.best.bound
+        once = self.problem.graph.least_cost
+        before = once if self.best is None else self.best.bound
         self._gained.append(certificate.bound - before)
         if certificate.bound > before:
             self._proofs.append(certificate)
             on_bound(certificate)
         new = next_boundary(model, x)
-        settled = len(self._gained) > PATIENCE and max(self._gained[-PATIENCE:]) < WORTH * self.graph.total_cost
+        settled = len(self._gained) > PATIENCE and max(self._gained[-PATIENCE:]) < WORTH * once
         if new is None or settled or len(boundaries) == MOST_BOUNDARIES:
             self.ended = True
         else:
@@ -136,13 +136,13 @@ def solve_windows(
 
 def _certify(problem: Problem, model: WindowModel, y: np.ndarray) -> BoundCertificate:
     """Round the multipliers to integers over a common denominator and count exactly what they prove."""
-    graph = model.arrays.graph
+    graph = problem.graph
     denominator = denominator_for(float(np.min(y[y > 0], initial=1.0)))
     multipliers = multipliers_of(model, y, denominator)
     bound = proven_bound(graph, problem.budget_bytes, problem.scope, multipliers, denominator, model.boundaries)
     return BoundCertificate(
-        problem.graph.name, problem.graph.sha256(), problem.budget_bytes, problem.scope, bound, denominator,
-        multipliers, model.boundaries,
+        graph.name, graph.sha256(), problem.budget_bytes, problem.scope, bound, denominator, multipliers,
+        model.boundaries,
     )  # fmt: skip
 
 

@@ -32,9 +32,22 @@ the columns as their descriptions say.
 - MEMORY: the values with S[k,v] = 1 are resident while t_k runs, beside its inputs, outputs and workspace.
 - An operation with several outputs makes all of them in each run. One that must run once has no R.
 
-**Slots, in scope staged only.** If t_(k+1) = t_k + 1, interval k is one stage: operations run in it in order, at most
-once each. Slot i is the moment at which operation i runs in it, or would run. More columns and rows say what is
-resident then:
+**Implementations.** If operations have several, R[k,m,i] costs the least of them, an operation reads in rows of kind
+EDGE what all of them read, and MEMORY counts the least bytes of t_k; what some implementation of t_k reads or makes has
+no S. More columns and rows charge the choice for the first run of an operation:
+
+- X[i,w]: the first run of operation i has implementation w. It costs what w costs beyond the least, and counts in the
+  row MEMORY of its own boundary with its bytes beyond the least.
+- CHOICE: sum of X[i,w] over w >= 1.
+- CHOSEN, in place of NEED where no first run in the window reads v in every case, for each one that may, of operation
+  i: S[k,v] + R[k,m,p] - sum of X[i,w] over the w that read v >= 0.
+
+A plan sets X by its first runs. The rows hold as those of kind NEED do: if the first run of i reads v, v is resident
+or made in the window. An implementation that works in place frees a value at its end and holds no more than before.
+
+**Slots, in scope staged and without implementations only.** If t_(k+1) = t_k + 1, interval k is one stage: operations
+run in it in order, at most once each. Slot i is the moment at which operation i runs in it, or would run. More columns
+and rows say what is resident then:
 
 - U[k,j,v], for a reader j of v that can run, and for j = p: v is resident from the slot after the previous j to slot
   j. It is if j runs (RUN: U[k,j,v] - R[k,k,j] >= 0), and if it is needed later in the stage or beyond (LATER:
@@ -57,21 +70,61 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
 
 from remat.arrays import GraphArrays
-from remat.graph import Graph
+from remat.graph import Graph, Operation
 from remat.plan import Plan
 from remat.programs.program import Program, Rows, scale_of
 from remat.programs.staged import last_stages
 from remat.simulator import simulate
 
-NEED, EDGE, CONTINUITY, JOIN, EACH, MEMORY, RUN, LATER, SLOT = range(9)  # kinds of rows
-NAMES = ("need", "edge", "continuity", "join", "each", "memory", "run", "later", "slot")
+# Kinds of rows.
+NEED, EDGE, CONTINUITY, JOIN, EACH, MEMORY, RUN, LATER, SLOT, CHOICE, CHOSEN = range(11)
+NAMES = ("need", "edge", "continuity", "join", "each", "memory", "run", "later", "slot", "choice", "chosen")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The implementations of an operation that has several, the default one first.
+
+    Attributes:
+        costs, bytes: of each, beyond the least; bytes of inputs, outputs and workspace.
+        readers: [value] the implementations that read it, for values that only some of them read.
+    """
+
+    costs: tuple[int, ...]
+    bytes: tuple[int, ...]
+    readers: dict[int, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, graph: Graph, operation: Operation) -> Choice:
+        ways = operation.all_implementations
+        costs, sizes = [way.cost for way in ways], [graph.touched_bytes(way) for way in ways]
+        readers = {v: tuple(w for w, way in enumerate(ways) if v in way.inputs) for way in ways for v in way.inputs}
+        return cls(
+            tuple(cost - min(costs) for cost in costs), tuple(size - min(sizes) for size in sizes),
+            {v: some for v, some in readers.items() if len(some) < len(ways)},
+        )  # fmt: skip
+
+
+def united(graph: Graph) -> Graph:
+    """The graph without implementations: each operation reads and makes what any of its own does, at the least cost."""
+    if not graph.has_implementations:
+        return graph
+    operations = []
+    for op in graph.operations:
+        ways = op.all_implementations
+        operations.append(replace(
+            op, inputs=tuple(sorted({v for way in ways for v in way.inputs})),
+            outputs=tuple(sorted({v for way in ways for v in way.outputs})), cost=min(way.cost for way in ways),
+            workspace_bytes=min(way.workspace_bytes for way in ways), implementations=(),
+        ))  # fmt: skip
+    return replace(graph, operations=tuple(operations))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,19 +132,23 @@ class Arrays:
     """A graph as the model reads it; N operations, V values, E pairs of a reader and an input.
 
     Attributes:
+        graph: `united`.
+        choices: of the operations with several implementations.
         producer, last_held: [V] of each value; last_run, repeatable: [N]; see `last_stages`.
-        reader, read: [E] operation and the value that it reads.
-        size: [V] bytes; working: [N] bytes of inputs, outputs and workspace.
+        reader, read: [E] operation and the value that it reads; always: [E] whether every implementation does.
+        size: [V] bytes; working: [N] bytes of inputs, outputs and workspace, of the smallest implementation.
         at: [N] tuples of the values that an operation reads or makes.
     """
 
     graph: Graph
+    choices: dict[int, Choice]
     producer: np.ndarray
     last_run: np.ndarray
     last_held: np.ndarray
     repeatable: np.ndarray
     reader: np.ndarray
     read: np.ndarray
+    always: np.ndarray
     size: np.ndarray
     keep: np.ndarray
     cost: np.ndarray
@@ -99,15 +156,18 @@ class Arrays:
     at: list[np.ndarray]
 
     @classmethod
-    def of(cls, graph: Graph) -> Arrays:
+    def of(cls, full: Graph) -> Arrays:
+        choices = {i: Choice.of(full, op) for i, op in enumerate(full.operations) if op.implementations}
+        graph = united(full)
         flat, operations = GraphArrays.of(graph), graph.operations
         last_run, last_held = last_stages(graph, [not op.run_once for op in operations])
         at = [np.array(sorted({*op.inputs, *op.outputs}), dtype=np.int64) for op in operations]
-        working = [graph.working_set_bytes(k) - graph.fixed_bytes for k in range(len(operations))]
+        working = [full.working_set_bytes(k) - graph.fixed_bytes for k in range(len(operations))]
+        always = [k not in choices or v not in choices[k].readers for k, op in enumerate(operations) for v in op.inputs]
         return cls(
-            graph, flat.producer, np.array(last_run), np.array(last_held), ~flat.run_once,
-            np.repeat(np.arange(len(operations)), np.diff(flat.in_start)), flat.in_ids, flat.size_bytes, flat.keep,
-            flat.cost, np.array(working, dtype=np.int64), at,
+            graph, choices, flat.producer, np.array(last_run), np.array(last_held), ~flat.run_once,
+            np.repeat(np.arange(len(operations)), np.diff(flat.in_start)), flat.in_ids, np.array(always, dtype=bool),
+            flat.size_bytes, flat.keep, flat.cost, np.array(working, dtype=np.int64), at,
         )  # fmt: skip
 
     def profile(self) -> np.ndarray:
@@ -124,9 +184,9 @@ class WindowModel:
         boundaries: [K] operations, ascending.
         cost: [n] int64; matrix: [rows, n] int64; row_lower: [rows] int64.
         row_kind: [rows]; row_key: [rows, 4] int64, filled up with -1: NEED and CONTINUITY (k, m, v),
-            EDGE (k, m, i, v), JOIN (k, m, i), EACH (k, m, i, j), MEMORY (k), RUN and LATER (k, j, v), SLOT (k, i);
-            intervals count from 0.
-        S: [K, V] column or -1; R: [(k, m)] [N] column or -1; U: [(k, j, v)] column; see the module.
+            EDGE (k, m, i, v), JOIN (k, m, i), EACH (k, m, i, j), MEMORY (k), RUN and LATER (k, j, v), SLOT (k, i),
+            CHOICE (i), CHOSEN (k, m, i, v); intervals count from 0.
+        S: [K, V] column or -1; R: [(k, m)] [N] column or -1; U: [(k, j, v)] column; X: [i] [W] columns; see the module.
     """
 
     arrays: Arrays
@@ -140,6 +200,7 @@ class WindowModel:
     S: np.ndarray
     R: dict[tuple[int, int], np.ndarray]
     U: dict[tuple[int, int, int], int]
+    X: dict[int, np.ndarray]
 
     @cached_property
     def is_bytes(self) -> np.ndarray:
@@ -154,7 +215,7 @@ class WindowModel:
 
     @cached_property
     def columns(self) -> list[tuple[str, int, int, int]]:
-        """[n] what each column stands for: ("S", k, k, v), ("U", k, j, v), or ("R", k, m, i), m the least one."""
+        """[n] names: ("S", k, k, v), ("U", k, j, v), ("X", i, i, w), or ("R", k, m, i) with the least m."""
         names = [("", 0, 0, 0)] * len(self.cost)
         for k, columns in enumerate(self.S):
             for v in np.nonzero(columns >= 0)[0].tolist():
@@ -164,6 +225,9 @@ class WindowModel:
                 names[columns[i]] = ("R", k, m, i)
         for (k, j, v), column in self.U.items():
             names[column] = ("U", k, j, v)
+        for i, columns in self.X.items():
+            for w, column in enumerate(columns.tolist()):
+                names[column] = ("X", i, i, w)
         return names
 
     def scaled(self) -> tuple[Program, np.ndarray, float]:
@@ -189,11 +253,11 @@ def build_window_model(
     Args:
         boundaries: operations, ascending, none the last operation.
         windows: (k, m) with k < m, intervals from 0; single intervals are always there.
-        slots: with the rows that hold in scope staged only.
+        slots: with the rows that hold in scope staged only; not for a graph with implementations.
     """
     builder = _Builder(arrays, budget_bytes, boundaries, windows)
     for k in range(len(boundaries) - 1):
-        if slots and boundaries[k + 1] == boundaries[k] + 1:
+        if slots and not arrays.choices and boundaries[k + 1] == boundaries[k] + 1:
             builder.add_slots(k)
     return builder.model()
 
@@ -215,6 +279,7 @@ class _Builder:
         self.S, self.is_there = self._held_columns()
         self.R: dict[tuple[int, int], np.ndarray] = {}
         self.U: dict[tuple[int, int, int], int] = {}
+        self.X: dict[int, np.ndarray] = {}
         for window in self.windows:
             self.R[window] = self._run_columns(*window)
             self._window_rows(*window)
@@ -227,7 +292,7 @@ class _Builder:
             self.arrays, self.budget_bytes, tuple(self.t.tolist()), np.concatenate(self.cost),
             rows.matrix(self.n_columns, np.int64), np.array(rows.lower, dtype=np.int64),
             np.array(rows.kind, dtype=np.int64), np.array(rows.key, dtype=np.int64).reshape(-1, 4), self.S, self.R,
-            self.U,
+            self.U, self.X,
         )  # fmt: skip
 
     def add_slots(self, k: int) -> None:
@@ -339,32 +404,49 @@ class _Builder:
         S, R, is_there = self.S[k], self.R[k, m], self.is_there[k]
         old = (a.producer <= start) & ~is_there
         needed = np.zeros(len(a.size), dtype=bool)
-        needed[a.read[(a.reader > start) & (a.reader <= end)]] = True
+        first_runs = (a.reader > start) & (a.reader <= end)
+        needed[a.read[first_runs & a.always]] = True
         if is_last:
             needed |= a.keep
         needed &= old
         key = (k, m)
         v = np.nonzero(needed)[0]
         self._add(NEED, [(S[v], 1), (R[a.producer[v]], 1)], 1, key, v)
-        edges = old[a.read] & ~needed[a.read] & (R[a.reader] >= 0)
+        edges = old[a.read] & ~needed[a.read] & (R[a.reader] >= 0) & a.always
         i, v = a.reader[edges], a.read[edges]
         self._add(EDGE, [(S[v], 1), (R[a.producer[v]], 1), (R[i], -1)], 0, key, i, v)
         if not is_last:
             v = np.nonzero(old & ~needed & (self.S[m + 1] >= 0))[0]
             self._add(CONTINUITY, [(S[v], 1), (R[a.producer[v]], 1), (self.S[m + 1][v], -1)], 0, key, v)
+        for i, v in np.stack([a.reader, a.read])[:, first_runs & ~a.always & (old & ~needed)[a.read]].T.tolist():
+            chosen = [(int(column), 1) for column in (S[v], R[a.producer[v]]) if column >= 0]
+            chosen += [(int(self._choice(i)[w]), -1) for w in a.choices[i].readers[v]]
+            self.rows.add(chosen, 0, CHOSEN, (k, m, i, v))
+
+    def _choice(self, i: int) -> np.ndarray:
+        """The columns X[i,.], with their row if they are new."""
+        if i not in self.X:
+            costs = np.array(self.arrays.choices[i].costs, dtype=np.int64)
+            self.X[i] = np.full(len(costs), -1, dtype=np.int64)
+            self._new(self.X[i], np.full(len(costs), True), costs)
+            self.rows.add([(column, 1) for column in self.X[i].tolist()], 1, CHOICE, (i, -1, -1, -1))
+        return self.X[i]
 
     def _memory_row(self, k: int) -> None:
         a = self.arrays
-        v = np.nonzero(self.S[k] >= 0)[0]
+        v, t = np.nonzero(self.S[k] >= 0)[0], int(self.t[k])
+        columns, sizes = self.S[k][v].tolist(), a.size[v].tolist()
+        if t in a.choices:
+            columns, sizes = [*columns, *self._choice(t).tolist()], [*sizes, *a.choices[t].bytes]
         room = self._room(k)
-        unit = math.gcd(*a.size[v].tolist()) or 1
-        if int(a.size[v].sum()) <= room:
+        unit = math.gcd(*sizes) or 1
+        if sum(sizes) <= room:
             return
-        terms = zip(self.S[k][v].tolist(), (-a.size[v]).tolist(), strict=True)
+        terms = [(column, -size) for column, size in zip(columns, sizes, strict=True) if size]
         self.rows.add(terms, -(room // unit) * unit, MEMORY, (k, -1, -1, -1))
 
     def _room(self, k: int) -> int:
-        """Bytes for other values while the operation of boundary k runs."""
+        """Bytes for other values while the operation of boundary k runs with its smallest implementation."""
         return self.budget_bytes - self.arrays.graph.fixed_bytes - int(self.arrays.working[self.t[k]])
 
     def _new(self, columns: np.ndarray, where: np.ndarray, cost: np.ndarray | None) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from remat.bounds.lp import expected_seconds, lower_bound, model_columns
 from remat.bounds.relax import relaxed
+from remat.bounds.windows import WindowBound
 from remat.certificate import BoundCertificate
 from remat.context import Context
 from remat.errors import InvalidGraph
@@ -43,6 +44,7 @@ MOST_MOVES = 60_000
 GRACE_S = 0.3  # to wait for the LP, which cannot be interrupted at every moment; it then ends by itself
 LONGER = 8  # times as many moves, to judge a start again
 OUTER_SHARE = 0.5  # of the time, for the search over implementations
+WINDOW_SHARE, WINDOW_ROUNDS = 0.2, 8  # of the time, for the window relaxation; its rounds in a run that repeats exactly
 OUTER_ROUNDS = 2  # of search and solving; the second begins from the result of the first
 FREE_SHARES = ((0.25, 0.55), (0.8, 1.0))  # of the time, in scope free: end of the search for an order, then for choices
 SETTLED = 4  # the search ends after this many tries in vain for each possible switch
@@ -56,7 +58,8 @@ MONET_COLUMNS, MONET_SHARE, LEAST_MONET_S = 8_000, 0.4, 2.0  # largest MONeT pro
 def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> Outcome:
     """Search for implementations, and solve the graph of the best choice by a strategy for graphs without any.
 
-    The bound, if there is time for one, is that of the relaxed graph (`relaxed`): it holds for every choice.
+    The bound is that of the window relaxation, which has columns for the choice, or of the LP of the relaxed graph
+    (`relaxed`) if there is time for it.
     """
     if context.problem.scope is Scope.FREE:
         return _solve_free(context, strategy, options)
@@ -455,7 +458,7 @@ def _solve_choice(
 
 
 class _Prover:
-    """The bound of the relaxed graph, in a thread of its own if there are several threads."""
+    """The bound: of windows, then of the relaxed graph; in a thread of its own if there are several threads."""
 
     def __init__(self, context: Context):
         self.context = context
@@ -479,13 +482,24 @@ class _Prover:
 
     def _run(self) -> None:
         context = self.context
-        if expected_seconds(model_columns(relaxed(context.problem.graph))) > context.seconds_for_a_proof():
-            return
-        lower_bound(
-            context.with_options(threads=1), on_bound=self._take,
-            should_stop=lambda: self.stopped.is_set() or context.is_solved(),
+        windows = WindowBound(context.problem)
+        windows.run(
+            context.share_ends(WINDOW_SHARE), on_bound=self._take, should_stop=self._done,
+            rounds=WINDOW_ROUNDS if context.repeats else None,
         )  # fmt: skip
+        if (
+            self._done()
+            or expected_seconds(model_columns(relaxed(context.problem.graph))) > context.seconds_for_a_proof()
+        ):
+            return
+        lower_bound(context.with_options(threads=1), on_bound=self._take, should_stop=self._done)
+
+    def _done(self) -> bool:
+        return self.stopped.is_set() or self.context.is_solved()
 
     def _take(self, proof: BoundCertificate) -> None:
-        self.certificate = proof  # first, because the offer may end the solve
-        self.context.offer_bound(proof.bound, "LP of the relaxed graph", "certificate")
+        if self.certificate is None or proof.bound > self.certificate.bound:
+            self.certificate = proof  # first, because the offer may end the solve
+        self.context.offer_bound(
+            proof.bound, "windows" if proof.boundaries else "LP of the relaxed graph", "certificate"
+        )
