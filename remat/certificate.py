@@ -40,7 +40,8 @@ class TreeNode(NamedTuple):
 
     Attributes:
         denominator, multipliers: as in `BoundCertificate`.
-        column: ("S", k, k, v), ("R", k, m, i) or ("U", k, j, v), 0 below node `zero`, 1 below `one`; None for a leaf.
+        column: ("S", k, k, v), ("R", k, m, i), ("U", k, j, v) or ("X", i, i, w), 0 below node `zero`, 1 below `one`;
+            None for a leaf.
     """
 
     denominator: int
@@ -182,7 +183,7 @@ def _checked_node(node: Any, where: str) -> TreeNode:
     column: Any = node.get("column")
     zero: Any = node.get("zero")
     one: Any = node.get("one")
-    is_column = isinstance(column, list) and len(column) == 4 and column[0] in ("S", "R", "U")
+    is_column = isinstance(column, list) and len(column) == 4 and column[0] in ("S", "R", "U", "X")
     if len(node) != 5 or not is_column or not all(map(_is_integer, (*column[1:], zero, one))):
         raise InvalidInput(f"{where} must have a column of four, and the nodes zero and one")
     return TreeNode(node["denominator"], multipliers, tuple(column), zero, one)

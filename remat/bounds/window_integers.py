@@ -45,7 +45,7 @@ class Listener:
     Attributes:
         on_proof: gets each tree's certificate.
         on_bound: gets each bound of HiGHS.
-        on_plan: gets the plan of each optimum in integers.
+        on_plan: gets the plan of each optimum in integers, of graphs without implementations.
         should_stop: is asked between the steps and in them.
     """
 
@@ -100,7 +100,7 @@ def _round(
         if ended and found is None:
             return None
         whole = found if ended else None
-    if whole is None:
+    if whole is None or model.arrays.choices:  # a point does not say how repeated operations run
         return next_boundary(model, point)
     plan = plan_of(model, whole)
     listener.on_plan(plan)

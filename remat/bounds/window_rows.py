@@ -62,6 +62,8 @@ class WindowRows:
     def has_column(self, column: Column) -> bool:
         """Whether it is a column, under the name of its shortest window."""
         kind, k, m, i = column
+        if kind == "X":
+            return k == m and 0 <= k < len(self.ways) and 0 <= i < len(self.ways[k]) > 1
         if kind != "U" and not self._is_window(k, m):
             return False
         if kind == "S":
@@ -99,9 +101,10 @@ class WindowRows:
 
     @cached_property
     def _costly(self) -> list[tuple[int, Column]]:
-        """(cost, column) of the runs in single intervals, the most expensive first."""
-        runs = [("R", k, k, i) for k, t in enumerate(self.t) for i in range(t + 1) if self._can_run(k, i)]
-        return sorted(((self._cost(column), column) for column in runs), reverse=True)
+        """(cost, column) of the runs in single intervals and of the choices, the most expensive first."""
+        columns = [("R", k, k, i) for k, t in enumerate(self.t) for i in range(t + 1) if self._can_run(k, i)]
+        columns += [("X", i, i, w) for i, ways in enumerate(self.ways) if len(ways) > 1 for w in range(len(ways))]
+        return sorted(((self._cost(column), column) for column in columns), reverse=True)
 
     def _cost(self, column: Column) -> int:
         kind, k, m, i = column

@@ -21,6 +21,7 @@ import numpy as np
 
 from remat.bounds.lp import expected_seconds, lower_bound, model_columns
 from remat.bounds.relax import relaxed
+from remat.bounds.window_integers import Listener, raise_bound
 from remat.bounds.windows import WindowBound
 from remat.certificate import BoundCertificate
 from remat.context import Context
@@ -44,7 +45,8 @@ MOST_MOVES = 60_000
 GRACE_S = 0.3  # to wait for the LP, which cannot be interrupted at every moment; it then ends by itself
 LONGER = 8  # times as many moves, to judge a start again
 OUTER_SHARE = 0.5  # of the time, for the search over implementations
-WINDOW_SHARE, WINDOW_ROUNDS = 0.2, 8  # of the time, for the window relaxation; its rounds in a run that repeats exactly
+# Of the time, for the window relaxation and for trees over it; rounds of windows in a run that repeats exactly.
+WINDOW_SHARE, TREE_SHARE, WINDOW_ROUNDS = 0.2, 0.5, 8
 OUTER_ROUNDS = 2  # of search and solving; the second begins from the result of the first
 FREE_SHARES = ((0.25, 0.55), (0.8, 1.0))  # of the time, in scope free: end of the search for an order, then for choices
 SETTLED = 4  # the search ends after this many tries in vain for each possible switch
@@ -487,6 +489,12 @@ class _Prover:
             context.share_ends(WINDOW_SHARE), on_bound=self._take, should_stop=self._done,
             rounds=WINDOW_ROUNDS if context.repeats else None,
         )  # fmt: skip
+        if not self._done() and not context.repeats:
+            listener = Listener(
+                on_proof=self._take, on_bound=lambda bound: context.offer_bound(bound, "window MILP", "highs"),
+                on_plan=lambda _: None, should_stop=self._done,
+            )  # fmt: skip
+            raise_bound(windows, context.incumbent, context.share_ends(TREE_SHARE), listener)
         if (
             self._done()
             or expected_seconds(model_columns(relaxed(context.problem.graph))) > context.seconds_for_a_proof()

@@ -212,9 +212,7 @@ class _Run:
         self.stats |= {"window_rounds": self.windows.rounds, "window_columns": self.windows.columns}
 
     def _window_integers(self, context: Context) -> None:
-        """The window relaxation in integers, for graphs without implementations."""
-        if context.problem.graph.has_implementations:
-            return
+        """The window relaxation in integers."""
         listener = Listener(
             on_proof=partial(self._bound, context, "window tree"),
             on_bound=lambda bound: context.offer_bound(bound, "window MILP", "highs"),
