@@ -16,7 +16,7 @@ from remat.plan import Plan
 
 _NEVER = 1 << 60  # stage of the next use where there is none
 LONGEST = 64  # computations per operation, on average; beyond that the greedy goes round in circles
-MOST_LOOKS = 4_000_000  # at resident values, about a second: on some wide graphs evictions cascade
+MOST_LOOKS = 60_000_000  # at resident values, about a second: on some wide graphs evictions cascade
 
 
 def greedy_eviction(
