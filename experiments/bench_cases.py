@@ -27,7 +27,7 @@ PUBLISHED = {
     ("layered_n100", 0.9): (0.8, 0.0), ("layered_n100", 0.8): (2.3, 0.3),
     ("layered_n250", 0.9): (0.9, 0.0), ("layered_n250", 0.8): (4.9, 0.0),
 }  # fmt: skip
-# Layers as wide, and edges as many, as those of layered_n250.
+# Layers as wide, and edges as many, as those of layered_n250; the largest graph has the generator's own.
 LAYER, DENSITY, SEEDS = 11.3, 0.29, (0, 1, 2)
 # Llama 2 and 3 with the widths of 7 and 70 billion parameters, 4096 tokens, bfloat16, costs of an H100.
 LLAMAS = {
@@ -129,7 +129,7 @@ def large() -> Iterator[Case]:
         for share in ACTIVATIONS:
             budget = always + int(share * (plain_peak(graph) - always))
             yield Case(f"large/{name}", graph, budget, f"{share:.0%} of activations")
-    graph = _layered(16_000, 0, "layered_n16000")
+    graph = synthetic.layered(n=16_000, name="layered_n16000")
     yield Case(f"large/{graph.name}", graph, share_of_peak(graph, 0.9), "90%", "fixed_order")
 
 
