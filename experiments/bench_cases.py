@@ -69,13 +69,12 @@ class Case:
     goal_gap: float | None = None
     goal_s: float | None = None
 
-    def goals(self, time_limit_s: float) -> tuple[float | None, float | None]:
-        """(gap, bound above the cost of running everything once) asked for in so many seconds; None without a goal."""
-        late = int(time_limit_s >= 600)
-        key = (self.instance, self.budget)
-        is_asked = self.scope != "free" and time_limit_s >= 60
-        gap, bound = GOALS.get(key), BOUND_GOALS.get(key)
-        return (gap[late] if is_asked and gap else None), (bound[late] if is_asked and bound else None)
+
+def goals(instance: str, budget: str, scope: str, time_limit_s: float) -> tuple[float | None, float | None]:
+    """(gap, bound above the cost of running everything once) asked for in so many seconds; None without a goal."""
+    late, is_asked = int(time_limit_s >= 600), scope != "free" and time_limit_s >= 60
+    gap, bound = GOALS.get((instance, budget)), BOUND_GOALS.get((instance, budget))
+    return (gap[late] if is_asked and gap else None), (bound[late] if is_asked and bound else None)
 
 
 def cases(folder: Path | None) -> Iterator[Case]:

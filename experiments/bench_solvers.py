@@ -30,7 +30,7 @@ from rich.console import Console
 
 from analysis.growth import draw_growth
 from experiments.arguments import Parser, argument, count, one_name, run, seconds
-from experiments.bench_cases import Case, cases, share_of_peak
+from experiments.bench_cases import Case, cases, goals, share_of_peak
 from experiments.budget_sweep import run_single
 from experiments.build import Subject, plain_peak
 from experiments.cli import check
@@ -94,7 +94,7 @@ class Comparison:
     @property
     def gap_goal(self) -> str:
         """The gap, or the bound above the cost of running everything once, asked for in the time; and whether met."""
-        gap, above = self.case.goals(self.row.time_limit_s)
+        gap, above = goals(self.case.instance, self.case.budget, self.case.scope, self.row.time_limit_s)
         if gap is not None and self.row.status != "INFEASIBLE":
             return f"{_verdict(self.row.gap is not None and self.row.gap <= gap)}: {100 * gap:g} %"
         if above is not None:
@@ -201,8 +201,8 @@ def chosen_cases(arguments: argparse.Namespace) -> list[Case]:
     found = [case for case in cases(_folder(arguments)) if _is_wanted(arguments, case)]
     if arguments.gaps:
         limit_s = arguments.time_limit
-        goals = ((case, case.goals(limit_s)[0]) for case in found)
-        found = [replace(case, goal_gap=gap, goal_s=limit_s) for case, gap in goals if gap is not None]
+        asked = ((case, goals(case.instance, case.budget, case.scope, limit_s)[0]) for case in found)
+        found = [replace(case, goal_gap=gap, goal_s=limit_s) for case, gap in asked if gap is not None]
     if not found:
         raise InvalidInput("no case; see --only, --instances and --generated")
     return found
@@ -359,9 +359,9 @@ def _run(arguments: argparse.Namespace) -> None:
         f"{platform.python_version()}, {arguments.strategy}, {limit}, {arguments.threads} threads; "
         f"{time.monotonic() - began:.0f} s in all"
     )
-    goals = [r.goal for r in results if r.goal]
+    verdicts = [r.goal for r in results if r.goal]
     what = "Gaps" if arguments.gaps else "Costs against recorded or published ones"
-    text += f"\n\n{what}: {goals.count('met')} of {len(goals)} goals met."
+    text += f"\n\n{what}: {verdicts.count('met')} of {len(verdicts)} goals met."
     asked = [r.gap_goal.startswith("met") for r in results if r.gap_goal]
     if asked:
         text += f" Bounds: {sum(asked)} of {len(asked)} goals met."

@@ -13,6 +13,12 @@ from experiments.steps import keras_fit as applications
 from experiments.steps.measure import rows_of
 from experiments.steps.row import StepLog
 
+# One of each family; python -m experiments.keras_applications runs all 40, the largest need 24 GB and many minutes.
+SMALLEST = (
+    "ConvNeXtTiny", "DenseNet121", "EfficientNetB0", "EfficientNetV2B0", "InceptionV3", "MobileNet", "MobileNetV2",
+    "MobileNetV3Small", "ResNet50", "ResNet50V2", "Xception",
+)  # fmt: skip
+
 pytestmark = pytest.mark.usefixtures("tf_cache")
 
 
@@ -37,9 +43,10 @@ def test_bits_of_networks_that_recompute(name):
 
 @pytest.mark.slow
 @needs_compiler
-@pytest.mark.parametrize("name", applications.names())
-def test_every_network_is_trained_within_its_budget(name, tmp_path):
+@pytest.mark.parametrize("name", SMALLEST)
+def test_a_network_of_each_family_is_trained_within_its_budget(name, tmp_path):
     """At the smallest input that it accepts; measured in fresh processes."""
+    assert name in applications.names()
     job = replace(COMMAND.usual, model=name)
     plain, row = rows_of(job, StepLog(tmp_path / "rows.jsonl"), tmp_path)
     assert row.measured_peak_bytes is not None, row.note

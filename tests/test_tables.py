@@ -189,11 +189,11 @@ def test_the_command_lists_draws_and_refuses(capsys: pytest.CaptureFixture[str],
     assert tables.main(["solvers"]) == 0
     drawn = capsys.readouterr().out
     assert "p100, scope staged" in drawn
-    assert "solvers_gaps.csv:\n\n| instance |" in drawn
+    assert "solvers_time_limit.csv:\n\n| instance |" in drawn
     for arguments, words in {
         ("solver",): "did you mean solvers?", ("checkmate",): "name the folder of one finished run",
         ("readme", str(tmp_path)): "give the folder of a finished run", ("roofline", "x"): "takes no arguments",
-        ("solvers", str(tmp_path / "a"), str(tmp_path / "b")): "No such file",
+        ("solvers", str(tmp_path / "a")): "No such file", ("solvers", "a", "b"): "name one file of rows",
     }.items():  # fmt: skip
         assert tables.main(list(arguments)) == 1, arguments
         error = capsys.readouterr().err
