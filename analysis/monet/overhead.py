@@ -163,7 +163,7 @@ def _panel(axes: Axes, net: Mapping[str, Any], points: Sequence[Point]) -> None:
         for x, y in shown:
             if y > TOP:
                 side = -1 if strategy == MILP else 1 if level == JOINT else 0
-                axes.annotate(f"{y:.0f}", (x, TOP), (11 * side, 3), textcoords="offset points", ha="center", fontsize=6,
+                axes.annotate(f"{y:.0f}", (x, TOP), (15 * side, 3), textcoords="offset points", ha="center", fontsize=6,
                               color=colour, annotation_clip=False)  # fmt: skip
     gists = [(p.peak_bytes / GIB, 100 * p.overhead) for p in select(own, net["name"], GIST, "gist")
              if p.overhead is not None and p.peak_bytes]  # fmt: skip
