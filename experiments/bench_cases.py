@@ -69,6 +69,11 @@ class Case:
     goal_gap: float | None = None
     goal_s: float | None = None
 
+    @property
+    def certificate_name(self) -> str:
+        """The name of the file of its certificate, without ``.json.gz``."""
+        return "_".join((*self.instance.split("/"), self.scope, *self.budget.replace("%", "_percent").split()))
+
 
 def goals(instance: str, budget: str, scope: str, time_limit_s: float) -> tuple[float | None, float | None]:
     """(gap, bound above the cost of running everything once) asked for in so many seconds; None without a goal."""

@@ -232,8 +232,7 @@ def copy_certificates(results: Sequence[Comparison], store: Store, folder: Path)
     """Copy the best certificate of each case that is above the cost of running everything once."""
     best: dict[str, Comparison] = {}
     for result in results:
-        case, bound = result.case, result.row.certified_bound
-        name = "_".join((*case.instance.split("/"), case.scope, *case.budget.replace("%", "_percent").split()))
+        name, bound = result.case.certificate_name, result.row.certified_bound
         if bound is not None and (name not in best or bound > (best[name].row.certified_bound or 0)):
             best[name] = result
     folder.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ import pytest
 
 import experiments.bench_cases as bench_cases
 import experiments.bench_solvers as bench
+import experiments.solver_tables as solver_tables
 from experiments.engine import LocalEngine
 from experiments.store import Store
 from remat import load_graph, save_graph, verify_bound
@@ -103,6 +104,30 @@ def test_certificates_of_the_best_bounds_are_copied(monkeypatch, tmp_path):
     (case,) = (case for case in bench_cases.generated() if (case.graph.name, case.budget) == ("chain_n48", "75%"))
     proven = verify_bound(case.graph, file, budget=case.budget_bytes, scope=case.scope)
     assert proven == max(row["certified_bound"] for row in rows) > case.graph.total_cost
+
+
+def check_certificates(cases) -> int:
+    """Number of the committed certificates that hold for their cases and bounds of rows."""
+    rows = [json.loads(line) for line in (COMMITTED / solver_tables.FILE).read_text().splitlines()]
+    certified = {(row["instance"], row["budget"], row["scope"]): row["certified_bound"] for row in rows}
+    found = 0
+    for case in cases:
+        file = COMMITTED.parent / "bounds" / f"{case.certificate_name}.json.gz"
+        if file.exists():
+            bound = verify_bound(case.graph, file, budget=case.budget_bytes, scope=case.scope)
+            assert bound >= certified[case.instance, case.budget, case.scope]
+            found += 1
+    return found
+
+
+def test_committed_certificates_hold():
+    assert check_certificates(case for case in bench_cases.large() if len(case.graph) <= 500) == 6
+
+
+@pytest.mark.slow
+def test_all_committed_certificates_hold(instances):
+    held = check_certificates(bench_cases.cases(instances))
+    assert held == len(list((COMMITTED.parent / "bounds").iterdir())) > 40
 
 
 def test_growth_is_drawn(monkeypatch, tmp_path, capsys):
