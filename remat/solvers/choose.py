@@ -45,8 +45,9 @@ MOST_MOVES = 60_000
 GRACE_S = 0.3  # to wait for the LP, which cannot be interrupted at every moment; it then ends by itself
 LONGER = 8  # times as many moves, to judge a start again
 OUTER_SHARE = 0.5  # of the time, for the search over implementations
-# Of the time, for the window relaxation and for trees over it; rounds of windows in a run that repeats exactly.
-WINDOW_SHARE, TREE_SHARE, WINDOW_ROUNDS = 0.2, 0.5, 8
+# Of the time, for the window relaxation before a search by the only thread, and in the proof; for trees over it. Rounds
+# of windows in a run that repeats exactly.
+WINDOW_SHARE_FIRST, WINDOW_SHARE, TREE_SHARE, WINDOW_ROUNDS = 0.05, 0.2, 0.5, 8
 OUTER_ROUNDS = 2  # of search and solving; the second begins from the result of the first
 FREE_SHARES = ((0.25, 0.55), (0.8, 1.0))  # of the time, in scope free: end of the search for an order, then for choices
 SETTLED = 4  # the search ends after this many tries in vain for each possible switch
@@ -74,9 +75,12 @@ def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str,
     began, seconds = time.monotonic(), context.remaining_s()
     repeats = context.repeats
     prover = _Prover(context) if proves else None
-    if prover is not None and context.options.threads > 1 and not repeats:  # the clock decides when a bound arrives
-        prover.start()
-        search.busy = 1
+    if prover is not None and not repeats:  # the clock decides when a bound arrives
+        if context.options.threads > 1:
+            prover.start()
+            search.busy = 1
+        else:
+            prover.bound_by_windows(context.share_ends(WINDOW_SHARE_FIRST))
     stats: dict[str, Any] = {}
     cut = False
     try:
@@ -467,6 +471,7 @@ class _Prover:
         self.certificate: BoundCertificate | None = None
         self.stopped = threading.Event()
         self.running: Future[None] | None = None
+        self.windows = WindowBound(context.problem)
 
     def start(self) -> None:
         pool = ThreadPoolExecutor(1)
@@ -482,19 +487,20 @@ class _Prover:
         if wait([self.running], GRACE_S).done:
             self.running.result()
 
+    def bound_by_windows(self, deadline: float) -> None:
+        """Rounds of the window relaxation until the time `deadline` (monotonic)."""
+        rounds = WINDOW_ROUNDS if self.context.repeats else None
+        self.windows.run(deadline, on_bound=self._take, should_stop=self._done, rounds=rounds)
+
     def _run(self) -> None:
         context = self.context
-        windows = WindowBound(context.problem)
-        windows.run(
-            context.share_ends(WINDOW_SHARE), on_bound=self._take, should_stop=self._done,
-            rounds=WINDOW_ROUNDS if context.repeats else None,
-        )  # fmt: skip
+        self.bound_by_windows(context.share_ends(WINDOW_SHARE))
         if not self._done() and not context.repeats:
             listener = Listener(
                 on_proof=self._take, on_bound=lambda bound: context.offer_bound(bound, "window MILP", "highs"),
                 on_plan=lambda _: None, should_stop=self._done,
             )  # fmt: skip
-            raise_bound(windows, context.incumbent, context.share_ends(TREE_SHARE), listener)
+            raise_bound(self.windows, context.incumbent, context.share_ends(TREE_SHARE), listener)
         if (
             self._done()
             or expected_seconds(model_columns(relaxed(context.problem.graph))) > context.seconds_for_a_proof()
