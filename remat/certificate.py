@@ -29,7 +29,7 @@ KINDS = {
         "slot": 2,
         "choice": 1,
         "chosen": 4,
-    },  # run, later and slot in scope staged only, choice and chosen with implementations only
+    },  # run, later and slot in scope staged only, choice only where an operation has several implementations
 }
 _KEYS = ("format", "graph", "graph_sha256", "budget_bytes", "scope", "bound", "denominator", "multipliers")
 LARGEST = 1 << 512  # far above any honest number; Python cannot print one of more than 4,300 digits

@@ -245,6 +245,8 @@ def rows_of(graph: Graph, rng: np.random.Generator) -> Iterator[tuple[Any, ...]]
 def window_rows_of(graph: Graph, n_boundaries: int) -> Iterator[tuple[Any, ...]]:
     """Every row (kind, ...) of every window, and some that cannot exist."""
     values = range(len(graph.values))
+    for i in range(len(graph)):
+        yield "choice", i
     for k in range(n_boundaries + 1):
         yield "memory", k
         for m in range(k, n_boundaries):
@@ -252,7 +254,7 @@ def window_rows_of(graph: Graph, n_boundaries: int) -> Iterator[tuple[Any, ...]]
             yield from (("continuity", k, m, v) for v in values)
             for i in range(len(graph)):
                 yield "join", k, m, i
-                yield from (("edge", k, m, i, v) for v in values)
+                yield from ((kind, k, m, i, v) for v in values for kind in ("edge", "chosen"))
                 yield from (("each", k, m, i, j) for j in range(k, m + 1))
 
 

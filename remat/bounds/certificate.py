@@ -130,7 +130,7 @@ def proven_bound(
 def proven_by_tree(
     graph: Graph, budget_bytes: int, scope: Scope, tree: Sequence[TreeNode], boundaries: Sequence[int], claim: int
 ) -> int:  # fmt: skip
-    """The bound that a branch and bound over the window relaxation proves: the least of its leaves.
+    """The bound that a branch and bound over the window relaxation proves: the least of its leaves, at most `claim`.
 
     A node's multipliers may prove that a column's other value costs `claim` or more. Below the node it is fixed.
 
@@ -170,7 +170,7 @@ def proven_by_tree(
             before |= dict.fromkeys(decided)
             fixed |= decided
         todo += [(node.zero, bound, {node.column: 0}), (node.one, bound, {node.column: 1})]
-    return min(leaves)
+    return min(claim, *leaves)
 
 
 def _check_shape(tree: Sequence[TreeNode], rows: WindowRows) -> None:

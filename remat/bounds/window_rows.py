@@ -182,7 +182,7 @@ class WindowRows:
         return True
 
     def choice(self, y: int, i: int) -> bool:
-        """Sum of X[i,w] over the implementations w >= 1."""
+        """(sum of X[i,w] over the implementations w) >= 1."""
         if not 0 <= i < len(self.ways) or len(self.ways[i]) == 1:
             return False
         for w in range(len(self.ways[i])):
@@ -191,7 +191,7 @@ class WindowRows:
         return True
 
     def chosen(self, y: int, k: int, m: int, i: int, v: int) -> bool:
-        """S[k,v] + R[k,m,p] - sum of X[i,w] over the w that read v >= 0, if i first runs in the window."""
+        """S[k,v] + R[k,m,p] - (sum of X[i,w] over the w that read v) >= 0, if i first runs in the window."""
         if not self._is_window(k, m) or not self._can_lack(k, v) or not self.t[k] < i <= self._end(m):
             return False
         if v not in self.reads[i]:

@@ -14,36 +14,38 @@ Rows, for the window k..m, which lies between the boundaries t_k and t_(m+1), wi
 
 - NEED: a first run in the window reads v, or v is kept and the window is the last: S[k,v] + R[k,m,p] >= 1.
 - EDGE: operation i reads v: S[k,v] + R[k,m,p] - R[k,m,i] >= 0.
-- CONTINUITY: S[k,v] + R[k,m,p] - S[m+1,v] >= 0, for v computed at or before t_k.
+- CONTINUITY: S[k,v] + R[k,m,p] - S[m+1,v] >= 0, for v whose producer first ran at or before t_k.
 - JOIN: sum of R[j,j,i] for j = k..m - R[k,m,i] >= 0; EACH: R[k,m,i] - R[j,j,i] >= 0 for each j of them.
 - MEMORY: the bytes of all S[k,v], of the inputs and outputs of t_k and of its workspace are within the budget.
 
 **Every plan of the scopes staged and fixed_order gives a point of it that costs no more**, so that the least cost of
 the relaxation is a bound. Take a plan without useless runs (a run is useless if its outputs are not read before they
-are computed again, and are not kept at the end; leaving it out keeps the plan valid, at no more cost and memory). Set
-the columns as their descriptions say.
+are computed again, and are not kept at the end; leaving it out keeps the plan valid, at no more cost and memory; if it
+wrote over a value, that value is freed there). Set the columns as their descriptions say.
 
 - Cost: a repeated run of i counts in the one interval in which it happens. Several in one interval count once.
-- NEED and EDGE: a reader in the window k..m of a value v that was first computed at or before t_k reads the result of
-  some run of p. If that run is in the window, R[k,m,p] is 1: it is no first run, since p ran first at or before t_k.
+- NEED and EDGE: a reader in the window k..m of a value v whose producer p first ran at or before t_k reads the result
+  of some run of p. If that run is in the window, it is not the first one: R[k,m,p] is 1.
   Otherwise v has been resident since before t_k ended, and is used after it without being computed again: S[k,v] is 1,
   or v is an input or output of t_k and its rows are left out.
 - CONTINUITY: if S[m+1,v] is 1, the run of p that made it is in the window, or S[k,v] is 1.
 - MEMORY: the values with S[k,v] = 1 are resident while t_k runs, beside its inputs, outputs and workspace.
-- An operation with several outputs makes all of them in each run. One that must run once has no R.
+- An operation with several outputs makes all of them in each run, or those of its implementation. One that must run
+  once has no R.
 
-**Implementations.** If operations have several, R[k,m,i] costs the least of them, an operation reads in rows of kind
+**Implementations.** If operations have several, R[k,k,i] costs the least of them, an operation reads in rows of kind
 EDGE what all of them read, and MEMORY counts the least bytes of t_k; what some implementation of t_k reads or makes has
 no S. More columns and rows charge the choice for the first run of an operation:
 
 - X[i,w]: the first run of operation i has implementation w. It costs what w costs beyond the least, and counts in the
   row MEMORY of its own boundary with its bytes beyond the least.
-- CHOICE: sum of X[i,w] over w >= 1.
-- CHOSEN, in place of NEED where no first run in the window reads v in every case, for each one that may, of operation
-  i: S[k,v] + R[k,m,p] - sum of X[i,w] over the w that read v >= 0.
+- CHOICE: (sum over w of X[i,w]) >= 1.
+- CHOSEN: operation i first runs in the window and reads v in some implementations only:
+  S[k,v] + R[k,m,p] - (sum of X[i,w] over those w) >= 0. It is left out where NEED holds for v.
 
 A plan sets X by its first runs. The rows hold as those of kind NEED do: if the first run of i reads v, v is resident
-or made in the window. An implementation that works in place frees a value at its end and holds no more than before.
+or made in the window. In place, the value that is written over and the first output count once, in these bytes and in
+the simulator.
 
 **Slots, in scope staged and without implementations only.** If t_(k+1) = t_k + 1, interval k is one stage: operations
 run in it in order, at most once each. Slot i is the moment at which operation i runs in it, or would run. More columns

@@ -464,7 +464,7 @@ def _solve_choice(
 
 
 class _Prover:
-    """The bound: of windows, then of the relaxed graph; in a thread of its own if there are several threads."""
+    """The bound: of windows, trees over them, then of the relaxed graph. In its own thread if there are several."""
 
     def __init__(self, context: Context):
         self.context = context
@@ -479,10 +479,11 @@ class _Prover:
         pool.shutdown(wait=False)
 
     def finish(self) -> None:
-        """Prove now if `start` was not called; else stop the proof and raise its error."""
+        """Prove now if `start` was not called; else wait for the proof, at most until the deadline; raise its error."""
         if self.running is None:
             self._run()
             return
+        wait([self.running], self.context.remaining_s())
         self.stopped.set()
         if wait([self.running], GRACE_S).done:
             self.running.result()
