@@ -277,7 +277,7 @@ def test_a_full_disk_is_a_failed_row(monkeypatch):
     def full(self, *rest, **more):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     problem = context_of(DIAMOND, 9, seconds=9)
     solution = solve_isolated(problem, "checkpoint_all", {})
     assert solution.status is Status.FAILED
