@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.bench_cases import goals
+from experiments.bench_cases import above_once, asked_for, median_of
 from experiments.bench_solvers import certified_gap
 from experiments.documents import DOCS, ROOT, Document, Drawing, LongTable, link_to, markdown_table
 from remat.errors import InvalidInput
@@ -55,14 +55,11 @@ def draw(arguments: Sequence[str]) -> Drawing:
 
 
 def _medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The row of the median gap of each case; a row without a gap counts as the widest."""
+    """The row of the median gap of each case."""
     cases: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
         cases.setdefault((row["instance"], row["budget"], row["scope"]), []).append(row)
-    return [
-        sorted(found, key=lambda row: (row["gap"] is None, row["gap"] or 0.0))[(len(found) - 1) // 2]
-        for found in cases.values()
-    ]
+    return [median_of(found, lambda row: row["gap"]) for found in cases.values()]
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -147,27 +144,11 @@ def _open(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
             continue
         text, is_met = asked_for(row)
         lines.append([
-            row["instance"], row["scope"], row["budget"], f"{100 * _above(row):.3f}", f"{100 * row['gap']:.3f}",
+            row["instance"], row["scope"], row["budget"], f"{100 * above_once(row):.3f}", f"{100 * row['gap']:.3f}",
             f"{text}, not met" if is_met is False else text, row["proven_by"],
             "" if certified is None else f"{100 * certified:.3f}",
         ])  # fmt: skip
     return lines
-
-
-def asked_for(row: dict[str, Any]) -> tuple[str, bool | None]:
-    """(the goal for a row's gap or bound, whether it is met); ('', None) without a goal, or without any plan."""
-    gap, above = goals(row["instance"], row["budget"], row["scope"], row["time_limit_s"])
-    if row["status"] == "INFEASIBLE" or (gap is None and above is None):
-        return "", None
-    if gap is not None:
-        return f"{100 * gap:g}", row["gap"] is not None and row["gap"] <= gap
-    assert above is not None
-    return f"bound {100 * above:g} above", _above(row) >= above
-
-
-def _above(row: dict[str, Any]) -> float:
-    """By which share the bound exceeds the cost of running everything once."""
-    return max(0.0, (row["bound"] or 0) / max(1, row["total_cost"]) - 1)
 
 
 DOCUMENT = Document("solvers", DOCS / "results" / "solvers.md", draw, "", READ)

@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 
 from remat.bounds.cuts import MOST, is_valid
 from remat.bounds.relax import relaxed
-from remat.bounds.window_rows import Column, WindowRows
+from remat.bounds.window_rows import Column, WindowRows, last_uses
 from remat.certificate import BoundCertificate, TreeNode
 from remat.errors import InvalidInput
 from remat.graph import Graph, check_graph
@@ -223,7 +223,7 @@ class _Rows:
     def __init__(self, graph: Graph, budget_bytes: int, scope: Scope) -> None:
         self.graph, self.budget_bytes, self.scope = graph, budget_bytes, scope
         self.n, self.producer = len(graph), graph.producer
-        self.last_run, self.last_held = _last_stages(graph)
+        self.last_run, self.last_held = last_uses(graph, [op.outputs for op in graph.operations], graph.users)
         self.right = 0
         self.weight_R: dict[tuple[int, int], int] = {}
         self.weight_S: dict[tuple[int, int], int] = {}
@@ -311,19 +311,3 @@ class _Rows:
 
     def _add_S(self, t: int, v: int, y: int) -> None:
         self.weight_S[t, v] = self.weight_S.get((t, v), 0) + y
-
-
-def _last_stages(graph: Graph) -> tuple[list[int], list[int]]:
-    """([N], [V]) last stage in which each operation and each value can be useful; N for kept values."""
-    n = len(graph)
-    last_run = list(range(n))
-    last_held = list(graph.producer)
-    for k in reversed(range(n)):
-        for v in graph.operations[k].outputs:
-            if graph.values[v].keep:
-                last_held[v] = n
-            for u in graph.users[v]:
-                last_held[v] = max(last_held[v], last_run[u])
-            if not graph.operations[k].run_once:
-                last_run[k] = max(last_run[k], min(last_held[v], n - 1))
-    return last_run, last_held

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 
@@ -12,6 +12,25 @@ from remat.errors import InvalidInput
 from remat.graph import Graph
 
 Column = tuple[str, int, int, int]  # ("S", k, k, v), ("R", k, m, i), ("U", k, j, v) or ("X", i, i, w)
+
+
+def last_uses(
+    graph: Graph, makes: Sequence[Iterable[int]], users: Sequence[Iterable[int]]
+) -> tuple[list[int], list[int]]:  # fmt: skip
+    """([N], [V]) last stage in which each operation and each value can be useful; N for kept values.
+
+    Args:
+        makes: [N] values that an operation can make.
+        users: [V] operations that can read a value.
+    """
+    n = len(graph)
+    last_run, last_held = list(range(n)), list(graph.producer)
+    for k in reversed(range(n)):
+        for v in makes[k]:
+            last_held[v] = n if graph.values[v].keep else max((last_run[user] for user in users[v]), default=k)
+            if not graph.operations[k].run_once:
+                last_run[k] = max(last_run[k], min(last_held[v], n - 1))
+    return last_run, last_held
 
 
 class WindowRows:
@@ -37,23 +56,12 @@ class WindowRows:
         for i, read in enumerate(self.reads):
             for v in read:
                 self.users[v].append(i)
-        self.last_run, self.last_held = self._last_uses()
+        self.last_run, self.last_held = last_uses(graph, self.makes, self.users)
+        self.has_slots = not graph.has_implementations
         self.budget_bytes = budget_bytes
         self.room = [budget_bytes - graph.working_set_bytes(t) for t in self.t]
         self.right = 0
         self.weight: dict[Column, int] = {}
-
-    def _last_uses(self) -> tuple[list[int], list[int]]:
-        """([N], [V]) last stage in which a run of each operation, and each value, can be useful; N for kept values."""
-        n = len(self.graph)
-        last_run, last_held = list(range(n)), list(self.producer)
-        for k in reversed(range(n)):
-            for v in self.makes[k]:
-                is_kept = self.graph.values[v].keep
-                last_held[v] = n if is_kept else max((last_run[user] for user in self.users[v]), default=k)
-                if not self.graph.operations[k].run_once:
-                    last_run[k] = max(last_run[k], min(last_held[v], n - 1))
-        return last_run, last_held
 
     def clear(self) -> None:
         """Forget the sums."""
@@ -271,7 +279,7 @@ class WindowRows:
 
     def _is_stage(self, k: int) -> bool:
         """Whether interval k is one stage, of a graph without implementations."""
-        return not self.graph.has_implementations and 0 <= k < len(self.t) - 1 and self.t[k + 1] == self.t[k] + 1
+        return self.has_slots and 0 <= k < len(self.t) - 1 and self.t[k + 1] == self.t[k] + 1
 
     def _is_window(self, k: int, m: int) -> bool:
         return 0 <= k <= m < len(self.t)
