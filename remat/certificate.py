@@ -29,6 +29,7 @@ KINDS = {
         "slot": 2,
         "choice": 1,
         "chosen": 4,
+        "knapsack": 4,
     },  # run, later and slot in scope staged only, choice only where an operation has several implementations
 }
 _KEYS = ("format", "graph", "graph_sha256", "budget_bytes", "scope", "bound", "denominator", "multipliers")

@@ -65,7 +65,8 @@ def of_a_tree(graph: Graph, budget: int, scope: Scope) -> BoundCertificate | Non
     if solved is None or not len(model.cost):
         return None
     enough = (windows.best.bound if windows.best else graph.least_cost) + float(rng.integers(0, 4))
-    tree = Tree(model, solved[1] * rng.choice([0.5, 1.0]), enough)
+    model, _, y = solved
+    tree = Tree(model, y * rng.choice([0.5, 1.0]), enough)
     tree.begin(time.monotonic() + 60)
     for _ in range(5):
         if tree.weakest is not None:
@@ -208,7 +209,7 @@ def felled(genuine: BoundCertificate, rng: np.random.Generator) -> Iterator[tupl
 
 def invented(graph: Graph, genuine: BoundCertificate, rng: np.random.Generator) -> BoundCertificate:
     """Multipliers climbed from nothing over every row that the checker takes, to the highest bound that it believes."""
-    every = window_rows_of(graph, len(genuine.boundaries)) if genuine.boundaries else rows_of(graph, rng)
+    every = window_rows_of(graph, len(genuine.boundaries), rng) if genuine.boundaries else rows_of(graph, rng)
     known = [row for row in every if _is_known(graph, genuine, row)]
     multipliers = [0] * len(known)
     empty = replace(genuine, denominator=2, multipliers={})
@@ -237,18 +238,23 @@ def rows_of(graph: Graph, rng: np.random.Generator) -> Iterator[tuple[Any, ...]]
             yield "once", t, k
             yield from (("edge", t, k, v) for v in range(n_values))
         yield from (("continuity", t, v) for v in range(n_values))
-        for _ in range(10):
-            items = rng.permutation(n_values)[: rng.integers(1, 4)].tolist()
-            yield "knapsack", t, int(rng.integers(0, 3)), *(x for v in items for x in (v, int(rng.integers(1, 3))))
+        yield from (knapsack(t, n_values, rng) for _ in range(10))
 
 
-def window_rows_of(graph: Graph, n_boundaries: int) -> Iterator[tuple[Any, ...]]:
+def knapsack(t: int, n_values: int, rng: np.random.Generator) -> tuple[Any, ...]:
+    """A row of up to three values."""
+    items = rng.permutation(n_values)[: rng.integers(1, 4)].tolist()
+    return "knapsack", t, int(rng.integers(0, 3)), *(x for v in items for x in (v, int(rng.integers(1, 3))))
+
+
+def window_rows_of(graph: Graph, n_boundaries: int, rng: np.random.Generator) -> Iterator[tuple[Any, ...]]:
     """Every row (kind, ...) of every window, and some that cannot exist."""
     values = range(len(graph.values))
     for i in range(len(graph)):
         yield "choice", i
     for k in range(n_boundaries + 1):
         yield "memory", k
+        yield from (knapsack(k, len(graph.values), rng) for _ in range(10))
         for m in range(k, n_boundaries):
             yield from (("need", k, m, v) for v in values)
             yield from (("continuity", k, m, v) for v in values)

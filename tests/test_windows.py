@@ -113,9 +113,9 @@ def graphs(count: int, first: int = 0) -> list[tuple[Graph, np.random.Generator]
     return found
 
 
-def check_plans(count: int, first: int = 0) -> tuple[int, int, int]:
-    """(optimal plans mapped into the rows, those with a repeat, those with slots); asserts that they fit."""
-    mapped = repeats = slots = 0
+def check_plans(count: int, first: int = 0) -> tuple[int, int, int, int]:
+    """(optimal plans mapped into the rows, those with a repeat, with slots, with cuts); asserts that they fit."""
+    mapped = repeats = slots = cuts = 0
     for graph, rng in graphs(count, first):
         least = remat.min_budget(graph, "staged").bytes
         for scope in SCOPES:
@@ -124,15 +124,18 @@ def check_plans(count: int, first: int = 0) -> tuple[int, int, int]:
             assert plan is not None
             cost = remat.simulate(graph, plan).cost
             for _ in range(3):
-                model = some_model(graph, budget, rng, scope)
+                solved = solve_windows(some_model(graph, budget, rng, scope), time.monotonic() + 60, lambda: False)
+                assert solved is not None
+                model = solved[0]
                 x = point_of(model, plan)
                 slots += bool(model.U)
+                cuts += bool(model.cuts)
                 lacks = model.matrix @ x < model.row_lower
                 assert not lacks.any(), (graph, budget, scope, model.row_kind[lacks], model.row_key[lacks])
                 assert model.cost @ x <= cost - graph.total_cost
                 mapped += 1
                 repeats += cost > graph.total_cost
-    return mapped, repeats, slots
+    return mapped, repeats, slots, cuts
 
 
 def check_plans_with_choices(count: int, first: int = 0) -> tuple[int, int, int]:
@@ -175,17 +178,19 @@ def test_thousands_of_optimal_choices_are_points_of_the_relaxation() -> None:
 
 
 def test_every_optimal_plan_is_a_point_of_the_relaxation() -> None:
-    mapped, repeats, slots = check_plans(60)
+    mapped, repeats, slots, cuts = check_plans(60)
     assert mapped == 360
     assert slots > 50
+    assert cuts > 8
     assert repeats > 50
 
 
 @pytest.mark.slow
 def test_thousands_of_optimal_plans_are_points_of_the_relaxation() -> None:
-    mapped, repeats, slots = check_plans(1500, first=1000)
+    mapped, repeats, slots, cuts = check_plans(1500, first=1000)
     assert mapped == 9000
     assert slots > 1000
+    assert cuts > 200
     assert repeats > 1500
 
 
@@ -234,7 +239,10 @@ def test_no_choice_of_multipliers_proves_too_much(scope: str) -> None:
                 i, v, y = (int(rng.integers(most)) for most in (len(graph), len(graph.values), 12))
                 row = {"need": [k, j, v], "edge": [k, j, i, v], "continuity": [k, j, v], "join": [k, j, i],
                        "each": [k, j, i, m], "memory": [k], "run": [k, i, v], "later": [k, i, v],
-                       "slot": [k, i], "choice": [i], "chosen": [k, j, i, v]}[kind]  # fmt: skip
+                       "slot": [k, i], "choice": [i], "chosen": [k, j, i, v],
+                       "knapsack": [k, int(rng.integers(3)), v, int(rng.integers(1, 3))]}[kind]  # fmt: skip
+                if kind == "knapsack" and v and rng.random() < 0.7:
+                    row += [int(rng.integers(v)), 1]
                 try:
                     proven_bound(graph, budget, Scope(scope), {kind: [[*row, y]]}, 4, model.boundaries)
                 except InvalidInput:
@@ -363,8 +371,8 @@ def check_any_branches(count: int, first: int = 0) -> tuple[int, int]:
             model = some_model(graph, budget, rng, scope)
             solved = solve_windows(model, time.monotonic() + 60, lambda: False)
             assert solved is not None
-            y = solved[1] * rng.choice([0.0, 0.5, 1.0])
-            tree = Tree(model, y, best + float(rng.choice([-1, 0, 0.5, 1, 3, 1000])))
+            model, _, y = solved
+            tree = Tree(model, y * rng.choice([0.0, 0.5, 1.0]), best + float(rng.choice([-1, 0, 0.5, 1, 3, 1000])))
             tree.begin(time.monotonic() + 60)
             for _ in range(int(rng.integers(0, 12))):
                 if tree.weakest is not None and len(model.cost):
@@ -413,7 +421,7 @@ def test_slots_count_memory_that_boundaries_do_not() -> None:
         model = build_window_model(Arrays.of(graph), budget, [4, 5], [(0, 1)], slots=slots)
         solved = solve_windows(model, time.monotonic() + 60, lambda: False)
         assert solved is not None
-        tree = Tree(model, solved[1], 16.0)
+        tree = Tree(solved[0], solved[2], 16.0)
         tree.run(time.monotonic() + 60, lambda: False)
         bounds.append(tree.certificate(context_of(graph, budget).problem).bound)
     assert bounds == [13, 15]
@@ -421,7 +429,7 @@ def test_slots_count_memory_that_boundaries_do_not() -> None:
 
 
 def test_trees_never_prove_more_than_the_optimum() -> None:
-    trees, branched, proven = check_trees(80, first=600)
+    trees, branched, proven = check_trees(100, first=600)
     assert trees > 140
     assert branched > 50
     assert proven > 10

@@ -210,14 +210,14 @@ def _add_rows(rows: WindowRows | _Rows, multipliers: Mapping[str, Sequence[Seque
         for *row, y in entries:
             if y < 0:
                 raise InvalidInput(f"the multiplier of the {kind} row {row!s:.80} is negative")
-            if not 0 <= row[0] < len(rows.graph) or not getattr(rows, kind)(y, *row):
+            if not 0 <= row[0] < len(rows.graph) or not rows.add(kind, row, y):
                 raise InvalidInput(f"the certificate uses the {kind} row {row!s:.80}, which does not exist")
 
 
 class _Rows:
     """Sums multiples of rows: `right` is y b, `weight_R` and `weight_S` are y A by column.
 
-    The methods with names of row kinds add y times one row, or return False if the row does not exist.
+    `add` adds y times one row, by the method with the name of its kind, or returns False if the row does not exist.
     """
 
     def __init__(self, graph: Graph, budget_bytes: int, scope: Scope) -> None:
@@ -227,6 +227,9 @@ class _Rows:
         self.right = 0
         self.weight_R: dict[tuple[int, int], int] = {}
         self.weight_S: dict[tuple[int, int], int] = {}
+
+    def add(self, kind: str, row: Sequence[int], y: int) -> bool:
+        return getattr(self, kind)(y, *row)
 
     def value(self, denominator: int) -> int:
         """y b plus the sum of min(0, c - y A) over all columns, times the denominator."""

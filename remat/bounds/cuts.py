@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import scipy.sparse as sp
 
 MOST = 64  # largest right side; the check takes as many steps for each value
 LEAST_VIOLATION = 1e-3
 PER_ROW = 3  # cuts taken from one memory row, the most violated ones
+FULL = 0.9  # share of a row's room that is filled where cuts are sought
 DIVISORS = range(1, 12)
 
 
@@ -37,6 +39,26 @@ def is_valid(sizes: Sequence[int], weights: Sequence[int], room: int, right: int
                 least[into] = held + size
     over = least[goal]
     return over is None or over > room
+
+
+def cuts_of_rows(
+    matrix: sp.csr_array, row_lower: np.ndarray, rows: np.ndarray, x: np.ndarray
+) -> Iterator[tuple[int, list[tuple[int, int]], int]]:  # fmt: skip
+    """Cuts that `x` [n] violates: (row, columns and weights, right).
+
+    Args:
+        matrix, row_lower: rows ``-(bytes x) >= -room`` among others.
+        rows: which rows these are.
+    """
+    for row in rows.tolist():
+        lo, hi = matrix.indptr[row : row + 2]
+        columns, sizes = matrix.indices[lo:hi], -np.asarray(matrix.data[lo:hi], dtype=np.int64)
+        room, at = -int(row_lower[row]), x[columns]
+        if room < 0 or float(at @ sizes) < FULL * room:
+            continue
+        for weights, right in knapsack_cuts(at, sizes, room):
+            inside = np.nonzero(weights)[0]
+            yield row, list(zip(columns[inside].tolist(), weights[inside].tolist(), strict=True)), right
 
 
 def knapsack_cuts(x: np.ndarray, sizes: np.ndarray, room: int) -> list[tuple[np.ndarray, int]]:

@@ -19,7 +19,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from remat.bounds.certificate import denominator_for, proven_bound
-from remat.bounds.cuts import knapsack_cuts
+from remat.bounds.cuts import cuts_of_rows
 from remat.bounds.relax import relaxed
 from remat.certificate import FORMAT, KINDS, BoundCertificate
 from remat.context import Context
@@ -174,20 +174,14 @@ def _violated(model: StagedModel, x: np.ndarray, known: set[tuple[int, ...]]) ->
     """Cuts that x violates, in the certificate's form: [t, right, v, a, v, a, ...]; `known` gets them too."""
     value_of = {column: v for (_, v), column in model.S_column.items()}
     found: list[list[int]] = []
-    for row in np.nonzero(model.row_kind == MEMORY)[0].tolist():
-        lo, hi = model.matrix.indptr[row : row + 2]
-        columns, sizes = model.matrix.indices[lo:hi], -np.asarray(model.matrix.data[lo:hi], dtype=np.int64)
-        room = -int(model.row_lower[row])
-        at = x[columns]
-        if room < 0 or float(at @ sizes) < 0.9 * room:
-            continue
-        for weights, right in knapsack_cuts(at, sizes, room):
-            cut = [int(model.row_key[row, 0]), right]
-            for j in np.nonzero(weights)[0].tolist():
-                cut += [value_of[int(columns[j])], int(weights[j])]
-            if tuple(cut) not in known:
-                known.add(tuple(cut))
-                found.append(cut)
+    rows = np.nonzero(model.row_kind == MEMORY)[0]
+    for row, weights, right in cuts_of_rows(model.matrix, model.row_lower, rows, x):
+        cut = [int(model.row_key[row, 0]), right]
+        for column, a in weights:
+            cut += [value_of[column], a]
+        if tuple(cut) not in known:
+            known.add(tuple(cut))
+            found.append(cut)
     return found
 
 

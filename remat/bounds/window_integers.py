@@ -34,6 +34,7 @@ SMALL = 1e-5  # scaled bytes, a hundred-millionth of the budget: a value below i
 CERTAIN = 0.5  # a column of an integer solution is 1 above it
 BEGIN = 0.15  # the first round has the fewest boundaries whose gap is so much above the least
 SHARE = 0.4  # of the time that is left, for each tree and for each program of HiGHS
+SHARE_AGAIN = 0.8  # of the time that is left, for an earlier tree that goes on
 NODES_PER_S, COLUMNS_PER_S = 6, 30  # most nodes of a tree and most columns for HiGHS, for each second that is left
 SHARE_OF_ANY = 0.03  # of the time that is left, in which a tree may have any number of nodes
 
@@ -58,53 +59,83 @@ class Listener:
 def raise_bound(windows: WindowBound, known: Incumbent, deadline: float, listener: Listener) -> int:
     """Rounds with one more boundary each, until one ends with a plan, or the deadline (monotonic); their number.
 
-    A round is a tree, and a small program for HiGHS if the tree is left open.
+    A round is a tree, and a small program for HiGHS if the tree is left open. A tree that proves less in its time than
+    an earlier one did gives way to that one.
     """
-    boundaries, rounds = list(_first_boundaries(windows, known)), 0
-    while boundaries and not listener.should_stop() and time.monotonic() < deadline:
-        model = windows.model(boundaries, LENGTHS_IN_INTEGERS)
-        if len(model.cost) > MOST_COLUMNS:
-            break
-        stage = _round(windows.problem, model, known.cost, deadline, listener)
-        rounds += 1
-        if stage is None:
-            break
-        boundaries = sorted([*boundaries, stage])
-    return rounds
+    return _Rounds(windows, known, deadline, listener).run()
 
 
-def _round(
-    problem: Problem, model: WindowModel, best: int | None, deadline: float, listener: Listener
-) -> int | None:  # fmt: skip
-    """The next round's boundary, by the optimum in integers or by the LP's point where the bound is least; or None."""
-    solved = solve_windows(model, deadline, listener.should_stop)
-    if solved is None:
-        return None
-    point, y = solved
-    whole: np.ndarray | None = None
-    if best is not None:
-        tree = Tree(model, y, (1 - ENOUGH) * best)
-        whole = tree.run(_share_ends(deadline, SHARE_OF_ANY), listener.should_stop)
+class _Rounds:
+    """One call of `raise_bound`."""
+
+    def __init__(self, windows: WindowBound, known: Incumbent, deadline: float, listener: Listener) -> None:
+        self.windows, self.known, self.deadline, self.listener = windows, known, deadline, listener
+        self.best: Tree | None = None  # the open tree of the highest bound
+        self.proven = 0.0  # the highest bound of a tree
+
+    def run(self) -> int:
+        """All rounds; their number."""
+        boundaries, rounds = list(_first_boundaries(self.windows, self.known)), 0
+        while boundaries and not self.listener.should_stop() and time.monotonic() < self.deadline:
+            model = self.windows.model(boundaries, LENGTHS_IN_INTEGERS)
+            if len(model.cost) > MOST_COLUMNS:
+                break
+            boundaries = self._round(model)
+            rounds += 1
+        return rounds
+
+    def _round(self, model: WindowModel) -> list[int]:
+        """The boundaries of the next round; none if there is no next one."""
+        solved = solve_windows(model, self.deadline, self.listener.should_stop)
+        if solved is None:
+            return []
+        model, point, y = solved
+        whole: np.ndarray | None = None
+        best = self.known.cost
+        if best is not None:
+            tree, whole = self._branch(Tree(model, y, (1 - ENOUGH) * best))
+            if tree.weakest is None:
+                return []
+            model, point = tree.model, tree.weakest
+        is_small = len(model.cost) <= COLUMNS_PER_S * (self.deadline - time.monotonic())
+        if whole is None and is_small and not self.listener.should_stop():
+            found, bound, ended = _solve(model, y, best, self._share_ends(), self.listener.should_stop)
+            if bound is not None:
+                self.listener.on_bound(bound)
+            if ended and found is None:
+                return []
+            whole = found if ended else None
+        stage = self._next(model, point, whole)
+        return [] if stage is None else sorted([*model.boundaries, stage])
+
+    def _branch(self, tree: Tree) -> tuple[Tree, np.ndarray | None]:
+        """(the tree after its time, or a better earlier one that went on; a point in integers that is cheaper)."""
+        stop = self.listener.should_stop
+        whole = tree.run(self._share_ends(SHARE_OF_ANY), stop)
         if whole is None:
-            most_nodes = int(NODES_PER_S * max(0.0, deadline - time.monotonic()))
-            whole = tree.run(_share_ends(deadline), listener.should_stop, most_nodes)
-        listener.on_proof(tree.certificate(problem))
-        if tree.weakest is None:
-            return None
-        point = tree.weakest
-    is_small = len(model.cost) <= COLUMNS_PER_S * (deadline - time.monotonic())
-    if whole is None and is_small and not listener.should_stop():
-        found, bound, ended = _solve(model, y, best, _share_ends(deadline), listener.should_stop)
-        if bound is not None:
-            listener.on_bound(bound)
-        if ended and found is None:
-            return None
-        whole = found if ended else None
-    if whole is None or model.arrays.choices:  # a point does not say how repeated operations run
-        return next_boundary(model, point)
-    plan = plan_of(model, whole)
-    listener.on_plan(plan)
-    return _boundary_for(problem, model, plan)
+            whole = tree.run(self._share_ends(), stop, int(NODES_PER_S * max(0.0, self.deadline - time.monotonic())))
+        is_open = whole is None and tree.weakest is not None
+        if is_open and self.best is not None and self.best.bound >= tree.bound:
+            tree = self.best
+            whole = tree.run(self._share_ends(SHARE_AGAIN), stop)
+        if tree.bound > self.proven:
+            self.proven = tree.bound
+            self.listener.on_proof(tree.certificate(self.windows.problem))
+        if is_open:
+            self.best = tree if whole is None else None
+        return tree, whole
+
+    def _next(self, model: WindowModel, point: np.ndarray, whole: np.ndarray | None) -> int | None:
+        """The next boundary, by the optimum in integers or by the LP's point where the bound is least; or None."""
+        if whole is None or model.arrays.choices:  # a point does not say how repeated operations run
+            return next_boundary(model, point)
+        plan = plan_of(model, whole)
+        self.listener.on_plan(plan)
+        return _boundary_for(self.windows.problem, model, plan)
+
+    def _share_ends(self, share: float = SHARE) -> float:
+        """The monotonic time at which a share of the time that is left is over."""
+        return time.monotonic() + share * (self.deadline - time.monotonic())
 
 
 def _boundary_for(problem: Problem, model: WindowModel, plan: Plan) -> int | None:
@@ -132,11 +163,6 @@ def _first_boundaries(windows: WindowBound, known: Incumbent) -> tuple[int, ...]
     if known.cost is None or windows.best is None:
         return windows.boundaries
     return windows.fewest_boundaries(known.cost - (1 + BEGIN) * (known.cost - windows.best.bound))
-
-
-def _share_ends(deadline: float, share: float = SHARE) -> float:
-    """The monotonic time at which a share of the time that is left is over."""
-    return time.monotonic() + share * (deadline - time.monotonic())
 
 
 def _solve(

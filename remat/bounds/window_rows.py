@@ -7,7 +7,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
+from remat.bounds.cuts import MOST, is_valid
 from remat.errors import InvalidInput
 from remat.graph import Graph
 
@@ -36,8 +38,8 @@ def last_uses(
 class WindowRows:
     """Sums multiples of rows: `right` is y b, `weight` is y A by column.
 
-    The methods named like kinds of rows add y times one row, and return False for a row that does not exist. Intervals
-    count from 0.
+    `add` adds y times one row. The methods named like kinds of rows write one down, or return False if it does not
+    exist. Intervals count from 0.
     """
 
     def __init__(self, graph: Graph, budget_bytes: int, boundaries: Sequence[int]) -> None:
@@ -62,10 +64,26 @@ class WindowRows:
         self.room = [budget_bytes - graph.working_set_bytes(t) for t in self.t]
         self.right = 0
         self.weight: dict[Column, int] = {}
+        self._constant, self._terms = 0, dict[Column, int]()  # of the row that is being written down
+        self._known: dict[tuple[Any, ...], tuple[int, list[tuple[Column, int]]]] = {}
 
     def clear(self) -> None:
         """Forget the sums."""
         self.right, self.weight = 0, {}
+
+    def add(self, kind: str, row: Sequence[int], y: int) -> bool:
+        """Add y times a row; False if it does not exist. The nodes of a tree use the same rows, so they are kept."""
+        key = (kind, *row)
+        if key not in self._known:
+            self._constant, self._terms = 0, {}
+            if not getattr(self, kind)(*row):
+                return False
+            self._known[key] = self._constant, list(self._terms.items())
+        constant, terms = self._known[key]
+        self.right += y * constant
+        for column, factor in terms:
+            self.weight[column] = self.weight.get(column, 0) + y * factor
+        return True
 
     def has_column(self, column: Column) -> bool:
         """Whether it is a column, under the name of its shortest window."""
@@ -120,7 +138,7 @@ class WindowRows:
             return self.ways[k][i].cost - self.least_cost[k]
         return self.least_cost[i] if kind == "R" and k == m else 0
 
-    def need(self, y: int, k: int, m: int, v: int) -> bool:
+    def need(self, k: int, m: int, v: int) -> bool:
         """S[k,v] + R[k,m,p] >= 1: a first run in the window always reads v, or v is kept and the window is the last."""
         if not self._is_window(k, m) or not self._can_lack(k, v):
             return False
@@ -128,106 +146,121 @@ class WindowRows:
         is_read = any(self.t[k] < user <= end and v in self.always[user] for user in self.users[v])
         if not is_read and not (m + 1 == len(self.t) and self.graph.values[v].keep):
             return False
-        self._provide(y, k, m, v)
-        self.right += y
+        self._provide(k, m, v)
+        self._constant += 1
         return True
 
-    def edge(self, y: int, k: int, m: int, i: int, v: int) -> bool:
+    def edge(self, k: int, m: int, i: int, v: int) -> bool:
         """S[k,v] + R[k,m,p] - R[k,m,i] >= 0, for an operation i that always reads v."""
         if not self._is_window(k, m) or not self._can_run(k, i) or not self._can_lack(k, v):
             return False
         if v not in self.always[i]:
             return False
-        self._provide(y, k, m, v)
-        self._add_run(-y, k, m, i)
+        self._provide(k, m, v)
+        self._add_run(-1, k, m, i)
         return True
 
-    def continuity(self, y: int, k: int, m: int, v: int) -> bool:
+    def continuity(self, k: int, m: int, v: int) -> bool:
         """S[k,v] + R[k,m,p] - S[m+1,v] >= 0."""
         if not self._is_window(k, m) or m + 1 == len(self.t) or not self._can_lack(k, v):
             return False
         if not self._is_held(m + 1, v):
             return False
-        self._provide(y, k, m, v)
-        self._add(-y, "S", m + 1, m + 1, v)
+        self._provide(k, m, v)
+        self._add(-1, "S", m + 1, m + 1, v)
         return True
 
-    def join(self, y: int, k: int, m: int, i: int) -> bool:
+    def join(self, k: int, m: int, i: int) -> bool:
         """Sum of R[j,j,i] for j = k..m - R[k,m,i] >= 0."""
         if not self._is_window(k, m) or not self._can_run(k, i):
             return False
         for j in range(k, m + 1):
             if self._can_run(j, i):
-                self._add_run(y, j, j, i)
-        self._add_run(-y, k, m, i)
+                self._add_run(1, j, j, i)
+        self._add_run(-1, k, m, i)
         return True
 
-    def each(self, y: int, k: int, m: int, i: int, j: int) -> bool:
+    def each(self, k: int, m: int, i: int, j: int) -> bool:
         """R[k,m,i] - R[j,j,i] >= 0 for k <= j <= m."""
         if not self._is_window(k, m) or not k <= j <= m or not self._can_run(k, i) or not self._can_run(j, i):
             return False
-        self._add_run(y, k, m, i)
-        self._add_run(-y, j, j, i)
+        self._add_run(1, k, m, i)
+        self._add_run(-1, j, j, i)
         return True
 
-    def memory(self, y: int, k: int) -> bool:
+    def memory(self, k: int) -> bool:
         """What is held while t_k runs, beside what it reads, makes and needs, fits the budget."""
         if not 0 <= k < len(self.t):
             return False
         left, unit = self.room[k], 0
         for v, value in enumerate(self.graph.values):
             if self._is_held(k, v):
-                self._add(-y * value.bytes, "S", k, k, v)
+                self._add(-value.bytes, "S", k, k, v)
                 unit = math.gcd(unit, value.bytes)
         t = self.t[k]
         sizes = [self.graph.touched_bytes(way) for way in self.ways[t]]
         for w, size in enumerate(sizes):
             if size > min(sizes):
-                self._add(-y * (size - min(sizes)), "X", t, t, w)
+                self._add(-(size - min(sizes)), "X", t, t, w)
                 unit = math.gcd(unit, size - min(sizes))
         left -= left % unit if unit else 0  # the left side is a multiple of it
-        self.right -= y * left
+        self._constant -= left
         return True
 
-    def choice(self, y: int, i: int) -> bool:
+    def knapsack(self, k: int, most: int, *terms: int) -> bool:
+        """Sum of a S[k,v] <= most, if no set of these values that fits beside t_k weighs more."""
+        items, weights = terms[::2], terms[1::2]
+        distinct = len(set(items)) == len(items) == len(weights)
+        if not 0 <= k < len(self.t) or not 0 <= most <= MOST or not distinct or min(weights, default=0) < 1:
+            return False
+        if not all(0 <= v < len(self.producer) and self._is_held(k, v) for v in items):
+            return False
+        if not is_valid([self.graph.values[v].bytes for v in items], weights, self.room[k], most):
+            raise InvalidInput(f"the knapsack row of boundary {k} does not follow from its memory row")
+        self._constant -= most
+        for v, a in zip(items, weights, strict=True):
+            self._add(-a, "S", k, k, v)
+        return True
+
+    def choice(self, i: int) -> bool:
         """(sum of X[i,w] over the implementations w) >= 1."""
         if not 0 <= i < len(self.ways) or len(self.ways[i]) == 1:
             return False
         for w in range(len(self.ways[i])):
-            self._add(y, "X", i, i, w)
-        self.right += y
+            self._add(1, "X", i, i, w)
+        self._constant += 1
         return True
 
-    def chosen(self, y: int, k: int, m: int, i: int, v: int) -> bool:
+    def chosen(self, k: int, m: int, i: int, v: int) -> bool:
         """S[k,v] + R[k,m,p] - (sum of X[i,w] over the w that read v) >= 0, if i first runs in the window."""
         if not self._is_window(k, m) or not self._can_lack(k, v) or not self.t[k] < i <= self._end(m):
             return False
         if v not in self.reads[i]:
             return False
-        self._provide(y, k, m, v)
+        self._provide(k, m, v)
         for w, way in enumerate(self.ways[i]):
             if v in way.inputs:
-                self._add(-y, "X", i, i, w)
+                self._add(-1, "X", i, i, w)
         return True
 
-    def run(self, y: int, k: int, j: int, v: int) -> bool:
+    def run(self, k: int, j: int, v: int) -> bool:
         """U[k,j,v] - R[k,k,j] >= 0."""
         if not self._has_need(k, j, v):
             return False
-        self._add(y, "U", k, j, v)
-        self._add(-y, "R", k, k, j)
+        self._add(1, "U", k, j, v)
+        self._add(-1, "R", k, k, j)
         return True
 
-    def later(self, y: int, k: int, j: int, v: int) -> bool:
+    def later(self, k: int, j: int, v: int) -> bool:
         """U[k,j,v] - U[k,j',v] >= 0 for the next j', or U[k,j,v] - S[k+1,v] >= 0."""
         if not self._has_need(k, j, v):
             return False
-        self._add(y, "U", k, j, v)
+        self._add(1, "U", k, j, v)
         if next_need := self._need(k, j + 1, v):
-            self._add(-y, *next_need)
+            self._add(-1, *next_need)
         return True
 
-    def slot(self, y: int, k: int, i: int) -> bool:
+    def slot(self, k: int, i: int) -> bool:
         """What is resident while operation i runs in the stage of t_(k+1), or would run, fits the budget."""
         if not self._is_stage(k) or not self._can_run(k, i):
             return False
@@ -235,17 +268,17 @@ class WindowRows:
         left, factors = self.budget_bytes - self.graph.fixed_bytes, []
         if operation.workspace_bytes:
             factors.append(operation.workspace_bytes)
-            self._add(-y * operation.workspace_bytes, "R", k, k, i)
+            self._add(-operation.workspace_bytes, "R", k, k, i)
         for v, value in enumerate(self.graph.values):
             if self.producer[v] <= self.t[k]:
                 terms, constant = self._resident(k, i, v)
                 left -= constant * value.bytes
                 factors += [value.bytes] * len(terms)
                 for factor, column in terms:
-                    self._add(-y * factor * value.bytes, *column)
+                    self._add(-factor * value.bytes, *column)
         unit = math.gcd(*factors)
         left -= left % unit if unit else 0  # the left side is a multiple of it
-        self.right -= y * left
+        self._constant -= left
         return True
 
     def _resident(self, k: int, i: int, v: int) -> tuple[list[tuple[int, Column]], int]:
@@ -304,19 +337,19 @@ class WindowRows:
         """Whether R[k,.,i] has a column."""
         return 0 <= i <= self.t[k] < self.last_run[i]
 
-    def _provide(self, y: int, k: int, m: int, v: int) -> None:
-        """Add y (S[k,v] + R[k,m,p]), p the producer of v."""
+    def _provide(self, k: int, m: int, v: int) -> None:
+        """Add S[k,v] + R[k,m,p], p the producer of v."""
         if self._is_held(k, v):
-            self._add(y, "S", k, k, v)
+            self._add(1, "S", k, k, v)
         if self._can_run(k, self.producer[v]):
-            self._add_run(y, k, m, self.producer[v])
+            self._add_run(1, k, m, self.producer[v])
 
-    def _add_run(self, y: int, k: int, m: int, i: int) -> None:
-        """Add y R[k,m,i]: the same as a shorter window's where i cannot serve in the last intervals."""
+    def _add_run(self, factor: int, k: int, m: int, i: int) -> None:
+        """Add a multiple of R[k,m,i]: the same as a shorter window's where i cannot serve in the last intervals."""
         while m > k and self.t[m] >= self.last_run[i]:
             m -= 1
-        self._add(y, "R", k, m, i)
+        self._add(factor, "R", k, m, i)
 
-    def _add(self, y: int, kind: str, k: int, m: int, which: int) -> None:
+    def _add(self, factor: int, kind: str, k: int, m: int, which: int) -> None:
         column = (kind, k, m, which)
-        self.weight[column] = self.weight.get(column, 0) + y
+        self._terms[column] = self._terms.get(column, 0) + factor

@@ -11,7 +11,6 @@ import heapq
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from remat.bounds.windows import multipliers_of
 from remat.certificate import BoundCertificate, TreeNode
 from remat.incumbent import GAP_TOLERANCE
 from remat.problem import Problem
-from remat.programs.highs import Simplex, Vertex
+from remat.programs.highs import Basis, Simplex, Vertex
 from remat.programs.program import ABSOLUTE_TOLERANCE
 from remat.programs.windows import WindowModel
 
@@ -29,7 +28,8 @@ WHOLE = 1e-6  # a column is whole if it is as near to an integer
 TRIED = 8  # columns at a node whose two children are solved, at most
 TRIAL = 100  # iterations of a try
 KNOWN = 4  # tries of a column after which its earlier results are trusted
-MOST_ENTRIES = 400_000  # multipliers of a tree, so that its certificate stays within megabytes and seconds
+MOST_ENTRIES = 800_000  # multipliers of a tree, so that its certificate stays within megabytes and seconds
+COUNTED_S = 1e-5  # for each multiplier, to count the certificate
 FREE = -1  # of a column: neither 0 nor 1 is fixed
 
 
@@ -48,7 +48,7 @@ class _Node:
     rows: np.ndarray
     multipliers: np.ndarray
     x: np.ndarray | None
-    basis: Any
+    basis: Basis | None
     branch: tuple[int, int, int] | None = None
     is_solved: bool = True
 
@@ -65,7 +65,7 @@ class Tree:
         """`y` [rows] are multipliers of the LP, `enough` the bound at which a node is closed."""
         self.model, self.enough = model, enough
         program, self._row_scale, self._cost_scale = model.scaled()
-        self._simplex = Simplex(program)
+        self._simplex = Simplex(program, (y > 0) | model.is_bytes)
         self._total = model.arrays.graph.total_cost
         self._transposed = model.matrix.T.astype(np.float64).tocsr()
         self._cost, self._lower = model.cost.astype(np.float64), model.row_lower.astype(np.float64)
@@ -85,11 +85,18 @@ class Tree:
         return min((node.bound for node in self.nodes if node.branch is None), default=self.enough)
 
     def run(self, deadline: float, should_stop: Callable[[], bool], most_nodes: float = np.inf) -> np.ndarray | None:
-        """Branch until every leaf is closed, or the limits. Returns an integer point [n] that is cheaper, if found."""
+        """Branch until every leaf is closed, or the limits. Returns an integer point [n] that is cheaper, if found.
+
+        It ends early enough for the certificate to be counted before the deadline.
+        """
         if not self._is_begun and not self.begin(deadline):
             return None
         while self._open and self._open[0][0] < self.enough and not should_stop():
-            if time.monotonic() > deadline or self.entries > MOST_ENTRIES or len(self.nodes) > most_nodes:
+            if (
+                time.monotonic() + COUNTED_S * self.entries > deadline
+                or self.entries > MOST_ENTRIES
+                or len(self.nodes) > most_nodes
+            ):
                 break
             x, node = self.weakest, self.nodes[self._open[0][1]]
             assert x is not None
@@ -196,7 +203,9 @@ class Tree:
             found.append(child)
         return found[0], found[1]
 
-    def _solve(self, fixed: np.ndarray, basis: Any, deadline: float, iterations: int = 2**31 - 1) -> Vertex | None:
+    def _solve(
+        self, fixed: np.ndarray, basis: Basis | None, deadline: float, iterations: int = 2**31 - 1
+    ) -> Vertex | None:  # fmt: skip
         enough = (self.enough - self._total) * self._cost_scale + ABSOLUTE_TOLERANCE
         lower, upper = (fixed == 1).astype(np.float64), (fixed != 0).astype(np.float64)
         return self._simplex.solve(

@@ -14,18 +14,18 @@ from functools import cached_property
 import numpy as np
 
 from remat.bounds.certificate import denominator_for, proven_bound
+from remat.bounds.cuts import cuts_of_rows
 from remat.certificate import KINDS, WINDOW_FORMAT, BoundCertificate
 from remat.plan import Scope
 from remat.problem import Problem
-from remat.programs.highs import interior_point
-from remat.programs.windows import NAMES, Arrays, WindowModel, build_window_model
+from remat.programs.highs import Simplex
+from remat.programs.windows import KNAPSACK, MEMORY, NAMES, Arrays, Cut, WindowModel, build_window_model
 
 LENGTHS, LENGTHS_IN_INTEGERS = (2, 3, 4, 6, 8), (2, 4, 8)  # of the windows, in intervals
 MOST_BOUNDARIES = 24
 WORTH = 2e-6  # share of the cost that some of the last rounds must have gained for another
 PATIENCE = 4  # rounds
 NEARLY = 2e-4  # share of a bound
-ACCURACY = 1e-6  # share of the cost by which an LP's multipliers may miss its value
 HELD = 1e-3  # below it a fraction of a run is taken for none
 
 
@@ -44,6 +44,7 @@ class WindowBound:
         self._boundaries: list[int] = []
         self._gained: list[int] = []
         self._proofs: list[BoundCertificate] = []
+        self._cuts: dict[int, dict[Cut, None]] = {}
 
     @property
     def best(self) -> BoundCertificate | None:
@@ -88,7 +89,8 @@ class WindowBound:
         n = len(boundaries)
         windows = [(k, k + length - 1) for length in lengths for k in range(n - length + 1)]
         is_staged = self.problem.scope is Scope.STAGED
-        return build_window_model(self._arrays, self.problem.budget_bytes, boundaries, windows, slots=is_staged)
+        model = build_window_model(self._arrays, self.problem.budget_bytes, boundaries, windows, slots=is_staged)
+        return model.with_cuts([cut for t in boundaries for cut in self._cuts.get(t, ())])
 
     def _round(self, deadline: float, on_bound: Callable[[BoundCertificate], None], stop: Callable[[], bool]) -> bool:
         """One LP, and the boundary for the next; whether it came to its end."""
@@ -97,8 +99,10 @@ class WindowBound:
         solved = solve_windows(model, deadline, stop)
         if solved is None:
             return False
-        x, y = solved
+        model, x, y = solved
         self.columns = len(x)
+        for cut in model.cuts:
+            self._cuts.setdefault(cut.boundary, {})[cut] = None
         certificate = _certify(self.problem, model, y)
         once = self.problem.graph.least_cost
         before = once if self.best is None else self.best.bound
@@ -117,21 +121,43 @@ class WindowBound:
 
 def solve_windows(
     model: WindowModel, deadline: float, should_stop: Callable[[], bool]
-) -> tuple[np.ndarray, np.ndarray] | None:  # fmt: skip
-    """([n] values of the columns, [rows] multipliers) by interior point; None if it did not end."""
+) -> tuple[WindowModel, np.ndarray, np.ndarray] | None:  # fmt: skip
+    """(the model with more rows KNAPSACK, [n] values of the columns, [rows] multipliers) of the LP.
+
+    None if it has no solution or did not end in time.
+    """
     program, row_scale, cost_scale = model.scaled()
-    if not len(program.cost):
-        return np.zeros(0), np.zeros(len(row_scale))
-    for presolve in (True, False):
-        solved = interior_point(program, deadline - time.monotonic(), 1, should_stop, presolve=presolve)
-        if solved is None:
+    n = len(program.cost)
+    if not n:
+        return model, np.zeros(0), np.zeros(len(row_scale))
+    simplex, value = Simplex(program, model.is_bytes), -math.inf
+    while True:
+        solved = simplex.solve(
+            np.zeros(n), np.ones(n), time_limit_s=deadline - time.monotonic(), should_stop=should_stop
+        )
+        if solved is None or solved.x is None:
             return None
-        x, y = solved
-        value = program.cost @ x
-        proven = y @ program.row_lower + np.minimum(0.0, program.cost - program.matrix.T @ y).sum()
-        if value - proven <= ACCURACY * program.cost.sum():
-            break  # otherwise undoing the presolve has spoilt the multipliers, which happens in small programs
-    return x, y * row_scale / cost_scale
+        before, value = value, float(program.cost @ solved.x)
+        cuts = missed_cuts(model, solved.x) if value - before > WORTH * program.cost.sum() else []
+        if not cuts:
+            return model, solved.x, solved.row_dual * row_scale / cost_scale
+        model = model.with_cuts(cuts)
+        program, row_scale, cost_scale = model.scaled()
+        simplex.extend(program)
+
+
+def missed_cuts(model: WindowModel, x: np.ndarray) -> list[Cut]:
+    """New rows KNAPSACK that the point x [n] misses."""
+    known, found = set(model.cuts), list[Cut]()
+    rows = np.nonzero(model.row_kind == MEMORY)[0]
+    for row, terms, most in cuts_of_rows(model.matrix, model.row_lower, rows, x):
+        k = int(model.row_key[row, 0])
+        value_of = {column: v for v, column in enumerate(model.S[k].tolist()) if column >= 0}
+        weights = tuple((value_of[column], a) for column, a in terms if column in value_of)
+        cut = Cut(model.boundaries[k], most, weights)
+        if weights and cut not in known:
+            found.append(cut)
+    return found
 
 
 def _certify(problem: Problem, model: WindowModel, y: np.ndarray) -> BoundCertificate:
@@ -151,8 +177,14 @@ def multipliers_of(model: WindowModel, y: np.ndarray, denominator: int) -> dict[
     multipliers: dict[str, list[list[int]]] = {name: [] for name in NAMES}
     for row in np.nonzero(y > 0)[0].tolist():
         name, amount = NAMES[model.row_kind[row]], int(y[row] * denominator)
+        key = model.row_key[row].tolist()
+        if model.row_kind[row] == KNAPSACK:
+            cut = model.cuts[key[1]]
+            key = [key[0], cut.most, *(number for weight in cut.weights for number in weight)]
+        else:
+            key = key[: KINDS[WINDOW_FORMAT][name]]
         if amount:
-            multipliers[name].append([*model.row_key[row, : KINDS[WINDOW_FORMAT][name]].tolist(), amount])
+            multipliers[name].append([*key, amount])
     return multipliers
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from remat.programs.program import Limits, Program
+from remat.programs.program import TOLERANCE, Limits, Program
 
 FEASIBLE = 2  # kSolutionStatusFeasible; the info holds it as a number
+MOST_MISSED = 2_000  # rows that enter a `Simplex` at once
+UNASKED_S = 0.25  # most time in which it does not ask whether to stop
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,8 +50,7 @@ def highs_options(limits: Limits) -> dict[str, Any]:
 
 
 def interior_point(
-    program: Program, time_limit_s: float, threads: int = 1, should_stop: Callable[[], bool] | None = None,
-    *, presolve: bool = True,
+    program: Program, time_limit_s: float, threads: int = 1, should_stop: Callable[[], bool] | None = None
 ) -> tuple[np.ndarray, np.ndarray] | None:  # fmt: skip
     """Solve a linear program, columns 0 to 1, without crossover.
 
@@ -56,13 +58,19 @@ def interior_point(
         ([n] columns, [rows] multipliers, none below 0), within the solver's tolerance; None if it did not end in time.
     """
     options = {
-        "solver": "ipm", "run_crossover": "off", "presolve": "choose" if presolve else "off", "threads": threads,
-        "time_limit": max(0.1, time_limit_s),
+        "solver": "ipm", "run_crossover": "off", "threads": threads, "time_limit": max(0.1, time_limit_s),
     }  # fmt: skip
     answer = solve_program(program, options, should_stop=should_stop)
     if answer.x is None or answer.row_dual is None:
         return None
     return np.clip(answer.x, 0.0, 1.0), np.maximum(answer.row_dual, 0.0)
+
+
+class Basis(NamedTuple):
+    """A basis of HiGHS for the first `n_rows` rows of a `Simplex`; to ask it for that number takes long."""
+
+    basis: Any
+    n_rows: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,22 +86,28 @@ class Vertex:
 
     x: np.ndarray | None
     row_dual: np.ndarray
-    basis: Any
+    basis: Basis | None
     is_solved: bool = True
 
 
 class Simplex:
-    """A linear program, ``matrix x >= row_lower``, that is solved often, each time with other bounds of its columns."""
+    """A linear program, ``matrix x >= row_lower``, that is solved often, each time with other bounds of its columns.
 
-    def __init__(self, program: Program) -> None:
-        self._highs = _load(program)
+    Rows enter when a point misses them, because few of them matter: about 1,000 of 50,000 in the window relaxation.
+    """
+
+    def __init__(self, program: Program, first: np.ndarray) -> None:
+        """`first` [rows] says which rows are there from the beginning."""
+        self._program, self._is_in = program, first.copy()
+        self._rows = np.nonzero(first)[0]
+        self._highs = _load(replace(program, matrix=program.matrix[first], row_lower=program.row_lower[first]))
         self._columns = np.arange(len(program.cost), dtype=np.int32)
         for option, value in {"solver": "simplex", "presolve": "off", "threads": 1}.items():
             self._highs.setOptionValue(option, value)
 
     def solve(
-        self, lower: np.ndarray, upper: np.ndarray, *, basis: Any = None, enough: float = np.inf, time_limit_s: float,
-        iterations: int = 2**31 - 1,
+        self, lower: np.ndarray, upper: np.ndarray, *, basis: Basis | None = None, enough: float = np.inf,
+        time_limit_s: float, iterations: int = 2**31 - 1, should_stop: Callable[[], bool] = lambda: False,
     ) -> Vertex | None:  # fmt: skip
         """Solve by the dual simplex method; None if it did not end in time.
 
@@ -102,27 +116,73 @@ class Simplex:
             basis: of an earlier vertex.
             enough: an objective above which the solve may end.
             iterations: after which it ends.
+            should_stop: is asked now and then.
         """
         import highspy
 
         highs, statuses = self._highs, highspy.HighsModelStatus
+        deadline = time.monotonic() + max(0.1, time_limit_s)
         highs.changeColsBounds(len(self._columns), self._columns, lower, upper)
         if basis is not None:
-            highs.setBasis(basis)
+            self._start_from(basis)
         highs.setOptionValue("objective_bound", enough)
         highs.setOptionValue("simplex_iteration_limit", iterations)
-        highs.setOptionValue("time_limit", highs.getRunTime() + max(0.1, time_limit_s))
-        highs.run()
-        status = highs.getModelStatus()
-        if status == statuses.kInfeasible:
-            _, exists, ray = highs.getDualRay()
-            return Vertex(None, np.maximum(np.asarray(ray), 0.0), None) if exists else None
-        if status not in (statuses.kOptimal, statuses.kObjectiveBound, statuses.kIterationLimit):
-            return None
-        solution = highs.getSolution()
-        x, row_dual = np.asarray(solution.col_value), np.asarray(solution.row_dual)
-        is_solved = status != statuses.kIterationLimit
-        return Vertex(np.clip(x, 0.0, 1.0), np.maximum(row_dual, 0.0), highs.getBasis(), is_solved)
+        while not should_stop():
+            left_s = deadline - time.monotonic()
+            highs.setOptionValue("time_limit", highs.getRunTime() + max(0.01, min(left_s, UNASKED_S)))
+            highs.run()
+            status = highs.getModelStatus()
+            if status == statuses.kTimeLimit and left_s > 0:
+                continue
+            if status == statuses.kInfeasible:
+                _, exists, ray = highs.getDualRay()
+                return Vertex(None, self._all_rows(ray), None) if exists else None
+            if status not in (statuses.kOptimal, statuses.kObjectiveBound, statuses.kIterationLimit):
+                break
+            solution = highs.getSolution()
+            x = np.asarray(solution.col_value)
+            if status == statuses.kOptimal and self._add_missed(x):
+                continue
+            is_solved = status != statuses.kIterationLimit
+            basis = Basis(highs.getBasis(), len(self._rows))
+            return Vertex(np.clip(x, 0.0, 1.0), self._all_rows(solution.row_dual), basis, is_solved)
+        return None
+
+    def extend(self, program: Program) -> None:
+        """Go on with the same program and more rows at its end."""
+        self._program = program
+        self._is_in = np.concatenate([self._is_in, np.zeros(len(program.row_lower) - len(self._is_in), dtype=bool)])
+
+    def _add_missed(self, x: np.ndarray) -> bool:
+        """Add the rows that x [n] misses most; whether there are any."""
+        missed = np.where(self._is_in, 0.0, self._program.row_lower - self._program.matrix @ x)
+        rows = np.nonzero(missed > TOLERANCE)[0]
+        if len(rows) > MOST_MISSED:
+            rows = np.sort(rows[np.argsort(-missed[rows], kind="stable")[:MOST_MISSED]])
+        part = self._program.matrix[rows]
+        starts, indices = part.indptr[:-1].astype(np.int32), part.indices.astype(np.int32)
+        upper = np.full(len(rows), np.inf)
+        self._highs.addRows(len(rows), self._program.row_lower[rows], upper, part.nnz, starts, indices, part.data)
+        self._rows = np.concatenate([self._rows, rows])
+        self._is_in[rows] = True
+        return bool(len(rows))
+
+    def _start_from(self, start: Basis) -> None:
+        """Begin from the basis of an earlier vertex, with the rows that have entered since."""
+        import highspy
+
+        basis: Any = start.basis
+        if new := len(self._rows) - start.n_rows:
+            basis = highspy.HighsBasis()
+            basis.valid, basis.alien, basis.col_status = True, False, start.basis.col_status
+            basis.row_status = [*start.basis.row_status, *[highspy.HighsBasisStatus.kBasic] * new]
+        self._highs.setBasis(basis)
+
+    def _all_rows(self, multipliers: Any) -> np.ndarray:
+        """[rows] multipliers, none below 0, from those of the rows that are in."""
+        y = np.zeros(len(self._is_in))
+        y[self._rows] = np.maximum(np.asarray(multipliers), 0.0)
+        return y
 
 
 def solve_program(

@@ -17,6 +17,7 @@ Rows, for the window k..m, which lies between the boundaries t_k and t_(m+1), wi
 - CONTINUITY: S[k,v] + R[k,m,p] - S[m+1,v] >= 0, for v whose producer first ran at or before t_k.
 - JOIN: sum of R[j,j,i] for j = k..m - R[k,m,i] >= 0; EACH: R[k,m,i] - R[j,j,i] >= 0 for each j of them.
 - MEMORY: the bytes of all S[k,v], of the inputs and outputs of t_k and of its workspace are within the budget.
+- KNAPSACK: sum of a[v] S[k,v] <= most, if no set of values that fits beside t_k weighs more (`remat.bounds.cuts`).
 
 **Every plan of the scopes staged and fixed_order gives a point of it that costs no more**, so that the least cost of
 the relaxation is a bound. Take a plan without useless runs (a run is useless if its outputs are not read before they
@@ -86,8 +87,8 @@ from remat.programs.staged import last_stages
 from remat.simulator import simulate
 
 # Kinds of rows.
-NEED, EDGE, CONTINUITY, JOIN, EACH, MEMORY, RUN, LATER, SLOT, CHOICE, CHOSEN = range(11)
-NAMES = ("need", "edge", "continuity", "join", "each", "memory", "run", "later", "slot", "choice", "chosen")
+NEED, EDGE, CONTINUITY, JOIN, EACH, MEMORY, RUN, LATER, SLOT, CHOICE, CHOSEN, KNAPSACK = range(12)
+NAMES = ("need", "edge", "continuity", "join", "each", "memory", "run", "later", "slot", "choice", "chosen", "knapsack")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,15 @@ class Arrays:
         return simulate(self.graph, once).running_bytes - self.graph.fixed_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The row KNAPSACK of the boundary at operation `boundary`: [(v, a)] with sum of a S[k,v] <= most."""
+
+    boundary: int
+    most: int
+    weights: tuple[tuple[int, int], ...]
+
+
 @dataclass(frozen=True, eq=False)
 class WindowModel:
     """min cost x + cost of running everything once, matrix x >= row_lower, 0 <= x <= 1.
@@ -187,7 +197,7 @@ class WindowModel:
         cost: [n] int64; matrix: [rows, n] int64; row_lower: [rows] int64.
         row_kind: [rows]; row_key: [rows, 4] int64, filled up with -1: NEED and CONTINUITY (k, m, v),
             EDGE (k, m, i, v), JOIN (k, m, i), EACH (k, m, i, j), MEMORY (k), RUN and LATER (k, j, v), SLOT (k, i),
-            CHOICE (i), CHOSEN (k, m, i, v); intervals count from 0.
+            CHOICE (i), CHOSEN (k, m, i, v), KNAPSACK (k, place in `cuts`); intervals count from 0.
         S: [K, V] column or -1; R: [(k, m)] [N] column or -1; U: [(k, j, v)] column; X: [i] [W] columns; see the module.
     """
 
@@ -203,6 +213,23 @@ class WindowModel:
     R: dict[tuple[int, int], np.ndarray]
     U: dict[tuple[int, int, int], int]
     X: dict[int, np.ndarray]
+    cuts: tuple[Cut, ...] = ()
+
+    def with_cuts(self, cuts: Sequence[Cut]) -> WindowModel:
+        """The same with more rows KNAPSACK, each at one of the boundaries."""
+        if not cuts:
+            return self
+        rows = Rows()
+        for place, cut in enumerate(cuts, start=len(self.cuts)):
+            k = self.boundaries.index(cut.boundary)
+            terms = [(int(self.S[k, v]), -a) for v, a in cut.weights]
+            rows.add(terms, -cut.most, KNAPSACK, (k, place, -1, -1))
+        return replace(
+            self, matrix=sp.csr_array(sp.vstack([self.matrix, rows.matrix(len(self.cost), np.int64)])),
+            row_lower=np.concatenate([self.row_lower, np.array(rows.lower, dtype=np.int64)]),
+            row_kind=np.concatenate([self.row_kind, np.array(rows.kind, dtype=np.int64)]),
+            row_key=np.vstack([self.row_key, np.array(rows.key, dtype=np.int64)]), cuts=(*self.cuts, *cuts),
+        )  # fmt: skip
 
     @cached_property
     def is_bytes(self) -> np.ndarray:
