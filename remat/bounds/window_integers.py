@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from remat.bounds.window_tree import ENOUGH, Tree
-from remat.bounds.windows import LENGTHS_IN_INTEGERS, WindowBound, next_boundary, solve_windows
+from remat.bounds.windows import WindowBound, next_boundary
 from remat.certificate import BoundCertificate
 from remat.incumbent import Incumbent
 from remat.plan import COMPUTE, Plan
@@ -27,7 +27,7 @@ from remat.programs.program import TOLERANCE, least_whole
 from remat.programs.windows import WindowModel
 from remat.simulator import simulate
 
-MOST_COLUMNS = 20_000  # a larger program does not end in minutes
+MOST_COLUMNS = 60_000  # a larger program does not end in minutes
 GAP = 2e-5  # of a program, below the gap that counts as optimal
 ROOM = 100 * TOLERANCE  # beside a scaled budget of 1000: a solver can tell it from its tolerance
 SMALL = 1e-5  # scaled bytes, a hundred-millionth of the budget: a value below it may always be held
@@ -77,7 +77,7 @@ class _Rounds:
         """All rounds; their number."""
         boundaries, rounds = list(_first_boundaries(self.windows, self.known)), 0
         while boundaries and not self.listener.should_stop() and time.monotonic() < self.deadline:
-            model = self.windows.model(boundaries, LENGTHS_IN_INTEGERS)
+            model = self.windows.model(boundaries)
             if len(model.cost) > MOST_COLUMNS:
                 break
             boundaries = self._round(model)
@@ -86,7 +86,7 @@ class _Rounds:
 
     def _round(self, model: WindowModel) -> list[int]:
         """The boundaries of the next round; none if there is no next one."""
-        solved = solve_windows(model, self.deadline, self.listener.should_stop)
+        solved = self.windows.solve(model, self.deadline, self.listener.should_stop)
         if solved is None:
             return []
         model, point, y = solved

@@ -6,6 +6,7 @@ relaxation and why its bound holds, in the scopes staged and fixed_order.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -19,9 +20,23 @@ from remat.certificate import KINDS, WINDOW_FORMAT, BoundCertificate
 from remat.plan import Scope
 from remat.problem import Problem
 from remat.programs.highs import Simplex
-from remat.programs.windows import KNAPSACK, MEMORY, NAMES, Arrays, Cut, WindowModel, build_window_model
+from remat.programs.windows import (
+    CHOICE,
+    CHOSEN,
+    CONTINUITY,
+    EACH,
+    EDGE,
+    JOIN,
+    KNAPSACK,
+    MEMORY,
+    NAMES,
+    NEED,
+    Arrays,
+    Cut,
+    WindowModel,
+    build_window_model,
+)  # fmt: skip
 
-LENGTHS, LENGTHS_IN_INTEGERS = (2, 3, 4, 6, 8), (2, 4, 8)  # of the windows, in intervals
 MOST_BOUNDARIES = 24
 WORTH = 2e-6  # share of the cost that some of the last rounds must have gained for another
 PATIENCE = 4  # rounds
@@ -45,6 +60,7 @@ class WindowBound:
         self._gained: list[int] = []
         self._proofs: list[BoundCertificate] = []
         self._cuts: dict[int, dict[Cut, None]] = {}
+        self._active: tuple[WindowModel, np.ndarray] | None = None  # the last model, [rows] whether a row counted
 
     @property
     def best(self) -> BoundCertificate | None:
@@ -84,19 +100,28 @@ class WindowBound:
         """The fewest boundaries whose LP proves `bound`, at most the best bound; without any bound the present ones."""
         return tuple(next((proof.boundaries for proof in self._proofs if proof.bound >= bound), self._boundaries))
 
-    def model(self, boundaries: Sequence[int], lengths: Sequence[int] = LENGTHS) -> WindowModel:
-        """The relaxation with these boundaries and windows of these lengths."""
-        n = len(boundaries)
-        windows = [(k, k + length - 1) for length in lengths for k in range(n - length + 1)]
+    def model(self, boundaries: Sequence[int]) -> WindowModel:
+        """The relaxation with these boundaries and every window between them."""
+        windows = list(itertools.combinations(range(len(boundaries)), 2))
         is_staged = self.problem.scope is Scope.STAGED
         model = build_window_model(self._arrays, self.problem.budget_bytes, boundaries, windows, slots=is_staged)
         return model.with_cuts([cut for t in boundaries for cut in self._cuts.get(t, ())])
+
+    def solve(
+        self, model: WindowModel, deadline: float, should_stop: Callable[[], bool]
+    ) -> tuple[WindowModel, np.ndarray, np.ndarray] | None:  # fmt: skip
+        """`solve_windows`, begun with the rows that counted in the last solve."""
+        first = None if self._active is None else alike(model, *self._active)
+        solved = solve_windows(model, deadline, should_stop, first)
+        if solved is not None:
+            self._active = solved[0], solved[2] > 0
+        return solved
 
     def _round(self, deadline: float, on_bound: Callable[[BoundCertificate], None], stop: Callable[[], bool]) -> bool:
         """One LP, and the boundary for the next; whether it came to its end."""
         boundaries = self._boundaries
         model = self.model(boundaries)
-        solved = solve_windows(model, deadline, stop)
+        solved = self.solve(model, deadline, stop)
         if solved is None:
             return False
         model, x, y = solved
@@ -120,17 +145,17 @@ class WindowBound:
 
 
 def solve_windows(
-    model: WindowModel, deadline: float, should_stop: Callable[[], bool]
+    model: WindowModel, deadline: float, should_stop: Callable[[], bool], first: np.ndarray | None = None
 ) -> tuple[WindowModel, np.ndarray, np.ndarray] | None:  # fmt: skip
     """(the model with more rows KNAPSACK, [n] values of the columns, [rows] multipliers) of the LP.
 
-    None if it has no solution or did not end in time.
+    None if it has no solution or did not end in time. `first` [rows] says which rows are likely to count.
     """
     program, row_scale, cost_scale = model.scaled()
     n = len(program.cost)
     if not n:
         return model, np.zeros(0), np.zeros(len(row_scale))
-    simplex, value = Simplex(program, model.is_bytes), -math.inf
+    simplex, value = Simplex(program, model.is_bytes if first is None else model.is_bytes | first), -math.inf
     while True:
         solved = simplex.solve(
             np.zeros(n), np.ones(n), time_limit_s=deadline - time.monotonic(), should_stop=should_stop
@@ -144,6 +169,30 @@ def solve_windows(
         model = model.with_cuts(cuts)
         program, row_scale, cost_scale = model.scaled()
         simplex.extend(program)
+
+
+def alike(model: WindowModel, other: WindowModel, chosen: np.ndarray) -> np.ndarray:
+    """[rows] the rows of `model` whose narrowest wider window in `other` has the same row among the chosen [rows]."""
+    t, old = np.array(model.boundaries), np.array(other.boundaries)
+    begin = np.searchsorted(old, t, side="right") - 1
+    end = np.append(np.searchsorted(old, t[1:], side="left") - 1, len(old) - 1)
+    key = model.row_key.copy()
+    in_interval = model.row_kind != CHOICE
+    key[in_interval, 0] = begin[key[in_interval, 0]]
+    in_window = np.isin(model.row_kind, (NEED, EDGE, CONTINUITY, JOIN, EACH, CHOSEN))
+    key[in_window, 1] = end[key[in_window, 1]]
+    is_each = model.row_kind == EACH
+    key[is_each, 3] = begin[key[is_each, 3]]
+    here, there = _codes(model.row_kind, key), _codes(other.row_kind[chosen], other.row_key[chosen])
+    return np.isin(here, there) | (model.row_kind == KNAPSACK)
+
+
+def _codes(kind: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """[rows] a number for each kind and key; different ones may share a number by chance."""
+    code = kind.astype(np.uint64)
+    for column in key.T:
+        code = code * np.uint64(0x9E3779B97F4A7C15) + column.astype(np.uint64) + np.uint64(1)
+    return code
 
 
 def missed_cuts(model: WindowModel, x: np.ndarray) -> list[Cut]:

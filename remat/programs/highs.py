@@ -12,7 +12,7 @@ import numpy as np
 from remat.programs.program import TOLERANCE, Limits, Program
 
 FEASIBLE = 2  # kSolutionStatusFeasible; the info holds it as a number
-MOST_MISSED = 2_000  # rows that enter a `Simplex` at once
+MOST_MISSED = 8_000  # rows that enter a `Simplex` at once
 UNASKED_S = 0.25  # most time in which it does not ask whether to stop
 
 

@@ -39,7 +39,7 @@ WHOLE_COLUMNS = 40_000  # largest model whose whole MILP gets the remaining time
 REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
 # Of the time, for the window relaxation: its first round, those before anything else, and those after the first
 # restricted MILPs; rounds of it in a run that repeats exactly.
-WINDOW_SHARE_FIRST, WINDOW_SHARE, WINDOW_SHARE_LATER, WINDOW_ROUNDS = 0.5, 0.05, 0.1, 8
+WINDOW_SHARE_FIRST, WINDOW_SHARE, WINDOW_SHARE_LATER, WINDOW_ROUNDS = 0.5, 0.05, 0.15, 8
 WINDOW_INTEGER_SHARE, WINDOW_INTEGER_SHARE_SMALL = 0.8, 0.15  # of the time that is left then
 IN_VAIN = 2  # restricted MILPs without a better plan before the LP bound begins
 PROVER_GRACE_S = 0.3  # to wait for a prover that cannot be interrupted: a presolve ends by itself soon after
