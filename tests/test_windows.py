@@ -19,7 +19,7 @@ from helpers import context_of
 import remat
 from remat.bounds.certificate import proven_bound, verify_bound
 from remat.bounds.relax import relaxed
-from remat.bounds.window_integers import Listener, raise_bound
+from remat.bounds.window_integers import Listener, WindowIntegers
 from remat.bounds.window_tree import Tree
 from remat.bounds.windows import WindowBound, fractional_profile, solve_windows
 from remat.certificate import KINDS, WINDOW_FORMAT, BoundCertificate, TreeNode
@@ -93,12 +93,13 @@ def point_of(model: WindowModel, plan: Plan, full: Graph | None = None) -> np.nd
 
 
 def in_integers(windows: WindowBound, known: int | None) -> tuple[list[BoundCertificate], list[int], list[Plan]]:
-    """(the trees, all bounds, the plans) of `raise_bound` beside a plan of cost `known`."""
+    """(the trees, all bounds, the plans) of `WindowIntegers` beside a plan of cost `known`."""
     proofs: list[BoundCertificate] = []
     bounds: list[int] = []
     plans: list[Plan] = []
     listener = Listener(proofs.append, bounds.append, plans.append, lambda: False)
-    raise_bound(windows, cast("Incumbent", SimpleNamespace(cost=known)), time.monotonic() + 60, listener)
+    integers = WindowIntegers(windows, cast("Incumbent", SimpleNamespace(cost=known)))
+    integers.run(time.monotonic() + 60, listener)
     return proofs, bounds + [proof.bound for proof in proofs], plans
 
 

@@ -32,7 +32,7 @@ GAP = 2e-5  # of a program, below the gap that counts as optimal
 ROOM = 100 * TOLERANCE  # beside a scaled budget of 1000: a solver can tell it from its tolerance
 SMALL = 1e-5  # scaled bytes, a hundred-millionth of the budget: a value below it may always be held
 CERTAIN = 0.5  # a column of an integer solution is 1 above it
-BEGIN = 0.15  # the first round has the fewest boundaries whose gap is so much above the least
+BEGIN = 0.05  # the first round has the fewest boundaries whose gap is so much above the least
 SHARE = 0.4  # of the time that is left, for each tree and for each program of HiGHS
 SHARE_AGAIN = 0.8  # of the time that is left, for an earlier tree that goes on
 NODES_PER_S, COLUMNS_PER_S = 6, 30  # most nodes of a tree and most columns for HiGHS, for each second that is left
@@ -56,39 +56,51 @@ class Listener:
     should_stop: Callable[[], bool]
 
 
-def raise_bound(windows: WindowBound, known: Incumbent, deadline: float, listener: Listener) -> int:
-    """Rounds with one more boundary each, until one ends with a plan, or the deadline (monotonic); their number.
+class WindowIntegers:
+    """Rounds with one more boundary each; `run` may be called again and goes on where it stopped.
 
     A round is a tree, and a small program for HiGHS if the tree is left open. A tree that proves less in its time than
     an earlier one did gives way to that one.
+
+    Attributes:
+        rounds: begun so far.
+        ended: a plan was proven optimal, or no other boundary is expected to help.
     """
-    return _Rounds(windows, known, deadline, listener).run()
 
+    def __init__(self, windows: WindowBound, known: Incumbent) -> None:
+        self.windows, self.known = windows, known
+        self.rounds, self.ended = 0, False
+        self._boundaries: list[int] = []
+        self._best: Tree | None = None  # the open tree of the highest bound
+        self._proven = 0.0  # the highest bound of a tree
 
-class _Rounds:
-    """One call of `raise_bound`."""
-
-    def __init__(self, windows: WindowBound, known: Incumbent, deadline: float, listener: Listener) -> None:
-        self.windows, self.known, self.deadline, self.listener = windows, known, deadline, listener
-        self.best: Tree | None = None  # the open tree of the highest bound
-        self.proven = 0.0  # the highest bound of a tree
-
-    def run(self) -> int:
-        """All rounds; their number."""
-        boundaries, rounds = list(_first_boundaries(self.windows, self.known)), 0
-        while boundaries and not self.listener.should_stop() and time.monotonic() < self.deadline:
-            model = self.windows.model(boundaries)
-            if len(model.cost) > MOST_COLUMNS:
+    def run(self, deadline: float, listener: Listener) -> None:
+        """Rounds until one ends with a plan, or the deadline (monotonic)."""
+        self.deadline, self.listener = deadline, listener
+        self._boundaries = self._boundaries or list(_first_boundaries(self.windows, self.known))
+        if self._best is not None:
+            tree = self._best
+            whole = self._go_on(tree)
+            if whole is not None:
+                self._boundaries = self._with_stage(tree.model, self._next(tree.model, whole, whole))
+            self.ended = tree.weakest is None or not self._boundaries
+        while not self.ended and not listener.should_stop() and time.monotonic() < deadline:
+            model = self.windows.model(self._boundaries) if self._boundaries else None
+            if model is None or len(model.cost) > MOST_COLUMNS:
+                self.ended = True
                 break
+            self.rounds += 1
             boundaries = self._round(model)
-            rounds += 1
-        return rounds
+            if boundaries is None:
+                break
+            self._boundaries = boundaries
+            self.ended = not boundaries
 
-    def _round(self, model: WindowModel) -> list[int]:
-        """The boundaries of the next round; none if there is no next one."""
+    def _round(self, model: WindowModel) -> list[int] | None:
+        """The boundaries of the next round, empty if there is no next one; None if the LP did not end in time."""
         solved = self.windows.solve(model, self.deadline, self.listener.should_stop)
         if solved is None:
-            return []
+            return None
         model, point, y = solved
         whole: np.ndarray | None = None
         best = self.known.cost
@@ -105,7 +117,10 @@ class _Rounds:
             if ended and found is None:
                 return []
             whole = found if ended else None
-        stage = self._next(model, point, whole)
+        return self._with_stage(model, self._next(model, point, whole))
+
+    def _with_stage(self, model: WindowModel, stage: int | None) -> list[int]:
+        """The model's boundaries with another stage; none if there is no other."""
         return [] if stage is None else sorted([*model.boundaries, stage])
 
     def _branch(self, tree: Tree) -> tuple[Tree, np.ndarray | None]:
@@ -115,15 +130,28 @@ class _Rounds:
         if whole is None:
             whole = tree.run(self._share_ends(), stop, int(NODES_PER_S * max(0.0, self.deadline - time.monotonic())))
         is_open = whole is None and tree.weakest is not None
-        if is_open and self.best is not None and self.best.bound >= tree.bound:
-            tree = self.best
-            whole = tree.run(self._share_ends(SHARE_AGAIN), stop)
-        if tree.bound > self.proven:
-            self.proven = tree.bound
-            self.listener.on_proof(tree.certificate(self.windows.problem))
+        if is_open and self._best is not None and self._best.bound >= tree.bound:
+            return self._best, self._go_on(self._best)
+        self._prove(tree)
         if is_open:
-            self.best = tree if whole is None else None
+            self._best = tree
         return tree, whole
+
+    def _go_on(self, tree: Tree) -> np.ndarray | None:
+        """Continue the best tree; a point in integers that is cheaper, if found."""
+        assert self.known.cost is not None
+        tree.enough = min(tree.enough, (1 - ENOUGH) * self.known.cost)
+        whole = tree.run(self._share_ends(SHARE_AGAIN), self.listener.should_stop)
+        self._prove(tree)
+        if whole is not None or tree.weakest is None:
+            self._best = None
+        return whole
+
+    def _prove(self, tree: Tree) -> None:
+        """Hand over the certificate if it proves more than those before."""
+        if tree.bound > self._proven:
+            self._proven = tree.bound
+            self.listener.on_proof(tree.certificate(self.windows.problem))
 
     def _next(self, model: WindowModel, point: np.ndarray, whole: np.ndarray | None) -> int | None:
         """The next boundary, by the optimum in integers or by the LP's point where the bound is least; or None."""

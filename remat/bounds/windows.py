@@ -38,7 +38,7 @@ from remat.programs.windows import (
 )  # fmt: skip
 
 MOST_BOUNDARIES = 24
-WORTH = 2e-6  # share of the cost that some of the last rounds must have gained for another
+WORTH = 1e-5  # share of the cost that some of the last rounds must have gained for another
 PATIENCE = 4  # rounds
 NEARLY = 2e-4  # share of a bound
 HELD = 1e-3  # below it a fraction of a run is taken for none

@@ -21,7 +21,7 @@ import numpy as np
 
 from remat.bounds.lp import expected_seconds, lower_bound, model_columns
 from remat.bounds.relax import relaxed
-from remat.bounds.window_integers import Listener, raise_bound
+from remat.bounds.window_integers import Listener, WindowIntegers
 from remat.bounds.windows import WindowBound
 from remat.certificate import BoundCertificate
 from remat.context import Context
@@ -501,7 +501,7 @@ class _Prover:
                 on_proof=self._take, on_bound=lambda bound: context.offer_bound(bound, "window MILP", "highs"),
                 on_plan=lambda _: None, should_stop=self._done,
             )  # fmt: skip
-            raise_bound(self.windows, context.incumbent, context.share_ends(TREE_SHARE), listener)
+            WindowIntegers(self.windows, context.incumbent).run(context.share_ends(TREE_SHARE), listener)
         if (
             self._done()
             or expected_seconds(model_columns(relaxed(context.problem.graph))) > context.seconds_for_a_proof()

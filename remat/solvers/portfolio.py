@@ -10,7 +10,7 @@ from typing import Any
 
 from remat.bounds.lp import SMALL_COLUMNS, expected_seconds, lower_bound, model_columns
 from remat.bounds.min_budget import min_budget
-from remat.bounds.window_integers import Listener, raise_bound
+from remat.bounds.window_integers import Listener, WindowIntegers
 from remat.bounds.windows import WindowBound
 from remat.certificate import BoundCertificate
 from remat.context import Context
@@ -35,12 +35,13 @@ SMALL_SHARE = 0.8  # of the time, for a small MILP
 # Shares of the time at which the steps of the search end, if one thread does search and proof. The search continues
 # while each step lowers the cost by STILL_FALLING, because the proof should begin from a good plan.
 SEARCH_SHARES, SEARCH_SHARES_SMALL, STILL_FALLING = (0.2, 0.3, 0.4, 0.5, 0.6), (0.02,), 0.02
-WHOLE_COLUMNS = 40_000  # largest model whose whole MILP gets the remaining time
+WHOLE_COLUMNS = 40_000  # largest model that gets an LP and then its whole MILP
 REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
 # Of the time, for the window relaxation: its first round, those before anything else, and those after the first
 # restricted MILPs; rounds of it in a run that repeats exactly.
 WINDOW_SHARE_FIRST, WINDOW_SHARE, WINDOW_SHARE_LATER, WINDOW_ROUNDS = 0.5, 0.05, 0.15, 8
-WINDOW_INTEGER_SHARE, WINDOW_INTEGER_SHARE_SMALL = 0.8, 0.15  # of the time that is left then
+WINDOW_INTEGER_SHARE, WINDOW_INTEGER_SHARE_SMALL = 0.5, 0.15  # of the time that is left then
+TURN_SHARE, IDLE_S = 0.5, 0.5  # of the time that is left, for each turn at the end; a pair of turns as short is idle
 IN_VAIN = 2  # restricted MILPs without a better plan before the LP bound begins
 PROVER_GRACE_S = 0.3  # to wait for a prover that cannot be interrupted: a presolve ends by itself soon after
 GREEDY_S = 0.5  # most time for a first plan
@@ -101,6 +102,7 @@ class _Run:
         self.stopped = threading.Event()
         self.refiner = Refiner(context)
         self.windows = WindowBound(context.problem)
+        self.integers = WindowIntegers(self.windows, context.incumbent)
 
     def outcome(self) -> Outcome:
         """The result, with the plan and the bound of `context.incumbent`."""
@@ -155,8 +157,8 @@ class _Run:
     def prove(self, context: Context) -> None:
         """Windows, restricted MILPs for a better plan, windows in integers, the LP bound, the MILP from the best plan.
 
-        A small problem has no restricted MILPs: its whole MILP comes in their place. The LP, and the MILP of a large
-        problem, begin only if they are expected to end in time.
+        A small problem has no restricted MILPs: its whole MILP comes in their place. A large one has neither the LP nor
+        the whole MILP: the windows prove more. The LP begins only if it is expected to end in time.
         """
         if context.problem.scope is Scope.FREE:
             return
@@ -181,13 +183,24 @@ class _Run:
         self._window_bound(context.until(context.share_ends(WINDOW_SHARE_LATER)))
         if not done():
             self._window_integers(context.until(context.share_ends(WINDOW_INTEGER_SHARE)))
-        if not done() and self._has_time_for_lp(context):
+        if not done() and self.columns <= WHOLE_COLUMNS and self._has_time_for_lp(context):
             self._lp_bound(context)
             if not done():
                 self._whole_milp(context)
-        if not done():
-            refiner.run(context.deadline, context.options.threads, done)
+        self._in_turn(context)
         self.stats["restricted_milps"] = refiner.solves
+
+    def _in_turn(self, context: Context) -> None:
+        """Restricted MILPs and the window relaxation in integers, until both have nothing left to try."""
+        done = partial(self._done, context)
+        is_idle = False
+        while not done() and context.remaining_s() > 0 and not is_idle:
+            began = time.monotonic()
+            self.refiner.run(context.share_ends(TURN_SHARE), context.options.threads, done, in_vain=IN_VAIN)
+            self._window_integers(context.until(context.share_ends(TURN_SHARE)))
+            is_idle = time.monotonic() - began < IDLE_S
+        if not done():
+            self.refiner.run(context.deadline, context.options.threads, done)
 
     def _lean_plan(self, context: Context) -> None:
         """Minimise memory alone if there is no plan yet: find a plan to start from, or prove that none fits."""
@@ -219,7 +232,8 @@ class _Run:
             on_plan=lambda plan: context.offer(plan, "windows in integers"),
             should_stop=partial(self._done, context),
         )
-        self.stats["window_programs"] = raise_bound(self.windows, context.incumbent, context.deadline, listener)
+        self.integers.run(context.deadline, listener)
+        self.stats["window_programs"] = self.integers.rounds
 
     def _has_time_for_lp(self, context: Context) -> bool:
         """Whether the LP of the whole problem is expected to end in time; if not, a note says so."""
