@@ -10,9 +10,12 @@ extended covers (Balas 1975) and the row rounded down (Chvatal-Gomory).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import scipy.sparse as sp
+
+if TYPE_CHECKING:
+    import scipy.sparse as sp
 
 MOST = 64  # largest right side; the check takes as many steps for each value
 LEAST_VIOLATION = 1e-3
