@@ -150,8 +150,7 @@ def _price(
 
     def compute() -> dict[str, Any] | None:
         try:
-            price = shadow_price(graph, memory_bytes, scope=settings.scope, time_limit_s=limit_s,
-                                 threads=settings.threads)  # fmt: skip
+            price = shadow_price(graph, memory_bytes, scope=settings.scope, time_limit_s=limit_s)
         except RematError:
             return None
         return {"batch": batch, "ms_per_gib": price.per_gib / 1e6, "bound_ns": price.bound}

@@ -69,13 +69,11 @@ def lower_bound(
     *,
     on_bound: Callable[[BoundCertificate], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-    with_cuts: bool = True,
 ) -> BoundResult:
     """The best bound that the staged LP gives before the deadline, made rigorous.
 
     Valid for `context.problem.scope`; for scope free only the cost of running everything once is known. `on_bound` gets
-    each better bound with its proof; `should_stop` is asked before and during each LP. Without cuts the bound
-    is that of the relaxation itself, whose multipliers have a meaning (`remat.bounds.price`).
+    each better bound with its proof; `should_stop` is asked before and during each LP.
     """
     graph, scope = relaxed(context.problem.graph), context.problem.scope
     best = BoundResult(graph.total_cost)
@@ -101,7 +99,7 @@ def lower_bound(
                 on_bound(certificate)
         value = model.cost_constant + float(model.cost @ x)
         if value - certificate.bound <= ENOUGH * value:
-            new = _violated(model, x, set(map(tuple, cuts))) if with_cuts else []
+            new = _violated(model, x, set(map(tuple, cuts)))
             enough_time = context.repeats or context.remaining_s() > 1.5 * (begun - context.remaining_s())
             if not new or not enough_time or value - value_before < WORTH * value:
                 break

@@ -52,8 +52,9 @@ class WindowBound:
         ended: another boundary is not expected to help.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, *, with_cuts: bool = True) -> None:
+        """Without cuts (rows KNAPSACK) the multipliers have a price (`remat.bounds.price`)."""
+        self.problem, self.with_cuts = problem, with_cuts
         self.columns = 0
         self.ended = problem.scope is Scope.FREE or len(problem.graph) < 2
         self._boundaries: list[int] = []
@@ -112,7 +113,7 @@ class WindowBound:
     ) -> tuple[WindowModel, np.ndarray, np.ndarray] | None:  # fmt: skip
         """`solve_windows`, begun with the rows that counted in the last solve."""
         first = None if self._active is None else alike(model, *self._active)
-        solved = solve_windows(model, deadline, should_stop, first)
+        solved = solve_windows(model, deadline, should_stop, first, with_cuts=self.with_cuts)
         if solved is not None:
             self._active = solved[0], solved[2] > 0
         return solved
@@ -145,7 +146,8 @@ class WindowBound:
 
 
 def solve_windows(
-    model: WindowModel, deadline: float, should_stop: Callable[[], bool], first: np.ndarray | None = None
+    model: WindowModel, deadline: float, should_stop: Callable[[], bool], first: np.ndarray | None = None, *,
+    with_cuts: bool = True,
 ) -> tuple[WindowModel, np.ndarray, np.ndarray] | None:  # fmt: skip
     """(the model with more rows KNAPSACK, [n] values of the columns, [rows] multipliers) of the LP.
 
@@ -163,7 +165,8 @@ def solve_windows(
         if solved is None or solved.x is None:
             return None
         before, value = value, float(program.cost @ solved.x)
-        cuts = missed_cuts(model, solved.x) if value - before > WORTH * program.cost.sum() else []
+        is_rising = value - before > WORTH * program.cost.sum()
+        cuts = missed_cuts(model, solved.x) if with_cuts and is_rising else []
         if not cuts:
             return model, solved.x, solved.row_dual * row_scale / cost_scale
         model = model.with_cuts(cuts)
