@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from remat.bounds.window_tree import ENOUGH, Tree
-from remat.bounds.windows import WindowBound, next_boundary
+from remat.bounds.windows import WindowBound
 from remat.certificate import BoundCertificate
 from remat.incumbent import Incumbent
 from remat.plan import COMPUTE, Plan
@@ -82,7 +82,7 @@ class WindowIntegers:
             tree = self._best
             whole = self._go_on(tree)
             if whole is not None:
-                self._boundaries = self._with_stage(tree.model, self._next(tree.model, whole, whole))
+                self._boundaries = self._next(tree.model, whole, whole)
             self.ended = tree.weakest is None or not self._boundaries
         while not self.ended and not listener.should_stop() and time.monotonic() < deadline:
             model = self.windows.model(self._boundaries) if self._boundaries else None
@@ -117,11 +117,7 @@ class WindowIntegers:
             if ended and found is None:
                 return []
             whole = found if ended else None
-        return self._with_stage(model, self._next(model, point, whole))
-
-    def _with_stage(self, model: WindowModel, stage: int | None) -> list[int]:
-        """The model's boundaries with another stage; none if there is no other."""
-        return [] if stage is None else sorted([*model.boundaries, stage])
+        return self._next(model, point, whole)
 
     def _branch(self, tree: Tree) -> tuple[Tree, np.ndarray | None]:
         """(the tree after its time, or a better earlier one that went on; a point in integers that is cheaper)."""
@@ -153,13 +149,15 @@ class WindowIntegers:
             self._proven = tree.bound
             self.listener.on_proof(tree.certificate(self.windows.problem))
 
-    def _next(self, model: WindowModel, point: np.ndarray, whole: np.ndarray | None) -> int | None:
-        """The next boundary, by the optimum in integers or by the LP's point where the bound is least; or None."""
+    def _next(self, model: WindowModel, point: np.ndarray, whole: np.ndarray | None) -> list[int]:
+        """The next boundaries, by the optimum in integers or by the LP's point where the bound is least; or none."""
         if whole is None or model.arrays.choices:  # a point does not say how repeated operations run
-            return next_boundary(model, point)
+            solved = self.windows.with_another(model, point, self.deadline, self.listener.should_stop)
+            return [] if solved is None else list(solved[0].boundaries)
         plan = plan_of(model, whole)
         self.listener.on_plan(plan)
-        return _boundary_for(self.windows.problem, model, plan)
+        stage = _boundary_for(self.windows.problem, model, plan)
+        return [] if stage is None else sorted([*model.boundaries, stage])
 
     def _share_ends(self, share: float = SHARE) -> float:
         """The monotonic time at which a share of the time that is left is over."""

@@ -1,4 +1,4 @@
-"""The bound of the window relaxation: from one boundary on, each round adds the stage that memory exceeds most.
+"""The bound of the window relaxation: from one boundary on, each round tries a few stages and adds the best one.
 
 HiGHS proposes multipliers; exact arithmetic turns them into a certificate. See `remat.programs.windows` for the
 relaxation and why its bound holds, in the scopes staged and fixed_order.
@@ -42,6 +42,11 @@ WORTH = 1e-5  # share of the cost that some of the last rounds must have gained 
 PATIENCE = 4  # rounds
 NEARLY = 2e-4  # share of a bound
 HELD = 1e-3  # below it a fraction of a run is taken for none
+TRIES, TRY_SHARE = 4, 0.1  # most boundaries to try in a round, and share of the time left after which no other is tried
+NARROW = 0.05  # share of the memory that counts as room beside an operation at least
+NEAR = 1e-3  # share of the operations: boundaries are not nearer to each other, because blocks repeat in large graphs
+
+Solved = tuple[WindowModel, np.ndarray, np.ndarray]  # of `solve_windows`
 
 
 class WindowBound:
@@ -52,12 +57,16 @@ class WindowBound:
         ended: another boundary is not expected to help.
     """
 
-    def __init__(self, problem: Problem, *, with_cuts: bool = True) -> None:
-        """Without cuts (rows KNAPSACK) the multipliers have a price (`remat.bounds.price`)."""
-        self.problem, self.with_cuts = problem, with_cuts
+    def __init__(self, problem: Problem, *, with_cuts: bool = True, tries: int = TRIES) -> None:
+        """Without cuts (rows KNAPSACK) the multipliers have a price (`remat.bounds.price`).
+
+        Each round tries `tries` boundaries, or fewer as time goes by; with 1 no clock decides.
+        """
+        self.problem, self.with_cuts, self.tries = problem, with_cuts, tries
         self.columns = 0
         self.ended = problem.scope is Scope.FREE or len(problem.graph) < 2
-        self._boundaries: list[int] = []
+        self._boundaries: tuple[int, ...] = ()
+        self._last: Solved | None = None
         self._gained: list[int] = []
         self._proofs: list[BoundCertificate] = []
         self._cuts: dict[int, dict[Cut, None]] = {}
@@ -87,7 +96,7 @@ class WindowBound:
         """
         most = math.inf if rounds is None else self.rounds + rounds
         if not self._boundaries and not self.ended:
-            self._boundaries = [int(np.argmax(self._arrays.profile()[:-1]))]
+            self._boundaries = (int(np.argmax(self._arrays.profile()[:-1])),)
         while not self.ended and self.rounds < most and not should_stop() and time.monotonic() < deadline:
             if not self._round(deadline, on_bound, should_stop):
                 break
@@ -110,7 +119,7 @@ class WindowBound:
 
     def solve(
         self, model: WindowModel, deadline: float, should_stop: Callable[[], bool]
-    ) -> tuple[WindowModel, np.ndarray, np.ndarray] | None:  # fmt: skip
+    ) -> Solved | None:  # fmt: skip
         """`solve_windows`, begun with the rows that counted in the last solve."""
         first = None if self._active is None else alike(model, *self._active)
         solved = solve_windows(model, deadline, should_stop, first, with_cuts=self.with_cuts)
@@ -119,13 +128,16 @@ class WindowBound:
         return solved
 
     def _round(self, deadline: float, on_bound: Callable[[BoundCertificate], None], stop: Callable[[], bool]) -> bool:
-        """One LP, and the boundary for the next; whether it came to its end."""
-        boundaries = self._boundaries
-        model = self.model(boundaries)
-        solved = self.solve(model, deadline, stop)
+        """The LP with one more boundary; whether it came to its end, or no boundary is left."""
+        if self._last is None:
+            solved = self.solve(self.model(self._boundaries), deadline, stop)
+        else:
+            solved = self.with_another(*self._last[:2], deadline, stop)
+            self.ended = solved is None and not self.candidates(*self._last[:2])
         if solved is None:
-            return False
-        model, x, y = solved
+            return self.ended
+        self._last = model, x, y = solved
+        self._boundaries = model.boundaries
         self.columns = len(x)
         for cut in model.cuts:
             self._cuts.setdefault(cut.boundary, {})[cut] = None
@@ -136,19 +148,50 @@ class WindowBound:
         if certificate.bound > before:
             self._proofs.append(certificate)
             on_bound(certificate)
-        new = next_boundary(model, x)
         settled = len(self._gained) > PATIENCE and max(self._gained[-PATIENCE:]) < WORTH * once
-        if new is None or settled or len(boundaries) == MOST_BOUNDARIES:
-            self.ended = True
-        else:
-            self._boundaries = sorted([*boundaries, new])
+        self.ended = settled or len(self._boundaries) == MOST_BOUNDARIES
         return True
+
+    def with_another(
+        self, model: WindowModel, x: np.ndarray, deadline: float, should_stop: Callable[[], bool]
+    ) -> Solved | None:  # fmt: skip
+        """The solved LP with the best boundary of those tried; None without a candidate, or if no LP ended in time."""
+        enough_tried = time.monotonic() + TRY_SHARE * (deadline - time.monotonic())
+        best, active, begin = None, None, self._active
+        for stage in self.candidates(model, x)[: self.tries]:
+            self._active = begin
+            solved = self.solve(self.model(sorted([*model.boundaries, stage])), deadline, should_stop)
+            if solved is not None and (best is None or _value(solved) > _value(best)):
+                best, active = solved, self._active
+            if solved is None or time.monotonic() > enough_tried:
+                break
+        self._active = active or begin
+        return best
+
+    def candidates(self, model: WindowModel, x: np.ndarray) -> list[int]:
+        """Stages, not too near to a boundary, whose memory a lazy plan of the point x [n] exceeds, the best ones first.
+
+        They are ordered by the excess for each byte of room that the operation leaves.
+        """
+        a, n = model.arrays, len(model.arrays.graph)
+        memory, near = model.budget_bytes - a.graph.fixed_bytes, int(NEAR * n)
+        score = np.maximum(0.0, fractional_profile(model, x) - memory)
+        score /= np.maximum(memory - a.working, NARROW * memory)
+        score[n - 1] = 0.0
+        for t in model.boundaries:
+            score[max(0, t - near) : t + near + 1] = 0.0
+        found: list[int] = []
+        while len(found) < TRIES and np.any(score > 0):
+            stage = int(np.argmax(score))
+            found.append(stage)
+            score[max(0, stage - 1 - near) : stage + near + 2] = 0.0
+        return found
 
 
 def solve_windows(
     model: WindowModel, deadline: float, should_stop: Callable[[], bool], first: np.ndarray | None = None, *,
     with_cuts: bool = True,
-) -> tuple[WindowModel, np.ndarray, np.ndarray] | None:  # fmt: skip
+) -> Solved | None:  # fmt: skip
     """(the model with more rows KNAPSACK, [n] values of the columns, [rows] multipliers) of the LP.
 
     None if it has no solution or did not end in time. `first` [rows] says which rows are likely to count.
@@ -240,16 +283,9 @@ def multipliers_of(model: WindowModel, y: np.ndarray, denominator: int) -> dict[
     return multipliers
 
 
-def next_boundary(model: WindowModel, x: np.ndarray) -> int | None:
-    """The stage, not too near to a boundary, whose memory a lazy plan of the point exceeds most; None if none does."""
-    n = len(model.arrays.graph)
-    excess = fractional_profile(model, x) - (model.budget_bytes - model.arrays.graph.fixed_bytes)
-    near = n // 400
-    for t in model.boundaries:
-        excess[max(0, t - near) : t + near + 1] = 0
-    excess[n - 1] = 0
-    stage = int(np.argmax(excess))
-    return stage if excess[stage] > 0 else None
+def _value(solved: Solved) -> float:
+    """What the LP's point costs beyond running everything once."""
+    return float(solved[0].cost @ solved[1])
 
 
 def fractional_profile(model: WindowModel, x: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ import numpy as np
 from remat.bounds.lp import expected_seconds, lower_bound, model_columns
 from remat.bounds.relax import relaxed
 from remat.bounds.window_integers import Listener, WindowIntegers
-from remat.bounds.windows import WindowBound
+from remat.bounds.windows import TRIES, WindowBound
 from remat.certificate import BoundCertificate
 from remat.context import Context
 from remat.errors import InvalidGraph
@@ -471,7 +471,7 @@ class _Prover:
         self.certificate: BoundCertificate | None = None
         self.stopped = threading.Event()
         self.running: Future[None] | None = None
-        self.windows = WindowBound(context.problem)
+        self.windows = WindowBound(context.problem, tries=1 if context.repeats else TRIES)
 
     def start(self) -> None:
         pool = ThreadPoolExecutor(1)

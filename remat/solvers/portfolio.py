@@ -11,7 +11,7 @@ from typing import Any
 from remat.bounds.lp import SMALL_COLUMNS, expected_seconds, lower_bound, model_columns
 from remat.bounds.min_budget import min_budget
 from remat.bounds.window_integers import Listener, WindowIntegers
-from remat.bounds.windows import WindowBound
+from remat.bounds.windows import TRIES, WindowBound
 from remat.certificate import BoundCertificate
 from remat.context import Context
 from remat.incumbent import GAP_TOLERANCE
@@ -41,7 +41,8 @@ REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILP
 # restricted MILPs; rounds of it in a run that repeats exactly.
 WINDOW_SHARE_FIRST, WINDOW_SHARE, WINDOW_SHARE_LATER, WINDOW_ROUNDS = 0.5, 0.05, 0.15, 8
 WINDOW_INTEGER_SHARE, WINDOW_INTEGER_SHARE_SMALL = 0.5, 0.15  # of the time that is left then
-TURN_SHARE, IDLE_S = 0.5, 0.5  # of the time that is left, for each turn at the end; a pair of turns as short is idle
+TURN_SHARE, LEAST_TURN_S = 0.5, 1.0  # of the time that is left, for each turn at the end; the shortest turn
+SEED_STEP = 7919  # between the seeds of searches in the prover's thread
 IN_VAIN = 2  # restricted MILPs without a better plan before the LP bound begins
 PROVER_GRACE_S = 0.3  # to wait for a prover that cannot be interrupted: a presolve ends by itself soon after
 GREEDY_S = 0.5  # most time for a first plan
@@ -101,7 +102,7 @@ class _Run:
         self.members_memory_bytes = 0
         self.stopped = threading.Event()
         self.refiner = Refiner(context)
-        self.windows = WindowBound(context.problem)
+        self.windows = WindowBound(context.problem, tries=1 if context.repeats else TRIES)
         self.integers = WindowIntegers(self.windows, context.incumbent)
 
     def outcome(self) -> Outcome:
@@ -191,16 +192,17 @@ class _Run:
         self.stats["restricted_milps"] = refiner.solves
 
     def _in_turn(self, context: Context) -> None:
-        """Restricted MILPs and the window relaxation in integers, until both have nothing left to try."""
-        done = partial(self._done, context)
-        is_idle = False
-        while not done() and context.remaining_s() > 0 and not is_idle:
-            began = time.monotonic()
-            self.refiner.run(context.share_ends(TURN_SHARE), context.options.threads, done, in_vain=IN_VAIN)
-            self._window_integers(context.until(context.share_ends(TURN_SHARE)))
-            is_idle = time.monotonic() - began < IDLE_S
-        if not done():
-            self.refiner.run(context.deadline, context.options.threads, done)
+        """Restricted MILPs and the window relaxation in integers; a search in between when neither helps."""
+        done, best, turns = partial(self._done, context), context.incumbent, 0
+        while not done() and context.remaining_s() > LEAST_TURN_S:
+            turns += 1
+            known = best.cost, best.bound
+            self.refiner.run(_turn_ends(context), context.options.threads, done, in_vain=IN_VAIN)
+            if not done():
+                self._window_integers(context.until(_turn_ends(context)))
+            if not done() and known == (best.cost, best.bound):
+                seed = context.options.seed + SEED_STEP * turns
+                self.search(context.with_options(seed=seed, warm_start=best.plan).until(_turn_ends(context)), 1)
 
     def _lean_plan(self, context: Context) -> None:
         """Minimise memory alone if there is no plan yet: find a plan to start from, or prove that none fits."""
@@ -378,7 +380,7 @@ class _Run:
     def _prove_then_search(self, context: Context) -> None:
         self.prove(context)
         if not self._done():
-            seed = context.options.seed + 7919
+            seed = context.options.seed + SEED_STEP
             self.search(context.with_options(seed=seed, warm_start=context.incumbent.plan), 1)
 
     def without_search(self) -> None:
@@ -398,6 +400,11 @@ class _Run:
 
     def _done(self, context: Context | None = None) -> bool:
         return self.stopped.is_set() or (context or self.context).is_solved() or self.infeasible
+
+
+def _turn_ends(context: Context) -> float:
+    """The monotonic time at which a turn that begins now is over."""
+    return min(context.deadline, max(context.share_ends(TURN_SHARE), time.monotonic() + LEAST_TURN_S))
 
 
 class _Thread(threading.Thread):
