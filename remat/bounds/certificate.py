@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 
 from remat.bounds.cuts import MOST, is_valid
 from remat.bounds.relax import relaxed
-from remat.bounds.window_rows import Column, WindowRows, last_uses
+from remat.bounds.window_rows import Column, WindowRows
 from remat.certificate import BoundCertificate, TreeNode
 from remat.errors import InvalidInput
 from remat.graph import Graph, check_graph
@@ -119,10 +119,14 @@ def proven_bound(
     """
     if denominator < 1:
         raise InvalidInput(f"the denominator must be positive, not {denominator}")
-    if scope is Scope.FREE and any(multipliers.values()):
-        raise InvalidInput("the rows presume the order of first computations; they prove nothing for scope free")
+    if scope is Scope.FREE and not boundaries and any(multipliers.values()):
+        raise InvalidInput("rows without boundaries presume the order of first runs; they prove nothing for scope free")
     _refuse_staged_rows(multipliers, scope)
-    rows = WindowRows(graph, budget_bytes, boundaries) if boundaries else _Rows(relaxed(graph), budget_bytes, scope)
+    rows: WindowRows | _Rows
+    if boundaries:
+        rows = WindowRows(graph, budget_bytes, boundaries, scope)
+    else:
+        rows = _Rows(relaxed(graph), budget_bytes, scope)
     _add_rows(rows, multipliers)
     return graph.least_cost + -(-rows.value(denominator) // denominator)
 
@@ -137,11 +141,9 @@ def proven_by_tree(
     Raises:
         InvalidInput: as for `proven_bound`, and for a tree that is none.
     """
-    if scope is Scope.FREE:
-        raise InvalidInput("the rows presume the order of first computations; they prove nothing for scope free")
     if len(graph) * len(boundaries) > MOST_RUNS:
         raise InvalidInput(f"a tree with {len(boundaries)} boundaries of {len(graph)} operations is too large to check")
-    rows = WindowRows(graph, budget_bytes, boundaries)
+    rows = WindowRows(graph, budget_bytes, boundaries, scope)
     _check_shape(tree, rows)
     total, leaves, fixed = graph.least_cost, list[int](), dict[Column, int]()
     # Depth first: (node, bound of its parent, what fixes columns in it), or the columns to be set free again.
@@ -214,6 +216,18 @@ def _add_rows(rows: WindowRows | _Rows, multipliers: Mapping[str, Sequence[Seque
                 raise InvalidInput(f"the certificate uses the {kind} row {row!s:.80}, which does not exist")
 
 
+def _last_uses(graph: Graph) -> tuple[list[int], list[int]]:
+    """([N], [V]) last stage in which each operation and each value can be useful; N for kept values."""
+    n = len(graph)
+    last_run, last_held = list(range(n)), list(graph.producer)
+    for k in reversed(range(n)):
+        for v in graph.operations[k].outputs:
+            last_held[v] = n if graph.values[v].keep else max((last_run[user] for user in graph.users[v]), default=k)
+            if not graph.operations[k].run_once:
+                last_run[k] = max(last_run[k], min(last_held[v], n - 1))
+    return last_run, last_held
+
+
 class _Rows:
     """Sums multiples of rows: `right` is y b, `weight_R` and `weight_S` are y A by column.
 
@@ -223,7 +237,7 @@ class _Rows:
     def __init__(self, graph: Graph, budget_bytes: int, scope: Scope) -> None:
         self.graph, self.budget_bytes, self.scope = graph, budget_bytes, scope
         self.n, self.producer = len(graph), graph.producer
-        self.last_run, self.last_held = last_uses(graph, [op.outputs for op in graph.operations], graph.users)
+        self.last_run, self.last_held = _last_uses(graph)
         self.right = 0
         self.weight_R: dict[tuple[int, int], int] = {}
         self.weight_S: dict[tuple[int, int], int] = {}

@@ -180,7 +180,7 @@ def _boundary_for(problem: Problem, model: WindowModel, plan: Plan) -> int | Non
         if excess[worst] <= 0:
             break
         for boundary in (worst, worst - 1):
-            if boundary not in model.boundaries and 0 <= boundary < n - 1:
+            if boundary >= 0 and model.can_be_boundary[boundary]:
                 return boundary
     return None
 
@@ -248,7 +248,8 @@ def plan_of(model: WindowModel, x: np.ndarray) -> Plan:
         start = end + 1
         held = _held(model, x, k)
         for v in sorted(held - resident):
-            run(graph.producer[v])
+            if graph.producer[v] < end:
+                run(graph.producer[v])
         run(end)
         resident &= held | set(model.arrays.at[end].tolist())
     for operation in range(start, len(graph)):
@@ -260,6 +261,8 @@ def plan_of(model: WindowModel, x: np.ndarray) -> Plan:
 
 
 def _held(model: WindowModel, x: np.ndarray, k: int) -> set[int]:
-    """Values that the point holds at boundary k."""
-    columns = model.S[k]
-    return {v for v in np.nonzero(columns >= 0)[0].tolist() if x[columns[v]] > CERTAIN}
+    """Values that the point holds at boundary k, those of which it says nothing (in scope free), and run-once ones."""
+    columns, a = model.S[k], model.arrays
+    is_held = ~(a.sides(model.boundaries[k]).before & a.repeatable)[a.producer]
+    is_held[columns >= 0] |= x[columns[columns >= 0]] > CERTAIN
+    return set(np.nonzero(is_held)[0].tolist())

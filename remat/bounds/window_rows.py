@@ -12,27 +12,29 @@ from typing import Any
 from remat.bounds.cuts import MOST, is_valid
 from remat.errors import InvalidInput
 from remat.graph import Graph
+from remat.plan import Scope
 
 Column = tuple[str, int, int, int]  # ("S", k, k, v), ("R", k, m, i), ("U", k, j, v) or ("X", i, i, w)
 
 
-def last_uses(
-    graph: Graph, makes: Sequence[Iterable[int]], users: Sequence[Iterable[int]]
-) -> tuple[list[int], list[int]]:  # fmt: skip
-    """([N], [V]) last stage in which each operation and each value can be useful; N for kept values.
+def _ancestors(above: Sequence[Iterable[int]], t: int) -> bytearray:
+    """[N] whether operation t waits for an operation in every order, or is it."""
+    found, todo = bytearray(len(above)), [t]
+    found[t] = True
+    while todo:
+        for p in above[todo.pop()]:
+            if not found[p]:
+                found[p] = True
+                todo.append(p)
+    return found
 
-    Args:
-        makes: [N] values that an operation can make.
-        users: [V] operations that can read a value.
-    """
-    n = len(graph)
-    last_run, last_held = list(range(n)), list(graph.producer)
-    for k in reversed(range(n)):
-        for v in makes[k]:
-            last_held[v] = n if graph.values[v].keep else max((last_run[user] for user in users[v]), default=k)
-            if not graph.operations[k].run_once:
-                last_run[k] = max(last_run[k], min(last_held[v], n - 1))
-    return last_run, last_held
+
+def _descendants(above: Sequence[Iterable[int]], t: int) -> bytearray:
+    """[N] whether an operation waits for t in every order."""
+    found = bytearray(len(above))
+    for i, waits_for in enumerate(above):
+        found[i] = any(p == t or found[p] for p in waits_for)
+    return found
 
 
 class WindowRows:
@@ -42,7 +44,7 @@ class WindowRows:
     exist. Intervals count from 0.
     """
 
-    def __init__(self, graph: Graph, budget_bytes: int, boundaries: Sequence[int]) -> None:
+    def __init__(self, graph: Graph, budget_bytes: int, boundaries: Sequence[int], scope: Scope) -> None:
         n = len(graph)
         ascending = all(a < b for a, b in itertools.pairwise(boundaries))
         if not boundaries or not ascending or boundaries[0] < 0 or boundaries[-1] >= n - 1:
@@ -58,7 +60,7 @@ class WindowRows:
         for i, read in enumerate(self.reads):
             for v in read:
                 self.users[v].append(i)
-        self.last_run, self.last_held = last_uses(graph, self.makes, self.users)
+        self._order(scope)
         self.has_slots = not graph.has_implementations
         self.budget_bytes = budget_bytes
         self.room = [budget_bytes - graph.working_set_bytes(t) for t in self.t]
@@ -66,6 +68,28 @@ class WindowRows:
         self.weight: dict[Column, int] = {}
         self._constant, self._terms = 0, dict[Column, int]()  # of the row that is being written down
         self._known: dict[tuple[Any, ...], tuple[int, list[tuple[Column, int]]]] = {}
+
+    def _order(self, scope: Scope) -> None:
+        """For each boundary: which first runs are certainly before and after it, which runs and values serve later."""
+        n, kept = len(self.graph), [value.keep for value in self.graph.values]
+        self.before = [bytearray(i <= t for i in range(n)) for t in self.t]
+        self.after = [bytearray(i > t for i in range(n)) for t in self.t]
+        if scope is Scope.FREE:
+            above = [{self.producer[v] for v in always} for always in self.always]  # whom each operation waits for
+            self.before, self.after = [_ancestors(above, t) for t in self.t], [_descendants(above, t) for t in self.t]
+            if not all(before[t] for t, before in zip(self.t, self.before[1:], strict=False)):
+                raise InvalidInput("a boundary of the certificate does not depend on the one before it")
+        self.serving: list[bytearray] = []  # operations that may run again
+        self.wanted: list[bytearray] = []  # values that may be held
+        for before in self.before:
+            serving, wanted = bytearray(n), bytearray(kept)
+            for i in range(n - 1, -1, -1):
+                for v in self.makes[i]:
+                    wanted[v] |= any(serving[user] or not before[user] for user in self.users[v])
+                is_useful = any(wanted[v] for v in self.makes[i])
+                serving[i] = is_useful and before[i] and not self.graph.operations[i].run_once
+            self.serving.append(serving)
+            self.wanted.append(wanted)
 
     def clear(self) -> None:
         """Forget the sums."""
@@ -96,7 +120,7 @@ class WindowRows:
             return k == m and 0 <= i < len(self.producer) and self._is_held(k, i)
         if kind == "U":
             return self._is_stage(k) and 0 <= i < len(self.producer) and m in self._readers(k, i)
-        return kind == "R" and self._can_run(k, i) and (k == m or self.t[m] < self.last_run[i])
+        return kind == "R" and self._can_run(k, i) and self._can_run(m, i)
 
     def value(self, denominator: int, fixed: Mapping[Column, int] = MappingProxyType({})) -> int:
         """y b plus the sum of the least (c - y A) x over all columns 0 <= x <= 1, times the denominator.
@@ -142,8 +166,7 @@ class WindowRows:
         """S[k,v] + R[k,m,p] >= 1: a first run in the window always reads v, or v is kept and the window is the last."""
         if not self._is_window(k, m) or not self._can_lack(k, v):
             return False
-        end = self._end(m)
-        is_read = any(self.t[k] < user <= end and v in self.always[user] for user in self.users[v])
+        is_read = any(self._runs_first(k, m, user) and v in self.always[user] for user in self.users[v])
         if not is_read and not (m + 1 == len(self.t) and self.graph.values[v].keep):
             return False
         self._provide(k, m, v)
@@ -233,9 +256,9 @@ class WindowRows:
 
     def chosen(self, k: int, m: int, i: int, v: int) -> bool:
         """S[k,v] + R[k,m,p] - (sum of X[i,w] over the w that read v) >= 0, if i first runs in the window."""
-        if not self._is_window(k, m) or not self._can_lack(k, v) or not self.t[k] < i <= self._end(m):
+        if not self._is_window(k, m) or not self._can_lack(k, v) or not 0 <= i < len(self.reads):
             return False
-        if v not in self.reads[i]:
+        if v not in self.reads[i] or not self._runs_first(k, m, i):
             return False
         self._provide(k, m, v)
         for w, way in enumerate(self.ways[i]):
@@ -317,8 +340,9 @@ class WindowRows:
     def _is_window(self, k: int, m: int) -> bool:
         return 0 <= k <= m < len(self.t)
 
-    def _end(self, m: int) -> int:
-        return len(self.graph) - 1 if m + 1 == len(self.t) else self.t[m + 1]
+    def _runs_first(self, k: int, m: int, i: int) -> bool:
+        """Whether the first run of operation i is certainly in the window."""
+        return bool(self.after[k][i] and (m + 1 == len(self.t) or self.before[m + 1][i]))
 
     def _is_at(self, k: int, v: int) -> bool:
         """Whether some implementation of the operation at boundary k reads or makes v."""
@@ -326,16 +350,18 @@ class WindowRows:
 
     def _is_held(self, k: int, v: int) -> bool:
         """Whether S[k,v] has a column: v may be held there, and fits."""
-        can_serve = self.producer[v] < self.t[k] < self.last_held[v]
-        return can_serve and not self._is_at(k, v) and self.graph.values[v].bytes <= self.room[k]
+        p = self.producer[v]
+        can_serve = p != self.t[k] and self.before[k][p] and self.wanted[k][v]
+        return bool(can_serve) and not self._is_at(k, v) and self.graph.values[v].bytes <= self.room[k]
 
     def _can_lack(self, k: int, v: int) -> bool:
         """Whether v was first computed before boundary k, and may be missing there."""
-        return 0 <= v < len(self.producer) and self.producer[v] <= self.t[k] and not self._is_at(k, v)
+        is_made = 0 <= v < len(self.producer) and bool(self.before[k][self.producer[v]])
+        return is_made and not self._is_at(k, v)
 
     def _can_run(self, k: int, i: int) -> bool:
         """Whether R[k,.,i] has a column."""
-        return 0 <= i <= self.t[k] < self.last_run[i]
+        return 0 <= i < len(self.graph) and bool(self.serving[k][i])
 
     def _provide(self, k: int, m: int, v: int) -> None:
         """Add S[k,v] + R[k,m,p], p the producer of v."""
@@ -346,7 +372,7 @@ class WindowRows:
 
     def _add_run(self, factor: int, k: int, m: int, i: int) -> None:
         """Add a multiple of R[k,m,i]: the same as a shorter window's where i cannot serve in the last intervals."""
-        while m > k and self.t[m] >= self.last_run[i]:
+        while m > k and not self._can_run(m, i):
             m -= 1
         self._add(factor, "R", k, m, i)
 

@@ -1,7 +1,7 @@
 """The bound of the window relaxation: from one boundary on, each round tries a few stages and adds the best one.
 
 HiGHS proposes multipliers; exact arithmetic turns them into a certificate. See `remat.programs.windows` for the
-relaxation and why its bound holds, in the scopes staged and fixed_order.
+relaxation and why its bound holds.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ WORTH = 1e-5  # share of the cost that some of the last rounds must have gained 
 PATIENCE = 4  # rounds
 NEARLY = 2e-4  # share of a bound
 HELD = 1e-3  # below it a fraction of a run is taken for none
+MOST_FIRST = 32  # stages compared for the first boundary, in scope free
 TRIES, TRY_SHARE = 4, 0.1  # most boundaries to try in a round, and share of the time left after which no other is tried
 NARROW = 0.05  # share of the memory that counts as room beside an operation at least
 NEAR = 1e-3  # share of the operations: boundaries are not nearer to each other, because blocks repeat in large graphs
@@ -64,7 +65,7 @@ class WindowBound:
         """
         self.problem, self.with_cuts, self.tries = problem, with_cuts, tries
         self.columns = 0
-        self.ended = problem.scope is Scope.FREE or len(problem.graph) < 2
+        self.ended = len(problem.graph) < 2
         self._boundaries: tuple[int, ...] = ()
         self._last: Solved | None = None
         self._gained: list[int] = []
@@ -84,7 +85,7 @@ class WindowBound:
 
     @cached_property
     def _arrays(self) -> Arrays:
-        return Arrays.of(self.problem.graph)
+        return Arrays.of(self.problem.graph, self.problem.scope)
 
     def run(
         self, deadline: float, *, on_bound: Callable[[BoundCertificate], None] = lambda _: None,
@@ -96,10 +97,18 @@ class WindowBound:
         """
         most = math.inf if rounds is None else self.rounds + rounds
         if not self._boundaries and not self.ended:
-            self._boundaries = (int(np.argmax(self._arrays.profile()[:-1])),)
+            self._boundaries = (self._first_boundary(),)
         while not self.ended and self.rounds < most and not should_stop() and time.monotonic() < deadline:
             if not self._round(deadline, on_bound, should_stop):
                 break
+
+    def _first_boundary(self) -> int:
+        """Where the plan that repeats nothing has its peak; in scope free, where most bytes are certain near it."""
+        profile = self._arrays.profile()[:-1]
+        if self.problem.scope is not Scope.FREE:
+            return int(np.argmax(profile))
+        highest = np.argsort(-profile, kind="stable")[:MOST_FIRST].tolist()
+        return max(highest, key=self._arrays.certain_bytes)
 
     @property
     def boundaries(self) -> tuple[int, ...]:
@@ -178,6 +187,7 @@ class WindowBound:
         score = np.maximum(0.0, fractional_profile(model, x) - memory)
         score /= np.maximum(memory - a.working, NARROW * memory)
         score[n - 1] = 0.0
+        score[~model.can_be_boundary] = 0.0
         for t in model.boundaries:
             score[max(0, t - near) : t + near + 1] = 0.0
         found: list[int] = []

@@ -19,10 +19,10 @@ Rows, for the window k..m, which lies between the boundaries t_k and t_(m+1), wi
 - MEMORY: the bytes of all S[k,v], of the inputs and outputs of t_k and of its workspace are within the budget.
 - KNAPSACK: sum of a[v] S[k,v] <= most, if no set of values that fits beside t_k weighs more (`remat.bounds.cuts`).
 
-**Every plan of the scopes staged and fixed_order gives a point of it that costs no more**, so that the least cost of
-the relaxation is a bound. Take a plan without useless runs (a run is useless if its outputs are not read before they
-are computed again, and are not kept at the end; leaving it out keeps the plan valid, at no more cost and memory; if it
-wrote over a value, that value is freed there). Set the columns as their descriptions say.
+**Every plan gives a point of it that costs no more**, so that the least cost of the relaxation is a bound. Take a plan
+without useless runs (a run is useless if its outputs are not read before they are computed again, and are not kept at
+the end; leaving it out keeps the plan valid, at no more cost and memory; if it wrote over a value, that value is freed
+there). Set the columns as their descriptions say.
 
 - Cost: a repeated run of i counts in the one interval in which it happens. Several in one interval count once.
 - NEED and EDGE: a reader in the window k..m of a value v whose producer p first ran at or before t_k reads the result
@@ -33,6 +33,14 @@ wrote over a value, that value is freed there). Set the columns as their descrip
 - MEMORY: the values with S[k,v] = 1 are resident while t_k runs, beside its inputs, outputs and workspace.
 - An operation with several outputs makes all of them in each run, or those of its implementation. One that must run
   once has no R.
+
+**Scope free.** In the scopes staged and fixed_order, first runs have the graph's order, and "first run at or before
+t_k" means i <= t_k. In scope free only the edges decide (those of values that every implementation reads). There it
+means that t_k depends on i, or is i; "a first run in the window" means that i depends on t_k, and t_(m+1) depends on i
+or is i. Each boundary depends on the one before, so that intervals follow each other. Operations of which neither is
+certain have no columns and rows beside that boundary; to leave them out only enlarges the relaxation. The argument
+above needs no more than this: if the first run of an operation is certainly before t_k, so are those of the producers
+of its inputs.
 
 **Implementations.** If operations have several, R[k,k,i] costs the least of them, an operation reads in rows of kind
 EDGE what all of them read, and MEMORY counts the least bytes of t_k; what some implementation of t_k reads or makes has
@@ -62,8 +70,8 @@ and rows say what is resident then:
 - SLOT, for each i that can run: the bytes of what is resident, and the workspace of i if it runs, fit the budget.
 
 No R[k,.,i] is needed where no run of i after t_k can serve anything, and no S[k,v] where no use of v can follow t_k
-(`last_stages`). R[k,m,i] is the same as R[k,m-1,i] where no run of i after t_m can serve; then only the shorter one has
-a column.
+(`Arrays.sides`). R[k,m,i] is the same as R[k,m-1,i] where no run of i after t_m can serve; then only the shorter one
+has a column.
 
 With K = 1 this is a knapsack over one stage. More boundaries without windows make it weaker where a full staged LP
 spreads fractions of one run over many stages; the windows undo that: one run serves all of a window or none of it.
@@ -73,7 +81,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -81,9 +89,8 @@ import scipy.sparse as sp
 
 from remat.arrays import GraphArrays
 from remat.graph import Graph, Operation
-from remat.plan import Plan
+from remat.plan import Plan, Scope
 from remat.programs.program import Program, Rows, scale_of
-from remat.programs.staged import last_stages
 from remat.simulator import simulate
 
 # Kinds of rows.
@@ -131,23 +138,39 @@ def united(graph: Graph) -> Graph:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Sides:
+    """What is certain of the other operations when an operation t, a boundary, runs for the first time.
+
+    Attributes:
+        before: [N] whether its first run is not after that of t; after: [N] whether it is after it.
+        can_run: [N] whether an operation of `before` may run again after t and serve.
+        can_hold: [V] whether a value made before t may serve after t.
+    """
+
+    before: np.ndarray
+    after: np.ndarray
+    can_run: np.ndarray
+    can_hold: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Arrays:
     """A graph as the model reads it; N operations, V values, E pairs of a reader and an input.
 
     Attributes:
         graph: `united`.
+        scope: of the plans; in scope free, first runs follow the edges alone.
         choices: of the operations with several implementations.
-        producer, last_held: [V] of each value; last_run, repeatable: [N]; see `last_stages`.
+        producer: [V] of each value; repeatable: [N].
         reader, read: [E] operation and the value that it reads; always: [E] whether every implementation does.
         size: [V] bytes; working: [N] bytes of inputs, outputs and workspace, of the smallest implementation.
         at: [N] tuples of the values that an operation reads or makes.
     """
 
     graph: Graph
+    scope: Scope
     choices: dict[int, Choice]
     producer: np.ndarray
-    last_run: np.ndarray
-    last_held: np.ndarray
     repeatable: np.ndarray
     reader: np.ndarray
     read: np.ndarray
@@ -157,18 +180,18 @@ class Arrays:
     cost: np.ndarray
     working: np.ndarray
     at: list[np.ndarray]
+    _sides: dict[int, Sides] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, full: Graph) -> Arrays:
+    def of(cls, full: Graph, scope: Scope = Scope.STAGED) -> Arrays:
         choices = {i: Choice.of(full, op) for i, op in enumerate(full.operations) if op.implementations}
         graph = united(full)
         flat, operations = GraphArrays.of(graph), graph.operations
-        last_run, last_held = last_stages(graph, [not op.run_once for op in operations])
         at = [np.array(sorted({*op.inputs, *op.outputs}), dtype=np.int64) for op in operations]
         working = [full.working_set_bytes(k) - graph.fixed_bytes for k in range(len(operations))]
         always = [k not in choices or v not in choices[k].readers for k, op in enumerate(operations) for v in op.inputs]
         return cls(
-            graph, choices, flat.producer, np.array(last_run), np.array(last_held), ~flat.run_once,
+            graph, scope, choices, flat.producer, ~flat.run_once,
             np.repeat(np.arange(len(operations)), np.diff(flat.in_start)), flat.in_ids, np.array(always, dtype=bool),
             flat.size_bytes, flat.keep, flat.cost, np.array(working, dtype=np.int64), at,
         )  # fmt: skip
@@ -177,6 +200,62 @@ class Arrays:
         """[N] bytes held while each operation runs in the plan that repeats nothing; without fixed bytes."""
         once = Plan.from_order(self.graph, range(len(self.graph)))
         return simulate(self.graph, once).running_bytes - self.graph.fixed_bytes
+
+    def sides(self, t: int) -> Sides:
+        """What is certain beside the first run of operation t."""
+        if t not in self._sides:
+            before, after = self._ancestors(t), self._descendants(t)
+            can_run, can_hold = self._serving(before)
+            can_hold &= before[self.producer] & (self.producer != t)
+            self._sides[t] = Sides(before, after, can_run, can_hold)
+        return self._sides[t]
+
+    def certain_bytes(self, t: int) -> int:
+        """Bytes of the values made before and surely read after operation t runs first, and of its working set."""
+        sides = self.sides(t)
+        is_read = np.zeros(len(self.size), dtype=bool)
+        is_read[self.read[sides.after[self.reader]]] = True
+        is_read[self.at[t]] = False
+        return int(self.working[t] + self.size[is_read & sides.before[self.producer]].sum())
+
+    def _ancestors(self, t: int) -> np.ndarray:
+        """[N] operations that run first before t in every plan of the scope, and t."""
+        before = np.arange(len(self.cost)) <= t
+        if self.scope is Scope.FREE:
+            before[:t] = False
+            for i in range(t, -1, -1):
+                if before[i]:
+                    before[self.producer[self._inputs(i)]] = True
+        return before
+
+    def _descendants(self, t: int) -> np.ndarray:
+        """[N] operations that run first after t in every plan of the scope."""
+        after = np.arange(len(self.cost)) > t
+        if self.scope is Scope.FREE:
+            after[:] = False
+            for i in range(t + 1, len(after)):
+                producers = self.producer[self._inputs(i)]
+                after[i] = bool(after[producers].any() or (producers == t).any())
+        return after
+
+    def _inputs(self, i: int) -> np.ndarray:
+        """Values that operation i reads in every implementation."""
+        start, end = np.searchsorted(self.reader, [i, i + 1])
+        return self.read[start:end][self.always[start:end]]
+
+    def _serving(self, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """([N] whether operations of `before` can run again and serve, [V] whether a value can serve, after them).
+
+        A value serves if it is kept, read by an operation that is not in `before`, or by one that can run again.
+        """
+        graph, is_before, repeatable = self.graph, before.tolist(), self.repeatable.tolist()
+        runs, serves = [False] * len(is_before), self.keep.tolist()
+        for i in reversed(range(len(is_before))):
+            outputs = graph.operations[i].outputs
+            for v in outputs:
+                serves[v] = serves[v] or any(runs[user] or not is_before[user] for user in graph.users[v])
+            runs[i] = is_before[i] and repeatable[i] and any(serves[v] for v in outputs)
+        return np.array(runs, dtype=bool), np.array(serves, dtype=bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +311,19 @@ class WindowModel:
         )  # fmt: skip
 
     @cached_property
+    def can_be_boundary(self) -> np.ndarray:
+        """[N] whether an operation can be another boundary; in scope free it must come before or after all of them."""
+        a = self.arrays
+        sides = [a.sides(t) for t in self.boundaries]
+        can_be = np.all([side.before | side.after for side in sides], axis=0)
+        if a.scope is Scope.FREE:  # nothing certainly follows an operation that nobody reads
+            is_read = np.zeros_like(can_be)
+            is_read[a.producer[a.read]] = True
+            can_be &= is_read
+        can_be[[*self.boundaries, -1]] = False
+        return can_be
+
+    @cached_property
     def is_bytes(self) -> np.ndarray:
         """[rows] whether the row counts bytes."""
         return (self.row_kind == MEMORY) | (self.row_kind == SLOT)
@@ -280,7 +372,7 @@ def build_window_model(
     """The relaxation of `arrays.graph` within `budget_bytes`.
 
     Args:
-        boundaries: operations, ascending, none the last operation.
+        boundaries: operations, ascending, none the last operation; in scope free, each depends on those before it.
         windows: (k, m) with k < m, intervals from 0; single intervals are always there.
         slots: with the rows that hold in scope staged only; not for a graph with implementations.
     """
@@ -300,6 +392,10 @@ class _Builder:
         self.arrays, self.budget_bytes = arrays, budget_bytes
         self.t = np.array(boundaries, dtype=np.int64)
         self.K = len(boundaries)
+        self.sides = [arrays.sides(t) for t in boundaries]
+        assert all(later.before[t] for t, later in zip(boundaries, self.sides[1:], strict=False)), "no chain"
+        can_run = np.array([sides.can_run for sides in self.sides])
+        self.last_run = np.where(can_run.any(axis=0), self.K - 1 - np.argmax(can_run[::-1], axis=0), -1)  # intervals
         singles = [(k, k) for k in range(self.K)]
         self.windows = singles + sorted({(k, m) for k, m in windows if 0 <= k < m < self.K}, key=lambda w: w[1])
         self.cost: list[np.ndarray] = []
@@ -392,27 +488,24 @@ class _Builder:
         is_there = np.zeros_like(S, dtype=bool)
         for k, t in enumerate(self.t.tolist()):
             is_there[k, a.at[t]] = True
-            can_serve = (a.producer < t) & (a.last_held > t)
-            self._new(S[k], can_serve & ~is_there[k] & (a.size <= self._room(k)), None)
+            self._new(S[k], self.sides[k].can_hold & ~is_there[k] & (a.size <= self._room(k)), None)
         return S, is_there
 
     def _run_columns(self, k: int, m: int) -> np.ndarray:
         """[N] columns of R[k,m,.], with the rows that join those of several intervals."""
-        a, t = self.arrays, self.t
-        i = np.arange(len(a.cost))
-        can_run = a.repeatable & (i <= t[k]) & (a.last_run > t[k])
-        columns = np.full(len(i), -1, dtype=np.int64)
+        can_run = self.sides[k].can_run
+        columns = np.full(len(can_run), -1, dtype=np.int64)
         if k == m:
-            self._new(columns, can_run, a.cost)
+            self._new(columns, can_run, self.arrays.cost)
             return columns
-        end = np.minimum(m, np.searchsorted(t, a.last_run, side="left") - 1)  # the last interval in which a run serves
+        end = np.minimum(m, self.last_run)
         for shorter in range(k, m):
             here = can_run & (end == shorter)
             if here.any():
                 columns[here] = self._shorter(k, shorter)[here]
         whole = can_run & (end == m)
         self._new(columns, whole, None)
-        many = i[whole]
+        many = np.nonzero(whole)[0]
         parts = [self.R[j, j][many] for j in range(k, m + 1)]
         key = (k, m)
         self._add(JOIN, [(part, 1) for part in parts] + [(columns[many], -1)], 0, key, many)
@@ -428,12 +521,11 @@ class _Builder:
 
     def _window_rows(self, k: int, m: int) -> None:
         """NEED, EDGE and CONTINUITY of the window."""
-        a, start, is_last = self.arrays, self.t[k], m + 1 == self.K
-        end = len(a.cost) - 1 if is_last else self.t[m + 1]
+        a, sides, is_last = self.arrays, self.sides[k], m + 1 == self.K
         S, R, is_there = self.S[k], self.R[k, m], self.is_there[k]
-        old = (a.producer <= start) & ~is_there
+        old = sides.before[a.producer] & ~is_there
         needed = np.zeros(len(a.size), dtype=bool)
-        first_runs = (a.reader > start) & (a.reader <= end)
+        first_runs = (sides.after if is_last else sides.after & self.sides[m + 1].before)[a.reader]
         needed[a.read[first_runs & a.always]] = True
         if is_last:
             needed |= a.keep

@@ -49,6 +49,7 @@ OUTER_SHARE = 0.5  # of the time, for the search over implementations
 # of windows in a run that repeats exactly.
 WINDOW_SHARE_FIRST, WINDOW_SHARE, TREE_SHARE, WINDOW_ROUNDS = 0.05, 0.2, 0.5, 8
 OUTER_ROUNDS = 2  # of search and solving; the second begins from the result of the first
+FREE_PROOF_SHARE = 0.1  # of the time, in scope free, for the bound
 FREE_SHARES = ((0.25, 0.55), (0.8, 1.0))  # of the time, in scope free: end of the search for an order, then for choices
 SETTLED = 4  # the search ends after this many tries in vain for each possible switch
 LONGEST_RUN = 12  # most operations whose implementations are switched together
@@ -131,6 +132,9 @@ def _solve_free(context: Context, strategy: Strategy, options: Mapping[str, Any]
         context.offer(context.options.warm_start, "warm start")
     stats: dict[str, Any] = {"choices": 0}
     cut = False
+    prover = _Prover(context) if strategy.members else None
+    if prover is not None and not context.is_solved():  # seconds at most: plans need the rest of the time
+        prover.bound_by_windows(context.share_ends(FREE_PROOF_SHARE))
     for turn, (order_until, choice_until) in enumerate(FREE_SHARES):
         plan = best.plan
         wanted = [0] * len(full) if turn == 0 or plan is None else _choice_of(full, plan)
@@ -155,7 +159,8 @@ def _solve_free(context: Context, strategy: Strategy, options: Mapping[str, Any]
         if context.is_solved():
             break
     stats["implementations"] = _used(context)
-    return _outcome(context, stats, cut)
+    outcome = _outcome(context, stats, cut)
+    return outcome if prover is None else replace(outcome, certificate=prover.certificate)
 
 
 def _choose_in_order(context: Context, moved: Graph, order: Sequence[int], until: float) -> _ChoiceSearch:

@@ -42,6 +42,7 @@ REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILP
 WINDOW_SHARE_FIRST, WINDOW_SHARE, WINDOW_SHARE_LATER, WINDOW_ROUNDS = 0.5, 0.05, 0.15, 8
 WINDOW_INTEGER_SHARE, WINDOW_INTEGER_SHARE_SMALL = 0.5, 0.15  # of the time that is left then
 TURN_SHARE, LEAST_TURN_S = 0.5, 1.0  # of the time that is left, for each turn at the end; the shortest turn
+FREE_SHARE = 0.3  # of the time that is left, in scope free, for the window relaxation and then for its integers
 SEED_STEP = 7919  # between the seeds of searches in the prover's thread
 IN_VAIN = 2  # restricted MILPs without a better plan before the LP bound begins
 PROVER_GRACE_S = 0.3  # to wait for a prover that cannot be interrupted: a presolve ends by itself soon after
@@ -159,9 +160,13 @@ class _Run:
         """Windows, restricted MILPs for a better plan, windows in integers, the LP bound, the MILP from the best plan.
 
         A small problem has no restricted MILPs: its whole MILP comes in their place. A large one has neither the LP nor
-        the whole MILP: the windows prove more. The LP begins only if it is expected to end in time.
+        the whole MILP: the windows prove more. The LP begins only if it is expected to end in time. In scope free,
+        windows are all there is.
         """
         if context.problem.scope is Scope.FREE:
+            self._window_bound(context.until(context.share_ends(FREE_SHARE)))
+            if context.incumbent.plan is not None and not self._done(context):  # else search with this thread too
+                self._window_integers(context.until(context.share_ends(FREE_SHARE)))
             return
         done = partial(self._done, context)
         if context.incumbent.plan is None and not context.repeats and not done():
@@ -317,7 +322,7 @@ class _Run:
         """
         context = self.context
         if context.problem.scope is Scope.FREE:
-            return
+            return self._window_bound(context)
         nodes = context.options.work_limit or context.steps_in(NODES_PER_S / max(1, self.columns))
         has_time = self._has_time_for_lp(context)
         bounds = [self._window_bound, self._lp_bound] if has_time else [self._window_bound]
@@ -352,9 +357,6 @@ class _Run:
     def side_by_side(self) -> None:
         """One thread proves and the others search; after the proof all search."""
         context = self.context
-        if context.problem.scope is Scope.FREE:  # nothing to prove
-            self.search(context, context.options.threads)
-            return
         # Not a daemon: a process that ends inside the prover's solver would crash.
         prover = _Thread(lambda: self._prove_then_search(context.with_options(threads=1)), daemon=False)
         threads = context.options.threads - 1
