@@ -274,8 +274,8 @@ def random_structure(rng: np.random.Generator, n: int) -> Graph:
     elif family == "skip":
         graph = synthetic.skip(depth=max(1, (n - 3) // 4))
     elif family == "layered":
-        shape = {"width": rng.uniform(0.1, 1), "density": rng.uniform(0, 0.5), "skips": rng.uniform(0, 0.4)}
-        graph = synthetic.layered(n=max(3, n), seed=seed, **shape)
+        width, density, skips = rng.uniform(0.1, 1), rng.uniform(0, 0.5), rng.uniform(0, 0.4)
+        graph = synthetic.layered(n=max(3, n), width=width, density=density, skips=skips, seed=seed)
     else:
         make = random_step if family == "step" else random_graph
         graph = make(rng, n, multi_output=float(rng.choice([0, 0, 0.4])))
