@@ -14,7 +14,7 @@ help:
 	@echo "make test       set up, then run the tests"
 	@echo "make test-slow  the long tests (about 7 minutes)"
 	@echo "make test-torch TORCH=2.15.0  the tests of PyTorch with that version, in a temporary environment"
-	@echo "make fuzz       test random modules, graphs and certificates against plain steps and brute force (ARGS='--help' for more)"
+	@echo "make fuzz       test random modules, graphs, certificates and bounds against plain steps, brute force and plans (ARGS='--help' for more)"
 	@echo "make check      lint and type checks"
 	@echo "make docs       the documentation as a site, into site/ (.venv/bin/mkdocs serve: with search)"
 	@echo "make models     every configured model: nodes, edges, bytes, seconds"

@@ -256,7 +256,8 @@ def with_implementations(graph: Graph, rng: np.random.Generator, share: float = 
             if len(extras) < 3 and rng.random() < 0.35:
                 outputs.append(len(sizes) + len(extras))
                 extras.append(int(rng.integers(0, 3)))
-            over = [v for v in sorted(inputs) if v < len(sizes) and outputs and sizes[v] == sizes[outputs[0]]]
+            first = sizes[outputs[0]] if outputs and outputs[0] < len(sizes) else None
+            over = [v for v in sorted(inputs) if v < len(sizes) and sizes[v] == first]
             overwrites = int(rng.choice(over)) if over and rng.random() < 0.5 else None
             ways.append(
                 Implementation(

@@ -1,8 +1,9 @@
 """Random cases far beyond the few of CI: what `make fuzz` runs.
 
 A campaign is a module of this folder with a function ``check(seed) -> str`` that makes one random case from its seed
-and returns an outcome: ``ok``, ``refused: WHY`` (remat declined in one line, which is allowed), or anything else, e.g.
-``different: WHAT`` or ``over budget: WHAT``, which is a defect. The seed alone repeats a case:
+and returns an outcome: ``ok``, ``ok: 3 WHAT, 1 WHAT`` (how often it checked what; the campaign adds these up),
+``refused: WHY`` (remat declined in one line, which is allowed), or anything else, e.g. ``different: WHAT`` or ``over
+budget: WHAT``, which is a defect. The seed alone repeats a case:
 ``python tests/fuzz.py modules --seeds 17``.
 """
 
@@ -17,9 +18,13 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
-CAMPAIGNS = {"modules": "random_modules", "graphs": "random_graphs", "certificates": "forged_certificates"}
-CASES = {"modules": 300, "graphs": 3000, "certificates": 3000}
+CAMPAIGNS = {
+    "modules": "random_modules", "graphs": "random_graphs", "certificates": "forged_certificates",
+    "bounds": "random_bounds",
+}  # fmt: skip
+CASES = {"modules": 300, "graphs": 3000, "certificates": 3000, "bounds": 1000}
 ALLOWED = ("ok", "refused")
 
 
@@ -41,7 +46,9 @@ def _options() -> argparse.Namespace:
         prog="make fuzz", description="Random cases; prints counts and the seeds of defects."
     )
     parser.add_argument("campaigns", nargs="*", choices=[[], *CAMPAIGNS], help="by default all")
-    parser.add_argument("--cases", type=int, help="of each campaign; by default 300 modules, 3000 of the others")
+    parser.add_argument(
+        "--cases", type=int, help="of each campaign; by default 300 modules, 1000 bounds, 3000 of the others"
+    )
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--seeds", type=int, nargs="+", help="these seeds alone")
     parser.add_argument("--seconds", type=float, help="end after this time, shared equally by the campaigns")
@@ -50,11 +57,14 @@ def _options() -> argparse.Namespace:
 
 
 def _campaign(name: str, seeds: list[int], jobs: int, deadline: float | None) -> bool:
-    counts, defects, start = collections.Counter[str](), list[str](), time.monotonic()
+    counts, checks = collections.Counter[str](), collections.Counter[str]()
+    defects, start = list[str](), time.monotonic()
     try:
         for seed, outcome in _outcomes(name, seeds, jobs, deadline):
             kind = outcome.partition(":")[0]
             counts[outcome if kind == "refused" else kind] += 1
+            if kind == "ok":
+                checks.update(checks_of(outcome))
             if kind not in ALLOWED:
                 defects.append(f"  seed {seed}: {outcome}")
                 print(defects[-1], flush=True)
@@ -62,7 +72,15 @@ def _campaign(name: str, seeds: list[int], jobs: int, deadline: float | None) ->
         print(f"{name}: {counts.total()} tried in {time.monotonic() - start:.0f} s, {len(defects)} defects")
         for outcome, n in counts.most_common():
             print(f"  {n:6} {outcome}", flush=True)
+        for what, n in sorted(checks.items()):
+            print(f"  {n:9} {what}", flush=True)
     return bool(defects)
+
+
+def checks_of(outcome: str) -> dict[str, int]:
+    """[what was checked] how often, of an outcome ``ok: 3 WHAT, 1 WHAT``."""
+    checks = [check.partition(" ") for check in outcome.removeprefix("ok").removeprefix(": ").split(", ") if check]
+    return {what: int(count) for count, _, what in checks}
 
 
 def _outcomes(name: str, seeds: list[int], jobs: int, deadline: float | None) -> Iterator[tuple[int, str]]:
@@ -89,10 +107,10 @@ def _outcomes(name: str, seeds: list[int], jobs: int, deadline: float | None) ->
                 yield waiting.pop(future), future.result()
 
 
-def outcome_of(name: str, seed: int) -> str:
-    """The outcome of one case; an exception is one too."""
+def outcome_of(name: str, seed: int, **options: Any) -> str:
+    """The outcome of one case; an exception is one too. `options` are further arguments of `check`."""
     try:
-        return importlib.import_module(CAMPAIGNS[name]).check(seed)
+        return importlib.import_module(CAMPAIGNS[name]).check(seed, **options)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         text = (str(error).strip().splitlines() or [""])[0][:200]
