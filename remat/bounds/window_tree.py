@@ -54,7 +54,7 @@ class _Node:
 
 def enough_for(goal: int) -> float:
     """The bound at which a node is closed so that the certificate claims `goal`: costs are whole numbers."""
-    return goal - 1 + min(1.0, ROUNDED + ROUNDED_SHARE * goal)
+    return goal - 1 + ROUNDED + ROUNDED_SHARE * goal
 
 
 class Tree:

@@ -39,8 +39,10 @@ SEARCH_SHARES, SEARCH_SHARES_SMALL, STILL_FALLING = (0.2, 0.3, 0.4, 0.5, 0.6), (
 WHOLE_COLUMNS = 40_000  # largest model that gets an LP and then its whole MILP
 REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
 # Of the time, for the window relaxation: its first round, those before anything else, and those after the first
-# restricted MILPs; rounds of it in a run that repeats exactly.
+# restricted MILPs; rounds of it in a run that repeats exactly. With a cost cap its bound often decides, and with little
+# time it tries too few boundaries.
 WINDOW_SHARE_FIRST, WINDOW_SHARE, WINDOW_SHARE_LATER, WINDOW_ROUNDS = 0.5, 0.05, 0.15, 8
+WINDOW_SHARE_CAP = 0.3
 WINDOW_INTEGER_SHARE, WINDOW_INTEGER_SHARE_SMALL = 0.5, 0.15  # of the time that is left then
 TURN_SHARE, LEAST_TURN_S = 0.5, 1.0  # of the time that is left, for each turn at the end; the shortest turn
 SEED_STEP = 7919  # between the seeds of searches in the prover's thread
@@ -171,7 +173,8 @@ class _Run:
         refiner = self.refiner
         if not done():  # on a large graph one round takes more than the share of the others
             self._window_bound(context.until(context.share_ends(WINDOW_SHARE_FIRST)), rounds=1)
-            self._window_bound(context.until(context.share_ends(WINDOW_SHARE)))
+            is_capped = context.problem.cost_cap is not None
+            self._window_bound(context.until(context.share_ends(WINDOW_SHARE_CAP if is_capped else WINDOW_SHARE)))
         if self.is_small():
             if not done():
                 self._window_integers(context.until(context.share_ends(WINDOW_INTEGER_SHARE_SMALL)))
