@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.results import WITH_PLAN, Frame, options_of
-from remat.incumbent import GAP_TOLERANCE
+from remat.incumbent import GAP_TOLERANCE, is_closed
 from remat.solution import Ending
 
 WORST = 10.0  # in the geometric mean, a higher ratio and a problem without a plan count as this
@@ -244,7 +244,7 @@ def _entry(name: str, own: Frame, counted: Frame, *, is_ranked: bool) -> Entry:
         score=geometric_mean(counted["ratio"].tolist()) if is_ranked else None,
         solved=int(np.isfinite(counted["ratio"]).sum()),
         best=int((counted["ratio"] <= 1 + GAP_TOLERANCE).sum()),
-        proven=int((counted["status"] == "OPTIMAL").sum()),
+        proven=int(counted["gap"].map(is_closed).sum()),
         counted=len(counted),
         gap=float(gaps.median()) if len(gaps) else None,
         gaps=len(gaps),

@@ -23,7 +23,7 @@ from experiments.row import Row
 from experiments.settings import Settings
 from experiments.store import Store, code_version, row_key
 from remat.errors import InvalidPlan
-from remat.incumbent import GAP_TOLERANCE, Progress, relative_gap
+from remat.incumbent import GAP_TOLERANCE, Progress, is_proven, relative_gap
 from remat.plan import Plan, parse_scope
 from remat.problem import Problem, SolveOptions
 from remat.registry import get_strategy
@@ -396,7 +396,7 @@ def reuse_plans(rows: Sequence[Row], tolerance: float) -> list[Row]:
         bound = None
         if plan is not None or row.cost is not None:
             bound = max((r for r in rows[i + 1 :] if r.bound is not None), key=lambda r: r.bound or 0, default=None)
-            if bound is not None and (bound.bound or 0) <= (row.bound or row.total_cost):
+            if bound is not None and not _is_better(bound, row):
                 bound = None
         new = row if plan is bound is None else _derived(row, plan=plan, bound=bound, tolerance=tolerance)
         if new.cost is not None and (best is None or new.cost < _cost_or_last(best)):
@@ -409,6 +409,12 @@ def _may_take(row: Row, plan: Row) -> bool:
     """Whether a row can get the plan of another: its status and its bound do not contradict that plan."""
     closed = row.status in (Status.FAILED, Status.SKIPPED, Status.INFEASIBLE)
     return not closed and (row.bound or 0) <= _cost_or_last(plan)
+
+
+def _is_better(bound: Row, row: Row) -> bool:
+    """Whether a row can use another's bound: it is higher, and a row that is OPTIMAL stays so."""
+    is_enough = row.status != Status.OPTIMAL or is_proven(row.cost or 0, bound.bound or 0, bound.proven_by)
+    return is_enough and (bound.bound or 0) > (row.bound or row.total_cost)
 
 
 def _derived(row: Row, *, plan: Row | None = None, bound: Row | None = None, tolerance: float = GAP_TOLERANCE) -> Row:
@@ -427,7 +433,7 @@ def _derived(row: Row, *, plan: Row | None = None, bound: Row | None = None, tol
     assert new.cost is not None
     proven = new.bound if new.bound is not None else new.total_cost
     gap = relative_gap(new.cost, proven)
-    status = Status.OPTIMAL if gap <= tolerance else Status.FEASIBLE
+    status = Status.OPTIMAL if is_proven(new.cost, proven, new.proven_by, tolerance) else Status.FEASIBLE
     used = [row.key, "" if plan is None else plan.key, proven]
     return replace(new, bound=proven, gap=gap, status=str(status), key=row_key({"reused": used}))
 

@@ -139,9 +139,8 @@ class Context:
         return incumbent.offer_bound(bound, who, by)
 
     def is_solved(self) -> bool:
-        """Whether the solve can stop: the gap is at most `target_gap`, or the incumbent decides `cost_cap`."""
+        """Whether the solve can stop: `Incumbent.is_proven` with `target_gap`, or the incumbent decides `cost_cap`."""
         cap, cost = self.problem.cost_cap, self.incumbent.cost
         if cap is not None:
             return (cost is not None and cost <= cap) or self.incumbent.bound > cap
-        gap = self.incumbent.gap
-        return gap is not None and gap <= self.options.target_gap
+        return self.incumbent.is_proven(self.options.target_gap)

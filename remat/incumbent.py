@@ -14,12 +14,31 @@ from remat.plan import Plan, Scope
 from remat.simulator import simulate
 
 GAP_TOLERANCE = 1e-4  # a plan counts as optimal up to this (cost - bound) / cost; Gurobi's default
+EXACT = ("certificate", "exhaustive", "cp-sat", "")  # values of `proven_by`; '': running everything once costs it
 MAX_TRAJECTORY = 50
 
 
 def relative_gap(cost: int, bound: int) -> float:
     """(cost - bound) / cost; 0 for a plan that costs nothing."""
     return (cost - bound) / cost if cost else 0.0
+
+
+def is_closed(gap: float | None) -> bool:
+    """Whether a gap is at most `GAP_TOLERANCE`, whatever proves it: a solver has ended with what it takes for a proof.
+
+    Tables that count such solves ask this, not for OPTIMAL, which needs an exact proof (`is_proven`).
+    """
+    return gap is not None and gap <= GAP_TOLERANCE
+
+
+def is_proven(cost: int, bound: int, proven_by: str | None, target_gap: float = GAP_TOLERANCE) -> bool:
+    """Whether the gap is at most `target_gap`, proven exactly unless that is larger than `GAP_TOLERANCE`.
+
+    OPTIMAL needs it with `GAP_TOLERANCE`. HiGHS and other solvers in floating point prove within their tolerances
+    only, which are not much smaller.
+    """
+    is_exact = target_gap > GAP_TOLERANCE or (proven_by or "") in EXACT
+    return is_exact and relative_gap(cost, bound) <= target_gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +61,15 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An improvement and its plan; if only the bound rose, `plan` is None and `proven_by` says by what."""
+    """An improvement and its plan; if only a bound rose, `plan` is None, and `proven_by` says by what.
+
+    Attributes:
+        bound: the bound that rose: the best one, or the best one that is proven exactly.
+    """
 
     progress: Progress
     plan: Plan | None
+    bound: int = 0
     proven_by: str = ""
 
 
@@ -53,6 +77,10 @@ class Incumbent:
     """Best plan and best bound of one problem; every method may be called from any thread.
 
     A plan counts if it fits the budget and the scope; the simulator replays it when it is offered.
+
+    Attributes:
+        bound, bound_who, proven_by: the best bound, its finder and its proof.
+        exact_bound, exact_who, exact_by: the same of the best bound that is proven exactly.
     """
 
     def __init__(
@@ -71,8 +99,8 @@ class Incumbent:
         self.plan: Plan | None = None
         self.cost: int | None = None
         self.peak_bytes: int | None = None
-        self.bound = graph.least_cost
-        self.who = self.bound_who = self.proven_by = ""
+        self.bound = self.exact_bound = graph.least_cost
+        self.who = self.bound_who = self.proven_by = self.exact_who = self.exact_by = ""
         self.contradiction = ""  # a claim that the simulator refutes
         self._report, self._record = report, record
         self._trajectory: list[tuple[float, int, str]] = []
@@ -113,14 +141,35 @@ class Incumbent:
     def offer_bound(self, bound: int, who: str, by: str = "", *, at: float | None = None) -> bool:
         """Offer a lower bound on the cost of every plan of this budget and scope; whether it is the best so far.
 
-        `by`: what proves it, see `Solution.proven_by`.
+        `by`: what proves it, see `Solution.proven_by`; by default `who`.
+        """
+        bound, by = int(bound), by or who
+        with self._lock:
+            is_better, is_more_exact = bound > self.bound, by in EXACT and bound > self.exact_bound
+            if is_better:
+                self.bound, self.bound_who, self.proven_by = bound, who, by
+            if is_more_exact:
+                self.exact_bound, self.exact_who, self.exact_by = bound, who, by
+            if is_better or is_more_exact:
+                self._announce(Found(self._progress(who, at), None, bound, by), is_news=is_better)
+            return is_better
+
+    def is_proven(self, target_gap: float = GAP_TOLERANCE) -> bool:
+        """`is_proven` of the best plan, by either bound."""
+        with self._lock:
+            bounds = ((self.bound, self.proven_by), (self.exact_bound, self.exact_by))
+            return self.cost is not None and any(is_proven(self.cost, *bound, target_gap) for bound in bounds)
+
+    @property
+    def proof(self) -> tuple[int, str]:
+        """(bound, what proves it): the best bound, or the exact one if that proves the plan optimal.
+
+        The best bound remains if it is above the plan's cost, because such a claim is refuted.
         """
         with self._lock:
-            if bound <= self.bound:
-                return False
-            self.bound, self.bound_who, self.proven_by = int(bound), who, by
-            self._announce(Found(self._progress(who, at), None, by))
-            return True
+            exact = self.exact_bound, self.exact_by
+            is_enough = self.cost is not None and self.bound <= self.cost and is_proven(self.cost, *exact)
+            return exact if is_enough else (self.bound, self.proven_by)
 
     def contradict(self, message: str) -> None:
         """Note a claim that the simulator refutes, so that the solve is FAILED."""
@@ -154,10 +203,11 @@ class Incumbent:
         gap = None if self.cost is None else relative_gap(self.cost, self.bound)
         return Progress(seconds, self.cost, self.bound, gap, who)
 
-    def _announce(self, found: Found) -> None:
+    def _announce(self, found: Found, *, is_news: bool = True) -> None:
+        """Call `record`, and `report` if the best plan or the best bound is news."""
         if self._record is not None:
             self._record(found)
-        if self._report is None:
+        if self._report is None or not is_news:
             return
         try:
             self._report(found.progress)

@@ -48,7 +48,8 @@ class SolveOptions:
         deterministic: two runs give the same plan, bound and certificate, unless `Solution.cut_by_clock` says that
             the time limit ended one.
         warm_start: a plan of this graph to start from; if it fits, the solution is at least as good.
-        target_gap: the solve ends as soon as (cost - bound) / cost is at or below it.
+        target_gap: the solve ends as soon as (cost - bound) / cost is at or below it. Up to the gap of OPTIMAL, the
+            bound must be proven exactly.
         progress: called with a `Progress` at each improvement of the plan or the bound, in the thread that
             found it; the search waits for its return.
 

@@ -16,9 +16,11 @@ from remat.units import format_size
 class Status(StrEnum):
     """How a solve ended; rows and tables show the value."""
 
-    OPTIMAL = "OPTIMAL"  # gap below tolerance, proven
+    OPTIMAL = "OPTIMAL"  # gap below tolerance, proven exactly (`remat.incumbent.is_proven`)
     FEASIBLE = "FEASIBLE"  # a plan, with bound and gap
-    INFEASIBLE = "INFEASIBLE"  # proven
+    INFEASIBLE = (
+        "INFEASIBLE"  # proven: exactly, or by a MILP solver that also finds no plan a millionth above the budget
+    )
     TIMEOUT = "TIMEOUT"  # nothing found in time
     SKIPPED = "SKIPPED"  # the strategy does not apply, or a package or licence is missing
     NO_PLAN = "NO_PLAN"  # ended without a plan inside the budget; nothing proven
@@ -125,8 +127,9 @@ class Solution:
             other runs.
         contradicted: the judge refuted a claim of the strategy.
         proof_from: the strategy whose proof ended the solve, or ''.
-        proven_by: what proves the bound: ``certificate`` or ``exhaustive`` (search of a small graph), both exact;
-            ``cp-sat``, ``highs`` or another MILP solver, within its tolerance; '' if running everything once costs it.
+        proven_by: what proves the bound: ``certificate``, ``exhaustive`` (search of a small graph) or ``cp-sat``, all
+            exact; ``highs`` or another MILP solver, within its tolerance; a strategy that does not say; '' if running
+            everything once costs it.
         peak_bound_bytes: proven lower bound on the peak of any staged plan within the cost cap, fixed bytes included;
             None unless the strategy proves one.
         solver_memory_bytes: largest resident set of the processes that solved the problem, this one not counted.

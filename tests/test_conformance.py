@@ -11,6 +11,7 @@ from brute_force import optimum, random_graph, scope_by_definition, training_cha
 
 import remat
 from remat import Graph, Operation, Scope, Status, Value, simulate
+from remat.incumbent import is_closed
 from remat.registry import get_strategy
 from remat.solvers import portfolio
 from remat.solving.api import solve_sweep
@@ -198,7 +199,8 @@ def test_the_published_program_proves_the_recorded_costs(graph):
     """Another formulation, through another interface; at the smallest budget it needs minutes."""
     for budget in sorted(RECORDED[graph])[1:]:
         (solution,) = run("checkmate_milp", graph, (budget,), formulation="published")
-        assert (solution.status, solution.cost) == (Status.OPTIMAL, RECORDED[graph][budget])
+        assert solution.cost == RECORDED[graph][budget]
+        assert is_closed(solution.gap)  # by HiGHS; where nothing has to be repeated, OPTIMAL
     least = remat.min_budget(GRAPHS[graph])
     assert (least.bytes, least.is_exact) == (min(RECORDED[graph]), True)
 

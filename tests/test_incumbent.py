@@ -30,6 +30,7 @@ from remat import (
     Status,
     registry,
 )
+from remat.incumbent import is_proven
 from remat.solving.api import solve, solve_sweep
 
 DIAMOND = Graph.from_nodes("diamond", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
@@ -178,6 +179,38 @@ def test_the_target_gap_says_when_to_stop() -> None:
     problem.offer(AGAIN, "search")  # gap 1/6
     assert problem.is_solved()
     assert not problem.with_options(target_gap=0.1).is_solved()
+
+
+def test_optimal_needs_an_exact_proof() -> None:
+    """A bound of a MILP solver ends no solve, unless a larger gap is asked for; a lower certified one does."""
+    graph = Graph.from_nodes("large", [[], [0], [0, 1]], [4, 4, 1], [30_000, 30_000, 40_000])
+    problem = context_of(graph, 9)
+    problem.offer(Plan.from_order(graph, [0, 1, 0, 2]), "search")
+    best = problem.incumbent
+    assert best.cost == 130_000
+    for solver in ("highs", "gurobi", "mosek", "scip", "somebody"):
+        assert not is_proven(130_000, 130_000, solver)
+        assert is_proven(130_000, 130_000, solver, target_gap=0.01)
+    assert problem.offer_bound(130_000, "MILP", "highs")
+    assert not problem.is_solved()
+    assert problem.with_options(target_gap=0.01).is_solved()
+    assert best.proof == (130_000, "highs")
+    assert not problem.offer_bound(129_900, "tree", "certificate")  # a gap of 0.08 %
+    assert not problem.is_solved()
+    problem.offer_bound(129_990, "tree", "certificate")
+    assert problem.is_solved()
+    assert best.bound == 130_000
+    assert best.proof == (129_990, "certificate")
+    best.offer_bound(130_001, "MILP", "highs")  # refuted by the plan: stays visible
+    assert best.proof == (130_001, "highs")
+
+
+@pytest.mark.parametrize(("by", "status"), [("highs", "FEASIBLE"), ("", "FEASIBLE"), ("cp-sat", "OPTIMAL")])
+def test_who_proves_a_bound_decides_the_status(scripted, by: str, status: str) -> None:
+    scripted(lambda problem, context: Outcome((Candidate(AGAIN),), bound=6, proven_by=by))
+    solution = solve(DIAMOND, 9, "scripted")
+    assert (solution.status, solution.gap, solution.proven_by) == (status, 0, by or "scripted")
+    assert ("no certificate" in solution.message) == (status == "FEASIBLE")
 
 
 @pytest.mark.parametrize("bad", [{"target_gap": -1}, {"target_gap": "0.1"}, {"target_gap": True}, {"progress": 3}])

@@ -113,9 +113,9 @@ def test_solver_times_are_those_of_the_trajectory(monkeypatch: pytest.MonkeyPatc
     stats = json.dumps({"trajectory": steps})
     base = {"budget_bytes": 7, "time_limit_s": 9.0}
     rows = pd.DataFrame([
-        base | {"key": "k1", "status": "OPTIMAL", "cost": 100, "wall_s": 5.0, "stats": stats},
-        base | {"key": "k2", "status": "FEASIBLE", "cost": 103, "wall_s": 9.0, "stats": "{}"},
-        base | {"key": "k3", "status": "TIMEOUT", "cost": None, "wall_s": 9.0, "stats": "{}"},
+        base | {"key": "k1", "status": "FEASIBLE", "cost": 100, "gap": 0.0, "wall_s": 5.0, "stats": stats},
+        base | {"key": "k2", "status": "FEASIBLE", "cost": 103, "gap": 0.03, "wall_s": 9.0, "stats": "{}"},
+        base | {"key": "k3", "status": "TIMEOUT", "cost": None, "gap": None, "wall_s": 9.0, "stats": "{}"},
     ])  # fmt: skip
     monkeypatch.setattr("analysis.paper.solver_time.read_rows", lambda store, keys: rows)
     document = {"store": ".", "rows": [{"key": k, "form": k, "network": "n"} for k in ("k1", "k2", "k3")]}

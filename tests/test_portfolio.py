@@ -300,6 +300,31 @@ def test_deterministic_runs_repeat_whatever_the_threads_do(strategy):
     assert compared >= 3
 
 
+def test_trees_of_deterministic_runs_repeat_with_their_certificate() -> None:
+    graph = synthetic.layered(n=100)
+    budget = int(0.9 * simulate(graph, Plan.from_order(graph, range(100))).peak_bytes)
+    runs = [solve(graph, budget, scope="fixed_order", deterministic=True, time_limit_s=30) for _ in range(2)]
+    assert [run.cut_by_clock for run in runs] == [False, False]
+    proofs = [run.certificate for run in runs]
+    assert proofs[0] is not None
+    assert len(proofs[0].tree) > 1
+    assert proofs[0] == proofs[1]
+    assert [run.status for run in runs] == [Status.OPTIMAL] * 2
+    assert runs[0].plan.order.tolist() == runs[1].plan.order.tolist()
+
+
+def test_a_small_problem_that_highs_has_proven_is_certified_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("remat.solvers.portfolio")
+    monkeypatch.setattr(module, "WINDOW_INTEGER_SHARE_SMALL", 0.0)  # the MILP comes first
+    monkeypatch.setattr(module, "EXHAUSTIVE_OPERATIONS", 0)
+    graph = synthetic.layered(n=40)
+    budget = int(0.85 * simulate(graph, Plan.from_order(graph, range(40))).peak_bytes)
+    solution = solve(graph, budget, time_limit_s=60)
+    assert (solution.status, solution.proven_by) == (Status.OPTIMAL, "certificate")
+    assert solution.stats["milp_rounds"] > 0
+    assert remat.verify_bound(graph, solution.certificate) == solution.bound
+
+
 def test_where_the_greedy_fails_the_search_begins_with_the_cheapest_baseline_that_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

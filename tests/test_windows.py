@@ -10,11 +10,13 @@ from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+from unittest import mock
 
 import numpy as np
 import pytest
 from brute_force import optimum, random_graph, random_problem, random_step, training_chain, with_implementations
 from helpers import context_of
+from random_graphs import clock
 
 import remat
 from remat.bounds.certificate import proven_bound, verify_bound
@@ -24,6 +26,7 @@ from remat.bounds.window_tree import Tree
 from remat.bounds.windows import WindowBound, fractional_profile, solve_windows
 from remat.certificate import KINDS, WINDOW_FORMAT, BoundCertificate, TreeNode
 from remat.errors import InvalidInput
+from remat.frontends import synthetic
 from remat.graph import Graph, Operation, Value
 from remat.incumbent import Incumbent
 from remat.plan import COMPUTE, Plan, Scope
@@ -96,6 +99,32 @@ def point_of(model: WindowModel, plan: Plan, full: Graph | None = None) -> np.nd
         beyond = model.S[k + 1, v] >= 0 and x[model.S[k + 1, v]] == 1
         x[column] = beyond or any(j <= i < t[k + 1] for i in runs)
     return x
+
+
+def check_caps(count: int, first: int = 0) -> tuple[int, int]:
+    """(caps ruled out, caps that could be) of random graphs without a known plan; asserts that no proof is wrong."""
+    ruled_out = possible = 0
+    for graph, rng in graphs(count, first):
+        for scope in SCOPES:
+            budget = remat.min_budget(graph, scope).bytes + int(rng.integers(0, 2))
+            best = optimum(graph, budget, scope)
+            assert best is not None
+            cap = best + int(rng.integers(-2, 1))
+            if cap < graph.total_cost:
+                continue
+            context = context_of(graph, budget, scope=Scope(scope), cost_cap=cap)
+            windows = WindowBound(context.problem)
+            windows.run(time.monotonic() + 60, rounds=2)
+            proofs, _, plans = in_integers(windows, None if rng.random() < 0.5 else best + 3)
+            for proof in proofs:
+                assert verify_bound(graph, proof, budget=budget, scope=scope) == proof.bound <= min(best, cap + 1)
+            proven = max((proof.bound for proof in proofs), default=0)
+            ruled_out += proven > cap
+            possible += best > cap
+            for plan in plans:
+                trace = remat.simulate(graph, plan)
+                assert trace.peak_bytes > budget or trace.cost >= best
+    return ruled_out, possible
 
 
 def in_integers(windows: WindowBound, known: int | None) -> tuple[list[BoundCertificate], list[int], list[Plan]]:
@@ -456,6 +485,38 @@ def test_thousands_of_trees_never_prove_more_than_the_optimum() -> None:
     trees, branched, _ = check_trees(1500, first=5000)
     assert trees > 2000
     assert branched > 500
+
+
+def test_trees_rule_out_a_cost_cap_only_where_no_plan_is_within_it() -> None:
+    ruled_out, possible = check_caps(150, first=3000)
+    assert possible > 40
+    assert ruled_out > 0.8 * possible
+
+
+@pytest.mark.slow
+def test_thousands_of_cost_caps_are_ruled_out_rightly() -> None:
+    ruled_out, possible = check_caps(1500, first=7000)
+    assert possible > 400
+    assert ruled_out > 0.8 * possible
+
+
+def test_trees_of_counted_nodes_are_the_same_at_any_speed() -> None:
+    graph = synthetic.layered(n=60)
+    budget = int(0.8 * remat.simulate(graph, Plan.from_order(graph, range(60))).peak_bytes)
+    results = []
+    for speed in (1.0, 3.0):
+        with mock.patch("time.monotonic", clock(speed)):
+            windows = WindowBound(context_of(graph, budget, scope=Scope.FIXED_ORDER).problem, tries=1)
+            windows.run(time.monotonic() + 600, rounds=3)
+            proofs: list[BoundCertificate] = []
+            listener = Listener(proofs.append, lambda _: None, lambda _: None, lambda: False)
+            integers = WindowIntegers(windows, cast("Incumbent", SimpleNamespace(cost=40_000)))
+            integers.run(time.monotonic() + 600, listener, nodes=20)
+        assert not integers.is_cut
+        assert windows.best is not None
+        results.append([proof.to_dict() for proof in proofs])
+        assert proofs[-1].bound > windows.best.bound
+    assert results[0] == results[1]
 
 
 def a_budget_met_to_the_byte() -> tuple[Graph, int]:

@@ -10,16 +10,17 @@ smaller one.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from remat.bounds.window_tree import ENOUGH, Tree
+from remat.bounds.window_tree import Tree, enough_for
 from remat.bounds.windows import WindowBound
 from remat.certificate import BoundCertificate
-from remat.incumbent import Incumbent
+from remat.incumbent import GAP_TOLERANCE, Incumbent
 from remat.plan import COMPUTE, Plan
 from remat.problem import Problem
 from remat.programs.highs import solve_program
@@ -29,6 +30,7 @@ from remat.simulator import simulate
 
 MOST_COLUMNS = 60_000  # a larger program does not end in minutes
 GAP = 2e-5  # of a program, below the gap that counts as optimal
+ENOUGH = 0.9 * GAP_TOLERANCE  # gap to the best plan that a tree is to prove
 ROOM = 100 * TOLERANCE  # beside a scaled budget of 1000: a solver can tell it from its tolerance
 SMALL = 1e-5  # scaled bytes, a hundred-millionth of the budget: a value below it may always be held
 CERTAIN = 0.5  # a column of an integer solution is 1 above it
@@ -60,31 +62,37 @@ class WindowIntegers:
     """Rounds with one more boundary each; `run` may be called again and goes on where it stopped.
 
     A round is a tree, and a small program for HiGHS if the tree is left open. A tree that proves less in its time than
-    an earlier one did gives way to that one.
+    an earlier one did gives way to that one. The trees are to prove that no plan is cheaper than the best one known,
+    or, if the problem has a cost cap, that none is within the cap.
 
     Attributes:
         rounds: begun so far.
-        ended: a plan was proven optimal, or no other boundary is expected to help.
+        ended: a certificate proves enough, or no other boundary is expected to help.
+        is_cut: the clock ended a step.
     """
 
     def __init__(self, windows: WindowBound, known: Incumbent) -> None:
         self.windows, self.known = windows, known
-        self.rounds, self.ended = 0, False
+        self.rounds, self.ended, self.is_cut = 0, False, False
         self._boundaries: list[int] = []
         self._best: Tree | None = None  # the open tree of the highest bound
         self._proven = 0.0  # the highest bound of a tree
+        self._nodes: int | None = None  # left in a run that counts them
 
-    def run(self, deadline: float, listener: Listener) -> None:
-        """Rounds until one ends with a plan, or the deadline (monotonic)."""
-        self.deadline, self.listener = deadline, listener
-        self._boundaries = self._boundaries or list(_first_boundaries(self.windows, self.known))
+    def run(self, deadline: float, listener: Listener, nodes: int | None = None) -> None:
+        """Rounds until one ends with a plan, or the deadline (monotonic).
+
+        With `nodes`, trees with so many nodes in all, and nothing else: two runs are then the same unless `is_cut`.
+        """
+        self.deadline, self.listener, self._nodes = deadline, listener, nodes
+        self._boundaries = self._boundaries or list(_first_boundaries(self.windows, self.goal))
         if self._best is not None:
             tree = self._best
             whole = self._go_on(tree)
             if whole is not None:
                 self._boundaries = self._next(tree.model, whole, whole)
             self.ended = tree.weakest is None or not self._boundaries
-        while not self.ended and not listener.should_stop() and time.monotonic() < deadline:
+        while not self.ended and self._nodes != 0 and not listener.should_stop() and time.monotonic() < deadline:
             model = self.windows.model(self._boundaries) if self._boundaries else None
             if model is None or len(model.cost) > MOST_COLUMNS:
                 self.ended = True
@@ -95,6 +103,15 @@ class WindowIntegers:
                 break
             self._boundaries = boundaries
             self.ended = not boundaries
+        self.is_cut = self.is_cut or (not self.ended and time.monotonic() >= deadline)
+
+    @property
+    def goal(self) -> int | None:
+        """The bound that is to be proven; None without a plan and a cost cap."""
+        cap, cost = self.windows.problem.cost_cap, self.known.cost
+        if cap is not None:
+            return cap + 1
+        return None if cost is None else math.ceil((1 - ENOUGH) * cost)
 
     def _round(self, model: WindowModel) -> list[int] | None:
         """The boundaries of the next round, empty if there is no next one; None if the LP did not end in time."""
@@ -103,28 +120,37 @@ class WindowIntegers:
             return None
         model, point, y = solved
         whole: np.ndarray | None = None
-        best = self.known.cost
-        if best is not None:
-            tree, whole = self._branch(Tree(model, y, (1 - ENOUGH) * best))
+        tree, goal = None, self.goal
+        if goal is not None:
+            tree, whole = self._branch(Tree(model, y, enough_for(goal)))
             if tree.weakest is None:
                 return []
-            model, point = tree.model, tree.weakest
+            model, point, y = tree.model, tree.weakest, tree.y
         is_small = len(model.cost) <= COLUMNS_PER_S * (self.deadline - time.monotonic())
-        if whole is None and is_small and not self.listener.should_stop():
-            found, bound, ended = _solve(model, y, best, self._share_ends(), self.listener.should_stop)
+        if whole is None and is_small and self._nodes is None and not self.listener.should_stop():
+            found, bound, ended = _solve(model, y, self._dearest, self._share_ends(), self.listener.should_stop)
+            whole = found if ended else None
             if bound is not None:
                 self.listener.on_bound(bound)
-            if ended and found is None:
-                return []
-            whole = found if ended else None
+            if tree is not None and goal is not None and (bound or 0) >= goal:  # the tree is to certify it
+                whole = self._go_on(tree, 1.0)
+                if tree.weakest is None:
+                    return []
+                point = tree.weakest
         return self._next(model, point, whole)
+
+    @property
+    def _dearest(self) -> int | None:
+        """The cost from which on plans do not matter; None without a plan and a cost cap."""
+        return self.known.cost if self.windows.problem.cost_cap is None else self.goal
 
     def _branch(self, tree: Tree) -> tuple[Tree, np.ndarray | None]:
         """(the tree after its time, or a better earlier one that went on; a point in integers that is cheaper)."""
-        stop = self.listener.should_stop
-        whole = tree.run(self._share_ends(SHARE_OF_ANY), stop)
+        whole = None
+        if self._nodes is None:
+            whole = tree.run(self._share_ends(SHARE_OF_ANY), self.listener.should_stop)
         if whole is None:
-            whole = tree.run(self._share_ends(), stop, int(NODES_PER_S * max(0.0, self.deadline - time.monotonic())))
+            whole = self._grow(tree, SHARE, NODES_PER_S * max(0.0, self.deadline - time.monotonic()))
         is_open = whole is None and tree.weakest is not None
         if is_open and self._best is not None and self._best.bound >= tree.bound:
             return self._best, self._go_on(self._best)
@@ -133,14 +159,25 @@ class WindowIntegers:
             self._best = tree
         return tree, whole
 
-    def _go_on(self, tree: Tree) -> np.ndarray | None:
+    def _go_on(self, tree: Tree, share: float = SHARE_AGAIN) -> np.ndarray | None:
         """Continue the best tree; a point in integers that is cheaper, if found."""
-        assert self.known.cost is not None
-        tree.enough = min(tree.enough, (1 - ENOUGH) * self.known.cost)
-        whole = tree.run(self._share_ends(SHARE_AGAIN), self.listener.should_stop)
+        assert self.goal is not None
+        tree.enough = min(tree.enough, enough_for(self.goal))
+        whole = self._grow(tree, share)
         self._prove(tree)
         if whole is not None or tree.weakest is None:
             self._best = None
+        return whole
+
+    def _grow(self, tree: Tree, share: float, most_nodes: float = math.inf) -> np.ndarray | None:
+        """`Tree.run` for a share of the time that is left, or of the nodes if they are counted."""
+        if self._nodes is None:
+            return tree.run(self._share_ends(share), self.listener.should_stop, most_nodes)
+        before = len(tree.nodes)
+        most = before + max(1, int(share * self._nodes))
+        whole = tree.run(self.deadline, self.listener.should_stop, most)
+        self._nodes = max(0, self._nodes - max(1, len(tree.nodes) - before))
+        self.is_cut = self.is_cut or tree.is_cut
         return whole
 
     def _prove(self, tree: Tree) -> None:
@@ -150,14 +187,20 @@ class WindowIntegers:
             self.listener.on_proof(tree.certificate(self.windows.problem))
 
     def _next(self, model: WindowModel, point: np.ndarray, whole: np.ndarray | None) -> list[int]:
-        """The next boundaries, by the optimum in integers or by the LP's point where the bound is least; or none."""
-        if whole is None or model.arrays.choices:  # a point does not say how repeated operations run
-            solved = self.windows.with_another(model, point, self.deadline, self.listener.should_stop)
-            return [] if solved is None else list(solved[0].boundaries)
-        plan = plan_of(model, whole)
-        self.listener.on_plan(plan)
-        stage = _boundary_for(self.windows.problem, model, plan)
-        return [] if stage is None else sorted([*model.boundaries, stage])
+        """The next boundaries, by the optimum in integers or by the LP's point where the bound is least; or none.
+
+        They stay the same after a better plan, because a tree is to prove that no other is cheaper.
+        """
+        if whole is not None and not model.arrays.choices:  # a point does not say how repeated operations run
+            plan, goal = plan_of(model, whole), self.goal
+            self.listener.on_plan(plan)
+            stage = _boundary_for(self.windows.problem, model, plan)
+            if stage is not None:
+                return sorted([*model.boundaries, stage])
+            if self.goal != goal:
+                return list(model.boundaries)
+        solved = self.windows.with_another(model, point, self.deadline, self.listener.should_stop)
+        return [] if solved is None else list(solved[0].boundaries)
 
     def _share_ends(self, share: float = SHARE) -> float:
         """The monotonic time at which a share of the time that is left is over."""
@@ -185,10 +228,10 @@ def _boundary_for(problem: Problem, model: WindowModel, plan: Plan) -> int | Non
     return None
 
 
-def _first_boundaries(windows: WindowBound, known: Incumbent) -> tuple[int, ...]:
-    if known.cost is None or windows.best is None:
+def _first_boundaries(windows: WindowBound, goal: int | None) -> tuple[int, ...]:
+    if goal is None or windows.best is None:
         return windows.boundaries
-    return windows.fewest_boundaries(known.cost - (1 + BEGIN) * (known.cost - windows.best.bound))
+    return windows.fewest_boundaries(goal - (1 + BEGIN) * (goal - windows.best.bound))
 
 
 def _solve(

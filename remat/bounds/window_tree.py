@@ -17,13 +17,12 @@ import numpy as np
 from remat.bounds.certificate import denominator_for, proven_by_tree
 from remat.bounds.windows import multipliers_of
 from remat.certificate import BoundCertificate, TreeNode
-from remat.incumbent import GAP_TOLERANCE
 from remat.problem import Problem
 from remat.programs.highs import Basis, Simplex, Vertex
 from remat.programs.program import ABSOLUTE_TOLERANCE
 from remat.programs.windows import WindowModel
 
-ENOUGH = 0.9 * GAP_TOLERANCE  # gap to the best plan at which a node is closed
+ROUNDED, ROUNDED_SHARE = 0.01, 1e-6  # room for rounded multipliers, in costs and as a share of the bound
 WHOLE = 1e-6  # a column is whole if it is as near to an integer
 TRIED = 8  # columns at a node whose two children are solved, at most
 TRIAL = 100  # iterations of a try
@@ -53,17 +52,25 @@ class _Node:
     is_solved: bool = True
 
 
+def enough_for(goal: int) -> float:
+    """The bound at which a node is closed so that the certificate claims `goal`: costs are whole numbers."""
+    return goal - 1 + ROUNDED + ROUNDED_SHARE * goal
+
+
 class Tree:
     """A branch and bound: `run`, which may be called again and goes on where it stopped; or `begin`, then `branch`.
 
     Attributes:
+        y: [rows] the multipliers that it was given.
         nodes: the first one is the root, and children come after their parents.
         entries: multipliers of all nodes.
+        is_cut: the clock ended a run or an LP.
     """
 
     def __init__(self, model: WindowModel, y: np.ndarray, enough: float) -> None:
         """`y` [rows] are multipliers of the LP, `enough` the bound at which a node is closed."""
-        self.model, self.enough = model, enough
+        self.model, self.y, self.enough = model, y, enough
+        self.is_cut = False
         program, self._row_scale, self._cost_scale = model.scaled()
         self._simplex = Simplex(program, (y > 0) | model.is_bytes)
         self._total = model.arrays.graph.total_cost
@@ -92,11 +99,10 @@ class Tree:
         if not self._is_begun and not self.begin(deadline):
             return None
         while self._open and self._open[0][0] < self.enough and not should_stop():
-            if (
-                time.monotonic() + COUNTED_S * self.entries > deadline
-                or self.entries > MOST_ENTRIES
-                or len(self.nodes) > most_nodes
-            ):
+            if self.entries > MOST_ENTRIES or len(self.nodes) > most_nodes:
+                break
+            if time.monotonic() + COUNTED_S * self.entries > deadline:
+                self.is_cut = True
                 break
             x, node = self.weakest, self.nodes[self._open[0][1]]
             assert x is not None
@@ -208,9 +214,11 @@ class Tree:
     ) -> Vertex | None:  # fmt: skip
         enough = (self.enough - self._total) * self._cost_scale + ABSOLUTE_TOLERANCE
         lower, upper = (fixed == 1).astype(np.float64), (fixed != 0).astype(np.float64)
-        return self._simplex.solve(
+        solved = self._simplex.solve(
             lower, upper, basis=basis, enough=enough, time_limit_s=deadline - time.monotonic(), iterations=iterations
         )
+        self.is_cut = self.is_cut or solved is None
+        return solved
 
     def _node(self, solved: Vertex, fixed: np.ndarray, least: float) -> _Node:
         """The node of a solved LP; its bound is at least its parent's, `least`."""

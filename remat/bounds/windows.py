@@ -131,7 +131,9 @@ class WindowBound:
     ) -> Solved | None:  # fmt: skip
         """`solve_windows`, begun with the rows that counted in the last solve."""
         first = None if self._active is None else alike(model, *self._active)
-        solved = solve_windows(model, deadline, should_stop, first, with_cuts=self.with_cuts)
+        solved = solve_windows(
+            model, deadline, None if self.tries == 1 else should_stop, first, with_cuts=self.with_cuts
+        )  # fmt: skip
         if solved is not None:
             self._active = solved[0], solved[2] > 0
         return solved
@@ -199,7 +201,7 @@ class WindowBound:
 
 
 def solve_windows(
-    model: WindowModel, deadline: float, should_stop: Callable[[], bool], first: np.ndarray | None = None, *,
+    model: WindowModel, deadline: float, should_stop: Callable[[], bool] | None, first: np.ndarray | None = None, *,
     with_cuts: bool = True,
 ) -> Solved | None:  # fmt: skip
     """(the model with more rows KNAPSACK, [n] values of the columns, [rows] multipliers) of the LP.

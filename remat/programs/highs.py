@@ -107,9 +107,11 @@ class Simplex:
 
     def solve(
         self, lower: np.ndarray, upper: np.ndarray, *, basis: Basis | None = None, enough: float = np.inf,
-        time_limit_s: float, iterations: int = 2**31 - 1, should_stop: Callable[[], bool] = lambda: False,
+        time_limit_s: float, iterations: int = 2**31 - 1, should_stop: Callable[[], bool] | None = None,
     ) -> Vertex | None:  # fmt: skip
         """Solve by the dual simplex method; None if it did not end in time.
+
+        HiGHS may go another way after each question to `should_stop`; without it two solves are the same.
 
         Args:
             lower, upper: [n] of the columns.
@@ -127,9 +129,10 @@ class Simplex:
             self._start_from(basis)
         highs.setOptionValue("objective_bound", enough)
         highs.setOptionValue("simplex_iteration_limit", iterations)
-        while not should_stop():
+        unasked_s = np.inf if should_stop is None else UNASKED_S
+        while should_stop is None or not should_stop():
             left_s = deadline - time.monotonic()
-            highs.setOptionValue("time_limit", highs.getRunTime() + max(0.01, min(left_s, UNASKED_S)))
+            highs.setOptionValue("time_limit", highs.getRunTime() + max(0.01, min(left_s, unasked_s)))
             highs.run()
             status = highs.getModelStatus()
             if status == statuses.kTimeLimit and left_s > 0:

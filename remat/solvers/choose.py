@@ -55,7 +55,7 @@ SETTLED = 4  # the search ends after this many tries in vain for each possible s
 LONGEST_RUN = 12  # most operations whose implementations are switched together
 REPEATS_PER_S = 40  # choices judged per second in runs that repeat exactly
 EXHAUSTIVE_OPERATIONS, EXHAUSTIVE_STATES, EXHAUSTIVE_SHARE = 12, 60_000, 0.3  # largest graph, states, share of the time
-STATES_PER_S = 2_000  # of the exhaustive search, in a run that repeats exactly
+STATES_PER_S, TREE_NODES_PER_S = 2_000, 10_000  # of the exhaustive search, and of trees with one column, in such runs
 MONET_COLUMNS, MONET_SHARE, LEAST_MONET_S = 8_000, 0.4, 2.0  # largest MONeT program that takes part, and its time
 
 
@@ -106,7 +106,7 @@ def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str,
         if prover is not None:
             prover.stopped.set()
     stats |= {"choices": search.tried, "implementations": _used(context)}
-    outcome = _outcome(context, stats, cut or search.cut)
+    outcome = _outcome(context, stats, cut or search.cut or (prover is not None and prover.cut))
     return outcome if prover is None else replace(outcome, certificate=prover.certificate)
 
 
@@ -476,6 +476,7 @@ class _Prover:
         self.certificate: BoundCertificate | None = None
         self.stopped = threading.Event()
         self.running: Future[None] | None = None
+        self.cut = False  # the clock ended the trees of a run that repeats exactly
         self.windows = WindowBound(context.problem, tries=1 if context.repeats else TRIES)
 
     def start(self) -> None:
@@ -501,12 +502,15 @@ class _Prover:
     def _run(self) -> None:
         context = self.context
         self.bound_by_windows(context.share_ends(WINDOW_SHARE))
-        if not self._done() and not context.repeats:
+        if not self._done():
             listener = Listener(
                 on_proof=self._take, on_bound=lambda bound: context.offer_bound(bound, "window MILP", "highs"),
                 on_plan=lambda _: None, should_stop=self._done,
             )  # fmt: skip
-            WindowIntegers(self.windows, context.incumbent).run(context.share_ends(TREE_SHARE), listener)
+            integers = WindowIntegers(self.windows, context.incumbent)
+            nodes = context.steps_in(TREE_NODES_PER_S / max(1, self.windows.columns)) if context.repeats else None
+            integers.run(context.share_ends(TREE_SHARE), listener, nodes)
+            self.cut = context.repeats and integers.is_cut
         if (
             self._done()
             or expected_seconds(model_columns(relaxed(context.problem.graph))) > context.seconds_for_a_proof()

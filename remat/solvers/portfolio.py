@@ -14,7 +14,7 @@ from remat.bounds.window_integers import Listener, WindowIntegers
 from remat.bounds.windows import TRIES, WindowBound
 from remat.certificate import BoundCertificate
 from remat.context import Context
-from remat.incumbent import GAP_TOLERANCE
+from remat.incumbent import Incumbent, is_closed
 from remat.plan import Plan, Scope
 from remat.problem import Problem
 from remat.registry import strategy
@@ -30,7 +30,8 @@ from remat.solvers.search import COLD_START_S, DEADLINE_MARGIN_S, fixed_moves, q
 
 EXHAUSTIVE_OPERATIONS = 24  # on larger graphs A* rarely ends
 EXHAUSTIVE_STATES, EXHAUSTIVE_SHARE = 50_000, 0.5  # most states, and share of the time
-STATES_PER_S, NODES_PER_S = 1_000, 100_000  # of A*, and of a MILP with one column, in a run that repeats exactly
+# In a run that repeats exactly: states of A*, and nodes of a MILP and of trees with one column, for each second.
+STATES_PER_S, NODES_PER_S, TREE_NODES_PER_S = 1_000, 100_000, 10_000
 SMALL_SHARE = 0.8  # of the time, for a small MILP
 # Shares of the time at which the steps of the search end, if one thread does search and proof. The search continues
 # while each step lowers the cost by STILL_FALLING, because the proof should begin from a good plan.
@@ -38,8 +39,10 @@ SEARCH_SHARES, SEARCH_SHARES_SMALL, STILL_FALLING = (0.2, 0.3, 0.4, 0.5, 0.6), (
 WHOLE_COLUMNS = 40_000  # largest model that gets an LP and then its whole MILP
 REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
 # Of the time, for the window relaxation: its first round, those before anything else, and those after the first
-# restricted MILPs; rounds of it in a run that repeats exactly.
+# restricted MILPs; rounds of it in a run that repeats exactly. With a cost cap its bound often decides, and with little
+# time it tries too few boundaries.
 WINDOW_SHARE_FIRST, WINDOW_SHARE, WINDOW_SHARE_LATER, WINDOW_ROUNDS = 0.5, 0.05, 0.15, 8
+WINDOW_SHARE_CAP = 0.3
 WINDOW_INTEGER_SHARE, WINDOW_INTEGER_SHARE_SMALL = 0.5, 0.15  # of the time that is left then
 TURN_SHARE, LEAST_TURN_S = 0.5, 1.0  # of the time that is left, for each turn at the end; the shortest turn
 FREE_SHARE = 0.3  # of the time that is left, in scope free, for the window relaxation and then for its integers
@@ -97,6 +100,7 @@ class _Run:
         self.columns = model_columns(context.problem.graph)
         self.certificate: BoundCertificate | None = None
         self.infeasible = False
+        self.is_settled = False  # HiGHS alone has proven the plan optimal, and nothing is left that could certify it
         self.cut = False  # in a run that repeats exactly: the clock ended some step
         self.notes: list[str] = []
         self.stats: dict[str, Any] = {}
@@ -174,11 +178,12 @@ class _Run:
         refiner = self.refiner
         if not done():  # on a large graph one round takes more than the share of the others
             self._window_bound(context.until(context.share_ends(WINDOW_SHARE_FIRST)), rounds=1)
-            self._window_bound(context.until(context.share_ends(WINDOW_SHARE)))
+            is_capped = context.problem.cost_cap is not None
+            self._window_bound(context.until(context.share_ends(WINDOW_SHARE_CAP if is_capped else WINDOW_SHARE)))
         if self.is_small():
             if not done():
                 self._window_integers(context.until(context.share_ends(WINDOW_INTEGER_SHARE_SMALL)))
-            if not done():
+            if not done() and not is_closed(context.incumbent.gap):
                 self._small_milp(context)
         elif not done():
             share = REFINE_SHARE if self.columns <= WHOLE_COLUMNS else REFINE_SHARE_LARGE
@@ -191,17 +196,24 @@ class _Run:
             self._window_integers(context.until(context.share_ends(WINDOW_INTEGER_SHARE)))
         if not done() and self.columns <= WHOLE_COLUMNS and self._has_time_for_lp(context):
             self._lp_bound(context)
-            if not done():
+            if not done() and not is_closed(context.incumbent.gap):
                 self._whole_milp(context)
         self._in_turn(context)
         self.stats["restricted_milps"] = refiner.solves
 
     def _in_turn(self, context: Context) -> None:
-        """Restricted MILPs and the window relaxation in integers; a search in between when neither helps."""
+        """Restricted MILPs and the window relaxation in integers; a search in between when neither helps.
+
+        Once HiGHS has proven the plan optimal, trees alone are left, to certify it.
+        """
         done, best, turns = partial(self._done, context), context.incumbent, 0
         while not done() and context.remaining_s() > LEAST_TURN_S:
             turns += 1
             known = best.cost, best.bound
+            if is_closed(best.gap):
+                self._window_integers(context)
+                self.is_settled = self.integers.ended
+                continue
             self.refiner.run(_turn_ends(context), context.options.threads, done, in_vain=IN_VAIN)
             if not done():
                 self._window_integers(context.until(_turn_ends(context)))
@@ -239,7 +251,14 @@ class _Run:
             on_plan=lambda plan: context.offer(plan, "windows in integers"),
             should_stop=partial(self._done, context),
         )
-        self.integers.run(context.deadline, listener)
+        nodes = None
+        if context.repeats:
+            nodes = context.steps_in(
+                TREE_NODES_PER_S / max(1, self.windows.columns), context.options.work_limit or 1 << 40
+            )
+        self.integers.known = context.incumbent
+        self.integers.run(context.deadline, listener, nodes)
+        self.cut = self.cut or (context.repeats and self.integers.is_cut)
         self.stats["window_programs"] = self.integers.rounds
 
     def _has_time_for_lp(self, context: Context) -> bool:
@@ -312,7 +331,9 @@ class _Run:
                 break
         if not self._done():
             self.prove(context.until(began + 0.7 * seconds))
-        if not self._done():
+        if is_closed(context.incumbent.gap):
+            self._in_turn(context)
+        elif not self._done():
             self.search(context.with_options(seed=context.options.seed + 1, warm_start=context.incumbent.plan), 1)
 
     def _prove_aside(self) -> None:
@@ -325,7 +346,8 @@ class _Run:
             return self._window_bound(context)
         nodes = context.options.work_limit or context.steps_in(NODES_PER_S / max(1, self.columns))
         has_time = self._has_time_for_lp(context)
-        bounds = [self._window_bound, self._lp_bound] if has_time else [self._window_bound]
+        windows = [self._window_bound, self._window_integers]
+        bounds = [*windows, self._lp_bound] if has_time else windows
         milp = [self._small_milp] if self.is_small() else [self._whole_milp] if has_time else []
         for step in [*milp, *bounds] if self.is_small() else [*bounds, *milp]:
             aside = self._aside(nodes)
@@ -343,15 +365,14 @@ class _Run:
         aside = self.context.about(self.context.problem).with_options(work_limit=nodes)
         if known.plan is not None:
             aside.offer(known.plan, known.who)
-        aside.offer_bound(known.bound, known.bound_who, known.proven_by)
+        _offer_bounds(known, aside)
         return aside
 
     def _adopt(self, aside: Context) -> None:
         """Take the bound, and the plan if it is the first or solves the problem."""
         context, found = self.context, aside.incumbent
-        context.offer_bound(found.bound, found.bound_who, found.proven_by)
-        is_solved = found.gap is not None and found.gap <= GAP_TOLERANCE
-        if found.plan is not None and (context.incumbent.plan is None or is_solved):
+        _offer_bounds(found, context)
+        if found.plan is not None and (context.incumbent.plan is None or is_closed(found.gap)):
             context.offer(found.plan, found.who)
 
     def side_by_side(self) -> None:
@@ -401,7 +422,14 @@ class _Run:
             self.prove(context)
 
     def _done(self, context: Context | None = None) -> bool:
-        return self.stopped.is_set() or (context or self.context).is_solved() or self.infeasible
+        is_decided = self.infeasible or self.is_settled
+        return self.stopped.is_set() or is_decided or (context or self.context).is_solved()
+
+
+def _offer_bounds(known: Incumbent, context: Context) -> None:
+    """Offer the bounds of an incumbent: the best one, and the best one that is proven exactly."""
+    context.offer_bound(known.bound, known.bound_who, known.proven_by)
+    context.offer_bound(known.exact_bound, known.exact_who, known.exact_by)
 
 
 def _turn_ends(context: Context) -> float:

@@ -66,7 +66,7 @@ class Events:
         if found.plan is not None:
             event |= {"cost": progress.cost, "order": found.plan.order.tolist(), "ways": found.plan.choices}
         else:
-            event |= {"bound": progress.bound, "by": found.proven_by}
+            event |= {"bound": found.bound, "by": found.proven_by}
         self.append(event)
 
     def watch(self) -> None:

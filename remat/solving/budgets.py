@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from remat.incumbent import GAP_TOLERANCE, relative_gap
+from remat.incumbent import is_proven, relative_gap
 from remat.plan import Plan
 from remat.problem import Problem
 from remat.solution import Ending, Solution, Status
@@ -78,7 +78,8 @@ def share(solutions: Sequence[Solution]) -> list[Solution]:
         if bound is not None and bound.bound is not None and has_cost and (one.bound or 0) < bound.bound:
             proofs = [proof for proof in (bound.certificate, one.certificate) if proof is not None]
             proof = max(proofs, key=lambda proof: proof.bound, default=None)
-            one = replace(one, bound=bound.bound, certificate=proof)
+            if one.status is not Status.OPTIMAL or is_proven(one.cost or 0, bound.bound, bound.proven_by):
+                one = replace(one, bound=bound.bound, proven_by=bound.proven_by, certificate=proof)
         if one.bound is not None and (bound is None or bound.bound is None or one.bound > bound.bound):
             bound = one
         shared[i] = _with_gap(one)
@@ -89,7 +90,8 @@ def _with_gap(solution: Solution) -> Solution:
     if solution.cost is None or solution.bound is None:
         return solution
     gap = relative_gap(solution.cost, solution.bound)
-    optimal = gap <= GAP_TOLERANCE and (solution.status is Status.OPTIMAL or gap != solution.gap)
+    proven = is_proven(solution.cost, solution.bound, solution.proven_by)
+    optimal = proven and (solution.status is Status.OPTIMAL or gap != solution.gap)
     return replace(solution, gap=gap, status=Status.OPTIMAL if optimal else Status.FEASIBLE)
 
 

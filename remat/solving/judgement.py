@@ -13,7 +13,7 @@ from remat.bounds.min_budget import describe_minimum
 from remat.context import Context
 from remat.errors import RematError
 from remat.graph import Graph
-from remat.incumbent import GAP_TOLERANCE, relative_gap
+from remat.incumbent import is_closed, is_proven, relative_gap
 from remat.plan import Plan, Scope
 from remat.problem import Problem
 from remat.simulator import Trace, simulate
@@ -58,8 +58,9 @@ def conclude(context: Context, strategy: str, outcome: Outcome, members: Sequenc
     known = list(members)
     if incumbent.plan is not None and incumbent.cost is not None and incumbent.peak_bytes is not None:
         known.append(Member(incumbent.plan, incumbent.cost, incumbent.peak_bytes, {"from": incumbent.who}))
-    by = incumbent.proven_by if incumbent.bound >= (outcome.bound or 0) else outcome.proven_by
-    bound = max(outcome.bound or 0, incumbent.bound)
+    if outcome.bound is not None:
+        incumbent.offer_bound(outcome.bound, strategy, _proven_by(strategy, context.problem.graph, outcome))
+    bound, by = incumbent.proof
     return decide(context.problem, strategy, replace(outcome, bound=bound, proven_by=by), known, rejected, **more)
 
 
@@ -69,7 +70,7 @@ def decide(
     """A solution with the cheapest member that fits, and its status; `more` are other fields of the solution."""
     budget = problem.budget_bytes
     bound = max(problem.graph.least_cost, outcome.bound or 0)
-    by = _proven_by(problem.graph, outcome, bound)
+    by = _proven_by(strategy, problem.graph, outcome)
     fitting = [member for member in members if member.peak_bytes <= budget]
     if fitting:
         best = min(fitting, key=lambda member: (member.cost, member.peak_bytes))  # a tie goes to the strategy's own
@@ -93,20 +94,26 @@ def decide(
     return without_plan(problem, strategy, Status.NO_PLAN, message, bound=bound, proven_by=by, **more)
 
 
-def _proven_by(graph: Graph, outcome: Outcome, bound: int) -> str:
-    """What proves the bound, see `Solution`."""
+def _proven_by(strategy: str, graph: Graph, outcome: Outcome) -> str:
+    """What proves the outcome's bound, see `Solution`; the strategy, if it does not say."""
+    bound = outcome.bound or 0
     if bound <= graph.least_cost:
         return ""
     if outcome.certificate is not None and outcome.certificate.bound >= bound:
         return "certificate"
-    return outcome.proven_by
+    return outcome.proven_by or strategy
 
 
-def _with_plan(problem: Problem, strategy: str, outcome: Outcome, best: Member, bound: int, **more: Any) -> Solution:
-    graph = problem.graph
-    gap = relative_gap(best.cost, bound)
+def _with_plan(
+    problem: Problem, strategy: str, outcome: Outcome, best: Member, bound: int, proven_by: str, **more: Any
+) -> Solution:  # fmt: skip
+    graph, message = problem.graph, outcome.message
+    gap, is_optimal = relative_gap(best.cost, bound), is_proven(best.cost, bound, proven_by)
+    note = f"optimal within the tolerances of {proven_by}; no certificate"
+    if is_closed(gap) and not is_optimal and note not in message:
+        message = f"{message}; {note}" if message else note
     return Solution(
-        status=Status.OPTIMAL if gap <= GAP_TOLERANCE else Status.FEASIBLE,
+        status=Status.OPTIMAL if is_optimal else Status.FEASIBLE,
         strategy=strategy,
         graph_name=graph.name,
         budget_bytes=problem.budget_bytes,
@@ -118,9 +125,10 @@ def _with_plan(problem: Problem, strategy: str, outcome: Outcome, best: Member, 
         overhead=best.cost / graph.total_cost - 1 if graph.total_cost else 0.0,
         bound=bound,
         gap=gap,
-        message=outcome.message,
+        message=message,
         parameters=dict(best.parameters),
         certificate=outcome.certificate,
+        proven_by=proven_by,
         **more,
     )
 
@@ -185,7 +193,7 @@ def restated(graph: Graph, solution: Solution) -> Solution:
             return lifted
         return replace(lifted, status=Status.NO_PLAN, message=f"with default implementations: {solution.message}")
     gap = relative_gap(solution.cost, graph.least_cost)
-    status = Status.OPTIMAL if gap <= GAP_TOLERANCE else Status.FEASIBLE
+    status = Status.OPTIMAL if is_proven(solution.cost, graph.least_cost, "") else Status.FEASIBLE
     plan = replace(solution.plan, graph_sha256=graph.sha256())
     return replace(lifted, status=status, gap=gap, plan=plan)
 

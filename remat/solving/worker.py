@@ -27,7 +27,7 @@ from remat.errors import DiskFull, InvalidInput, InvalidPlan
 from remat.files import write_text
 from remat.frontends.json import graph_to_dict
 from remat.graph import Graph
-from remat.incumbent import relative_gap
+from remat.incumbent import is_proven
 from remat.plan import Plan, Scope
 from remat.problem import SolveOptions
 from remat.simulator import simulate
@@ -56,6 +56,7 @@ class Known:
         who: the strategy.
         bound: lower bound on the cost of every plan; None for a proof that there is no plan.
         message: of the strategy, one line.
+        by: what proves the bound, see `Solution.proven_by`.
     """
 
     who: str
@@ -68,8 +69,8 @@ class Known:
         incumbent = context.incumbent
         if self.bound is None or incumbent.cost is None:
             return self.bound is None and incumbent.cost is None
-        gap = relative_gap(incumbent.cost, self.bound)
-        return incumbent.bound < self.bound <= incumbent.cost and gap <= context.options.target_gap
+        is_enough = is_proven(incumbent.cost, self.bound, self.by, context.options.target_gap)
+        return incumbent.exact_bound < self.bound <= incumbent.cost and is_enough
 
     def solution(self, context: Context, strategy: str) -> Solution:
         """The solution of a solve that this proof decides."""
