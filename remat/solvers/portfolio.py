@@ -160,6 +160,12 @@ class _Run:
             best = search_staged(context, threads, should_stop=self.stopped.is_set, on_round=self.refiner.add)
             self.stats["moves"] = self.stats.get("moves", 0) + best.moves
 
+    def _prove_free(self, context: Context) -> None:
+        """Windows, then windows in integers beside a plan: without one, all threads are to search."""
+        self._window_bound(context.until(context.share_ends(FREE_SHARE)))
+        if context.incumbent.plan is not None and not self._done(context):
+            self._window_integers(context.until(context.share_ends(FREE_SHARE)))
+
     def prove(self, context: Context) -> None:
         """Windows, restricted MILPs for a better plan, windows in integers, the LP bound, the MILP from the best plan.
 
@@ -168,10 +174,7 @@ class _Run:
         windows are all there is.
         """
         if context.problem.scope is Scope.FREE:
-            self._window_bound(context.until(context.share_ends(FREE_SHARE)))
-            if context.incumbent.plan is not None and not self._done(context):  # else search with this thread too
-                self._window_integers(context.until(context.share_ends(FREE_SHARE)))
-            return
+            return self._prove_free(context)
         done = partial(self._done, context)
         if context.incumbent.plan is None and not context.repeats and not done():
             self._lean_plan(context)
@@ -342,10 +345,8 @@ class _Run:
         Other plans of a proof, and the bound of a MILP that the time limit ends, depend on the clock.
         """
         context = self.context
-        if context.problem.scope is Scope.FREE:
-            return self._window_bound(context)
         nodes = context.options.work_limit or context.steps_in(NODES_PER_S / max(1, self.columns))
-        has_time = self._has_time_for_lp(context)
+        has_time = context.problem.scope is not Scope.FREE and self._has_time_for_lp(context)
         windows = [self._window_bound, self._window_integers]
         bounds = [*windows, self._lp_bound] if has_time else windows
         milp = [self._small_milp] if self.is_small() else [self._whole_milp] if has_time else []
