@@ -36,8 +36,8 @@ def a_byte_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """Certificates lose one byte of the budget."""
     begin = WindowRows.__init__
 
-    def with_less(self: WindowRows, graph: Graph, budget_bytes: int, boundaries: list[int]) -> None:
-        begin(self, graph, budget_bytes - 1, boundaries)
+    def with_less(self: WindowRows, graph: Graph, budget_bytes: int, *rest: Any) -> None:
+        begin(self, graph, budget_bytes - 1, *rest)
 
     monkeypatch.setattr(WindowRows, "__init__", with_less)
 

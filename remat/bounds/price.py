@@ -59,7 +59,7 @@ def shadow_price(graph: Graph, budget_bytes: int, *, scope: str = "staged", time
     budgets it may fall by more or by less.
 
     Raises:
-        RematError: the relaxation was not solved in time, no plan fits, or the scope is free.
+        RematError: the relaxation was not solved in time, or no plan fits.
     """
     windows = WindowBound(Problem(graph, budget_bytes, parse_scope(scope)), with_cuts=False)
     windows.run(time.monotonic() + time_limit_s)
