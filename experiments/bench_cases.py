@@ -68,6 +68,7 @@ class Case:
     record_cost: int | None = None
     record_proven: bool = False
     record_s: float | None = None
+    record_gap: float | None = None
     published_overhead: float | None = None
     goal_gap: float | None = None
     goal_s: float | None = None
@@ -122,13 +123,19 @@ def published(folder: Path) -> Iterator[Case]:
         for r in mine:
             yield Case(
                 name, graph, r["budget_bytes"], f"{r['budget_gib']:g} GiB", record_cost=r["cost_ns"],
-                record_proven=r["status"].startswith("optimal"), record_s=r["solve_s"],
+                record_proven=r["status"].startswith("optimal"), record_s=r["solve_s"], record_gap=_record_gap(r),
             )  # fmt: skip
         for share in () if mine else SHARES.get(kind, SHARES["generated"]):
             scopes = ("fixed_order", "free") if kind == "layered" else ("staged",)
             for scope, overhead in zip(scopes, PUBLISHED.get((path.stem, share), (None, None)), strict=False):
                 budget = share_of_peak(graph, share)
                 yield Case(name, graph, budget, f"{share:.0%}", scope, published_overhead=overhead)
+
+
+def _record_gap(record: Mapping[str, Any]) -> float | None:
+    """(cost - bound) / cost of a recorded result; None if its bound is not recorded."""
+    bound = record.get("bound_ns")
+    return None if bound is None else 1 - bound / record["cost_ns"]
 
 
 def generated() -> Iterator[Case]:

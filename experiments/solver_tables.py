@@ -43,10 +43,10 @@ def draw(arguments: Sequence[str]) -> Drawing:
     long = _long("solvers_time_limit", rows)
     text = "\n\n".join([
         _where(rows),
-        markdown_table(["instances", "recorded or published by", "solves", "as good or better", "proven",
+        markdown_table(["instances", "seconds", "recorded or published by", "solves", "as good or better", "proven",
                         "bounds as asked for", "seconds to 1 % of the final cost, median"], _summary(medians)),
-        markdown_table(["instance", "scope", "budget", "bound above once, %", "gap, %", "asked for", "proven by",
-                        "certified gap, %"], _open(medians)),
+        markdown_table(["instance", "scope", "budget", "seconds", "bound above once, %", "gap, %", "asked for",
+                        "proven by", "certified gap, %", "Gurobi's gap, %", "its seconds"], _open(medians)),
         f"Tables: {link_to(long, DOCUMENT.page)}.",
     ])  # fmt: skip
     commits = {row["git_commit"] for row in rows}
@@ -55,10 +55,10 @@ def draw(arguments: Sequence[str]) -> Drawing:
 
 
 def _medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The row of the median gap of each case."""
-    cases: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    """The row of the median gap of each case and time limit."""
+    cases: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        cases.setdefault((row["instance"], row["budget"], row["scope"]), []).append(row)
+        cases.setdefault((row["time_limit_s"], row["instance"], row["budget"], row["scope"]), []).append(row)
     return [median_of(found, lambda row: row["gap"]) for found in cases.values()]
 
 
@@ -99,8 +99,9 @@ def _where(rows: Sequence[dict[str, Any]]) -> str:
         return ", ".join(f"{value:g}" if isinstance(value, float) else str(value)
                          for value in dict.fromkeys(row[column] for row in rows))  # fmt: skip
 
+    seeds = len({row["seed"] for row in rows})
     return (f"{each('date')}, {each('machine')}: {each('strategy')}, {each('time_limit_s')} s for each solve, "
-            f"{each('threads')} threads.")  # fmt: skip
+            f"{each('threads')} threads, up to {seeds} seeds; the solve of the median gap is shown.")  # fmt: skip
 
 
 def as_good(row: dict[str, Any]) -> bool | None:
@@ -115,18 +116,18 @@ def as_good(row: dict[str, Any]) -> bool | None:
 
 
 def _summary(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """A line for each folder of instances and each scope."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    """A line for each folder of instances, scope and time limit."""
+    groups: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
     for row in rows:
-        groups.setdefault((row["instance"].partition("/")[0], row["scope"]), []).append(row)
+        groups.setdefault((row["instance"].partition("/")[0], row["scope"], row["time_limit_s"]), []).append(row)
     lines = []
-    for (folder, scope), mine in groups.items():
+    for (folder, scope, limit_s), mine in groups.items():
         judged = [good for row in mine if (good := as_good(row)) is not None]
         met = [is_met for row in mine if (is_met := asked_for(row)[1]) is not None]
         source = "published overheads" if mine[0]["published_overhead"] is not None else "Gurobi, up to 24 h"
         times = [row["within_1pct_s"] for row in mine if row["within_1pct_s"] is not None]
         lines.append([
-            f"{folder}, scope {scope}", source if judged else "none", str(len(mine)),
+            f"{folder}, scope {scope}", f"{limit_s:g}", source if judged else "none", str(len(mine)),
             f"{sum(judged)} of {len(judged)}" if judged else "",
             f"{sum(row['status'] == 'INFEASIBLE' or is_closed(row['gap']) for row in mine)}",
             f"{sum(met)} of {len(met)}" if met else "",
@@ -143,10 +144,13 @@ def _open(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
         if row["gap"] is None or not row["proven_by"] or max(row["gap"], certified or 0.0) <= GAP_TOLERANCE:
             continue
         text, is_met = asked_for(row)
+        record_gap, record_s = row.get("record_gap"), row["record_s"]
         lines.append([
-            row["instance"], row["scope"], row["budget"], f"{100 * above_once(row):.3f}", f"{100 * row['gap']:.3f}",
+            row["instance"], row["scope"], row["budget"], f"{row['time_limit_s']:g}",
+            f"{100 * above_once(row):.3f}", f"{100 * row['gap']:.3f}",
             f"{text}, not met" if is_met is False else text, row["proven_by"],
             "" if certified is None else f"{100 * certified:.3f}",
+            "" if record_gap is None else f"{100 * record_gap:.3f}", "" if record_s is None else f"{record_s:,.0f}",
         ])  # fmt: skip
     return lines
 
