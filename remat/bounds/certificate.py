@@ -39,8 +39,6 @@ from remat.graph import Graph, check_graph
 from remat.plan import Scope, parse_scope
 from remat.units import format_size, parse_size
 
-MOST_RUNS = 500_000  # operations times boundaries of a tree, so that the checker stays within megabytes
-
 
 def verify_bound(
     graph: Graph,
@@ -141,8 +139,6 @@ def proven_by_tree(
     Raises:
         InvalidInput: as for `proven_bound`, and for a tree that is none.
     """
-    if len(graph) * len(boundaries) > MOST_RUNS:
-        raise InvalidInput(f"a tree with {len(boundaries)} boundaries of {len(graph)} operations is too large to check")
     rows = WindowRows(graph, budget_bytes, boundaries, scope)
     _check_shape(tree, rows)
     total, leaves, fixed = graph.least_cost, list[int](), dict[Column, int]()

@@ -89,9 +89,10 @@ class WindowIntegers:
         if self._best is not None:
             tree = self._best
             whole = self._go_on(tree)
-            if whole is not None:
-                self._boundaries = self._next(tree.model, whole, whole)
-            self.ended = tree.weakest is None or not self._boundaries
+            boundaries = self._boundaries if whole is None else self._next(tree.model, whole, whole)
+            if boundaries is not None:
+                self._boundaries = boundaries
+            self.ended = tree.is_closed or not self._boundaries
         while not self.ended and self._nodes != 0 and not listener.should_stop() and time.monotonic() < deadline:
             model = self.windows.model(self._boundaries) if self._boundaries else None
             if model is None or len(model.cost) > MOST_COLUMNS:
@@ -114,7 +115,7 @@ class WindowIntegers:
         return None if cost is None else math.ceil((1 - ENOUGH) * cost)
 
     def _round(self, model: WindowModel) -> list[int] | None:
-        """The boundaries of the next round, empty if there is no next one; None if the LP did not end in time."""
+        """The boundaries of the next round, empty if there is no next one; None if an LP did not end in time."""
         solved = self.windows.solve(model, self.deadline, self.listener.should_stop)
         if solved is None:
             return None
@@ -123,9 +124,12 @@ class WindowIntegers:
         tree, goal = None, self.goal
         if goal is not None:
             tree, whole = self._branch(Tree(model, y, enough_for(goal)))
-            if tree.weakest is None:
+            if tree.is_closed:
                 return []
-            model, point, y = tree.model, tree.weakest, tree.y
+            if not tree.is_begun:
+                return None
+            if tree.weakest is not None:
+                model, point, y = tree.model, tree.weakest, tree.y
         is_small = len(model.cost) <= COLUMNS_PER_S * (self.deadline - time.monotonic())
         if whole is None and is_small and self._nodes is None and not self.listener.should_stop():
             found, bound, ended = _solve(model, y, self._dearest, self._share_ends(), self.listener.should_stop)
@@ -134,9 +138,9 @@ class WindowIntegers:
                 self.listener.on_bound(bound)
             if tree is not None and goal is not None and (bound or 0) >= goal:  # the tree is to certify it
                 whole = self._go_on(tree, 1.0)
-                if tree.weakest is None:
+                if tree.is_closed:
                     return []
-                point = tree.weakest
+                point = point if tree.weakest is None else tree.weakest
         return self._next(model, point, whole)
 
     @property
@@ -186,9 +190,10 @@ class WindowIntegers:
             self._proven = tree.bound
             self.listener.on_proof(tree.certificate(self.windows.problem))
 
-    def _next(self, model: WindowModel, point: np.ndarray, whole: np.ndarray | None) -> list[int]:
-        """The next boundaries, by the optimum in integers or by the LP's point where the bound is least; or none.
+    def _next(self, model: WindowModel, point: np.ndarray, whole: np.ndarray | None) -> list[int] | None:
+        """The next boundaries, by the optimum in integers or by the LP's point where the bound is least.
 
+        They are empty if no boundary is left to try, and None if no LP ended in time.
         They stay the same after a better plan, because a tree is to prove that no other is cheaper.
         """
         if whole is not None and not model.arrays.choices:  # a point does not say how repeated operations run
@@ -200,7 +205,9 @@ class WindowIntegers:
             if self.goal != goal:
                 return list(model.boundaries)
         solved = self.windows.with_another(model, point, self.deadline, self.listener.should_stop)
-        return [] if solved is None else list(solved[0].boundaries)
+        if solved is None:
+            return None if self.windows.candidates(model, point) else []
+        return list(solved[0].boundaries)
 
     def _share_ends(self, share: float = SHARE) -> float:
         """The monotonic time at which a share of the time that is left is over."""

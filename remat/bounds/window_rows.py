@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -14,27 +15,8 @@ from remat.errors import InvalidInput
 from remat.graph import Graph
 from remat.plan import Scope
 
+MOST_RUNS = 500_000  # operations times boundaries, so that the checker stays within seconds and megabytes
 Column = tuple[str, int, int, int]  # ("S", k, k, v), ("R", k, m, i), ("U", k, j, v) or ("X", i, i, w)
-
-
-def _ancestors(above: Sequence[Iterable[int]], t: int) -> bytearray:
-    """[N] whether operation t waits for an operation in every order, or is it."""
-    found, todo = bytearray(len(above)), [t]
-    found[t] = True
-    while todo:
-        for p in above[todo.pop()]:
-            if not found[p]:
-                found[p] = True
-                todo.append(p)
-    return found
-
-
-def _descendants(above: Sequence[Iterable[int]], t: int) -> bytearray:
-    """[N] whether an operation waits for t in every order."""
-    found = bytearray(len(above))
-    for i, waits_for in enumerate(above):
-        found[i] = any(p == t or found[p] for p in waits_for)
-    return found
 
 
 class WindowRows:
@@ -49,6 +31,8 @@ class WindowRows:
         ascending = all(a < b for a, b in itertools.pairwise(boundaries))
         if not boundaries or not ascending or boundaries[0] < 0 or boundaries[-1] >= n - 1:
             raise InvalidInput("the certificate's boundaries are not ascending operations before the last one")
+        if n * len(boundaries) > MOST_RUNS:
+            raise InvalidInput(f"a bound with {len(boundaries)} boundaries of {n} operations is too large to check")
         self.graph, self.t = graph, list(boundaries)
         self.ways = [operation.all_implementations for operation in graph.operations]
         self.reads = [frozenset(v for way in ways for v in way.inputs) for ways in self.ways]
@@ -70,26 +54,46 @@ class WindowRows:
         self._known: dict[tuple[Any, ...], tuple[int, list[tuple[Column, int]]]] = {}
 
     def _order(self, scope: Scope) -> None:
-        """For each boundary: which first runs are certainly before and after it, which runs and values serve later."""
-        n, kept = len(self.graph), [value.keep for value in self.graph.values]
-        self.before = [bytearray(i <= t for i in range(n)) for t in self.t]
-        self.after = [bytearray(i > t for i in range(n)) for t in self.t]
+        """Bit k says what is certain beside boundary k.
+
+        `before`, `after`: [N] that the first run is before or after it. `serving`: [N] that another run after it may
+        serve. `wanted`: [V] that the value may be held there.
+        """
+        n, every = len(self.graph), (1 << len(self.t)) - 1
+        self.before = [every & -(1 << bisect_left(self.t, i)) for i in range(n)]
+        self.after = [every ^ before for before in self.before]
         if scope is Scope.FREE:
-            above = [{self.producer[v] for v in always} for always in self.always]  # whom each operation waits for
-            self.before, self.after = [_ancestors(above, t) for t in self.t], [_descendants(above, t) for t in self.t]
-            if not all(before[t] for t, before in zip(self.t, self.before[1:], strict=False)):
-                raise InvalidInput("a boundary of the certificate does not depend on the one before it")
-        self.serving: list[bytearray] = []  # operations that may run again
-        self.wanted: list[bytearray] = []  # values that may be held
-        for before in self.before:
-            serving, wanted = bytearray(n), bytearray(kept)
-            for i in range(n - 1, -1, -1):
-                for v in self.makes[i]:
-                    wanted[v] |= any(serving[user] or not before[user] for user in self.users[v])
-                is_useful = any(wanted[v] for v in self.makes[i])
-                serving[i] = is_useful and before[i] and not self.graph.operations[i].run_once
-            self.serving.append(serving)
-            self.wanted.append(wanted)
+            self._order_by_edges()
+        self.serving = [0] * n
+        self.wanted = [every if value.keep else 0 for value in self.graph.values]
+        for i in range(n - 1, -1, -1):
+            useful = 0
+            for v in self.makes[i]:
+                for user in self.users[v]:
+                    self.wanted[v] |= self.serving[user] | every ^ self.before[user]
+                useful |= self.wanted[v]
+            if not self.graph.operations[i].run_once:
+                self.serving[i] = useful & self.before[i]
+
+    def _order_by_edges(self) -> None:
+        """`before` and `after` in scope free, where an operation waits for those whose values it always reads."""
+        n = len(self.graph)
+        above = [{self.producer[v] for v in always} for always in self.always]
+        self.before, self.after = [0] * n, [0] * n
+        for k, t in enumerate(self.t):
+            self.before[t] |= 1 << k
+        for i in range(n - 1, -1, -1):
+            for p in above[i]:
+                self.before[p] |= self.before[i]
+        for k, t in enumerate(self.t):
+            self.after[t] |= 1 << k  # so that it reaches those that wait for t
+        for i in range(n):
+            for p in above[i]:
+                self.after[i] |= self.after[p]
+        for k, t in enumerate(self.t):
+            self.after[t] ^= 1 << k
+        if not all(self.before[t] >> k + 1 & 1 for k, t in enumerate(self.t[:-1])):
+            raise InvalidInput("a boundary of the certificate does not depend on the one before it")
 
     def clear(self) -> None:
         """Forget the sums."""
@@ -342,7 +346,7 @@ class WindowRows:
 
     def _runs_first(self, k: int, m: int, i: int) -> bool:
         """Whether the first run of operation i is certainly in the window."""
-        return bool(self.after[k][i] and (m + 1 == len(self.t) or self.before[m + 1][i]))
+        return bool(self.after[i] >> k & 1) and (m + 1 == len(self.t) or bool(self.before[i] >> m + 1 & 1))
 
     def _is_at(self, k: int, v: int) -> bool:
         """Whether some implementation of the operation at boundary k reads or makes v."""
@@ -351,17 +355,17 @@ class WindowRows:
     def _is_held(self, k: int, v: int) -> bool:
         """Whether S[k,v] has a column: v may be held there, and fits."""
         p = self.producer[v]
-        can_serve = p != self.t[k] and self.before[k][p] and self.wanted[k][v]
+        can_serve = p != self.t[k] and (self.before[p] & self.wanted[v]) >> k & 1
         return bool(can_serve) and not self._is_at(k, v) and self.graph.values[v].bytes <= self.room[k]
 
     def _can_lack(self, k: int, v: int) -> bool:
         """Whether v was first computed before boundary k, and may be missing there."""
-        is_made = 0 <= v < len(self.producer) and bool(self.before[k][self.producer[v]])
+        is_made = 0 <= v < len(self.producer) and bool(self.before[self.producer[v]] >> k & 1)
         return is_made and not self._is_at(k, v)
 
     def _can_run(self, k: int, i: int) -> bool:
         """Whether R[k,.,i] has a column."""
-        return 0 <= i < len(self.graph) and bool(self.serving[k][i])
+        return 0 <= i < len(self.graph) and bool(self.serving[i] >> k & 1)
 
     def _provide(self, k: int, m: int, v: int) -> None:
         """Add S[k,v] + R[k,m,p], p the producer of v."""

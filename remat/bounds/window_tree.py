@@ -64,6 +64,7 @@ class Tree:
         y: [rows] the multipliers that it was given.
         nodes: the first one is the root, and children come after their parents.
         entries: multipliers of all nodes.
+        is_begun: whether the LP at the root was solved.
         is_cut: the clock ended a run or an LP.
     """
 
@@ -81,7 +82,7 @@ class Tree:
         self.nodes: list[_Node] = []
         self.entries = 0
         self._open: list[tuple[float, int]] = []
-        self._is_begun = False
+        self.is_begun = False
         everything = np.full(len(self._cost), FREE, dtype=np.int8)
         bound, fixed = self._judge(y, everything)
         self._add(_Node(bound, fixed, *_sparse(y), None, None))
@@ -91,12 +92,17 @@ class Tree:
         """Least bound of a leaf."""
         return min((node.bound for node in self.nodes if node.branch is None), default=self.enough)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether every leaf proves enough."""
+        return self.bound >= self.enough
+
     def run(self, deadline: float, should_stop: Callable[[], bool], most_nodes: float = np.inf) -> np.ndarray | None:
         """Branch until every leaf is closed, or the limits. Returns an integer point [n] that is cheaper, if found.
 
         It ends early enough for the certificate to be counted before the deadline.
         """
-        if not self._is_begun and not self.begin(deadline):
+        if not self.is_begun and not self.begin(deadline):
             return None
         while self._open and self._open[0][0] < self.enough and not should_stop():
             if self.entries > MOST_ENTRIES or len(self.nodes) > most_nodes:
@@ -115,7 +121,7 @@ class Tree:
 
     @property
     def weakest(self) -> np.ndarray | None:
-        """[n] the LP's point at the open leaf with the least bound; None if every leaf is closed."""
+        """[n] the LP's point at the open leaf with the least bound; None if no leaf is open."""
         return self.nodes[self._open[0][1]].x if self._open else None
 
     def branch(self, columns: np.ndarray, deadline: float) -> bool:
@@ -141,7 +147,7 @@ class Tree:
         solved = self._solve(root.fixed, None, deadline)
         if solved is None:
             return False
-        self._is_begun = True
+        self.is_begun = True
         child = self._node(solved, root.fixed, root.bound)
         decided = np.nonzero(root.fixed != FREE)[0]
         if not len(decided):

@@ -96,8 +96,6 @@ class WindowBound:
         `on_bound` gets each better bound with its proof. A round that the deadline ends is begun anew in the next run.
         """
         most = math.inf if rounds is None else self.rounds + rounds
-        if not self._boundaries and not self.ended:
-            self._boundaries = (self._first_boundary(),)
         while not self.ended and self.rounds < most and not should_stop() and time.monotonic() < deadline:
             if not self._round(deadline, on_bound, should_stop):
                 break
@@ -140,6 +138,8 @@ class WindowBound:
 
     def _round(self, deadline: float, on_bound: Callable[[BoundCertificate], None], stop: Callable[[], bool]) -> bool:
         """The LP with one more boundary; whether it came to its end, or no boundary is left."""
+        if not self._boundaries:
+            self._boundaries = (self._first_boundary(),)
         if self._last is None:
             solved = self.solve(self.model(self._boundaries), deadline, stop)
         else:

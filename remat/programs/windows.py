@@ -86,6 +86,7 @@ from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
+from scipy.sparse.csgraph import breadth_first_order
 
 from remat.arrays import GraphArrays
 from remat.graph import Graph, Operation
@@ -153,7 +154,7 @@ class Sides:
     can_hold: np.ndarray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Arrays:
     """A graph as the model reads it; N operations, V values, E pairs of a reader and an input.
 
@@ -212,36 +213,38 @@ class Arrays:
 
     def certain_bytes(self, t: int) -> int:
         """Bytes of the values made before and surely read after operation t runs first, and of its working set."""
-        sides = self.sides(t)
         is_read = np.zeros(len(self.size), dtype=bool)
-        is_read[self.read[sides.after[self.reader]]] = True
+        is_read[self.read[self._descendants(t)[self.reader]]] = True
         is_read[self.at[t]] = False
-        return int(self.working[t] + self.size[is_read & sides.before[self.producer]].sum())
+        return int(self.working[t] + self.size[is_read & self._ancestors(t)[self.producer]].sum())
 
     def _ancestors(self, t: int) -> np.ndarray:
         """[N] operations that run first before t in every plan of the scope, and t."""
-        before = np.arange(len(self.cost)) <= t
-        if self.scope is Scope.FREE:
-            before[:t] = False
-            for i in range(t, -1, -1):
-                if before[i]:
-                    before[self.producer[self._inputs(i)]] = True
+        if self.scope is not Scope.FREE:
+            return np.arange(len(self.cost)) <= t
+        before = np.zeros(len(self.cost), dtype=bool)
+        before[breadth_first_order(self._waits_for, t, return_predecessors=False)] = True
         return before
 
     def _descendants(self, t: int) -> np.ndarray:
         """[N] operations that run first after t in every plan of the scope."""
-        after = np.arange(len(self.cost)) > t
-        if self.scope is Scope.FREE:
-            after[:] = False
-            for i in range(t + 1, len(after)):
-                producers = self.producer[self._inputs(i)]
-                after[i] = bool(after[producers].any() or (producers == t).any())
+        if self.scope is not Scope.FREE:
+            return np.arange(len(self.cost)) > t
+        after = np.zeros(len(self.cost), dtype=bool)
+        after[breadth_first_order(self._is_before, t, return_predecessors=False)] = True
+        after[t] = False
         return after
 
-    def _inputs(self, i: int) -> np.ndarray:
-        """Values that operation i reads in every implementation."""
-        start, end = np.searchsorted(self.reader, [i, i + 1])
-        return self.read[start:end][self.always[start:end]]
+    @cached_property
+    def _waits_for(self) -> sp.csr_array:
+        """[N, N] not 0 where the operation of the row reads a value of that of the column in every implementation."""
+        n, edges = len(self.cost), (self.reader[self.always], self.producer[self.read[self.always]])
+        return sp.csr_array((np.ones(len(edges[0]), dtype=np.int8), edges), shape=(n, n))
+
+    @cached_property
+    def _is_before(self) -> sp.csr_array:
+        """`_waits_for`, transposed."""
+        return sp.csr_array(self._waits_for.T)
 
     def _serving(self, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """([N] whether operations of `before` can run again and serve, [V] whether a value can serve, after them).

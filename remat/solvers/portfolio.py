@@ -45,7 +45,10 @@ WINDOW_SHARE_FIRST, WINDOW_SHARE, WINDOW_SHARE_LATER, WINDOW_ROUNDS = 0.5, 0.05,
 WINDOW_SHARE_CAP = 0.3
 WINDOW_INTEGER_SHARE, WINDOW_INTEGER_SHARE_SMALL = 0.5, 0.15  # of the time that is left then
 TURN_SHARE, LEAST_TURN_S = 0.5, 1.0  # of the time that is left, for each turn at the end; the shortest turn
+IDLE_S = 0.01  # a shorter turn had nothing to do
+FIRST_BOUND_SHARE = 0.2  # of the time, with one thread, for a first bound before the search
 FREE_SHARE = 0.3  # of the time that is left, in scope free, for the window relaxation and then for its integers
+FREE_SEARCH_SHARE = 0.6  # of the time that is left then, for a search
 SEED_STEP = 7919  # between the seeds of searches in the prover's thread
 IN_VAIN = 2  # restricted MILPs without a better plan before the LP bound begins
 PROVER_GRACE_S = 0.3  # to wait for a prover that cannot be interrupted: a presolve ends by itself soon after
@@ -161,10 +164,21 @@ class _Run:
             self.stats["moves"] = self.stats.get("moves", 0) + best.moves
 
     def _prove_free(self, context: Context) -> None:
-        """Windows, then windows in integers beside a plan: without one, all threads are to search."""
+        """Windows, then windows in integers beside a plan, with a search in between: plans are far from optimal there.
+
+        Without a plan, all threads are to search.
+        """
+        done, best = partial(self._done, context), context.incumbent
+        self._window_bound(context.until(context.share_ends(WINDOW_SHARE_FIRST)), rounds=1)
         self._window_bound(context.until(context.share_ends(FREE_SHARE)))
-        if context.incumbent.plan is not None and not self._done(context):
-            self._window_integers(context.until(context.share_ends(FREE_SHARE)))
+        if best.plan is None or done():
+            return
+        self._window_integers(context.until(context.share_ends(FREE_SHARE)))
+        if not done() and not is_closed(best.gap):
+            other = context.with_options(seed=context.options.seed + SEED_STEP, warm_start=best.plan)
+            self.search(other.until(context.share_ends(FREE_SEARCH_SHARE)), 1)
+        if not done():
+            self._window_integers(context)
 
     def prove(self, context: Context) -> None:
         """Windows, restricted MILPs for a better plan, windows in integers, the LP bound, the MILP from the best plan.
@@ -214,8 +228,9 @@ class _Run:
             turns += 1
             known = best.cost, best.bound
             if is_closed(best.gap):
+                began = time.monotonic()
                 self._window_integers(context)
-                self.is_settled = self.integers.ended
+                self.is_settled = self.integers.ended or time.monotonic() - began < IDLE_S
                 continue
             self.refiner.run(_turn_ends(context), context.options.threads, done, in_vain=IN_VAIN)
             if not done():
@@ -324,15 +339,16 @@ class _Run:
                 self._prove_aside()
             return
         began, seconds = time.monotonic(), context.remaining_s()
+        self._window_bound(context.until(context.share_ends(FIRST_BOUND_SHARE)), rounds=1)
         shares = SEARCH_SHARES_SMALL if self.is_small() else SEARCH_SHARES
         for step, share in enumerate(shares):
             before = context.incumbent.cost
             self.search(context.with_options(warm_start=context.incumbent.plan).until(began + share * seconds), 1)
             after = context.incumbent.cost or 0
             has_settled = step > 0 and before is not None and after > (1 - STILL_FALLING) * before
-            if self._done() or has_settled:
+            if self._done() or has_settled or context.remaining_s() <= 0:
                 break
-        if not self._done():
+        if not self._done() and context.remaining_s() > 0:
             self.prove(context.until(began + 0.7 * seconds))
         if is_closed(context.incumbent.gap):
             self._in_turn(context)
