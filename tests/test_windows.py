@@ -454,8 +454,43 @@ def test_trees_that_are_none_are_refused_at_once() -> None:
     large = training_chain(500)
     every = tuple(range(len(large) - 1))
     proof = BoundCertificate("l", large.sha256(), 8, Scope.STAGED, 1, 1, {}, every, (TreeNode(1, {}),))
-    with pytest.raises(InvalidInput, match="too large to check"):
-        verify_bound(large, proof)
+    for too_large in (proof, replace(proof, tree=(), multipliers={"memory": [[0, 1]]})):
+        with pytest.raises(InvalidInput, match="too large to check"):
+            verify_bound(large, too_large)
+
+
+def test_a_round_that_runs_out_of_time_is_tried_again() -> None:
+    """No time for an LP is no proof, and no reason to stop for good."""
+    graph = training_chain(30)
+    budget = int(0.6 * remat.simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes)
+    context = context_of(graph, budget)
+    windows = WindowBound(context.problem)
+    windows.run(time.monotonic() + 60, rounds=2)
+    best = remat.solve(graph, budget=budget, strategy="search", time_limit_s=2, threads=1).cost
+    assert best is not None
+    known = SimpleNamespace(cost=2 * best)  # no bound meets it
+    integers = WindowIntegers(windows, cast("Incumbent", known))
+    proofs: list[BoundCertificate] = []
+    listener = Listener(proofs.append, lambda _: None, lambda _: None, lambda: False)
+    solve = windows.solve
+    windows.solve = lambda *_: None  # type: ignore[method-assign]
+    integers.run(time.monotonic() + 60, listener)
+    assert not integers.ended
+    windows.solve = solve  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tree, "begin", lambda *_: False)
+        integers.run(time.monotonic() + 60, listener)
+    assert not integers.ended
+    known.cost = best
+    integers.run(time.monotonic() + 60, listener)
+    assert integers.ended
+    assert max(proof.bound for proof in proofs) >= best * (1 - 1e-4)
+
+
+def test_a_first_bound_in_scope_free_asks_the_clock_before_it_begins() -> None:
+    windows = WindowBound(context_of(training_chain(12), 8, scope=Scope.FREE).problem)
+    windows.run(time.monotonic() - 1)
+    assert windows.boundaries == ()
 
 
 def test_slots_count_memory_that_boundaries_do_not() -> None:

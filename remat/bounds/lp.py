@@ -72,8 +72,8 @@ def lower_bound(
 ) -> BoundResult:
     """The best bound that the staged LP gives before the deadline, made rigorous.
 
-    Valid for `context.problem.scope`; for scope free only the cost of running everything once is known. `on_bound` gets
-    each better bound with its proof; `should_stop` is asked before and during each LP.
+    Valid for `context.problem.scope`; in scope free it is the cost of running everything once. `on_bound` gets each
+    better bound with its proof; `should_stop` is asked before and during each LP.
     """
     graph, scope = relaxed(context.problem.graph), context.problem.scope
     best = BoundResult(graph.total_cost)

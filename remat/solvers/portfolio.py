@@ -65,11 +65,11 @@ def portfolio(problem: Problem, context: Context) -> Outcome:
     A greedy plan comes in milliseconds. Then one thread proves and the others search. The proof begins with the window
     relaxation (`remat.bounds.windows`), refines the best plans by restricted MILPs, goes on with more windows, with
     the window relaxation in integers, the staged LP and the trimmed MILP of the whole problem from the best plan.
-    Ends at `target_gap` or at the time limit; Ctrl-C returns the best plan. Very small graphs are solved by
-    A*, in every scope. Scope free searches on several topological orders. With ``deterministic=True`` (or a
-    work limit) the proof follows the search. The time limit then gives the number of moves, and the plan is the
-    search's unless the proof ends with an optimum. The proof's work is counted as well (states, columns, nodes); a MILP
-    that the time limit ends counts for nothing.
+    Ends at `target_gap` or at the time limit; Ctrl-C returns the best plan. Very small graphs are solved by A*, in
+    every scope. Scope free searches on several topological orders, and its proof has windows only. With
+    ``deterministic=True`` (or a work limit) the proof follows the search. The time limit then gives the number of
+    moves, and the plan is the search's unless the proof ends with an optimum. The proof's work is counted as well
+    (states, columns, nodes); a MILP that the time limit ends counts for nothing.
     """
     run = _Run(context)
     graph = context.problem.graph
