@@ -428,10 +428,14 @@ def _derived(row: Row, *, plan: Row | None = None, bound: Row | None = None, tol
                       message=f"plan found{finder} at {format_size(origin)}; here: {row_line(row)}")  # fmt: skip
     if bound is not None:
         note = f"bound proven at {format_size(bound.budget_bytes)}"
-        proof = {"proven_by": bound.proven_by, "certified_bound": bound.certified_bound}
+        certified = max((b for b in (row.certified_bound, bound.certified_bound) if b is not None), default=None)
+        proof = {"proven_by": bound.proven_by, "certified_bound": certified}
         new = replace(new, bound=bound.bound, message=f"{new.message}; {note}" if new.message else note, **proof)
     assert new.cost is not None
     proven = new.bound if new.bound is not None else new.total_cost
+    certified = new.certified_bound or 0
+    if is_proven(new.cost, certified, "certificate") and not is_proven(new.cost, proven, new.proven_by):
+        proven, new = certified, replace(new, proven_by="certificate")  # the solver's bound alone is not exact
     gap = relative_gap(new.cost, proven)
     status = Status.OPTIMAL if is_proven(new.cost, proven, new.proven_by, tolerance) else Status.FEASIBLE
     used = [row.key, "" if plan is None else plan.key, proven]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,16 @@ def test_a_bound_of_a_larger_budget_serves_a_smaller_one_and_says_so() -> None:
     assert (tight.status, tight.bound, tight.gap, tight.plan_from) == ("OPTIMAL", 120, 0.0, None)
     assert "bound proven at 20 B" in tight.message
     assert wide == at(20, 120, 120, "OPTIMAL")
+
+
+def test_a_certified_bound_is_not_hidden_by_a_higher_one_within_tolerances() -> None:
+    """The solver's bound of 120000 alone would leave the cheaper plan FEASIBLE; the certificate proves it optimal."""
+    wide = replace(at(20, 130_000, 120_000), proven_by="highs", certified_bound=119_990)
+    _, taken = reuse_plans([at(10, 120_001, 100_000), wide], 1e-4)
+    assert (taken.cost, taken.status, taken.bound, taken.proven_by) == (120_001, "OPTIMAL", 119_990, "certificate")
+    narrow = replace(at(10, 120_001, 119_000), certified_bound=119_000)
+    raised, _ = reuse_plans([narrow, replace(at(20, 119_500, 119_400), proven_by="highs")], 1e-4)
+    assert (raised.bound, raised.proven_by, raised.certified_bound) == (119_400, "highs", 119_000)
 
 
 def test_optimal_is_not_inherited_with_the_plan() -> None:
