@@ -432,12 +432,12 @@ def _derived(row: Row, *, plan: Row | None = None, bound: Row | None = None, tol
         proof = {"proven_by": bound.proven_by, "certified_bound": certified}
         new = replace(new, bound=bound.bound, message=f"{new.message}; {note}" if new.message else note, **proof)
     assert new.cost is not None
+    cost, certified = new.cost, new.certified_bound or 0
     proven = new.bound if new.bound is not None else new.total_cost
-    certified = new.certified_bound or 0
-    if is_proven(new.cost, certified, "certificate") and not is_proven(new.cost, proven, new.proven_by):
+    if is_proven(cost, certified, "certificate") and not is_proven(cost, proven, new.proven_by):
         proven, new = certified, replace(new, proven_by="certificate")  # the solver's bound alone is not exact
-    gap = relative_gap(new.cost, proven)
-    status = Status.OPTIMAL if is_proven(new.cost, proven, new.proven_by, tolerance) else Status.FEASIBLE
+    gap = relative_gap(cost, proven)
+    status = Status.OPTIMAL if is_proven(cost, proven, new.proven_by, tolerance) else Status.FEASIBLE
     used = [row.key, "" if plan is None else plan.key, proven]
     return replace(new, bound=proven, gap=gap, status=str(status), key=row_key({"reused": used}))
 
