@@ -15,7 +15,7 @@ from remat.errors import InvalidInput
 from remat.incumbent import GAP_TOLERANCE, is_closed
 
 ROWS = ROOT / "results" / "bench"
-FILE = "2026-11-23_60s.jsonl"
+FILE = "2026-11-24_60s.jsonl"
 READ = (
     "instance", "budget", "budget_bytes", "scope", "strategy", "status", "cost", "overhead", "bound", "gap", "wall_s",
     "record_cost", "record_proven", "record_s", "published_overhead", "time_limit_s", "threads", "cpu",
