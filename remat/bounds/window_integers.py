@@ -38,6 +38,7 @@ BEGIN = 0.05  # the first round has the fewest boundaries whose gap is so much a
 SHARE = 0.4  # of the time that is left, for each tree and for each program of HiGHS
 SHARE_AGAIN = 0.8  # of the time that is left, for an earlier tree that goes on
 NODES_PER_S, COLUMNS_PER_S = 6, 30  # most nodes of a tree and most columns for HiGHS, for each second that is left
+COUNTED_NODES_PER_S = 10_000  # of trees with one column, in a run that repeats exactly
 SHARE_OF_ANY = 0.03  # of the time that is left, in which a tree may have any number of nodes
 
 

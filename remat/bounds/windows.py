@@ -188,7 +188,6 @@ class WindowBound:
         memory, near = model.budget_bytes - a.graph.fixed_bytes, int(NEAR * n)
         score = np.maximum(0.0, fractional_profile(model, x) - memory)
         score /= np.maximum(memory - a.working, max(1.0, NARROW * memory))
-        score[n - 1] = 0.0
         score[~model.can_be_boundary] = 0.0
         for t in model.boundaries:
             score[max(0, t - near) : t + near + 1] = 0.0

@@ -21,7 +21,7 @@ import numpy as np
 
 from remat.bounds.lp import expected_seconds, lower_bound, model_columns
 from remat.bounds.relax import relaxed
-from remat.bounds.window_integers import Listener, WindowIntegers
+from remat.bounds.window_integers import COUNTED_NODES_PER_S, Listener, WindowIntegers
 from remat.bounds.windows import TRIES, WindowBound
 from remat.certificate import BoundCertificate
 from remat.context import Context
@@ -55,7 +55,7 @@ SETTLED = 4  # the search ends after this many tries in vain for each possible s
 LONGEST_RUN = 12  # most operations whose implementations are switched together
 REPEATS_PER_S = 40  # choices judged per second in runs that repeat exactly
 EXHAUSTIVE_OPERATIONS, EXHAUSTIVE_STATES, EXHAUSTIVE_SHARE = 12, 60_000, 0.3  # largest graph, states, share of the time
-STATES_PER_S, TREE_NODES_PER_S = 2_000, 10_000  # of the exhaustive search, and of trees with one column, in such runs
+STATES_PER_S = 2_000  # of the exhaustive search, in a run that repeats exactly
 MONET_COLUMNS, MONET_SHARE, LEAST_MONET_S = 8_000, 0.4, 2.0  # largest MONeT program that takes part, and its time
 
 
@@ -508,7 +508,7 @@ class _Prover:
                 on_plan=lambda _: None, should_stop=self._done,
             )  # fmt: skip
             integers = WindowIntegers(self.windows, context.incumbent)
-            nodes = context.steps_in(TREE_NODES_PER_S / max(1, self.windows.columns)) if context.repeats else None
+            nodes = context.steps_in(COUNTED_NODES_PER_S / max(1, self.windows.columns)) if context.repeats else None
             integers.run(context.share_ends(TREE_SHARE), listener, nodes)
             self.cut = context.repeats and integers.is_cut
         if (

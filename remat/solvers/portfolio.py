@@ -10,7 +10,7 @@ from typing import Any
 
 from remat.bounds.lp import SMALL_COLUMNS, expected_seconds, lower_bound, model_columns
 from remat.bounds.min_budget import min_budget
-from remat.bounds.window_integers import Listener, WindowIntegers
+from remat.bounds.window_integers import COUNTED_NODES_PER_S, Listener, WindowIntegers
 from remat.bounds.windows import TRIES, WindowBound
 from remat.certificate import BoundCertificate
 from remat.context import Context
@@ -30,8 +30,7 @@ from remat.solvers.search import COLD_START_S, DEADLINE_MARGIN_S, fixed_moves, q
 
 EXHAUSTIVE_OPERATIONS = 24  # on larger graphs A* rarely ends
 EXHAUSTIVE_STATES, EXHAUSTIVE_SHARE = 50_000, 0.5  # most states, and share of the time
-# In a run that repeats exactly: states of A*, and nodes of a MILP and of trees with one column, for each second.
-STATES_PER_S, NODES_PER_S, TREE_NODES_PER_S = 1_000, 100_000, 10_000
+STATES_PER_S, NODES_PER_S = 1_000, 100_000  # of A*, and of a MILP with one column, in a run that repeats exactly
 SMALL_SHARE = 0.8  # of the time, for a small MILP
 # Shares of the time at which the steps of the search end, if one thread does search and proof. The search continues
 # while each step lowers the cost by STILL_FALLING, because the proof should begin from a good plan.
@@ -272,7 +271,7 @@ class _Run:
         nodes = None
         if context.repeats:
             nodes = context.steps_in(
-                TREE_NODES_PER_S / max(1, self.windows.columns), context.options.work_limit or 1 << 40
+                COUNTED_NODES_PER_S / max(1, self.windows.columns), context.options.work_limit or 1 << 40
             )
         self.integers.known = context.incumbent
         self.integers.run(context.deadline, listener, nodes)
