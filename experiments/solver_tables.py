@@ -46,7 +46,7 @@ def draw(arguments: Sequence[str]) -> Drawing:
         markdown_table(["instances", "seconds", "recorded or published by", "solves", "as good or better", "proven",
                         "bounds as asked for", "seconds to 1 % of the final cost, median"], _summary(medians)),
         markdown_table(["instance", "scope", "budget", "seconds", "bound above once, %", "gap, %", "asked for",
-                        "proven by", "certified gap, %", "Gurobi's gap, %", "its seconds"], _open(medians)),
+                        "proven by", "certified, %", "Gurobi"], _open(medians)),
         f"Tables: {link_to(long, DOCUMENT.page)}.",
     ])  # fmt: skip
     commits = {row["git_commit"] for row in rows}
@@ -150,7 +150,7 @@ def _open(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
             f"{100 * above_once(row):.3f}", f"{100 * row['gap']:.3f}",
             f"{text}, not met" if is_met is False else text, row["proven_by"],
             "" if certified is None else f"{100 * certified:.3f}",
-            "" if record_gap is None else f"{100 * record_gap:.3f}", "" if record_s is None else f"{record_s:,.0f}",
+            "" if record_gap is None else f"{100 * record_gap:.3f} %, {record_s:,.0f} s",
         ])  # fmt: skip
     return lines
 
