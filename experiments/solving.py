@@ -23,7 +23,7 @@ from experiments.row import Row
 from experiments.settings import Settings
 from experiments.store import Store, code_version, row_key
 from remat.errors import InvalidPlan
-from remat.incumbent import GAP_TOLERANCE, Progress, is_proven, relative_gap
+from remat.incumbent import EXACT, GAP_TOLERANCE, Progress, is_proven, relative_gap
 from remat.plan import Plan, parse_scope
 from remat.problem import Problem, SolveOptions
 from remat.registry import get_strategy
@@ -188,8 +188,13 @@ class GraphRun:
         infeasible = next((row for row in proofs if row.status == Status.INFEASIBLE), None)
         if infeasible is not None:
             return Known(infeasible.strategy, None, infeasible.message)
-        best = max(proofs, key=lambda row: row.bound or 0, default=None)
-        return None if best is None or not best.bound else Known(best.strategy, best.bound, by=best.proven_by or "")
+        bounds = [
+            Known(row.strategy, bound, by=by or "")
+            for row in proofs
+            for bound, by in ((row.bound, row.proven_by), (row.certified_bound, "certificate"))
+            if bound and (self.settings.target_gap > GAP_TOLERANCE or (by or "") in EXACT)  # else it decides nothing
+        ]
+        return max(bounds, key=lambda known: known.bound or 0, default=None)
 
     def job(
         self, name: str, budget: int, start: Callable[[], Plan | None], known: Callable[[], Known | None] | None = None

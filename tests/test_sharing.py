@@ -319,3 +319,15 @@ def test_a_bound_above_a_plan_is_a_contradiction_and_ends_nothing() -> None:
     problem.offer(Plan.from_order(MIRROR, range(len(MIRROR))), "test")
     assert Known("liar", problem.incumbent.cost + 1).decides(problem) is False
     assert Known("liar", None).decides(problem) is False
+
+
+def test_a_certified_bound_is_handed_on_beside_a_higher_one_that_is_not_exact(tmp_path) -> None:
+    subject = Subject(MIRROR, None, None, None, None, "file", "file")
+    for target_gap, expected in ((1e-4, (7, "certificate")), (0.01, (8, "highs"))):
+        with SolveProgress(make_console(), 1) as progress, LocalEngine(1) as engine:
+            chosen = settings(strategies=("portfolio",), options={"portfolio": {}}, target_gap=target_gap)
+            graph_run = GraphRun(subject, chosen, "test", Store(tmp_path), engine, progress, 5)
+        row = graph_run.keep("key", remat.solve(MIRROR, 3))
+        found = {"key": replace(row, bound=8, proven_by="highs", certified_bound=7)}
+        known = graph_run._known(found, "search", 3)
+        assert (known.bound, known.by) == expected
