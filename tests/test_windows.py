@@ -21,6 +21,7 @@ from random_graphs import clock
 import remat
 from remat.bounds.certificate import proven_bound, verify_bound
 from remat.bounds.relax import relaxed
+from remat.bounds import window_tree
 from remat.bounds.window_integers import Listener, WindowIntegers
 from remat.bounds.window_tree import Tree
 from remat.bounds.windows import WindowBound, fractional_profile, solve_windows
@@ -552,6 +553,22 @@ def test_trees_of_counted_nodes_are_the_same_at_any_speed() -> None:
         results.append([proof.to_dict() for proof in proofs])
         assert proofs[-1].bound > windows.best.bound
     assert results[0] == results[1]
+
+
+def test_a_full_tree_does_not_stop_the_trees_that_follow(monkeypatch) -> None:
+    """Rounds went on with the full tree, which cannot grow, and began the next one anew each time."""
+    graph = synthetic.layered(n=60)
+    budget = int(0.8 * remat.simulate(graph, Plan.from_order(graph, range(60))).peak_bytes)
+    windows = WindowBound(context_of(graph, budget, scope=Scope.FIXED_ORDER).problem, tries=1)
+    windows.run(time.monotonic() + 600, rounds=2)
+    monkeypatch.setattr(window_tree, "MOST_ENTRIES", 300)
+    tried, model = list[tuple[int, ...]](), windows.model
+    windows.model = lambda boundaries: (tried.append(tuple(boundaries)), model(boundaries))[1]  # type: ignore[method-assign]
+    listener = Listener(lambda _: None, lambda _: None, lambda _: None, lambda: False)
+    integers = WindowIntegers(windows, cast("Incumbent", SimpleNamespace(cost=40_000)))
+    integers.run(time.monotonic() + 600, listener, nodes=100)
+    assert len(set(tried)) > 3
+    assert max(map(tried.count, tried)) <= 2
 
 
 def a_budget_met_to_the_byte() -> tuple[Graph, int]:

@@ -63,7 +63,7 @@ class WindowIntegers:
     """Rounds with one more boundary each; `run` may be called again and goes on where it stopped.
 
     A round is a tree, and a small program for HiGHS if the tree is left open. A tree that proves less in its time than
-    an earlier one did gives way to that one. The trees are to prove that no plan is cheaper than the best one known,
+    an earlier one did gives way to that one, unless the earlier one is full. The trees are to prove that no plan is cheaper than the best one known,
     or, if the problem has a cost cap, that none is within the cap.
 
     Attributes:
@@ -76,7 +76,7 @@ class WindowIntegers:
         self.windows, self.known = windows, known
         self.rounds, self.ended, self.is_cut = 0, False, False
         self._boundaries: list[int] = []
-        self._best: Tree | None = None  # the open tree of the highest bound
+        self._best: Tree | None = None  # the open tree of the highest bound, or the one that follows a full tree
         self._proven = 0.0  # the highest bound of a tree
         self._nodes: int | None = None  # left in a run that counts them
 
@@ -156,11 +156,12 @@ class WindowIntegers:
             whole = tree.run(self._share_ends(SHARE_OF_ANY), self.listener.should_stop)
         if whole is None:
             whole = self._grow(tree, SHARE, NODES_PER_S * max(0.0, self.deadline - time.monotonic()))
-        is_open = whole is None and tree.weakest is not None
-        if is_open and self._best is not None and self._best.bound >= tree.bound:
-            return self._best, self._go_on(self._best)
+        if _is_open(tree, whole) and self._best is not None and self._best.bound >= tree.bound:
+            if not self._best.is_full:
+                return self._best, self._go_on(self._best)
+            whole = self._grow(tree, SHARE_AGAIN)
         self._prove(tree)
-        if is_open:
+        if _is_open(tree, whole):
             self._best = tree
         return tree, whole
 
@@ -170,7 +171,7 @@ class WindowIntegers:
         tree.enough = min(tree.enough, enough_for(self.goal))
         whole = self._grow(tree, share)
         self._prove(tree)
-        if whole is not None or tree.weakest is None:
+        if not _is_open(tree, whole):
             self._best = None
         return whole
 
@@ -213,6 +214,11 @@ class WindowIntegers:
     def _share_ends(self, share: float = SHARE) -> float:
         """The monotonic time at which a share of the time that is left is over."""
         return time.monotonic() + share * (self.deadline - time.monotonic())
+
+
+def _is_open(tree: Tree, whole: np.ndarray | None) -> bool:
+    """Whether a tree can go on: it found no point in integers that is cheaper, and a leaf is open."""
+    return whole is None and tree.weakest is not None
 
 
 def _boundary_for(problem: Problem, model: WindowModel, plan: Plan) -> int | None:

@@ -97,6 +97,11 @@ class Tree:
         """Whether every leaf proves enough."""
         return self.bound >= self.enough
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the certificate would become too large if the tree went on."""
+        return self.entries > MOST_ENTRIES
+
     def run(self, deadline: float, should_stop: Callable[[], bool], most_nodes: float = np.inf) -> np.ndarray | None:
         """Branch until every leaf is closed, or the limits. Returns an integer point [n] that is cheaper, if found.
 
@@ -105,7 +110,7 @@ class Tree:
         if not self.is_begun and not self.begin(deadline):
             return None
         while self._open and self._open[0][0] < self.enough and not should_stop():
-            if self.entries > MOST_ENTRIES or len(self.nodes) > most_nodes:
+            if self.is_full or len(self.nodes) > most_nodes:
                 break
             if time.monotonic() + COUNTED_S * self.entries > deadline:
                 self.is_cut = True
