@@ -19,9 +19,9 @@ from helpers import context_of
 from random_graphs import clock
 
 import remat
+from remat.bounds import window_tree
 from remat.bounds.certificate import proven_bound, verify_bound
 from remat.bounds.relax import relaxed
-from remat.bounds import window_tree
 from remat.bounds.window_integers import Listener, WindowIntegers
 from remat.bounds.window_tree import Tree
 from remat.bounds.windows import WindowBound, fractional_profile, solve_windows

@@ -63,8 +63,8 @@ class WindowIntegers:
     """Rounds with one more boundary each; `run` may be called again and goes on where it stopped.
 
     A round is a tree, and a small program for HiGHS if the tree is left open. A tree that proves less in its time than
-    an earlier one did gives way to that one, unless the earlier one is full. The trees are to prove that no plan is cheaper than the best one known,
-    or, if the problem has a cost cap, that none is within the cap.
+    an earlier one did gives way to that one, unless the earlier one is full. The trees are to prove that no plan is
+    cheaper than the best one known, or, if the problem has a cost cap, that none is within the cap.
 
     Attributes:
         rounds: begun so far.

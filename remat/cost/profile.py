@@ -27,7 +27,7 @@ from remat.child import command as child_command
 from remat.child import environment
 from remat.cost.flops import work_of
 from remat.cost.gpu import DEFAULT_GPU, Gpu, load_gpu
-from remat.cost.records import TIME_FIELDS, cache_key, read_fields
+from remat.cost.records import TIME_FIELDS, cache_key, read_fields, write_record
 from remat.cost.roofline import operation_ns
 from remat.cost.stored import load_stored
 from remat.errors import CostWarning, InvalidInput, MissingPackage, RematError, unknown_name, warn
@@ -151,16 +151,21 @@ def _scatter(times: Iterable[tuple[int, ...] | None]) -> float:
 
 
 def profile_workspaces(
-    graph: Graph, cache_folder: str | os.PathLike[str] | None, device: str | None = None
-) -> tuple[list[int], dict[str, str]]:
+    graph: Graph, cache_folder: str | os.PathLike[str] | None, device: str | None = None,
+    measure: Callable[[str], int | None] | None = None,
+) -> tuple[list[int], dict[str, str]]:  # fmt: skip
     """([N] bytes that each operation allocates beside inputs and outputs while it runs, {kind: why not measured}).
 
     Measured like times, in one run of each distinct operation; an operation that cannot be rebuilt keeps the
     workspace of the graph. Only PyTorch operations can be measured.
 
+    Args:
+        measure: gives the bytes of a signature in this process, because another one takes seconds to start; None for
+            one that is not to be measured now.
+
     Raises: as `profile_costs`.
     """
-    _, measured, failures = _measured(graph, "workspace", ("workspace_bytes",), cache_folder, device)
+    _, measured, failures = _measured(graph, "workspace", ("workspace_bytes",), cache_folder, device, measure)
     sizes, unmeasured = [], {}
     for op in graph.operations:
         signature = op.work.signature if op.work else ""
@@ -175,7 +180,7 @@ def profile_workspaces(
 
 def _measured(
     graph: Graph, quantity: str, fields: tuple[str, ...], cache_folder: str | os.PathLike[str] | None,
-    device: str | None,
+    device: str | None, measure: Callable[[str], int | None] | None = None,
 ) -> tuple[str, dict[str, tuple[int, ...]], dict[str, str]]:  # fmt: skip
     """(device, {signature: measured fields}, {signature: why it failed}); a signature in neither is not steady."""
     needed = _signatures(graph)
@@ -201,13 +206,35 @@ def _measured(
             _check_writable(folder)
         job = {"quantity": quantity, "fields": fields, "passes": passes, "suffix": suffix, "device": device,
                "folder": str(folder.resolve()), "provenance": provenance}  # fmt: skip
-        failures = _measure(missing, job, Path(scratch), read)
+        if measure is None:
+            failures = _measure(missing, job, Path(scratch), read)
+        else:
+            failures = _measure_here(missing, measure, fields[0], folder, suffix, provenance)
         measured |= read(missing)
     return (
         device,
         {signature: measured[key] for signature, key in keys.items() if key in measured},
         {signature: failures[key] for signature, key in keys.items() if key in failures},
     )
+
+
+def _measure_here(
+    missing: Mapping[str, str], measure: Callable[[str], int | None], field: str, folder: Path, suffix: str,
+    provenance: Mapping[str, Any],
+) -> dict[str, str]:  # fmt: skip
+    """Measure in this process. Returns {key: failure}."""
+    failures = {}
+    for key, signature in missing.items():
+        try:
+            size = measure(signature)
+        except Exception as error:  # operators raise errors of any class; the class is named in a warning
+            failures[key] = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+            continue
+        if size is None:
+            failures[key] = "no time"
+        else:
+            write_record(folder / f"{key}{suffix}", {field: size, "signature": signature, **provenance})
+    return failures
 
 
 def _signatures(graph: Graph) -> dict[str, Operation]:
@@ -269,7 +296,10 @@ def _device(device: str | None, frameworks: list[str]) -> tuple[str, str, int]:
 
 
 def _cuda() -> tuple[str, int]:
-    """(name of the CUDA device, free bytes); ('', 0) without one. A child asks PyTorch, which is not imported here."""
+    """(name of the CUDA device, free bytes); ('', 0) without one. A child asks PyTorch if it does not use one here."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0]
     if shutil.which("nvidia-smi") is None and not Path("/proc/driver/nvidia").exists():
         return "", 0
     question = (

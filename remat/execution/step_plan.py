@@ -78,6 +78,8 @@ class StepPlan:
         costs: cost model: ``profile``, ``roofline`` or ``flops``; '' if no operation had to be timed.
         implementations: which implementations its graph has: ``default``, ``exact`` or ``joint``.
         noise: of measured costs; None for other costs, or if not known.
+        difference: of a step from the plain step, relative to the largest number of a tensor, if it was verified; 0
+            for the same bits.
         sharing: [N] pairs (input, output) of each operation that may share a storage (see `simulate`); () for none.
     """
 
@@ -92,6 +94,7 @@ class StepPlan:
     sharing: Sharing = ()
     implementations: str = "default"
     noise: Noise | None = None
+    difference: float | None = None
 
     @functools.cached_property
     def trace(self) -> Trace:
@@ -154,6 +157,10 @@ class StepPlan:
         lines.append(
             f"  computed again  {', '.join(named) or 'nothing'}{f' and {more} other kinds' if more > 0 else ''}"
         )
+        if self.difference is not None:
+            bits = "loss, gradients and buffers have the bits of the plain step"
+            differs = f"differs from the plain step by up to {self.difference:.1e} of a tensor's largest number"
+            lines.append(f"  verified        {differs if self.difference else bits}")
         return "\n".join(lines)
 
     def _overhead_as_text(self) -> str:

@@ -20,14 +20,18 @@ Operators (``torch.ops.aten``) are not private, although some names begin with a
 
 from __future__ import annotations
 
+import dis
 import logging
+import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._C._autograd import _profiler_enabled
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
 from torch._functorch import config as functorch_config
@@ -48,6 +52,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.fx.graph import _BoxedCodeGen
+from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_iter, tree_leaves, tree_map
@@ -96,6 +101,41 @@ def memory_events(profiler: Any) -> list[Any]:
     return sorted(events, key=lambda e: e.start_ns())
 
 
+def profiler_is_on() -> bool:
+    """Whether PyTorch's profiler runs, of which there can be only one."""
+    return _profiler_enabled()
+
+
+@contextmanager
+def fakes_hidden() -> Iterator[None]:
+    """Let code outside of PyTorch that asks for `torch._subclasses.FakeTensor` recognise no tensor as one."""
+
+    class Hidden(type):
+        def __instancecheck__(cls, x: Any) -> bool:
+            asker = str(sys._getframe(1).f_globals.get("__name__"))
+            return asker.split(".")[0] == "torch" and isinstance(x, FakeTensor)
+
+        def __subclasscheck__(cls, kind: type) -> bool:
+            return issubclass(kind, FakeTensor)
+
+    torch._subclasses.FakeTensor = Hidden("FakeTensor", (), {})
+    try:
+        yield
+    finally:
+        torch._subclasses.FakeTensor = FakeTensor
+
+
+@contextmanager
+def tracing_shown() -> Iterator[None]:
+    """Let models that ask whether they are being traced hear that they are, without a compiler."""
+    original = torch.compiler.is_compiling
+    torch.compiler.is_compiling = lambda: True
+    try:
+        yield
+    finally:
+        torch.compiler.is_compiling = original
+
+
 # Operators and kernels
 
 _TRACED_INSTEAD = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
@@ -141,15 +181,21 @@ def kernels_instead(instead: Mapping[OpOverload, Callable[..., Any] | None]) -> 
 
 
 @contextmanager
-def corrected_fakes(correct: Callable[[FakeTensorMode, Any, Any, Any], Any]) -> Iterator[None]:
+def corrected_fakes(
+    correct: Callable[[FakeTensorMode, Any, Any, Any], Any], instead: Callable[[Any, Any], Callable[..., Any] | None]
+) -> Iterator[None]:
     """Let `correct` change the results of operators on tensors without contents.
 
     Args:
         correct: (mode, operator, arguments, PyTorch's result) -> the right result.
+        instead: (operator, arguments) -> what makes the result where PyTorch cannot; None elsewhere.
     """
     dispatch = FakeTensorMode.dispatch
 
     def corrected(self: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (make := instead(func, args)) is not None:
+            with self:
+                return make(*args, **(kwargs or {}))
         return correct(self, func, args, dispatch(self, func, types, args, kwargs))
 
     FakeTensorMode.dispatch = corrected
@@ -170,17 +216,161 @@ def compiler_settings(most_graphs: int) -> Iterator[None]:
     DistributedDataParallel must not cut graphs into buckets. Dynamo notices hooks that are added later. Sizes of
     storages do not depend on earlier captures. The backward pass does not cast, as in eager mode, even if the forward
     pass runs under autocast. An operator that refuses its arguments raises without a traceback in PyTorch's log.
+    Calls that only write messages or mark ranges for a profiler are left out.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, log.disabled = log.disabled, True
+    ignored = {_IGNORED: getattr(torch._dynamo.config, _IGNORED) | _calls_without_result()}
     try:
         with functorch_config.patch(backward_pass_autocast="off"), torch._dynamo.config.patch(
             allow_rnn=True, recompile_limit=most_graphs, accumulated_recompile_limit=4 * most_graphs,
-            optimize_ddp=False, skip_nnmodule_hook_guards=False, fake_tensor_cache_enabled=False,
+            optimize_ddp=False, skip_nnmodule_hook_guards=False, fake_tensor_cache_enabled=False, **ignored,
         ):  # fmt: skip
             yield
     finally:
         log.disabled = was_disabled
+
+
+_IGNORED = next(
+    name for name in ("ignore_logging_functions", "ignore_logger_methods") if hasattr(torch._dynamo.config, name)
+)
+_ANSWERS = {"getEffectiveLevel", "getChild", "getChildren", "hasHandlers"}  # of a logger, on which a model may depend
+
+
+def _calls_without_result() -> set[Callable[..., Any]]:
+    """Functions on whose results no model depends: loggers' methods (also those of other libraries), warnings, ranges.
+
+    `isEnabledFor` is among them: without a result it counts as False.
+    """
+    methods = {
+        method for kind in {logging.Logger, logging.getLoggerClass()} for name, method in vars(kind).items()
+        if callable(method) and not name.startswith("_") and name not in _ANSWERS
+    }  # fmt: skip
+    names = ("debug", "info", "warning", "error", "critical", "exception", "log")
+    ranges = {getattr(torch.cuda.nvtx, name) for name in ("range_push", "range_pop", "mark")}
+    return methods | {getattr(logging, name) for name in names} | ranges | {warnings.warn}
+
+
+Place = tuple[tuple[str, int], ...]  # (file, line) of a call and of its callers, the innermost first
+
+
+class Asked:
+    """Where a model asked whether it is being traced, and heard that it is not, the last time."""
+
+    place: Place | None = None
+
+
+@contextmanager
+def unnoticed(told: Container[Place]) -> Iterator[Asked]:
+    """Let models that ask whether they are being traced hear that they are not, so that they do as in eager mode.
+
+    The truth is told at the places `told`, and to PyTorch's own modules: what these do instead gives the same results.
+    """
+    from torch._dynamo.variables import ConstantVariable
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+    handlers: dict[Any, Any] = TorchInGraphFunctionVariable._get_handlers()
+    functions = (torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting)
+    of_streams = tuple(filter(None, (getattr(x, "is_current_stream_capturing", None) for x in (torch.cuda, torch.xpu))))
+    for function in of_streams:
+        torch._dynamo.allow_in_graph(function)  # so that Dynamo asks the handlers; some are functions that it skips
+    before, asked = dict(handlers), Asked()
+    original = {function: handlers[function] for function in functions}
+
+    def answer(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        truth, place = original[self.value](self, tx, *args, **kwargs), _place_of(tx)
+        if str(tx.f_globals.get("__name__")).split(".")[0] == "torch" or place in told:
+            return truth
+        asked.place = place
+        return ConstantVariable.create(False)
+
+    def no(self: Any, tx: Any) -> Any:  # Dynamo cannot trace the question
+        return ConstantVariable.create(False)
+
+    handlers.update({**dict.fromkeys(functions, answer), **dict.fromkeys(of_streams, no)})
+    try:
+        yield asked
+    finally:
+        handlers.clear()
+        handlers.update(before)
+
+
+def _place_of(tx: Any) -> Place:
+    found = []
+    while tx is not None:
+        found.append((tx.f_code.co_filename, tx.lineno))
+        tx = tx.parent
+    return tuple(found)
+
+
+@contextmanager
+def more_followed() -> Iterator[None]:
+    """Let Dynamo follow what it refuses by default although it has one meaning only.
+
+    - A branch on the value of a tensor that depends on no tensor from outside, e.g. one made of `torch.arange`: it has
+      the same contents in each call.
+    - ``x.requires_grad = True`` for a tensor that the model has made, which is left out: nobody reads its gradient.
+    """
+    from torch._dynamo import symbolic_convert as translators
+    from torch._dynamo.variables import ConstantVariable, TensorVariable
+
+    def decided(tx: Any, _instruction: Any) -> bool:
+        value = tx.stack[-1]
+        if isinstance(value, TensorVariable) and (found := _constant_value(value.as_proxy().node)) is not None:
+            tx.stack[-1] = ConstantVariable.create(bool(found))
+        return False
+
+    def left_out(tx: Any, instruction: Any) -> bool:
+        target = tx.stack[-1]
+        is_needless = isinstance(target, TensorVariable) and not target.source and instruction.argval == "requires_grad"
+        if is_needless:
+            tx.popn(2)  # the tensor and the value
+        return is_needless
+
+    def after(first: Callable[[Any, Any], bool], follow: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        return lambda tx, instruction: None if first(tx, instruction) else follow(tx, instruction)
+
+    jumps = [i for i, name in enumerate(dis.opname) if "JUMP" in name and name.endswith(("TRUE", "FALSE", "OR_POP"))]
+    first = {**dict.fromkeys(jumps, decided), dis.opmap["STORE_ATTR"]: left_out}
+    kinds = [x for x in vars(translators).values() if isinstance(getattr(x, "dispatch_table", None), list)]
+    tables: list[list[Any]] = list({id(kind.dispatch_table): kind.dispatch_table for kind in kinds}.values())
+    before = [list(table) for table in tables]
+    for table in tables:
+        for opcode in first:
+            table[opcode] = after(first[opcode], table[opcode])
+    try:
+        yield
+    finally:
+        for table, entries in zip(tables, before, strict=True):
+            table[:] = entries
+
+
+def _constant_value(node: fx.Node) -> Any:
+    """The value of a tensor with one element that depends on no input, no draw and no change in place; else None."""
+    example = node.meta.get("example_value")
+    if not isinstance(example, Tensor) or example.numel() != 1:
+        return None
+    todo, needed = [node], set[fx.Node]()
+    while todo:
+        each = todo.pop()
+        if each.op not in ("call_function", "call_method") or any(map(_writes, each.users)):
+            return None
+        needed.add(each)
+        todo += [before for before in each.all_input_nodes if before not in needed]
+    values: dict[fx.Node, Any] = {}
+    with outside_modes(), torch.no_grad(), torch.random.fork_rng():
+        state = torch.get_rng_state()
+        for each in (each for each in node.graph.nodes if each in needed):
+            args, kwargs = map_arg((each.args, each.kwargs), values.__getitem__)
+            function: Any = getattr(args[0], each.target) if each.op == "call_method" else each.target
+            values[each] = function(*(args[1:] if each.op == "call_method" else args), **kwargs)
+        return values[node] if torch.equal(state, torch.get_rng_state()) else None
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether a call of Dynamo's graph may change its arguments."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return (name.endswith("_") and not name.endswith("__")) or name == "setitem" or "out" in node.kwargs
 
 
 def compiler_is_disabled() -> bool:

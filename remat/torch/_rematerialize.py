@@ -22,8 +22,8 @@ from remat.torch import _aot, _optimizer
 from remat.torch._self_check import check_untested_version
 from remat.torch._with_implementations import CHOICES
 from remat.torch.capture import TrainingGraph
-from remat.torch.measure import peak_of_step
-from remat.torch.module import Rematerialized, captured_step, keywords
+from remat.torch.measure import difference_of_steps, peak_of_step
+from remat.torch.module import Rematerialized, captured_step, keywords, with_storages
 from remat.torch.plain import plain_step
 from remat.torch.planner import Planner, default_gpu, describe_inputs, device_of, there_before
 from remat.torch.step_graph import CapturedStep, loss_bytes
@@ -65,7 +65,8 @@ def rematerialize(
     Args:
         model: in the mode (train or eval) in which it will be trained.
         sample_args: positional arguments of the model, the largest that will occur; only shapes, dtypes and devices
-            matter. Steps of other shapes are planned when they occur, or before, by `Rematerialized.prepare`.
+            matter, so that tensors on ``meta`` suffice. Steps of other shapes are planned when they occur, or before,
+            by `Rematerialized.prepare`.
         budget: the most bytes that PyTorch's allocator may hold at once in a step, everything included; or a size
             (``8GB``, ``7.5GiB``); or a float in (0, 1], a fraction of the plain step's peak.
         sample_kwargs: keyword arguments of the model, e.g. ``{"mask": mask}``.
@@ -85,7 +86,8 @@ def rematerialize(
         implementations: ``default``; or ``joint``, to choose also how each call runs, with gradients equal to rounding;
             or ``exact``, to choose only among implementations that give the default's bits.
         verify: run steps on the sample arguments to measure `measured_peak_bytes`; while it exceeds the budget, plan
-            again with less. Gradients, buffers and random numbers stay as they are.
+            again with less. Compare a step with the plain one; ``print(model.plan)`` says by how much they differ.
+            Gradients, buffers and random numbers stay as they are.
         cache_folder: of measurements of operations; by default ``$REMAT_CACHE`` or ``~/.cache/remat``.
         operators: the earlier name of `implementations`; it still works, with a warning.
 
@@ -104,6 +106,7 @@ def rematerialize(
     kwargs = keywords(sample_kwargs)
     strategy, scope = str(strategy), str(parse_scope(scope))
     device = device_of(model, (sample_args, kwargs))
+    sample_args, kwargs = with_storages((sample_args, kwargs), device)
     check_untested_version(device)
     step = captured_step(model, sample_args, kwargs, backend, implementations)
     inputs = describe_inputs((sample_args, kwargs))
@@ -156,6 +159,8 @@ def _verified(
         measured = there_before(module.plan) + peak_of_step(module, args, kwargs, planner.device)
         module.__dict__["measured_peak_bytes"] = measured
         if measured <= promised:
+            difference = difference_of_steps(module.model, module, args, kwargs, planner.device)
+            module.__dict__["plan"] = replace(module.plan, difference=difference)
             return module
     instead = "" if module._backend == "eager" else ", or backend='eager', whose peak is the predicted one"
     raise InvalidInput(

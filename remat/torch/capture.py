@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,7 +32,9 @@ from remat.torch._random import bernoulli, bernoulli_like, rrelu, rrelu_
 from remat.torch._recurrent import gru_cell, replace_recurrent
 from remat.torch.layouts import layouts_of_kernels
 
+T = TypeVar("T")
 MOST_GRAPHS = 256
+MOST_TOLD = 10  # places at which a model hears the truth, see `compiling`
 _TRAIN_FLAG = {"native_batch_norm_backward": 7}  # position of `train`; running statistics are 3 and 4
 
 
@@ -101,12 +103,14 @@ def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) 
 
 
 def capture_module(
-    module: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], backend: Backend | None = None
-) -> TrainingGraph:
+    module: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], backend: Backend | None = None,
+    told: set[_private.Place] | None = None,
+) -> TrainingGraph:  # fmt: skip
     """The training graph of ``module(*args, **kwargs)`` and the backward pass from its outputs. Nothing is executed.
 
     Args:
         backend: that will execute the step, if not eager kernels.
+        told: see `compiling`.
 
     Raises: as `capture`.
     """
@@ -121,7 +125,7 @@ def capture_module(
         replace_recurrent(graph)
         return (backend or eager_backend)(graph, example_inputs, partition)
 
-    with refusals("the training step cannot be captured"), settings():
+    def call() -> None:
         try:
             torch.compile(module, backend=compile_graph, fullgraph=True, dynamic=False)(*args, **kwargs)
         except BackendCompilerFailed:
@@ -129,6 +133,9 @@ def capture_module(
                 raise
         except _Captured:
             pass
+
+    with refusals("the training step cannot be captured"):
+        compiling(call, set() if told is None else told)
     if "joint" not in found:
         raise InvalidInput("nothing in the model needs a gradient: set requires_grad on the parameters to train")
     return found["joint"]
@@ -207,8 +214,30 @@ def settings() -> Iterator[None]:
 
     The settings let recurrent layers through; `replace_recurrent` replaces them.
     """
-    with _private.compiler_settings(MOST_GRAPHS), layouts_of_kernels():
+    with _private.compiler_settings(MOST_GRAPHS), _private.more_followed(), layouts_of_kernels():
         yield
+
+
+def compiling(call: Callable[[], T], told: set[_private.Place]) -> T:
+    """Make a call that may compile a model; the model hears that it is not traced, so that it does as in eager mode.
+
+    Some models do otherwise while they are traced, e.g. repeat the heads of attention instead of letting the kernel
+    group them. Their results would then differ from eager mode's in the last bits. Where a model cannot be compiled so,
+    because it reads values next, it hears the truth.
+
+    Args:
+        told: places in the model's code where it hears the truth; grows.
+    """
+    for _ in range(MOST_TOLD):
+        with settings(), _private.unnoticed(told) as asked:
+            try:
+                return call()
+            except TorchDynamoException as error:
+                if asked.place is None or isinstance(getattr(error, "inner_exception", None), RematError):
+                    raise
+                told.add(asked.place)
+    with settings():
+        return call()
 
 
 @contextmanager
@@ -233,7 +262,7 @@ def refusals(what: str) -> Iterator[None]:
         if "fake tensor call" in _one_line(error):
             raise InvalidInput(f"the model does not take these arguments: {_why(error)}") from error
         raise InvalidInput(
-            f"the model does not compile into one graph: {_reason(error)}; "
+            f"the model does not compile into one graph: {_reason(error)}{_where(error)}; "
             "change that until torch.compile(model, fullgraph=True) accepts it"
         ) from error
 
@@ -264,6 +293,12 @@ def _reason(error: BaseException) -> str:
     """The compiler's headline, and its reason if it gives one."""
     headline, why = _one_line(error), _why(error)
     return f"{headline} ({why})" if why else headline
+
+
+def _where(error: BaseException) -> str:
+    """The line of the model's code at which the compiler stopped, if it says so."""
+    frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', str(error).partition("from user code:")[2])
+    return f", at line {frames[-1][1]} of {frames[-1][0]} (in {frames[-1][2]})" if frames else ""
 
 
 def _why(error: BaseException) -> str:

@@ -25,7 +25,7 @@ Rule = Callable[..., Any]  # (PyTorch's fake result, arguments of the call) -> a
 @contextmanager
 def layouts_of_kernels() -> Iterator[None]:
     """Let tensors without contents have the layouts and storages of the kernels' results."""
-    with corrected_fakes(_as_kernels_make), gradients_without_holes():
+    with corrected_fakes(_as_kernels_make, _made_instead), gradients_without_holes():
         yield
 
 
@@ -35,6 +35,23 @@ def _as_kernels_make(mode: FakeTensorMode, func: Any, args: Any, made: Any) -> A
         return made
     with mode:
         return rule(made, *args)
+
+
+def _made_instead(func: Any, args: Any) -> Rule | None:
+    """What makes the result of an operator that refuses tensors without contents, although its kernel takes them."""
+    return _grouped_product if func is aten._grouped_mm.default and args[0].device.type == "cpu" else None
+
+
+def _grouped_product(
+    a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """Matrix products of groups; a matrix with two dimensions is divided into groups by `offs`."""
+    shape = (a.shape[-2], b.shape[-1])
+    if a.dim() == 3 == b.dim():
+        shape = (len(a), *shape)
+    elif a.dim() == 2 == b.dim() and offs is not None:
+        shape = (len(offs), *shape)
+    return torch.empty(shape, dtype=out_dtype or a.dtype, device=a.device)
 
 
 def _contiguous(made: Any, *_args: Any) -> Any:

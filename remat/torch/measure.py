@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from remat.torch._loss import Meanwhile, backward_from, nothing
 from remat.torch._work import tensors_of
@@ -30,20 +32,67 @@ def peak_of_step(
         loss: the memory of a loss outside of the module, see `backward_from`; by default it holds nothing.
     """
 
-    def step() -> None:
-        outputs = model(*args, **kwargs)  # held until the end, as by a loop
-        backward_from(outputs, loss)
+    with _undone(model, args, kwargs, device) as leaves:
+        # The first step compiles and chooses kernels, which may take memory that later steps do not take.
+        _step(model, args, kwargs, loss)
+        for x in leaves:
+            x.grad = None
+        return measured_peak(lambda: _step(model, args, kwargs, loss), device)
 
+
+def difference_of_steps(
+    model: nn.Module, other: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str
+) -> float:
+    """How much a step of `other` differs from one of `model` in outputs, gradients and buffers, at most.
+
+    Both begin with the same random numbers; nothing of them is changed.
+
+    Returns:
+        The largest difference, relative to the largest number of the tensor; 0 for the same bits, infinity if a tensor
+        is missing.
+    """
+    results = []
+    for each in (model, other):
+        with _undone(each, args, kwargs, device) as leaves:
+            for x in leaves:
+                x.grad = None
+            outputs = _step(each, args, kwargs, nothing)
+            made = [*outputs, *(x.grad for x in leaves), *each.buffers()]
+            results.append([None if x is None else x.detach().clone() for x in made])
+    if [x is None for x in results[0]] != [x is None for x in results[1]]:
+        return math.inf
+    pairs = ((x, y) for x, y in zip(*results, strict=True) if x is not None and y is not None)
+    return max((relative_difference(x, y) for x, y in pairs), default=0.0)
+
+
+def relative_difference(x: Tensor, y: Tensor) -> float:
+    """Largest difference of two tensors over the largest number in `x`; 0 for the same bits and the same NaNs."""
+    if torch.equal(x, y) or torch.equal(x.nan_to_num(), y.nan_to_num()):
+        return 0.0
+    x, y = x.double(), y.double()
+    found = float((x - y).abs().max() / x.abs().max().clamp(min=torch.finfo(torch.float32).tiny))
+    return math.inf if math.isnan(found) else found
+
+
+def _step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss: Meanwhile) -> list[Tensor]:
+    """A forward and backward pass; returns the tensors among the outputs."""
+    outputs = model(*args, **kwargs)  # held until the end, as by a loop
+    backward_from(outputs, loss)
+    return tensors_of(outputs)
+
+
+@contextmanager
+def _undone(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str
+) -> Iterator[list[Tensor]]:  # fmt: skip
+    """Undo afterwards what steps change: gradients, buffers and random numbers. Gives the tensors with gradients."""
     leaves = [*model.parameters(), *(x for x in tensors_of((args, dict(kwargs))) if x.is_leaf)]
     before = [x.grad for x in leaves]
     buffers = [b.detach().clone() for b in model.buffers()]
     devices = [torch.cuda.current_device()] if device == "cuda" else []
     with torch.random.fork_rng(devices), torch.enable_grad():
         try:
-            step()  # the first step compiles and chooses kernels, which may take memory that later steps do not take
-            for x in leaves:
-                x.grad = None
-            return measured_peak(step, device)
+            yield leaves
         finally:
             with torch.no_grad():
                 for buffer, old in zip(model.buffers(), buffers, strict=True):

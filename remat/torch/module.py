@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import itertools
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,13 +20,15 @@ from remat.errors import InvalidInput, warn
 from remat.execution import Planned, StepPlan
 from remat.torch import _aot, _optimizer, _random, capture, step_graph
 from remat.torch._emit import emit
-from remat.torch._private import BatchNorm, is_fake, primals_of, share_tables, storage_key, tree_map
+from remat.torch._private import BatchNorm, Place, is_fake, primals_of, share_tables, storage_key, tree_map
 from remat.torch._recurrent import replace_recurrent
 from remat.torch._with_implementations import with_implementations
 from remat.torch.implementations import NotInvertible
+from remat.torch.plain import plain_step
 from remat.torch.planner import Planner, describe_inputs
 from remat.units import format_size
 
+COMPILES_ITSELF = "a rematerialized module compiles its own steps: leave it out of torch.compile, or fullgraph=True out"
 _numbers = itertools.count()
 
 
@@ -50,9 +54,15 @@ class Rematerialized(Planned, nn.Module):
         self.__dict__.update(model=model, _planner=planner, plan=plan, _backend=backend, training=model.training)
         self.__dict__["_accumulates"] = accumulates  # set too once a step finds gradients of an earlier one
         self.__dict__["_step"] = _CompiledStep(model, planner, backend)
+        self.__dict__["forward"] = _signed(self._forward, model)
         _optimizer.watch(self, planner.state_bytes)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride] - `type(self)` tells the truth
+        """The model's class, so that trainers and savers treat the module as they treat the model."""
+        return type(self.__dict__.get("model", self))
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.model(*args, **kwargs)
         if not self._accumulates:
@@ -173,6 +183,20 @@ class Rematerialized(Planned, nn.Module):
         )
 
 
+def _signed(forward: Callable[..., Any], model: nn.Module) -> Callable[..., Any]:
+    """`forward` as a function with the signature and the text of the model's own, which trainers read.
+
+    A compiler of the code around the module leaves it alone; else it would look inside, and no plan would be followed.
+    """
+
+    @functools.wraps(model.forward)
+    @torch.compiler.disable(reason=COMPILES_ITSELF)
+    def signed(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    return signed
+
+
 class _CompiledStep:
     """A model's call; each new combination of shapes and modes is compiled with its own plan."""
 
@@ -190,8 +214,8 @@ class _CompiledStep:
             call = call_of(self.model)
             self.compiled[trained] = torch.compile(call, backend=self._compile, fullgraph=True, dynamic=False)
         refusals = capture.refusals("this step cannot be executed under a plan")
-        with _refusals(self.model, args, kwargs), refusals, capture.settings():
-            outputs = self.compiled[trained](*args, **kwargs)
+        with _refusals(self.model, args, kwargs), refusals:
+            outputs = capture.compiling(lambda: self.compiled[trained](*args, **kwargs), _told(self.model))
         _aot.leave_unread_gradients_out(outputs)
         return outputs
 
@@ -206,6 +230,14 @@ class _CompiledStep:
             return emit(step, plan.order.tolist(), plan.plan.choices)
 
         return _aot.backend_of(self.backend)(graph, example_inputs, partition)
+
+
+_places_told: weakref.WeakKeyDictionary[nn.Module, set[Place]] = weakref.WeakKeyDictionary()
+
+
+def _told(model: nn.Module) -> set[Place]:
+    """The places in a model's code where it hears that it is traced, see `capture.compiling`."""
+    return _places_told.setdefault(model, set())
 
 
 @contextmanager
@@ -269,19 +301,43 @@ def captured_step(
 ) -> step_graph.CapturedStep:
     """The step on these arguments, equal to the one that the compiled call captures; nothing is computed."""
     check_momentum(model)
+
+    def captured() -> capture.TrainingGraph:
+        return capture.capture_module(call_of(model), args, kwargs, _aot.backend_of(backend), _told(model))
+
     with _refusals(model, args, kwargs), torch.enable_grad():
-        training_graph = capture.capture_module(call_of(model), args, kwargs, _aot.backend_of(backend))
+        try:
+            training_graph = captured()
+        except InvalidInput:
+            if not _is_set_up(model, args, kwargs):
+                raise
+            training_graph = captured()
     return step_of(training_graph, type(model).__name__, model, backend, implementations)
 
 
+def _is_set_up(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the model runs on tensors without contents: what it sets up in its first call is then set up.
+
+    transformers' models install hooks then, for example, in a way that cannot be traced.
+    """
+    try:
+        plain_step(model, args, kwargs, 0)
+    except Exception:  # whatever stops it here: the compiler's refusal is what the user reads
+        return False
+    return True
+
+
 def with_storages(arguments: Any, device: str) -> Any:
-    """The arguments, with storages on `device` for tensors without contents, because the compiler needs storages."""
+    """The arguments, with storages on `device` for tensors without contents, because the compiler needs storages.
+
+    Integers are 0, a valid index.
+    """
 
     def real(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or not is_fake(x):
             return x
         empty = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device if x.is_meta else x.device)
-        return empty.requires_grad_(x.requires_grad)
+        return empty.requires_grad_(x.requires_grad) if x.is_floating_point() or x.is_complex() else empty.zero_()
 
     return tree_map(real, arguments)
 

@@ -14,14 +14,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from remat.graph import Graph, Operation, Work
 from remat.torch._loss import backward_from
-from remat.torch._private import FakeTensorMode, TorchDispatchMode, schema_of, storage_key, tree_map
+from remat.torch._private import (
+    DataDependentOutputException,
+    FakeTensorMode,
+    TorchDispatchMode,
+    fakes_hidden,
+    outside_modes,
+    schema_of,
+    storage_key,
+    tracing_shown,
+    tree_map,
+)
 from remat.torch._work import call_signature, storage_bytes, tensors_of
 from remat.torch.build import replaced_tensors
 from remat.torch.layouts import layouts_of_kernels
+
+MOST_CONSTANT = 100_000  # elements of a tensor that is computed because it depends on none from outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +79,19 @@ def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
         return mode.from_tensor(x.detach()).requires_grad_(x.requires_grad)
 
     fake_args, fake_kwargs = tree_map(lambda x: bare(x) if isinstance(x, Tensor) else x, (args, dict(kwargs)))
-    with replaced_tensors(model, bare):
+
+    def followed(tells_truth: bool) -> PlainStep:
         follower = _Follower([*model.parameters(), *model.buffers(), *tensors_of((fake_args, fake_kwargs))])
-        with layouts_of_kernels(), mode, follower:
+        with layouts_of_kernels(), (tracing_shown if tells_truth else fakes_hidden)(), mode, follower:
             outputs = model(*fake_args, **fake_kwargs)
             backward_from(outputs, lambda _: follower.holding(loss_bytes))
-    return PlainStep(tuple(follower.signatures), tuple(follower.held))
+        return PlainStep(tuple(follower.signatures), tuple(follower.held))
+
+    with replaced_tensors(model, bare):
+        try:
+            return followed(tells_truth=False)
+        except DataDependentOutputException:  # some models read values only where they are not traced
+            return followed(tells_truth=True)
 
 
 class _Follower(TorchDispatchMode):
@@ -79,6 +100,7 @@ class _Follower(TorchDispatchMode):
     def __init__(self, known: list[Tensor]):
         super().__init__()
         self.known = {storage_key(t) for t in known}
+        self.constants = WeakTensorKeyDictionary()  # without contents -> with contents
         self.alive: dict[int, int] = {}
         self.total_bytes = self.extra_bytes = 0
         self.signatures: list[str] = []
@@ -95,12 +117,33 @@ class _Follower(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default and args[0] in self.constants:
+            with outside_modes():
+                return self.constants[args[0]].item()  # the model branches on it
         signature = call_signature(func, args, kwargs)  # before the call, which may change shapes in place
         made = func(*args, **kwargs)
+        self._note_constant(func, args, kwargs, made)
         new = [self._follow(x) for x in tensors_of(made)]
         self.signatures.append(signature if any(new) or schema_of(func).is_mutable else "")
         self.held.append(self.total_bytes + self.extra_bytes)
         return made
+
+    def _note_constant(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
+        """Compute what depends on no tensor from outside, e.g. on `torch.arange` only, if it is small."""
+        given = tensors_of((args, kwargs))
+        if schema_of(func).is_mutable:
+            changed = set(map(storage_key, given))
+            for tensor in [tensor for tensor in self.constants if storage_key(tensor) in changed]:
+                del self.constants[tensor]
+        elif (
+            isinstance(made, Tensor)
+            and made.numel() <= MOST_CONSTANT
+            and torch.Tag.nondeterministic_seeded not in func.tags
+            and all(x in self.constants for x in given)
+        ):
+            args, kwargs = tree_map(lambda x: self.constants[x] if isinstance(x, Tensor) else x, (args, kwargs))
+            with outside_modes():
+                self.constants[made] = func(*args, **kwargs)
 
     def _follow(self, tensor: Tensor) -> bool:
         """Count the tensor's storage if it is new; returns whether it is."""

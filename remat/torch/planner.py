@@ -28,13 +28,18 @@ from remat.execution import (
 )
 from remat.graph import Graph, Operation
 from remat.plan import Plan
-from remat.torch import _aot
+from remat.registry import get_strategy
+from remat.simulator import simulate
+from remat.solving.api import solve
+from remat.torch import _aot, carried
 from remat.torch._private import tree_leaves
 from remat.torch._random import random_state
 from remat.torch._work import CUDA_BLOCK_BYTES, tensors_of
 from remat.torch.capture import TrainingGraph
 from remat.torch.step_graph import CapturedStep, is_random
 
+REPAIR_S = 0.8  # of search for a step with other shapes, while a loop waits
+CHEAP = 0.001  # overhead that is not worth a search
 START = "start of backward"  # counted as resident, although the step makes it
 VERSION = torch.__version__.split("+")[0]
 
@@ -88,10 +93,11 @@ class Planner:
         fingerprint = fingerprint_of(graph.default(), "torch", VERSION, inputs)
         with self.lock:
             if fingerprint.sha256 not in self.plans:
-                if in_loop:
-                    announce_pause(self.name, inputs, self.time_limit_s, "model.prepare(...)")
+                plan = self._carried(graph, step, fixed, fingerprint) if in_loop else None
+                if in_loop and plan is None:
+                    announce_pause(self.name, self._what_is_new(inputs), self.time_limit_s, "model.prepare(...)")
                 try:
-                    self.plans[fingerprint.sha256] = self._new(graph, step, fixed, fingerprint, in_loop)
+                    self.plans[fingerprint.sha256] = plan or self._new(graph, step, fixed, fingerprint, in_loop)
                 except InvalidInput as error:
                     if not self.plans:
                         raise
@@ -164,6 +170,52 @@ class Planner:
             implementations=self.implementations, noise=noise,
         )  # fmt: skip
 
+    def _carried(
+        self, graph: Graph, step: CapturedStep, fixed: Mapping[str, int], fingerprint: Fingerprint
+    ) -> StepPlan | None:
+        """The plan of another shape for this one, made cheaper by a moment of search; None if no plan is found so.
+
+        Other shapes are those of steps with the same calls. Their costs and workspaces stand for those here, scaled.
+        """
+        alike = [plan for plan in self.plans.values() if plan.costs and _same_calls(plan.graph, graph)]
+        if not alike:
+            return None
+        known = min(alike, key=lambda plan: abs(_bytes_made(plan.graph) - _bytes_made(graph)))
+        workspaces = carried.workspaces(known.graph, graph, self.cache_folder, self.device)
+        graph = _with_workspaces(graph, step, workspaces)
+        graph = graph.with_costs(carried.scaled_costs(known.graph, graph, self.gpu), known.graph.cost_unit)
+        plan = self._repaired(graph, alike)
+        if plan is None:
+            return None
+        graph = _with_workspaces(graph, step, workspaces, plan)
+        plan = Plan.from_order(graph, plan.order.tolist(), self.budget_bytes, plan.choices)
+        return StepPlan(
+            plan, graph, fingerprint, "from another shape", self.budget_bytes, None, fixed, known.costs,
+            implementations=self.implementations,
+        )  # fmt: skip
+
+    def _repaired(self, graph: Graph, alike: Sequence[StepPlan]) -> Plan | None:
+        """The cheapest order of other shapes that fits, or a cheaper one that a moment of search finds; or None."""
+        orders = [_once(graph, self.budget_bytes), *(
+            Plan.from_order(graph, other.order.tolist(), self.budget_bytes, other.plan.choices) for other in alike
+        )]  # fmt: skip
+        best = cheapest_fitting(graph, orders, self.budget_bytes)
+        if best is not None and simulate(graph, best).cost <= (1 + CHEAP) * graph.total_cost:
+            return best
+        if get_strategy(self.strategy).is_baseline:  # whose plans a search must not change
+            return best
+        found = solve(
+            graph, self.budget_bytes, "search", scope=self.scope, time_limit_s=REPAIR_S, seed=self.seed,
+            threads=self.threads, warm_start=best, target_gap=CHEAP,
+        )  # fmt: skip
+        return found.plan or best
+
+    def _what_is_new(self, inputs: str) -> str:
+        """The inputs of a step that has no plan, and what else may be new if a plan has the same."""
+        if all(plan.fingerprint.inputs != inputs for plan in self.plans.values()):
+            return inputs
+        return f"{inputs} (planned before with another mode, other gradients or another configuration of the model)"
+
     def _what_the_budget_is_for(self, inputs: str) -> str:
         """The end of an error: for which arguments the budget was given, and what to do."""
         if inputs == self.sample:
@@ -194,6 +246,10 @@ class Planner:
 def _once(graph: Graph, budget_bytes: int) -> Plan:
     """Every operation once, in the graph's order."""
     return Plan.from_order(graph, range(len(graph)), budget_bytes)
+
+
+def _bytes_made(graph: Graph) -> int:
+    return sum(value.bytes for value in graph.values)
 
 
 def there_before(plan: StepPlan) -> int:
@@ -257,12 +313,12 @@ def _described(x: Any) -> str:
 
 
 def device_of(model: nn.Module, args: Any) -> str:
-    """``cpu`` or ``cuda``: the device of all tensors.
+    """``cpu`` or ``cuda``: the device of all tensors; arguments on ``meta`` go there.
 
     Raises:
         InvalidInput: there are several devices, or one on which remat cannot measure.
     """
-    tensors = [*model.parameters(), *model.buffers(), *tensors_of(args)]
+    tensors = [*model.parameters(), *model.buffers(), *(x for x in tensors_of(args) if not x.is_meta)]
     kinds = {x.device.type for x in tensors}
     if len({x.device for x in tensors if x.device.type != "cpu"}) > 1 or kinds - {"cpu", "cuda"}:
         places = ", ".join(sorted({str(x.device) for x in tensors}))

@@ -100,11 +100,21 @@ def rebuilt_call(description: dict[str, Any], device: str) -> tuple[Callable[[],
         args[5:7] = [None if x is None else x.to(args[2].dtype) for x in args[5:7]]
     elif name == "remat.recurrent_backward" and args[1] is not None:
         args[1] = _random.random_state(torch.device(device))
+    elif name == "_grouped_mm":  # its integers are the ends of groups
+        for ends in pending:
+            ends.copy_(torch.arange(1, len(ends) + 1) * _divided(args[0], args[1]) // len(ends))
     elif name in _INDEX_LIMITS:
         limit = _INDEX_LIMITS[name](args)
         for indices in pending:
             indices.copy_(torch.randint(max(1, limit), indices.shape, device=device))
     return (lambda: call(*args, **kwargs)), tensors_of((args, kwargs))
+
+
+def _divided(a: torch.Tensor, b: torch.Tensor) -> int:
+    """The length of the dimension that a grouped matrix product divides."""
+    if a.dim() == 2:
+        return a.shape[1] if b.dim() == 2 else a.shape[0]
+    return b.shape[-1]
 
 
 def _implementation(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], list[torch.Tensor]]:
@@ -134,7 +144,7 @@ def _cuda_ns(run: Callable[[], object], n: int) -> float:
 
 
 def _rebuild(x: Any, device: str, integers: list[torch.Tensor]) -> Any:
-    """Arguments from their plain form; integer tensors (zero) are also appended to `integers`."""
+    """Arguments from their plain form; the storages of integer tensors (zero) are also appended to `integers`."""
     if isinstance(x, list):
         return [_rebuild(item, device, integers) for item in x]
     if not isinstance(x, dict):
@@ -154,5 +164,5 @@ def _rebuild(x: Any, device: str, integers: list[torch.Tensor]) -> Any:
         storage.random_(0, 2)
     tensor = storage.as_strided(x["t"], x["s"])
     if dtype in (torch.int64, torch.int32):
-        integers.append(tensor)
+        integers.append(storage)  # a tensor that repeats elements cannot be written to
     return tensor

@@ -1,0 +1,107 @@
+"""``make coverage``: which architectures train under a plan, and whether their gradients are the plain model's bits.
+
+Each architecture of `experiments.architectures` takes two steps as the plain model and two under a plan, with the same
+random numbers. Results go to ``results/coverage.json`` as they are made; a run goes on with those that are missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import re
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import remat.torch as rt
+from experiments.architectures import ARCHITECTURES, Architecture, Inputs
+from experiments.arguments import Parser, argument, run, seconds
+from experiments.documents import ROOT
+from remat.errors import InvalidInput
+from remat.files import write_text
+from remat.torch.measure import relative_difference
+
+RESULTS = ROOT / "results" / "coverage.json"
+BUDGETS = (0.7, 0.8, 0.9, 1.0)  # shares of the plain step's peak; the first one with a plan counts
+NO_PLAN = "no plan of"  # begins the message of a budget that is too small
+STEPS, LEARNING_RATE = 2, 0.1
+
+
+def covered(architecture: Architecture, time_limit_s: float, cost: str = "profile") -> dict[str, Any]:
+    """One row: whether the architecture trains, and how its results compare with the plain model's."""
+    torch.manual_seed(0)
+    model, inputs = architecture.build(), architecture.inputs()
+    plain = _trained(copy.deepcopy(model), inputs)
+    row: dict[str, Any] = {"name": architecture.name, "group": architecture.group, "trains": False}
+    for budget in BUDGETS:
+        began = time.perf_counter()
+        try:
+            planned = rt.rematerialize(copy.deepcopy(model), (), budget, sample_kwargs=inputs, cost=cost,
+                                       time_limit_s=time_limit_s)  # fmt: skip
+            row |= {"budget": budget, "seconds": round(time.perf_counter() - began, 1)}
+            ours = _trained(planned, inputs)
+        except InvalidInput as error:
+            row["message"] = str(error)
+            if str(error).startswith(NO_PLAN):
+                continue
+            break
+        row.pop("message", None)
+        n, again = len(planned.plan.graph), len(planned.plan.recomputed)
+        return row | {"trains": True, "operations": n, "recomputed": again, "difference": _difference(plain, ours)}
+    return row
+
+
+def _trained(model: nn.Module, inputs: Inputs) -> dict[str, torch.Tensor]:
+    """Losses, last gradients, parameters and buffers after some steps of plain gradient descent."""
+    optimizer, kept = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), {}
+    torch.manual_seed(1)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(**inputs).loss
+        loss.backward()
+        optimizer.step()
+        kept[f"loss {step}"] = loss.detach()
+    kept |= {f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return kept | dict(model.state_dict())
+
+
+def _difference(plain: Mapping[str, torch.Tensor], ours: Mapping[str, torch.Tensor]) -> float | None:
+    """Largest difference, relative to a tensor's largest number; 0 for the same bits, None if a tensor is missing."""
+    if plain.keys() != ours.keys():
+        return None
+    return max((relative_difference(plain[name], ours[name]) for name in plain), default=0.0)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Fill the file of results, and print how many architectures train."""
+    parser = Parser(prog="python -m experiments.coverage", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--only", type=argument(re.compile), default=re.compile(""), help="regular expression on names")
+    parser.add_argument("--time-limit", type=seconds, default=10.0, help="seconds of search for each; default 10")
+    parser.add_argument("--again", action="store_true", help="also those that have a result")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    chosen = parser.parse_args(arguments)
+    rows = {row["name"]: row for row in json.loads(chosen.out.read_text())["rows"]} if chosen.out.exists() else {}
+    for name, architecture in ARCHITECTURES.items():
+        if not chosen.only.search(name) or (name in rows and not chosen.again):
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            rows[name] = covered(architecture, chosen.time_limit)
+        torch._dynamo.reset()
+        print(json.dumps(rows[name]), flush=True)
+        ordered = [rows[each] for each in ARCHITECTURES if each in rows]
+        write_text(chosen.out, json.dumps({"torch": torch.__version__, "rows": ordered}, indent=1) + "\n")
+    trained = [row for row in rows.values() if row["trains"]]
+    same = sum(row["difference"] == 0 for row in trained)
+    print(f"{len(trained)} of {len(rows)} architectures train, {same} of them with the plain model's bits")
+
+
+if __name__ == "__main__":
+    run(main)
