@@ -40,6 +40,7 @@ from remat.torch.step_graph import CapturedStep, is_random
 
 REPAIR_S = 0.8  # of search for a step with other shapes, while a loop waits
 CHEAP = 0.001  # overhead that is not worth a search
+AS_IT_IS = "fits as it is"  # strategy of a plan that repeats nothing
 START = "start of backward"  # counted as resident, although the step makes it
 VERSION = torch.__version__.split("+")[0]
 
@@ -156,7 +157,7 @@ class Planner:
         workspaces = self._workspaces(graph)
         graph = _with_workspaces(graph, step, workspaces)
         is_sample = not (self.plans or in_loop)
-        plan, strategy, costs, noise = _once(graph, self.budget_bytes), "fits as it is", "", None
+        plan, strategy, costs, noise = _once(graph, self.budget_bytes), AS_IT_IS, "", None
         fits = cheapest_fitting(graph, [plan], self.budget_bytes) is not None
         if is_sample or not fits or graph.has_implementations:  # else there is no choice, and no need to time
             if max(graph.largest_working_set()[0], graph.final_bytes) <= self.budget_bytes:  # else there is no plan
@@ -177,20 +178,22 @@ class Planner:
 
         Other shapes are those of steps with the same calls. Their costs and workspaces stand for those here, scaled.
         """
-        alike = [plan for plan in self.plans.values() if plan.costs and _same_calls(plan.graph, graph)]
+        alike = [plan for plan in self.plans.values() if _same_calls(plan.graph, graph)]
         if not alike:
             return None
-        known = min(alike, key=lambda plan: abs(_bytes_made(plan.graph) - _bytes_made(graph)))
+        known = min(alike, key=lambda plan: (not plan.costs, abs(_bytes_made(plan.graph) - _bytes_made(graph))))
         workspaces = carried.workspaces(known.graph, graph, self.cache_folder, self.device)
         graph = _with_workspaces(graph, step, workspaces)
         graph = graph.with_costs(carried.scaled_costs(known.graph, graph, self.gpu), known.graph.cost_unit)
         plan = self._repaired(graph, alike)
         if plan is None:
             return None
+        is_once = len(plan.order) == len(graph) and not graph.has_implementations
+        strategy, costs = (AS_IT_IS, "") if is_once else ("from another shape", known.costs)
         graph = _with_workspaces(graph, step, workspaces, plan)
         plan = Plan.from_order(graph, plan.order.tolist(), self.budget_bytes, plan.choices)
         return StepPlan(
-            plan, graph, fingerprint, "from another shape", self.budget_bytes, None, fixed, known.costs,
+            plan, graph, fingerprint, strategy, self.budget_bytes, None, fixed, costs,
             implementations=self.implementations,
         )  # fmt: skip
 
@@ -202,7 +205,7 @@ class Planner:
         best = cheapest_fitting(graph, orders, self.budget_bytes)
         if best is not None and simulate(graph, best).cost <= (1 + CHEAP) * graph.total_cost:
             return best
-        if get_strategy(self.strategy).is_baseline:  # whose plans a search must not change
+        if not graph.total_cost or get_strategy(self.strategy).is_baseline:  # whose plans a search must not change
             return best
         found = solve(
             graph, self.budget_bytes, "search", scope=self.scope, time_limit_s=REPAIR_S, seed=self.seed,
