@@ -7,7 +7,7 @@ VENV_PYTHON := .venv/bin/python
 ARGS ?=
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup sweep test test-slow test-torch fuzz docs lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint device clean
+.PHONY: help setup sweep test test-slow test-torch fuzz docs lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint coverage lengths device clean
 
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
@@ -25,6 +25,8 @@ help:
 	@echo "make bench-simulator  the simulator's speed"
 	@echo "make execution  run and measure plans of every model at several budgets (execution-torch, execution-tf: one framework)"
 	@echo "make execution-joint  compare plans that choose implementations with plans that only recompute"
+	@echo "make coverage   train some 80 small architectures of transformers under a plan, and compare with the plain steps"
+	@echo "make lengths    ten sequence lengths of a GPT-2-like step: seconds to plan each, memory, bits"
 	@echo "make device     every result for a GPU: other methods, largest batches, measured costs (ARGS='--help' for more)"
 	@echo "make setup      only make the environment (PIP_ARGS='...' is passed to pip)"
 
@@ -91,6 +93,12 @@ execution-tf: setup
 
 execution-joint: setup
 	$(VENV_PYTHON) -m experiments.execution_joint $(ARGS)
+
+coverage: setup
+	$(VENV_PYTHON) -W ignore -m experiments.coverage $(ARGS)
+
+lengths: setup
+	$(VENV_PYTHON) -W ignore -m experiments.lengths $(ARGS)
 
 device: setup
 	$(VENV_PYTHON) -m experiments.device_results $(ARGS)

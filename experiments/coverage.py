@@ -13,6 +13,7 @@ import re
 import time
 import warnings
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from torch import nn
 
 import remat.torch as rt
 from experiments.architectures import ARCHITECTURES, Architecture, Inputs
-from experiments.arguments import Parser, argument, run, seconds
+from experiments.arguments import Parser, argument, one_name, run, seconds
 from experiments.documents import ROOT
+from experiments.provenance import provenance
+from remat.cost import COST_MODELS
 from remat.errors import InvalidInput
 from remat.files import write_text
 from remat.torch.measure import relative_difference
@@ -33,7 +36,7 @@ NO_PLAN = "no plan of"  # begins the message of a budget that is too small
 STEPS, LEARNING_RATE = 2, 0.1
 
 
-def covered(architecture: Architecture, time_limit_s: float, cost: str = "profile") -> dict[str, Any]:
+def covered(architecture: Architecture, time_limit_s: float, cost: str) -> dict[str, Any]:
     """One row: whether the architecture trains, and how its results compare with the plain model's."""
     torch.manual_seed(0)
     model, inputs = architecture.build(), architecture.inputs()
@@ -83,7 +86,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = Parser(prog="python -m experiments.coverage", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--only", type=argument(re.compile), default=re.compile(""), help="regular expression on names")
-    parser.add_argument("--time-limit", type=seconds, default=10.0, help="seconds of search for each; default 10")
+    parser.add_argument("--time-limit", type=seconds, default=2.0, help="seconds of search for each; default 2")
+    parser.add_argument("--cost", type=one_name("cost model", lambda: COST_MODELS), default="roofline")
     parser.add_argument("--again", action="store_true", help="also those that have a result")
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args(arguments)
@@ -93,11 +97,13 @@ def main(arguments: list[str] | None = None) -> None:
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            rows[name] = covered(architecture, chosen.time_limit)
+            rows[name] = covered(architecture, chosen.time_limit, chosen.cost)
         torch._dynamo.reset()
         print(json.dumps(rows[name]), flush=True)
         ordered = [rows[each] for each in ARCHITECTURES if each in rows]
-        write_text(chosen.out, json.dumps({"torch": torch.__version__, "rows": ordered}, indent=1) + "\n")
+        where = {"torch": torch.__version__, "transformers": version("transformers"), "cpu": provenance().cpu}
+        settings = {"time_limit_s": chosen.time_limit, "cost": chosen.cost, "date": time.strftime("%Y-%m-%d")}
+        write_text(chosen.out, json.dumps({**where, **settings, "rows": ordered}, indent=1) + "\n")
     trained = [row for row in rows.values() if row["trains"]]
     same = sum(row["difference"] == 0 for row in trained)
     print(f"{len(trained)} of {len(rows)} architectures train, {same} of them with the plain model's bits")

@@ -22,6 +22,7 @@ from experiments import (
     run_documents,
     solver_tables,
     step_tables,
+    training_tables,
 )
 from experiments.arguments import one_of
 from experiments.cli import complain
@@ -33,7 +34,7 @@ DOCUMENTS = {
     for document in (
         readme_table.DOCUMENT, run_documents.CHECKMATE, run_documents.MONET, largest_batch_table.DOCUMENT,
         published_numbers.DOCUMENT, solver_tables.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
-        step_tables.DOCUMENT, implementation_tables.DOCUMENT,
+        step_tables.DOCUMENT, implementation_tables.DOCUMENT, training_tables.DOCUMENT,
     )
 }  # fmt: skip
 MAKES_ROWS = ("remat", "baselines")  # the packages that determine a row

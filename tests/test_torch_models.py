@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import logging
+import os
+import shutil
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +26,17 @@ from remat.errors import InvalidInput  # noqa: E402
 pytestmark = [pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")]
 log = logging.getLogger("a.model")
 
+SCRIPT = """
+import json, torch, warnings
+import remat.torch as rt
+from torch._dynamo.utils import counters
+warnings.simplefilter("ignore")  # of costs
+model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16))
+x = torch.randn(8, 16)
+planned = rt.rematerialize(model, (x,), 1.0, backend="inductor", cost="flops", time_limit_s=1)
+planned(x).sum().backward()
+print(json.dumps(counters["inductor"]))
+"""
 IN_CI = ("gpt2", "mistral", "qwen3", "bert", "bart", "mixtral", "falcon_mamba", "wav2vec2", "swin", "resnet")
 
 
@@ -203,3 +220,19 @@ def test_a_compiled_step_around_the_module_follows_its_plan_or_says_what_to_do()
     assert planned._step.compiled
     with pytest.raises(Exception, match="compiles its own steps: leave it out"):
         torch.compile(lambda x: squares(planned(x)), backend="aot_eager", fullgraph=True)(x)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_inductor_finds_its_own_code_again_and_is_quiet(tmp_path) -> None:
+    script = tmp_path / "compile.py"
+    script.write_text(SCRIPT)
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    found = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, script], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1],
+            env=environment | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        )  # fmt: skip
+        assert done.stderr == ""
+        found.append(json.loads(done.stdout))
+    assert [each.get("fxgraph_cache_hit", 0) for each in found] == [0, 2]

@@ -23,7 +23,6 @@ from __future__ import annotations
 import dis
 import logging
 import sys
-import uuid
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -558,9 +557,16 @@ def inductor(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: _P
         def __deepcopy__(self, memo: Any) -> Partitioner:  # Inductor copies its settings
             return self
 
-        def uuid(self) -> str:
-            """A new one each time: compiled code depends on the plan, so that Inductor's caches are of no use."""
-            return uuid.uuid4().hex
+        def __reduce__(self) -> Any:  # as a part of the key of Inductor's cache
+            return str, (self.uuid(),)
 
-    with torch._inductor.config.patch(custom_partitioner_fn=Partitioner()):
+        def uuid(self) -> str:
+            """Always the same: each half has its own key, which holds the calls that the plan put there."""
+            return "remat"
+
+    # AOT autograd's own cache has a key that does not know the plan.
+    with (
+        torch._inductor.config.patch(custom_partitioner_fn=Partitioner()),
+        functorch_config.patch(enable_autograd_cache=False),
+    ):
         return compile_fx(graph, list(example_inputs))  # pyright: ignore[reportReturnType]

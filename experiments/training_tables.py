@@ -1,0 +1,66 @@
+"""The tables of docs/results/any-model.md: which architectures train, and what other sequence lengths cost."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.documents import DOCS, ROOT, Document, Drawing, LongTable, link_to, markdown_table
+from remat.files import read_json
+from remat.units import format_size
+
+COVERAGE, LENGTHS = ROOT / "results" / "coverage.json", ROOT / "results" / "lengths.json"
+COLUMNS = ("name", "group", "trains", "budget", "seconds", "operations", "recomputed", "difference", "message")
+
+
+def draw(arguments: Sequence[str]) -> Drawing:
+    """Both tables, from the stored results of ``make coverage`` and ``make lengths``."""
+    coverage, lengths = (_read(path) for path in (COVERAGE, LENGTHS))
+    rows = coverage["rows"]
+    every = LongTable("coverage", COLUMNS, [[_text(row.get(name)) for name in COLUMNS] for row in rows])
+    refused = [row for row in rows if not row["trains"]]
+    text = "\n\n".join([
+        f"{coverage['date']}, PyTorch {coverage['torch']}, transformers {coverage['transformers']}, {coverage['cpu']}: "
+        f"**{len(rows) - len(refused)} of {len(rows)} architectures train**, {_same(rows)} of them with the plain "
+        f"model's bits ({coverage['cost']} costs, {coverage['time_limit_s']:g} s of search).",
+        markdown_table(["group", "architectures", "train", "the plain model's bits", "seconds to plan, median"],
+                       [_group(rows, name) for name in dict.fromkeys(row["group"] for row in rows)]),
+        "\n".join(f"- **{row['name']}** is refused: {row['message']}" for row in refused) or "None is refused.",
+        f"Every architecture: {link_to(every, DOCUMENT.page)}.",
+        f"Lengths: {lengths['date']}, PyTorch {lengths['torch']}, {lengths['cpu']}, {lengths['threads']} threads.",
+        markdown_table(["length", "padded", "plan", "seconds added", "repeats", "overhead", "measured of budget",
+                        "the plain model's bits"], map(_length, lengths["rows"])),
+    ])  # fmt: skip
+    return Drawing(text, [every], columns=sorted(COLUMNS))
+
+
+def _read(path: Path) -> Any:
+    return read_json(path)
+
+
+def _same(rows: Sequence[dict[str, Any]]) -> int:
+    return sum(row["trains"] and row["difference"] == 0 for row in rows)
+
+
+def _group(rows: Sequence[dict[str, Any]], name: str) -> list[str]:
+    own = [row for row in rows if row["group"] == name]
+    trained = [row for row in own if row["trains"]]
+    median = statistics.median(row["seconds"] for row in trained)
+    return [name, str(len(own)), str(len(trained)), str(_same(own)), f"{median:.1f}"]
+
+
+def _length(row: dict[str, Any]) -> list[str]:
+    share = f"{format_size(row['measured_bytes'], digits=3)}, {row['measured_bytes'] / row['budget_bytes']:.1%}"
+    return [
+        str(row["length"]), "yes" if row["padded"] else "no", row["plan"], f"{row['added_s']:.2f}",
+        str(row["recomputed"]), f"{row['overhead']:.2%}", share, "yes" if row["same_bits"] else "no",
+    ]  # fmt: skip
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+DOCUMENT = Document("training", DOCS / "results" / "any-model.md", draw)
