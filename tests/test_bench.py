@@ -106,7 +106,7 @@ def test_certificates_of_the_best_bounds_are_copied(monkeypatch, tmp_path):
 
 def check_certificates(cases) -> int:
     """Number of the committed certificates that hold for their cases and bounds of rows."""
-    rows = [json.loads(line) for line in (COMMITTED / solver_tables.FILE).read_text().splitlines()]
+    rows = [json.loads(line) for line in (COMMITTED / solver_tables.FILES[0]).read_text().splitlines()]
     certified = {(row["instance"], row["budget"], row["scope"]): row["certified_bound"] for row in rows}
     found = 0
     for case in cases:

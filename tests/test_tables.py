@@ -224,7 +224,7 @@ def test_a_solve_is_as_good_as_what_is_recorded(row: dict, good: bool | None) ->
 
 
 def test_a_row_that_lacks_a_column_is_named(tmp_path: Path) -> None:
-    row = json.loads((solver_tables.ROWS / solver_tables.FILE).read_text().splitlines()[0])
+    row = json.loads((solver_tables.ROWS / solver_tables.FILES[0]).read_text().splitlines()[0])
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row) + "\n" + json.dumps({k: v for k, v in row.items() if k != "gap"}) + "\n")
     with pytest.raises(documents.InvalidInput, match=r"rows.jsonl: row 1 lacks the columns gap"):

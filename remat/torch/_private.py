@@ -21,8 +21,10 @@ Operators (``torch.ops.aten``) are not private, although some names begin with a
 from __future__ import annotations
 
 import dis
+import functools
 import logging
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -219,7 +221,7 @@ def compiler_settings(most_graphs: int) -> Iterator[None]:
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, log.disabled = log.disabled, True
-    ignored = {_IGNORED: getattr(torch._dynamo.config, _IGNORED) | _calls_without_result()}
+    ignored = {_IGNORED: getattr(torch._dynamo.config, _IGNORED) | _calls_without_result(len(vars(logging.Logger)))}
     try:
         with functorch_config.patch(backward_pass_autocast="off"), torch._dynamo.config.patch(
             allow_rnn=True, recompile_limit=most_graphs, accumulated_recompile_limit=4 * most_graphs,
@@ -236,10 +238,11 @@ _IGNORED = next(
 _ANSWERS = {"getEffectiveLevel", "getChild", "getChildren", "hasHandlers"}  # of a logger, on which a model may depend
 
 
-def _calls_without_result() -> set[Callable[..., Any]]:
+@functools.cache
+def _calls_without_result(_n_methods: int) -> set[Callable[..., Any]]:
     """Functions on whose results no model depends: loggers' methods (also those of other libraries), warnings, ranges.
 
-    `isEnabledFor` is among them: without a result it counts as False.
+    `isEnabledFor` is among them: without a result it counts as False. Libraries add methods: `_n_methods` of loggers.
     """
     methods = {
         method for kind in {logging.Logger, logging.getLoggerClass()} for name, method in vars(kind).items()
@@ -253,45 +256,77 @@ def _calls_without_result() -> set[Callable[..., Any]]:
 Place = tuple[tuple[str, int], ...]  # (file, line) of a call and of its callers, the innermost first
 
 
-class Asked:
-    """Where a model asked whether it is being traced, and heard that it is not, the last time."""
+class _Everywhere:
+    def __contains__(self, place: object) -> bool:
+        return True
 
-    place: Place | None = None
+
+EVERYWHERE: Container[Place] = _Everywhere()
+
+
+class _Tracing(threading.local):
+    """How Dynamo traces in this thread; what is changed in it is looked up here, because to change it takes long.
+
+    Attributes:
+        as_in_eager_mode: a model hears that it is not traced, and more is followed.
+        told: places at which it hears the truth.
+        asked: where it asked last, and did not hear the truth.
+    """
+
+    as_in_eager_mode = False
+    told: Container[Place] = ()
+    asked: Place | None = None
+
+
+tracing = _Tracing()
 
 
 @contextmanager
-def unnoticed(told: Container[Place]) -> Iterator[Asked]:
-    """Let models that ask whether they are being traced hear that they are not, so that they do as in eager mode.
+def as_in_eager_mode(told: Container[Place]) -> Iterator[None]:
+    """Let Dynamo trace what a model does in eager mode.
 
-    The truth is told at the places `told`, and to PyTorch's own modules: what these do instead gives the same results.
+    - Models that ask whether they are being traced hear that they are not. The truth is told at the places `told`, and
+      to PyTorch's own modules: what these do instead gives the same results.
+    - A branch on the value of a tensor that depends on no tensor from outside is followed, e.g. of one made of
+      `torch.arange`: it has the same contents in each call.
+    - ``x.requires_grad = True`` for a tensor that the model has made is left out: nobody reads its gradient.
     """
+    _answer_questions()
+    _follow_more()
+    before = tracing.as_in_eager_mode, tracing.told, tracing.asked
+    tracing.as_in_eager_mode, tracing.told, tracing.asked = True, told, None
+    try:
+        yield
+    finally:
+        tracing.as_in_eager_mode, tracing.told, tracing.asked = before
+
+
+@functools.cache
+def _answer_questions() -> None:
+    """Let Dynamo ask here how to answer a model's questions about tracing."""
     from torch._dynamo.variables import ConstantVariable
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
     handlers: dict[Any, Any] = TorchInGraphFunctionVariable._get_handlers()
     functions = (torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting)
-    of_streams = tuple(filter(None, (getattr(x, "is_current_stream_capturing", None) for x in (torch.cuda, torch.xpu))))
-    for function in of_streams:
-        torch._dynamo.allow_in_graph(function)  # so that Dynamo asks the handlers; some are functions that it skips
-    before, asked = dict(handlers), Asked()
     original = {function: handlers[function] for function in functions}
 
     def answer(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         truth, place = original[self.value](self, tx, *args, **kwargs), _place_of(tx)
-        if str(tx.f_globals.get("__name__")).split(".")[0] == "torch" or place in told:
+        is_own = str(tx.f_globals.get("__name__")).split(".")[0] == "torch"
+        if is_own or place in tracing.told or not tracing.as_in_eager_mode:
             return truth
-        asked.place = place
+        tracing.asked = place
         return ConstantVariable.create(False)
 
-    def no(self: Any, tx: Any) -> Any:  # Dynamo cannot trace the question
+    def no(self: Any, tx: Any) -> Any:  # Dynamo cannot trace the question whether a stream is being captured
         return ConstantVariable.create(False)
 
-    handlers.update({**dict.fromkeys(functions, answer), **dict.fromkeys(of_streams, no)})
-    try:
-        yield asked
-    finally:
-        handlers.clear()
-        handlers.update(before)
+    handlers.update(dict.fromkeys(functions, answer))
+    for place in (torch.cuda, torch.xpu):
+        if (function := getattr(place, "is_current_stream_capturing", None)) is not None:
+            torch._dynamo.allow_in_graph(function)  # so that Dynamo looks for a handler; it skips some functions
+            handlers[function] = no
 
 
 def _place_of(tx: Any) -> Place:
@@ -302,46 +337,46 @@ def _place_of(tx: Any) -> Place:
     return tuple(found)
 
 
-@contextmanager
-def more_followed() -> Iterator[None]:
-    """Let Dynamo follow what it refuses by default although it has one meaning only.
-
-    - A branch on the value of a tensor that depends on no tensor from outside, e.g. one made of `torch.arange`: it has
-      the same contents in each call.
-    - ``x.requires_grad = True`` for a tensor that the model has made, which is left out: nobody reads its gradient.
-    """
+@functools.cache
+def _follow_more() -> None:
+    """Let Dynamo ask here before it follows a jump or sets an attribute; there is no other place for it."""
     from torch._dynamo import symbolic_convert as translators
-    from torch._dynamo.variables import ConstantVariable, TensorVariable
-
-    def decided(tx: Any, _instruction: Any) -> bool:
-        value = tx.stack[-1]
-        if isinstance(value, TensorVariable) and (found := _constant_value(value.as_proxy().node)) is not None:
-            tx.stack[-1] = ConstantVariable.create(bool(found))
-        return False
-
-    def left_out(tx: Any, instruction: Any) -> bool:
-        target = tx.stack[-1]
-        is_needless = isinstance(target, TensorVariable) and not target.source and instruction.argval == "requires_grad"
-        if is_needless:
-            tx.popn(2)  # the tensor and the value
-        return is_needless
-
-    def after(first: Callable[[Any, Any], bool], follow: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-        return lambda tx, instruction: None if first(tx, instruction) else follow(tx, instruction)
 
     jumps = [i for i, name in enumerate(dis.opname) if "JUMP" in name and name.endswith(("TRUE", "FALSE", "OR_POP"))]
-    first = {**dict.fromkeys(jumps, decided), dis.opmap["STORE_ATTR"]: left_out}
+    first = {**dict.fromkeys(jumps, _decide), dis.opmap["STORE_ATTR"]: _leave_out}
+
+    def after(begin: Callable[[Any, Any], bool], follow: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        def both(tx: Any, instruction: Any) -> None:
+            if not (tracing.as_in_eager_mode and begin(tx, instruction)):
+                follow(tx, instruction)
+
+        return both
+
     kinds = [x for x in vars(translators).values() if isinstance(getattr(x, "dispatch_table", None), list)]
-    tables: list[list[Any]] = list({id(kind.dispatch_table): kind.dispatch_table for kind in kinds}.values())
-    before = [list(table) for table in tables]
-    for table in tables:
+    for table in {id(kind.dispatch_table): kind.dispatch_table for kind in kinds}.values():
         for opcode in first:
             table[opcode] = after(first[opcode], table[opcode])
-    try:
-        yield
-    finally:
-        for table, entries in zip(tables, before, strict=True):
-            table[:] = entries
+
+
+def _decide(tx: Any, _instruction: Any) -> bool:
+    """Replace a tensor on which a jump depends by its value, if that is constant."""
+    from torch._dynamo.variables import ConstantVariable, TensorVariable
+
+    value = tx.stack[-1]
+    if isinstance(value, TensorVariable) and (found := _constant_value(value.as_proxy().node)) is not None:
+        tx.stack[-1] = ConstantVariable.create(bool(found))
+    return False
+
+
+def _leave_out(tx: Any, instruction: Any) -> bool:
+    """Leave out that a tensor which the model made is to require a gradient; whether it was left out."""
+    from torch._dynamo.variables import TensorVariable
+
+    target = tx.stack[-1]
+    is_needless = isinstance(target, TensorVariable) and not target.source and instruction.argval == "requires_grad"
+    if is_needless:
+        tx.popn(2)  # the tensor and the value
+    return is_needless
 
 
 def _constant_value(node: fx.Node) -> Any:

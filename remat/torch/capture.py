@@ -214,7 +214,7 @@ def settings() -> Iterator[None]:
 
     The settings let recurrent layers through; `replace_recurrent` replaces them.
     """
-    with _private.compiler_settings(MOST_GRAPHS), _private.more_followed(), layouts_of_kernels():
+    with _private.compiler_settings(MOST_GRAPHS), layouts_of_kernels():
         yield
 
 
@@ -229,14 +229,14 @@ def compiling(call: Callable[[], T], told: set[_private.Place]) -> T:
         told: places in the model's code where it hears the truth; grows.
     """
     for _ in range(MOST_TOLD):
-        with settings(), _private.unnoticed(told) as asked:
+        with settings(), _private.as_in_eager_mode(told):
             try:
                 return call()
             except TorchDynamoException as error:
-                if asked.place is None or isinstance(getattr(error, "inner_exception", None), RematError):
+                if _private.tracing.asked is None or isinstance(getattr(error, "inner_exception", None), RematError):
                     raise
-                told.add(asked.place)
-    with settings():
+                told.add(_private.tracing.asked)
+    with settings(), _private.as_in_eager_mode(_private.EVERYWHERE):
         return call()
 
 
