@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,11 @@ def test_the_module_looks_like_the_model() -> None:
     assert type(planned) is rt.Rematerialized
     assert inspect.signature(planned.forward) == inspect.signature(model.forward)
     assert isinstance(copy.deepcopy(planned), Blocks)
+
+
+def test_a_module_that_nobody_holds_is_freed_at_once() -> None:
+    planned = weakref.ref(rematerialize(Blocks(), (torch.randn(4, 16),)))
+    assert planned() is None
 
 
 def test_sample_arguments_may_have_no_contents() -> None:

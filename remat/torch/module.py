@@ -54,7 +54,7 @@ class Rematerialized(Planned, nn.Module):
         self.__dict__.update(model=model, _planner=planner, plan=plan, _backend=backend, training=model.training)
         self.__dict__["_accumulates"] = accumulates  # set too once a step finds gradients of an earlier one
         self.__dict__["_step"] = _CompiledStep(model, planner, backend)
-        self.__dict__["forward"] = _signed(self._forward, model)
+        self.__dict__["forward"] = _signed(weakref.WeakMethod(self._forward), model)
         _optimizer.watch(self, planner.state_bytes)
 
     @property
@@ -183,8 +183,8 @@ class Rematerialized(Planned, nn.Module):
         )
 
 
-def _signed(forward: Callable[..., Any], model: nn.Module) -> Callable[..., Any]:
-    """`forward` as a function with the signature and the text of the model's own, which trainers read.
+def _signed(forward: Callable[[], Any], model: nn.Module) -> Callable[..., Any]:
+    """What `forward` gives, as a function with the signature and the text of the model's own, which trainers read.
 
     A compiler of the code around the module leaves it alone; else it would look inside, and no plan would be followed.
     """
@@ -192,7 +192,7 @@ def _signed(forward: Callable[..., Any], model: nn.Module) -> Callable[..., Any]
     @functools.wraps(model.forward)
     @torch.compiler.disable(reason=COMPILES_ITSELF)
     def signed(*args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs)
+        return forward()(*args, **kwargs)
 
     return signed
 

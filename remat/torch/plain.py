@@ -22,6 +22,7 @@ from remat.graph import Graph, Operation, Work
 from remat.torch._loss import backward_from
 from remat.torch._private import (
     DataDependentOutputException,
+    DynamicOutputShapeException,
     FakeTensorMode,
     TorchDispatchMode,
     fakes_hidden,
@@ -90,7 +91,10 @@ def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     with replaced_tensors(model, bare):
         try:
             return followed(tells_truth=False)
-        except DataDependentOutputException:  # some models read values only where they are not traced
+        except (
+            DataDependentOutputException,
+            DynamicOutputShapeException,
+        ):  # some models read values only where they are not traced
             return followed(tells_truth=True)
 
 
