@@ -22,7 +22,7 @@ from remat.graph import Graph, Operation
 from remat.torch import timing
 from remat.torch._private import profiler_is_on
 
-MEASURE_S = 0.3  # in which workspaces are measured
+MEASURE_S = 0.15  # in which workspaces are measured
 
 
 def scaled_costs(known: Graph, graph: Graph, gpu: Gpu) -> list[int]:

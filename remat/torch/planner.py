@@ -38,7 +38,7 @@ from remat.torch._work import CUDA_BLOCK_BYTES, tensors_of
 from remat.torch.capture import TrainingGraph
 from remat.torch.step_graph import CapturedStep, is_random
 
-REPAIR_S = 0.8  # of search for a step with other shapes, while a loop waits
+REPAIR_S = 0.6  # of search for a step with other shapes, while a loop waits
 CHEAP = 0.001  # overhead that is not worth a search
 AS_IT_IS = "fits as it is"  # strategy of a plan that repeats nothing
 START = "start of backward"  # counted as resident, although the step makes it
