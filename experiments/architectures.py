@@ -83,7 +83,7 @@ _BART = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_atten
 _T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY,
        "use_cache": False, "decoder_start_token_id": 0, "pad_token_id": 0}  # fmt: skip
 _EXPERTS = {**_HEADS, "moe_intermediate_size": 32, "num_experts_per_tok": 2}
-_VIT = {**_HIDDEN, "image_size": PIXELS, "patch_size": 16, "num_labels": CLASSES}
+_VIT = {**_HIDDEN, "image_size": PIXELS, "patch_size": 8, "num_labels": CLASSES}
 _WAV = {**_HIDDEN, "conv_dim": (16, 16, 16), "conv_stride": (5, 2, 2), "conv_kernel": (10, 3, 3), "num_labels": CLASSES,
         "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 3,
         "mask_time_prob": 0.0, "layerdrop": 0.0, "vocab_size": VOCABULARY}  # fmt: skip

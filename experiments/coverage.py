@@ -50,7 +50,7 @@ def covered(architecture: Architecture, time_limit_s: float, cost: str) -> dict[
             row |= {"budget": budget, "seconds": round(time.perf_counter() - began, 1)}
             ours = _trained(planned, inputs)
         except InvalidInput as error:
-            row["message"] = str(error)
+            row["message"] = re.sub(r"/\S*/site-packages/", "", str(error))  # without a path of this machine
             if str(error).startswith(NO_PLAN):
                 continue
             break
