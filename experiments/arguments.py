@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -83,6 +84,16 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise InvalidInput(f"'{text}' is no whole number from 1")
     return int(text)
+
+
+@argument
+def pattern(text: str) -> str:
+    """A regular expression."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise InvalidInput(f"'{text}' is no regular expression: {error}") from None
+    return text
 
 
 @argument

@@ -29,7 +29,7 @@ from typing import Any
 from rich.console import Console
 
 from analysis.growth import draw_growth
-from experiments.arguments import Parser, argument, count, one_name, run, seconds
+from experiments.arguments import Parser, argument, count, one_name, pattern, run, seconds
 from experiments.bench_cases import Case, above_once, asked_for, cases, goals, median_of, share_of_peak
 from experiments.budget_sweep import run_single
 from experiments.build import Subject, plain_peak
@@ -304,23 +304,13 @@ def _existing(folder: str | Path) -> Path:
     return Path(folder)
 
 
-def _pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise InvalidInput(f"'{text}' is no regular expression: {error}") from None
-    return text
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the arguments, run, and print the table with the machine that it was measured on."""
     parser = Parser(prog="python -m experiments.bench_solvers", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--instances", type=argument(_existing), help="folder of instances; default REMAT_INSTANCES")
     parser.add_argument("--generated", action="store_true", help="use the project's own graphs")
-    parser.add_argument(
-        "--only", type=argument(_pattern), default="", help="regular expression on 'instance budget scope'"
-    )
+    parser.add_argument("--only", type=pattern, default="", help="regular expression on 'instance budget scope'")
     parser.add_argument("--strategy", type=one_name("strategy", strategies), default="portfolio")
     parser.add_argument("--time-limit", type=seconds, default=TIME_LIMIT_S, help="seconds for each solve; default 60")
     parser.add_argument("--seeds", type=count, default=1, help="solve each case with the seeds 0, 1, ...")

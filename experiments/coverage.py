@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch import nn
 
 import remat.torch as rt
 from experiments.architectures import ARCHITECTURES, Architecture, Inputs
-from experiments.arguments import Parser, argument, one_name, run, seconds
+from experiments.arguments import Parser, one_name, output_file, pattern, run, seconds
 from experiments.documents import ROOT
 from experiments.provenance import provenance
 from remat.cost import COST_MODELS
@@ -85,19 +84,19 @@ def main(arguments: list[str] | None = None) -> None:
     """Fill the file of results, and print how many architectures train."""
     parser = Parser(prog="python -m experiments.coverage", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--only", type=argument(re.compile), default=re.compile(""), help="regular expression on names")
+    parser.add_argument("--only", type=pattern, default="", help="regular expression on names")
     parser.add_argument("--time-limit", type=seconds, default=2.0, help="seconds of search for each; default 2")
     parser.add_argument("--cost", type=one_name("cost model", lambda: COST_MODELS), default="roofline")
     parser.add_argument("--again", action="store_true", help="also those that have a result")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=output_file, default=RESULTS)
     chosen = parser.parse_args(arguments)
+    if not (named := [name for name in ARCHITECTURES if re.search(chosen.only, name)]):
+        raise InvalidInput("no architecture; see --only")
     rows = {row["name"]: row for row in json.loads(chosen.out.read_text())["rows"]} if chosen.out.exists() else {}
-    for name, architecture in ARCHITECTURES.items():
-        if not chosen.only.search(name) or (name in rows and not chosen.again):
-            continue
+    for name in (name for name in named if chosen.again or name not in rows):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            rows[name] = covered(architecture, chosen.time_limit, chosen.cost)
+            rows[name] = covered(ARCHITECTURES[name], chosen.time_limit, chosen.cost)
         torch._dynamo.reset()
         print(json.dumps(rows[name]), flush=True)
         ordered = [rows[each] for each in ARCHITECTURES if each in rows]

@@ -13,7 +13,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -21,7 +20,7 @@ import torch
 from torch import nn
 
 import remat.torch as rt
-from experiments.arguments import Parser, run, seconds
+from experiments.arguments import Parser, output_file, run, seconds
 from experiments.documents import ROOT
 from experiments.provenance import provenance
 from remat.files import write_text
@@ -114,7 +113,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = Parser(prog="python -m experiments.lengths", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--time-limit", type=seconds, default=30.0, help="seconds of search for the first length")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=output_file, default=RESULTS)
     chosen = parser.parse_args(arguments)
     rows = []
     for is_padded in (False, True):

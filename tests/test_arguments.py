@@ -50,6 +50,17 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
         (["--again", "gpt2_b8_0.7", "--list"], "unknown plan 'gpt2_b8_0.7'; did you mean gpt2_b8_0.8 or gpt2_b8_0.6"),
         (["--only", "nothing", "--list"], "no plan has 'nothing' in its name"),
     ],
+    "coverage": [
+        (["--only", "nothing"], "no architecture; see --only"),
+        (["--only", "("], "'(' is no regular expression"),
+        (["--cost", "flop"], "unknown cost model 'flop'; did you mean flops"),
+        (["--time-limit", "nan"], "'nan' is no positive number; write seconds"),
+        (["--out", "no/such/rows.json"], "no/such is no folder"),
+    ],
+    "lengths": [
+        (["--time-limit", "0"], "'0' is no positive number"),
+        (["--out", "no/such/rows.json"], "no/such is no folder"),
+    ],
     "bench_solvers": [
         (["--strategy", "serach"], "unknown strategy 'serach'; did you mean search"),
         (["--strategy", ""], "unknown strategy ''"),
