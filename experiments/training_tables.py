@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.documents import DOCS, ROOT, Document, Drawing, LongTable, link_to, markdown_table
@@ -17,7 +16,7 @@ COLUMNS = ("name", "group", "trains", "budget", "seconds", "operations", "recomp
 
 def draw(arguments: Sequence[str]) -> Drawing:
     """Both tables, from the stored results of ``make coverage`` and ``make lengths``."""
-    coverage, lengths = (_read(path) for path in (COVERAGE, LENGTHS))
+    coverage, lengths = read_json(COVERAGE), read_json(LENGTHS)
     rows = coverage["rows"]
     every = LongTable("coverage", COLUMNS, [[_text(row.get(name)) for name in COLUMNS] for row in rows])
     refused = [row for row in rows if not row["trains"]]
@@ -34,10 +33,6 @@ def draw(arguments: Sequence[str]) -> Drawing:
                         "the plain model's bits"], map(_length, lengths["rows"])),
     ])  # fmt: skip
     return Drawing(text, [every], columns=sorted(COLUMNS))
-
-
-def _read(path: Path) -> Any:
-    return read_json(path)
 
 
 def _same(rows: Sequence[dict[str, Any]]) -> int:

@@ -91,10 +91,8 @@ def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     with replaced_tensors(model, bare):
         try:
             return followed(tells_truth=False)
-        except (
-            DataDependentOutputException,
-            DynamicOutputShapeException,
-        ):  # some models read values only where they are not traced
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            # Some models read values only where they are not traced.
             return followed(tells_truth=True)
 
 

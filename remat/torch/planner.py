@@ -185,7 +185,7 @@ class Planner:
         workspaces = carried.workspaces(known.graph, graph, self.cache_folder, self.device)
         graph = _with_workspaces(graph, step, workspaces)
         graph = graph.with_costs(carried.scaled_costs(known.graph, graph, self.gpu), known.graph.cost_unit)
-        plan = self._repaired(graph, alike)
+        plan = self._repaired(graph)
         if plan is None:
             return None
         is_once = len(plan.order) == len(graph) and not graph.has_implementations
@@ -197,12 +197,16 @@ class Planner:
             implementations=self.implementations,
         )  # fmt: skip
 
-    def _repaired(self, graph: Graph, alike: Sequence[StepPlan]) -> Plan | None:
-        """The cheapest order of other shapes that fits, or a cheaper one that a moment of search finds; or None."""
-        orders = [_once(graph, self.budget_bytes), *(
+    def _orders(self, graph: Graph) -> list[Plan]:
+        """Every operation once, and the orders of known steps with the same calls."""
+        alike = (other for other in self.plans.values() if _same_calls(other.graph, graph))
+        return [_once(graph, self.budget_bytes), *(
             Plan.from_order(graph, other.order.tolist(), self.budget_bytes, other.plan.choices) for other in alike
         )]  # fmt: skip
-        best = cheapest_fitting(graph, orders, self.budget_bytes)
+
+    def _repaired(self, graph: Graph) -> Plan | None:
+        """The cheapest order of other shapes that fits, or a cheaper one that a moment of search finds; or None."""
+        best = cheapest_fitting(graph, self._orders(graph), self.budget_bytes)
         if best is not None and simulate(graph, best).cost <= (1 + CHEAP) * graph.total_cost:
             return best
         if not graph.total_cost or get_strategy(self.strategy).is_baseline:  # whose plans a search must not change
@@ -230,11 +234,7 @@ class Planner:
 
     def _cheapest(self, graph: Graph, in_loop: bool) -> tuple[Plan, str]:
         """(the cheapest known order that fits, while a loop waits, or else the solver's plan; the strategy's name)."""
-        known = [_once(graph, self.budget_bytes)]
-        known += [
-            Plan.from_order(graph, other.order.tolist(), self.budget_bytes, other.plan.choices)
-            for other in self.plans.values() if _same_calls(other.graph, graph)
-        ]  # fmt: skip
+        known = self._orders(graph)
         found = cheapest_fitting(graph, known, self.budget_bytes) if in_loop else None
         if found is not None:
             return found, "from another shape"
