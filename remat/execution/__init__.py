@@ -10,7 +10,7 @@ from remat.execution.planning import (
     is_fraction,
     parse_budget,
 )
-from remat.execution.step_plan import Fingerprint, Planned, StepPlan, fingerprint_of, implementations_of
+from remat.execution.step_plan import Fingerprint, Generated, Planned, StepPlan, fingerprint_of, implementations_of
 
 # Version of step measurements. Raise it when the same plan may take another time or peak, so that stored measurements
 # are repeated.
@@ -18,6 +18,7 @@ VERSION = 1
 
 __all__ = [
     "Fingerprint",
+    "Generated",
     "Peaks",
     "Planned",
     "StepPlan",

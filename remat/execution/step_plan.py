@@ -63,6 +63,24 @@ def fingerprint_of(graph: Graph, framework: str, version: str, inputs: str) -> F
     return Fingerprint(framework, version, inputs, digest)
 
 
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What a compiler makes of a plan.
+
+    Attributes:
+        peak_bytes: that its code holds above the graph's `fixed_bytes`.
+        cost: of the kernels of its code, in the graph's unit.
+        plain_cost: of the kernels of the compiled plain step.
+        groups: numbers of consecutive computations that may be fused, and whose order the code keeps; () if the
+            compiler may order all of them.
+    """
+
+    peak_bytes: int
+    cost: int
+    plain_cost: int
+    groups: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class StepPlan:
     """The attribute `plan` of a rematerialized module; ``print`` it for a summary.
@@ -80,6 +98,7 @@ class StepPlan:
         noise: of measured costs; None for other costs, or if not known.
         difference: of a step from the plain step, relative to the largest number of a tensor, if it was verified; 0
             for the same bits.
+        generated: if a compiler fuses operations: what its code needs, instead of the sums over single operations.
         sharing: [N] pairs (input, output) of each operation that may share a storage (see `simulate`); () for none.
     """
 
@@ -95,6 +114,7 @@ class StepPlan:
     implementations: str = "default"
     noise: Noise | None = None
     difference: float | None = None
+    generated: Generated | None = None
 
     @functools.cached_property
     def trace(self) -> Trace:
@@ -104,11 +124,18 @@ class StepPlan:
     @property
     def peak_bytes(self) -> int:
         """Predicted peak of the whole step, fixed bytes included."""
+        if self.generated is not None:
+            return self.graph.fixed_bytes + self.generated.peak_bytes
         return self.trace.peak_bytes
 
     @property
     def overhead(self) -> float:
-        """Predicted cost over the cost of running every operation once, minus 1."""
+        """Predicted cost over the cost of running every operation once, minus 1.
+
+        Of a compiled step: over the cost of the compiled plain step, which may repeat operations itself.
+        """
+        if self.generated is not None:
+            return self.generated.cost / self.generated.plain_cost - 1 if self.generated.plain_cost else 0.0
         return self.trace.cost / self.graph.total_cost - 1 if self.graph.total_cost else 0.0
 
     @property
@@ -116,6 +143,11 @@ class StepPlan:
         """Number of repeats of each repeated operation, by name."""
         repeats = self.trace.computations - 1
         return {self.graph.operations[k].name: int(repeats[k]) for k in np.nonzero(repeats)[0]}
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """See `Generated.groups`."""
+        return () if self.generated is None else self.generated.groups
 
     @property
     def order(self) -> np.ndarray:
@@ -139,10 +171,12 @@ class StepPlan:
         if self.budget_bytes is not None:
             lines.append(f"  budget          {format_size(self.budget_bytes)}")
         plain = self.plain_peak_bytes
-        share = f", {trace.peak_bytes / plain:.1%} of the plain step's {format_size(plain)}" if plain else ""
-        where = graph.operations[trace.order[trace.peak_computation]].name
+        share = f", {self.peak_bytes / plain:.1%} of the plain step's {format_size(plain)}" if plain else ""
+        where = f"; reached at {graph.operations[trace.order[trace.peak_computation]].name}"
+        if self.generated is not None:
+            where = "; followed in the compiler's code"
         lines += [
-            f"  predicted peak  {format_size(trace.peak_bytes)}{share}; reached at {where}",
+            f"  predicted peak  {format_size(self.peak_bytes)}{share}{where}",
             f"  always there    {format_size(graph.fixed_bytes)}{_parts(self.fixed)}",
             f"  overhead        {self._overhead_as_text()}",
         ]
@@ -167,7 +201,10 @@ class StepPlan:
         if not self.costs:
             return "none; no operation had to be timed"
         noise = f"; {self.noise}" if self.noise else ""
-        cost, once = (format_cost(c, self.graph.cost_unit) for c in (self.trace.cost, self.graph.total_cost))
+        costs = self.trace.cost, self.graph.total_cost
+        if self.generated is not None:
+            costs = self.generated.cost, self.generated.plain_cost
+        cost, once = (format_cost(c, self.graph.cost_unit) for c in costs)
         return f"{self.overhead:.2%}: {cost} instead of {once} ({self.costs}{noise})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -183,6 +220,8 @@ class StepPlan:
             "operation_costs": [op.cost for op in self.graph.operations],
             "workspace_bytes": [op.workspace_bytes for op in self.graph.operations],
         }
+        if self.generated is not None:
+            section["generated"] = asdict(self.generated)
         if self.graph.has_implementations:
             section["operators"] = self.implementations
             section["implementations"] = [
@@ -235,6 +274,7 @@ class StepPlan:
         return cls(
             plan, graph, fingerprint, str(section.get("strategy", "")), plan.budget_bytes, plain, fixed,
             str(section.get("costs", "")), _sharing(section, graph, where), implementations, _noise_of(section),
+            generated=_generated_of(section, len(plan.order), where),
         )  # fmt: skip
 
     def promising(self, budget_bytes: int | None) -> StepPlan:
@@ -312,6 +352,18 @@ def _fixed_of(section: Mapping[str, Any], where: str) -> Mapping[str, int] | Non
     if not isinstance(fixed, dict) or not all(map(_is_count, fixed.values())):
         raise InvalidPlan(f"{where}: '{SECTION}.fixed' must be non-negative integers by name")
     return fixed
+
+
+def _generated_of(section: Mapping[str, Any], n_computations: int, where: str) -> Generated | None:
+    generated: Any = section.get("generated")
+    if generated is None:
+        return None
+    names = {each.name for each in fields(Generated)}
+    groups: Any = generated.get("groups") if isinstance(generated, dict) else None
+    counts = [*groups, *(generated[name] for name in names - {"groups"})] if isinstance(groups, list) else [None]
+    if generated.keys() != names or not all(map(_is_count, counts)) or sum(groups) not in (0, n_computations):
+        raise InvalidPlan(f"{where}: '{SECTION}.generated' must hold counts: {', '.join(sorted(names))}")
+    return Generated(**{**generated, "groups": tuple(groups)})
 
 
 def _noise_of(section: Mapping[str, Any]) -> Noise | None:

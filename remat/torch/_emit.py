@@ -23,19 +23,21 @@ from remat.torch.step_graph import END_KIND, CapturedStep, is_random
 
 
 def emit(
-    step: CapturedStep, order: Sequence[int], implementations: Sequence[str] = ()
+    step: CapturedStep, order: Sequence[int], implementations: Sequence[str] = (), groups: Sequence[int] = ()
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Forward and backward of a valid order of computations of ``step.graph``, repeats included.
 
     Args:
         implementations: [C] name of the implementation of each computation, '' for the default; () for defaults only.
+        groups: numbers of consecutive computations that a compiler may fuse, and must run in this order; () leaves it
+            free.
 
     Returns:
         The forward half takes the primals; it returns the training graph's forward outputs, then the saved tensors.
         The backward half takes the saved tensors, then the gradients of outputs; it returns a gradient or None for each
         primal.
     """
-    return _Emitter(step, order, implementations).emit()
+    return _Emitter(step, order, implementations, groups).emit()
 
 
 @dataclass(slots=True)
@@ -60,9 +62,13 @@ class _State:
 
 
 class _Emitter:
-    def __init__(self, step: CapturedStep, order: Sequence[int], implementations: Sequence[str]):
+    def __init__(
+        self, step: CapturedStep, order: Sequence[int], implementations: Sequence[str], groups: Sequence[int]
+    ):
         self.step, self.order = step, [int(k) for k in order]
         self.implementations = list(implementations) or [""] * len(self.order)
+        self.group_of = [i for i, size in enumerate(groups) for _ in range(size)]
+        self.group: int | None = None  # of the computation that is written
         self.training_graph = step.training_graph
         self.forward, self.backward = _Half(), _Half()
         self.half = self.forward
@@ -78,7 +84,8 @@ class _Emitter:
             if node not in training_graph.tangents:
                 self._place(self.forward, node, node.name, node.meta)
         outputs: list[fx.Node | None] = []
-        for k, name in zip(self.order, self.implementations, strict=True):
+        for i, (k, name) in enumerate(zip(self.order, self.implementations, strict=True)):
+            self.group = self.group_of[i] if self.group_of else None
             if self.step.graph.operations[k].kind == END_KIND:
                 for node in self.step.nodes[k]:
                     self._call(node)
@@ -116,7 +123,7 @@ class _Emitter:
         if k not in self.done:
             self._keep_state_to_repeat(k, node)
             self._call(node)
-        elif is_random(node):
+        elif is_random(node) and self.training_graph.lowering is None:
             args, kwargs = self._arguments(node.args, node.kwargs)
             args = (self._hold(_State(node)), node.target, *args)
             self._holds(node, self._add(_random.with_random_state, args, kwargs, node.meta["val"]))
@@ -125,7 +132,7 @@ class _Emitter:
             self._holds(node, self._add(target, *self._arguments(args, kwargs), node.meta["val"]), n_parts)
 
     def _keep_state_to_repeat(self, k: int, node: fx.Node) -> None:
-        if self.times[k] > 1 and is_random(node):
+        if self.times[k] > 1 and is_random(node) and self.training_graph.lowering is None:
             state = self._add(_random.state_to_repeat, (_aot.device_of(node),), {}, _aot.fake_state(node))
             self.half.made[_State(node)] = state
 
@@ -163,6 +170,8 @@ class _Emitter:
     def _add(self, target: Any, args: Any, kwargs: Any, val: Any) -> fx.Node:
         made = self.half.graph.call_function(target, args, kwargs)
         made.meta["val"] = val
+        if self.group is not None:
+            _private.name_in_group(made, self.group)
         return made
 
     def _holds(self, node: fx.Node, made: fx.Node, n_parts: int | None = None) -> None:

@@ -20,14 +20,18 @@ Operators (``torch.ops.aten``) are not private, although some names begin with a
 
 from __future__ import annotations
 
+import copy
 import dis
 import functools
+import itertools
 import logging
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -44,6 +48,7 @@ from torch._functorch._aot_autograd.descriptors import (
     ViewBaseAOTInput,
 )
 from torch._guards import TracingContext
+from torch._guards import tracing as tracing_in
 from torch._ops import OpOverload
 from torch._prims_common import make_contiguous_strides_for, suggest_memory_format
 from torch._subclasses.fake_tensor import (
@@ -573,16 +578,36 @@ def min_cut(module: fx.GraphModule, n_forward_outputs: int, costs: Mapping[str, 
         return min_cut_rematerialization_partition(module, (), num_fwd_outputs=n_forward_outputs)[0]
 
 
+# Inductor
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredHalf:
+    """What Inductor makes of the forward or the backward half.
+
+    Attributes:
+        source: the generated code; it defines ``call``, which takes one list.
+        groups: for each group of calls that it fuses, the buffers that the group fills: (buffer, node of the half that
+            the buffer holds).
+        is_extern: for each group whether it is a call of a library, not generated code.
+    """
+
+    source: str
+    groups: tuple[tuple[tuple[str, str], ...], ...]
+    is_extern: tuple[bool, ...]
+
+
 def inductor(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: _Partition) -> Callable[..., Any]:
     """A backend that lets Inductor compile both halves.
 
     Inductor asks for a partition of the training graph after its own passes over it. These decompose operators and
     draw random numbers from seeds; each seed is drawn once. It then fuses calls, so that it needs other memory than the
-    plan says.
+    graph says.
     """
     import torch._inductor.config  # takes seconds, like the next imports
     from torch._inductor.compile_fx import compile_fx
-    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn, CustomSchedulerPass
+    from torch._inductor.dependencies import WeakDep
 
     class Partitioner(CustomPartitionerFn):
         def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
@@ -599,9 +624,146 @@ def inductor(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: _P
             """Always the same: each half has its own key, which holds the calls that the plan put there."""
             return "remat"
 
-    # AOT autograd's own cache has a key that does not know the plan.
+    class Ordered(CustomSchedulerPass):
+        """Groups of calls run in the plan's order; calls of one group may be fused.
+
+        Else Inductor moves repeated calls to earlier ones that read the same, and their results are held for too long.
+        """
+
+        def __call__(self, nodes: Any) -> Any:
+            group = {node.get_name(): _group_of(_origin_name(node.node)) for node in nodes}
+            in_group = dict[int, list[Any]]()
+            for node in nodes:
+                if (i := group[node.get_name()]) is not None:
+                    in_group.setdefault(i, []).append(node)
+            # A buffer that waits for its next use takes memory, of which the plan does not know.
+            torch._inductor.config.allow_buffer_reuse = reuses_buffers and not in_group
+            if not in_group:
+                return nodes
+            for before, i in itertools.pairwise(sorted(in_group)):
+                for node in in_group[i]:
+                    for earlier in in_group[before]:
+                        name = earlier.get_outputs()[0].get_name()
+                        node.add_fake_dep(WeakDep(name, node.get_name(), is_fake=True))
+            scheduler = nodes[0].scheduler
+            scheduler.nodes = scheduler.topological_sort_schedule(nodes)
+            scheduler.compute_ancestors()
+            return scheduler.nodes
+
+        def uuid(self) -> str:
+            return "remat"
+
+    reuses_buffers = torch._inductor.config.allow_buffer_reuse
+    # AOT autograd's own cache has a key that does not know the plan. The backward half is compiled at once, under
+    # these settings, not at the first call of backward.
     with (
-        torch._inductor.config.patch(custom_partitioner_fn=Partitioner()),
-        functorch_config.patch(enable_autograd_cache=False),
+        torch._inductor.config.patch(
+            custom_partitioner_fn=Partitioner(), _pre_fusion_custom_pass=Ordered(), allow_buffer_reuse=reuses_buffers
+        ),
+        functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True),
     ):
         return compile_fx(graph, list(example_inputs))  # pyright: ignore[reportReturnType]
+
+
+def name_in_group(node: fx.Node, group: int) -> None:
+    """Name a call so that Inductor's scheduler keeps its place, see `inductor`."""
+    node._rename(f"{_GROUP}{group}_{node.name}")
+
+
+def _group_of(name: str) -> int | None:
+    return int(name.split("_")[1]) if name.startswith(_GROUP) else None
+
+
+_GROUP = "group_"
+
+
+def _origin_name(node: Any) -> str:
+    """The name of the call whose result a node of Inductor's scheduler computes; '' if it is not known."""
+    origin = node.get_origin_node() or next(iter(node.get_origins()), None)
+    return "" if origin is None else origin.name
+
+
+Lowering = Callable[[_Partition], tuple[LoweredHalf, LoweredHalf]]
+
+
+def lowering(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Lowering:
+    """A function that shows what `inductor` generates for a partition; no kernel is compiled.
+
+    Call this while Dynamo calls a backend, and the function at any time.
+    """
+    context, original = copy.copy(TracingContext.get()), fx.GraphModule(graph, _copied(graph.graph))
+
+    def lowered(partition: _Partition) -> tuple[LoweredHalf, LoweredHalf]:
+        again = fx.GraphModule(original, _copied(original.graph))
+        with tracing_in(context), _only_code() as halves:
+            inductor(again, example_inputs, partition)
+        forward, backward = halves
+        return forward, backward
+
+    return lowered
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    copied = fx.Graph()
+    copied.output(copied.graph_copy(graph, {}))
+    return copied
+
+
+@contextmanager
+def _only_code() -> Iterator[list[LoweredHalf]]:
+    """Let Inductor stop once it has written the code of a half, and note the code."""
+    import torch._inductor.config
+    from torch._inductor.custom_graph_pass import CustomSchedulerPass
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
+
+    halves, groups = list[LoweredHalf](), dict[Any, Any]()
+
+    class Reader(CustomSchedulerPass):
+        def __call__(self, nodes: Any) -> Any:
+            extern = tuple(any(each.is_extern() for each in node.get_nodes()) for node in nodes)
+            groups[V.graph] = tuple(tuple(_buffers_of(node)) for node in nodes), extern
+            return nodes
+
+        def uuid(self) -> str:
+            return "remat"
+
+    def compile_to_module(self: Any) -> Any:
+        source = self.codegen()[0].value
+        halves.append(LoweredHalf(source, *groups[self]))
+        return SimpleNamespace(call=None)
+
+    compile_before = GraphLowering.compile_to_module
+    GraphLowering.compile_to_module = compile_to_module
+    try:
+        with torch._inductor.config.patch(_post_fusion_custom_pass=Reader(), fx_graph_cache=False):
+            yield halves
+    finally:
+        GraphLowering.compile_to_module = compile_before
+
+
+def _buffers_of(group: Any) -> Iterator[tuple[str, str]]:
+    """The buffers that a fused group of Inductor's scheduler fills, each with the node whose result it holds."""
+    for node in group.get_nodes():
+        for output in node.get_outputs():
+            yield output.get_name(), _origin_name(output.node) or _origin_name(node.node)
+
+
+def merge_equal_calls(module: fx.GraphModule) -> None:
+    """Compute equal calls of a training graph once, as PyTorch's own partitioner does first."""
+    from torch._functorch.compile_utils import fx_graph_cse
+
+    end = module.graph.find_nodes(op="output")[0]
+    module.graph.eliminate_dead_code()
+    module.graph = fx_graph_cse(module.graph)
+    module.graph.find_nodes(op="output")[0].meta.update(end.meta)
+
+
+def default_partition(module: fx.GraphModule, n_forward_outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The halves of a training graph as `torch.compile` cuts it; names of nodes stay, and `module` does not change."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    copied = fx.GraphModule(module, _copied(module.graph))
+    copied.graph.find_nodes(op="output")[0].meta.update(module.graph.find_nodes(op="output")[0].meta)
+    with functorch_config.patch(cse=False):
+        return min_cut_rematerialization_partition(copied, (), "inductor", num_fwd_outputs=n_forward_outputs)

@@ -24,7 +24,7 @@ from remat.torch._with_implementations import CHOICES
 from remat.torch.capture import TrainingGraph
 from remat.torch.measure import difference_of_steps, peak_of_step
 from remat.torch.module import Rematerialized, captured_step, keywords, with_storages
-from remat.torch.plain import plain_step
+from remat.torch.plain import calls_graph, plain_step
 from remat.torch.planner import Planner, default_gpu, describe_inputs, device_of, there_before
 from remat.torch.step_graph import CapturedStep, loss_bytes
 from remat.units import format_size
@@ -214,6 +214,9 @@ def _plain_peak(
     Args:
         may_run: the step may be executed if its peak cannot be known otherwise.
     """
+    if step.training_graph.lowering is not None:
+        graph, _ = planner.with_everything_resident(step)
+        return Peaks(graph.fixed_bytes + planner.compiled(step).plain.peak_bytes)
     fixed_bytes = step.graph.fixed_bytes + sum(planner.beside(step.training_graph).values())
     outside = loss_bytes(step.training_graph)
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
@@ -226,7 +229,7 @@ def _plain_peak(
     except Exception as error:  # fake tensors do not support everything that compiles
         text = (str(error).strip().splitlines() or [""])[0][:160]
         return Peaks(None, f"the model does not run on tensors without contents ({type(error).__name__}: {text})")
-    calls = plain.graph(planner.name)
+    calls = calls_graph(planner.name, plain.signatures)
     # Measure also the operations of the plan: the process that measures takes seconds to start.
     other = tuple(replace(op, inputs=(), outputs=()) for op in step.graph.every_implementation().operations)
     both = Graph(planner.name, (*calls.operations, *other), ())

@@ -19,7 +19,7 @@ from torch import fx
 from remat.graph import Value, Work
 from remat.implementation import Implementation
 from remat.torch._private import FakeTensor, tree_iter, tree_map
-from remat.torch._work import _plain, storage_bytes, tensor_bytes, tensors_of
+from remat.torch._work import plain_form, storage_bytes, tensor_bytes, tensors_of
 from remat.torch.implementations import (
     IMPLEMENTATIONS,
     Calls,
@@ -294,7 +294,7 @@ def _work(function: str, args: tuple[Any, ...], vals: Any, val: Callable[[Any], 
     concrete = tree_map(val, args, is_leaf=lambda x: isinstance(x, (fx.Node, _Part, Kept)))
     read, made = tensors_of(concrete), tensors_of(vals)
     floats = [t.dtype for t in (*made, *read) if t.dtype.is_floating_point]
-    plain = {"fw": "torch", "op": f"implementation.{function}", "args": _plain(list(concrete)), "kwargs": {}}
+    plain = {"fw": "torch", "op": f"implementation.{function}", "args": plain_form(list(concrete)), "kwargs": {}}
     return Work(
         flops=flops,
         bytes_moved=sum(map(tensor_bytes, read)) + sum(map(tensor_bytes, made)),

@@ -66,21 +66,21 @@ def call_signature(target: Any, args: Any, kwargs: Any) -> str:
     if not isinstance(target, OpOverload):
         return ""
     try:
-        plain = {"fw": "torch", "op": str(target), "args": _plain(args), "kwargs": _plain(kwargs)}
+        plain = {"fw": "torch", "op": str(target), "args": plain_form(args), "kwargs": plain_form(kwargs)}
     except TypeError:
         return ""
     return json.dumps(plain, sort_keys=True, separators=(",", ":"))
 
 
-def _plain(x: Any) -> Any:
+def plain_form(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
         return {"t": list(x.shape), "s": list(x.stride()), "d": str(x.dtype).removeprefix("torch.")}
     if x is None or isinstance(x, (bool, int, float, str)):
         return x
     if isinstance(x, (list, tuple)):
-        return [_plain(item) for item in x]
+        return [plain_form(item) for item in x]
     if isinstance(x, dict):
-        return {key: _plain(item) for key, item in x.items()}
+        return {key: plain_form(item) for key, item in x.items()}
     if isinstance(x, (torch.dtype, torch.layout, torch.device, torch.memory_format)):
         return {"x": str(x)}
     raise TypeError(f"{x!r} has no plain form")

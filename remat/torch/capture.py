@@ -48,12 +48,14 @@ class TrainingGraph:
             are the new contents of mutated buffers, the next one is the loss or the module's first output.
         mutated: [n_mutations] index into `primals` of the buffer that each of these outputs updates.
         primals: the tensors of the `primals_*` placeholders: parameters, buffers, inputs.
+        lowering: shows what Inductor generates for a partition of the graph; None if the step is not for Inductor.
     """
 
     module: fx.GraphModule
     n_forward_outputs: int
     mutated: tuple[int, ...]
     primals: tuple[torch.Tensor, ...]
+    lowering: _private.Lowering | None = None
 
     @property
     def places(self) -> dict[int, fx.Node]:
@@ -117,12 +119,15 @@ def capture_module(
     found: dict[str, Any] = {}
 
     def partition(training_graph: fx.GraphModule, n_forward_outputs: int) -> Any:
-        found["joint"] = read_training_graph(training_graph, n_forward_outputs, found["primals"])
+        found["joint"] = read_training_graph(
+            training_graph, n_forward_outputs, found["primals"], found["lowering"]
+        )
         raise _Captured
 
     def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         found["primals"] = primals_of(graph)
         replace_recurrent(graph)
+        found["lowering"] = _private.lowering(graph, example_inputs) if backend is _private.inductor else None
         return (backend or eager_backend)(graph, example_inputs, partition)
 
     def call() -> None:
@@ -267,7 +272,9 @@ def refusals(what: str) -> Iterator[None]:
         ) from error
 
 
-def read_training_graph(module: fx.GraphModule, n_forward_outputs: int, primals: tuple[Any, ...]) -> TrainingGraph:
+def read_training_graph(
+    module: fx.GraphModule, n_forward_outputs: int, primals: tuple[Any, ...], lowering: _private.Lowering | None = None
+) -> TrainingGraph:
     """The training graph that a partition function received, changed in place to follow eager mode.
 
     Raises:
@@ -276,8 +283,10 @@ def read_training_graph(module: fx.GraphModule, n_forward_outputs: int, primals:
     if any(map(_private.is_view_base, module.graph.find_nodes(op="placeholder"))):
         raise InvalidInput("arguments that overlap in memory are modified in place; pass copies of them")
     _drop_unread_statistics(module)
+    if lowering is not None:
+        _private.merge_equal_calls(module)
     mutated = map(_private.mutated_input, _private.descriptions_of_outputs(module.graph))
-    training_graph = TrainingGraph(module, n_forward_outputs, tuple(i for i in mutated if i is not None), primals)
+    training_graph = TrainingGraph(module, n_forward_outputs, tuple(i for i in mutated if i is not None), primals, lowering)
     if torch.is_autocast_cache_enabled():
         places, gradients = training_graph.places, training_graph.outputs[n_forward_outputs:]
         cast_once(module.graph, {places[i]: gradient for i, gradient in enumerate(gradients) if gradient is not None})

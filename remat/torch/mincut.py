@@ -19,10 +19,11 @@ from remat.torch.step_graph import END_KIND, CapturedStep
 def plans(step: CapturedStep, graph: Graph, shares: Sequence[float]) -> dict[float, list[int]]:
     """Orders of computations of ``graph`` (the step's, with costs), one for each ``activation_memory_budget``."""
     costs = {node.name: op.cost for op, nodes in zip(graph.operations, step.nodes, strict=True) for node in nodes}
-    return {share: order_with(graph, _saved_values(step, costs, share)) for share in shares}
+    return {share: order_with(graph, saved_values(step, costs, share)) for share in shares}
 
 
-def _saved_values(step: CapturedStep, costs: Mapping[str, int], share: float) -> set[int]:
+def saved_values(step: CapturedStep, costs: Mapping[str, int], share: float) -> set[int]:
+    """Values of the step that the forward half saves; `costs`: by names of calls."""
     training_graph = step.training_graph
     copied, places = fx.Graph(), dict[fx.Node, fx.Node]()
     copied.graph_copy(training_graph.module.graph, places)

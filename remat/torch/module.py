@@ -18,7 +18,7 @@ from torch import fx, nn
 
 from remat.errors import InvalidInput, warn
 from remat.execution import Planned, StepPlan
-from remat.torch import _aot, _optimizer, _random, capture, step_graph
+from remat.torch import _aot, _optimizer, _private, _random, capture, step_graph
 from remat.torch._emit import emit
 from remat.torch._private import BatchNorm, Place, is_fake, primals_of, share_tables, storage_key, tree_map
 from remat.torch._recurrent import replace_recurrent
@@ -222,12 +222,13 @@ class _CompiledStep:
     def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         primals, planner = primals_of(graph), self.planner
         replace_recurrent(graph)
+        lowering = _private.lowering(graph, example_inputs) if self.backend == "inductor" else None
 
         def partition(training_graph: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
-            captured = capture.read_training_graph(training_graph, n_forward, primals)
+            captured = capture.read_training_graph(training_graph, n_forward, primals, lowering)
             step = step_of(captured, planner.name, self.model, self.backend, planner.implementations)
             plan = planner.plan(step, self.called.inputs, in_loop=True)
-            return emit(step, plan.order.tolist(), plan.plan.choices)
+            return emit(step, plan.order.tolist(), plan.plan.choices, plan.groups)
 
         return _aot.backend_of(self.backend)(graph, example_inputs, partition)
 

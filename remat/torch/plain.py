@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -51,20 +51,21 @@ class PlainStep:
     signatures: tuple[str, ...]
     held_bytes: tuple[int, ...]
 
-    def graph(self, name: str) -> Graph:
-        """Distinct calls as operations of their own, to be measured; not a graph to plan on."""
-        distinct = sorted({signature for signature in self.signatures if signature})
-        kinds = [json.loads(signature)["op"].rpartition(".")[0] for signature in distinct]
-        operations = tuple(
-            Operation(f"{kind}_{i}", kind, (), (), work=Work(signature=signature))
-            for i, (kind, signature) in enumerate(zip(kinds, distinct, strict=True))
-        )
-        return Graph(name, operations, ())
-
     def peak_bytes(self, workspaces: Mapping[str, int]) -> int:
         """Most bytes that the step holds above those held before it; `workspaces`: [signature] bytes."""
         calls = zip(self.signatures, self.held_bytes, strict=True)
         return max((held + workspaces.get(signature, 0) for signature, held in calls), default=0)
+
+
+def calls_graph(name: str, signatures: Iterable[str]) -> Graph:
+    """Distinct calls as operations of their own, to be measured; not a graph to plan on."""
+    distinct = sorted(set(signatures) - {""})
+    operations = []
+    for i, signature in enumerate(distinct):
+        called = json.loads(signature)["op"]
+        kind = called.rpartition(".")[0] or called
+        operations.append(Operation(f"{kind}_{i}", kind, (), (), work=Work(signature=signature)))
+    return Graph(name, tuple(operations), ())
 
 
 def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: int) -> PlainStep:
@@ -82,7 +83,7 @@ def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     fake_args, fake_kwargs = tree_map(lambda x: bare(x) if isinstance(x, Tensor) else x, (args, dict(kwargs)))
 
     def followed(tells_truth: bool) -> PlainStep:
-        follower = _Follower([*model.parameters(), *model.buffers(), *tensors_of((fake_args, fake_kwargs))])
+        follower = Follower([*model.parameters(), *model.buffers(), *tensors_of((fake_args, fake_kwargs))])
         with layouts_of_kernels(), (tracing_shown if tells_truth else fakes_hidden)(), mode, follower:
             outputs = model(*fake_args, **fake_kwargs)
             backward_from(outputs, lambda _: follower.holding(loss_bytes))
@@ -96,7 +97,7 @@ def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
             return followed(tells_truth=True)
 
 
-class _Follower(TorchDispatchMode):
+class Follower(TorchDispatchMode):
     """Counts the bytes of the storages that calls make, from the call that makes one until it is dropped."""
 
     def __init__(self, known: list[Tensor]):

@@ -30,17 +30,19 @@ from remat.graph import Graph, Operation
 from remat.plan import Plan
 from remat.registry import get_strategy
 from remat.simulator import simulate
+from remat.solution import Solution
 from remat.solving.api import solve
 from remat.torch import _aot, carried
 from remat.torch._private import tree_leaves
 from remat.torch._random import random_state
 from remat.torch._work import CUDA_BLOCK_BYTES, tensors_of
 from remat.torch.capture import TrainingGraph
+from remat.torch.compiled import AS_IT_IS, CompiledStep, cheapest
 from remat.torch.step_graph import CapturedStep, is_random
+from remat.units import format_size
 
 REPAIR_S = 0.6  # of search for a step with other shapes, while a loop waits
 CHEAP = 0.001  # overhead that is not worth a search
-AS_IT_IS = "fits as it is"  # strategy of a plan that repeats nothing
 START = "start of backward"  # counted as resident, although the step makes it
 VERSION = torch.__version__.split("+")[0]
 
@@ -94,7 +96,8 @@ class Planner:
         fingerprint = fingerprint_of(graph.default(), "torch", VERSION, inputs)
         with self.lock:
             if fingerprint.sha256 not in self.plans:
-                plan = self._carried(graph, step, fixed, fingerprint) if in_loop else None
+                carries = in_loop and step.training_graph.lowering is None
+                plan = self._carried(graph, step, fixed, fingerprint) if carries else None
                 if in_loop and plan is None:
                     announce_pause(self.name, self._what_is_new(inputs), self.time_limit_s, "model.prepare(...)")
                 try:
@@ -154,6 +157,8 @@ class Planner:
     def _new(
         self, graph: Graph, step: CapturedStep, fixed: Mapping[str, int], fingerprint: Fingerprint, in_loop: bool
     ) -> StepPlan:
+        if step.training_graph.lowering is not None:
+            return self._new_compiled(graph, step, fixed, fingerprint)
         workspaces = self._workspaces(graph)
         graph = _with_workspaces(graph, step, workspaces)
         is_sample = not (self.plans or in_loop)
@@ -170,6 +175,32 @@ class Planner:
             plan, graph, fingerprint, strategy, self.budget_bytes, plain, fixed, costs,
             implementations=self.implementations, noise=noise,
         )  # fmt: skip
+
+    def _new_compiled(
+        self, graph: Graph, step: CapturedStep, fixed: Mapping[str, int], fingerprint: Fingerprint
+    ) -> StepPlan:
+        """A plan of a step that Inductor compiles."""
+        compiled = self.compiled(replace(step, graph=graph))
+
+        def find(groups: Graph, limit: int, known: Sequence[Plan]) -> Solution:
+            return find_plan(
+                groups, limit, strategy=self.strategy, scope=self.scope, time_limit_s=self.time_limit_s,
+                seed=self.seed, threads=self.threads, known=known,
+            )  # fmt: skip
+
+        found = cheapest(compiled, self.budget_bytes, self.cost, self.gpu, find)
+        if found is None:
+            raise InvalidInput(f"no plan was found whose compiled code keeps {format_size(self.budget_bytes)}")
+        graph = graph.with_costs([0] * len(graph), found.cost_unit)
+        return StepPlan(
+            Plan.from_order(graph, found.candidate.order, self.budget_bytes), graph, fingerprint, found.strategy,
+            self.budget_bytes, graph.fixed_bytes + compiled.plain.peak_bytes, fixed,
+            self.cost if found.cost_unit else "", noise=found.noise, generated=found.generated,
+        )  # fmt: skip
+
+    def compiled(self, step: CapturedStep) -> CompiledStep:
+        """What Inductor makes of a step for it."""
+        return CompiledStep(step, self.cache_folder, self.device)
 
     def _carried(
         self, graph: Graph, step: CapturedStep, fixed: Mapping[str, int], fingerprint: Fingerprint

@@ -249,7 +249,7 @@ class _Builder:
                 inputs=tuple(sorted(inputs)),
                 outputs=tuple(range(first, len(self.values))),
                 is_backward=is_in_backward(node),
-                run_once=_is_mutable(node) or reads_stale or (is_random(node) and not self.replays_random),
+                run_once=_is_mutable(node) or reads_stale or (not self.replays_random and draws(node)),
                 work=work_of(node, kind),
             )
         )
@@ -257,7 +257,8 @@ class _Builder:
 
     def _tie(self, node: fx.Node, reads_stale: bool) -> set[int]:
         """Give a call that must keep its place an output of 0 bytes; returns the ids that it must read to keep it."""
-        keeps_order = is_random(node) or _is_mutable(node)
+        random = is_random(node) if self.replays_random else draws(node)
+        keeps_order = random or _is_mutable(node)
         if not keeps_order and not reads_stale:
             return set()
         token, before = len(self.values), self.ordered
@@ -418,6 +419,17 @@ def _with_inputs(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
 def is_random(node: fx.Node) -> bool:
     """Whether the call draws from the device's default generator."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether the call draws, given its arguments: attention without dropout does not."""
+    schema = schema_of(node.target)
+    at = {argument.name: i for i, argument in enumerate(schema.arguments)} if is_random(node) else {}
+    if "dropout_p" not in at:
+        return is_random(node)
+    i = at["dropout_p"]
+    given = node.args[i] if i < len(node.args) else node.kwargs.get("dropout_p", schema.arguments[i].default_value)
+    return given != 0
 
 
 def _is_mutable(node: fx.Node) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import runpy
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +87,8 @@ def rebuilt_call(description: dict[str, Any], device: str) -> tuple[Callable[[],
     """A function that makes the described call with arguments of its own, and the tensors among these arguments."""
     if description["op"].startswith("implementation."):
         return _implementation(description, device)
+    if description["op"] == "generated":
+        return _generated(description, device)
     call: Any = operator.attrgetter(description["op"])(torch.ops)
     name = description["op"].removeprefix("aten.").rpartition(".")[0]
     if device == "cuda":
@@ -108,6 +111,17 @@ def rebuilt_call(description: dict[str, Any], device: str) -> tuple[Callable[[],
         for indices in pending:
             indices.copy_(torch.randint(max(1, limit), indices.shape, device=device))
     return (lambda: call(*args, **kwargs)), tensors_of((args, kwargs))
+
+
+def _generated(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], list[torch.Tensor]]:
+    """A call of a kernel that Inductor generated, see `remat.torch.generated`."""
+    kernel = runpy.run_path(description["file"])["kernel"]
+    args = _rebuild(description["args"], device, [])
+    kwargs = _rebuild(description["kwargs"], device, [])
+    if device == "cuda":
+        stream = torch.cuda.current_stream().cuda_stream
+        return (lambda: kernel.run(*args, **kwargs, stream=stream)), tensors_of(args)
+    return (lambda: kernel(*args, **kwargs)), tensors_of(args)
 
 
 def _divided(a: torch.Tensor, b: torch.Tensor) -> int:
