@@ -40,6 +40,9 @@ def emit(
     return _Emitter(step, order, implementations, groups).emit()
 
 
+SAVED = "saved_"  # begins the names of the placeholders of saved tensors
+
+
 @dataclass(slots=True)
 class _Half:
     """One of the two graphs while it is written.
@@ -47,11 +50,13 @@ class _Half:
     Attributes:
         made: node of the training graph, `_State` or `Kept` -> node here that holds it.
         views: view in the training graph -> (node here of its base, node here of the view).
+        names: of the calls here.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
     made: dict[fx.Node | _State | Kept, fx.Node] = field(default_factory=dict)
     views: dict[fx.Node, tuple[fx.Node, fx.Node]] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +67,7 @@ class _State:
 
 
 class _Emitter:
-    def __init__(
-        self, step: CapturedStep, order: Sequence[int], implementations: Sequence[str], groups: Sequence[int]
-    ):
+    def __init__(self, step: CapturedStep, order: Sequence[int], implementations: Sequence[str], groups: Sequence[int]):
         self.step, self.order = step, [int(k) for k in order]
         self.implementations = list(implementations) or [""] * len(self.order)
         self.group_of = [i for i, size in enumerate(groups) for _ in range(size)]
@@ -129,7 +132,7 @@ class _Emitter:
             self._holds(node, self._add(_random.with_random_state, args, kwargs, node.meta["val"]))
         else:
             target, args, kwargs, n_parts = _aot.repetition(node)
-            self._holds(node, self._add(target, *self._arguments(args, kwargs), node.meta["val"]), n_parts)
+            self._holds(node, self._add(target, *self._arguments(args, kwargs), node.meta["val"], node.name), n_parts)
 
     def _keep_state_to_repeat(self, k: int, node: fx.Node) -> None:
         if self.times[k] > 1 and is_random(node) and self.training_graph.lowering is None:
@@ -165,13 +168,19 @@ class _Emitter:
                 self.half.made[held] = made
 
     def _call(self, node: fx.Node) -> None:
-        self._holds(node, self._add(node.target, *self._arguments(node.args, node.kwargs), node.meta["val"]))
+        self._holds(node, self._add(node.target, *self._arguments(node.args, node.kwargs), node.meta["val"], node.name))
 
-    def _add(self, target: Any, args: Any, kwargs: Any, val: Any) -> fx.Node:
-        made = self.half.graph.call_function(target, args, kwargs)
-        made.meta["val"] = val
+    def _add(self, target: Any, args: Any, kwargs: Any, val: Any, name: str | None = None) -> fx.Node:
+        """Write a call; for Inductor with the name that it has in the training graph, and with its group."""
+        if self.training_graph.lowering is None:
+            name = None
+        elif name is not None and name in self.half.names:
+            name = f"again_{name}"  # else its new name may be that of another call
         if self.group is not None:
-            _private.name_in_group(made, self.group)
+            name = _private.name_in_group(name or "call", self.group)
+        made = self.half.graph.create_node("call_function", target, args, kwargs, name)
+        self.half.names.add(made.name)
+        made.meta["val"] = val
         return made
 
     def _holds(self, node: fx.Node, made: fx.Node, n_parts: int | None = None) -> None:
@@ -179,7 +188,9 @@ class _Emitter:
         self.half.made[node] = made
         for part in node.users:
             if part.target is operator.getitem and (n_parts is None or int(str(part.args[1])) < n_parts):
-                self.half.made[part] = self._add(operator.getitem, (made, part.args[1]), {}, part.meta["val"])
+                self.half.made[part] = self._add(
+                    operator.getitem, (made, part.args[1]), {}, part.meta["val"], part.name
+                )
 
     def _arguments(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         return fx.map_arg(args, self._fetch), fx.map_arg(kwargs, self._fetch)
@@ -192,7 +203,7 @@ class _Emitter:
         source = self._fetch(node.all_input_nodes[0])
         known = self.half.views.get(node)
         if known is None or known[0] is not source:
-            made = self._add(node.target, *self._arguments(node.args, node.kwargs), node.meta["val"])
+            made = self._add(node.target, *self._arguments(node.args, node.kwargs), node.meta["val"], node.name)
             known = self.half.views[node] = source, made
         return known[1]
 
@@ -213,7 +224,7 @@ class _Emitter:
             raise InvalidPlan(f"'{held}' is read before it is computed")
         # The name must be new: `fx` generates wrong code for a placeholder of a name that exists.
         name = f"{held.node.name}_state" if isinstance(held, _State) else held.name
-        name = "saved_" + re.sub(r"\W", "_", name)
+        name = SAVED + re.sub(r"\W", "_", name)
         self.saved[held] = self._place(half, held, name, self.forward.made[held].meta)
         return self.saved[held]
 

@@ -551,8 +551,28 @@ def is_compiled_backward(node: Any) -> bool:
     return "CompiledFunctionBackward" in node.name()
 
 
-def min_cut(module: fx.GraphModule, n_forward_outputs: int, costs: Mapping[str, int], share: float) -> fx.GraphModule:
-    """The forward half of a training graph as PyTorch's own partitioner cuts it; names of nodes stay.
+@contextmanager
+def knob(share: float, solver: str, estimator: Any) -> Iterator[None]:
+    """Let `torch.compile` save at most `share` of the bytes that it would save: its own knob for memory.
+
+    Args:
+        solver: ``dp`` or ``ilp``.
+        estimator: of the time of a call: ``profile``, ``flops`` or a `CustomRuntimeEstimator`.
+    """
+    settings: dict[str, Any] = {
+        "activation_memory_budget": share,
+        "activation_memory_budget_solver": solver,
+        "activation_memory_budget_runtime_estimator": estimator,
+        "enable_autograd_cache": False,
+    }
+    with functorch_config.patch(settings):
+        yield
+
+
+def min_cut(
+    module: fx.GraphModule, n_forward_outputs: int, costs: Mapping[str, int], share: float = 1.0
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The halves of a training graph as `torch.compile` cuts it; names of nodes stay, and `module` does not change.
 
     Args:
         costs: of calls by their names; others cost 0.
@@ -568,14 +588,10 @@ def min_cut(module: fx.GraphModule, n_forward_outputs: int, costs: Mapping[str, 
         def uuid(self) -> None:
             """None, so that nothing is cached."""
 
-    settings: dict[str, Any] = {
-        "activation_memory_budget": share,
-        "activation_memory_budget_solver": "dp",
-        "activation_memory_budget_runtime_estimator": Costs(),
-        "cse": False,  # so that nodes keep their names
-    }
-    with functorch_config.patch(settings):
-        return min_cut_rematerialization_partition(module, (), num_fwd_outputs=n_forward_outputs)[0]
+    copied = fx.GraphModule(module, _copied(module.graph))
+    copied.graph.find_nodes(op="output")[0].meta.update(module.graph.find_nodes(op="output")[0].meta)
+    with knob(share, "dp", Costs()), functorch_config.patch(cse=False):  # so that nodes keep their names
+        return min_cut_rematerialization_partition(copied, (), num_fwd_outputs=n_forward_outputs)
 
 
 # Inductor
@@ -665,9 +681,9 @@ def inductor(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: _P
         return compile_fx(graph, list(example_inputs))  # pyright: ignore[reportReturnType]
 
 
-def name_in_group(node: fx.Node, group: int) -> None:
-    """Name a call so that Inductor's scheduler keeps its place, see `inductor`."""
-    node._rename(f"{_GROUP}{group}_{node.name}")
+def name_in_group(name: str, group: int) -> str:
+    """A name by which Inductor's scheduler keeps a call's place, see `inductor`."""
+    return f"{_GROUP}{group}_{name}"
 
 
 def _group_of(name: str) -> int | None:
@@ -757,13 +773,3 @@ def merge_equal_calls(module: fx.GraphModule) -> None:
     module.graph.eliminate_dead_code()
     module.graph = fx_graph_cse(module.graph)
     module.graph.find_nodes(op="output")[0].meta.update(end.meta)
-
-
-def default_partition(module: fx.GraphModule, n_forward_outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The halves of a training graph as `torch.compile` cuts it; names of nodes stay, and `module` does not change."""
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
-    copied = fx.GraphModule(module, _copied(module.graph))
-    copied.graph.find_nodes(op="output")[0].meta.update(module.graph.find_nodes(op="output")[0].meta)
-    with functorch_config.patch(cse=False):
-        return min_cut_rematerialization_partition(copied, (), "inductor", num_fwd_outputs=n_forward_outputs)

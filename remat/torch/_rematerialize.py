@@ -137,6 +137,7 @@ def rematerialize(
         assert promised is not None
         planner.budget_bytes = promised
         step_plan = planner.plan(step, inputs)
+    planner.lowered = None
     module = Rematerialized(model, planner, step_plan, backend, accumulate)
     return _verified(module, sample_args, kwargs, step, inputs) if verify else module
 
@@ -215,8 +216,8 @@ def _plain_peak(
         may_run: the step may be executed if its peak cannot be known otherwise.
     """
     if step.training_graph.lowering is not None:
-        graph, _ = planner.with_everything_resident(step)
-        return Peaks(graph.fixed_bytes + planner.compiled(step).plain.peak_bytes)
+        compiled = planner.compiled(step)
+        return Peaks(compiled.step.graph.fixed_bytes + compiled.plain.peak_bytes)
     fixed_bytes = step.graph.fixed_bytes + sum(planner.beside(step.training_graph).values())
     outside = loss_bytes(step.training_graph)
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):

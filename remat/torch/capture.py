@@ -119,9 +119,7 @@ def capture_module(
     found: dict[str, Any] = {}
 
     def partition(training_graph: fx.GraphModule, n_forward_outputs: int) -> Any:
-        found["joint"] = read_training_graph(
-            training_graph, n_forward_outputs, found["primals"], found["lowering"]
-        )
+        found["joint"] = read_training_graph(training_graph, n_forward_outputs, found["primals"], found["lowering"])
         raise _Captured
 
     def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -286,7 +284,9 @@ def read_training_graph(
     if lowering is not None:
         _private.merge_equal_calls(module)
     mutated = map(_private.mutated_input, _private.descriptions_of_outputs(module.graph))
-    training_graph = TrainingGraph(module, n_forward_outputs, tuple(i for i in mutated if i is not None), primals, lowering)
+    training_graph = TrainingGraph(
+        module, n_forward_outputs, tuple(i for i in mutated if i is not None), primals, lowering
+    )
     if torch.is_autocast_cache_enabled():
         places, gradients = training_graph.places, training_graph.outputs[n_forward_outputs:]
         cast_once(module.graph, {places[i]: gradient for i, gradient in enumerate(gradients) if gradient is not None})

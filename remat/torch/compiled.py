@@ -17,7 +17,8 @@ from torch import fx
 from remat.cost import Noise, costs_and_noise
 from remat.cost.gpu import Gpu
 from remat.cost.profile import profile_workspaces
-from remat.errors import CostWarning
+from remat.bounds.min_budget import DESCRIBE_SECONDS, min_budget
+from remat.errors import CostWarning, InvalidInput
 from remat.execution import Generated
 from remat.graph import Graph
 from remat.plan import Plan
@@ -29,11 +30,15 @@ from remat.torch._private import LoweredHalf
 from remat.torch.fused import FusedStep, fused
 from remat.torch.generated import GeneratedStep, follow
 from remat.torch.plain import calls_graph
-from remat.torch.step_graph import CapturedStep, split_graph_of
+from remat.torch.step_graph import END_KIND, CapturedStep, split_graph_of
+from remat.units import format_size
 
 AS_IT_IS = "fits as it is"  # strategy of a plan that repeats nothing
+KNOB = "torch.compile"  # strategy of a plan whose order within each half is left to Inductor
+LIKELY = 1.1  # a cut that costs more, by its groups, than so many times our plan is not tried
 MOST_TRIES = 4
 SHARES = (0.8, 0.6, 0.4, 0.2, 0.0)  # of PyTorch's knob, whose saved tensors are plans to start from
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -70,10 +75,24 @@ class CompiledStep:
     workspaces: dict[str, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        halves = self._lowered(lambda step, n_forward: _private.default_partition(step.training_graph.module, n_forward))
-        self.fused = fused(self.step, halves)
-        once, _ = self.fused.calls_in(range(len(self.fused.graph)))
-        self.plain = self._followed(halves, once, [])
+        training_graph = self.step.training_graph
+        halves = _private.min_cut(training_graph.module, training_graph.n_forward_outputs, {})
+        order = self._order_of(halves)
+        lowered = self._lowered(order, [])
+        self.fused = fused(self.step, lowered)
+        self.plain = self._followed(lowered, order, [])
+
+    def _order_of(self, halves: Sequence[fx.GraphModule]) -> list[int]:
+        """The order of operations in two halves whose calls have the names of the training graph."""
+        op_of = {node.name: k for k, nodes in enumerate(self.step.nodes) for node in nodes}
+        end = next(k for k, op in enumerate(self.step.graph.operations) if op.kind == END_KIND)
+        forward, backward = (
+            [op_of[node.name] for node in half.graph.nodes if node.op == "call_function" and node.name in op_of]
+            for half in halves
+        )
+        missing = set(range(len(self.step.graph))) - {end, *forward, *backward}
+        forward = sorted({*forward, *(k for k in missing if k < end)} - {end})
+        return [*forward, end, *backward, *sorted(k for k in missing if k > end)]
 
     def candidate(self, order_of_groups: Sequence[int]) -> Candidate:
         """The plan with this order of groups."""
@@ -82,9 +101,9 @@ class CompiledStep:
 
     def followed(self, order: list[int], groups: list[int]) -> Candidate:
         """The plan with this order of operations."""
-        return self._followed(self._lowered(lambda step, _: emit(step, order, (), groups)), order, groups)
+        return self._followed(self._lowered(order, groups), order, groups)
 
-    def _lowered(self, partition: Callable[[CapturedStep, int], Any]) -> Sequence[LoweredHalf]:
+    def _lowered(self, order: list[int], groups: list[int]) -> Sequence[LoweredHalf]:
         training_graph = self.step.training_graph
         lower = training_graph.lowering
         assert lower is not None, "a step for Inductor has a lowering"
@@ -92,7 +111,7 @@ class CompiledStep:
         def cut(module: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
             again = capture.read_training_graph(module, n_forward, training_graph.primals, lower)
             step = split_graph_of(again, self.step.graph.name, replays_random=False)
-            return partition(step, n_forward)
+            return emit(step, order, (), groups)
 
         with capture.settings():
             return lower(cut)
@@ -122,7 +141,9 @@ class CompiledStep:
         alone = Graph(fine.name, tuple(replace(fine.operations[k], inputs=(), outputs=()) for k in library), ())
         sizes = dict(zip(library, profile_workspaces(alone, self.folder, self.device)[0], strict=True))
         if model == "profile":
-            ns, noise = self.measured([*(op.work.signature for op in alone.operations if op.work), *self.plain.step.calls])
+            ns, noise = self.measured(
+                [*(op.work.signature for op in alone.operations if op.work), *self.plain.step.calls]
+            )
             library_ns = {k: ns[fine.operations[k].work.signature] for k in library}  # pyright: ignore
             costs = [sum(library_ns[k] for k in made) for made in calls]
             groups = groups.with_costs([a + round(b) for a, b in zip(costs, self._kernel_ns(ns), strict=True)], "ns")
@@ -156,20 +177,20 @@ class CompiledStep:
                 costs[g] += ns[call.signature] * part / sum(moved.values())
         return costs
 
-    def starts(self, gpu: Gpu) -> list[list[int]]:
-        """Orders of groups that save what PyTorch's knob saves."""
+    def cuts(self, gpu: Gpu) -> list[tuple[list[int], list[int]]]:
+        """(order of operations, order of groups) of each way in which PyTorch's knob cuts the step."""
         with warnings.catch_warnings(action="ignore", category=CostWarning):
             weighed, _ = costs_and_noise(self.step.graph, "roofline", gpu)
-        costs = {
-            node.name: op.cost for op, nodes in zip(weighed.operations, self.step.nodes, strict=True) for node in nodes
-        }
+        pairs = zip(weighed.operations, self.step.nodes, strict=True)
+        costs = {node.name: op.cost for op, nodes in pairs for node in nodes}
         before_end = range(self.fused.graph.operations[self.fused.end].outputs[-1] + 1)
         ids = {self.fused.values[i]: i for i in before_end}
-        orders = []
+        training_graph, cuts = self.step.training_graph, dict[tuple[int, ...], list[int]]()
         for share in SHARES:
-            saved = mincut.saved_values(self.step, costs, share)
-            orders.append(mincut.order_with(self.fused.graph, {ids[v] for v in saved if v in ids}))
-        return orders
+            halves = _private.min_cut(training_graph.module, training_graph.n_forward_outputs, costs, share)
+            saved = {ids[v] for v in mincut.values_saved_by(halves[0], self.step) if v in ids}
+            cuts[tuple(self._order_of(halves))] = mincut.order_with(self.fused.graph, saved)
+        return [([*order], groups) for order, groups in cuts.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +205,6 @@ class Weighed:
     graph: Graph
     shift: int
     noise: Noise | None
-
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,30 +228,87 @@ class CompiledPlan:
 
 def cheapest(
     compiled: CompiledStep, budget_bytes: int, model: str, gpu: Gpu, find: Callable[[Graph, int, list[Plan]], Solution]
-) -> CompiledPlan | None:
-    """A plan whose code keeps the budget, everything included; None if its search finds none.
+) -> CompiledPlan:
+    """The fastest known plan whose code keeps the budget, everything included.
 
     Args:
         model, gpu: of the costs.
-        find: (graph, budget, known plans) -> solution, with a plan.
+        find: (graph, budget, known plans) -> solution, with or without a plan.
+
+    Raises:
+        InvalidInput: none is known.
     """
     fixed, plain = compiled.step.graph.fixed_bytes, compiled.plain
     if fixed + plain.peak_bytes <= budget_bytes:
         return CompiledPlan(plain, Generated(plain.peak_bytes, 0, 0), AS_IT_IS)
     weighed = compiled.weighed(model, gpu)
+    cuts = compiled.cuts(gpu)
+    ours = _within(compiled, weighed, budget_bytes, [groups for _, groups in cuts], find)
+    candidates = [] if ours is None else [ours]
+    if model == "profile":  # else the cost of code that the groups do not describe is not known
+        limit = None if ours is None else LIKELY * ours.generated.cost
+        fitting = _fitting(compiled, weighed, budget_bytes - fixed, cuts, limit)
+        if ours is not None:
+            free = compiled.followed(ours.candidate.order, [])  # Inductor may fuse more where it is free
+            fitting += [free] if fixed + free.peak_bytes <= budget_bytes else []
+        every = [plain, *(each.candidate for each in candidates), *fitting]
+        ns, _ = compiled.measured([call for each in every for call in each.step.calls])
+        candidates += [CompiledPlan(each, _needs(each, 0, 0), KNOB, "ns", weighed.noise) for each in fitting]
+        candidates = [_timed(each, plain, ns) for each in candidates]
+    if not candidates:
+        least = min_budget(weighed.graph, "free", time_limit_s=DESCRIBE_SECONDS).bytes - weighed.shift
+        raise InvalidInput(
+            f"no plan of '{compiled.step.graph.name}' compiled by Inductor was found within "
+            f"{format_size(budget_bytes)}; the smallest budget known to suffice is about {format_size(least)}"
+        )
+    return min(candidates, key=lambda each: each.generated.cost)
+
+
+def _fitting(
+    compiled: CompiledStep, weighed: Weighed, peak_bytes: int, cuts: Iterable[tuple[list[int], list[int]]],
+    limit: float | None,
+) -> list[Candidate]:  # fmt: skip
+    """The cheapest of the knob's cuts whose code keeps the peak, if it may cost less than `limit`; or none."""
+
+    def cost(cut: tuple[list[int], list[int]]) -> int:
+        return simulate(weighed.graph, Plan.from_order(weighed.graph, cut[1], None)).cost
+
+    for cut in sorted(cuts, key=cost):
+        if limit is not None and cost(cut) > limit:
+            return []
+        candidate = compiled.followed(cut[0], [])
+        if candidate.peak_bytes <= peak_bytes:
+            return [candidate]
+    return []
+
+
+def _within(
+    compiled: CompiledStep, weighed: Weighed, budget_bytes: int, orders: Iterable[list[int]],
+    find: Callable[[Graph, int, list[Plan]], Solution],
+) -> CompiledPlan | None:  # fmt: skip
+    """The cheapest plan on groups whose code keeps the budget; made within less while the code needs more."""
     graph, limit = weighed.graph, budget_bytes + weighed.shift
-    orders = [[*range(len(graph))], *compiled.starts(gpu)]
+    known = [Plan.from_order(graph, order, limit) for order in ([*range(len(graph))], *orders)]
     for _ in range(MOST_TRIES):
-        solution = find(graph, limit, [Plan.from_order(graph, order, limit) for order in orders])
-        assert solution.plan is not None
+        solution = find(graph, limit, known)
+        if solution.plan is None:
+            return None
         candidate = compiled.candidate(solution.plan.order.tolist())
-        excess = fixed + candidate.peak_bytes - budget_bytes
+        excess = graph.fixed_bytes + candidate.peak_bytes - budget_bytes
         if excess <= 0:
-            cost, plain_cost = simulate(graph, solution.plan).cost, graph.total_cost
-            if model == "profile":
-                ns, _ = compiled.measured([*candidate.step.calls, *plain.step.calls])
-                cost, plain_cost = (sum(ns[call] for call in each.step.calls) for each in (candidate, plain))
-            generated = Generated(candidate.peak_bytes, cost, plain_cost, tuple(candidate.groups))
-            return CompiledPlan(candidate, generated, solution.strategy, graph.cost_unit, weighed.noise)
+            needs = _needs(candidate, simulate(graph, solution.plan).cost, graph.total_cost)
+            return CompiledPlan(candidate, needs, solution.strategy, graph.cost_unit, weighed.noise)
         limit -= excess
+        if limit <= weighed.shift:
+            return None
     return None
+
+
+def _needs(candidate: Candidate, cost: int, plain_cost: int) -> Generated:
+    return Generated(candidate.peak_bytes, cost, plain_cost, tuple(candidate.groups))
+
+
+def _timed(plan: CompiledPlan, plain: Candidate, ns: Mapping[str, int]) -> CompiledPlan:
+    """The plan with the measured times of the calls of its code, and of the plain step's."""
+    cost, plain_cost = (sum(ns[call] for call in each.step.calls) for each in (plan.candidate, plain))
+    return replace(plan, generated=_needs(plan.candidate, cost, plain_cost))

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from torch import fx
-
 from remat.graph import Graph, Operation, Value, Work
+from remat.torch._emit import SAVED
 from remat.torch._private import LoweredHalf, tree_iter
 from remat.torch.step_graph import END_KIND, CapturedStep
 
@@ -117,7 +116,8 @@ class _Fuser:
         for half, lowered in enumerate(halves):
             held = {buffer: node for group in lowered.groups for buffer, node in group}
             for new, old in _TAKES.findall(lowered.source):
-                one, other = (set(self._values(held.get(name, name))) for name in (new, old))
+                nodes = (held.get(name, name.removeprefix(SAVED)) for name in (new, old))
+                one, other = (set(self._values(node)) for node in nodes)
                 taken |= {(half, v, w) for v in one for w in other}
         return taken
 

@@ -101,7 +101,7 @@ class _Code:
         """The names that the code defines, with stand-ins for kernels and for functions that fake tensors lack."""
 
         class Compiler:
-            def __getattr__(_, name: str) -> Any:  # noqa: N805 - `self` is the code
+            def __getattr__(_, name: str) -> Any:
                 return (lambda _: None) if name == "wait" else lambda *_args, **_kwargs: _Kernel(self._note)
 
         body = [node for node in self.tree.body if _COMPILER not in _imported(node)]

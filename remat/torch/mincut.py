@@ -8,6 +8,7 @@ training graph, with the costs of our operations as its runtime estimates; its r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import fx
 
@@ -25,15 +26,16 @@ def plans(step: CapturedStep, graph: Graph, shares: Sequence[float]) -> dict[flo
 def saved_values(step: CapturedStep, costs: Mapping[str, int], share: float) -> set[int]:
     """Values of the step that the forward half saves; `costs`: by names of calls."""
     training_graph = step.training_graph
-    copied, places = fx.Graph(), dict[fx.Node, fx.Node]()
-    copied.graph_copy(training_graph.module.graph, places)
-    end = copied.output(tuple(None if node is None else places[node] for node in training_graph.outputs))
-    end.meta.update(training_graph.module.graph.find_nodes(op="output")[0].meta)
-    module = fx.GraphModule(training_graph.module, copied)
-    by_name = {node.name: node for node in training_graph.module.graph.nodes}
-    forward = min_cut(module, training_graph.n_forward_outputs, costs, share)
-    outputs = forward.graph.find_nodes(op="output")[0].args[0]
-    names = [node.name for node in outputs[training_graph.n_forward_outputs :] if isinstance(node, fx.Node)]
+    forward, _ = min_cut(training_graph.module, training_graph.n_forward_outputs, costs, share)
+    return values_saved_by(forward, step)
+
+
+def values_saved_by(forward: fx.GraphModule, step: CapturedStep) -> set[int]:
+    """Values of the step that a forward half with the names of its training graph saves."""
+    by_name = {node.name: node for node in step.training_graph.module.graph.nodes}
+    outputs: Any = forward.graph.find_nodes(op="output")[0].args[0]
+    saved = outputs[step.training_graph.n_forward_outputs :]
+    names = [node.name for node in saved if isinstance(node, fx.Node)]
     return {v for name in names for v in tree_iter(step.storage[by_name[name]]) if isinstance(v, int)}
 
 

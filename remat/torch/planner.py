@@ -39,7 +39,6 @@ from remat.torch._work import CUDA_BLOCK_BYTES, tensors_of
 from remat.torch.capture import TrainingGraph
 from remat.torch.compiled import AS_IT_IS, CompiledStep, cheapest
 from remat.torch.step_graph import CapturedStep, is_random
-from remat.units import format_size
 
 REPAIR_S = 0.6  # of search for a step with other shapes, while a loop waits
 CHEAP = 0.001  # overhead that is not worth a search
@@ -62,6 +61,7 @@ class Planner:
         sample: shapes and dtypes of the sample arguments, for which the budget was given.
         implementations: the implementations that plans may choose, see `remat.torch._with_implementations`.
         plans: by the sha256 of the step's fingerprint.
+        lowered: the step that was captured last, if Inductor compiles it and it has no plan yet.
     """
 
     name: str
@@ -81,6 +81,7 @@ class Planner:
     sample: str = ""
     implementations: str = "default"
     plans: dict[str, StepPlan] = field(default_factory=dict)
+    lowered: CompiledStep | None = None
     lock: Any = field(default_factory=threading.RLock)
 
     def plan(self, step: CapturedStep, inputs: str, *, in_loop: bool = False) -> StepPlan:
@@ -180,17 +181,15 @@ class Planner:
         self, graph: Graph, step: CapturedStep, fixed: Mapping[str, int], fingerprint: Fingerprint
     ) -> StepPlan:
         """A plan of a step that Inductor compiles."""
-        compiled = self.compiled(replace(step, graph=graph))
+        compiled, self.lowered = self.compiled(step), None
 
         def find(groups: Graph, limit: int, known: Sequence[Plan]) -> Solution:
-            return find_plan(
-                groups, limit, strategy=self.strategy, scope=self.scope, time_limit_s=self.time_limit_s,
-                seed=self.seed, threads=self.threads, known=known,
+            return solve(
+                groups, limit, self.strategy, scope=self.scope, time_limit_s=self.time_limit_s, seed=self.seed,
+                threads=self.threads, warm_start=cheapest_fitting(groups, known, limit), target_gap=CHEAP,
             )  # fmt: skip
 
         found = cheapest(compiled, self.budget_bytes, self.cost, self.gpu, find)
-        if found is None:
-            raise InvalidInput(f"no plan was found whose compiled code keeps {format_size(self.budget_bytes)}")
         graph = graph.with_costs([0] * len(graph), found.cost_unit)
         return StepPlan(
             Plan.from_order(graph, found.candidate.order, self.budget_bytes), graph, fingerprint, found.strategy,
@@ -199,8 +198,11 @@ class Planner:
         )  # fmt: skip
 
     def compiled(self, step: CapturedStep) -> CompiledStep:
-        """What Inductor makes of a step for it."""
-        return CompiledStep(step, self.cache_folder, self.device)
+        """What Inductor makes of a step for it, with everything resident; kept until a plan is made of it."""
+        if self.lowered is None or self.lowered.step.training_graph is not step.training_graph:
+            graph, _ = self.with_everything_resident(step)
+            self.lowered = CompiledStep(replace(step, graph=graph), self.cache_folder, self.device)
+        return self.lowered
 
     def _carried(
         self, graph: Graph, step: CapturedStep, fixed: Mapping[str, int], fingerprint: Fingerprint

@@ -1,0 +1,262 @@
+"""``make compiled``: plans under Inductor beside PyTorch's own knob for compiled steps, ``activation_memory_budget``.
+
+Small networks at sizes for a CPU. The knob is driven with both of its solvers (dp, ilp) and its profiling estimator.
+remat gets the peak of each of the knob's points as a budget, and smaller budgets. Rounds are paired: in each round
+every variant makes one step, and times are divided by that of plain ``torch.compile`` in the same round.
+A finished model is not measured again: its file in the folder is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx, nn
+from torch._inductor.custom_graph_pass import CustomRuntimeEstimator
+
+import remat.torch as rt
+from experiments.arguments import Parser, count, names_of, run, seconds
+from experiments.documents import ROOT
+from experiments.provenance import provenance
+from experiments.steps.torch_sizes import for_a_cpu, torch_model
+from remat.errors import InvalidInput
+from remat.files import write_text
+from remat.frontends.spec import load_target
+from remat.torch import _private, build, module
+from remat.torch.measure import peak_of_step
+from remat.torch.planner import there_before
+
+RESULTS = ROOT / "results" / "compiled"
+MODELS = ("gpt2", "llama", "vit", "resnet50", "unet")
+OPTIONS: dict[str, dict[str, Any]] = {"llama": {"n_groups": 2}}  # grouped heads
+SHARES = tuple(i / 10 for i in range(9, -1, -1))
+SOLVERS = ("dp", "ilp")
+BUDGETS = 10  # of remat's evenly spaced ones, beside the knob's peaks
+ROUNDS = 21
+NEAR = 0.03  # of the plain peak: an even budget that is nearer to a peak of the knob is left out
+SAME = 0.002  # peaks of the knob that differ by less count as one
+
+
+@dataclass(slots=True)
+class Variant:
+    """A compiled step.
+
+    Attributes:
+        row: what is known of it.
+        model: to be called.
+        seconds: [rounds] of a step.
+    """
+
+    row: dict[str, Any]
+    model: nn.Module
+    seconds: list[float]
+
+
+class _Timed(CustomRuntimeEstimator):
+    """The knob's profiling estimator on a CPU, where PyTorch's own does not run: the median of five calls."""
+
+    seconds: ClassVar[dict[str, float]] = {}
+
+    def __call__(self, node: fx.Node) -> float:
+        given = [x.meta.get("val") for x in node.all_input_nodes]
+        key = f"{node.target} {[(tuple(x.shape), x.stride()) for x in given if isinstance(x, Tensor)]} {node.args}"
+        if key not in self.seconds:
+            with _private.outside_modes():
+                self.seconds[key] = _seconds_of(node)
+        return 1000 * self.seconds[key]
+
+    def uuid(self) -> None:
+        """None, so that nothing is cached."""
+
+
+def _seconds_of(node: fx.Node) -> float:
+    def real(x: fx.Node) -> Any:
+        value = x.meta.get("val")
+        if not isinstance(value, Tensor):
+            return value
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+        return made.uniform_() if value.is_floating_point() else made.zero_()
+
+    args, kwargs = fx.map_arg((node.args, node.kwargs), real)
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        node.target(*args, **kwargs)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+class _Compiled(nn.Module):
+    """A module under `torch.compile`, with code of its own, so that no variant finds the code of another."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+        self.__dict__["call"] = torch.compile(module.call_of(inner))
+
+    def forward(self, *args: Any) -> Tensor:
+        return self.__dict__["call"](*args)
+
+
+def _filled(x: Tensor) -> Tensor:
+    return torch.randint(0, 100, x.shape) if x.dtype == torch.int64 else torch.rand(x.shape)
+
+
+class Measured:
+    """A network, and its variants at the sizes of a CPU."""
+
+    def __init__(self, name: str, threads: int):
+        torch._dynamo.reset()
+        gc.collect()
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        spec = for_a_cpu(torch_model(name))
+        spec.options.update(OPTIONS.get(name, {}))
+        model, args, loss = build.build(spec, load_target(spec.target), "cpu")
+        step, args = build.loss_step(model, args, loss)
+        self.module: nn.Module = step.train()
+        self.args = tuple(_filled(x) for x in args)
+        self.gradients: list[Tensor] = []  # of plain torch.compile
+        self.variants: list[Variant] = []
+
+    def add(self, row: dict[str, Any], model: nn.Module) -> Variant:
+        """Compile a variant, and measure its peak."""
+        began = time.perf_counter()
+        peak = peak_of_step(model, self.args, {}, "cpu")
+        row |= {"peak_bytes": peak, "first_step_s": round(time.perf_counter() - began, 1)}
+        row["difference"] = self._difference(model)
+        self.variants.append(Variant(row, model, []))
+        print(json.dumps(row), flush=True)
+        return self.variants[-1]
+
+    def _difference(self, model: nn.Module) -> float:
+        """The largest difference of a gradient from plain torch.compile's, over its largest number."""
+        found = self._gradients(model)
+        self.gradients = self.gradients or found
+        pairs = zip(self.gradients, found, strict=True)
+        return max(float((x - y).abs().max() / x.abs().max().clamp(min=1e-30)) for x, y in pairs)
+
+    def _gradients(self, model: nn.Module) -> list[Tensor]:
+        buffers = copy.deepcopy(dict(self.module.named_buffers()))
+        torch.manual_seed(1)
+        self.step(model)
+        for name, buffer in self.module.named_buffers():
+            buffer.data.copy_(buffers[name])
+        return [p.grad.clone() for p in self.module.parameters() if p.grad is not None]
+
+    def step(self, model: nn.Module) -> None:
+        self.module.zero_grad()
+        model(*self.args).backward()
+
+    def time(self, rounds: int) -> None:
+        """Time all variants, one step of each in a round."""
+        for i in range(rounds + 1):
+            for variant in self.variants:
+                began = time.perf_counter()
+                self.step(variant.model)
+                if i:  # the first round warms up
+                    variant.seconds.append(time.perf_counter() - began)
+
+
+def knob(measured: Measured, share: float, solver: str) -> None:
+    """Plain ``torch.compile`` under PyTorch's knob."""
+    with _private.knob(share, solver, _Timed()):
+        try:
+            measured.add({"variant": solver, "share": share}, _Compiled(measured.module))
+        except Exception as error:
+            text = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+            print(json.dumps({"variant": solver, "share": share, "failed": text}), flush=True)
+
+
+def ours(measured: Measured, peak_bytes: int, held_bytes: int, time_limit_s: float) -> bool:
+    """remat within a peak; False if it finds no plan."""
+    began = time.perf_counter()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            planned = rt.rematerialize(
+                measured.module, measured.args, held_bytes + peak_bytes, backend="inductor", time_limit_s=time_limit_s
+            )
+    except InvalidInput as error:
+        print(f"  {error}", flush=True)
+        return False
+    row = {
+        "variant": "remat", "allowed_bytes": peak_bytes, "plan_s": round(time.perf_counter() - began, 1),
+        "predicted_bytes": planned.predicted_peak_bytes - there_before(planned.plan),
+        "overhead": planned.overhead, "recomputed": len(planned.plan.recomputed),
+    }  # fmt: skip
+    measured.add(row, planned)
+    return True
+
+
+def held_before(measured: Measured) -> int:
+    """Bytes of parameters, buffers and arguments, which a budget counts beside a step's peak."""
+    tensors = [*measured.module.parameters(), *measured.module.buffers(), *measured.args]
+    return sum({x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors}.values())
+
+
+def measure(name: str, threads: int, rounds: int, time_limit_s: float, shares: Sequence[float]) -> dict[str, Any]:
+    """The rows of a network."""
+    measured = Measured(name, threads)
+    plain = measured.add({"variant": "plain"}, _Compiled(measured.module))
+    measured.add({"variant": "eager"}, measured.module)
+    for solver in SOLVERS:
+        for share in shares:
+            knob(measured, share, solver)
+    held, top = held_before(measured), plain.row["peak_bytes"]
+    for peak in _budgets(measured, top):
+        if not ours(measured, peak, held, time_limit_s):
+            break
+    measured.time(rounds)
+    baseline = plain.seconds
+    for variant in measured.variants:
+        ratios = [mine / theirs for mine, theirs in zip(variant.seconds, baseline, strict=True)]
+        variant.row |= {"seconds": statistics.median(variant.seconds), "ratios": [round(x, 4) for x in ratios]}
+    return {"model": name, "held_bytes": held, "rounds": rounds, "rows": [each.row for each in measured.variants]}
+
+
+def _budgets(measured: Measured, top: int) -> Iterator[int]:
+    """The knob's peaks below the plain one, and evenly spaced ones, in falling order."""
+    theirs = list[int]()
+    for peak in sorted((v.row["peak_bytes"] for v in measured.variants if v.row["variant"] in SOLVERS), reverse=True):
+        if peak < (1 - SAME) * (theirs[-1] if theirs else top):
+            theirs.append(peak)
+    even = [round(top * (1 - (i + 1) * 0.08)) for i in range(BUDGETS)]
+    apart = [peak for peak in even if all(abs(peak - other) > NEAR * top for other in theirs)]
+    yield from sorted({*theirs, *apart}, reverse=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Write a file for each model, and print its rows."""
+    parser = Parser(prog="python -m experiments.compiled", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--models", default=",".join(MODELS), help=f"comma-separated, of {', '.join(MODELS)}")
+    parser.add_argument("--time-limit", type=seconds, default=10.0, help="seconds of search for each budget")
+    parser.add_argument("--rounds", type=count, default=ROUNDS)
+    parser.add_argument("--threads", type=count, default=2)
+    parser.add_argument("--again", action="store_true", help="measure finished models too")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    chosen = parser.parse_args(arguments)
+    for name in names_of("model", chosen.models, MODELS):
+        path = Path(chosen.out) / f"{name}.json"
+        if path.exists() and not chosen.again:
+            print(f"{name}: measured before, in {path}")
+            continue
+        rows = measure(name, chosen.threads, chosen.rounds, chosen.time_limit, SHARES)
+        where = {"torch": torch.__version__, "cpu": provenance().cpu, "threads": chosen.threads,
+                 "date": time.strftime("%Y-%m-%d"), "time_limit_s": chosen.time_limit}  # fmt: skip
+        write_text(path, json.dumps(rows | where, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    run(main)
