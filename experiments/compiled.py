@@ -15,14 +15,16 @@ import json
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx, nn
+from torch._functorch import config as functorch_config
 from torch._inductor.custom_graph_pass import CustomRuntimeEstimator
+from torch.utils._python_dispatch import _disable_current_modes
 
 import remat.torch as rt
 from experiments.arguments import Parser, count, names_of, run, seconds
@@ -32,7 +34,7 @@ from experiments.steps.torch_sizes import for_a_cpu, torch_model
 from remat.errors import InvalidInput
 from remat.files import write_text
 from remat.frontends.spec import load_target
-from remat.torch import _private, build, module
+from remat.torch import build, module
 from remat.torch.measure import peak_of_step
 from remat.torch.planner import there_before
 
@@ -71,7 +73,7 @@ class _Timed(CustomRuntimeEstimator):
         given = [x.meta.get("val") for x in node.all_input_nodes]
         key = f"{node.target} {[(tuple(x.shape), x.stride()) for x in given if isinstance(x, Tensor)]} {node.args}"
         if key not in self.seconds:
-            with _private.outside_modes():
+            with _disable_current_modes():
                 self.seconds[key] = _seconds_of(node)
         return 1000 * self.seconds[key]
 
@@ -91,7 +93,7 @@ def _seconds_of(node: fx.Node) -> float:
     times = []
     for _ in range(5):
         began = time.perf_counter()
-        node.target(*args, **kwargs)
+        node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
         times.append(time.perf_counter() - began)
     return statistics.median(times)
 
@@ -170,7 +172,13 @@ class Measured:
 
 def knob(measured: Measured, share: float, solver: str) -> None:
     """Plain ``torch.compile`` under PyTorch's knob."""
-    with _private.knob(share, solver, _Timed()):
+    settings: dict[str, Any] = {
+        "activation_memory_budget": share,
+        "activation_memory_budget_solver": solver,
+        "activation_memory_budget_runtime_estimator": _Timed(),
+        "enable_autograd_cache": False,
+    }
+    with functorch_config.patch(settings):
         try:
             measured.add({"variant": solver, "share": share}, _Compiled(measured.module))
         except Exception as error:

@@ -31,7 +31,7 @@ from remat.torch import build, capture
 from remat.torch import graphs as frontend
 from remat.torch.measure import peak_of_step
 from remat.torch.module import Rematerialized, call_of, step_of
-from remat.torch.plain import PlainStep, plain_step
+from remat.torch.plain import PlainStep, calls_graph, plain_step
 from remat.torch.planner import VERSION, Planner, default_gpu, describe_inputs
 
 
@@ -151,7 +151,7 @@ class TorchSteps:
         return Method(module, peak, ns, ns / self.graph.total_cost - 1)
 
     def _predict(self, plain: PlainStep) -> tuple[int, int]:
-        calls = plain.graph(name=self.planner.name)
+        calls = calls_graph(self.planner.name, plain.signatures)
         sizes, _ = profile_workspaces(calls, self.planner.cache_folder, self.planner.device)
         planner = self.planner
         calls = apply_cost(calls, planner.cost, planner.gpu, cache_folder=planner.cache_folder, device=planner.device)

@@ -598,19 +598,42 @@ def min_cut(
 
 
 @dataclass(frozen=True, slots=True)
+class Buffer:
+    """A buffer of generated code.
+
+    Attributes:
+        name: in the code.
+        node: of the half for which it was made; '' if that is not known.
+        is_result: whether it is that node's result; else perhaps a part of it, or an argument in another layout.
+        bytes: its size; 0 if it has no storage of its own.
+    """
+
+    name: str
+    node: str
+    is_result: bool
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class LoweredHalf:
     """What Inductor makes of the forward or the backward half.
 
     Attributes:
         source: the generated code; it defines ``call``, which takes one list.
-        groups: for each group of calls that it fuses, the buffers that the group fills: (buffer, node of the half that
-            the buffer holds).
+        groups: for each group of calls that it fuses, the buffers that the group fills.
         is_extern: for each group whether it is a call of a library, not generated code.
     """
 
     source: str
-    groups: tuple[tuple[tuple[str, str], ...], ...]
+    groups: tuple[tuple[Buffer, ...], ...]
     is_extern: tuple[bool, ...]
+
+
+def records_cuda_graphs() -> bool:
+    """Whether Inductor's settings ask for CUDA graphs."""
+    import torch._inductor.config
+
+    return torch._inductor.config.triton.cudagraphs
 
 
 def inductor(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: _Partition) -> Callable[..., Any]:
@@ -711,7 +734,7 @@ def lowering(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Lowering:
 
     def lowered(partition: _Partition) -> tuple[LoweredHalf, LoweredHalf]:
         again = fx.GraphModule(original, _copied(original.graph))
-        with tracing_in(context), _only_code() as halves:
+        with tracing_in(context), torch.enable_grad(), _only_code() as halves:
             inductor(again, example_inputs, partition)
         forward, backward = halves
         return forward, backward
@@ -758,11 +781,17 @@ def _only_code() -> Iterator[list[LoweredHalf]]:
         GraphLowering.compile_to_module = compile_before
 
 
-def _buffers_of(group: Any) -> Iterator[tuple[str, str]]:
-    """The buffers that a fused group of Inductor's scheduler fills, each with the node whose result it holds."""
+def _buffers_of(group: Any) -> Iterator[Buffer]:
+    """The buffers that a fused group of Inductor's scheduler fills."""
+    from torch._inductor.ir import Layout, NonOwningLayout
+
     for node in group.get_nodes():
         for output in node.get_outputs():
-            yield output.get_name(), _origin_name(output.node) or _origin_name(node.node)
+            name = _origin_name(output.node) or _origin_name(node.node)
+            layout = output.node.layout
+            owns = isinstance(layout, Layout) and not isinstance(layout, NonOwningLayout)
+            size = int(layout.storage_size()) * layout.dtype.itemsize if owns else 0
+            yield Buffer(output.get_name(), name, output.node.get_origin_node() is not None, size)
 
 
 def merge_equal_calls(module: fx.GraphModule) -> None:

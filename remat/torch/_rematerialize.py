@@ -18,7 +18,7 @@ from remat.errors import InvalidInput, InvalidPlan, unknown_name, warn
 from remat.execution import Peaks, StepPlan, check_options, default_cache, implementations_of, is_fraction, parse_budget
 from remat.graph import Graph
 from remat.plan import parse_scope
-from remat.torch import _aot, _optimizer
+from remat.torch import _aot, _optimizer, _private
 from remat.torch._self_check import check_untested_version
 from remat.torch._with_implementations import CHOICES
 from remat.torch.capture import TrainingGraph
@@ -40,6 +40,7 @@ def rematerialize(
     sample_kwargs: Mapping[str, Any] | None = None,
     strategy: str = "portfolio",
     backend: str = "eager",
+    mode: str | None = None,
     cost: str = "profile",
     plan: str | os.PathLike[str] | StepPlan | None = None,
     optimizer: torch.optim.Optimizer | str | int | None = None,
@@ -71,8 +72,10 @@ def rematerialize(
             (``8GB``, ``7.5GiB``); or a float in (0, 1], a fraction of the plain step's peak.
         sample_kwargs: keyword arguments of the model, e.g. ``{"mask": mask}``.
         strategy: a name from `remat.strategies()`.
-        backend: ``eager`` runs PyTorch's own kernels one by one; ``inductor`` compiles them, so that results differ in
-            the last bits and the peak is a prediction, not a promise.
+        backend: ``eager`` runs PyTorch's own kernels one by one; ``inductor`` compiles them, as `torch.compile` does,
+            so that results differ in the last bits. The plan is then made on the groups of calls that Inductor fuses,
+            and a fraction is of the peak of the compiled plain step.
+        mode: as in `torch.compile`: only ``default``, because the others record CUDA graphs.
         cost: of operations: ``profile`` (measured here), ``roofline`` or ``flops``.
         plan: the plan to follow instead of solving: a file that ``plan.save`` wrote, the plan of another module, or one
             that comes with remat (``zoo:resnet50_b16_0.8``, see `remat.zoo`). A budget replaces the plan's own.
@@ -96,7 +99,7 @@ def rematerialize(
             option is wrong; a plan was made for another step.
         MissingPackage: this PyTorch is newer than any tested one, and a plan changes the results of a small step.
     """
-    _check(model, sample_args, backend, gpu, cost, cache_folder)
+    _check(model, sample_args, backend, mode, gpu, cost, cache_folder)
     given_plan, plan = plan, zoo.resolved(plan)
     check_options(budget, plan, strategy, scope, cost, time_limit_s)
     if operators is not None:
@@ -170,7 +173,9 @@ def _verified(
     )
 
 
-def _check(model: Any, sample_args: Any, backend: str, gpu: str | None, cost: str, cache_folder: Any) -> None:
+def _check(
+    model: Any, sample_args: Any, backend: str, mode: Any, gpu: str | None, cost: str, cache_folder: Any
+) -> None:  # fmt: skip
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if any(isinstance(module, Rematerialized) for module in model.modules()):
@@ -180,6 +185,16 @@ def _check(model: Any, sample_args: Any, backend: str, gpu: str | None, cost: st
     _aot.check_that_calls_are_compiled()
     if backend not in _aot.BACKENDS:
         raise unknown_name("backend", backend, _aot.BACKENDS)
+    if mode not in (None, "default"):
+        raise InvalidInput(
+            f"mode={mode!r} is not supported, only 'default': the other modes record CUDA graphs, whose memory pools "
+            "keep what a plan frees, or choose kernels that no plan has seen"
+        )
+    if backend == "inductor" and _private.records_cuda_graphs():
+        raise InvalidInput(
+            "Inductor is set to record CUDA graphs, whose memory pools keep what a plan frees: "
+            "set torch._inductor.config.triton.cudagraphs = False"
+        )
     if gpu is not None and cost != "roofline":
         raise InvalidInput(f"gpu={gpu!r} is of cost='roofline'; cost={cost!r} does not use it")
     if not isinstance(cache_folder, (str, os.PathLike, type(None))):

@@ -6,18 +6,19 @@ contents (`remat.torch.generated`). If it holds more than the budget, the plan i
 
 from __future__ import annotations
 
+import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import fx
 
+from remat.bounds.min_budget import DESCRIBE_SECONDS, min_budget
 from remat.cost import Noise, costs_and_noise
 from remat.cost.gpu import Gpu
 from remat.cost.profile import profile_workspaces
-from remat.bounds.min_budget import DESCRIBE_SECONDS, min_budget
 from remat.errors import CostWarning, InvalidInput
 from remat.execution import Generated
 from remat.graph import Graph
@@ -125,34 +126,47 @@ class CompiledStep:
             halves, [node for node in places if node not in tangents], tangents, training_graph.n_forward_outputs,
             end.workspace_bytes, self.folder / "kernels",
         )  # fmt: skip
-        new = {s for s in step.signatures if s} - self.workspaces.keys()
+        return Candidate(order, groups, step.peak_bytes(self._measured_workspaces(step.signatures)), step)
+
+    def _measured_workspaces(self, signatures: Iterable[str]) -> Mapping[str, int]:
+        """[signature] bytes."""
+        new = set(signatures) - self.workspaces.keys() - {""}
         if new:
             calls = calls_graph(self.step.graph.name, new)
             sizes, _ = profile_workspaces(calls, self.folder, self.device)
             named = (op.work.signature for op in calls.operations if op.work)
             self.workspaces.update(zip(named, sizes, strict=True))
-        return Candidate(order, groups, step.peak_bytes(self.workspaces), step)
+        return self.workspaces
+
+    def _library_calls(self, operations: Iterable[int]) -> dict[int, str]:
+        """[operation] signature of its call in the code of the plain step, where layouts may be others."""
+        known = {_likeness(signature): signature for signature in self.plain.step.signatures if signature}
+        works = {k: self.step.graph.operations[k].work for k in operations}
+        captured = {k: work.signature for k, work in works.items() if work is not None and work.signature}
+        return {k: known.get(_likeness(signature), signature) for k, signature in captured.items()}
 
     def weighed(self, model: str, gpu: Gpu) -> Weighed:
         """The graph of groups with costs and workspaces."""
-        fine, groups = self.step.graph, self.fused.graph
+        groups = self.fused.graph
         calls = [self.fused.made[g] if is_extern else () for g, is_extern in enumerate(self.fused.is_extern)]
-        library = sorted({k for made in calls for k in made})
-        alone = Graph(fine.name, tuple(replace(fine.operations[k], inputs=(), outputs=()) for k in library), ())
-        sizes = dict(zip(library, profile_workspaces(alone, self.folder, self.device)[0], strict=True))
+        signature = self._library_calls({k for made in calls for k in made})
+        sizes = self._measured_workspaces(signature.values())
         if model == "profile":
-            ns, noise = self.measured(
-                [*(op.work.signature for op in alone.operations if op.work), *self.plain.step.calls]
-            )
-            library_ns = {k: ns[fine.operations[k].work.signature] for k in library}  # pyright: ignore
-            costs = [sum(library_ns[k] for k in made) for made in calls]
+            ns, noise = self.measured([*signature.values(), *self.plain.step.calls])
+            costs = [sum(ns[signature[k]] for k in made if k in signature) for made in calls]
             groups = groups.with_costs([a + round(b) for a, b in zip(costs, self._kernel_ns(ns), strict=True)], "ns")
         else:
             groups, noise = costs_and_noise(groups, model, gpu)
         shift = max(self.fused.in_place)
         workspaces = [
-            op.workspace_bytes + max((sizes[k] for k in made), default=0) + shift - taken
-            for op, made, taken in zip(groups.operations, calls, self.fused.in_place, strict=True)
+            op.workspace_bytes
+            + max((sizes[signature[k]] for k in made if k in signature), default=0)
+            + copied
+            + shift
+            - taken
+            for op, made, copied, taken in zip(
+                groups.operations, calls, self.fused.temporary, self.fused.in_place, strict=True
+            )
         ]
         return Weighed(groups.with_workspaces(workspaces), shift, noise)
 
@@ -191,6 +205,22 @@ class CompiledStep:
             saved = {ids[v] for v in mincut.values_saved_by(halves[0], self.step) if v in ids}
             cuts[tuple(self._order_of(halves))] = mincut.order_with(self.fused.graph, saved)
         return [([*order], groups) for order, groups in cuts.items()]
+
+
+def _likeness(signature: str) -> tuple[str, tuple[tuple[int, ...], ...]]:
+    """What calls of one operator share that differ in layouts, or in where the result goes."""
+    call = json.loads(signature)
+    given = [call["args"], {name: x for name, x in call["kwargs"].items() if name != "out"}]
+    return call["op"].rpartition(".")[0], tuple(sorted(_shapes(given)))
+
+
+def _shapes(x: Any) -> Iterator[tuple[int, ...]]:
+    """Shapes of the tensors in the arguments of a signature."""
+    if isinstance(x, dict) and "t" in x:
+        yield tuple(x["t"])
+    elif isinstance(x, (dict, list)):
+        for each in x.values() if isinstance(x, dict) else x:
+            yield from _shapes(each)
 
 
 @dataclass(frozen=True, slots=True)

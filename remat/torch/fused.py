@@ -34,6 +34,7 @@ class FusedStep:
         buffers: [groups] (half, names of its buffers in the generated code).
         end: the group between both halves.
         in_place: [groups] bytes of inputs whose storage an output takes.
+        temporary: [groups] bytes of copies of arguments in other layouts.
     """
 
     step: CapturedStep
@@ -45,6 +46,7 @@ class FusedStep:
     is_extern: tuple[bool, ...]
     end: int
     in_place: tuple[int, ...]
+    temporary: tuple[int, ...]
 
     def calls_in(self, order: Sequence[int]) -> tuple[list[int], list[int]]:
         """(an order of groups as an order of operations of ``step.graph``, [groups] how many of them each group has).
@@ -93,12 +95,15 @@ class _Fuser:
         self.step, self.fine = step, step.graph
         self.by_name = {node.name: node for node in step.training_graph.module.graph.nodes}
         self.end = next(k for k, op in enumerate(self.fine.operations) if op.kind == END_KIND)
-        groups = [
-            _Group(half, targets, {name for name, _ in buffers}, is_extern)
-            for half, lowered in enumerate(halves)
-            for buffers, is_extern in zip(lowered.groups, lowered.is_extern, strict=True)
-            if (targets := {v for _, node in buffers for v in self._values(node)})
-        ]
+        self.held: list[dict[str, set[int]]] = [{}, {}]  # buffer -> values
+        self.temporary: list[dict[int, int]] = [{}, {}]  # operation -> bytes of arguments in another layout
+        groups = list[_Group]()
+        for half, lowered in enumerate(halves):
+            self._read_buffers(half, lowered)
+            for buffers, is_extern in zip(lowered.groups, lowered.is_extern, strict=True):
+                targets = set[int]().union(*(self.held[half][each.name] for each in buffers))
+                if targets:
+                    groups.append(_Group(half, targets, {each.name for each in buffers}, is_extern))
         self.groups = [*self._merged(groups, FORWARD), *self._merged(groups, BACKWARD)]
         self.taken = self._storages_taken(halves)
         self.realized = [self._realized(half) for half in (FORWARD, BACKWARD)]
@@ -110,14 +115,39 @@ class _Fuser:
         if node in self.step.storage:
             yield from (v for v in tree_iter(self.step.storage[node]) if isinstance(v, int))
 
+    def _read_buffers(self, half: int, lowered: LoweredHalf) -> None:
+        """Find the values that buffers hold."""
+        held, results, library = self.held[half], set[int](), set[int]()
+        for buffers, is_extern in zip(lowered.groups, lowered.is_extern, strict=True):
+            for each in buffers:
+                if each.is_result or is_extern:
+                    held[each.name] = set(self._values(each.node))
+                    results |= held[each.name]
+                    library |= self._producers(held[each.name]) if is_extern else set()
+        if half == BACKWARD:
+            results.update(*self.held[FORWARD].values())
+        for each in (each for buffers in lowered.groups for each in buffers if each.name not in held):
+            values = set(self._values(each.node))
+            if not values & {v for k in library for v in self.fine.operations[k].outputs}:
+                held[each.name] = values
+                continue
+            # An argument of a library's call: of a fused call, or a copy in another layout.
+            arguments = [v for x in self.by_name[each.node].all_input_nodes for v in self._values(x.name)]
+            new = [v for v in arguments if v not in results and self.fine.values[v].bytes == each.bytes]
+            held[each.name] = set(new[:1])
+            results.update(new[:1])
+            if not new:
+                (k,) = self._producers(values)
+                self.temporary[half][k] = self.temporary[half].get(k, 0) + each.bytes
+
     def _storages_taken(self, halves: Sequence[LoweredHalf]) -> set[tuple[int, int, int]]:
         """(half, value, value whose storage it takes) where the generated code says so."""
         taken = set[tuple[int, int, int]]()
         for half, lowered in enumerate(halves):
-            held = {buffer: node for group in lowered.groups for buffer, node in group}
             for new, old in _TAKES.findall(lowered.source):
-                nodes = (held.get(name, name.removeprefix(SAVED)) for name in (new, old))
-                one, other = (set(self._values(node)) for node in nodes)
+                one, other = (
+                    self.held[half].get(name) or set(self._values(name.removeprefix(SAVED))) for name in (new, old)
+                )
                 taken |= {(half, v, w) for v in one for w in other}
         return taken
 
@@ -223,7 +253,7 @@ class _Fuser:
         """The graph of groups; None stands for the end of the forward pass."""
         fine, values, operations, of = self.fine, list[Value](), list[Operation](), list[int]()
         ids: list[dict[int, int]] = [{}, {}]
-        members, made, buffers, is_extern, in_place = [], [], [], [], []
+        members, made, buffers, is_extern, in_place, temporary = [], [], [], [], [], []
         for group in groups:
             half = FORWARD if group is None else group.half
             if group is None:
@@ -244,11 +274,12 @@ class _Fuser:
             buffers.append((half, frozenset() if group is None else frozenset(group.names)))
             is_extern.append(group is not None and group.is_extern)
             pairs = {(v, w) for v in targets for w in read if (half, v, w) in self.taken}
+            temporary.append(sum(self.temporary[half].get(k, 0) for k in made[-1]))
             in_place.append(sum(min(fine.values[v].bytes, fine.values[w].bytes) for v, w in pairs))
         graph = replace(fine, operations=tuple(operations), values=tuple(values), loss=end)
         return FusedStep(
             self.step, graph, tuple(of), tuple(members), tuple(made), tuple(buffers), tuple(is_extern), end,
-            tuple(in_place),
+            tuple(in_place), tuple(temporary),
         )  # fmt: skip
 
     def _operation(

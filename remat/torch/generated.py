@@ -100,9 +100,11 @@ class _Code:
     def _executed(self) -> dict[str, Any]:
         """The names that the code defines, with stand-ins for kernels and for functions that fake tensors lack."""
 
+        note = self._note
+
         class Compiler:
-            def __getattr__(_, name: str) -> Any:
-                return (lambda _: None) if name == "wait" else lambda *_args, **_kwargs: _Kernel(self._note)
+            def __getattr__(self, name: str) -> Any:
+                return (lambda _: None) if name == "wait" else lambda *_args, **_kwargs: _Kernel(note)
 
         body = [node for node in self.tree.body if _COMPILER not in _imported(node)]
         space: dict[str, Any] = {"__name__": GENERATED, _COMPILER: Compiler}

@@ -429,7 +429,7 @@ def draws(node: fx.Node) -> bool:
         return is_random(node)
     i = at["dropout_p"]
     given = node.args[i] if i < len(node.args) else node.kwargs.get("dropout_p", schema.arguments[i].default_value)
-    return given != 0
+    return bool(given != 0)
 
 
 def _is_mutable(node: fx.Node) -> bool:

@@ -1,0 +1,177 @@
+"""Plans that Inductor compiles: predicted and measured memory, results, files, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+pytest.importorskip("torch")
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import remat.torch as rt
+from remat.errors import InvalidInput, InvalidPlan
+from remat.torch.measure import difference_of_steps, peak_of_step
+from remat.torch.planner import there_before
+
+pytestmark = [
+    pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed"),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler"),
+]
+WIDTH, LENGTH, BATCH = 64, 64, 4
+NEAR = 1e-5  # of a gradient's largest number: what another order of additions may change
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, with dropout."""
+
+    def __init__(self, dropout: float):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.heads, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part.view(*x.shape[:2], 4, -1).transpose(1, 2) for part in self.heads(self.norm1(x)).chunk(3, dim=-1)
+        )
+        x = x + self.drop(self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)))
+        return x + self.drop(self.narrow(F.gelu(self.wide(self.norm2(x)))))
+
+
+class Words(nn.Module):
+    """A language model that returns its loss."""
+
+    def __init__(self, dropout: float = 0.1):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(100, WIDTH), nn.Linear(WIDTH, 100)
+        self.blocks = nn.Sequential(*(Block(dropout) for _ in range(2)))
+
+    def forward(self, words: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.blocks(self.embed(words))).flatten(0, 1), words.flatten())
+
+
+class Image(nn.Module):
+    """Convolutions with batch norm, which changes buffers; it returns its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (3, 16, 16, 16)
+        self.layers = nn.Sequential(*(
+            nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU())
+            for a, b in itertools.pairwise(widths)
+        ))  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square().mean()
+
+
+def words() -> Tensor:
+    return torch.randint(0, 100, (BATCH, LENGTH))
+
+
+def compiled(model: nn.Module, args: tuple[Tensor, ...], budget: float | int | str, **options) -> rt.Rematerialized:
+    quick = {"cost": "roofline", "strategy": "search", "time_limit_s": 2.0, "backend": "inductor"}
+    return rt.rematerialize(model, args, budget, **{**quick, **options})
+
+
+def measured(planned: rt.Rematerialized, args: tuple[Tensor, ...]) -> int:
+    return there_before(planned.plan) + peak_of_step(planned, args, {}, "cpu")
+
+
+def check_promise(planned: rt.Rematerialized, args: tuple[Tensor, ...]) -> int:
+    peak = measured(planned, args)
+    assert peak == planned.predicted_peak_bytes
+    assert peak <= planned.budget_bytes
+    return peak
+
+
+@pytest.fixture(scope="module")
+def words_at() -> dict[float, rt.Rematerialized]:
+    """The language model under several budgets, the largest first."""
+    torch.manual_seed(0)
+    model = Words()
+    return {share: compiled(model, (words(),), share) for share in (1.0, 0.8, 0.6)}
+
+
+def test_the_code_keeps_the_budget_to_the_byte(words_at) -> None:
+    peaks = [check_promise(planned, (words(),)) for planned in words_at.values()]
+    assert peaks == sorted(peaks, reverse=True)
+    assert not words_at[1.0].plan.groups
+    assert words_at[0.6].plan.recomputed
+
+
+def test_a_whole_budget_gives_what_torch_compile_gives(words_at) -> None:
+    plain = torch.compile(words_at[1.0].model)
+    assert peak_of_step(plain, (words(),), {}, "cpu") == peak_of_step(words_at[1.0], (words(),), {}, "cpu")
+    assert words_at[1.0].overhead == 0
+    assert words_at[1.0].plan.plain_peak_bytes == words_at[1.0].predicted_peak_bytes
+
+
+def test_repeated_dropout_draws_the_same_numbers(words_at) -> None:
+    for share in (0.8, 0.6):
+        assert difference_of_steps(words_at[1.0], words_at[share], (words(),), {}, "cpu") < NEAR
+
+
+def test_batch_norm_moves_its_statistics_once() -> None:
+    args = (torch.randn(8, 3, 24, 24),)
+    model = Image()
+    plain, planned = compiled(model, args, 1.0), compiled(model, args, 0.8)
+    assert planned.plan.recomputed
+    check_promise(planned, args)
+    assert difference_of_steps(plain, planned, args, {}, "cpu") < NEAR
+
+
+def test_a_saved_plan_keeps_its_groups(words_at, tmp_path) -> None:
+    path, made = tmp_path / "plan.json", words_at[0.6]
+    made.plan.save(path)
+    model = Words()
+    again = compiled(model, (words(),), None, plan=path)
+    assert again.plan.groups == made.plan.groups
+    assert again.predicted_peak_bytes == made.predicted_peak_bytes
+    check_promise(again, (words(),))
+    document = json.loads(path.read_text())
+    document["execution"]["generated"]["groups"] = [1]
+    path.write_text(json.dumps(document))
+    with pytest.raises(InvalidPlan, match=r"'execution.generated' must hold counts"):
+        compiled(model, (words(),), None, plan=path)
+
+
+@pytest.mark.slow
+def test_measured_costs_choose_the_fastest_code() -> None:
+    planned = compiled(Words(0.0), (words(),), 0.7, cost="profile")
+    check_promise(planned, (words(),))
+    assert planned.plan.generated.cost > 0
+    assert planned.plan.generated.plain_cost > 0
+
+
+def test_new_shapes_are_planned_in_a_loop(words_at) -> None:
+    shorter = words()[:, : LENGTH // 2]
+    known = len(words_at[0.8]._planner.plans)
+    words_at[0.8](shorter).backward()
+    assert len(words_at[0.8]._planner.plans) == known + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": "400kB"}, "compiled by Inductor was found within 400.00 kB"),
+        ({"mode": "reduce-overhead"}, "'reduce-overhead' is not supported, only 'default'.*CUDA graphs"),
+    ],
+)
+def test_refusals_are_one_line(options, message) -> None:
+    with pytest.raises(InvalidInput, match=message) as error:
+        compiled(Words(), (words(),), **{"budget": 1.0, **options})
+    assert "\n" not in str(error.value)
+
+
+def test_cuda_graphs_in_the_settings_are_refused() -> None:
+    with torch._inductor.config.patch({"triton.cudagraphs": True}), pytest.raises(InvalidInput, match="CUDA graphs"):
+        compiled(Words(), (words(),), 1.0)
