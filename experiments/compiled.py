@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
+import itertools
 import json
 import statistics
 import time
@@ -38,6 +39,7 @@ from remat.torch import build, module
 from remat.torch.measure import peak_of_step
 from remat.torch.planner import there_before
 
+DROPOUT = "dropout.json"
 RESULTS = ROOT / "results" / "compiled"
 MODELS = ("gpt2", "llama", "vit", "resnet50", "unet")
 OPTIONS: dict[str, dict[str, Any]] = {"llama": {"n_groups": 2}}  # grouped heads
@@ -244,6 +246,47 @@ def _budgets(measured: Measured, top: int) -> Iterator[int]:
     yield from sorted({*theirs, *apart}, reverse=True)
 
 
+class Dropped(nn.Module):
+    """Layers with dropout before a last linear one, without bias; the loss is the sum of its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (64, 256, 64, 256, 64)
+        layers = ((nn.Linear(a, b), nn.Tanh(), nn.Dropout(0.5)) for a, b in itertools.pairwise(widths))
+        self.layers = nn.Sequential(*itertools.chain.from_iterable(layers))
+        self.last = nn.Linear(64, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layers(x)).sum()
+
+
+def dropout() -> list[dict[str, Any]]:
+    """Whether the backward pass sees the numbers that the forward pass drew.
+
+    The loss is linear in the last weight, so that it equals the product of weight and gradient; it does not if the
+    backward pass drops other elements.
+    """
+    torch.manual_seed(0)
+    plain, x = Dropped(), torch.randn(512, 64)
+
+    def wrong(model: nn.Module) -> float:
+        plain.zero_grad()
+        loss = model(x)
+        loss.backward()
+        product = (plain.last.weight.grad * plain.last.weight).sum()  # pyright: ignore[reportOperatorIssue]
+        return abs(float(loss - product) / float(loss))
+
+    rows = [{"variant": "eager", "error": wrong(plain)}, {"variant": "plain", "error": wrong(_Compiled(plain))}]
+    for share in (0.8, 0.5, 0.2):
+        with functorch_config.patch(activation_memory_budget=share, enable_autograd_cache=False):
+            rows.append({"variant": "knob", "share": share, "error": wrong(_Compiled(plain))})
+    for share in (0.9, 0.8, 0.7):
+        planned = rt.rematerialize(plain, (x,), share, backend="inductor", cost="roofline", time_limit_s=5)
+        repeated = len(planned.plan.recomputed)
+        rows.append({"variant": "remat", "share": share, "error": wrong(planned), "recomputed": repeated})
+    return rows
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Write a file for each model, and print its rows."""
     parser = Parser(prog="python -m experiments.compiled", description=__doc__,
@@ -255,7 +298,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--again", action="store_true", help="measure finished models too")
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args(arguments)
-    for name in names_of("model", chosen.models, MODELS):
+    names = names_of("model", chosen.models, MODELS)
+    where = {"torch": torch.__version__, "cpu": provenance().cpu, "threads": chosen.threads,
+             "date": time.strftime("%Y-%m-%d")}  # fmt: skip
+    write_text(Path(chosen.out) / DROPOUT, json.dumps(where | {"rows": dropout()}, indent=1) + "\n")
+    for name in names:
         path = Path(chosen.out) / f"{name}.json"
         if path.exists() and not chosen.again:
             print(f"{name}: measured before, in {path}")
@@ -263,7 +310,7 @@ def main(arguments: list[str] | None = None) -> None:
         rows = measure(name, chosen.threads, chosen.rounds, chosen.time_limit, SHARES)
         where = {"torch": torch.__version__, "cpu": provenance().cpu, "threads": chosen.threads,
                  "date": time.strftime("%Y-%m-%d"), "time_limit_s": chosen.time_limit}  # fmt: skip
-        write_text(path, json.dumps(rows | where, indent=1) + "\n")
+        write_text(path, json.dumps(rows | where | {"time_limit_s": chosen.time_limit}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

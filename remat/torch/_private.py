@@ -680,9 +680,9 @@ def inductor(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: _P
             if not in_group:
                 return nodes
             for before, i in itertools.pairwise(sorted(in_group)):
+                ends = _read_outside(in_group[before])
                 for node in in_group[i]:
-                    for earlier in in_group[before]:
-                        name = earlier.get_outputs()[0].get_name()
+                    for name in ends - {dep.name for dep in node.unmet_dependencies}:
                         node.add_fake_dep(WeakDep(name, node.get_name(), is_fake=True))
             scheduler = nodes[0].scheduler
             scheduler.nodes = scheduler.topological_sort_schedule(nodes)
@@ -720,6 +720,17 @@ def _origin_name(node: Any) -> str:
     """The name of the call whose result a node of Inductor's scheduler computes; '' if it is not known."""
     origin = node.get_origin_node() or next(iter(node.get_origins()), None)
     return "" if origin is None else origin.name
+
+
+def _read_outside(group: Sequence[Any]) -> set[str]:
+    """The buffers of nodes of Inductor's scheduler that others read; the last one if there are none.
+
+    Nodes that run later may wait for these only: a buffer that nobody else waits for needs no memory.
+    """
+    own = {node.get_name() for node in group}
+    outputs = [output for node in group for output in node.get_outputs()]
+    read = {x.get_name() for x in outputs if any(user.get_name() not in own for user in x.users)}
+    return read or {outputs[-1].get_name()}
 
 
 Lowering = Callable[[_Partition], tuple[LoweredHalf, LoweredHalf]]

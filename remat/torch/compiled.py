@@ -168,7 +168,9 @@ class CompiledStep:
                 groups.operations, calls, self.fused.temporary, self.fused.in_place, strict=True
             )
         ]
-        return Weighed(groups.with_workspaces(workspaces), shift, noise)
+        both = zip(workspaces, self.fused.in_place, strict=True)
+        cautious = [size + (taken if g < self.fused.end else 0) for g, (size, taken) in enumerate(both)]
+        return Weighed(groups.with_workspaces(workspaces), groups.with_workspaces(cautious), shift, noise)
 
     def measured(self, signatures: Iterable[str]) -> tuple[dict[str, int], Noise | None]:
         """({signature: ns of the call}, their noise), from measurements."""
@@ -228,11 +230,14 @@ class Weighed:
     """The graph of groups with costs and workspaces.
 
     Attributes:
+        graph: in which groups write into an input's storage where they do in the plain step.
+        cautious: where groups of the forward pass do not, because their repetitions sometimes do not.
         shift: added to every workspace, so that those of groups that write into an input's storage are not negative.
             A budget for the graph must be larger by as much.
     """
 
     graph: Graph
+    cautious: Graph
     shift: int
     noise: Noise | None
 
@@ -286,7 +291,7 @@ def cheapest(
         candidates += [CompiledPlan(each, _needs(each, 0, 0), KNOB, "ns", weighed.noise) for each in fitting]
         candidates = [_timed(each, plain, ns) for each in candidates]
     if not candidates:
-        least = min_budget(weighed.graph, "free", time_limit_s=DESCRIBE_SECONDS).bytes - weighed.shift
+        least = min_budget(weighed.cautious, "free", time_limit_s=DESCRIBE_SECONDS).bytes - weighed.shift
         raise InvalidInput(
             f"no plan of '{compiled.step.graph.name}' compiled by Inductor was found within "
             f"{format_size(budget_bytes)}; the smallest budget known to suffice is about {format_size(least)}"
@@ -317,10 +322,11 @@ def _within(
     find: Callable[[Graph, int, list[Plan]], Solution],
 ) -> CompiledPlan | None:  # fmt: skip
     """The cheapest plan on groups whose code keeps the budget; made within less while the code needs more."""
-    graph, limit = weighed.graph, budget_bytes + weighed.shift
-    known = [Plan.from_order(graph, order, limit) for order in ([*range(len(graph))], *orders)]
-    for _ in range(MOST_TRIES):
-        solution = find(graph, limit, known)
+    limit = budget_bytes + weighed.shift
+    starts = [[*range(len(weighed.graph))], *orders]
+    for i in range(MOST_TRIES):
+        graph = weighed.cautious if i else weighed.graph
+        solution = find(graph, limit, [Plan.from_order(graph, order, limit) for order in starts])
         if solution.plan is None:
             return None
         candidate = compiled.candidate(solution.plan.order.tolist())
@@ -328,7 +334,8 @@ def _within(
         if excess <= 0:
             needs = _needs(candidate, simulate(graph, solution.plan).cost, graph.total_cost)
             return CompiledPlan(candidate, needs, solution.strategy, graph.cost_unit, weighed.noise)
-        limit -= excess
+        if i:
+            limit -= excess
         if limit <= weighed.shift:
             return None
     return None
