@@ -7,7 +7,7 @@ VENV_PYTHON := .venv/bin/python
 ARGS ?=
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup sweep test test-slow test-torch fuzz docs lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint coverage lengths device clean
+.PHONY: help setup sweep test test-slow test-torch fuzz docs lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint coverage compiled lengths device clean
 
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
@@ -26,6 +26,7 @@ help:
 	@echo "make execution  run and measure plans of every model at several budgets (execution-torch, execution-tf: one framework)"
 	@echo "make execution-joint  compare plans that choose implementations with plans that only recompute"
 	@echo "make coverage   train some 80 small architectures of transformers under a plan, and compare with the plain steps"
+	@echo "make compiled   compiled steps beside PyTorch's activation_memory_budget: memory, time"
 	@echo "make lengths    ten sequence lengths of a GPT-2-like step: seconds to plan each, memory, bits"
 	@echo "make device     every result for a GPU: other methods, largest batches, measured costs (ARGS='--help' for more)"
 	@echo "make setup      only make the environment (PIP_ARGS='...' is passed to pip)"
@@ -96,6 +97,9 @@ execution-joint: setup
 
 coverage: setup
 	$(VENV_PYTHON) -W ignore -m experiments.coverage $(ARGS)
+
+compiled: setup
+	$(VENV_PYTHON) -W ignore -m experiments.compiled $(ARGS)
 
 lengths: setup
 	$(VENV_PYTHON) -W ignore -m experiments.lengths $(ARGS)

@@ -57,6 +57,11 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
         (["--time-limit", "nan"], "'nan' is no positive number; write seconds"),
         (["--out", "no/such/rows.json"], "no/such is no folder"),
     ],
+    "compiled": [
+        (["--models", "vgg61"], "unknown model 'vgg61'; known: gpt2, llama, vit, resnet50, unet"),
+        (["--rounds", "0"], "'0' is no whole number from 1"),
+        (["--time-limit", "0"], "'0' is no positive number"),
+    ],
     "lengths": [
         (["--time-limit", "0"], "'0' is no positive number"),
         (["--out", "no/such/rows.json"], "no/such is no folder"),

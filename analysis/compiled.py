@@ -1,0 +1,49 @@
+"""Peak and step time of compiled steps: remat's plans beside PyTorch's knob."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.saving import save_in_run
+from analysis.style import BLUE, GREY, ORANGE
+
+LOOKS = {
+    "plain": (GREY, "s", "torch.compile"), "dp": (ORANGE, "^", "its knob, dp"), "ilp": (ORANGE, "v", "its knob, ilp"),
+    "remat": (BLUE, "o", "remat"),
+}  # fmt: skip
+
+
+def draw_compiled(models: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+    """Draw the figure from the files of ``make compiled``; the paths written."""
+    return save_in_run(folder, "compiled", lambda: figure(models))
+
+
+def figure(models: Sequence[Mapping[str, Any]]) -> Figure:
+    """A panel for each network: step time over that of plain ``torch.compile``, with quartiles, for each peak."""
+    drawing = Figure(figsize=(3.4 * len(models) + 1.2, 3.4), layout="constrained")
+    panels = drawing.subplots(1, len(models), squeeze=False)[0]
+    for axes, model in zip(panels, models, strict=True):
+        _panel(axes, model)
+    panels[0].set_ylabel("step time / torch.compile's")
+    handles, labels = panels[0].get_legend_handles_labels()
+    drawing.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return drawing
+
+
+def _panel(axes: Axes, model: Mapping[str, Any]) -> None:
+    plain = next(row["peak_bytes"] for row in model["rows"] if row["variant"] == "plain")
+    for variant, (colour, marker, label) in LOOKS.items():
+        rows = sorted((row for row in model["rows"] if row["variant"] == variant), key=lambda row: row["peak_bytes"])
+        quartiles = [statistics.quantiles(row["ratios"], n=4) for row in rows]
+        middle = [q[1] for q in quartiles]
+        spread = [[q[1] - q[0] for q in quartiles], [q[2] - q[1] for q in quartiles]]
+        axes.errorbar([row["peak_bytes"] / plain for row in rows], middle, yerr=spread, fmt=marker, color=colour,
+                      linestyle="-" if variant == "remat" else "none", markersize=4.5, linewidth=1, label=label)  # fmt: skip
+    axes.set_title(str(model["model"]))
+    axes.set_xlabel("peak / torch.compile's")
