@@ -43,7 +43,9 @@ def _panel(axes: Axes, model: Mapping[str, Any]) -> None:
         quartiles = [statistics.quantiles(row["ratios"], n=4) for row in rows]
         middle = [q[1] for q in quartiles]
         spread = [[q[1] - q[0] for q in quartiles], [q[2] - q[1] for q in quartiles]]
-        axes.errorbar([row["peak_bytes"] / plain for row in rows], middle, yerr=spread, fmt=marker, color=colour,
-                      linestyle="-" if variant == "remat" else "none", markersize=4.5, linewidth=1, label=label)  # fmt: skip
+        peaks = [row["peak_bytes"] / plain for row in rows]
+        line = "-" if variant == "remat" else "none"
+        axes.errorbar(peaks, middle, yerr=spread, fmt=marker, color=colour, linestyle=line, markersize=4.5,
+                      linewidth=1, label=label)  # fmt: skip
     axes.set_title(str(model["model"]))
     axes.set_xlabel("peak / torch.compile's")

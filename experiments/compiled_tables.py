@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -29,16 +30,16 @@ def draw(arguments: Sequence[str]) -> Drawing:
     parts = []
     for model in models:
         parts += [
-            f"**{model['model']}**, {model['date']}, PyTorch {model['torch']}, {model['cpu']}, {model['threads']} threads, "
-            f"{model['rounds']} paired rounds, {model['time_limit_s']:g} s of search:",
+            f"**{model['model']}**, {model['date']}, PyTorch {model['torch']}, {model['cpu']}, {model['threads']} "
+            f"threads, {model['rounds']} paired rounds, {model['time_limit_s']:g} s of search:",
             markdown_table(["step", "peak", "of the plain peak", "step time / plain's: median, quartiles", "predicted",
                             "measured − predicted peak"], _rows(model)),
             *_against(model), *_rising(model),
         ]  # fmt: skip
     dropped = read_json(RESULTS / DROPOUT)
     parts += [
-        "Dropout, loss against the product of the last weight and its gradient, which are equal if both passes drop the "
-        "same elements:",
+        "Dropout: the loss against the product of the last weight and its gradient, which are equal if both passes "
+        "drop the same elements:",
         markdown_table(["step", "share or budget", "relative error"], [_dropout(row) for row in dropped["rows"]]),
     ]  # fmt: skip
     drawn = next(path for path in draw_compiled(models, FOLDER) if path.suffix == ".png")
@@ -88,7 +89,7 @@ def _rising(model: Mapping[str, Any]) -> Iterator[str]:
     """Peaks of the knob that rise as its share falls, and the lowest peaks of both."""
     for solver in SOLVERS:
         rows = [row for row in model["rows"] if row["variant"] == solver]
-        pairs = [(a, b) for a, b in zip(rows, rows[1:], strict=False) if b["peak_bytes"] > 1.002 * a["peak_bytes"]]
+        pairs = [(a, b) for a, b in itertools.pairwise(rows) if b["peak_bytes"] > 1.002 * a["peak_bytes"]]
         if pairs:
             rises = ", ".join(
                 f"{a['share']:g} to {b['share']:g}: {format_size(a['peak_bytes'], digits=4)} to "

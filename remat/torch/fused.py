@@ -189,23 +189,8 @@ class _Fuser:
                 self.realized[half] |= missing
 
     def fused(self) -> FusedStep:
-        self._drop_what_no_group_reads()
         forward, backward = (self._ordered(half) for half in (FORWARD, BACKWARD))
         return self._graph([*forward, None, *backward], len(forward))
-
-    def _drop_what_no_group_reads(self) -> None:
-        """Take out buffers that only their own kernel reads; Inductor does not allocate them."""
-        reads: list[set[int]] = [set(), set()]
-        for group in self.groups:
-            for v in self._members(group)[1]:
-                reads[BACKWARD if group.half == BACKWARD and v in self.realized[BACKWARD] else FORWARD].add(v)
-        for group in self.groups:
-            for v in group.targets - reads[group.half]:
-                op = self.fine.operations[self.fine.producer[v]]
-                stays = self.fine.values[v].keep or self.end in self.fine.users[v] or op.run_once
-                if not stays and not group.is_extern and len(group.targets) > 1:
-                    group.targets.remove(v)
-                    self.realized[group.half].remove(v)
 
     def _producers(self, values: Iterable[int]) -> frozenset[int]:
         return frozenset(self.fine.producer[v] for v in values)
