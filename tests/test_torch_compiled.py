@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import remat.torch as rt
 from remat.errors import InvalidInput, InvalidPlan
+from remat.torch import planner
 from remat.torch.measure import difference_of_steps, peak_of_step
 from remat.torch.planner import there_before
 
@@ -142,6 +143,19 @@ def test_a_saved_plan_keeps_its_groups(words_at, tmp_path) -> None:
     path.write_text(json.dumps(document))
     with pytest.raises(InvalidPlan, match=r"'execution.generated' must hold counts"):
         compiled(model, (words(),), None, plan=path)
+
+
+def test_a_smaller_budget_takes_the_plan_of_a_larger_one_that_fits(tmp_path, monkeypatch) -> None:
+    model, args = Words(), (words(),)
+    first = compiled(model, args, 0.85, cache_folder=tmp_path)
+    (folder,) = (tmp_path / "plans").iterdir()
+    (folder / "1.json").write_text("cut o")  # what an interrupted process may leave is not read
+    monkeypatch.setattr(planner, "solve", None)
+    fits = first.predicted_peak_bytes
+    assert fits <= first.budget_bytes
+    again = compiled(model, args, fits, cache_folder=tmp_path)
+    assert again.plan.order.tolist() == first.plan.order.tolist()
+    assert again.budget_bytes == again.predicted_peak_bytes == fits
 
 
 @pytest.mark.slow

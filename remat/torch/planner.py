@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from torch import Tensor, fx, nn
 from remat.cost import Noise, costs_and_noise
 from remat.cost.gpu import DEFAULT_GPU, Gpu, gpu_names, load_gpu
 from remat.cost.profile import profile_workspaces
-from remat.errors import CostWarning, InvalidInput, warn
+from remat.errors import CostWarning, InvalidInput, InvalidPlan, warn
 from remat.execution import (
     Fingerprint,
     Peaks,
@@ -180,8 +181,17 @@ class Planner:
     def _new_compiled(
         self, graph: Graph, step: CapturedStep, fixed: Mapping[str, int], fingerprint: Fingerprint
     ) -> StepPlan:
-        """A plan of a step that Inductor compiles."""
+        """A plan of a step that Inductor compiles, or one made for a larger budget that fits.
+
+        Plans are kept beside the measurements, so that a smaller budget never has a higher peak than a larger one had.
+        """
         compiled, self.lowered = self.compiled(step), None
+        held = self.budget_bytes - graph.fixed_bytes
+        folder = self._folder_of_plans(fingerprint)
+        known = _plans_in(folder, graph, fingerprint, fixed)
+        larger = [budget for budget, plan in known.items() if budget >= held and _held(plan) <= held]
+        if larger:
+            return replace(known[min(larger)], budget_bytes=self.budget_bytes)
 
         def find(groups: Graph, limit: int, known: Sequence[Plan]) -> Solution:
             return solve(
@@ -191,11 +201,25 @@ class Planner:
 
         found = cheapest(compiled, self.budget_bytes, self.cost, self.gpu, find)
         graph = graph.with_costs([0] * len(graph), found.cost_unit)
-        return StepPlan(
+        plan = StepPlan(
             Plan.from_order(graph, found.candidate.order, self.budget_bytes), graph, fingerprint, found.strategy,
             self.budget_bytes, graph.fixed_bytes + compiled.plain.peak_bytes, fixed,
             self.cost if found.cost_unit else "", noise=found.noise, generated=found.generated,
         )  # fmt: skip
+        fitting = [each for each in known.values() if _held(each) <= held]
+        best = min([plan, *fitting], key=lambda each: each.overhead)
+        best = replace(best, budget_bytes=self.budget_bytes)
+        folder.mkdir(parents=True, exist_ok=True)
+        best.save(folder / f"{held}.json")
+        return best
+
+    def _folder_of_plans(self, fingerprint: Fingerprint) -> Path:
+        """Where plans of this step under these options are kept, each with its budget above the fixed bytes as name."""
+        options = (
+            fingerprint.version, fingerprint.sha256, self.cost, self.gpu.name, self.strategy, self.scope, self.seed,
+            self.time_limit_s, self.threads, torch.get_num_threads(),
+        )  # fmt: skip
+        return self.cache_folder / "plans" / hashlib.sha256(repr(options).encode()).hexdigest()[:32]
 
     def compiled(self, step: CapturedStep) -> CompiledStep:
         """What Inductor makes of a step for it, with everything resident; kept until a plan is made of it."""
@@ -282,6 +306,24 @@ class Planner:
 def _once(graph: Graph, budget_bytes: int) -> Plan:
     """Every operation once, in the graph's order."""
     return Plan.from_order(graph, range(len(graph)), budget_bytes)
+
+
+def _held(plan: StepPlan) -> int:
+    """The peak above the fixed bytes."""
+    return plan.peak_bytes - plan.graph.fixed_bytes
+
+
+def _plans_in(
+    folder: Path, graph: Graph, fingerprint: Fingerprint, fixed: Mapping[str, int]
+) -> dict[int, StepPlan]:  # fmt: skip
+    """[budget above the fixed bytes] plan; files that cannot be used here are left out."""
+    plans = {}
+    for path in folder.glob("*.json"):
+        try:
+            plans[int(path.stem)] = StepPlan.load(path, graph, fingerprint, fixed)
+        except (InvalidPlan, ValueError):  # cut off, or written by another version
+            continue
+    return plans
 
 
 def _bytes_made(graph: Graph) -> int:
