@@ -13,7 +13,6 @@ from experiments.documents import DOCS, Document, Drawing, markdown_table
 from experiments.settings import RUNS_FOLDER
 from remat.errors import InvalidInput
 from remat.files import read_json
-from remat.units import format_size
 
 FOLDER = RUNS_FOLDER / "compiled"
 
@@ -50,7 +49,7 @@ def _rows(model: Mapping[str, Any]) -> Iterator[list[str]]:
     """The plain step, distinct points of the knob, and remat's; the largest peak first."""
     plain = next(row for row in model["rows"] if row["variant"] == "plain")
     seen = set[tuple[str, int]]()
-    for row in model["rows"]:
+    for row in sorted(model["rows"], key=lambda row: (_place(row), -row["peak_bytes"])):
         key = row["variant"], row["peak_bytes"]
         if key in seen:
             continue
@@ -60,9 +59,13 @@ def _rows(model: Mapping[str, Any]) -> Iterator[list[str]]:
         predicted = f"{1 + row['overhead']:.3f}" if "overhead" in row else ""
         differs = f"{row['peak_bytes'] - row['predicted_bytes']} B" if "predicted_bytes" in row else ""
         yield [
-            name, format_size(row["peak_bytes"], digits=4), f"{row['peak_bytes'] / plain['peak_bytes']:.1%}",
+            name, _megabytes(row["peak_bytes"]), f"{row['peak_bytes'] / plain['peak_bytes']:.1%}",
             f"{middle:.3f} ({low:.3f} to {high:.3f})", predicted, differs,
         ]  # fmt: skip
+
+
+def _place(row: Mapping[str, Any]) -> int:
+    return ("plain", "eager", *SOLVERS, "remat").index(row["variant"])
 
 
 def _against(model: Mapping[str, Any]) -> Iterator[str]:
@@ -78,8 +81,8 @@ def _against(model: Mapping[str, Any]) -> Iterator[str]:
         ratios = [mine / theirs for mine, theirs in zip(best["ratios"], row["ratios"], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
         lines.append([
-            f"{row['share']:g} ({row['variant']})", format_size(row["peak_bytes"], digits=4),
-            format_size(best["peak_bytes"], digits=4), f"{middle:.3f} ({low:.3f} to {high:.3f})",
+            f"{row['share']:g} ({row['variant']})", _megabytes(row["peak_bytes"]),
+            _megabytes(best["peak_bytes"]), f"{middle:.3f} ({low:.3f} to {high:.3f})",
         ])  # fmt: skip
     if lines:
         yield markdown_table(["the knob's share", "its peak", "remat's peak", "remat's time / the knob's"], lines)
@@ -92,16 +95,20 @@ def _rising(model: Mapping[str, Any]) -> Iterator[str]:
         pairs = [(a, b) for a, b in itertools.pairwise(rows) if b["peak_bytes"] > 1.002 * a["peak_bytes"]]
         if pairs:
             rises = ", ".join(
-                f"{a['share']:g} to {b['share']:g}: {format_size(a['peak_bytes'], digits=4)} to "
-                f"{format_size(b['peak_bytes'], digits=4)}" for a, b in pairs
+                f"{a['share']:g} to {b['share']:g}: {_megabytes(a['peak_bytes'])} to "
+                f"{_megabytes(b['peak_bytes'])}" for a, b in pairs
             )  # fmt: skip
             yield f"The knob's peak rises as its share falls ({solver}): {rises}."
     lowest = {
         variant: min((row["peak_bytes"] for row in model["rows"] if row["variant"] in group), default=0)
         for variant, group in (("knob", SOLVERS), ("remat", ("remat",)))
     }
-    yield (f"Lowest peak: {format_size(lowest['remat'], digits=4)} with remat, "
-           f"{format_size(lowest['knob'], digits=4)} with the knob.")  # fmt: skip
+    yield (f"Lowest peak: {_megabytes(lowest['remat'])} with remat, "
+           f"{_megabytes(lowest['knob'])} with the knob.")  # fmt: skip
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
 
 
 def _dropout(row: Mapping[str, Any]) -> list[str]:

@@ -58,7 +58,7 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
         (["--out", "no/such/rows.json"], "no/such is no folder"),
     ],
     "compiled": [
-        (["--models", "vgg61"], "unknown model 'vgg61'; known: gpt2, llama, vit, resnet50, unet"),
+        (["--models", "vgg61"], "unknown model 'vgg61'; known: gpt2, llama, resnet50, unet, vit"),
         (["--rounds", "0"], "'0' is no whole number from 1"),
         (["--time-limit", "0"], "'0' is no positive number"),
     ],
