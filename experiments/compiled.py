@@ -273,7 +273,7 @@ def dropout() -> list[dict[str, Any]]:
         plain.zero_grad()
         loss = model(x)
         loss.backward()
-        product = (plain.last.weight.grad * plain.last.weight).sum()  # pyright: ignore[reportOperatorIssue]
+        product = (plain.last.weight.grad * plain.last.weight).sum()  # pyright: ignore[reportOptionalOperand]
         return abs(float(loss - product) / float(loss))
 
     rows = [{"variant": "eager", "error": wrong(plain)}, {"variant": "plain", "error": wrong(_Compiled(plain))}]
