@@ -9,7 +9,6 @@ A finished model is not measured again: its file in the folder is kept.
 from __future__ import annotations
 
 import argparse
-import copy
 import gc
 import itertools
 import json
@@ -32,11 +31,13 @@ from experiments.arguments import Parser, count, names_of, run, seconds
 from experiments.documents import ROOT
 from experiments.provenance import provenance
 from experiments.steps.torch_sizes import for_a_cpu, torch_model
+from experiments.steps.torch_steps import classes_of, filled
+from remat.cost.timing import measure as measure_call
 from remat.errors import InvalidInput
 from remat.files import write_text
 from remat.frontends.spec import load_target
 from remat.torch import build, module
-from remat.torch.measure import peak_of_step
+from remat.torch.measure import difference_of_steps, peak_of_step
 from remat.torch.planner import there_before
 
 DROPOUT = "dropout.json"
@@ -67,7 +68,7 @@ class Variant:
 
 
 class _Timed(CustomRuntimeEstimator):
-    """The knob's profiling estimator on a CPU, where PyTorch's own does not run: the median of five calls."""
+    """The knob's profiling estimator on a CPU, where PyTorch's own does not run."""
 
     seconds: ClassVar[dict[str, float]] = {}
 
@@ -92,12 +93,7 @@ def _seconds_of(node: fx.Node) -> float:
         return made.uniform_() if value.is_floating_point() else made.zero_()
 
     args, kwargs = fx.map_arg((node.args, node.kwargs), real)
-    times = []
-    for _ in range(5):
-        began = time.perf_counter()
-        node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
+    return measure_call(lambda: node.target(*args, **kwargs)).median_ns / 1e9  # pyright: ignore[reportCallIssue]
 
 
 class _Compiled(nn.Module):
@@ -110,10 +106,6 @@ class _Compiled(nn.Module):
 
     def forward(self, *args: Any) -> Tensor:
         return self.__dict__["call"](*args)
-
-
-def _filled(x: Tensor) -> Tensor:
-    return torch.randint(0, 100, x.shape) if x.dtype == torch.int64 else torch.rand(x.shape)
 
 
 class Measured:
@@ -129,8 +121,7 @@ class Measured:
         model, args, loss = build.build(spec, load_target(spec.target), "cpu")
         step, args = build.loss_step(model, args, loss)
         self.module: nn.Module = step.train()
-        self.args = tuple(_filled(x) for x in args)
-        self.gradients: list[Tensor] = []  # of plain torch.compile
+        self.args = tuple(filled(x, "cpu", classes_of(model)) for x in args)
         self.variants: list[Variant] = []
 
     def add(self, row: dict[str, Any], model: nn.Module) -> Variant:
@@ -138,25 +129,10 @@ class Measured:
         began = time.perf_counter()
         peak = peak_of_step(model, self.args, {}, "cpu")
         row |= {"peak_bytes": peak, "first_step_s": round(time.perf_counter() - began, 1)}
-        row["difference"] = self._difference(model)
         self.variants.append(Variant(row, model, []))
+        row["difference"] = difference_of_steps(self.variants[0].model, model, self.args, {}, "cpu")
         print(json.dumps(row), flush=True)
         return self.variants[-1]
-
-    def _difference(self, model: nn.Module) -> float:
-        """The largest difference of a gradient from plain torch.compile's, over its largest number."""
-        found = self._gradients(model)
-        self.gradients = self.gradients or found
-        pairs = zip(self.gradients, found, strict=True)
-        return max(float((x - y).abs().max() / x.abs().max().clamp(min=1e-30)) for x, y in pairs)
-
-    def _gradients(self, model: nn.Module) -> list[Tensor]:
-        buffers = copy.deepcopy(dict(self.module.named_buffers()))
-        torch.manual_seed(1)
-        self.step(model)
-        for name, buffer in self.module.named_buffers():
-            buffer.data.copy_(buffers[name])
-        return [p.grad.clone() for p in self.module.parameters() if p.grad is not None]
 
     def step(self, model: nn.Module) -> None:
         self.module.zero_grad()
@@ -308,8 +284,6 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"{name}: measured before, in {path}")
             continue
         rows = measure(name, chosen.threads, chosen.rounds, chosen.time_limit, SHARES)
-        where = {"torch": torch.__version__, "cpu": provenance().cpu, "threads": chosen.threads,
-                 "date": time.strftime("%Y-%m-%d"), "time_limit_s": chosen.time_limit}  # fmt: skip
         write_text(path, json.dumps(rows | where | {"time_limit_s": chosen.time_limit}, indent=1) + "\n")
 
 

@@ -54,13 +54,12 @@ def _rows(model: Mapping[str, Any]) -> Iterator[list[str]]:
         if key in seen:
             continue
         seen.add(key)
-        low, middle, high = statistics.quantiles(row["ratios"], n=4)
         name = f"knob {row['share']:g} ({row['variant']})" if row["variant"] in SOLVERS else row["variant"]
         predicted = f"{1 + row['overhead']:.3f}" if "overhead" in row else ""
         differs = f"{row['peak_bytes'] - row['predicted_bytes']} B" if "predicted_bytes" in row else ""
         yield [
             name, _megabytes(row["peak_bytes"]), f"{row['peak_bytes'] / plain['peak_bytes']:.1%}",
-            f"{middle:.3f} ({low:.3f} to {high:.3f})", predicted, differs,
+            _quartiles(row["ratios"]), predicted, differs,
         ]  # fmt: skip
 
 
@@ -79,10 +78,9 @@ def _against(model: Mapping[str, Any]) -> Iterator[str]:
         seen.add(row["peak_bytes"])
         best = min(fitting, key=lambda each: statistics.median(each["ratios"]))
         ratios = [mine / theirs for mine, theirs in zip(best["ratios"], row["ratios"], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
         lines.append([
             f"{row['share']:g} ({row['variant']})", _megabytes(row["peak_bytes"]),
-            _megabytes(best["peak_bytes"]), f"{middle:.3f} ({low:.3f} to {high:.3f})",
+            _megabytes(best["peak_bytes"]), _quartiles(ratios),
         ])  # fmt: skip
     if lines:
         yield markdown_table(["the knob's share", "its peak", "remat's peak", "remat's time / the knob's"], lines)
@@ -105,6 +103,11 @@ def _rising(model: Mapping[str, Any]) -> Iterator[str]:
     }
     yield (f"Lowest peak: {_megabytes(lowest['remat'])} with remat, "
            f"{_megabytes(lowest['knob'])} with the knob.")  # fmt: skip
+
+
+def _quartiles(ratios: Sequence[float]) -> str:
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
 
 
 def _megabytes(size: int) -> str:

@@ -31,7 +31,7 @@ from remat.torch import build, capture
 from remat.torch import graphs as frontend
 from remat.torch.measure import peak_of_step
 from remat.torch.module import Rematerialized, call_of, step_of
-from remat.torch.plain import PlainStep, calls_graph, plain_step
+from remat.torch.plain import FollowedStep, calls_graph, plain_step
 from remat.torch.planner import VERSION, Planner, default_gpu, describe_inputs
 
 
@@ -58,7 +58,7 @@ class TorchSteps:
         step, args = build.loss_step(model, args, loss)
         self.module = step.to(job.device).train()
         self.buffers = copy.deepcopy(dict(self.module.named_buffers()))
-        self.args = tuple(_filled(x, job.device, _classes(model)) for x in args)
+        self.args = tuple(filled(x, job.device, classes_of(model)) for x in args)
         captured = capture.capture_module(call_of(self.module), self.args, {})
         self.step = step_of(captured, spec.name, self.module, "eager", implementations)
         self.planner = Planner(
@@ -150,7 +150,7 @@ class TorchSteps:
         peak, ns = self._predict(plain)
         return Method(module, peak, ns, ns / self.graph.total_cost - 1)
 
-    def _predict(self, plain: PlainStep) -> tuple[int, int]:
+    def _predict(self, plain: FollowedStep) -> tuple[int, int]:
         calls = calls_graph(self.planner.name, plain.signatures)
         sizes, _ = profile_workspaces(calls, self.planner.cache_folder, self.planner.device)
         planner = self.planner
@@ -268,14 +268,14 @@ def _difference(plain: dict[str, Tensor], ours: dict[str, Tensor]) -> float:
     return max(float((x - ours[name]).abs().max()) for name, x in plain.items()) / largest if largest else 0.0
 
 
-def _classes(model: nn.Module) -> int:
+def classes_of(model: nn.Module) -> int:
     """Integers below this number are valid indices and classes: rows of the largest table, or of the last layer."""
     tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
     heads = [m.out_features for m in model.modules() if isinstance(m, nn.Linear)]
     return max([2, *(tables or heads[-1:])])
 
 
-def _filled(x: Any, device: str, n_classes: int) -> Any:
+def filled(x: Any, device: str, n_classes: int) -> Any:
     """A random tensor of the same shape and type on the device; anything else as it is."""
     if not isinstance(x, Tensor):
         return x

@@ -174,7 +174,7 @@ class StepPlan:
         share = f", {self.peak_bytes / plain:.1%} of the plain step's {format_size(plain)}" if plain else ""
         where = f"; reached at {graph.operations[trace.order[trace.peak_computation]].name}"
         if self.generated is not None:
-            where = "; followed in the compiler's code"
+            where = "; the generated code's"
         lines += [
             f"  predicted peak  {format_size(self.peak_bytes)}{share}{where}",
             f"  always there    {format_size(graph.fixed_bytes)}{_parts(self.fixed)}",

@@ -25,6 +25,7 @@ import dis
 import functools
 import itertools
 import logging
+import re
 import sys
 import threading
 import warnings
@@ -551,24 +552,6 @@ def is_compiled_backward(node: Any) -> bool:
     return "CompiledFunctionBackward" in node.name()
 
 
-@contextmanager
-def knob(share: float, solver: str, estimator: Any) -> Iterator[None]:
-    """Let `torch.compile` save at most `share` of the bytes that it would save: its own knob for memory.
-
-    Args:
-        solver: ``dp`` or ``ilp``.
-        estimator: of the time of a call: ``profile``, ``flops`` or a `CustomRuntimeEstimator`.
-    """
-    settings: dict[str, Any] = {
-        "activation_memory_budget": share,
-        "activation_memory_budget_solver": solver,
-        "activation_memory_budget_runtime_estimator": estimator,
-        "enable_autograd_cache": False,
-    }
-    with functorch_config.patch(settings):
-        yield
-
-
 def min_cut(
     module: fx.GraphModule, n_forward_outputs: int, costs: Mapping[str, int], share: float = 1.0
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -590,7 +573,13 @@ def min_cut(
 
     copied = fx.GraphModule(module, _copied(module.graph))
     copied.graph.find_nodes(op="output")[0].meta.update(module.graph.find_nodes(op="output")[0].meta)
-    with knob(share, "dp", Costs()), functorch_config.patch(cse=False):  # so that nodes keep their names
+    settings: dict[str, Any] = {
+        "activation_memory_budget": share,
+        "activation_memory_budget_solver": "dp",
+        "activation_memory_budget_runtime_estimator": Costs(),
+        "cse": False,  # so that nodes keep their names
+    }
+    with functorch_config.patch(settings):
         return min_cut_rematerialization_partition(copied, (), num_fwd_outputs=n_forward_outputs)
 
 
@@ -646,7 +635,6 @@ def inductor(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: _P
     import torch._inductor.config  # takes seconds, like the next imports
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.custom_graph_pass import CustomPartitionerFn, CustomSchedulerPass
-    from torch._inductor.dependencies import WeakDep
 
     class Partitioner(CustomPartitionerFn):
         def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
@@ -670,24 +658,10 @@ def inductor(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: _P
         """
 
         def __call__(self, nodes: Any) -> Any:
-            group = {node.get_name(): _group_of(_origin_name(node.node)) for node in nodes}
-            in_group = dict[int, list[Any]]()
-            for node in nodes:
-                if (i := group[node.get_name()]) is not None:
-                    in_group.setdefault(i, []).append(node)
+            in_group = _grouped(nodes)
             # A buffer that waits for its next use takes memory, of which the plan does not know.
             torch._inductor.config.allow_buffer_reuse = reuses_buffers and not in_group
-            if not in_group:
-                return nodes
-            for before, i in itertools.pairwise(sorted(in_group)):
-                ends = _read_outside(in_group[before])
-                for node in in_group[i]:
-                    for name in ends - {dep.name for dep in node.unmet_dependencies}:
-                        node.add_fake_dep(WeakDep(name, node.get_name(), is_fake=True))
-            scheduler = nodes[0].scheduler
-            scheduler.nodes = scheduler.topological_sort_schedule(nodes)
-            scheduler.compute_ancestors()
-            return scheduler.nodes
+            return _keep_order(nodes, in_group) if in_group else nodes
 
         def uuid(self) -> str:
             return "remat"
@@ -706,14 +680,31 @@ def inductor(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: _P
 
 def name_in_group(name: str, group: int) -> str:
     """A name by which Inductor's scheduler keeps a call's place, see `inductor`."""
-    return f"{_GROUP}{group}_{name}"
+    return f"remat_group_{group}_{name}"
 
 
-def _group_of(name: str) -> int | None:
-    return int(name.split("_")[1]) if name.startswith(_GROUP) else None
+def _grouped(nodes: Sequence[Any]) -> dict[int, list[Any]]:
+    """Nodes of Inductor's scheduler by the groups in the names of their calls."""
+    in_group = dict[int, list[Any]]()
+    for node in nodes:
+        if found := re.match(r"remat_group_(\d+)_", _origin_name(node.node)):
+            in_group.setdefault(int(found[1]), []).append(node)
+    return in_group
 
 
-_GROUP = "group_"
+def _keep_order(nodes: Sequence[Any], in_group: Mapping[int, Sequence[Any]]) -> Any:
+    """The nodes of Inductor's scheduler, of which each waits for the group before its own."""
+    from torch._inductor.dependencies import WeakDep
+
+    for before, i in itertools.pairwise(sorted(in_group)):
+        ends = _read_outside(in_group[before])
+        for node in in_group[i]:
+            for name in ends - {dep.name for dep in node.unmet_dependencies}:
+                node.add_fake_dep(WeakDep(name, node.get_name(), is_fake=True))
+    scheduler = nodes[0].scheduler
+    scheduler.nodes = scheduler.topological_sort_schedule(nodes)
+    scheduler.compute_ancestors()
+    return scheduler.nodes
 
 
 def _origin_name(node: Any) -> str:

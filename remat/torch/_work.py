@@ -12,6 +12,7 @@ from remat.graph import Work
 from remat.torch import flop_rules
 from remat.torch._private import OpOverload, tree_iter
 
+GENERATED = "generated"  # the operator in the signature of a kernel that Inductor generated
 CUDA_BLOCK_BYTES = 512
 
 

@@ -31,7 +31,7 @@ from remat.torch._private import LoweredHalf
 from remat.torch.fused import FusedStep, fused
 from remat.torch.generated import GeneratedStep, follow
 from remat.torch.plain import calls_graph
-from remat.torch.step_graph import END_KIND, CapturedStep, split_graph_of
+from remat.torch.step_graph import CapturedStep, end_of, split_graph_of
 from remat.units import format_size
 
 AS_IT_IS = "fits as it is"  # strategy of a plan that repeats nothing
@@ -86,7 +86,7 @@ class CompiledStep:
     def _order_of(self, halves: Sequence[fx.GraphModule]) -> list[int]:
         """The order of operations in two halves whose calls have the names of the training graph."""
         op_of = {node.name: k for k, nodes in enumerate(self.step.nodes) for node in nodes}
-        end = next(k for k, op in enumerate(self.step.graph.operations) if op.kind == END_KIND)
+        end = end_of(self.step.graph)
         forward, backward = (
             [op_of[node.name] for node in half.graph.nodes if node.op == "call_function" and node.name in op_of]
             for half in halves
@@ -121,7 +121,7 @@ class CompiledStep:
         training_graph = self.step.training_graph
         places = training_graph.module.graph.find_nodes(op="placeholder")
         tangents = training_graph.tangents
-        end = self.step.graph.operations[self.fused.members[self.fused.end][0]]
+        end = self.step.graph.operations[end_of(self.step.graph)]
         step = follow(
             halves, [node for node in places if node not in tangents], tangents, training_graph.n_forward_outputs,
             end.workspace_bytes, self.folder / "kernels",
@@ -158,16 +158,9 @@ class CompiledStep:
         else:
             groups, noise = costs_and_noise(groups, model, gpu)
         shift = max(self.fused.in_place)
-        workspaces = [
-            op.workspace_bytes
-            + max((sizes[signature[k]] for k in made if k in signature), default=0)
-            + copied
-            + shift
-            - taken
-            for op, made, copied, taken in zip(
-                groups.operations, calls, self.fused.temporary, self.fused.in_place, strict=True
-            )
-        ]
+        own = [max((sizes[signature[k]] for k in made if k in signature), default=0) for made in calls]
+        parts = zip(groups.operations, own, self.fused.temporary, self.fused.in_place, strict=True)
+        workspaces = [op.workspace_bytes + size + copied + shift - taken for op, size, copied, taken in parts]
         both = zip(workspaces, self.fused.in_place, strict=True)
         cautious = [size + (taken if g < self.fused.end else 0) for g, (size, taken) in enumerate(both)]
         return Weighed(groups.with_workspaces(workspaces), groups.with_workspaces(cautious), shift, noise)
@@ -275,21 +268,21 @@ def cheapest(
     """
     fixed, plain = compiled.step.graph.fixed_bytes, compiled.plain
     if fixed + plain.peak_bytes <= budget_bytes:
-        return CompiledPlan(plain, Generated(plain.peak_bytes, 0, 0), AS_IT_IS)
+        return CompiledPlan(plain, _needs(plain), AS_IT_IS)
     weighed = compiled.weighed(model, gpu)
     cuts = compiled.cuts(gpu)
     ours = _within(compiled, weighed, budget_bytes, [groups for _, groups in cuts], find)
     candidates = [] if ours is None else [ours]
     if model == "profile":  # else the cost of code that the groups do not describe is not known
         limit = None if ours is None else LIKELY * ours.generated.cost
-        fitting = _fitting(compiled, weighed, budget_bytes - fixed, cuts, limit)
+        free = _fitting(compiled, weighed, budget_bytes - fixed, cuts, limit)
         if ours is not None:
-            free = compiled.followed(ours.candidate.order, [])  # Inductor may fuse more where it is free
-            fitting += [free] if fixed + free.peak_bytes <= budget_bytes else []
-        every = [plain, *(each.candidate for each in candidates), *fitting]
-        ns, _ = compiled.measured([call for each in every for call in each.step.calls])
-        candidates += [CompiledPlan(each, _needs(each, 0, 0), KNOB, "ns", weighed.noise) for each in fitting]
-        candidates = [_timed(each, plain, ns) for each in candidates]
+            free.append(compiled.followed(ours.candidate.order, []))  # Inductor may fuse more where it is free
+        candidates += [
+            CompiledPlan(each, _needs(each), KNOB, "ns", weighed.noise)
+            for each in free if fixed + each.peak_bytes <= budget_bytes
+        ]  # fmt: skip
+        candidates = _timed(compiled, candidates)
     if not candidates:
         least = min_budget(weighed.cautious, "free", time_limit_s=DESCRIBE_SECONDS).bytes - weighed.shift
         raise InvalidInput(
@@ -341,11 +334,16 @@ def _within(
     return None
 
 
-def _needs(candidate: Candidate, cost: int, plain_cost: int) -> Generated:
+def _needs(candidate: Candidate, cost: int = 0, plain_cost: int = 0) -> Generated:
     return Generated(candidate.peak_bytes, cost, plain_cost, tuple(candidate.groups))
 
 
-def _timed(plan: CompiledPlan, plain: Candidate, ns: Mapping[str, int]) -> CompiledPlan:
-    """The plan with the measured times of the calls of its code, and of the plain step's."""
-    cost, plain_cost = (sum(ns[call] for call in each.step.calls) for each in (plan.candidate, plain))
-    return replace(plan, generated=_needs(plan.candidate, cost, plain_cost))
+def _timed(compiled: CompiledStep, plans: Sequence[CompiledPlan]) -> list[CompiledPlan]:
+    """The plans with the measured times of the calls of their code, and of the plain step's."""
+    steps = [compiled.plain.step, *(each.candidate.step for each in plans)]
+    ns, _ = compiled.measured(call for step in steps for call in step.calls)
+    plain_cost, *costs = (sum(ns[call] for call in step.calls) for step in steps)
+    return [
+        replace(each, generated=_needs(each.candidate, cost, plain_cost))
+        for each, cost in zip(plans, costs, strict=True)
+    ]

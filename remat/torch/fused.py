@@ -7,6 +7,8 @@ A group of the forward pass can be computed again in the backward pass; its call
 
 from __future__ import annotations
 
+import contextlib
+import graphlib
 import heapq
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -15,7 +17,7 @@ from dataclasses import dataclass, replace
 from remat.graph import Graph, Operation, Value, Work
 from remat.torch._emit import SAVED
 from remat.torch._private import LoweredHalf, tree_iter
-from remat.torch.step_graph import END_KIND, CapturedStep
+from remat.torch.step_graph import CapturedStep, end_of
 
 FORWARD, BACKWARD = 0, 1
 _TAKES = re.compile(r"^ *(\w+) = (?:reinterpret_tensor\()?(\w+)\b[^;]*; del \2  # reuse$", re.MULTILINE)
@@ -94,7 +96,7 @@ class _Fuser:
     def __init__(self, step: CapturedStep, halves: Sequence[LoweredHalf]):
         self.step, self.fine = step, step.graph
         self.by_name = {node.name: node for node in step.training_graph.module.graph.nodes}
-        self.end = next(k for k, op in enumerate(self.fine.operations) if op.kind == END_KIND)
+        self.end = end_of(self.fine)
         self.held: list[dict[str, set[int]]] = [{}, {}]  # buffer -> values
         self.temporary: list[dict[int, int]] = [{}, {}]  # operation -> bytes of arguments in another layout
         groups = list[_Group]()
@@ -106,7 +108,9 @@ class _Fuser:
                     groups.append(_Group(half, targets, {each.name for each in buffers}, is_extern))
         self.groups = [*self._merged(groups, FORWARD), *self._merged(groups, BACKWARD)]
         self.taken = self._storages_taken(halves)
-        self.realized = [self._realized(half) for half in (FORWARD, BACKWARD)]
+        self.realized = [
+            {v for group in self.groups if group.half == half for v in group.targets} for half in (FORWARD, BACKWARD)
+        ]
         self._add_what_must_exist()
 
     def _values(self, name: str) -> Iterator[int]:
@@ -150,9 +154,6 @@ class _Fuser:
                 )
                 taken |= {(half, v, w) for v in one for w in other}
         return taken
-
-    def _realized(self, half: int) -> set[int]:
-        return {v for group in self.groups if group.half == half for v in group.targets}
 
     def _merged(self, groups: Iterable[_Group], half: int) -> list[_Group]:
         """The groups of a half; those that take their buffers from the same call are one."""
@@ -218,7 +219,7 @@ class _Fuser:
         """The groups of a half, producers first, else in Inductor's order; groups in a circle are taken apart."""
         groups = [group for group in self.groups if group.half == half]
         while True:
-            order = self._sorted(groups, half)
+            order = self._sorted(groups)
             if len(order) == len(groups):
                 return order
             stuck = [group for group in groups if all(group is not other for other in order)]
@@ -230,23 +231,21 @@ class _Fuser:
             of_producer.setdefault(self.fine.producer[v], set()).add(v)
         return [_Group(group.half, targets, group.names, group.is_extern) for targets in of_producer.values()]
 
-    def _sorted(self, groups: Sequence[_Group], half: int) -> list[_Group]:
+    def _sorted(self, groups: Sequence[_Group]) -> list[_Group]:
+        """Producers first, else as given; without the groups that depend on a circle."""
         maker = {v: i for i, group in enumerate(groups) for v in group.targets}
-        needs = [{maker[v] for v in self._members(group)[1] if v in maker} - {i} for i, group in enumerate(groups)]
-        waiting = [len(need) for need in needs]
-        users: list[list[int]] = [[] for _ in groups]
-        for i, need in enumerate(needs):
-            for other in need:
-                users[other].append(i)
-        ready, order = [i for i, n in enumerate(waiting) if not n], list[_Group]()
+        needs = {i: {maker[v] for v in self._members(group)[1] if v in maker} - {i} for i, group in enumerate(groups)}
+        sorter, order = graphlib.TopologicalSorter(needs), list[_Group]()
+        with contextlib.suppress(graphlib.CycleError):  # it then sorts what it can
+            sorter.prepare()
+        ready = [*sorter.get_ready()]
         heapq.heapify(ready)
         while ready:
             i = heapq.heappop(ready)
             order.append(groups[i])
-            for user in users[i]:
-                waiting[user] -= 1
-                if not waiting[user]:
-                    heapq.heappush(ready, user)
+            sorter.done(i)
+            for user in sorter.get_ready():
+                heapq.heappush(ready, user)
         return order
 
     def _graph(self, groups: Sequence[_Group | None], end: int) -> FusedStep:

@@ -19,10 +19,9 @@ from torch import Tensor, fx
 
 from remat.files import write_text
 from remat.torch._private import FakeTensorMode, LoweredHalf
-from remat.torch._work import plain_form, tensors_of
-from remat.torch.plain import Follower
+from remat.torch._work import GENERATED, plain_form, tensors_of
+from remat.torch.plain import FollowedStep, Follower
 
-GENERATED = "generated"  # the operator in the signature of a kernel, see `kernel_of`
 _COMPILER = "AsyncCompile"  # the class that compiles the kernels of generated code
 
 
@@ -42,22 +41,14 @@ class KernelCall:
 
 
 @dataclass(frozen=True, slots=True)
-class GeneratedStep:
-    """A step of generated code, as followed.
+class GeneratedStep(FollowedStep):
+    """Calls of operators in generated code, in their order.
 
     Attributes:
         kernels: calls of generated kernels.
-        signatures, held_bytes: [C] of each call of an operator, see `remat.torch.plain.PlainStep`.
     """
 
     kernels: tuple[KernelCall, ...]
-    signatures: tuple[str, ...]
-    held_bytes: tuple[int, ...]
-
-    def peak_bytes(self, workspaces: Mapping[str, int]) -> int:
-        """Most bytes that the step holds above those held before it; `workspaces`: [signature] bytes."""
-        pairs = zip(self.signatures, self.held_bytes, strict=True)
-        return max((held + workspaces.get(signature, 0) for signature, held in pairs), default=0)
 
     @property
     def calls(self) -> list[str]:
@@ -88,7 +79,7 @@ class _Code:
 
     def __init__(self, half: int, source: str, folder: Path, calls: list[KernelCall]):
         self.half, self.calls, self.folder = half, calls, folder
-        self.tree, self.source = ast.parse(source), source
+        self.tree = ast.parse(source)
         space = self._executed()
         self.names = {name for name, value in space.items() if isinstance(value, _Kernel)}
         for name in self.names:
@@ -99,7 +90,6 @@ class _Code:
 
     def _executed(self) -> dict[str, Any]:
         """The names that the code defines, with stand-ins for kernels and for functions that fake tensors lack."""
-
         note = self._note
 
         class Compiler:
@@ -191,7 +181,7 @@ def follow(
             saved += [_bare(node) for node in tangents]
         gradients = backward(saved)
     del outputs, gradients
-    return GeneratedStep(tuple(calls), tuple(follower.signatures), tuple(follower.held))
+    return GeneratedStep(tuple(follower.signatures), tuple(follower.held), tuple(calls))
 
 
 def _bare(node: fx.Node) -> Tensor:

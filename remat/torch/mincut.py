@@ -14,7 +14,7 @@ from torch import fx
 
 from remat.graph import Graph
 from remat.torch._private import min_cut, tree_iter
-from remat.torch.step_graph import END_KIND, CapturedStep
+from remat.torch.step_graph import CapturedStep, end_of
 
 
 def plans(step: CapturedStep, graph: Graph, shares: Sequence[float]) -> dict[float, list[int]]:
@@ -41,7 +41,7 @@ def values_saved_by(forward: fx.GraphModule, step: CapturedStep) -> set[int]:
 
 def order_with(graph: Graph, saved: set[int]) -> list[int]:
     """Every operation in its order; backward recomputes a value that forward does not save when it first reads it."""
-    end = next(k for k, op in enumerate(graph.operations) if op.kind == END_KIND)
+    end = end_of(graph)
     order = list(range(end + 1))
     kept = {v for v, value in enumerate(graph.values) if value.keep or not value.bytes}
     once = {v for op in graph.operations if op.run_once for v in op.outputs}

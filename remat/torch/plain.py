@@ -40,8 +40,8 @@ MOST_CONSTANT = 100_000  # elements of a tensor that is computed because it depe
 
 
 @dataclass(frozen=True, slots=True)
-class PlainStep:
-    """Calls of the plain step in their order.
+class FollowedStep:
+    """Calls of a step that was followed on tensors without contents, in their order.
 
     Attributes:
         signatures: [C] of each call, '' where it cannot be written down or only gives a view or a property of a tensor.
@@ -68,7 +68,7 @@ def calls_graph(name: str, signatures: Iterable[str]) -> Graph:
     return Graph(name, tuple(operations), ())
 
 
-def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: int) -> PlainStep:
+def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: int) -> FollowedStep:
     """Follow one forward and backward pass of `model` on fake tensors; model and gradients do not change.
 
     Args:
@@ -82,12 +82,12 @@ def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
     fake_args, fake_kwargs = tree_map(lambda x: bare(x) if isinstance(x, Tensor) else x, (args, dict(kwargs)))
 
-    def followed(tells_truth: bool) -> PlainStep:
+    def followed(tells_truth: bool) -> FollowedStep:
         follower = Follower([*model.parameters(), *model.buffers(), *tensors_of((fake_args, fake_kwargs))])
         with layouts_of_kernels(), (tracing_shown if tells_truth else fakes_hidden)(), mode, follower:
             outputs = model(*fake_args, **fake_kwargs)
             backward_from(outputs, lambda _: follower.holding(loss_bytes))
-        return PlainStep(tuple(follower.signatures), tuple(follower.held))
+        return FollowedStep(tuple(follower.signatures), tuple(follower.held))
 
     with replaced_tensors(model, bare):
         try:

@@ -185,13 +185,14 @@ class Planner:
 
         Plans are kept beside the measurements, so that a smaller budget never has a higher peak than a larger one had.
         """
-        compiled, self.lowered = self.compiled(step), None
         held = self.budget_bytes - graph.fixed_bytes
         folder = self._folder_of_plans(fingerprint)
         known = _plans_in(folder, graph, fingerprint, fixed)
-        larger = [budget for budget, plan in known.items() if budget >= held and _held(plan) <= held]
+        fitting = {budget: plan for budget, plan in known.items() if _held(plan) <= held}
+        larger = [budget for budget in fitting if budget >= held]
         if larger:
-            return replace(known[min(larger)], budget_bytes=self.budget_bytes)
+            return replace(fitting[min(larger)], budget_bytes=self.budget_bytes)
+        compiled, self.lowered = self.compiled(step), None
 
         def find(groups: Graph, limit: int, known: Sequence[Plan]) -> Solution:
             return solve(
@@ -206,8 +207,7 @@ class Planner:
             self.budget_bytes, graph.fixed_bytes + compiled.plain.peak_bytes, fixed,
             self.cost if found.cost_unit else "", noise=found.noise, generated=found.generated,
         )  # fmt: skip
-        fitting = [each for each in known.values() if _held(each) <= held]
-        best = min([plan, *fitting], key=lambda each: each.overhead)
+        best = min([plan, *fitting.values()], key=lambda each: each.overhead)
         best = replace(best, budget_bytes=self.budget_bytes)
         folder.mkdir(parents=True, exist_ok=True)
         best.save(folder / f"{held}.json")

@@ -81,6 +81,11 @@ def split_graph_of(
     return _Builder(training_graph, splits=True, replays_random=replays_random).build(name, fixed_tensors)
 
 
+def end_of(graph: Graph) -> int:
+    """The operation between the forward and the backward pass."""
+    return next(k for k, op in enumerate(graph.operations) if op.kind == END_KIND)
+
+
 class _Builder:
     def __init__(self, training_graph: TrainingGraph, splits: bool, replays_random: bool = True):
         self.training_graph, self.splits, self.replays_random = training_graph, splits, replays_random

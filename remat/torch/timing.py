@@ -13,7 +13,7 @@ import torch
 from remat.cost.timing import Timing, measure, measure_as_in_step
 from remat.torch import _random, _recurrent, implementations  # noqa: F401 - `_recurrent` registers operators
 from remat.torch._private import memory_events, storage_key
-from remat.torch._work import tensors_of
+from remat.torch._work import GENERATED, tensors_of
 
 # Integer tensors are indices. The bound of an operator's indices, from its rebuilt arguments. For other operators they
 # are zeros, which are valid everywhere.
@@ -87,7 +87,7 @@ def rebuilt_call(description: dict[str, Any], device: str) -> tuple[Callable[[],
     """A function that makes the described call with arguments of its own, and the tensors among these arguments."""
     if description["op"].startswith("implementation."):
         return _implementation(description, device)
-    if description["op"] == "generated":
+    if description["op"] == GENERATED:
         return _generated(description, device)
     call: Any = operator.attrgetter(description["op"])(torch.ops)
     name = description["op"].removeprefix("aten.").rpartition(".")[0]
