@@ -11,6 +11,7 @@ The interfaces, and where PyTorch keeps them:
 - the min-cut partitioner and its settings; Inductor's entry, and its setting for another partitioner
 - kernels that are registered for tracing: ``OpOverload.py_kernels``, `torch._C.DispatchKey`
 - native recurrent layers: ``torch._VF``; their list of weights
+- the calls that policies of selective checkpointing are not asked about
 - the identity of a storage, the base of a view, the tables of tensors of a module, the profiler's events
 
 Operators (``torch.ops.aten``) are not private, although some names begin with an underscore: graphs consist of them.
@@ -63,6 +64,7 @@ from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_iter, tree_leaves, tree_map
+from torch.utils.checkpoint import SAC_IGNORED_OPS as NOT_IN_POLICIES
 
 outside_modes, current_dispatch_mode = _disable_current_modes, _get_current_dispatch_mode
 _Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule]]
@@ -611,11 +613,14 @@ class LoweredHalf:
         source: the generated code; it defines ``call``, which takes one list.
         groups: for each group of calls that it fuses, the buffers that the group fills.
         is_extern: for each group whether it is a call of a library, not generated code.
+        inputs, outputs: names in the code, of those that are tensors.
     """
 
     source: str
     groups: tuple[tuple[Buffer, ...], ...]
     is_extern: tuple[bool, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
 
 def records_cuda_graphs() -> bool:
@@ -771,7 +776,9 @@ def _only_code() -> Iterator[list[LoweredHalf]]:
 
     def compile_to_module(self: Any) -> Any:
         source = self.codegen()[0].value
-        halves.append(LoweredHalf(source, *groups[self]))
+        buffers, is_extern = groups[self]
+        names = tuple(self.graph_input_names), tuple(self.get_output_names())
+        halves.append(LoweredHalf(source, buffers, is_extern, *names))
         return SimpleNamespace(call=None)
 
     compile_before = GraphLowering.compile_to_module

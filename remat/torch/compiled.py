@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import fx
 
-from remat.bounds.min_budget import DESCRIBE_SECONDS, min_budget
+from remat.bounds.min_budget import min_budget
 from remat.cost import Noise, costs_and_noise
 from remat.cost.gpu import Gpu
 from remat.cost.profile import profile_workspaces
@@ -38,6 +38,8 @@ AS_IT_IS = "fits as it is"  # strategy of a plan that repeats nothing
 KNOB = "torch.compile"  # strategy of a plan whose order within each half is left to Inductor
 LIKELY = 1.1  # a cut that costs more, by its groups, than so many times our plan is not tried
 MOST_TRIES = 4
+SMALLEST = "min_budget"  # strategy of the plan that needs the least
+SMALLEST_S = 5.0  # to find it
 SHARES = (0.8, 0.6, 0.4, 0.2, 0.0)  # of PyTorch's knob, whose saved tensors are plans to start from
 
 
@@ -284,12 +286,24 @@ def cheapest(
         ]  # fmt: skip
         candidates = _timed(compiled, candidates)
     if not candidates:
-        least = min_budget(weighed.cautious, "free", time_limit_s=DESCRIBE_SECONDS).bytes - weighed.shift
-        raise InvalidInput(
-            f"no plan of '{compiled.step.graph.name}' compiled by Inductor was found within "
-            f"{format_size(budget_bytes)}; the smallest budget known to suffice is about {format_size(least)}"
-        )
+        least = _smallest(compiled, weighed)
+        if fixed + least.candidate.peak_bytes > budget_bytes:
+            raise InvalidInput(
+                f"no plan of '{compiled.step.graph.name}' compiled by Inductor was found within "
+                f"{format_size(budget_bytes)}; the smallest budget known to suffice is "
+                f"{format_size(fixed + min(least.candidate.peak_bytes, plain.peak_bytes), up=True)}"
+            )
+        candidates = [least]
     return min(candidates, key=lambda each: each.generated.cost)
+
+
+def _smallest(compiled: CompiledStep, weighed: Weighed) -> CompiledPlan:
+    """The plan on groups that is known to need the least."""
+    graph = weighed.cautious
+    plan = min_budget(graph, "free", time_limit_s=SMALLEST_S).plan
+    candidate = compiled.candidate(plan.order.tolist())
+    needs = _needs(candidate, simulate(graph, plan).cost, graph.total_cost)
+    return CompiledPlan(candidate, needs, SMALLEST, graph.cost_unit, weighed.noise)
 
 
 def _fitting(

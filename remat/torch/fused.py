@@ -3,6 +3,9 @@
 Inductor fuses most calls of a training graph into few kernels, and only what a kernel leaves in a buffer takes memory.
 A plan on single calls would count bytes that never exist. The groups are those of the step as `torch.compile` cuts it.
 A group of the forward pass can be computed again in the backward pass; its calls are then written there once more.
+
+Inductor copies weights of convolutions into another layout, all at the start, and saves the copies for the backward
+pass instead of the weights. No plan can drop them; they are the results of a first group without calls of the step.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ import contextlib
 import graphlib
 import heapq
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from remat.graph import Graph, Operation, Value, Work
 from remat.torch._emit import SAVED
@@ -20,6 +24,8 @@ from remat.torch._private import LoweredHalf, tree_iter
 from remat.torch.step_graph import CapturedStep, end_of
 
 FORWARD, BACKWARD = 0, 1
+COPY_KIND = "remat.copy_arguments"
+NO_VALUE = -1  # in place of the step's value, for a copy of an argument
 _TAKES = re.compile(r"^ *(\w+) = (?:reinterpret_tensor\()?(\w+)\b[^;]*; del \2  # reuse$", re.MULTILINE)
 
 
@@ -30,7 +36,7 @@ class FusedStep:
     Attributes:
         step: of single calls.
         graph: of groups; costs are 0.
-        values: [values of `graph`] value of ``step.graph`` that each is.
+        values: [values of `graph`] value of ``step.graph`` that each is; `NO_VALUE` for a copy of an argument.
         members: [groups] operations of ``step.graph`` that a group computes, in their order.
         made: [groups] those of them whose results the group leaves in buffers.
         buffers: [groups] (half, names of its buffers in the generated code).
@@ -72,7 +78,16 @@ class FusedStep:
             if group == self.end:
                 read.clear()
             sizes.append(len(calls) - before)
-        return calls, sizes
+        return calls, [size for size in sizes if size]
+
+
+def _copies_saved(halves: Sequence[LoweredHalf]) -> dict[str, str]:
+    """{buffer that the forward half returns in place of an argument: the argument's name}."""
+    forward, backward = halves
+    saved = [name.removeprefix(SAVED) for name in backward.inputs if name.startswith(SAVED)]
+    returned = forward.outputs[len(forward.outputs) - len(saved) :]
+    pairs = zip(returned, saved, strict=True)
+    return {buffer: name for buffer, name in pairs if name in forward.inputs and buffer != name}
 
 
 def fused(step: CapturedStep, halves: Sequence[LoweredHalf]) -> FusedStep:
@@ -92,6 +107,26 @@ class _Group:
     is_extern: bool = False
 
 
+class _Row(NamedTuple):
+    """A group in the columns of `FusedStep`."""
+
+    operation: Operation
+    members: tuple[int, ...]
+    made: frozenset[int]
+    buffers: tuple[int, frozenset[str]]
+    is_extern: bool
+    in_place: int
+    temporary: int
+
+
+def _row_of_copies(buffers: Iterable[str], values: Sequence[Value]) -> _Row:
+    """The group that fills the first values of the graph, `values`."""
+    work = Work(flops=0, bytes_moved=2 * sum(value.bytes for value in values))
+    outputs = tuple(range(len(values)))
+    operation = Operation("copy_arguments", COPY_KIND, (), outputs, run_once=True, work=work)
+    return _Row(operation, (), frozenset(), (FORWARD, frozenset(buffers)), False, 0, 0)
+
+
 class _Fuser:
     def __init__(self, step: CapturedStep, halves: Sequence[LoweredHalf]):
         self.step, self.fine = step, step.graph
@@ -99,6 +134,8 @@ class _Fuser:
         self.end = end_of(self.fine)
         self.held: list[dict[str, set[int]]] = [{}, {}]  # buffer -> values
         self.temporary: list[dict[int, int]] = [{}, {}]  # operation -> bytes of arguments in another layout
+        self.copied = _copies_saved(halves)  # buffer -> name of the argument that it is a copy of
+        self.sizes = {each.name: each.bytes for buffers in halves[FORWARD].groups for each in buffers}
         groups = list[_Group]()
         for half, lowered in enumerate(halves):
             self._read_buffers(half, lowered)
@@ -140,7 +177,7 @@ class _Fuser:
             new = [v for v in arguments if v not in results and self.fine.values[v].bytes == each.bytes]
             held[each.name] = set(new[:1])
             results.update(new[:1])
-            if not new:
+            if not new and each.name not in self.copied:
                 (k,) = self._producers(values)
                 self.temporary[half][k] = self.temporary[half].get(k, 0) + each.bytes
 
@@ -191,7 +228,7 @@ class _Fuser:
 
     def fused(self) -> FusedStep:
         forward, backward = (self._ordered(half) for half in (FORWARD, BACKWARD))
-        return self._graph([*forward, None, *backward], len(forward))
+        return self._graph([*forward, None, *backward], len(forward) + bool(self.copied))
 
     def _producers(self, values: Iterable[int]) -> frozenset[int]:
         return frozenset(self.fine.producer[v] for v in values)
@@ -250,9 +287,13 @@ class _Fuser:
 
     def _graph(self, groups: Sequence[_Group | None], end: int) -> FusedStep:
         """The graph of groups; None stands for the end of the forward pass."""
-        fine, values, operations, of = self.fine, list[Value](), list[Operation](), list[int]()
+        fine, values, rows, of = self.fine, list[Value](), list[_Row](), list[int]()
         ids: list[dict[int, int]] = [{}, {}]
-        members, made, buffers, is_extern, in_place, temporary = [], [], [], [], [], []
+        reads_copies = self._readers({name: v for v, name in enumerate(self.copied.values())})
+        if self.copied:
+            values += [Value(f"{name}, copied", self.sizes[buffer]) for buffer, name in self.copied.items()]
+            of += [NO_VALUE] * len(values)
+            rows.append(_row_of_copies(self.copied, values))
         for group in groups:
             half = FORWARD if group is None else group.half
             if group is None:
@@ -261,25 +302,40 @@ class _Fuser:
             else:
                 (own, read), targets = self._members(group), group.targets
             inputs = {ids[BACKWARD if half and v in ids[BACKWARD] else FORWARD][v] for v in read}
+            inputs.update(*(reads_copies[k] for k in own if k in reads_copies))
             first = len(values)
             for v in sorted(targets):
                 ids[half][v] = len(values)
                 values.append(fine.values[v])
                 of.append(v)
-            outputs = tuple(range(first, len(values)))
-            operations.append(self._operation(own, self._producers(targets), inputs, outputs, values, half))
-            members.append(tuple(own))
-            made.append(self._producers(targets))
-            buffers.append((half, frozenset() if group is None else frozenset(group.names)))
-            is_extern.append(group is not None and group.is_extern)
+            outputs, made = tuple(range(first, len(values))), self._producers(targets)
             pairs = {(v, w) for v in targets for w in read if (half, v, w) in self.taken}
-            temporary.append(sum(self.temporary[half].get(k, 0) for k in made[-1]))
-            in_place.append(sum(min(fine.values[v].bytes, fine.values[w].bytes) for v, w in pairs))
-        graph = replace(fine, operations=tuple(operations), values=tuple(values), loss=end)
+            rows.append(_Row(
+                self._operation(own, made, inputs, outputs, values, half), tuple(own), made,
+                (half, frozenset() if group is None else frozenset(group.names)),
+                group is not None and group.is_extern,
+                sum(min(fine.values[v].bytes, fine.values[w].bytes) for v, w in pairs),
+                sum(self.temporary[half].get(k, 0) for k in made),
+            ))  # fmt: skip
+        operations, members, made, buffers, is_extern, in_place, temporary = zip(*rows, strict=True)
+        graph = replace(fine, operations=operations, values=tuple(values), loss=end)
         return FusedStep(
-            self.step, graph, tuple(of), tuple(members), tuple(made), tuple(buffers), tuple(is_extern), end,
-            tuple(in_place), tuple(temporary),
+            self.step, graph, tuple(of), members, made, buffers, is_extern, end, in_place, temporary
         )  # fmt: skip
+
+    def _readers(self, arguments: Mapping[str, int]) -> dict[int, set[int]]:
+        """[operation] numbers of the arguments that it reads, of those with a number."""
+        op_of = {node: k for k, nodes in enumerate(self.step.nodes) for node in nodes}
+        read = dict[int, set[int]]()
+        for name, number in arguments.items():
+            todo = [self.by_name[name]]
+            while todo:
+                for user in todo.pop().users:
+                    if user in op_of:
+                        read.setdefault(op_of[user], set()).add(number)
+                    else:  # a view
+                        todo.append(user)
+        return read
 
     def _operation(
         self, members: Sequence[int], made: Collection[int], inputs: Collection[int], outputs: Sequence[int],
