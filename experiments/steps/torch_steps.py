@@ -23,15 +23,13 @@ from experiments.steps.job import Candidate, Job, Method, fractions_of_plain, pe
 from experiments.steps.offers import held_by_those_who_offer
 from experiments.steps.row import PLAIN, StepRow
 from experiments.steps.torch_peers import blocks, checkpointed
-from remat.cost import apply_cost
-from remat.cost.profile import profile_workspaces
 from remat.execution import Peaks, StepPlan, find_plan, fingerprint_of
 from remat.frontends.spec import ModelSpec, load_target
 from remat.torch import build, capture
 from remat.torch import graphs as frontend
 from remat.torch.measure import peak_of_step
 from remat.torch.module import Rematerialized, call_of, step_of
-from remat.torch.plain import FollowedStep, calls_graph, plain_step
+from remat.torch.plain import FollowedStep, plain_step
 from remat.torch.planner import VERSION, Planner, default_gpu, describe_inputs
 
 
@@ -151,13 +149,9 @@ class TorchSteps:
         return Method(module, peak, ns, ns / self.graph.total_cost - 1)
 
     def _predict(self, plain: FollowedStep) -> tuple[int, int]:
-        calls = calls_graph(self.planner.name, plain.signatures)
-        sizes, _ = profile_workspaces(calls, self.planner.cache_folder, self.planner.device)
-        planner = self.planner
-        calls = apply_cost(calls, planner.cost, planner.gpu, cache_folder=planner.cache_folder, device=planner.device)
-        of = {op.work.signature: (size, op.cost) for op, size in zip(calls.operations, sizes, strict=True) if op.work}
+        of = self.planner.weigh_calls(plain.signatures, self.graph)
         peak = plain.peak_bytes({signature: size for signature, (size, _) in of.items()})
-        return self.fixed_bytes + peak, sum(of[s][1] for s in plain.signatures if s in of)
+        return self.fixed_bytes + peak, sum(of[s][1] for s in plain.signatures if s)
 
     def peak_bytes(self, method: Method) -> int:
         """See `Subject`."""

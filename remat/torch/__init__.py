@@ -18,6 +18,7 @@ from remat.torch import _version
 
 _version.refuse_old()
 try:
+    from remat.torch._checkpoints import Checkpoints, checkpoints
     from remat.torch._rematerialize import rematerialize
     from remat.torch.measure import measured_peak
     from remat.torch.module import Rematerialized
@@ -26,4 +27,4 @@ except (ImportError, AttributeError) as error:
         raise
     raise _version.newer_fails(f"it lacks something that remat needs ({error})") from error
 
-__all__ = ["Rematerialized", "measured_peak", "rematerialize"]
+__all__ = ["Checkpoints", "Rematerialized", "checkpoints", "measured_peak", "rematerialize"]

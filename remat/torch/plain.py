@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -68,10 +68,14 @@ def calls_graph(name: str, signatures: Iterable[str]) -> Graph:
     return Graph(name, tuple(operations), ())
 
 
-def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: int) -> FollowedStep:
+def plain_step(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: int,
+    begin: Callable[[Follower], None] = lambda _: None,
+) -> FollowedStep:  # fmt: skip
     """Follow one forward and backward pass of `model` on fake tensors; model and gradients do not change.
 
     Args:
+        begin: is told who follows, before the step begins; more than once if the step begins again.
         loss_bytes: bytes that a loss outside of the module holds between forward and backward, beside the outputs and
             their gradients.
     """
@@ -84,6 +88,7 @@ def plain_step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
     def followed(tells_truth: bool) -> FollowedStep:
         follower = Follower([*model.parameters(), *model.buffers(), *tensors_of((fake_args, fake_kwargs))])
+        begin(follower)
         with layouts_of_kernels(), (tracing_shown if tells_truth else fakes_hidden)(), mode, follower:
             outputs = model(*fake_args, **fake_kwargs)
             backward_from(outputs, lambda _: follower.holding(loss_bytes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -39,6 +39,7 @@ from remat.torch._random import random_state
 from remat.torch._work import CUDA_BLOCK_BYTES, tensors_of
 from remat.torch.capture import TrainingGraph
 from remat.torch.compiled import AS_IT_IS, CompiledStep, cheapest
+from remat.torch.plain import calls_graph
 from remat.torch.step_graph import CapturedStep, is_random
 
 REPAIR_S = 0.6  # of search for a step with other shapes, while a loop waits
@@ -144,6 +145,18 @@ class Planner:
     def weigh(self, graph: Graph, step: CapturedStep) -> Graph:
         """The graph with costs and workspaces."""
         return self._with_costs(_with_workspaces(graph, step, self._workspaces(graph)))[0]
+
+    def weigh_calls(self, signatures: Iterable[str], graph: Graph) -> dict[str, tuple[int, int]]:
+        """[signature] (workspace in bytes, cost) of calls of steps that were followed.
+
+        Only measurements know a call by its signature. Other models cost the operations of `graph`, the step's, and
+        take calls that it does not have as free.
+        """
+        calls = calls_graph(self.name, signatures)
+        costed = self._with_costs(calls if self.cost == "profile" else graph)[0]
+        costs = {op.work.signature: op.cost for op in costed.operations if op.work is not None}
+        pairs = zip(calls.operations, self._workspaces(calls), strict=True)
+        return {op.work.signature: (size, costs.get(op.work.signature, 0)) for op, size in pairs if op.work}
 
     def _workspaces(self, graph: Graph) -> list[int]:
         """Workspaces in bytes of every implementation of every operation."""
