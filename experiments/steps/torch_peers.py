@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from remat.torch.blocks import blocks_of
 
 aten = torch.ops.aten
 # Operators whose results selective checkpointing keeps, because they are expensive to compute.
@@ -18,20 +20,6 @@ SAVED = {
     aten._scaled_dot_product_flash_attention_for_cpu.default, aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default, aten._scaled_dot_product_cudnn_attention.default,
 }  # fmt: skip
-
-
-def blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules with children that stand in a sequence or consist of layers only."""
-    for child in module.children():
-        if not list(child.children()) or isinstance(child, nn.RNNBase):
-            continue
-        in_a_row = isinstance(module, (nn.Sequential, nn.ModuleList))
-        only_layers = all(not list(part.children()) for part in child.children())
-        holds_a_row = isinstance(child, (nn.Sequential, nn.ModuleList)) and not only_layers
-        if (in_a_row or only_layers) and not holds_a_row and any(True for _ in child.parameters()):
-            yield child
-        else:
-            yield from blocks(child)
 
 
 def checkpointed(
@@ -47,8 +35,9 @@ def checkpointed(
     context: dict[str, Any] = {}
     if selective:
         context = {"context_fn": functools.partial(create_selective_checkpoint_contexts, _policy)}
-    for i, block in enumerate(list(blocks(wrapped))):
+    for i, name in enumerate(list(blocks_of(wrapped))):
         if i % every == 0:
+            block = wrapped.get_submodule(name)
             block.forward = _checkpoint(block.forward, replays_random, context)
     return wrapped
 

@@ -22,11 +22,12 @@ import remat
 from experiments.steps.job import Candidate, Job, Method, fractions_of_plain, peaks_of_others
 from experiments.steps.offers import held_by_those_who_offer
 from experiments.steps.row import PLAIN, StepRow
-from experiments.steps.torch_peers import blocks, checkpointed
+from experiments.steps.torch_peers import checkpointed
 from remat.execution import Peaks, StepPlan, find_plan, fingerprint_of
 from remat.frontends.spec import ModelSpec, load_target
 from remat.torch import build, capture
 from remat.torch import graphs as frontend
+from remat.torch.blocks import blocks_of
 from remat.torch.measure import peak_of_step
 from remat.torch.module import Rematerialized, call_of, step_of
 from remat.torch.plain import FollowedStep, plain_step
@@ -78,7 +79,7 @@ class TorchSteps:
 
     def peers(self) -> Iterator[Candidate]:
         """Checkpoints per block, selective checkpointing, and the min-cut partitioner."""
-        if list(blocks(self.module)):
+        if list(blocks_of(self.module)):
             yield self._by_hand("checkpoint_blocks", "1 of 1", 1, selective=False)
             yield self._by_hand("checkpoint_blocks", "1 of 2", 2, selective=False)
             yield self._by_hand("selective_checkpoint", "products kept", 1, selective=True)

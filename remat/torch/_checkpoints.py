@@ -29,6 +29,7 @@ from remat.torch import _checkpointed
 from remat.torch._private import NOT_IN_POLICIES, TorchDispatchMode, schema_of, storage_key
 from remat.torch._random import random_state
 from remat.torch._work import call_signature, storage_bytes, tensors_of
+from remat.torch.blocks import blocks_of
 from remat.torch.module import Rematerialized, captured_step, keywords, with_storages
 from remat.torch.plain import FollowedStep, Follower, plain_step
 from remat.torch.planner import describe_inputs
@@ -108,20 +109,6 @@ def checkpoints(
     if language not in LANGUAGES:
         raise unknown_name("language", language, LANGUAGES)
     return _Search(module, sample_args, keywords(sample_kwargs), blocks).best(language)
-
-
-def blocks_of(module: nn.Module, prefix: str = "") -> Iterator[str]:
-    """Names of the outermost modules with children that stand in a sequence or consist of layers only."""
-    for name, child in module.named_children():
-        if not list(child.children()) or isinstance(child, nn.RNNBase):
-            continue
-        in_a_row = isinstance(module, (nn.Sequential, nn.ModuleList))
-        only_layers = all(not list(part.children()) for part in child.children())
-        holds_a_row = isinstance(child, (nn.Sequential, nn.ModuleList)) and not only_layers
-        if (in_a_row or only_layers) and not holds_a_row and any(True for _ in child.parameters()):
-            yield prefix + name
-        else:
-            yield from blocks_of(child, f"{prefix}{name}.")
 
 
 @dataclass(slots=True)

@@ -46,6 +46,7 @@ REPAIR_S = 0.6  # of search for a step with other shapes, while a loop waits
 CHEAP = 0.001  # overhead that is not worth a search
 START = "start of backward"  # counted as resident, although the step makes it
 VERSION = torch.__version__.split("+")[0]
+COMPILED = 2  # counts changes of how compiled plans are made, so that plans of earlier versions are not kept for ever
 
 
 @dataclass(slots=True)
@@ -229,7 +230,7 @@ class Planner:
     def _folder_of_plans(self, fingerprint: Fingerprint) -> Path:
         """Where plans of this step under these options are kept, each with its budget above the fixed bytes as name."""
         options = (
-            fingerprint.version, fingerprint.sha256, self.cost, self.gpu.name, self.strategy, self.scope, self.seed,
+            COMPILED, fingerprint.version, fingerprint.sha256, self.cost, self.gpu.name, self.strategy, self.scope, self.seed,
             self.time_limit_s, self.threads, torch.get_num_threads(),
         )  # fmt: skip
         return self.cache_folder / "plans" / hashlib.sha256(repr(options).encode()).hexdigest()[:32]
