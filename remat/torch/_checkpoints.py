@@ -39,6 +39,7 @@ from remat.units import format_size
 LANGUAGES = ("blocks", "selective")
 MOST_CHOICES = 12  # that are followed
 SEARCH_S = 10.0  # of the integer program
+TIE = 1e-6  # of the largest cost, per block: of choices that cost the same, the one with fewer blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,10 @@ class Checkpoints:
 
     def __str__(self) -> str:
         n_kept = sum(len(numbers) for numbers, _ in self.kept.values())
-        within = f", which keep the results of {n_kept} calls" if self.language == "selective" else ""
+        modules = f"{len(self.kept)} module{'s' * (len(self.kept) != 1)}"
+        within = f"; results kept in them: {n_kept}" if self.language == "selective" else ""
         return (
-            f"Checkpoints of '{self.name}': {len(self.kept)} modules{within}.\n"
+            f"Checkpoints of '{self.name}': {modules}{within}.\n"
             f"Peak {format_size(self.peak_bytes)} of {format_size(self.budget_bytes)}, overhead {self.overhead:.1%}; "
             f"the free plan's overhead is {self.free_overhead:.1%}."
         )
@@ -343,8 +345,9 @@ class _Program:
             for k, (column, needed) in enumerate(pairs):
                 needs[k, column], needs[k, needed] = 1, -1
             constraints.append(LinearConstraint(needs.tocsr(), ub=0))
+        fewer = [TIE * (number < 0) for _, number in self.columns]
         found = milp(
-            self.cost / max(1.0, self.cost.max(initial=0)), integrality=np.ones(n), bounds=Bounds(0, 1),
+            self.cost / max(1.0, self.cost.max(initial=0)) + fewer, integrality=np.ones(n), bounds=Bounds(0, 1),
             constraints=constraints, options={"time_limit": SEARCH_S, "mip_rel_gap": 1e-4},
         )  # fmt: skip
         if found.x is None:

@@ -230,8 +230,8 @@ class Planner:
     def _folder_of_plans(self, fingerprint: Fingerprint) -> Path:
         """Where plans of this step under these options are kept, each with its budget above the fixed bytes as name."""
         options = (
-            COMPILED, fingerprint.version, fingerprint.sha256, self.cost, self.gpu.name, self.strategy, self.scope, self.seed,
-            self.time_limit_s, self.threads, torch.get_num_threads(),
+            COMPILED, fingerprint.version, fingerprint.sha256, self.cost, self.gpu.name, self.strategy, self.scope,
+            self.seed, self.time_limit_s, self.threads, torch.get_num_threads(),
         )  # fmt: skip
         return self.cache_folder / "plans" / hashlib.sha256(repr(options).encode()).hexdigest()[:32]
 

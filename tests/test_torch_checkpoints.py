@@ -1,0 +1,183 @@
+"""The best checkpoints in PyTorch's own languages: optimal, with exact promises, and the plain step's bits."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import runpy
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import remat.torch as rt
+from remat.errors import InvalidInput
+from remat.torch.blocks import blocks_of
+from remat.torch.measure import difference_of_steps, peak_of_step
+from remat.torch.planner import there_before
+
+pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
+WIDTH = 32
+QUICK = {"strategy": "search", "time_limit_s": 1.0}
+
+
+class Block(nn.Module):
+    """A residual block."""
+
+    def __init__(self, inner: int, dropout: float):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(WIDTH, inner), nn.GELU(), nn.Dropout(dropout), nn.Linear(inner, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.net(x)
+
+
+class Net(nn.Module):
+    """Blocks of different widths; it returns its loss."""
+
+    def __init__(self, widths: tuple[int, ...] = (48, 96, 160, 64, 128), dropout: float = 0.0):
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block(width, dropout) for width in widths))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x).square().mean()
+
+
+ARGS = (torch.linspace(-1, 1, 256 * WIDTH).view(256, WIDTH),)
+
+
+def by_hand(model: nn.Module, names: tuple[str, ...]) -> nn.Module:
+    """A copy of the model with checkpoints of these modules, as PyTorch's tutorial makes them."""
+    model = copy.deepcopy(model)
+    for name in names:
+        block = model.get_submodule(name)
+        block.forward = lambda x, run=block.forward: checkpoint(run, x, use_reentrant=False, preserve_rng_state=False)
+    return model
+
+
+def flops_of(model: nn.Module) -> int:
+    with FlopCounterMode(display=False) as counter:
+        model(*ARGS).backward()
+    return counter.get_total_flops()
+
+
+@pytest.fixture(scope="module")
+def every_choice() -> dict[tuple[str, ...], tuple[int, float]]:
+    """[blocks that are checkpoints] (measured peak, FLOPs over those of the plain step, minus 1)."""
+    model = Net()
+    names, plain = list(blocks_of(model)), flops_of(model)
+    choices = itertools.chain.from_iterable(itertools.combinations(names, n) for n in range(len(names) + 1))
+    made = {choice: by_hand(model, choice) for choice in choices}
+    return {choice: (peak_of_step(x, ARGS, {}, "cpu"), flops_of(x) / plain - 1) for choice, x in made.items()}
+
+
+@pytest.mark.parametrize("share", [0.95, 0.85, 0.75, 0.65])
+def test_blocks_are_the_best_of_all_choices(every_choice, share) -> None:
+    planned = rt.rematerialize(Net(), ARGS, share, cost="flops", **QUICK)
+    found = rt.checkpoints(planned, ARGS, language="blocks")
+    before = there_before(planned.plan)
+    best = min(more for peak, more in every_choice.values() if before + peak <= planned.budget_bytes)
+    peak, more = every_choice[tuple(found.kept)]
+    assert more == best
+    assert found.overhead == pytest.approx(best, rel=0.02)  # activations cost FLOPs here, which PyTorch does not count
+    assert found.peak_bytes == before + peak <= planned.budget_bytes
+
+
+@pytest.mark.parametrize("share", [0.85, 0.65])
+def test_selective_ones_are_between_blocks_and_the_free_plan(share) -> None:
+    model = Net()
+    planned = rt.rematerialize(model, ARGS, share, cost="flops", **QUICK)
+    blocks, found = (rt.checkpoints(planned, ARGS, language=language) for language in ("blocks", "selective"))
+    assert found.free_overhead <= found.overhead < blocks.overhead
+    applied = found.apply(copy.deepcopy(model))
+    assert there_before(planned.plan) + peak_of_step(applied, ARGS, {}, "cpu") == found.peak_bytes
+    assert found.peak_bytes <= planned.budget_bytes
+    assert difference_of_steps(model, applied, ARGS, {}, "cpu") == 0
+
+
+@pytest.mark.parametrize("language", ["blocks", "selective"])
+def test_a_saved_file_makes_them_and_draws_the_same_numbers(language, tmp_path) -> None:
+    model = Net(dropout=0.5)
+    planned = rt.rematerialize(model, ARGS, 0.7, cost="roofline", **QUICK)
+    found = rt.checkpoints(planned, ARGS, language=language)
+    found.save(tmp_path / "made.py")
+    applied = runpy.run_path(str(tmp_path / "made.py"))["apply"](copy.deepcopy(model))
+    assert difference_of_steps(model, applied, ARGS, {}, "cpu") == 0
+    peak = there_before(planned.plan) + peak_of_step(applied, ARGS, {}, "cpu")
+    states = len(found.kept) + 1
+    assert (
+        peak <= found.peak_bytes <= peak + states * torch.get_rng_state().nbytes
+    )  # generators' states are not tensors
+    assert "remat" not in {
+        line.split()[1] for line in (tmp_path / "made.py").read_text().splitlines() if "import" in line
+    }
+    assert f"the free plan's overhead is {planned.overhead:.1%}" in str(found)
+
+
+def test_a_model_that_fits_needs_none() -> None:
+    found = rt.checkpoints(rt.rematerialize(Net(), ARGS, 1.0, cost="flops", **QUICK), ARGS)
+    assert not found.kept
+    assert found.overhead == 0
+    assert "0 modules" in str(found)
+
+
+def test_a_module_that_runs_twice() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block, self.other = Block(96, 0.0), Block(64, 0.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.other(self.block(self.block(x))).square().mean()
+
+    model = Twice()
+    planned = rt.rematerialize(model, ARGS, 0.75, cost="flops", **QUICK)
+    found = rt.checkpoints(planned, ARGS, blocks=["block", "other"])
+    applied = found.apply(copy.deepcopy(model))
+    assert found.kept
+    assert there_before(planned.plan) + peak_of_step(applied, ARGS, {}, "cpu") <= found.peak_bytes
+    assert difference_of_steps(model, applied, ARGS, {}, "cpu") == 0
+
+
+@pytest.mark.parametrize(
+    ("share", "options", "message"),
+    [
+        (0.7, {"language": "policy"}, "unknown language 'policy'"),
+        (0.7, {"blocks": ["layers.7"]}, "unknown block 'layers.7'"),
+        (0.7, {"blocks": []}, "no block was found"),
+        (
+            0.55,
+            {"language": "blocks"},
+            r"no checkpoints of 5 blocks fit .*; the step needs .* with them; give a larger",
+        ),
+    ],
+)
+def test_refusals_are_one_line(share, options, message) -> None:
+    planned = rt.rematerialize(Net(), ARGS, share, cost="flops", **QUICK)
+    with pytest.raises(InvalidInput, match=message) as error:
+        rt.checkpoints(planned, ARGS, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_not_a_rematerialized_module_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="takes the module that rematerialize returns"):
+        rt.checkpoints(Net(), ARGS)  # pyright: ignore[reportArgumentType]
+
+
+def test_recurrent_layers_are_refused() -> None:
+    class Sequences(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows, self.blocks = nn.LSTM(WIDTH, WIDTH), nn.Sequential(Block(64, 0.0), Block(64, 0.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.blocks(self.rows(x.view(16, 16, WIDTH))[0]).square().mean()
+
+    planned = rt.rematerialize(Sequences(), ARGS, 1.0, cost="flops", **QUICK)
+    with pytest.raises(InvalidInput, match="recurrent layer"):
+        rt.checkpoints(planned, ARGS)
