@@ -7,7 +7,7 @@ VENV_PYTHON := .venv/bin/python
 ARGS ?=
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup sweep test test-slow test-torch fuzz docs lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint coverage compiled lengths device clean
+.PHONY: help setup sweep test test-slow test-torch fuzz docs lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint coverage compiled checkpoints lengths device clean
 
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
@@ -27,6 +27,7 @@ help:
 	@echo "make execution-joint  compare plans that choose implementations with plans that only recompute"
 	@echo "make coverage   train some 80 small architectures of transformers under a plan, and compare with the plain steps"
 	@echo "make compiled   compiled steps beside PyTorch's activation_memory_budget: memory, time"
+	@echo "make checkpoints the best checkpoints in PyTorch's own languages beside the free plan"
 	@echo "make lengths    ten sequence lengths of a GPT-2-like step: seconds to plan each, memory, bits"
 	@echo "make device     every result for a GPU: other methods, largest batches, measured costs (ARGS='--help' for more)"
 	@echo "make setup      only make the environment (PIP_ARGS='...' is passed to pip)"
@@ -100,6 +101,9 @@ coverage: setup
 
 compiled: setup
 	$(VENV_PYTHON) -W ignore -m experiments.compiled $(ARGS)
+
+checkpoints: setup
+	$(VENV_PYTHON) -W ignore -m experiments.checkpoints $(ARGS)
 
 lengths: setup
 	$(VENV_PYTHON) -W ignore -m experiments.lengths $(ARGS)

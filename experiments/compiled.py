@@ -30,13 +30,11 @@ import remat.torch as rt
 from experiments.arguments import Parser, count, names_of, run, seconds
 from experiments.documents import ROOT
 from experiments.provenance import provenance
-from experiments.steps.torch_sizes import for_a_cpu, torch_model
-from experiments.steps.torch_steps import classes_of, filled
+from experiments.steps.torch_steps import step_for_a_cpu
 from remat.cost.timing import measure as measure_call
 from remat.errors import InvalidInput
 from remat.files import write_text
-from remat.frontends.spec import load_target
-from remat.torch import build, module
+from remat.torch import module
 from remat.torch.measure import difference_of_steps, peak_of_step
 from remat.torch.planner import there_before
 
@@ -115,13 +113,7 @@ class Measured:
         torch._dynamo.reset()
         gc.collect()
         torch.set_num_threads(threads)
-        torch.manual_seed(0)
-        spec = for_a_cpu(torch_model(name))
-        spec.options.update(OPTIONS.get(name, {}))
-        model, args, loss = build.build(spec, load_target(spec.target), "cpu")
-        step, args = build.loss_step(model, args, loss)
-        self.module: nn.Module = step.train()
-        self.args = tuple(filled(x, "cpu", classes_of(model)) for x in args)
+        self.module, self.args = step_for_a_cpu(name, OPTIONS.get(name, {}))
         self.variants: list[Variant] = []
 
     def add(self, row: dict[str, Any], model: nn.Module) -> Variant:

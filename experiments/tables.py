@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments import (
+    checkpoints,
     compiled_tables,
     implementation_tables,
     largest_batch_table,
@@ -36,6 +37,7 @@ DOCUMENTS = {
         readme_table.DOCUMENT, run_documents.CHECKMATE, run_documents.MONET, largest_batch_table.DOCUMENT,
         published_numbers.DOCUMENT, solver_tables.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
         step_tables.DOCUMENT, implementation_tables.DOCUMENT, training_tables.DOCUMENT, compiled_tables.DOCUMENT,
+        checkpoints.DOCUMENT,
     )
 }  # fmt: skip
 MAKES_ROWS = ("remat", "baselines")  # the packages that determine a row

@@ -62,6 +62,11 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
         (["--rounds", "0"], "'0' is no whole number from 1"),
         (["--time-limit", "0"], "'0' is no positive number"),
     ],
+    "checkpoints": [
+        (["--models", "vgg61"], "unknown model 'vgg61'; known: gpt2, llama, resnet50, unet, vit"),
+        (["--rounds", "0"], "'0' is no whole number from 1"),
+        (["--out", "no/such/rows.json"], "no/such is no folder"),
+    ],
     "lengths": [
         (["--time-limit", "0"], "'0' is no positive number"),
         (["--out", "no/such/rows.json"], "no/such is no folder"),

@@ -153,7 +153,7 @@ def test_a_module_that_runs_twice() -> None:
         (
             0.55,
             {"language": "blocks"},
-            r"no checkpoints of 5 blocks fit .*; the step needs .* with them; give a larger",
+            r"no checkpoints of 5 blocks fit .*: the step needs .* with them; give a larger",
         ),
     ],
 )

@@ -9,9 +9,10 @@ import gc
 import hashlib
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from experiments.steps.job import Candidate, Job, Method, fractions_of_plain, pe
 from experiments.steps.offers import held_by_those_who_offer
 from experiments.steps.row import PLAIN, StepRow
 from experiments.steps.torch_peers import checkpointed
+from experiments.steps.torch_sizes import for_a_cpu, torch_model
 from remat.execution import Peaks, StepPlan, find_plan, fingerprint_of
 from remat.frontends.spec import ModelSpec, load_target
 from remat.torch import build, capture
@@ -261,6 +263,20 @@ def _difference(plain: dict[str, Tensor], ours: dict[str, Tensor]) -> float:
     assert plain.keys() == ours.keys()
     largest = max(float(x.abs().max()) for x in plain.values())
     return max(float((x - ours[name]).abs().max()) for name, x in plain.items()) / largest if largest else 0.0
+
+
+def step_for_a_cpu(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A module that returns its loss, in training mode, and random arguments; always the same.
+
+    Args:
+        options: of the model, beside those of its size for a CPU.
+    """
+    torch.manual_seed(0)
+    spec = for_a_cpu(torch_model(name))
+    spec.options.update(options)
+    model, args, loss = build.build(spec, load_target(spec.target), "cpu")
+    step, args = build.loss_step(model, args, loss)
+    return step.train(), tuple(filled(x, "cpu", classes_of(model)) for x in args)
 
 
 def classes_of(model: nn.Module) -> int:

@@ -19,12 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import lil_array
+from scipy.sparse import csr_array
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from remat.errors import InvalidInput, unknown_name
+from remat.programs.highs import highs_options, solve_program
+from remat.programs.program import Limits, Program, scale_of
 from remat.torch import _checkpointed
 from remat.torch._private import NOT_IN_POLICIES, TorchDispatchMode, schema_of, storage_key
 from remat.torch._random import random_state
@@ -334,22 +335,20 @@ class _Program:
 
     def cheapest(self, budget_bytes: int) -> dict[str, tuple[tuple[int, ...], bool]] | None:
         """The cheapest choice within the budget, as `Checkpoints.kept`; None if there is none."""
-        n = len(self.columns)
         held = np.array([row for row, _ in self.limits])
         most = np.array([budget_bytes - rest for _, rest in self.limits])
-        constraints = [LinearConstraint(held / budget_bytes, ub=most / budget_bytes)]  # pyright: ignore[reportArgumentType]
         pairs = [(j, self.columns[name, -1]) for (name, number), j in self.columns.items() if number >= 0]
         pairs += [pair for group in self.together for pair in permutations(group, 2)]
-        if pairs:  # the first column of a pair needs the second
-            needs = lil_array((len(pairs), n))
-            for k, (column, needed) in enumerate(pairs):
-                needs[k, column], needs[k, needed] = 1, -1
-            constraints.append(LinearConstraint(needs.tocsr(), ub=0))
-        fewer = [TIE * (number < 0) for _, number in self.columns]
-        found = milp(
-            self.cost / max(1.0, self.cost.max(initial=0)) + fewer, integrality=np.ones(n), bounds=Bounds(0, 1),
-            constraints=constraints, options={"time_limit": SEARCH_S, "mip_rel_gap": 1e-4},
-        )  # fmt: skip
+        needs = np.zeros((len(pairs), len(self.columns)))  # the first column of a pair needs the second
+        for k, (column, needed) in enumerate(pairs):
+            needs[k, column], needs[k, needed] = 1, -1
+        scale, n = scale_of(budget_bytes), len(self.columns)
+        rows, most = np.vstack([held * scale, needs]), np.concatenate([most * scale, np.zeros(len(pairs))])
+        cost = self.cost / max(1.0, self.cost.max(initial=0)) + [TIE * (number < 0) for _, number in self.columns]
+        program = Program(
+            csr_array(rows), cost, np.ones(n), np.full(len(rows), -np.inf), np.ones(n, bool), row_upper=most
+        )
+        found = solve_program(program, highs_options(Limits(SEARCH_S)))
         if found.x is None:
             return None
         chosen = [key for key, x in zip(self.columns, found.x, strict=True) if x > 0.5]
