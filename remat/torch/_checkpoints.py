@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import permutations
 from os import PathLike
@@ -30,7 +29,7 @@ from remat.torch import _checkpointed
 from remat.torch._private import NOT_IN_POLICIES, TorchDispatchMode, schema_of, storage_key
 from remat.torch._random import random_state
 from remat.torch._work import call_signature, storage_bytes, tensors_of
-from remat.torch.blocks import blocks_of
+from remat.torch.blocks import blocks_of, forwards_restored
 from remat.torch.module import Rematerialized, captured_step, keywords, with_storages
 from remat.torch.plain import FollowedStep, Follower, plain_step
 from remat.torch.planner import describe_inputs
@@ -234,7 +233,7 @@ class _Search:
     def _judged(self, kept: Mapping[str, tuple[tuple[int, ...], bool]]) -> tuple[int, int]:
         """(peak, cost) of a step with these checkpoints, both followed through PyTorch's own code."""
         silent = {name: (numbers, False) for name, (numbers, _) in kept.items()}  # no random state on such tensors
-        with _restored(self.model, kept):
+        with forwards_restored(self.model, kept):
             _checkpointed.apply(self.model, silent)
             step = plain_step(self.model, self.args, self.kwargs, self.outside)
         draw = sum(kept[run.block][1] for run in self.runs if run.block in kept)
@@ -257,26 +256,12 @@ class _Search:
             runs.clear()
             followers[:] = [follower]
 
-        with _restored(self.model, self.blocks):
+        with forwards_restored(self.model, self.blocks):
             for name in self.blocks:
                 block = self.model.get_submodule(name)
                 block.forward = wrap(block.forward, name, runs, followers)
             step = plain_step(self.model, self.args, self.kwargs, self.outside, start)
         return step, runs
-
-
-@contextmanager
-def _restored(model: nn.Module, names: Any) -> Iterator[None]:
-    """Give the modules of these names their own ``forward`` back afterwards."""
-    modules = [model.get_submodule(name) for name in names]
-    own = [module.__dict__.get("forward") for module in modules]
-    try:
-        yield
-    finally:
-        for module, forward in zip(modules, own, strict=True):
-            module.__dict__.pop("forward", None)
-            if forward is not None:
-                module.forward = forward
 
 
 def _marked(

@@ -63,7 +63,7 @@ from torch.fx.graph import _BoxedCodeGen
 from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
-from torch.utils._pytree import tree_iter, tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_iter, tree_leaves, tree_map, tree_unflatten
 from torch.utils.checkpoint import SAC_IGNORED_OPS as NOT_IN_POLICIES
 
 outside_modes, current_dispatch_mode = _disable_current_modes, _get_current_dispatch_mode

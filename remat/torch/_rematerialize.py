@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,11 @@ from remat.execution import Peaks, StepPlan, check_options, default_cache, imple
 from remat.graph import Graph
 from remat.plan import parse_scope
 from remat.torch import _aot, _optimizer, _private
+from remat.torch._parts import InParts, PartsSearch, followed_step
+from remat.torch._private import storage_key
 from remat.torch._self_check import check_untested_version
 from remat.torch._with_implementations import CHOICES
+from remat.torch._work import storage_bytes, tensors_of
 from remat.torch.capture import TrainingGraph
 from remat.torch.measure import difference_of_steps, peak_of_step
 from remat.torch.module import Rematerialized, captured_step, keywords, with_storages
@@ -54,6 +57,7 @@ def rematerialize(
     verify: bool = False,
     cache_folder: str | os.PathLike[str] | None = None,
     operators: str | None = None,
+    parts: Sequence[str] | None = None,
 ) -> Rematerialized:
     """A module that trains `model` within a memory budget: a plan says which operations it recomputes.
 
@@ -92,6 +96,8 @@ def rematerialize(
             again with less. Compare a step with the plain one; ``print(model.plan)`` says by how much they differ.
             Gradients, buffers and random numbers stay as they are.
         cache_folder: of measurements of operations; by default ``$REMAT_CACHE`` or ``~/.cache/remat``.
+        parts: names of submodules that are planned together, for a model that does not compile into one graph. What
+            stands between them runs as in PyTorch, and counts.
         operators: the earlier name of `implementations`; it still works, with a warning.
 
     Raises:
@@ -111,7 +117,6 @@ def rematerialize(
     device = device_of(model, (sample_args, kwargs))
     sample_args, kwargs = with_storages((sample_args, kwargs), device)
     check_untested_version(device)
-    step = captured_step(model, sample_args, kwargs, backend, implementations)
     inputs = describe_inputs((sample_args, kwargs))
 
     def state_bytes() -> int:  # counted at each step, because the set of trained parameters may change
@@ -128,6 +133,10 @@ def rematerialize(
         plain=Peaks(None, "a plan was given"), beside=beside, state_bytes=state_bytes, sample=inputs,
         implementations=implementations,
     )  # fmt: skip
+    if parts is not None:
+        names = _checked_parts(model, parts, budget, plan, backend, implementations)
+        return _in_parts(planner, model, sample_args, kwargs, names, budget, accumulate, verify)
+    step = captured_step(model, sample_args, kwargs, backend, implementations)
     if plan is None or is_fraction(budget):
         planner.plain = _plain_peak(model, sample_args, kwargs, planner, step, may_run=is_fraction(budget))
     promised = None if budget is None else parse_budget(budget, planner.plain)
@@ -143,6 +152,50 @@ def rematerialize(
     planner.lowered = None
     module = Rematerialized(model, planner, step_plan, backend, accumulate)
     return _verified(module, sample_args, kwargs, step, inputs) if verify else module
+
+
+def _checked_parts(
+    model: nn.Module, parts: Any, budget: Any, plan: Any, backend: str, implementations: str
+) -> list[str]:  # fmt: skip
+    if isinstance(parts, str) or not isinstance(parts, Sequence) or not parts:
+        raise InvalidInput(f"parts must be a list of names of submodules, e.g. ['encoder'], not {parts!r:.60}")
+    known = [name for name, _ in model.named_modules() if name]
+    for name in parts:
+        if name not in known:
+            raise unknown_name("part", str(name), known)
+        if any(other != name and str(name).startswith(f"{other}.") for other in parts):
+            raise InvalidInput(f"the part '{name}' is inside of another; give either")
+    if plan is not None or budget is None or backend != "eager" or implementations != "default":
+        raise InvalidInput("parts= needs a budget, backend='eager' and implementations='default', and takes no plan=")
+    return list(dict.fromkeys(parts))
+
+
+def _in_parts(
+    planner: Planner, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str],
+    budget: Any, accumulate: bool, verify: bool,
+) -> InParts:  # fmt: skip
+    """A module whose parts are planned together."""
+    resident = {
+        storage_key(x): storage_bytes(x) for x in (*model.parameters(), *model.buffers(), *tensors_of((args, kwargs)))
+    }
+    gradients = sum(storage_bytes(p) for p in model.parameters() if p.requires_grad) if accumulate else 0
+    fixed_bytes = sum(resident.values()) + planner.state_bytes() + gradients
+    plain = followed_step(model, args, kwargs, planner.device)
+    planner.plain = Peaks(fixed_bytes + plain.peak_bytes(planner.workspaces_of(plain.signatures)))
+    planner.budget_bytes = parse_budget(budget, planner.plain)
+    search = PartsSearch(planner)
+    module = InParts(model, search, search.plan(model, args, kwargs, names, fixed_bytes), accumulate)
+    if verify:
+        measured = fixed_bytes + peak_of_step(module, args, kwargs, planner.device)
+        module.__dict__["measured_peak_bytes"] = measured
+        if measured > planner.budget_bytes:
+            raise InvalidInput(
+                f"a step needs {format_size(measured)}, more than the budget of {format_size(planner.budget_bytes)}; "
+                "give a smaller budget"
+            )
+        difference = difference_of_steps(model, module, args, kwargs, planner.device)
+        module.__dict__["plan"] = replace(module.plan, difference=difference)
+    return module
 
 
 def _verified(

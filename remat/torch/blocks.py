@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from torch import nn
 
@@ -19,3 +20,17 @@ def blocks_of(module: nn.Module, prefix: str = "") -> Iterator[str]:
             yield prefix + name
         else:
             yield from blocks_of(child, f"{prefix}{name}.")
+
+
+@contextmanager
+def forwards_restored(model: nn.Module, names: Iterable[str]) -> Iterator[None]:
+    """Give the modules of these names their own ``forward`` back afterwards."""
+    modules = [model.get_submodule(name) for name in names]
+    own = [module.__dict__.get("forward") for module in modules]
+    try:
+        yield
+    finally:
+        for module, forward in zip(modules, own, strict=True):
+            module.__dict__.pop("forward", None)
+            if forward is not None:
+                module.forward = forward

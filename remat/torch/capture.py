@@ -266,7 +266,7 @@ def refusals(what: str) -> Iterator[None]:
             raise InvalidInput(f"the model does not take these arguments: {_why(error)}") from error
         raise InvalidInput(
             f"the model does not compile into one graph: {_reason(error)}{_where(error)}; "
-            "change that until torch.compile(model, fullgraph=True) accepts it"
+            "change that until torch.compile(model, fullgraph=True) accepts it, or give parts=[names of submodules]"
         ) from error
 
 

@@ -32,7 +32,7 @@ def peak_of_step(
         loss: the memory of a loss outside of the module, see `backward_from`; by default it holds nothing.
     """
 
-    with _undone(model, args, kwargs, device) as leaves:
+    with undone(model, args, kwargs, device) as leaves:
         # The first step compiles and chooses kernels, which may take memory that later steps do not take.
         _step(model, args, kwargs, loss)
         for x in leaves:
@@ -53,7 +53,7 @@ def difference_of_steps(
     """
     results = []
     for each in (model, other):
-        with _undone(each, args, kwargs, device) as leaves:
+        with undone(each, args, kwargs, device) as leaves:
             for x in leaves:
                 x.grad = None
             outputs = _step(each, args, kwargs, nothing)
@@ -82,7 +82,7 @@ def _step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], lo
 
 
 @contextmanager
-def _undone(
+def undone(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str
 ) -> Iterator[list[Tensor]]:  # fmt: skip
     """Undo afterwards what steps change: gradients, buffers and random numbers. Gives the tensors with gradients."""

@@ -103,10 +103,13 @@ class Rematerialized(Planned, nn.Module):
         if not steps or not all(isinstance(args, tuple) for args in steps):
             raise InvalidInput("prepare takes tuples of the model's positional arguments, e.g. prepare((x,), (y,))")
         for args in steps:
-            given = with_storages((args, keywords(sample_kwargs)), planner.device)
-            step = captured_step(self.model, given[0], given[1], self._backend, planner.implementations)
-            plans.append(planner.plan(step, describe_inputs(given)))
+            plans += self._plans_for(*with_storages((args, keywords(sample_kwargs)), planner.device))
         return tuple(plans)
+
+    def _plans_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[StepPlan]:
+        planner = self._planner
+        step = captured_step(self.model, args, kwargs, self._backend, planner.implementations)
+        return [planner.plan(step, describe_inputs((args, kwargs)))]
 
     def _invert_nothing(self, why: str) -> None:
         """Plan this and later steps with ``exact`` implementations, because a weight came near zero in training.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,9 @@ from remat.torch._private import (
 from remat.torch._work import call_signature, storage_bytes, tensors_of
 from remat.torch.build import replaced_tensors
 from remat.torch.layouts import layouts_of_kernels
+from remat.torch.measure import undone
 
+LossBytes = int | Callable[[list[Tensor]], int]
 MOST_CONSTANT = 100_000  # elements of a tensor that is computed because it depends on none from outside
 
 
@@ -69,7 +71,7 @@ def calls_graph(name: str, signatures: Iterable[str]) -> Graph:
 
 
 def plain_step(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: int,
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: LossBytes,
     begin: Callable[[Follower], None] = lambda _: None,
 ) -> FollowedStep:  # fmt: skip
     """Follow one forward and backward pass of `model` on fake tensors; model and gradients do not change.
@@ -77,7 +79,7 @@ def plain_step(
     Args:
         begin: is told who follows, before the step begins; more than once if the step begins again.
         loss_bytes: bytes that a loss outside of the module holds between forward and backward, beside the outputs and
-            their gradients.
+            their gradients; or a function that gives them from the outputs.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -87,12 +89,8 @@ def plain_step(
     fake_args, fake_kwargs = tree_map(lambda x: bare(x) if isinstance(x, Tensor) else x, (args, dict(kwargs)))
 
     def followed(tells_truth: bool) -> FollowedStep:
-        follower = Follower([*model.parameters(), *model.buffers(), *tensors_of((fake_args, fake_kwargs))])
-        begin(follower)
-        with layouts_of_kernels(), (tracing_shown if tells_truth else fakes_hidden)(), mode, follower:
-            outputs = model(*fake_args, **fake_kwargs)
-            backward_from(outputs, lambda _: follower.holding(loss_bytes))
-        return FollowedStep(tuple(follower.signatures), tuple(follower.held))
+        with layouts_of_kernels(), (tracing_shown if tells_truth else fakes_hidden)(), mode:
+            return _step(model, fake_args, fake_kwargs, loss_bytes, begin)
 
     with replaced_tensors(model, bare):
         try:
@@ -100,6 +98,30 @@ def plain_step(
         except (DataDependentOutputException, DynamicOutputShapeException):
             # Some models read values only where they are not traced.
             return followed(tells_truth=True)
+
+
+def real_step(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: LossBytes,
+    begin: Callable[[Follower], None], device: str,
+) -> FollowedStep:  # fmt: skip
+    """As `plain_step`, of a step that runs; for models that do otherwise, or nothing, on tensors without contents."""
+    with undone(model, args, kwargs, device):
+        return _step(model, args, kwargs, loss_bytes, begin)
+
+
+def _step(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: LossBytes,
+    begin: Callable[[Follower], None],
+) -> FollowedStep:  # fmt: skip
+    follower = Follower([*model.parameters(), *model.buffers(), *tensors_of((args, kwargs))])
+    begin(follower)
+
+    def loss(found: list[Tensor]) -> AbstractContextManager[None]:
+        return follower.holding(loss_bytes if isinstance(loss_bytes, int) else loss_bytes(found))
+
+    with follower:
+        backward_from(model(*args, **kwargs), loss)
+    return FollowedStep(tuple(follower.signatures), tuple(follower.held))
 
 
 class Follower(TorchDispatchMode):
@@ -111,6 +133,7 @@ class Follower(TorchDispatchMode):
         self.constants = WeakTensorKeyDictionary()  # without contents -> with contents
         self.alive: dict[int, int] = {}
         self.total_bytes = self.extra_bytes = 0
+        self.sees = True
         self.signatures: list[str] = []
         self.held: list[int] = []
 
@@ -123,15 +146,26 @@ class Follower(TorchDispatchMode):
         finally:
             self.extra_bytes = 0
 
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Count nothing that is made meanwhile."""
+        self.sees = False
+        try:
+            yield
+        finally:
+            self.sees = True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not self.sees:
+            return func(*args, **kwargs)
         if func is torch.ops.aten._local_scalar_dense.default and args[0] in self.constants:
             with outside_modes():
                 return self.constants[args[0]].item()  # the model branches on it
         signature = call_signature(func, args, kwargs)  # before the call, which may change shapes in place
         made = func(*args, **kwargs)
         self._note_constant(func, args, kwargs, made)
-        new = [self._follow(x) for x in tensors_of(made)]
+        new = [self.follow(x) for x in tensors_of(made)]
         self.signatures.append(signature if any(new) or schema_of(func).is_mutable else "")
         self.held.append(self.total_bytes + self.extra_bytes)
         return made
@@ -153,7 +187,7 @@ class Follower(TorchDispatchMode):
             with outside_modes():
                 self.constants[made] = func(*args, **kwargs)
 
-    def _follow(self, tensor: Tensor) -> bool:
+    def follow(self, tensor: Tensor) -> bool:
         """Count the tensor's storage if it is new; returns whether it is."""
         key = storage_key(tensor)
         if key in self.known or key in self.alive:

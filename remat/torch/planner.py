@@ -40,7 +40,7 @@ from remat.torch._work import CUDA_BLOCK_BYTES, tensors_of
 from remat.torch.capture import TrainingGraph
 from remat.torch.compiled import AS_IT_IS, CompiledStep, cheapest
 from remat.torch.plain import calls_graph
-from remat.torch.step_graph import CapturedStep, is_random
+from remat.torch.step_graph import CapturedStep, end_of, is_random
 
 REPAIR_S = 0.6  # of search for a step with other shapes, while a loop waits
 CHEAP = 0.001  # overhead that is not worth a search
@@ -63,6 +63,7 @@ class Planner:
         state_bytes: bytes of the optimizer's state; `beside` counts it too.
         sample: shapes and dtypes of the sample arguments, for which the budget was given.
         implementations: the implementations that plans may choose, see `remat.torch._with_implementations`.
+        end_bytes: that others hold between forward and backward pass, within the budget; None for the loss of the step.
         plans: by the sha256 of the step's fingerprint.
         lowered: the step that was captured last, if Inductor compiles it and it has no plan yet.
     """
@@ -83,6 +84,7 @@ class Planner:
     state_bytes: Callable[[], int]
     sample: str = ""
     implementations: str = "default"
+    end_bytes: int | None = None
     plans: dict[str, StepPlan] = field(default_factory=dict)
     lowered: CompiledStep | None = None
     lock: Any = field(default_factory=threading.RLock)
@@ -141,7 +143,11 @@ class Planner:
         """The graph with all resident bytes in `fixed_bytes`, and these bytes by name."""
         fixed = {"parameters, buffers and inputs": step.graph.fixed_bytes, **self.beside(step.training_graph)}
         fixed |= {START: _start_bytes(step.training_graph)}
-        return replace(step.graph, fixed_bytes=sum(fixed.values())), fixed
+        operations = list(step.graph.operations)
+        if self.end_bytes is not None:
+            end = end_of(step.graph)
+            operations[end] = replace(operations[end], workspace_bytes=self.end_bytes)
+        return replace(step.graph, operations=tuple(operations), fixed_bytes=sum(fixed.values())), fixed
 
     def weigh(self, graph: Graph, step: CapturedStep) -> Graph:
         """The graph with costs and workspaces."""
@@ -156,8 +162,14 @@ class Planner:
         calls = calls_graph(self.name, signatures)
         costed = self._with_costs(calls if self.cost == "profile" else graph)[0]
         costs = {op.work.signature: op.cost for op in costed.operations if op.work is not None}
+        sizes = self.workspaces_of(signatures)
+        return {signature: (size, costs.get(signature, 0)) for signature, size in sizes.items()}
+
+    def workspaces_of(self, signatures: Iterable[str]) -> dict[str, int]:
+        """[signature] workspace in bytes of calls of steps that were followed."""
+        calls = calls_graph(self.name, signatures)
         pairs = zip(calls.operations, self._workspaces(calls), strict=True)
-        return {op.work.signature: (size, costs.get(op.work.signature, 0)) for op, size in pairs if op.work}
+        return {op.work.signature: size for op, size in pairs if op.work}
 
     def _workspaces(self, graph: Graph) -> list[int]:
         """Workspaces in bytes of every implementation of every operation."""

@@ -1,0 +1,561 @@
+"""Plans of a model in parts, for a model that does not compile into one graph: one budget for all of them.
+
+Each part is a module with a plan of its own; what stands between parts runs as PyTorch runs it. A step is followed once
+with parts that are opaque: that gives the bytes that everything else holds at each moment. A part adds what its plan
+holds while it runs, and between its passes. Plans for several limits of both are made for each part; an integer
+program chooses among them, and a last search uses what is left of the budget.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor, nn
+
+from remat.bounds.min_budget import min_budget
+from remat.errors import InvalidInput
+from remat.execution import Peaks, StepPlan, cheapest_fitting, find_plan, fingerprint_of
+from remat.graph import Graph
+from remat.plan import Plan
+from remat.programs.highs import highs_options, solve_program
+from remat.programs.program import Limits, Program, scale_of
+from remat.registry import get_strategy
+from remat.simulator import simulate
+from remat.solving.api import solve
+from remat.torch._private import tree_flatten, tree_map, tree_unflatten
+from remat.torch._work import storage_bytes
+from remat.torch.blocks import forwards_restored
+from remat.torch.module import Rematerialized, captured_step
+from remat.torch.plain import FollowedStep, Follower, plain_step, real_step
+from remat.torch.planner import VERSION, Planner, describe_inputs
+from remat.torch.step_graph import CapturedStep, end_of
+from remat.units import format_size
+
+KEPT = (1.0, 0.6, 0.3, 0.1, 0.0)  # of what a part saves without a plan: limits that are tried
+SEARCH_S = 10.0  # of the integer program
+
+
+@dataclass(frozen=True, slots=True)
+class PartsPlan:
+    """The plans of a model's parts.
+
+    Attributes:
+        parts: [name of a part] its plan; its budget is the part's own share.
+        fixed_bytes: there before a step: parameters, buffers, arguments, optimizer state.
+        peak_bytes: predicted, of the whole step, fixed bytes included.
+        plain_peak_bytes: of the plain step; None if not known.
+        difference: see `StepPlan`.
+    """
+
+    name: str
+    parts: Mapping[str, StepPlan]
+    budget_bytes: int
+    fixed_bytes: int
+    peak_bytes: int
+    plain_peak_bytes: int | None
+    difference: float | None = None
+
+    @property
+    def overhead(self) -> float:
+        """Predicted cost of the parts over that of running each of their operations once, minus 1."""
+        once = sum(plan.graph.total_cost for plan in self.parts.values())
+        return sum(plan.trace.cost for plan in self.parts.values()) / once - 1 if once else 0.0
+
+    @property
+    def recomputed(self) -> dict[str, int]:
+        """Number of repeats of each repeated operation, by its name after that of its part."""
+        return {f"{name}.{op}": n for name, plan in self.parts.items() for op, n in plan.recomputed.items()}
+
+    def __str__(self) -> str:
+        plain = self.plain_peak_bytes
+        share = f", {self.peak_bytes / plain:.1%} of the plain step's {format_size(plain)}" if plain else ""
+        lines = [
+            f"{self.name}: {len(self.parts)} parts, {len(self.recomputed)} operations computed again",
+            f"  budget          {format_size(self.budget_bytes)}",
+            f"  predicted peak  {format_size(self.peak_bytes)}{share}",
+            f"  always there    {format_size(self.fixed_bytes)}",
+            f"  overhead        {self.overhead:.2%} of the parts",
+        ]
+        for name, plan in self.parts.items():
+            n = len(plan.graph)
+            lines.append(f"  {name}: {len(plan.recomputed)} of {n} operations computed again, {plan.overhead:.2%}")
+        if self.difference is not None:
+            differs = f"differs by up to {self.difference:.1e} of a tensor's largest number"
+            lines.append(f"  verified        {differs if self.difference else 'the bits of the plain step'}")
+        return "\n".join(lines)
+
+
+class InParts(Rematerialized):
+    """A rematerialized model whose parts follow plans of their own, see `Rematerialized`.
+
+    Attributes:
+        plan: of all parts.
+    """
+
+    plan: PartsPlan  # pyright: ignore[reportIncompatibleVariableOverride] - it answers the same questions
+
+    def __init__(self, model: nn.Module, search: PartsSearch, plan: PartsPlan, accumulates: bool):
+        super().__init__(model, search.planner, plan, "eager", accumulates)  # pyright: ignore[reportArgumentType]
+        self.__dict__["_search"] = search
+        modules = {
+            name: Rematerialized(model.get_submodule(name), search.planners[name], each, "eager", accumulates=True)
+            for name, each in plan.parts.items()
+        }
+
+        def step(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+            with _in_place(model, modules):
+                return model(*args, **kwargs)
+
+        self.__dict__["_step"] = step
+
+    def _plans_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[StepPlan]:
+        return self.__dict__["_search"].plans_for(self.model, args, kwargs, list(self.plan.parts))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> InParts:
+        model = copy.deepcopy(self.model, memo)
+        return InParts(model, self.__dict__["_search"], self.plan, self._accumulates)
+
+
+@contextmanager
+def _in_place(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Let the model find `modules` in place of its submodules of these names."""
+    of = {id(model.get_submodule(name)): module for name, module in modules.items()}
+    places = [
+        (owner, name, child)
+        for owner in model.modules() for name, child in owner.named_children() if id(child) in of
+    ]  # fmt: skip
+    try:
+        for owner, name, child in places:
+            owner._modules[name] = of[id(child)]
+        yield
+    finally:
+        for owner, name, child in places:
+            owner._modules[name] = child
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run of a part in a step.
+
+    Attributes:
+        args, kwargs: without contents.
+        forward: (bytes that all else holds, the outputs included, numbers of the step's calls when it begins and ends).
+        backward: the same of its backward pass, the gradients of outputs included.
+    """
+
+    part: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    forward: tuple[int, int, int] = (0, 0, 0)
+    backward: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """A stretch of a step.
+
+    Attributes:
+        bytes: most that all except parts holds in it.
+        waiting: parts between their passes.
+        running: (part, 0 for its forward or 1 for its backward pass); None if none runs.
+    """
+
+    bytes: int
+    waiting: tuple[str, ...]
+    running: tuple[str, int] | None = None
+
+    def is_of(self, part: str) -> bool:
+        """Whether a pass of the part runs."""
+        return self.running is not None and self.running[0] == part
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A plan of a part, and the bytes that it holds beside what the part's caller holds.
+
+    Attributes:
+        waiting: between its passes.
+        running: while its forward pass runs, while its backward pass runs.
+    """
+
+    plan: Plan
+    cost: int
+    waiting: int
+    running: tuple[int, int]
+
+    def bytes_at(self, part: str, moment: _Moment) -> int:
+        """At a moment, if this is the plan of `part`."""
+        running = self.running[moment.running[1]] if moment.running and moment.running[0] == part else 0
+        return running + self.waiting * moment.waiting.count(part)
+
+
+@dataclass(slots=True)
+class PartsSearch:
+    """Finds plans of the parts of a model within one budget.
+
+    Attributes:
+        planner: of the whole model; it has the options and the budget.
+        planners: [part] of its steps, each within the part's share.
+    """
+
+    planner: Planner
+    planners: dict[str, Planner] = field(default_factory=dict)
+
+    def plan(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str], fixed_bytes: int
+    ) -> PartsPlan:
+        """The plans of the parts of these names for a step on these arguments.
+
+        Raises:
+            InvalidInput: no plans fit; a part does not compile into one graph, or runs on other shapes within a step.
+        """
+        _, runs = _followed(model, args, kwargs, names, self.planner.device)
+        parts = {name: self._part(model, name, [run for run in runs if run.part == name]) for name in names}
+        read = {name for name, part in parts.items() if part.reads_outputs}
+        moments = [*self._moments(*_followed(model, args, kwargs, names, self.planner.device, read))]
+        room = self.planner.budget_bytes - fixed_bytes
+        for part in parts.values():
+            part.find_choices(room - max(m.bytes for m in moments if m.is_of(part.name)), len(parts))
+        chosen = _chosen(parts, moments, room)
+        if chosen is None:
+            least = {name: min(part.choices, key=lambda c: (c.waiting, max(c.running))) for name, part in parts.items()}
+            raise InvalidInput(
+                f"no plan of {len(parts)} parts of '{self.planner.name}' was found within "
+                f"{format_size(self.planner.budget_bytes)}; the smallest budget known to suffice is "
+                f"{format_size(fixed_bytes + _peak(least, moments), up=True)}"
+            )
+        for name, part in parts.items():
+            chosen[name] = part.last(chosen[name], *_left(name, chosen, moments, room), len(parts))
+        return PartsPlan(
+            self.planner.name, {name: part.planned(chosen[name]) for name, part in parts.items()},
+            self.planner.budget_bytes, fixed_bytes, fixed_bytes + _peak(chosen, moments),
+            self.planner.plain.plain_bytes,
+        )  # fmt: skip
+
+    def plans_for(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str]
+    ) -> list[StepPlan]:
+        """Plans of all runs of parts in a step on other arguments, each within the part's share."""
+        plans = []
+        for run in _followed(model, args, kwargs, names, self.planner.device)[1]:
+            planner = self.planners[run.part]
+            given = tree_map(_with_storage(planner.device), (run.args, run.kwargs))
+            step = captured_step(model.get_submodule(run.part), given[0], given[1], "eager", planner.implementations)
+            plans.append(planner.plan(step, describe_inputs(given)))
+        return plans
+
+    def _part(self, model: nn.Module, name: str, runs: Sequence[_Run]) -> _Part:
+        """A part with its step, and a planner for it."""
+        if not runs:
+            raise InvalidInput(f"the part '{name}' does not run in a step on these arguments; leave it out of parts=")
+        if len({describe_inputs(tree_map(str, (run.args, run.kwargs))) for run in runs}) > 1:
+            raise InvalidInput(f"the part '{name}' runs on different shapes within a step, which parts= cannot plan")
+        args, kwargs = tree_map(_with_storage(self.planner.device), (runs[0].args, runs[0].kwargs))
+        planner = self.planners[name] = replace(
+            self.planner, name=name, beside=lambda _: {}, sample=describe_inputs((args, kwargs)), plans={},
+            plain=Peaks(None, "it is a part of a step"), end_bytes=0,
+        )  # fmt: skip
+        step = captured_step(model.get_submodule(name), args, kwargs, "eager", planner.implementations)
+        graph, _ = planner.with_everything_resident(step)
+        return _Part(name, planner, step, planner.weigh(graph, step))
+
+    def _moments(self, step: FollowedStep, runs: Sequence[_Run]) -> Iterator[_Moment]:
+        """The moments of a followed step, in their order."""
+        sizes = self.planner.workspaces_of(step.signatures)
+        totals = [held + sizes.get(name, 0) for held, name in zip(step.held_bytes, step.signatures, strict=True)]
+        events = [(run.forward, run, 0) for run in runs]
+        events += [(run.backward, run, 1) for run in runs if run.backward is not None]
+        at, waiting = 0, list[str]()
+        for (held, begin, end), run, half in sorted(events, key=lambda event: event[0][1:]):
+            yield _Moment(max(totals[at:begin], default=0), tuple(waiting))
+            if half:
+                waiting.remove(run.part)
+            yield _Moment(held, tuple(waiting), (run.part, half))
+            if not half and run.backward is not None:
+                waiting.append(run.part)
+            at = end
+        yield _Moment(max(totals[at:], default=0), tuple(waiting))
+
+
+@dataclass(slots=True)
+class _Part:
+    """A part, and the plans that are known for it.
+
+    Attributes:
+        weighed: the graph of its step; nothing else is held at its end.
+        graph: the same, where outputs and gradients of outputs have no bytes, because the caller holds them.
+    """
+
+    name: str
+    planner: Planner
+    step: CapturedStep
+    weighed: Graph
+    graph: Graph = field(init=False)
+    choices: list[_Choice] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        graph, values = self.weighed, list(self.weighed.values)
+        end = end_of(graph)
+        outputs = [v for v, value in enumerate(values) if value.keep and graph.producer[v] < end]
+        for v in (*outputs, *graph.operations[end].outputs):
+            values[v] = replace(values[v], bytes=0)
+        self.graph = replace(graph, values=tuple(values))
+
+    @property
+    def reads_outputs(self) -> bool:
+        """Whether an operation beside the end reads an output."""
+        end = end_of(self.weighed)
+        outputs = (v for v, value in enumerate(self.weighed.values) if value.keep and self.weighed.producer[v] < end)
+        return any(set(self.weighed.users[v]) - {end} for v in outputs)
+
+    def find_choices(self, limit: int, n_parts: int) -> None:
+        """Plans for several limits of what is held while the part runs, at most `limit`, and between its passes."""
+        plain = self._choice(Plan.from_order(self.graph, range(len(self.graph)), None))
+        least = min_budget(self.graph, self.planner.scope, time_limit_s=1.0)
+        self.choices = [plain, self._choice(least.plan)]
+        strategy = self.planner.strategy
+        strategy = strategy if get_strategy(strategy).is_baseline else "search"
+        halfway = (limit + least.bytes - self.graph.fixed_bytes) // 2
+        pairs = [*itertools.product((limit, halfway), KEPT)]
+        seconds = self.planner.time_limit_s / (2 * n_parts * len(pairs))
+        for most, share in pairs:
+            graph, budget = self._within(most, round(share * plain.waiting))
+            start = cheapest_fitting(graph, (self._bound(graph, c.plan) for c in self.choices), budget)
+            found = solve(
+                graph, budget, strategy, scope=self.planner.scope, time_limit_s=seconds, seed=self.planner.seed,
+                threads=self.planner.threads, warm_start=start,
+            )  # fmt: skip
+            if found.plan is not None:
+                self.choices.append(self._choice(found.plan))
+
+    def last(self, choice: _Choice, limit: int, kept: int, n_parts: int) -> _Choice:
+        """The choice, or a cheaper one within these limits; the planner of the part gets them."""
+        graph, budget = self._within(limit, kept)
+        planner, end = self.planner, end_of(graph)
+        hidden = sum(value.bytes for value in self.weighed.values) - sum(value.bytes for value in graph.values)
+        planner.budget_bytes, planner.end_bytes = budget + hidden, graph.operations[end].workspace_bytes
+        found = find_plan(
+            graph, budget, strategy=planner.strategy, scope=planner.scope, seed=planner.seed, threads=planner.threads,
+            time_limit_s=planner.time_limit_s / (2 * n_parts), known=[self._bound(graph, choice.plan)],
+        )  # fmt: skip
+        assert found.plan is not None
+        return min(choice, self._choice(found.plan), key=lambda each: each.cost)
+
+    def planned(self, choice: _Choice) -> StepPlan:
+        """The plan as the part's planner finds it again when the part runs."""
+        planner = self.planner
+        graph, fixed = planner.with_everything_resident(self.step)
+        graph = planner.weigh(graph, self.step)
+        fingerprint = fingerprint_of(graph.default(), "torch", VERSION, planner.sample)
+        plan = StepPlan(
+            self._bound(graph, choice.plan), graph, fingerprint, planner.strategy, planner.budget_bytes, None, fixed,
+            planner.cost, implementations=planner.implementations,
+        )  # fmt: skip
+        planner.plans[fingerprint.sha256] = plan
+        return plan
+
+    def _within(self, limit: int, kept: int) -> tuple[Graph, int]:
+        """(a graph whose end needs what others hold then, a budget): their plans keep both limits."""
+        operations, end = list(self.graph.operations), end_of(self.graph)
+        operations[end] = replace(operations[end], workspace_bytes=max(0, limit - kept))
+        return replace(self.graph, operations=tuple(operations)), self.graph.fixed_bytes + limit
+
+    def _bound(self, graph: Graph, plan: Plan) -> Plan:
+        return Plan.from_order(graph, plan.order.tolist(), None, plan.choices)
+
+    def _choice(self, plan: Plan) -> _Choice:
+        plan = self._bound(self.graph, plan)
+        trace = simulate(self.graph, plan)
+        i = trace.order.tolist().index(end_of(self.graph))
+        held, running = trace.resident_bytes - self.graph.fixed_bytes, trace.running_bytes - self.graph.fixed_bytes
+        forward, backward = int(running[:i].max(initial=0)), int(running[i + 1 :].max(initial=0))
+        return _Choice(plan, trace.cost, int(held[i]), (forward, backward))
+
+
+def _peak(chosen: Mapping[str, _Choice], moments: Sequence[_Moment]) -> int:
+    """Most bytes above the fixed ones."""
+    return max(m.bytes + sum(c.bytes_at(name, m) for name, c in chosen.items()) for m in moments)
+
+
+def _left(name: str, chosen: Mapping[str, _Choice], moments: Sequence[_Moment], room: int) -> tuple[int, int]:
+    """(bytes that a part may hold while it runs, bytes that it may hold between its passes), as the others are."""
+    limit = kept = room
+    for moment in moments:
+        own, n = chosen[name], moment.waiting.count(name)
+        left = room - moment.bytes - sum(c.bytes_at(other, moment) for other, c in chosen.items() if other != name)
+        if moment.is_of(name):
+            limit = min(limit, left - n * own.waiting)
+        if n:
+            running = own.bytes_at(name, moment) - n * own.waiting
+            kept = min(kept, (left - running) // n)
+    return limit, kept
+
+
+def _chosen(parts: Mapping[str, _Part], moments: Sequence[_Moment], room: int) -> dict[str, _Choice] | None:
+    """The cheapest choice of a plan for each part within the budget."""
+    columns = [(name, choice) for name, part in parts.items() for choice in part.choices]
+    held = [[choice.bytes_at(name, moment) for name, choice in columns] for moment in moments]
+    one = [[float(name == part) for name, _ in columns] for part in parts]
+    scale, ones = scale_of(room), np.ones(len(parts))
+    rows = np.vstack([np.array(held) * scale, np.array(one)])
+    most = np.array([room - moment.bytes for moment in moments]) * scale
+    cost = np.array([float(choice.cost) for _, choice in columns])
+    program = Program(
+        csr_array(rows), cost / max(1.0, cost.max()), np.ones(len(columns)),
+        np.concatenate([np.full(len(moments), -np.inf), ones]), np.ones(len(columns), bool),
+        row_upper=np.concatenate([most, ones]),
+    )  # fmt: skip
+    found = solve_program(program, highs_options(Limits(SEARCH_S)))
+    if found.x is None:
+        return None
+    chosen = {name: choice for (name, choice), x in zip(columns, found.x, strict=True) if x > 0.5}
+    return chosen if _peak(chosen, moments) <= room else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Bare:
+    """What is known of a tensor that a part takes."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    needs_gradient: bool
+    is_leaf: bool
+
+
+def _bare(x: Any) -> Any:
+    if not isinstance(x, Tensor):
+        return x
+    return _Bare(tuple(x.shape), x.stride(), x.dtype, x.requires_grad, x.is_leaf)
+
+
+def _with_storage(device: str) -> Callable[[Any], Any]:
+    """Makes tensors of what `_bare` noted; integers are 0, a valid index."""
+
+    def made(x: Any) -> Any:
+        if not isinstance(x, _Bare):
+            return x
+        empty = torch.empty_strided(x.shape, x.strides, dtype=x.dtype, device=device)
+        if not empty.is_floating_point():
+            return empty.zero_()
+        start = torch.zeros((), device=device, requires_grad=True)
+        return empty.requires_grad_(x.needs_gradient) if x.is_leaf else _Computed.apply(start, empty)
+
+    return made
+
+
+class _Computed(torch.autograd.Function):
+    """A tensor as if it had been computed: no leaf, so that nobody accumulates its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, _start: Tensor, empty: Tensor) -> Tensor:
+        return empty
+
+    @staticmethod
+    def backward(ctx: Any, *_gradient: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return None, None
+
+
+def _followed(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str], device: str,
+    reading: Collection[str] = (),
+) -> tuple[FollowedStep, list[_Run]]:  # fmt: skip
+    """A step in which the parts of these names are opaque, and their runs.
+
+    Args:
+        reading: parts whose operations read the outputs, so that these exist until their backward pass.
+    """
+    runs, followers = list[_Run](), list[Follower]()
+
+    def begin(follower: Follower) -> None:
+        runs.clear()
+        followers[:] = [follower]
+
+    with forwards_restored(model, names):
+        for name in names:
+            part = model.get_submodule(name)
+            part.forward = _opaque(part, name, name in reading, runs, followers)
+        return followed_step(model, args, kwargs, device, begin), runs
+
+
+def followed_step(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str,
+    begin: Callable[[Follower], None] = lambda _: None,
+) -> FollowedStep:  # fmt: skip
+    """A step on tensors without contents; one that runs if the model reads results, or has recurrent layers."""
+    if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        try:
+            return plain_step(model, args, kwargs, _bytes_of_loss, begin)
+        except Exception:  # whatever stops it: the real step shows whether the model is at fault
+            pass
+    return real_step(model, args, kwargs, _bytes_of_loss, begin, device)
+
+
+def _bytes_of_loss(outputs: Sequence[Tensor]) -> int:
+    """As `loss_bytes` of a captured step."""
+    return 2 * sum(storage_bytes(x) for x in outputs if x.numel() > 1)
+
+
+def _opaque(
+    part: nn.Module, name: str, reads_outputs: bool, runs: list[_Run], followers: list[Follower]
+) -> Callable[..., Any]:
+    """The forward function of a part whose calls nobody sees; it notes its runs."""
+    forward = part.forward
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        (follower,) = followers
+        run = _Run(name, *tree_map(_bare, (args, kwargs)))
+        runs.append(run)
+        leaves, spec = tree_flatten((args, kwargs))
+        places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+        rest: list[Any] = []
+
+        def body(*tensors: Tensor) -> tuple[Tensor, ...]:
+            given = list(leaves)
+            for i, x in zip(places, tensors, strict=False):
+                given[i] = x
+            own_args, own_kwargs = tree_unflatten(given, spec)
+            with follower.unseen():
+                made, shape = tree_flatten(forward(*own_args, **own_kwargs))
+            rest[:] = [made, shape]
+            return tuple(x for x in made if isinstance(x, Tensor))
+
+        trained = [p for p in part.parameters() if p.requires_grad]
+        outputs = iter(_Opaque.apply(run, follower, reads_outputs, body, *(leaves[i] for i in places), *trained))  # pyright: ignore[reportArgumentType]
+        made, shape = rest
+        return tree_unflatten([next(outputs) if isinstance(x, Tensor) else x for x in made], shape)
+
+    return called
+
+
+class _Opaque(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, run: _Run, follower: Follower, reads_outputs: bool, body: Callable[..., Any], *tensors: Tensor
+    ) -> Any:
+        ctx.run, ctx.follower = run, follower
+        begin = len(follower.signatures)
+        made = body(*tensors)
+        for x in made:
+            follower.follow(x)
+        run.forward = follower.total_bytes, begin, len(follower.signatures)
+        ctx.save_for_backward(*tensors, *(made if reads_outputs else ()))
+        ctx.n_given = len(tensors)
+        ctx.mark_non_differentiable(*(x for x in made if not (x.is_floating_point() or x.is_complex())))
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        held, begin = ctx.follower.total_bytes, len(ctx.follower.signatures)
+        needed = zip(ctx.needs_input_grad[4:], ctx.saved_tensors[: ctx.n_given], strict=True)
+        gradients = [torch.zeros_like(x) if needs else None for needs, x in needed]
+        ctx.run.backward = held, begin, len(ctx.follower.signatures)
+        return None, None, None, None, *gradients
