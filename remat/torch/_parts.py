@@ -35,7 +35,7 @@ from remat.torch._work import storage_bytes
 from remat.torch.blocks import forwards_restored
 from remat.torch.module import Rematerialized, captured_step
 from remat.torch.plain import FollowedStep, Follower, plain_step, real_step
-from remat.torch.planner import VERSION, Planner, describe_inputs
+from remat.torch.planner import CHEAP, VERSION, Planner, describe_inputs
 from remat.torch.step_graph import CapturedStep, end_of
 from remat.units import format_size
 
@@ -323,31 +323,41 @@ class _Part:
         self.choices = [plain, self._choice(least.plan)]
         strategy = self.planner.strategy
         strategy = strategy if get_strategy(strategy).is_baseline else "search"
-        halfway = (limit + least.bytes - self.graph.fixed_bytes) // 2
-        pairs = [*itertools.product((limit, halfway), KEPT)]
-        seconds = self.planner.time_limit_s / (2 * n_parts * len(pairs))
+        smallest = least.bytes - self.graph.fixed_bytes
+        limits = [most for most in (limit, (limit + smallest) // 2) if most >= smallest]
+        pairs = [*itertools.product(limits, KEPT)]
         for most, share in pairs:
             graph, budget = self._within(most, round(share * plain.waiting))
             start = cheapest_fitting(graph, (self._bound(graph, c.plan) for c in self.choices), budget)
+            if start is not None and simulate(graph, start).cost <= (1 + CHEAP) * graph.total_cost:
+                continue
             found = solve(
-                graph, budget, strategy, scope=self.planner.scope, time_limit_s=seconds, seed=self.planner.seed,
-                threads=self.planner.threads, warm_start=start,
+                graph, budget, strategy, scope=self.planner.scope, seed=self.planner.seed, warm_start=start,
+                threads=self.planner.threads, target_gap=CHEAP,
+                time_limit_s=self.planner.time_limit_s / (2 * n_parts * len(pairs)),
             )  # fmt: skip
             if found.plan is not None:
                 self.choices.append(self._choice(found.plan))
 
-    def last(self, choice: _Choice, limit: int, kept: int, n_parts: int) -> _Choice:
-        """The choice, or a cheaper one within these limits; the planner of the part gets them."""
-        graph, budget = self._within(limit, kept)
-        planner, end = self.planner, end_of(graph)
+    def last(self, choice: _Choice, limits: tuple[int, int], kept: int, n_parts: int) -> _Choice:
+        """The choice, or a cheaper one; the planner of the part gets the limits.
+
+        Args:
+            limits: of what is held while the forward pass runs, and while the backward pass runs.
+            kept: of what is held between them.
+        """
+        planner, most = self.planner, min(limits) if max(choice.running) <= min(limits) else max(limits)
+        graph, budget = self._within(most, kept)
         hidden = sum(value.bytes for value in self.weighed.values) - sum(value.bytes for value in graph.values)
-        planner.budget_bytes, planner.end_bytes = budget + hidden, graph.operations[end].workspace_bytes
+        planner.budget_bytes, planner.end_bytes = budget + hidden, graph.operations[end_of(graph)].workspace_bytes
         found = find_plan(
             graph, budget, strategy=planner.strategy, scope=planner.scope, seed=planner.seed, threads=planner.threads,
             time_limit_s=planner.time_limit_s / (2 * n_parts), known=[self._bound(graph, choice.plan)],
         )  # fmt: skip
         assert found.plan is not None
-        return min(choice, self._choice(found.plan), key=lambda each: each.cost)
+        other = self._choice(found.plan)
+        fits = all(held <= limit for held, limit in zip(other.running, limits, strict=True)) and other.waiting <= kept
+        return other if fits and other.cost < choice.cost else choice
 
     def planned(self, choice: _Choice) -> StepPlan:
         """The plan as the part's planner finds it again when the part runs."""
@@ -385,18 +395,20 @@ def _peak(chosen: Mapping[str, _Choice], moments: Sequence[_Moment]) -> int:
     return max(m.bytes + sum(c.bytes_at(name, m) for name, c in chosen.items()) for m in moments)
 
 
-def _left(name: str, chosen: Mapping[str, _Choice], moments: Sequence[_Moment], room: int) -> tuple[int, int]:
-    """(bytes that a part may hold while it runs, bytes that it may hold between its passes), as the others are."""
-    limit = kept = room
+def _left(
+    name: str, chosen: Mapping[str, _Choice], moments: Sequence[_Moment], room: int
+) -> tuple[tuple[int, int], int]:
+    """(bytes that a part may hold in its forward and its backward pass, bytes that it may hold between them)."""
+    limits, kept, own = [room, room], room, chosen[name]
     for moment in moments:
-        own, n = chosen[name], moment.waiting.count(name)
+        n = moment.waiting.count(name)
         left = room - moment.bytes - sum(c.bytes_at(other, moment) for other, c in chosen.items() if other != name)
-        if moment.is_of(name):
-            limit = min(limit, left - n * own.waiting)
+        if moment.running is not None and moment.running[0] == name:
+            half = moment.running[1]
+            limits[half] = min(limits[half], left - n * own.waiting)
         if n:
-            running = own.bytes_at(name, moment) - n * own.waiting
-            kept = min(kept, (left - running) // n)
-    return limit, kept
+            kept = min(kept, (left - own.bytes_at(name, moment)) // n + own.waiting)
+    return (limits[0], limits[1]), kept
 
 
 def _chosen(parts: Mapping[str, _Part], moments: Sequence[_Moment], room: int) -> dict[str, _Choice] | None:

@@ -1,0 +1,163 @@
+"""Models that do not compile into one graph: their parts are planned together under one budget."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import Tensor, nn
+
+import remat.torch as rt
+from remat.errors import InvalidInput
+from remat.torch.measure import difference_of_steps, peak_of_step
+
+pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
+WIDTH = 32
+QUICK = {"strategy": "search", "cost": "roofline", "time_limit_s": 2.0}
+PARTS = ["encoder", "decoder"]
+
+
+def blocks(n: int) -> nn.Sequential:
+    layers = ((nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Dropout(0.1), nn.Linear(2 * WIDTH, WIDTH)) for _ in range(n))
+    return nn.Sequential(*(nn.Sequential(nn.LayerNorm(WIDTH), *each) for each in layers))
+
+
+class Branching(nn.Module):
+    """Reads a value between its parts, so that no compiler makes one graph of it; it returns its loss."""
+
+    def __init__(self, n: int = 3, breaks: bool = True) -> None:
+        super().__init__()
+        self.encoder, self.decoder, self.head = blocks(n), blocks(n), nn.Linear(WIDTH, 4)
+        self.breaks = breaks
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.encoder(x)
+        if self.breaks and x.mean().item() > 100:
+            x = x / 2
+        return self.head(self.decoder(torch.tanh(x))).square().mean()
+
+
+def rows(n: int = 128) -> tuple[Tensor, ...]:
+    return (torch.randn(n, WIDTH),)
+
+
+def measured(planned: rt.Rematerialized, args: tuple[Tensor, ...]) -> int:
+    return planned.plan.fixed_bytes + peak_of_step(planned, args, {}, "cpu")
+
+
+def test_the_refusal_of_a_graph_break_names_the_line_and_the_remedy() -> None:
+    with pytest.raises(
+        InvalidInput, match=r"at line \d+ of .*test_torch_parts.py.*or give parts=\[names of submodules\]"
+    ) as error:
+        rt.rematerialize(Branching(), rows(), 0.6, **QUICK)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("share", [0.8, 0.5])
+def test_parts_keep_one_budget_and_the_bits(share) -> None:
+    model, args = Branching(), rows()
+    planned = rt.rematerialize(model, args, share, parts=PARTS, **QUICK)
+    plain = planned.plan.fixed_bytes + peak_of_step(model, args, {}, "cpu")
+    assert planned.plan.plain_peak_bytes == plain
+    assert planned.budget_bytes == int(share * plain)
+    assert 0.9 * planned.predicted_peak_bytes < measured(planned, args) <= planned.predicted_peak_bytes
+    assert planned.predicted_peak_bytes <= planned.budget_bytes
+    assert planned.plan.recomputed
+    assert difference_of_steps(model, planned, args, {}, "cpu") == 0
+    assert "encoder: " in str(planned.plan)
+
+
+def test_parts_cost_little_more_than_one_graph() -> None:
+    """The same model in one graph is an independent judge; parts cannot repeat each other's operations."""
+    args, share = rows(), 0.7
+    whole = rt.rematerialize(Branching(breaks=False), args, share, **QUICK)
+    planned = rt.rematerialize(Branching(), args, int(whole.budget_bytes or 0), parts=PARTS, **QUICK)
+    assert whole.overhead <= planned.overhead < whole.overhead + 0.05
+
+
+def test_a_loop_with_other_shapes_and_evaluation() -> None:
+    plain = Branching(2)
+    model = copy.deepcopy(plain)
+    planned = rt.rematerialize(model, rows(), 0.6, parts=PARTS, **QUICK)
+    planned.prepare((torch.empty(40, WIDTH, device="meta"),))
+    losses = []
+    for each in (plain, planned):
+        torch.manual_seed(1)
+        optimizer, own = torch.optim.SGD(each.parameters(), lr=0.1), []
+        for n in (128, 40, 128):
+            optimizer.zero_grad()
+            loss = each(*rows(n))
+            loss.backward()
+            optimizer.step()
+            own.append(loss.item())
+        with torch.no_grad():
+            own.append(each.eval()(*rows(10)).item())
+        losses.append(own)
+    assert losses[0] == losses[1]
+    assert planned.encoder is model.encoder  # the model finds its own submodules again
+    assert len(planned._search.planners["encoder"].plans) == 2
+
+
+def test_a_part_may_run_twice_and_glue_may_leave_the_graph() -> None:
+    class Twice(Branching):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.encoder(self.encoder(x))
+            scale = float(x.detach().numpy().max())  # no tensor without contents has one
+            return self.decoder(x / max(scale, 1.0)).square().mean()
+
+    model, args = Twice(2), rows()
+    planned = rt.rematerialize(model, args, 0.6, parts=PARTS, verify=True, **QUICK)
+    assert planned.measured_peak_bytes == measured(planned, args)
+    assert planned.measured_peak_bytes <= planned.predicted_peak_bytes <= planned.budget_bytes
+    assert planned.plan.difference == 0
+    other = copy.deepcopy(planned)
+    assert difference_of_steps(planned, other, args, {}, "cpu") == 0
+
+
+def test_outputs_and_keyword_arguments_in_structures() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = blocks(2)
+
+        def forward(self, x: Tensor, *, mask: Tensor) -> dict[str, Tensor]:
+            return {"hidden": self.layers(x) * mask, "count": mask.sum().long()}
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = Masked(), Masked()
+
+        def forward(self, x: Tensor) -> Tensor:
+            first = self.one(x, mask=(x[:, :1] > 0).float())
+            second = self.two(first["hidden"], mask=torch.full((len(x), 1), 1.0 / max(1, first["count"].item())))
+            return second["hidden"]
+
+    model, args = Model(), rows()
+    planned = rt.rematerialize(model, args, 0.7, parts=["one", "two"], **QUICK)
+    assert measured(planned, args) <= planned.predicted_peak_bytes <= planned.budget_bytes
+    assert difference_of_steps(model, planned, args, {}, "cpu") == 0
+
+
+@pytest.mark.parametrize(
+    ("budget", "options", "message"),
+    [
+        (0.6, {"parts": ["encodr"]}, "unknown part 'encodr'; did you mean encoder"),
+        (0.6, {"parts": "encoder"}, r"parts must be a list of names of submodules, e.g. \['encoder'\]"),
+        (0.6, {"parts": []}, "parts must be a list"),
+        (0.6, {"parts": ["encoder", "encoder.0"]}, "the part 'encoder.0' is inside of another"),
+        (0.6, {"parts": PARTS, "backend": "inductor"}, "parts= needs a budget, backend='eager'"),
+        (0.6, {"parts": ["spare"]}, "the part 'spare' does not run in a step"),
+        ("150kB", {"parts": PARTS}, "no plan of 2 parts of 'Branching' was found within 150.00 kB"),
+    ],
+)
+def test_refusals_are_one_line(budget, options, message) -> None:
+    model = Branching(2)
+    model.spare = nn.Linear(2, 2)
+    with pytest.raises(InvalidInput, match=message) as error:
+        rt.rematerialize(model, rows(), budget, **QUICK, **options)
+    assert "\n" not in str(error.value)
