@@ -315,6 +315,18 @@ def test_a_warning_in_a_call_of_a_callers_own_helper_is_the_helpers() -> None:
     assert caught[0].filename == __file__
 
 
+class Branching(nn.Module):
+    """Reads a value between its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = Net(), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.encoder(x)
+        return self.decoder(x if x.sum().item() < 1e9 else -x)
+
+
 def test_examples_of_the_guide(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -326,13 +338,15 @@ def test_examples_of_the_guide(
     images = torch.randn(8, 3, 32, 32)
     model = Net()
     names = {"torch": torch, "images": images, "model": model, "optimizer": torch.optim.Adam(model.parameters())}
+    names["branching"] = Branching()
     for block in blocks:
         exec(block, names)
     ours = names["model"]
     assert isinstance(ours, rt.Rematerialized)
     assert (tmp_path / "plan.json").exists()
     assert announced(caplog) == []
-    assert len(blocks) == 4
+    assert len(blocks) == 7
+    assert (tmp_path / "checkpoints.py").exists()
 
 
 def test_bad_input_gets_one_line(tmp_path: Path) -> None:
