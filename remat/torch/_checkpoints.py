@@ -32,7 +32,7 @@ from remat.torch._work import call_signature, storage_bytes, tensors_of
 from remat.torch.blocks import blocks_of, forwards_restored
 from remat.torch.module import Rematerialized, captured_step, keywords, with_storages
 from remat.torch.plain import FollowedStep, Follower, plain_step
-from remat.torch.planner import describe_inputs
+from remat.torch.planner import START, describe_inputs
 from remat.torch.step_graph import loss_bytes
 from remat.units import format_size
 
@@ -190,7 +190,8 @@ class _Search:
         self.args, self.kwargs = with_storages((args, kwargs), planner.device)
         step = captured_step(self.model, self.args, self.kwargs, "eager", planner.implementations)
         self.planner, self.outside = planner, loss_bytes(step.training_graph)
-        self.fixed_bytes = step.graph.fixed_bytes + sum(planner.beside(step.training_graph).values())
+        graph, fixed = planner.with_everything_resident(step)
+        self.fixed_bytes = graph.fixed_bytes - (0 if self.outside else fixed[START])  # a followed step makes it
         self.free = planner.plan(step, describe_inputs((self.args, self.kwargs)))
         self.plain, self.plain_runs = self._followed(_marked)
         self.all, self.runs = self._followed(_marked_checkpoint)
@@ -213,13 +214,15 @@ class _Search:
         tried: dict[tuple[Any, ...], tuple[int, int]] = {}
         for _ in range(MOST_CHOICES):
             kept = program.cheapest(aim)
+            if kept is None and not tried:
+                kept = program.nothing_kept()
             if kept is None or tuple(kept.items()) in tried:
                 break
             peak, cost = tried[tuple(kept.items())] = self._judged(kept)
             aim += budget - peak
         fitting = {choice: found for choice, found in tried.items() if found[0] <= budget}
         if not fitting:
-            least = min([max(self.totals(self.all)), *(peak for peak, _ in tried.values())]) + self.fixed_bytes
+            least = min(peak for peak, _ in tried.values()) + self.fixed_bytes
             raise InvalidInput(
                 f"no checkpoints of {len(self.blocks)} blocks fit {format_size(self.planner.budget_bytes)}: the step "
                 f"needs {format_size(least)} with them; give a larger budget, or smaller blocks=[names of modules]"
@@ -341,6 +344,10 @@ class _Program:
             name: (tuple(k for block, k in chosen if block == name and k >= 0), name in self.draws)
             for name, number in chosen if number < 0
         }  # fmt: skip
+
+    def nothing_kept(self) -> dict[str, tuple[tuple[int, ...], bool]]:
+        """Every block as a checkpoint that keeps nothing."""
+        return {name: ((), name in self.draws) for name, number in self.columns if number < 0}
 
     def _costs(self) -> np.ndarray:
         """[columns] by which choices change the cost of the step."""

@@ -41,6 +41,7 @@ from remat.units import format_size
 
 KEPT = (1.0, 0.6, 0.3, 0.1, 0.0)  # of what a part saves without a plan: limits that are tried
 SEARCH_S = 10.0  # of the integer program
+START_BYTES = 16  # most that the caller of loss.backward() holds: two numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +129,8 @@ class InParts(Rematerialized):
 def _in_place(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Let the model find `modules` in place of its submodules of these names."""
     of = {id(model.get_submodule(name)): module for name, module in modules.items()}
-    places = [
-        (owner, name, child)
-        for owner in model.modules() for name, child in owner.named_children() if id(child) in of
-    ]  # fmt: skip
+    owned = ((owner, name, child) for owner in model.modules() for name, child in owner._modules.items())
+    places = [place for place in owned if id(place[2]) in of]  # a shared one has several
     try:
         for owner, name, child in places:
             owner._modules[name] = of[id(child)]
@@ -221,7 +220,7 @@ class PartsSearch:
         parts = {name: self._part(model, name, [run for run in runs if run.part == name]) for name in names}
         read = {name for name, part in parts.items() if part.reads_outputs}
         moments = [*self._moments(*_followed(model, args, kwargs, names, self.planner.device, read))]
-        room = self.planner.budget_bytes - fixed_bytes
+        room = self.planner.budget_bytes - fixed_bytes - START_BYTES
         for part in parts.values():
             part.find_choices(room - max(m.bytes for m in moments if m.is_of(part.name)), len(parts))
         chosen = _chosen(parts, moments, room)
@@ -230,13 +229,13 @@ class PartsSearch:
             raise InvalidInput(
                 f"no plan of {len(parts)} parts of '{self.planner.name}' was found within "
                 f"{format_size(self.planner.budget_bytes)}; the smallest budget known to suffice is "
-                f"{format_size(fixed_bytes + _peak(least, moments), up=True)}"
+                f"{format_size(fixed_bytes + START_BYTES + _peak(least, moments), up=True)}"
             )
         for name, part in parts.items():
             chosen[name] = part.last(chosen[name], *_left(name, chosen, moments, room), len(parts))
         return PartsPlan(
             self.planner.name, {name: part.planned(chosen[name]) for name, part in parts.items()},
-            self.planner.budget_bytes, fixed_bytes, fixed_bytes + _peak(chosen, moments),
+            self.planner.budget_bytes, fixed_bytes, fixed_bytes + START_BYTES + _peak(chosen, moments),
             self.planner.plain.plain_bytes,
         )  # fmt: skip
 
@@ -263,7 +262,8 @@ class PartsSearch:
             self.planner, name=name, beside=lambda _: {}, sample=describe_inputs((args, kwargs)), plans={},
             plain=Peaks(None, "it is a part of a step"), end_bytes=0,
         )  # fmt: skip
-        step = captured_step(model.get_submodule(name), args, kwargs, "eager", planner.implementations)
+        with _naming(name):
+            step = captured_step(model.get_submodule(name), args, kwargs, "eager", planner.implementations)
         graph, _ = planner.with_everything_resident(step)
         return _Part(name, planner, step, planner.weigh(graph, step))
 
@@ -283,6 +283,15 @@ class PartsSearch:
                 waiting.append(run.part)
             at = end
         yield _Moment(max(totals[at:], default=0), tuple(waiting))
+
+
+@contextmanager
+def _naming(part: str) -> Iterator[None]:
+    """Say of which part a refusal is."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise InvalidInput(f"the part '{part}': {error}") from error
 
 
 @dataclass(slots=True)
@@ -391,7 +400,7 @@ class _Part:
 
 
 def _peak(chosen: Mapping[str, _Choice], moments: Sequence[_Moment]) -> int:
-    """Most bytes above the fixed ones."""
+    """Most bytes above those that are there before."""
     return max(m.bytes + sum(c.bytes_at(name, m) for name, c in chosen.items()) for m in moments)
 
 
