@@ -144,12 +144,63 @@ def test_a_module_that_runs_twice() -> None:
     assert difference_of_steps(model, applied, ARGS, {}, "cpu") == 0
 
 
+@pytest.mark.parametrize("share", [0.8, 0.7, 0.65])
+def test_selective_ones_fit_wherever_blocks_do(share) -> None:
+    planned = rt.rematerialize(Net((64,) * 4, dropout=0.1), ARGS, share, cost="flops", **QUICK)
+    blocks, found = (rt.checkpoints(planned, ARGS, language=language) for language in ("blocks", "selective"))
+    assert found.overhead <= blocks.overhead
+    assert found.peak_bytes <= planned.budget_bytes
+
+
+@pytest.mark.parametrize("language", ["blocks", "selective"])
+def test_statistics_of_batch_norms_move_once(language) -> None:
+    layers = (nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(4))
+    model, args = nn.Sequential(*layers), (torch.randn(4, 4, 16, 16),)
+    planned = rt.rematerialize(model, args, 0.9, cost="flops", **QUICK)
+    found = rt.checkpoints(planned, args, language=language)
+    assert found.kept
+    applied = found.apply(copy.deepcopy(model))
+    assert difference_of_steps(model, applied, args, {}, "cpu") == 0  # of buffers too
+    assert int(applied[0][1].num_batches_tracked) == 0  # and the step was undone
+
+
+@pytest.mark.parametrize("language", ["blocks", "selective"])
+def test_autocast(language) -> None:
+    model = Net()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        planned = rt.rematerialize(model, ARGS, 0.75, cost="roofline", **QUICK)
+        found = rt.checkpoints(planned, ARGS, language=language)
+        applied = found.apply(copy.deepcopy(model))
+        assert difference_of_steps(model, applied, ARGS, {}, "cpu") == 0
+        assert there_before(planned.plan) + peak_of_step(applied, ARGS, {}, "cpu") <= found.peak_bytes
+
+
+def test_a_block_that_changes_its_input_is_left_out() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(WIDTH, WIDTH)
+            self.blocks = nn.ModuleList([nn.Sequential(nn.ReLU(inplace=True), nn.Linear(WIDTH, WIDTH)), *Net().blocks])
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            for block in self.blocks:
+                x = block(x)
+            return x.square().mean()
+
+    planned = rt.rematerialize(Model(), ARGS, 0.8, cost="flops", **QUICK)
+    assert "blocks.0" not in rt.checkpoints(planned, ARGS, language="blocks").kept
+    with pytest.raises(InvalidInput, match=r"the block 'blocks.0' changes its input in place"):
+        rt.checkpoints(planned, ARGS, blocks=["blocks.0", "blocks.1"])
+
+
 @pytest.mark.parametrize(
     ("share", "options", "message"),
     [
         (0.7, {"language": "policy"}, "unknown language 'policy'"),
         (0.7, {"blocks": ["layers.7"]}, "unknown block 'layers.7'"),
         (0.7, {"blocks": []}, "no block was found"),
+        (0.7, {"blocks": ["blocks.0", "blocks.0.net"]}, "the block 'blocks.0.net' is inside of another"),
         (
             0.55,
             {"language": "blocks"},

@@ -143,6 +143,49 @@ def test_outputs_and_keyword_arguments_in_structures() -> None:
     assert difference_of_steps(model, planned, args, {}, "cpu") == 0
 
 
+class Casting(Branching):
+    """Parts under an autocast of the model's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(x).float()
+
+
+class Detached(Branching):
+    """The encoder is not trained, but autograd holds what it saved while its output lives."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.encoder(x)
+        x.sum().item()
+        return self.head(self.decoder(x.detach())).square().mean()
+
+
+class Skipping(Branching):
+    """The encoder's output is read long after; a parameter of a part is read outside too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.encoder(x)
+        first.sum().item()
+        return (self.head(self.decoder(first) + first).sum() + self.encoder[0][1].weight.square().sum()).square()
+
+
+@pytest.mark.parametrize("kind", [Casting, Detached, Skipping])
+def test_what_stands_around_parts_counts(kind) -> None:
+    model, args = kind(2), rows()
+    planned = rt.rematerialize(model, args, 0.85, parts=PARTS, **QUICK)
+    assert measured(planned, args) <= planned.predicted_peak_bytes <= planned.budget_bytes
+    assert difference_of_steps(model, planned, args, {}, "cpu") == 0
+    assert len(planned._search.planners["decoder"].plans) == 1  # the step that runs is the one that was planned
+
+
+def test_a_shared_part_is_found_in_all_its_places() -> None:
+    model, args = Branching(2), rows()
+    model.again = model.encoder
+    model.forward = lambda x: model.decoder(model.again(x) * float(x.sum() > 0)).square().mean()
+    planned = rt.rematerialize(model, args, 0.7, parts=["again", "decoder"], **QUICK)
+    assert measured(planned, args) <= planned.predicted_peak_bytes <= planned.budget_bytes
+
+
 @pytest.mark.parametrize(
     ("budget", "options", "message"),
     [
@@ -152,12 +195,16 @@ def test_outputs_and_keyword_arguments_in_structures() -> None:
         (0.6, {"parts": ["encoder", "encoder.0"]}, "the part 'encoder.0' is inside of another"),
         (0.6, {"parts": PARTS, "backend": "inductor"}, "parts= needs a budget, backend='eager'"),
         (0.6, {"parts": ["spare"]}, "the part 'spare' does not run in a step"),
+        (0.6, {"parts": ["frozen"]}, "the part 'frozen' needs no gradient, so that it saves nothing"),
+        (0.6, {"parts": ["listed"]}, "the part 'listed' does not run in a step .*, or not where the model has it"),
         ("150kB", {"parts": PARTS}, "no plan of 2 parts of 'Branching' was found within 150.00 kB"),
     ],
 )
 def test_refusals_are_one_line(budget, options, message) -> None:
     model = Branching(2)
-    model.spare = nn.Linear(2, 2)
+    model.spare, model.listed = nn.Linear(2, 2), nn.Linear(WIDTH, WIDTH)
+    model.frozen, hidden = nn.Linear(WIDTH, WIDTH).requires_grad_(False), [model.listed]
+    model.forward = lambda x: Branching.forward(model, hidden[0](model.frozen(x)))
     with pytest.raises(InvalidInput, match=message) as error:
         rt.rematerialize(model, rows(), budget, **QUICK, **options)
     assert "\n" not in str(error.value)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -18,23 +20,63 @@ def apply(model: nn.Module, checkpoints: Mapping[str, tuple[tuple[int, ...], boo
     """Make checkpoints of modules of `model`, in place; returns it."""
     for name, (kept, draws) in checkpoints.items():
         module = model.get_submodule(name)
-        module.forward = checkpointed(module.forward, frozenset(kept), draws)
+        module.forward = checkpointed(module, frozenset(kept), draws)
     return model
 
 
-def checkpointed(forward: Callable[..., Any], kept: frozenset[int], draws: bool) -> Callable[..., Any]:
-    """`forward` as a checkpoint: the backward pass runs it again, except for the calls in `kept`.
+def checkpointed(module: nn.Module, kept: frozenset[int], draws: bool) -> Callable[..., Any]:
+    """The module's forward function as a checkpoint: the backward pass runs it again, except for the calls in `kept`.
 
     Args:
         draws: restore the random generator's state before the second run.
     """
-    contexts = {"context_fn": lambda: create_selective_checkpoint_contexts(policy(kept))} if kept else {}
+    forward = module.forward
 
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=draws, **contexts, **kwargs)
+        return checkpoint(
+            casting_anew(forward), *args, use_reentrant=False, preserve_rng_state=draws, context_fn=contexts, **kwargs
+        )
+
+    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        if not kept:
+            return nullcontext(), statistics_kept(module)
+        first, second = create_selective_checkpoint_contexts(policy(kept))
+        return first, _in_turn(statistics_kept(module), second)
 
     return run
+
+
+def casting_anew(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`forward` without autocast's memory of casts, so that both runs make the same calls."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        remembers = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            torch.set_autocast_cache_enabled(remembers)
+
+    return run
+
+
+@contextmanager
+def statistics_kept(module: nn.Module) -> Iterator[None]:
+    """Undo what a second run changes in the statistics of batch norms."""
+    norms = [part for part in module.modules() if part.training and getattr(part, "track_running_stats", False)]
+    before = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
+    try:
+        yield
+    finally:
+        for buffer, contents in before:
+            buffer.data.copy_(contents)  # autograd must not take this for a change of what it saved
+
+
+@contextmanager
+def _in_turn(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[None]:
+    with first, second:
+        yield
 
 
 def policy(kept: frozenset[int]) -> Callable[..., CheckpointPolicy]:

@@ -23,9 +23,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from remat.errors import InvalidInput, unknown_name
+from remat.execution import StepPlan
 from remat.programs.highs import highs_options, solve_program
 from remat.programs.program import Limits, Program, scale_of
 from remat.torch import _checkpointed
+from remat.torch._checkpointed import casting_anew
 from remat.torch._private import NOT_IN_POLICIES, TorchDispatchMode, schema_of, storage_key
 from remat.torch._random import random_state
 from remat.torch._work import call_signature, storage_bytes, tensors_of
@@ -39,6 +41,7 @@ from remat.units import format_size
 LANGUAGES = ("blocks", "selective")
 MOST_CHOICES = 12  # that are followed
 SEARCH_S = 10.0  # of the integer program
+SMALLER = 0.01  # of the budget: by so much the program gets less if it chooses again what does not fit
 TIE = 1e-6  # of the largest cost, per block: of choices that cost the same, the one with fewer blocks
 
 
@@ -136,6 +139,7 @@ class _Run:
 
     Attributes:
         block: its name.
+        changes_input: in place.
         before, after: bytes that the step holds when the run begins and ends.
         starts, ends: in numbers of the step's calls; the second start is that of the repetition.
         calls: of the first run, as policies count them.
@@ -145,6 +149,7 @@ class _Run:
     block: str
     before: int = 0
     after: int = 0
+    changes_input: bool = False
     starts: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     calls: list[_Call] = field(default_factory=list)
@@ -182,6 +187,8 @@ class _Search:
         self, module: Rematerialized, args: tuple[Any, ...], kwargs: Mapping[str, Any], blocks: Sequence[str] | None
     ):  # fmt: skip
         self.model, planner = module.model, module.__dict__["_planner"]
+        if not isinstance(module.plan, StepPlan):
+            raise InvalidInput("checkpoints are not for a model that is planned in parts")
         if module.__dict__["_backend"] != "eager":
             raise InvalidInput("checkpoints are of eager steps: rematerialize with backend='eager'")
         if any(isinstance(part, nn.RNNBase) for part in self.model.modules()):
@@ -194,8 +201,11 @@ class _Search:
         self.fixed_bytes = graph.fixed_bytes - (0 if self.outside else fixed[START])  # a followed step makes it
         self.free = planner.plan(step, describe_inputs((self.args, self.kwargs)))
         self.plain, self.plain_runs = self._followed(_marked)
+        if self._leave_out({run.block for run in self.plain_runs if run.changes_input}, blocks):
+            self.plain, self.plain_runs = self._followed(_marked)
         self.all, self.runs = self._followed(_marked_checkpoint)
-        self.weights = planner.weigh_calls({*self.plain.signatures, *self.all.signatures}, step.graph)
+        self.graph, self.weights = step.graph, dict[str, tuple[int, int]]()
+        self._weigh({*self.plain.signatures, *self.all.signatures})
 
     def _checked(self, blocks: Sequence[str] | None) -> list[str]:
         known = dict(self.model.named_modules())
@@ -203,23 +213,25 @@ class _Search:
         for name in names:
             if name not in known or not name:
                 raise unknown_name("block", name, [other for other in known if other])
+            if any(name.startswith(f"{other}.") for other in names):
+                raise InvalidInput(f"the block '{name}' is inside of another; give either")
         if not names:
             raise InvalidInput("no block was found in the model: give blocks=[names of modules], see named_modules()")
-        return names
+        return list(dict.fromkeys(names))
+
+    def _leave_out(self, changing: set[str], given: Sequence[str] | None) -> bool:
+        """Leave out blocks that change their inputs in place, and cannot run again; returns whether there are any."""
+        if changing and given is not None:
+            raise InvalidInput(f"the block '{min(changing)}' changes its input in place: leave it out of blocks=")
+        self.blocks = [name for name in self.blocks if name not in changing]
+        return bool(changing)
 
     def best(self, language: str) -> Checkpoints:
-        """The cheapest choice that fits; the budget of the integer program follows what PyTorch needs."""
-        program = _Program(self, language == "selective")
-        budget = aim = self.planner.budget_bytes - self.fixed_bytes
-        tried: dict[tuple[Any, ...], tuple[int, int]] = {}
-        for _ in range(MOST_CHOICES):
-            kept = program.cheapest(aim)
-            if kept is None and not tried:
-                kept = program.nothing_kept()
-            if kept is None or tuple(kept.items()) in tried:
-                break
-            peak, cost = tried[tuple(kept.items())] = self._judged(kept)
-            aim += budget - peak
+        """The cheapest choice that fits."""
+        budget = self.planner.budget_bytes - self.fixed_bytes
+        tried = self._tried(_Program(self, keeps=False), budget)
+        if language == "selective":  # which can do all that blocks can
+            tried |= self._tried(_Program(self, keeps=True), budget)
         fitting = {choice: found for choice, found in tried.items() if found[0] <= budget}
         if not fitting:
             least = min(peak for peak, _ in tried.values()) + self.fixed_bytes
@@ -233,15 +245,39 @@ class _Search:
             cost / self._cost(self.plain) - 1, self.free.overhead,
         )  # fmt: skip
 
+    def _tried(self, program: _Program, budget: int) -> dict[tuple[Any, ...], tuple[int, int]]:
+        """[choice] (peak, cost), followed; the budget of the integer program follows what PyTorch needs."""
+        everything, aim = program.nothing_kept(), budget
+        tried = {tuple(everything.items()): self._judged(everything)}
+        for _ in range(MOST_CHOICES):
+            kept = program.cheapest(aim)
+            if kept is None:
+                break
+            choice = tuple(kept.items())
+            if choice not in tried:
+                tried[choice] = self._judged(kept)
+                aim += budget - tried[choice][0]
+            elif tried[choice][0] > budget:
+                aim -= round(SMALLER * budget)
+            else:
+                break
+        return tried
+
     def _judged(self, kept: Mapping[str, tuple[tuple[int, ...], bool]]) -> tuple[int, int]:
         """(peak, cost) of a step with these checkpoints, both followed through PyTorch's own code."""
         silent = {name: (numbers, False) for name, (numbers, _) in kept.items()}  # no random state on such tensors
         with forwards_restored(self.model, kept):
             _checkpointed.apply(self.model, silent)
             step = plain_step(self.model, self.args, self.kwargs, self.outside)
+        self._weigh(set(step.signatures))
         draw = sum(kept[run.block][1] for run in self.runs if run.block in kept)
         states = (draw + 1) * random_state(torch.device("cpu")).nbytes if draw else 0  # one more while it repeats
         return max(self.totals(step)) + states, self._cost(step)
+
+    def _weigh(self, signatures: set[str]) -> None:
+        new = signatures - self.weights.keys() - {""}
+        if new:
+            self.weights |= self.planner.weigh_calls(new, self.graph)
 
     def totals(self, step: FollowedStep) -> list[int]:
         """[calls] bytes that the step holds while each runs, its workspace included."""
@@ -280,10 +316,12 @@ def _marked(
             run.starts.append(len(follower.signatures))
             if len(run.starts) == 1:
                 run.before = follower.total_bytes
+            given = [(x, x._version) for x in tensors_of((args, kwargs))]
             try:
-                return forward(*args, **kwargs)
+                return casting_anew(forward)(*args, **kwargs)
             finally:
                 run.ends.append(len(follower.signatures))
+                run.changes_input |= any(x._version != version for x, version in given)
 
         def contexts() -> tuple[_Calls, _Calls]:
             return _Calls(run.calls, follower), _Calls(run.repeated, follower)

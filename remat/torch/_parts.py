@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,7 @@ from remat.registry import get_strategy
 from remat.simulator import simulate
 from remat.solving.api import solve
 from remat.torch._private import tree_flatten, tree_map, tree_unflatten
-from remat.torch._work import storage_bytes
-from remat.torch.blocks import forwards_restored
+from remat.torch._work import storage_bytes, tensors_of
 from remat.torch.module import Rematerialized, captured_step
 from remat.torch.plain import FollowedStep, Follower, plain_step, real_step
 from remat.torch.planner import CHEAP, VERSION, Planner, describe_inputs
@@ -74,6 +74,16 @@ class PartsPlan:
     def recomputed(self) -> dict[str, int]:
         """Number of repeats of each repeated operation, by its name after that of its part."""
         return {f"{name}.{op}": n for name, plan in self.parts.items() for op, n in plan.recomputed.items()}
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Plans in parts have no file.
+
+        Raises:
+            InvalidInput: always.
+        """
+        raise InvalidInput(
+            "plans in parts are not loaded from a file; plan.parts[name].save(path) writes that of a part"
+        )
 
     def __str__(self) -> str:
         plain = self.plain_peak_bytes
@@ -146,6 +156,7 @@ class _Run:
 
     Attributes:
         args, kwargs: without contents.
+        autocast: (whether it is on, its type, whether it keeps casts) where the part runs.
         forward: (bytes that all else holds, the outputs included, numbers of the step's calls when it begins and ends).
         backward: the same of its backward pass, the gradients of outputs included.
     """
@@ -153,6 +164,7 @@ class _Run:
     part: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    autocast: tuple[bool, torch.dtype, bool]
     forward: tuple[int, int, int] = (0, 0, 0)
     backward: tuple[int, int, int] | None = None
 
@@ -247,23 +259,30 @@ class PartsSearch:
         for run in _followed(model, args, kwargs, names, self.planner.device)[1]:
             planner = self.planners[run.part]
             given = tree_map(_with_storage(planner.device), (run.args, run.kwargs))
-            step = captured_step(model.get_submodule(run.part), given[0], given[1], "eager", planner.implementations)
+            step = _captured(model, run, given, planner)
             plans.append(planner.plan(step, describe_inputs(given)))
         return plans
 
     def _part(self, model: nn.Module, name: str, runs: Sequence[_Run]) -> _Part:
         """A part with its step, and a planner for it."""
         if not runs:
-            raise InvalidInput(f"the part '{name}' does not run in a step on these arguments; leave it out of parts=")
+            children = [f"{name}.{child}" for child, _ in model.get_submodule(name).named_children()]
+            instead = f", or give its modules: {', '.join(children[:4])}" if children else ""
+            raise InvalidInput(
+                f"the part '{name}' does not run in a step on these arguments, or not where the model has it as a "
+                f"submodule; leave it out of parts={instead}"
+            )
         if len({describe_inputs(tree_map(str, (run.args, run.kwargs))) for run in runs}) > 1:
             raise InvalidInput(f"the part '{name}' runs on different shapes within a step, which parts= cannot plan")
-        args, kwargs = tree_map(_with_storage(self.planner.device), (runs[0].args, runs[0].kwargs))
+        given = tree_map(_with_storage(self.planner.device), (runs[0].args, runs[0].kwargs))
+        part = model.get_submodule(name)
+        if not any(x.requires_grad for x in (*part.parameters(), *tensors_of(given))):
+            raise InvalidInput(f"the part '{name}' needs no gradient, so that it saves nothing; leave it out of parts=")
         planner = self.planners[name] = replace(
-            self.planner, name=name, beside=lambda _: {}, sample=describe_inputs((args, kwargs)), plans={},
+            self.planner, name=name, beside=lambda _: {}, sample=describe_inputs(given), plans={},
             plain=Peaks(None, "it is a part of a step"), end_bytes=0,
         )  # fmt: skip
-        with _naming(name):
-            step = captured_step(model.get_submodule(name), args, kwargs, "eager", planner.implementations)
+        step = _captured(model, runs[0], given, planner)
         graph, _ = planner.with_everything_resident(step)
         return _Part(name, planner, step, planner.weigh(graph, step))
 
@@ -279,19 +298,20 @@ class PartsSearch:
             if half:
                 waiting.remove(run.part)
             yield _Moment(held, tuple(waiting), (run.part, half))
-            if not half and run.backward is not None:
+            if not half:  # for good if it has no backward pass: somebody may hold its outputs
                 waiting.append(run.part)
             at = end
         yield _Moment(max(totals[at:], default=0), tuple(waiting))
 
 
-@contextmanager
-def _naming(part: str) -> Iterator[None]:
-    """Say of which part a refusal is."""
+def _captured(model: nn.Module, run: _Run, given: Any, planner: Planner) -> CapturedStep:
+    """The step of a part; a refusal says of which."""
+    is_on, dtype, keeps = run.autocast
     try:
-        yield
+        with torch.autocast(planner.device, dtype, is_on, cache_enabled=keeps):
+            return captured_step(model.get_submodule(run.part), given[0], given[1], "eager", planner.implementations)
     except InvalidInput as error:
-        raise InvalidInput(f"the part '{part}': {error}") from error
+        raise InvalidInput(f"the part '{run.part}': {error}") from error
 
 
 @dataclass(slots=True)
@@ -500,10 +520,11 @@ def _followed(
         runs.clear()
         followers[:] = [follower]
 
-    with forwards_restored(model, names):
-        for name in names:
-            part = model.get_submodule(name)
-            part.forward = _opaque(part, name, name in reading, runs, followers)
+    seen = dict[str, nn.Module]()
+    for name in names:
+        seen[name] = copy.copy(model.get_submodule(name))  # it shares parameters, hooks and all else
+        seen[name].forward = _opaque(seen[name], name, name in reading, runs, followers, device)
+    with _in_place(model, seen):
         return followed_step(model, args, kwargs, device, begin), runs
 
 
@@ -515,6 +536,8 @@ def followed_step(
     if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
         try:
             return plain_step(model, args, kwargs, _bytes_of_loss, begin)
+        except InvalidInput:
+            raise
         except Exception:  # whatever stops it: the real step shows whether the model is at fault
             pass
     return real_step(model, args, kwargs, _bytes_of_loss, begin, device)
@@ -526,14 +549,20 @@ def _bytes_of_loss(outputs: Sequence[Tensor]) -> int:
 
 
 def _opaque(
-    part: nn.Module, name: str, reads_outputs: bool, runs: list[_Run], followers: list[Follower]
+    part: nn.Module, name: str, reads_outputs: bool, runs: list[_Run], followers: list[Follower], device: str
 ) -> Callable[..., Any]:
     """The forward function of a part whose calls nobody sees; it notes its runs."""
     forward = part.forward
 
     def called(*args: Any, **kwargs: Any) -> Any:
         (follower,) = followers
-        run = _Run(name, *tree_map(_bare, (args, kwargs)))
+        autocast = (
+            torch.is_autocast_enabled(device),
+            torch.get_autocast_dtype(device),
+            torch.is_autocast_cache_enabled(),
+        )
+        bare = tree_map(_bare, (args, kwargs))
+        run = _Run(name, bare[0], bare[1], autocast)
         runs.append(run)
         leaves, spec = tree_flatten((args, kwargs))
         places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
@@ -544,8 +573,11 @@ def _opaque(
             for i, x in zip(places, tensors, strict=False):
                 given[i] = x
             own_args, own_kwargs = tree_unflatten(given, spec)
+            before = [x._version for x in tensors[: len(places)]]
             with follower.unseen():
                 made, shape = tree_flatten(forward(*own_args, **own_kwargs))
+            if before != [x._version for x in tensors[: len(places)]]:
+                raise InvalidInput(f"the part '{name}' changes an argument in place, which parts= cannot plan")
             rest[:] = [made, shape]
             return tuple(x for x in made if isinstance(x, Tensor))
 

@@ -159,7 +159,7 @@ def _checked_parts(
 ) -> list[str]:  # fmt: skip
     if isinstance(parts, str) or not isinstance(parts, Sequence) or not parts:
         raise InvalidInput(f"parts must be a list of names of submodules, e.g. ['encoder'], not {parts!r:.60}")
-    known = [name for name, _ in model.named_modules() if name]
+    known = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     for name in parts:
         if name not in known:
             raise unknown_name("part", str(name), known)
