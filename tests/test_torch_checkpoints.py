@@ -119,6 +119,17 @@ def test_a_saved_file_makes_them_and_draws_the_same_numbers(language, tmp_path) 
     assert f"the free plan's overhead is {planned.overhead:.1%}" in str(found)
 
 
+def test_a_copy_runs_its_own_weights_and_another_choice_replaces_the_first() -> None:
+    planned = rt.rematerialize(Net(), ARGS, 0.7, cost="flops", **QUICK)
+    found = rt.checkpoints(planned, ARGS)
+    applied = found.apply(found.apply(Net()))
+    other = copy.deepcopy(applied)
+    other(*ARGS).backward()
+    assert all(p.grad is None for p in applied.parameters())
+    assert all(p.grad is not None for p in other.parameters())
+    assert there_before(planned.plan) + peak_of_step(other, ARGS, {}, "cpu") == found.peak_bytes
+
+
 def test_a_model_that_fits_needs_none() -> None:
     found = rt.checkpoints(rt.rematerialize(Net(), ARGS, 1.0, cost="flops", **QUICK), ARGS)
     assert not found.kept
@@ -200,6 +211,7 @@ def test_a_block_that_changes_its_input_is_left_out() -> None:
         (0.7, {"language": "policy"}, "unknown language 'policy'"),
         (0.7, {"blocks": ["layers.7"]}, "unknown block 'layers.7'"),
         (0.7, {"blocks": []}, "no block was found"),
+        (0.7, {"blocks": "blocks.0"}, "blocks must be a list of names of modules, not 'blocks.0'"),
         (0.7, {"blocks": ["blocks.0", "blocks.0.net"]}, "the block 'blocks.0.net' is inside of another"),
         (
             0.55,

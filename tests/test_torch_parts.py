@@ -118,6 +118,23 @@ def test_a_part_may_run_twice_and_glue_may_leave_the_graph() -> None:
     assert difference_of_steps(planned, other, args, {}, "cpu") == 0
 
 
+@pytest.mark.parametrize("widths", [(256, 16, 16, 256), (64, 256, 16)])
+def test_a_part_that_runs_twice_keeps_the_budget(widths) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layers = ((nn.Linear(WIDTH, width), nn.GELU(), nn.Linear(width, WIDTH)) for width in widths)
+            self.part = nn.Sequential(*(nn.Sequential(*each) for each in layers))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.part(x)
+            return self.part(x * float(x.sum() < 1e9)).square().mean()
+
+    model, args = Twice(), rows()
+    planned = rt.rematerialize(model, args, 0.8, parts=["part"], **QUICK)
+    assert measured(planned, args) <= planned.predicted_peak_bytes <= planned.budget_bytes
+
+
 def test_outputs_and_keyword_arguments_in_structures() -> None:
     class Masked(nn.Module):
         def __init__(self) -> None:
@@ -169,12 +186,22 @@ class Skipping(Branching):
         return (self.head(self.decoder(first) + first).sum() + self.encoder[0][1].weight.square().sum()).square()
 
 
-@pytest.mark.parametrize("kind", [Casting, Detached, Skipping])
+class Summing(Branching):
+    """Its gradients reach a part without memory of their own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.encoder(x)
+        x.sum().item()
+        return self.decoder(torch.tanh(x)).sum()
+
+
+@pytest.mark.parametrize("kind", [Casting, Detached, Skipping, Summing])
 def test_what_stands_around_parts_counts(kind) -> None:
     model, args = kind(2), rows()
     planned = rt.rematerialize(model, args, 0.85, parts=PARTS, **QUICK)
     assert measured(planned, args) <= planned.predicted_peak_bytes <= planned.budget_bytes
-    assert difference_of_steps(model, planned, args, {}, "cpu") == 0
+    # A tensor with several uses in and outside of parts gets its gradients in another order.
+    assert difference_of_steps(model, planned, args, {}, "cpu") <= (1e-6 if kind is Skipping else 0)
     assert len(planned._search.planners["decoder"].plans) == 1  # the step that runs is the one that was planned
 
 

@@ -17,34 +17,43 @@ CHECKPOINTS: dict[str, tuple[tuple[int, ...], bool]] = {}
 
 
 def apply(model: nn.Module, checkpoints: Mapping[str, tuple[tuple[int, ...], bool]] = CHECKPOINTS) -> nn.Module:
-    """Make checkpoints of modules of `model`, in place; returns it."""
+    """Make checkpoints of modules of `model`, in place, and of no others; returns it."""
+    undo(model)
     for name, (kept, draws) in checkpoints.items():
         module = model.get_submodule(name)
-        module.forward = checkpointed(module, frozenset(kept), draws)
+        module.__dict__["checkpoint"] = frozenset(kept), draws
+        module.__class__ = _checkpointed(type(module))
     return model
 
 
-def checkpointed(module: nn.Module, kept: frozenset[int], draws: bool) -> Callable[..., Any]:
-    """The module's forward function as a checkpoint: the backward pass runs it again, except for the calls in `kept`.
+def undo(model: nn.Module) -> None:
+    """Make ordinary modules of the checkpoints of `model`."""
+    for module in model.modules():
+        if module.__dict__.pop("checkpoint", None) is not None:
+            module.__class__ = type(module).__bases__[0]
 
-    Args:
-        draws: restore the random generator's state before the second run.
+
+@functools.cache
+def _checkpointed(kind: type[nn.Module]) -> type[nn.Module]:
+    """The class of modules of this kind that are checkpoints; a class, so that a copy of a module runs itself.
+
+    The backward pass runs the module again, except for the calls whose results it keeps.
     """
-    forward = module.forward
 
-    @functools.wraps(forward)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(
-            casting_anew(forward), *args, use_reentrant=False, preserve_rng_state=draws, context_fn=contexts, **kwargs
-        )
+    @functools.wraps(kind.forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        kept, draws = self.__dict__["checkpoint"]
 
-    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        if not kept:
-            return nullcontext(), statistics_kept(module)
-        first, second = create_selective_checkpoint_contexts(policy(kept))
-        return first, _in_turn(statistics_kept(module), second)
+        def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+            if not kept:
+                return nullcontext(), statistics_kept(self)
+            first, second = create_selective_checkpoint_contexts(policy(kept))
+            return first, _in_turn(statistics_kept(self), second)
 
-    return run
+        inner = casting_anew(functools.partial(kind.forward, self))
+        return checkpoint(inner, *args, use_reentrant=False, preserve_rng_state=draws, context_fn=contexts, **kwargs)
+
+    return type(kind.__name__, (kind,), {"forward": forward})
 
 
 def casting_anew(forward: Callable[..., Any]) -> Callable[..., Any]:

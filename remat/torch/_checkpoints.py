@@ -203,12 +203,18 @@ class _Search:
         self.plain, self.plain_runs = self._followed(_marked)
         if self._leave_out({run.block for run in self.plain_runs if run.changes_input}, blocks):
             self.plain, self.plain_runs = self._followed(_marked)
-        self.all, self.runs = self._followed(_marked_checkpoint)
+        try:
+            self.all, self.runs = self._followed(_marked_checkpoint)
+        except RuntimeError as error:
+            text = str(error).strip().splitlines()[0]
+            raise InvalidInput(f"the blocks cannot run again ({text:.160}): leave the cause out of blocks=") from error
         self.graph, self.weights = step.graph, dict[str, tuple[int, int]]()
         self._weigh({*self.plain.signatures, *self.all.signatures})
 
     def _checked(self, blocks: Sequence[str] | None) -> list[str]:
         known = dict(self.model.named_modules())
+        if isinstance(blocks, str) or not isinstance(blocks, (Sequence, type(None))):
+            raise InvalidInput(f"blocks must be a list of names of modules, not {blocks!r:.60}")
         names = list(blocks_of(self.model) if blocks is None else blocks)
         for name in names:
             if name not in known or not name:
@@ -266,9 +272,11 @@ class _Search:
     def _judged(self, kept: Mapping[str, tuple[tuple[int, ...], bool]]) -> tuple[int, int]:
         """(peak, cost) of a step with these checkpoints, both followed through PyTorch's own code."""
         silent = {name: (numbers, False) for name, (numbers, _) in kept.items()}  # no random state on such tensors
-        with forwards_restored(self.model, kept):
-            _checkpointed.apply(self.model, silent)
+        _checkpointed.apply(self.model, silent)
+        try:
             step = plain_step(self.model, self.args, self.kwargs, self.outside)
+        finally:
+            _checkpointed.undo(self.model)
         self._weigh(set(step.signatures))
         draw = sum(kept[run.block][1] for run in self.runs if run.block in kept)
         states = (draw + 1) * random_state(torch.device("cpu")).nbytes if draw else 0  # one more while it repeats

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -31,8 +31,8 @@ from remat.programs.program import Limits, Program, scale_of
 from remat.registry import get_strategy
 from remat.simulator import simulate
 from remat.solving.api import solve
-from remat.torch._private import tree_flatten, tree_map, tree_unflatten
-from remat.torch._work import storage_bytes, tensors_of
+from remat.torch._private import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from remat.torch._work import storage_bytes
 from remat.torch.module import Rematerialized, captured_step
 from remat.torch.plain import FollowedStep, Follower, plain_step, real_step
 from remat.torch.planner import CHEAP, VERSION, Planner, describe_inputs
@@ -119,6 +119,7 @@ class InParts(Rematerialized):
         modules = {
             name: Rematerialized(model.get_submodule(name), search.planners[name], each, "eager", accumulates=True)
             for name, each in plan.parts.items()
+            if name in search.planners
         }
 
         def step(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -128,7 +129,7 @@ class InParts(Rematerialized):
         self.__dict__["_step"] = step
 
     def _plans_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[StepPlan]:
-        return self.__dict__["_search"].plans_for(self.model, args, kwargs, list(self.plan.parts))
+        return self.__dict__["_search"].plans_for(self.model, args, kwargs, list(self.__dict__["_search"].planners))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InParts:
         model = copy.deepcopy(self.model, memo)
@@ -156,6 +157,7 @@ class _Run:
 
     Attributes:
         args, kwargs: without contents.
+        key: one for all runs of the part that may have the same plan.
         autocast: (whether it is on, its type, whether it keeps casts) where the part runs.
         forward: (bytes that all else holds, the outputs included, numbers of the step's calls when it begins and ends).
         backward: the same of its backward pass, the gradients of outputs included.
@@ -165,6 +167,7 @@ class _Run:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     autocast: tuple[bool, torch.dtype, bool]
+    key: str = ""
     forward: tuple[int, int, int] = (0, 0, 0)
     backward: tuple[int, int, int] | None = None
 
@@ -229,12 +232,15 @@ class PartsSearch:
             InvalidInput: no plans fit; a part does not compile into one graph, or runs on other shapes within a step.
         """
         _, runs = _followed(model, args, kwargs, names, self.planner.device)
-        parts = {name: self._part(model, name, [run for run in runs if run.part == name]) for name in names}
-        read = {name for name, part in parts.items() if part.reads_outputs}
-        moments = [*self._moments(*_followed(model, args, kwargs, names, self.planner.device, read))]
+        for name in names:
+            _check_runs(model, name, [run for run in runs if run.part == name])
+        parts = {key: self._part(model, key, run) for key, run in _by_key(runs).items()}
+        read = {part.name for part in parts.values() if part.reads_outputs}
+        step, runs = _followed(model, args, kwargs, names, self.planner.device, read)
+        moments = [*self._moments(step, runs)]
         room = self.planner.budget_bytes - fixed_bytes - START_BYTES
         for part in parts.values():
-            part.find_choices(room - max(m.bytes for m in moments if m.is_of(part.name)), len(parts))
+            part.find_choices(room - max(m.bytes for m in moments if m.is_of(part.key)), len(parts))
         chosen = _chosen(parts, moments, room)
         if chosen is None:
             least = {name: min(part.choices, key=lambda c: (c.waiting, max(c.running))) for name, part in parts.items()}
@@ -244,9 +250,14 @@ class PartsSearch:
                 f"{format_size(fixed_bytes + START_BYTES + _peak(least, moments), up=True)}"
             )
         for name, part in parts.items():
-            chosen[name] = part.last(chosen[name], *_left(name, chosen, moments, room), len(parts))
+            last = part.last(chosen[name], *_left(name, chosen, moments, room), len(parts))
+            if _peak({**chosen, name: last}, moments) <= room:  # a part that runs twice may use both limits at once
+                chosen[name] = last
+        plans = {key: part.planned(chosen[key]) for key, part in parts.items()}
+        for part in parts.values():
+            self.planners[part.name].plans.update(part.planner.plans)
         return PartsPlan(
-            self.planner.name, {name: part.planned(chosen[name]) for name, part in parts.items()},
+            self.planner.name, plans,
             self.planner.budget_bytes, fixed_bytes, fixed_bytes + START_BYTES + _peak(chosen, moments),
             self.planner.plain.plain_bytes,
         )  # fmt: skip
@@ -263,28 +274,17 @@ class PartsSearch:
             plans.append(planner.plan(step, describe_inputs(given)))
         return plans
 
-    def _part(self, model: nn.Module, name: str, runs: Sequence[_Run]) -> _Part:
+    def _part(self, model: nn.Module, key: str, run: _Run) -> _Part:
         """A part with its step, and a planner for it."""
-        if not runs:
-            children = [f"{name}.{child}" for child, _ in model.get_submodule(name).named_children()]
-            instead = f", or give its modules: {', '.join(children[:4])}" if children else ""
-            raise InvalidInput(
-                f"the part '{name}' does not run in a step on these arguments, or not where the model has it as a "
-                f"submodule; leave it out of parts={instead}"
-            )
-        if len({describe_inputs(tree_map(str, (run.args, run.kwargs))) for run in runs}) > 1:
-            raise InvalidInput(f"the part '{name}' runs on different shapes within a step, which parts= cannot plan")
-        given = tree_map(_with_storage(self.planner.device), (runs[0].args, runs[0].kwargs))
-        part = model.get_submodule(name)
-        if not any(x.requires_grad for x in (*part.parameters(), *tensors_of(given))):
-            raise InvalidInput(f"the part '{name}' needs no gradient, so that it saves nothing; leave it out of parts=")
-        planner = self.planners[name] = replace(
-            self.planner, name=name, beside=lambda _: {}, sample=describe_inputs(given), plans={},
+        given = tree_map(_with_storage(self.planner.device), (run.args, run.kwargs))
+        planner = replace(
+            self.planner, name=run.part, beside=lambda _: {}, sample=describe_inputs(given), plans={},
             plain=Peaks(None, "it is a part of a step"), end_bytes=0,
         )  # fmt: skip
-        step = _captured(model, runs[0], given, planner)
+        self.planners.setdefault(run.part, planner)
+        step = _captured(model, run, given, planner)
         graph, _ = planner.with_everything_resident(step)
-        return _Part(name, planner, step, planner.weigh(graph, step))
+        return _Part(key, run.part, planner, step, planner.weigh(graph, step))
 
     def _moments(self, step: FollowedStep, runs: Sequence[_Run]) -> Iterator[_Moment]:
         """The moments of a followed step, in their order."""
@@ -296,12 +296,46 @@ class PartsSearch:
         for (held, begin, end), run, half in sorted(events, key=lambda event: event[0][1:]):
             yield _Moment(max(totals[at:begin], default=0), tuple(waiting))
             if half:
-                waiting.remove(run.part)
-            yield _Moment(held, tuple(waiting), (run.part, half))
+                waiting.remove(run.key)
+            yield _Moment(held, tuple(waiting), (run.key, half))
             if not half:  # for good if it has no backward pass: somebody may hold its outputs
-                waiting.append(run.part)
+                waiting.append(run.key)
             at = end
         yield _Moment(max(totals[at:], default=0), tuple(waiting))
+
+
+def _check_runs(model: nn.Module, name: str, runs: Sequence[_Run]) -> None:
+    """Refuse a part whose runs in a step cannot be planned.
+
+    Raises:
+        InvalidInput: it does not run, saves nothing, or runs on different shapes.
+    """
+    part = model.get_submodule(name)
+    if not runs:
+        children = [f"{name}.{child}" for child, _ in part.named_children()]
+        instead = f", or give its modules: {', '.join(children[:4])}" if children else ""
+        raise InvalidInput(
+            f"the part '{name}' does not run in a step on these arguments, or not where the model has it as a "
+            f"submodule; leave it out of parts={instead}"
+        )
+    trained = any(p.requires_grad for p in part.parameters())
+    if not trained and not any(x.needs_gradient for run in runs for x in _bares(run)):
+        raise InvalidInput(f"the part '{name}' needs no gradient, so that it saves nothing; leave it out of parts=")
+    if any([x.layout for x in _bares(run)] != [x.layout for x in _bares(runs[0])] for run in runs):
+        raise InvalidInput(f"the part '{name}' runs on different shapes within a step, which parts= cannot plan")
+
+
+def _by_key(runs: Iterable[_Run]) -> dict[str, _Run]:
+    """[key] a run with it; runs of a part that differ in what needs a gradient get different keys."""
+    kinds, found = dict[str, list[Any]](), dict[str, _Run]()
+    for run in runs:
+        known, needs = kinds.setdefault(run.part, []), [x.needs_gradient for x in _bares(run)]
+        if needs not in known:
+            known.append(needs)
+        at = known.index(needs)
+        run.key = f"{run.part} ({at + 1})" if at else run.part
+        found.setdefault(run.key, run)
+    return found
 
 
 def _captured(model: nn.Module, run: _Run, given: Any, planner: Planner) -> CapturedStep:
@@ -319,10 +353,12 @@ class _Part:
     """A part, and the plans that are known for it.
 
     Attributes:
+        key: of its runs.
         weighed: the graph of its step; nothing else is held at its end.
         graph: the same, where outputs and gradients of outputs have no bytes, because the caller holds them.
     """
 
+    key: str
     name: str
     planner: Planner
     step: CapturedStep
@@ -369,7 +405,7 @@ class _Part:
                 self.choices.append(self._choice(found.plan))
 
     def last(self, choice: _Choice, limits: tuple[int, int], kept: int, n_parts: int) -> _Choice:
-        """The choice, or a cheaper one; the planner of the part gets the limits.
+        """The choice, or a cheaper one.
 
         Args:
             limits: of what is held while the forward pass runs, and while the backward pass runs.
@@ -377,8 +413,6 @@ class _Part:
         """
         planner, most = self.planner, min(limits) if max(choice.running) <= min(limits) else max(limits)
         graph, budget = self._within(most, kept)
-        hidden = sum(value.bytes for value in self.weighed.values) - sum(value.bytes for value in graph.values)
-        planner.budget_bytes, planner.end_bytes = budget + hidden, graph.operations[end_of(graph)].workspace_bytes
         found = find_plan(
             graph, budget, strategy=planner.strategy, scope=planner.scope, seed=planner.seed, threads=planner.threads,
             time_limit_s=planner.time_limit_s / (2 * n_parts), known=[self._bound(graph, choice.plan)],
@@ -389,14 +423,18 @@ class _Part:
         return other if fits and other.cost < choice.cost else choice
 
     def planned(self, choice: _Choice) -> StepPlan:
-        """The plan as the part's planner finds it again when the part runs."""
-        planner = self.planner
+        """The plan as the part's planner finds it again when the part runs; other shapes get as many bytes."""
+        planner, most = self.planner, max(choice.running)
+        given = sum(self.weighed.values[v].bytes for v in self.weighed.operations[end_of(self.weighed)].outputs)
+        hidden = sum(value.bytes for value in self.weighed.values) - sum(value.bytes for value in self.graph.values)
+        planner.end_bytes = max(0, most - choice.waiting)
+        planner.budget_bytes = self.graph.fixed_bytes + most + hidden - given
         graph, fixed = planner.with_everything_resident(self.step)
         graph = planner.weigh(graph, self.step)
         fingerprint = fingerprint_of(graph.default(), "torch", VERSION, planner.sample)
         plan = StepPlan(
-            self._bound(graph, choice.plan), graph, fingerprint, planner.strategy, planner.budget_bytes, None, fixed,
-            planner.cost, implementations=planner.implementations,
+            self._bound(graph, choice.plan), graph, fingerprint, planner.strategy, planner.budget_bytes + given, None,
+            fixed, planner.cost, implementations=planner.implementations,
         )  # fmt: skip
         planner.plans[fingerprint.sha256] = plan
         return plan
@@ -471,6 +509,15 @@ class _Bare:
     needs_gradient: bool
     is_leaf: bool
 
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """What a plan is made for."""
+        return self.shape, self.strides, self.dtype
+
+
+def _bares(run: _Run) -> list[_Bare]:
+    return [x for x in tree_leaves((run.args, run.kwargs)) if isinstance(x, _Bare)]
+
 
 def _bare(x: Any) -> Any:
     if not isinstance(x, Tensor):
@@ -525,7 +572,9 @@ def _followed(
         seen[name] = copy.copy(model.get_submodule(name))  # it shares parameters, hooks and all else
         seen[name].forward = _opaque(seen[name], name, name in reading, runs, followers, device)
     with _in_place(model, seen):
-        return followed_step(model, args, kwargs, device, begin), runs
+        step = followed_step(model, args, kwargs, device, begin)
+    _by_key(runs)
+    return step, runs
 
 
 def followed_step(
@@ -601,13 +650,16 @@ class _Opaque(torch.autograd.Function):
             follower.follow(x)
         run.forward = follower.total_bytes, begin, len(follower.signatures)
         ctx.save_for_backward(*tensors, *(made if reads_outputs else ()))
-        ctx.n_given = len(tensors)
+        ctx.n_given, ctx.strides = len(tensors), [x.stride() for x in made]
         ctx.mark_non_differentiable(*(x for x in made if not (x.is_floating_point() or x.is_complex())))
         return made
 
     @staticmethod
-    def backward(ctx: Any, *_gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *given: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         held, begin = ctx.follower.total_bytes, len(ctx.follower.signatures)
+        for x, strides in zip(given, ctx.strides, strict=True):
+            if x is not None and x.stride() != strides:  # the part's backward pass begins with a copy
+                held += x.numel() * x.element_size()
         needed = zip(ctx.needs_input_grad[4:], ctx.saved_tensors[: ctx.n_given], strict=True)
         gradients = [torch.zeros_like(x) if needs else None for needs, x in needed]
         ctx.run.backward = held, begin, len(ctx.follower.signatures)

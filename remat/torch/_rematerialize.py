@@ -163,7 +163,9 @@ def _checked_parts(
     for name in parts:
         if name not in known:
             raise unknown_name("part", str(name), known)
-        if any(other != name and str(name).startswith(f"{other}.") for other in parts):
+    modules = {name: model.get_submodule(name) for name in parts}
+    for name, module in modules.items():
+        if any(module is part for other in modules.values() if other is not module for part in other.modules()):
             raise InvalidInput(f"the part '{name}' is inside of another; give either")
     if plan is not None or budget is None or backend != "eager" or implementations != "default":
         raise InvalidInput("parts= needs a budget, backend='eager' and implementations='default', and takes no plan=")
