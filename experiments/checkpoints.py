@@ -149,6 +149,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=count, default=ROUNDS)
     parser.add_argument("--out", type=output_file, default=RESULTS)
     chosen = parser.parse_args(arguments)
+    where = {
+        "torch": torch.__version__, "cpu": provenance().cpu, "threads": torch.get_num_threads(),
+        "date": time.strftime("%Y-%m-%d"), "rounds": chosen.rounds, "time_limit_s": chosen.time_limit,
+    }  # fmt: skip
     rows = list[dict[str, Any]]()
     for name in names_of("model", chosen.models, MODELS):
         with warnings.catch_warnings():
@@ -156,11 +160,7 @@ def main(arguments: list[str] | None = None) -> None:
             for row in measured(name, SHARES, chosen.rounds, chosen.time_limit):
                 rows.append(row)
                 print(json.dumps(row), flush=True)
-    where = {
-        "torch": torch.__version__, "cpu": provenance().cpu, "threads": torch.get_num_threads(),
-        "date": time.strftime("%Y-%m-%d"), "rounds": chosen.rounds, "time_limit_s": chosen.time_limit,
-    }  # fmt: skip
-    write_text(Path(chosen.out), json.dumps({**where, "rows": rows}, indent=1) + "\n")
+        write_text(Path(chosen.out), json.dumps({**where, "rows": rows}, indent=1) + "\n")  # a finished model is kept
 
 
 if __name__ == "__main__":
