@@ -230,6 +230,8 @@ class _Search:
         if changing and given is not None:
             raise InvalidInput(f"the block '{min(changing)}' changes its input in place: leave it out of blocks=")
         self.blocks = [name for name in self.blocks if name not in changing]
+        if not self.blocks:
+            raise InvalidInput("every block changes its input in place: give blocks=[names of other modules]")
         return bool(changing)
 
     def best(self, language: str) -> Checkpoints:
@@ -245,7 +247,7 @@ class _Search:
                 f"no checkpoints of {len(self.blocks)} blocks fit {format_size(self.planner.budget_bytes)}: the step "
                 f"needs {format_size(least)} with them; give a larger budget, or smaller blocks=[names of modules]"
             )
-        choice, (peak, cost) = min(fitting.items(), key=lambda item: item[1][1])
+        choice, (peak, cost) = min(fitting.items(), key=lambda item: (item[1][1], len(item[0])))
         return Checkpoints(
             self.planner.name, language, dict(choice), self.planner.budget_bytes, self.fixed_bytes + peak,
             cost / self._cost(self.plain) - 1, self.free.overhead,
