@@ -76,7 +76,9 @@ def every_choice() -> dict[tuple[str, ...], tuple[int, float]]:
     return {choice: (peak_of_step(x, ARGS, {}, "cpu"), flops_of(x) / plain - 1) for choice, x in made.items()}
 
 
-@pytest.mark.parametrize("share", [0.95, 0.85, 0.75, 0.65])
+@pytest.mark.parametrize(
+    "share", [0.85, 0.65, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.95, 0.75))]
+)
 def test_blocks_are_the_best_of_all_choices(every_choice, share) -> None:
     planned = rt.rematerialize(Net(), ARGS, share, cost="flops", **QUICK)
     found = rt.checkpoints(planned, ARGS, language="blocks")
@@ -137,6 +139,7 @@ def test_a_model_that_fits_needs_none() -> None:
     assert "0 modules" in str(found)
 
 
+@pytest.mark.slow
 def test_a_module_that_runs_twice() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
@@ -155,7 +158,7 @@ def test_a_module_that_runs_twice() -> None:
     assert difference_of_steps(model, applied, ARGS, {}, "cpu") == 0
 
 
-@pytest.mark.parametrize("share", [0.8, 0.7, 0.65])
+@pytest.mark.parametrize("share", [0.7, *(pytest.param(x, marks=pytest.mark.slow) for x in (0.8, 0.65))])
 def test_selective_ones_fit_wherever_blocks_do(share) -> None:
     planned = rt.rematerialize(Net((64,) * 4, dropout=0.1), ARGS, share, cost="flops", **QUICK)
     blocks, found = (rt.checkpoints(planned, ARGS, language=language) for language in ("blocks", "selective"))
@@ -232,6 +235,7 @@ def test_what_is_not_a_rematerialized_module_is_refused() -> None:
         rt.checkpoints(Net(), ARGS)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.slow
 def test_recurrent_layers_are_refused() -> None:
     class Sequences(nn.Module):
         def __init__(self) -> None:

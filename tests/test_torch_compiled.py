@@ -192,6 +192,7 @@ def test_new_shapes_are_planned_in_a_loop(words_at) -> None:
     assert len(words_at[0.8]._planner.plans) == known + 1
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_too_small_names_one_that_suffices() -> None:
     with pytest.raises(
         InvalidInput, match=r"compiled by Inductor was found within 400.00 kB.*known to suffice"

@@ -57,7 +57,7 @@ def test_the_refusal_of_a_graph_break_names_the_line_and_the_remedy() -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("share", [0.8, 0.5])
+@pytest.mark.parametrize("share", [pytest.param(0.8, marks=pytest.mark.slow), 0.5])
 def test_parts_keep_one_budget_and_the_bits(share) -> None:
     model, args = Branching(), rows()
     planned = rt.rematerialize(model, args, share, parts=PARTS, **QUICK)
@@ -71,6 +71,7 @@ def test_parts_keep_one_budget_and_the_bits(share) -> None:
     assert "encoder: " in str(planned.plan)
 
 
+@pytest.mark.slow
 def test_parts_cost_little_more_than_one_graph() -> None:
     """The same model in one graph is an independent judge; parts cannot repeat each other's operations."""
     args, share = rows(), 0.7
@@ -118,6 +119,7 @@ def test_a_part_may_run_twice_and_glue_may_leave_the_graph() -> None:
     assert difference_of_steps(planned, other, args, {}, "cpu") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("widths", [(256, 16, 16, 256), (64, 256, 16)])
 def test_a_part_that_runs_twice_keeps_the_budget(widths) -> None:
     class Twice(nn.Module):
@@ -135,6 +137,7 @@ def test_a_part_that_runs_twice_keeps_the_budget(widths) -> None:
     assert measured(planned, args) <= planned.predicted_peak_bytes <= planned.budget_bytes
 
 
+@pytest.mark.slow
 def test_outputs_and_keyword_arguments_in_structures() -> None:
     class Masked(nn.Module):
         def __init__(self) -> None:
@@ -195,7 +198,9 @@ class Summing(Branching):
         return self.decoder(torch.tanh(x)).sum()
 
 
-@pytest.mark.parametrize("kind", [Casting, Detached, Skipping, Summing])
+@pytest.mark.parametrize(
+    "kind", [Casting, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (Detached, Skipping, Summing))]
+)
 def test_what_stands_around_parts_counts(kind) -> None:
     model, args = kind(2), rows()
     planned = rt.rematerialize(model, args, 0.85, parts=PARTS, **QUICK)
@@ -205,6 +210,7 @@ def test_what_stands_around_parts_counts(kind) -> None:
     assert len(planned._search.planners["decoder"].plans) == 1  # the step that runs is the one that was planned
 
 
+@pytest.mark.slow
 def test_a_shared_part_is_found_in_all_its_places() -> None:
     model, args = Branching(2), rows()
     model.again = model.encoder

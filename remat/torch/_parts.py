@@ -31,7 +31,7 @@ from remat.programs.program import Limits, Program, scale_of
 from remat.registry import get_strategy
 from remat.simulator import simulate
 from remat.solving.api import solve
-from remat.torch._private import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from remat.torch._private import places_of_children, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from remat.torch._work import storage_bytes
 from remat.torch.module import Rematerialized, captured_step
 from remat.torch.plain import FollowedStep, Follower, plain_step, real_step
@@ -140,15 +140,14 @@ class InParts(Rematerialized):
 def _in_place(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Let the model find `modules` in place of its submodules of these names."""
     of = {id(model.get_submodule(name)): module for name, module in modules.items()}
-    owned = ((owner, name, child) for owner in model.modules() for name, child in owner._modules.items())
-    places = [place for place in owned if id(place[2]) in of]  # a shared one has several
+    places = [place for place in places_of_children(model) if id(place[2]) in of]  # a shared one has several
     try:
-        for owner, name, child in places:
-            owner._modules[name] = of[id(child)]
+        for table, name, child in places:
+            table[name] = of[id(child)]
         yield
     finally:
-        for owner, name, child in places:
-            owner._modules[name] = child
+        for table, name, child in places:
+            table[name] = child
 
 
 @dataclass(slots=True)

@@ -93,6 +93,11 @@ def module_tensors(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     return module._parameters, module._buffers
 
 
+def places_of_children(model: nn.Module) -> list[tuple[dict[str, nn.Module | None], str, nn.Module | None]]:
+    """(table, name, child) for every place of a submodule in a model."""
+    return [(owner._modules, name, child) for owner in model.modules() for name, child in owner._modules.items()]
+
+
 def share_tables(module: nn.Module, model: nn.Module) -> None:
     """Let `module` share the parameters, buffers and submodules of `model`, also those that are added later."""
     for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
