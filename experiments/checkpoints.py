@@ -15,7 +15,6 @@ import statistics
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,8 +23,8 @@ from torch import nn
 import remat.torch as rt
 from experiments.arguments import Parser, count, names_of, output_file, run, seconds
 from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
-from experiments.provenance import provenance
-from experiments.steps.torch_steps import step_for_a_cpu
+from experiments.provenance import of_torch
+from experiments.steps.torch_steps import paired_seconds, step_for_a_cpu
 from remat.errors import InvalidInput
 from remat.files import read_json, write_text
 from remat.torch.measure import difference_of_steps, peak_of_step
@@ -55,7 +54,10 @@ def measured(name: str, shares: Sequence[float], rounds: int, time_limit_s: floa
             peak = facts.pop("before") + peak_of_step(made[share, language], args, {}, "cpu")
             differs = difference_of_steps(model, made[share, language], args, {}, "cpu")
             rows.append(row | facts | {"measured_bytes": peak, "difference": differs})
-    ratios = _ratios(model, made, args, rounds)
+    plain, *others = paired_seconds([model, *made.values()], args, rounds)
+    ratios = {
+        key: [round(a / b, 4) for a, b in zip(each, plain, strict=True)] for key, each in zip(made, others, strict=True)
+    }
     for row in rows:
         yield row | {"ratios": ratios.get((row["share"], row["variant"]), [])}
 
@@ -84,27 +86,6 @@ def _found(
         yield language, (found.apply(own), facts | {
             "predicted_bytes": found.peak_bytes, "overhead": found.overhead, "seconds": spent,
         })  # fmt: skip
-
-
-def _ratios(
-    model: nn.Module, made: Mapping[tuple[float, str], nn.Module], args: tuple[Any, ...], rounds: int
-) -> dict[tuple[float, str], list[float]]:
-    """[variant] times of steps over that of the plain step in the same round."""
-
-    def seconds_of(module: nn.Module) -> float:
-        model.zero_grad()
-        began = time.perf_counter()
-        module(*args).backward()
-        return time.perf_counter() - began
-
-    ratios = {key: list[float]() for key in made}
-    for i in range(rounds + 1):
-        plain = seconds_of(model)
-        for key, module in made.items():
-            spent = seconds_of(module)
-            if i:  # the first round warms up
-                ratios[key].append(round(spent / plain, 4))
-    return ratios
 
 
 def draw(arguments: Sequence[str]) -> Drawing:
@@ -149,10 +130,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=count, default=ROUNDS)
     parser.add_argument("--out", type=output_file, default=RESULTS)
     chosen = parser.parse_args(arguments)
-    where = {
-        "torch": torch.__version__, "cpu": provenance().cpu, "threads": torch.get_num_threads(),
-        "date": time.strftime("%Y-%m-%d"), "rounds": chosen.rounds, "time_limit_s": chosen.time_limit,
-    }  # fmt: skip
+    settings = {"rounds": chosen.rounds, "time_limit_s": chosen.time_limit}
+    where = {**of_torch(), "threads": torch.get_num_threads(), **settings}
     rows = list[dict[str, Any]]()
     for name in names_of("model", chosen.models, MODELS):
         with warnings.catch_warnings():
@@ -160,7 +139,8 @@ def main(arguments: list[str] | None = None) -> None:
             for row in measured(name, SHARES, chosen.rounds, chosen.time_limit):
                 rows.append(row)
                 print(json.dumps(row), flush=True)
-        write_text(Path(chosen.out), json.dumps({**where, "rows": rows}, indent=1) + "\n")  # a finished model is kept
+        # a finished model is kept
+        write_text(chosen.out, json.dumps({**where, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 import remat.torch as rt
 from experiments.arguments import Parser, count, names_of, run, seconds
 from experiments.documents import ROOT
-from experiments.provenance import provenance
-from experiments.steps.torch_steps import step_for_a_cpu
+from experiments.provenance import of_torch
+from experiments.steps.torch_steps import paired_seconds, step_for_a_cpu
 from remat.cost.timing import measure as measure_call
 from remat.errors import InvalidInput
 from remat.files import write_text
@@ -57,12 +57,10 @@ class Variant:
     Attributes:
         row: what is known of it.
         model: to be called.
-        seconds: [rounds] of a step.
     """
 
     row: dict[str, Any]
     model: nn.Module
-    seconds: list[float]
 
 
 class _Timed(CustomRuntimeEstimator):
@@ -121,23 +119,10 @@ class Measured:
         began = time.perf_counter()
         peak = peak_of_step(model, self.args, {}, "cpu")
         row |= {"peak_bytes": peak, "first_step_s": round(time.perf_counter() - began, 1)}
-        self.variants.append(Variant(row, model, []))
+        self.variants.append(Variant(row, model))
         row["difference"] = difference_of_steps(self.variants[0].model, model, self.args, {}, "cpu")
         print(json.dumps(row), flush=True)
         return self.variants[-1]
-
-    def step(self, model: nn.Module) -> None:
-        self.module.zero_grad()
-        model(*self.args).backward()
-
-    def time(self, rounds: int) -> None:
-        """Time all variants, one step of each in a round."""
-        for i in range(rounds + 1):
-            for variant in self.variants:
-                began = time.perf_counter()
-                self.step(variant.model)
-                if i:  # the first round warms up
-                    variant.seconds.append(time.perf_counter() - began)
 
 
 def knob(measured: Measured, share: float, solver: str) -> None:
@@ -195,11 +180,10 @@ def measure(name: str, threads: int, rounds: int, time_limit_s: float, shares: S
     for peak in _budgets(measured, top):
         if not ours(measured, peak, held, time_limit_s):
             break
-    measured.time(rounds)
-    baseline = plain.seconds
-    for variant in measured.variants:
-        ratios = [mine / theirs for mine, theirs in zip(variant.seconds, baseline, strict=True)]
-        variant.row |= {"seconds": statistics.median(variant.seconds), "ratios": [round(x, 4) for x in ratios]}
+    times = paired_seconds([variant.model for variant in measured.variants], measured.args, rounds)
+    for variant, own in zip(measured.variants, times, strict=True):
+        ratios = [mine / theirs for mine, theirs in zip(own, times[0], strict=True)]  # the first one is plain
+        variant.row |= {"seconds": statistics.median(own), "ratios": [round(x, 4) for x in ratios]}
     return {"model": name, "held_bytes": held, "rounds": rounds, "rows": [each.row for each in measured.variants]}
 
 
@@ -267,8 +251,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args(arguments)
     names = names_of("model", chosen.models, MODELS)
-    where = {"torch": torch.__version__, "cpu": provenance().cpu, "threads": chosen.threads,
-             "date": time.strftime("%Y-%m-%d")}  # fmt: skip
+    where = of_torch() | {"threads": chosen.threads}
     write_text(Path(chosen.out) / DROPOUT, json.dumps(where | {"rows": dropout()}, indent=1) + "\n")
     for name in names:
         path = Path(chosen.out) / f"{name}.json"

@@ -23,7 +23,7 @@ import remat.torch as rt
 from experiments.architectures import ARCHITECTURES, Architecture, Inputs
 from experiments.arguments import Parser, one_name, output_file, pattern, run, seconds
 from experiments.documents import ROOT
-from experiments.provenance import provenance
+from experiments.provenance import of_torch
 from remat.cost import COST_MODELS
 from remat.errors import InvalidInput
 from remat.files import write_text
@@ -100,8 +100,8 @@ def main(arguments: list[str] | None = None) -> None:
         torch._dynamo.reset()
         print(json.dumps(rows[name]), flush=True)
         ordered = [rows[each] for each in ARCHITECTURES if each in rows]
-        where = {"torch": torch.__version__, "transformers": version("transformers"), "cpu": provenance().cpu}
-        settings = {"time_limit_s": chosen.time_limit, "cost": chosen.cost, "date": time.strftime("%Y-%m-%d")}
+        where = of_torch() | {"transformers": version("transformers")}
+        settings = {"time_limit_s": chosen.time_limit, "cost": chosen.cost}
         write_text(chosen.out, json.dumps({**where, **settings, "rows": ordered}, indent=1) + "\n")
     trained = [row for row in rows.values() if row["trains"]]
     same = sum(row["difference"] == 0 for row in trained)

@@ -22,7 +22,7 @@ from torch import nn
 import remat.torch as rt
 from experiments.arguments import Parser, output_file, run, seconds
 from experiments.documents import ROOT
-from experiments.provenance import provenance
+from experiments.provenance import of_torch
 from remat.files import write_text
 from remat.torch import capture, module
 from remat.torch.planner import Planner, there_before
@@ -122,8 +122,8 @@ def main(arguments: list[str] | None = None) -> None:
             for row in measured(is_padded, chosen.time_limit):
                 rows.append(row)
                 print(json.dumps(row), flush=True)
-    where = {"torch": torch.__version__, "cpu": provenance().cpu, "threads": torch.get_num_threads()}
-    write_text(chosen.out, json.dumps({**where, "date": time.strftime("%Y-%m-%d"), "rows": rows}, indent=1) + "\n")
+    where = of_torch() | {"threads": torch.get_num_threads()}
+    write_text(chosen.out, json.dumps({**where, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import platform
 import re
@@ -34,6 +35,13 @@ def provenance() -> Provenance:
     commit = _git("rev-parse", "HEAD")
     changes = _git("status", "--porcelain")
     return Provenance(commit, None if changes is None else bool(changes), json.dumps(versions()), cpu_name())
+
+
+def of_torch() -> dict[str, str]:
+    """PyTorch's version, the processor and the date, for a file of results; this imports PyTorch."""
+    import torch
+
+    return {"torch": torch.__version__, "cpu": provenance().cpu, "date": datetime.date.today().isoformat()}
 
 
 def solver_build(solver: str | None) -> str:

@@ -324,3 +324,11 @@ def test_importing_remat_loads_no_framework_and_no_solver() -> None:
     code = f"import sys, remat; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_importing_remat_torch_loads_no_solver() -> None:
+    pytest.importorskip("torch")
+    heavy = ("tensorflow", "ortools", "highspy", "scipy")
+    code = f"import sys, remat.torch; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True)
+    assert done.stdout.strip() == "[]"

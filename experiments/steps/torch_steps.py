@@ -279,6 +279,18 @@ def step_for_a_cpu(name: str, options: Mapping[str, Any] = MappingProxyType({}))
     return step.train(), tuple(filled(x, "cpu", classes_of(model)) for x in args)
 
 
+def paired_seconds(modules: Sequence[nn.Module], args: tuple[Any, ...], rounds: int) -> list[list[float]]:
+    """[modules][rounds] seconds of a step of modules that return a loss; in each round every module makes one step."""
+    seconds: list[list[float]] = [[] for _ in modules]
+    for _ in range(rounds + 1):
+        for module, own in zip(modules, seconds, strict=True):
+            module.zero_grad()
+            began = time.perf_counter()
+            module(*args).backward()
+            own.append(time.perf_counter() - began)
+    return [own[1:] for own in seconds]  # the first round warms up
+
+
 def classes_of(model: nn.Module) -> int:
     """Integers below this number are valid indices and classes: rows of the largest table, or of the last layer."""
     tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 
 from remat.programs.program import TOLERANCE, Limits, Program
 
@@ -236,6 +237,27 @@ def solve_program(
         infeasible=status in (statuses.kInfeasible, statuses.kUnboundedOrInfeasible),
         optimal=status == statuses.kOptimal,
     )
+
+
+def cheapest_columns(
+    cost: np.ndarray, rows: np.ndarray, row_lower: np.ndarray, row_upper: np.ndarray, time_limit_s: float
+) -> np.ndarray | None:
+    """The cheapest choice of columns where ``row_lower <= rows x <= row_upper``, x being 0 or 1.
+
+    Args:
+        cost: [n].
+        rows: [rows, n]; numbers of moderate size, see `scale_of`.
+
+    Returns:
+        [n] bool; None if no choice was found in time.
+    """
+    n = len(cost)
+    program = Program(
+        sp.csr_array(rows), cost / max(1.0, cost.max(initial=0)), np.ones(n), row_lower, np.ones(n, bool),
+        row_upper=row_upper,
+    )  # fmt: skip
+    found = solve_program(program, highs_options(Limits(time_limit_s)))
+    return None if found.x is None else found.x > 0.5
 
 
 def _load(program: Program) -> Any:

@@ -13,19 +13,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from remat.errors import InvalidInput, unknown_name
 from remat.execution import StepPlan
-from remat.programs.highs import highs_options, solve_program
-from remat.programs.program import Limits, Program, scale_of
+from remat.files import write_text
 from remat.torch import _checkpointed
 from remat.torch._checkpointed import casting_anew
 from remat.torch._private import NOT_IN_POLICIES, TorchDispatchMode, schema_of, storage_key
@@ -74,8 +71,7 @@ class Checkpoints:
         lines = [f"    {name!r}: {kept!r},\n" for name, kept in self.kept.items()]
         empty = next(line for line in rest.splitlines(keepends=True) if line.startswith("CHECKPOINTS"))
         filled = f"{empty.rstrip()[:-1]}\n{''.join(lines)}}}\n" if lines else empty
-        summary = "\n".join(str(self).splitlines())
-        Path(path).write_text(f'"""{summary}\n\n{about.strip(chr(34))}\n"""\n{rest.replace(empty, filled)}')
+        write_text(path, f'"""{self}\n\n{about.strip(chr(34))}\n"""\n{rest.replace(empty, filled)}')
 
     def __str__(self) -> str:
         n_kept = sum(len(numbers) for numbers, _ in self.kept.values())
@@ -159,9 +155,9 @@ class _Run:
 class _Calls(TorchDispatchMode):
     """Notes the calls that a policy of selective checkpointing is asked about."""
 
-    def __init__(self, calls: list[_Call], follower: Follower):
+    def __init__(self, calls: list[_Call]):
         super().__init__()
-        self.calls, self.follower = calls, follower
+        self.calls = calls
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -334,7 +330,7 @@ def _marked(
                 run.changes_input |= any(x._version != version for x, version in given)
 
         def contexts() -> tuple[_Calls, _Calls]:
-            return _Calls(run.calls, follower), _Calls(run.repeated, follower)
+            return _Calls(run.calls), _Calls(run.repeated)
 
         made = body(*args, **kwargs) if not wraps else checkpoint(
             body, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts, **kwargs
@@ -371,6 +367,9 @@ class _Program:
 
     def cheapest(self, budget_bytes: int) -> dict[str, tuple[tuple[int, ...], bool]] | None:
         """The cheapest choice within the budget, as `Checkpoints.kept`; None if there is none."""
+        from remat.programs.highs import cheapest_columns  # imports SciPy, which training does not need
+        from remat.programs.program import scale_of
+
         held = np.array([row for row, _ in self.limits])
         most = np.array([budget_bytes - rest for _, rest in self.limits])
         pairs = [(j, self.columns[name, -1]) for (name, number), j in self.columns.items() if number >= 0]
@@ -378,16 +377,13 @@ class _Program:
         needs = np.zeros((len(pairs), len(self.columns)))  # the first column of a pair needs the second
         for k, (column, needed) in enumerate(pairs):
             needs[k, column], needs[k, needed] = 1, -1
-        scale, n = scale_of(budget_bytes), len(self.columns)
+        scale = scale_of(budget_bytes)
         rows, most = np.vstack([held * scale, needs]), np.concatenate([most * scale, np.zeros(len(pairs))])
-        cost = self.cost / max(1.0, self.cost.max(initial=0)) + [TIE * (number < 0) for _, number in self.columns]
-        program = Program(
-            csr_array(rows), cost, np.ones(n), np.full(len(rows), -np.inf), np.ones(n, bool), row_upper=most
-        )
-        found = solve_program(program, highs_options(Limits(SEARCH_S)))
-        if found.x is None:
+        fewer = TIE * max(1.0, self.cost.max(initial=0)) * np.array([number < 0 for _, number in self.columns])
+        found = cheapest_columns(self.cost + fewer, rows, np.full(len(rows), -np.inf), most, SEARCH_S)
+        if found is None:
             return None
-        chosen = [key for key, x in zip(self.columns, found.x, strict=True) if x > 0.5]
+        chosen = [key for key, is_chosen in zip(self.columns, found, strict=True) if is_chosen]
         return {
             name: (tuple(k for block, k in chosen if block == name and k >= 0), name in self.draws)
             for name, number in chosen if number < 0

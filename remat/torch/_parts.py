@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from remat.bounds.min_budget import min_budget
@@ -26,8 +25,6 @@ from remat.errors import InvalidInput
 from remat.execution import Peaks, StepPlan, cheapest_fitting, find_plan, fingerprint_of
 from remat.graph import Graph
 from remat.plan import Plan
-from remat.programs.highs import highs_options, solve_program
-from remat.programs.program import Limits, Program, scale_of
 from remat.registry import get_strategy
 from remat.simulator import simulate
 from remat.solving.api import solve
@@ -206,7 +203,7 @@ class _Choice:
 
     def bytes_at(self, part: str, moment: _Moment) -> int:
         """At a moment, if this is the plan of `part`."""
-        running = self.running[moment.running[1]] if moment.running and moment.running[0] == part else 0
+        running = self.running[moment.running[1]] if moment.running and moment.is_of(part) else 0
         return running + self.waiting * moment.waiting.count(part)
 
 
@@ -479,22 +476,21 @@ def _left(
 
 def _chosen(parts: Mapping[str, _Part], moments: Sequence[_Moment], room: int) -> dict[str, _Choice] | None:
     """The cheapest choice of a plan for each part within the budget."""
+    from remat.programs.highs import cheapest_columns  # imports SciPy, which training does not need
+    from remat.programs.program import scale_of
+
     columns = [(name, choice) for name, part in parts.items() for choice in part.choices]
     held = [[choice.bytes_at(name, moment) for name, choice in columns] for moment in moments]
     one = [[float(name == part) for name, _ in columns] for part in parts]
     scale, ones = scale_of(room), np.ones(len(parts))
-    rows = np.vstack([np.array(held) * scale, np.array(one)])
     most = np.array([room - moment.bytes for moment in moments]) * scale
-    cost = np.array([float(choice.cost) for _, choice in columns])
-    program = Program(
-        csr_array(rows), cost / max(1.0, cost.max()), np.ones(len(columns)),
-        np.concatenate([np.full(len(moments), -np.inf), ones]), np.ones(len(columns), bool),
-        row_upper=np.concatenate([most, ones]),
+    found = cheapest_columns(
+        np.array([float(choice.cost) for _, choice in columns]), np.vstack([np.array(held) * scale, np.array(one)]),
+        np.concatenate([np.full(len(moments), -np.inf), ones]), np.concatenate([most, ones]), SEARCH_S,
     )  # fmt: skip
-    found = solve_program(program, highs_options(Limits(SEARCH_S)))
-    if found.x is None:
+    if found is None:
         return None
-    chosen = {name: choice for (name, choice), x in zip(columns, found.x, strict=True) if x > 0.5}
+    chosen = {name: choice for (name, choice), is_chosen in zip(columns, found, strict=True) if is_chosen}
     return chosen if _peak(chosen, moments) <= room else None
 
 
