@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from remat.bounds.min_budget import min_budget
 from remat.errors import InvalidInput
@@ -28,10 +27,10 @@ from remat.plan import Plan
 from remat.registry import get_strategy
 from remat.simulator import simulate
 from remat.solving.api import solve
-from remat.torch._private import places_of_children, tree_flatten, tree_leaves, tree_map, tree_unflatten
-from remat.torch._work import storage_bytes
+from remat.torch._opaque import Run, bares, by_key, followed_parts, in_place, with_storage
+from remat.torch._private import tree_map
 from remat.torch.module import Rematerialized, captured_step
-from remat.torch.plain import FollowedStep, Follower, plain_step, real_step
+from remat.torch.plain import FollowedStep
 from remat.torch.planner import CHEAP, VERSION, Planner, describe_inputs
 from remat.torch.step_graph import CapturedStep, end_of
 from remat.units import format_size
@@ -120,7 +119,7 @@ class InParts(Rematerialized):
         }
 
         def step(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-            with _in_place(model, modules):
+            with in_place(model, modules):
                 return model(*args, **kwargs)
 
         self.__dict__["_step"] = step
@@ -131,41 +130,6 @@ class InParts(Rematerialized):
     def __deepcopy__(self, memo: dict[int, Any]) -> InParts:
         model = copy.deepcopy(self.model, memo)
         return InParts(model, self.__dict__["_search"], self.plan, self._accumulates)
-
-
-@contextmanager
-def _in_place(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Let the model find `modules` in place of its submodules of these names."""
-    of = {id(model.get_submodule(name)): module for name, module in modules.items()}
-    places = [place for place in places_of_children(model) if id(place[2]) in of]  # a shared one has several
-    try:
-        for table, name, child in places:
-            table[name] = of[id(child)]
-        yield
-    finally:
-        for table, name, child in places:
-            table[name] = child
-
-
-@dataclass(slots=True)
-class _Run:
-    """One run of a part in a step.
-
-    Attributes:
-        args, kwargs: without contents.
-        key: one for all runs of the part that may have the same plan.
-        autocast: (whether it is on, its type, whether it keeps casts) where the part runs.
-        forward: (bytes that all else holds, the outputs included, numbers of the step's calls when it begins and ends).
-        backward: the same of its backward pass, the gradients of outputs included.
-    """
-
-    part: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    autocast: tuple[bool, torch.dtype, bool]
-    key: str = ""
-    forward: tuple[int, int, int] = (0, 0, 0)
-    backward: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +191,12 @@ class PartsSearch:
         Raises:
             InvalidInput: no plans fit; a part does not compile into one graph, or runs on other shapes within a step.
         """
-        _, runs = _followed(model, args, kwargs, names, self.planner.device)
+        _, runs = followed_parts(model, args, kwargs, names, self.planner.device)
         for name in names:
             _check_runs(model, name, [run for run in runs if run.part == name])
-        parts = {key: self._part(model, key, run) for key, run in _by_key(runs).items()}
+        parts = {key: self._part(model, key, run) for key, run in by_key(runs).items()}
         read = {part.name for part in parts.values() if part.reads_outputs}
-        step, runs = _followed(model, args, kwargs, names, self.planner.device, read)
+        step, runs = followed_parts(model, args, kwargs, names, self.planner.device, read)
         moments = [*self._moments(step, runs)]
         room = self.planner.budget_bytes - fixed_bytes - START_BYTES
         for part in parts.values():
@@ -263,16 +227,16 @@ class PartsSearch:
     ) -> list[StepPlan]:
         """Plans of all runs of parts in a step on other arguments, each within the part's share."""
         plans = []
-        for run in _followed(model, args, kwargs, names, self.planner.device)[1]:
+        for run in followed_parts(model, args, kwargs, names, self.planner.device)[1]:
             planner = self.planners[run.part]
-            given = tree_map(_with_storage(planner.device), (run.args, run.kwargs))
+            given = tree_map(with_storage(planner.device), (run.args, run.kwargs))
             step = _captured(model, run, given, planner)
             plans.append(planner.plan(step, describe_inputs(given)))
         return plans
 
-    def _part(self, model: nn.Module, key: str, run: _Run) -> _Part:
+    def _part(self, model: nn.Module, key: str, run: Run) -> _Part:
         """A part with its step, and a planner for it."""
-        given = tree_map(_with_storage(self.planner.device), (run.args, run.kwargs))
+        given = tree_map(with_storage(self.planner.device), (run.args, run.kwargs))
         planner = replace(
             self.planner, name=run.part, beside=lambda _: {}, sample=describe_inputs(given), plans={},
             plain=Peaks(None, "it is a part of a step"), end_bytes=0,
@@ -282,7 +246,7 @@ class PartsSearch:
         graph, _ = planner.with_everything_resident(step)
         return _Part(key, run.part, planner, step, planner.weigh(graph, step))
 
-    def _moments(self, step: FollowedStep, runs: Sequence[_Run]) -> Iterator[_Moment]:
+    def _moments(self, step: FollowedStep, runs: Sequence[Run]) -> Iterator[_Moment]:
         """The moments of a followed step, in their order."""
         sizes = self.planner.workspaces_of(step.signatures)
         totals = [held + sizes.get(name, 0) for held, name in zip(step.held_bytes, step.signatures, strict=True)]
@@ -300,7 +264,7 @@ class PartsSearch:
         yield _Moment(max(totals[at:], default=0), tuple(waiting))
 
 
-def _check_runs(model: nn.Module, name: str, runs: Sequence[_Run]) -> None:
+def _check_runs(model: nn.Module, name: str, runs: Sequence[Run]) -> None:
     """Refuse a part whose runs in a step cannot be planned.
 
     Raises:
@@ -315,26 +279,13 @@ def _check_runs(model: nn.Module, name: str, runs: Sequence[_Run]) -> None:
             f"submodule; leave it out of parts={instead}"
         )
     trained = any(p.requires_grad for p in part.parameters())
-    if not trained and not any(x.needs_gradient for run in runs for x in _bares(run)):
+    if not trained and not any(x.needs_gradient for run in runs for x in bares(run)):
         raise InvalidInput(f"the part '{name}' needs no gradient, so that it saves nothing; leave it out of parts=")
-    if any([x.layout for x in _bares(run)] != [x.layout for x in _bares(runs[0])] for run in runs):
+    if any([x.layout for x in bares(run)] != [x.layout for x in bares(runs[0])] for run in runs):
         raise InvalidInput(f"the part '{name}' runs on different shapes within a step, which parts= cannot plan")
 
 
-def _by_key(runs: Iterable[_Run]) -> dict[str, _Run]:
-    """[key] a run with it; runs of a part that differ in what needs a gradient get different keys."""
-    kinds, found = dict[str, list[Any]](), dict[str, _Run]()
-    for run in runs:
-        known, needs = kinds.setdefault(run.part, []), [x.needs_gradient for x in _bares(run)]
-        if needs not in known:
-            known.append(needs)
-        at = known.index(needs)
-        run.key = f"{run.part} ({at + 1})" if at else run.part
-        found.setdefault(run.key, run)
-    return found
-
-
-def _captured(model: nn.Module, run: _Run, given: Any, planner: Planner) -> CapturedStep:
+def _captured(model: nn.Module, run: Run, given: Any, planner: Planner) -> CapturedStep:
     """The step of a part; a refusal says of which."""
     is_on, dtype, keeps = run.autocast
     try:
@@ -466,7 +417,7 @@ def _left(
     for moment in moments:
         n = moment.waiting.count(name)
         left = room - moment.bytes - sum(c.bytes_at(other, moment) for other, c in chosen.items() if other != name)
-        if moment.running is not None and moment.running[0] == name:
+        if moment.running is not None and moment.is_of(name):
             half = moment.running[1]
             limits[half] = min(limits[half], left - n * own.waiting)
         if n:
@@ -492,170 +443,3 @@ def _chosen(parts: Mapping[str, _Part], moments: Sequence[_Moment], room: int) -
         return None
     chosen = {name: choice for (name, choice), is_chosen in zip(columns, found, strict=True) if is_chosen}
     return chosen if _peak(chosen, moments) <= room else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Bare:
-    """What is known of a tensor that a part takes."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    needs_gradient: bool
-    is_leaf: bool
-
-    @property
-    def layout(self) -> tuple[Any, ...]:
-        """What a plan is made for."""
-        return self.shape, self.strides, self.dtype
-
-
-def _bares(run: _Run) -> list[_Bare]:
-    return [x for x in tree_leaves((run.args, run.kwargs)) if isinstance(x, _Bare)]
-
-
-def _bare(x: Any) -> Any:
-    if not isinstance(x, Tensor):
-        return x
-    return _Bare(tuple(x.shape), x.stride(), x.dtype, x.requires_grad, x.is_leaf)
-
-
-def _with_storage(device: str) -> Callable[[Any], Any]:
-    """Makes tensors of what `_bare` noted; integers are 0, a valid index."""
-
-    def made(x: Any) -> Any:
-        if not isinstance(x, _Bare):
-            return x
-        empty = torch.empty_strided(x.shape, x.strides, dtype=x.dtype, device=device)
-        if not empty.is_floating_point():
-            return empty.zero_()
-        start = torch.zeros((), device=device, requires_grad=True)
-        return empty.requires_grad_(x.needs_gradient) if x.is_leaf else _Computed.apply(start, empty)
-
-    return made
-
-
-class _Computed(torch.autograd.Function):
-    """A tensor as if it had been computed: no leaf, so that nobody accumulates its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, _start: Tensor, empty: Tensor) -> Tensor:
-        return empty
-
-    @staticmethod
-    def backward(ctx: Any, *_gradient: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return None, None
-
-
-def _followed(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str], device: str,
-    reading: Collection[str] = (),
-) -> tuple[FollowedStep, list[_Run]]:  # fmt: skip
-    """A step in which the parts of these names are opaque, and their runs.
-
-    Args:
-        reading: parts whose operations read the outputs, so that these exist until their backward pass.
-    """
-    runs, followers = list[_Run](), list[Follower]()
-
-    def begin(follower: Follower) -> None:
-        runs.clear()
-        followers[:] = [follower]
-
-    seen = dict[str, nn.Module]()
-    for name in names:
-        seen[name] = copy.copy(model.get_submodule(name))  # it shares parameters, hooks and all else
-        seen[name].forward = _opaque(seen[name], name, name in reading, runs, followers, device)
-    with _in_place(model, seen):
-        step = followed_step(model, args, kwargs, device, begin)
-    _by_key(runs)
-    return step, runs
-
-
-def followed_step(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str,
-    begin: Callable[[Follower], None] = lambda _: None,
-) -> FollowedStep:  # fmt: skip
-    """A step on tensors without contents; one that runs if the model reads results, or has recurrent layers."""
-    if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        try:
-            return plain_step(model, args, kwargs, _bytes_of_loss, begin)
-        except InvalidInput:
-            raise
-        except Exception:  # whatever stops it: the real step shows whether the model is at fault
-            pass
-    return real_step(model, args, kwargs, _bytes_of_loss, begin, device)
-
-
-def _bytes_of_loss(outputs: Sequence[Tensor]) -> int:
-    """As `loss_bytes` of a captured step."""
-    return 2 * sum(storage_bytes(x) for x in outputs if x.numel() > 1)
-
-
-def _opaque(
-    part: nn.Module, name: str, reads_outputs: bool, runs: list[_Run], followers: list[Follower], device: str
-) -> Callable[..., Any]:
-    """The forward function of a part whose calls nobody sees; it notes its runs."""
-    forward = part.forward
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        (follower,) = followers
-        autocast = (
-            torch.is_autocast_enabled(device),
-            torch.get_autocast_dtype(device),
-            torch.is_autocast_cache_enabled(),
-        )
-        bare = tree_map(_bare, (args, kwargs))
-        run = _Run(name, bare[0], bare[1], autocast)
-        runs.append(run)
-        leaves, spec = tree_flatten((args, kwargs))
-        places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
-        rest: list[Any] = []
-
-        def body(*tensors: Tensor) -> tuple[Tensor, ...]:
-            given = list(leaves)
-            for i, x in zip(places, tensors, strict=False):
-                given[i] = x
-            own_args, own_kwargs = tree_unflatten(given, spec)
-            before = [x._version for x in tensors[: len(places)]]
-            with follower.unseen():
-                made, shape = tree_flatten(forward(*own_args, **own_kwargs))
-            if before != [x._version for x in tensors[: len(places)]]:
-                raise InvalidInput(f"the part '{name}' changes an argument in place, which parts= cannot plan")
-            rest[:] = [made, shape]
-            return tuple(x for x in made if isinstance(x, Tensor))
-
-        trained = [p for p in part.parameters() if p.requires_grad]
-        outputs = iter(_Opaque.apply(run, follower, reads_outputs, body, *(leaves[i] for i in places), *trained))  # pyright: ignore[reportArgumentType]
-        made, shape = rest
-        return tree_unflatten([next(outputs) if isinstance(x, Tensor) else x for x in made], shape)
-
-    return called
-
-
-class _Opaque(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, run: _Run, follower: Follower, reads_outputs: bool, body: Callable[..., Any], *tensors: Tensor
-    ) -> Any:
-        ctx.run, ctx.follower = run, follower
-        begin = len(follower.signatures)
-        made = body(*tensors)
-        for x in made:
-            follower.follow(x)
-        run.forward = follower.total_bytes, begin, len(follower.signatures)
-        ctx.save_for_backward(*tensors, *(made if reads_outputs else ()))
-        ctx.n_given, ctx.strides = len(tensors), [x.stride() for x in made]
-        ctx.mark_non_differentiable(*(x for x in made if not (x.is_floating_point() or x.is_complex())))
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, *given: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        held, begin = ctx.follower.total_bytes, len(ctx.follower.signatures)
-        for x, strides in zip(given, ctx.strides, strict=True):
-            if x is not None and x.stride() != strides:  # the part's backward pass begins with a copy
-                held += x.numel() * x.element_size()
-        needed = zip(ctx.needs_input_grad[4:], ctx.saved_tensors[: ctx.n_given], strict=True)
-        gradients = [torch.zeros_like(x) if needs else None for needs, x in needed]
-        ctx.run.backward = held, begin, len(ctx.follower.signatures)
-        return None, None, None, None, *gradients

@@ -19,7 +19,8 @@ from remat.execution import Peaks, StepPlan, check_options, default_cache, imple
 from remat.graph import Graph
 from remat.plan import parse_scope
 from remat.torch import _aot, _optimizer, _private
-from remat.torch._parts import InParts, PartsSearch, followed_step
+from remat.torch._opaque import followed_step
+from remat.torch._parts import InParts, PartsSearch
 from remat.torch._private import storage_key
 from remat.torch._self_check import check_untested_version
 from remat.torch._with_implementations import CHOICES
