@@ -12,13 +12,16 @@ from remat.plan import Plan, Scope
 from remat.problem import Problem
 from remat.registry import strategy
 from remat.search.anneal import Best, is_warm, minimise_cost
+from remat.search.chain import chain_plan
 from remat.search.greedy import greedy_eviction
+from remat.search.kernel import LARGE
 from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
 from remat.solvers._families import family_plans
 
 COST_POWERS = (0.5, 0.25, 0.75, 0.0, 1.0)
 FAMILY_SHARE = 0.2  # of the time, for baselines if greedy eviction fails
+BLOCKS_SHARE = 0.3  # of the time, for plans of a block that repeats
 GREEDY_S = 0.5  # time after which no further greedy eviction is tried
 MOVES_PER_S = 20_000  # in a deterministic run: the speed of a slow machine
 QUICK_MOVES, QUICK_SHARE = 20_000, 0.1  # most moves, and largest share of the time, for a plan to start from
@@ -30,7 +33,8 @@ COLD_START_S = 40.0  # compiling takes 10 to 30 s; it does not begin with less t
 def search(problem: Problem, context: Context) -> Outcome:
     """Annealing over retention intervals, from a greedy eviction: drop a value, hold it, move a repeat.
 
-    If greedy eviction finds no plan, it starts from the cheapest baseline that fits, if any.
+    If greedy eviction finds no plan, it starts from the cheapest baseline that fits, if any. On a large graph whose
+    blocks repeat, it starts from the cheapest chain of plans of one block (`remat.search.chain`), if that is better.
 
     Anytime and seeded; independent seeds on `threads` threads share the best plan between rounds.
     With `work_limit` (moves of each thread) they share nothing, and a run repeats exactly, unless
@@ -86,6 +90,10 @@ def search_staged(
     start = first_order(context)
     if start is not None:
         offer(start, 0)
+    blocks = _order_of_blocks(context, start, threads)
+    if blocks is not None and blocks is not start:
+        start = blocks
+        offer(start, 0)
     return minimise_cost(
         graph, context.problem.budget_bytes, start, seed=context.options.seed, threads=threads,
         deadline=context.deadline - DEADLINE_MARGIN_S, work_limit=context.options.work_limit,
@@ -134,3 +142,20 @@ def first_order(context: Context) -> np.ndarray | None:
         if plan.scope is Scope.STAGED and trace.peak_bytes <= context.problem.budget_bytes:
             fitting.append((trace.cost, len(fitting), plan))
     return min(fitting)[2].order if fitting else None
+
+
+def _order_of_blocks(context: Context, start: np.ndarray | None, threads: int) -> np.ndarray | None:
+    """The cheaper one of `start` and a plan whose blocks follow plans of one block; `start` in a run that repeats."""
+    graph, budget_bytes = context.problem.graph, context.problem.budget_bytes
+    if len(graph) < LARGE or context.repeats or context.is_solved():
+        return start
+    plan = chain_plan(
+        graph, budget_bytes, seed=context.options.seed, threads=threads, deadline=context.share_ends(BLOCKS_SHARE)
+    )
+    if plan is None:
+        return start
+    if start is not None:
+        first = simulate(graph, Plan.from_order(graph, start.tolist()))
+        if first.peak_bytes <= budget_bytes and first.cost <= simulate(graph, plan).cost:
+            return start
+    return plan.order

@@ -1,0 +1,134 @@
+"""Repeated blocks of a graph, and the plan that chains plans of one block."""
+
+import itertools
+
+import pytest
+
+from remat.graph import Graph, Operation, Value
+from remat.plan import Plan, Scope
+from remat.search.chain import Chain, chain_plan
+from remat.search.greedy import greedy_eviction
+from remat.search.repeats import Repeats, find_repeats
+from remat.simulator import simulate
+
+SIZES = (40, 40, 20, 30)  # of a block's forward values; the last one is its output
+COSTS = (5, 1, 9, 2)
+
+
+def step_of(n_blocks: int, n_forward: int = 4, weights: int = 3) -> Graph:
+    """A training step of equal blocks after one operation, with a loss; each block keeps a gradient of its weights."""
+    operations, values = list[Operation](), list[Value]()
+
+    def add(kind: str, inputs: list[int], size: int, cost: int, backward: bool = False, keep: bool = False) -> int:
+        values.append(Value(f"{kind}_{len(values)}", size, keep))
+        inputs = sorted(set(inputs))
+        operations.append(
+            Operation(values[-1].name, kind, tuple(inputs), (len(values) - 1,), cost, 7, is_backward=backward)
+        )
+        return len(values) - 1
+
+    x = add("embed", [], 30, 4)
+    blocks = []
+    for _ in range(n_blocks):
+        own = [x]
+        for i in range(n_forward):
+            inputs = [own[-1], x] if i == n_forward - 1 else [own[-1]]
+            own.append(add(f"forward_{i}", inputs, SIZES[i % 4], COSTS[i % 4]))
+        blocks.append(own)
+        x = own[-1]
+    loss = add("loss", [x], 1, 3)
+    gradient = add("loss_backward", [x, loss], 30, 3, backward=True)
+    for own in reversed(blocks):
+        for i in reversed(range(n_forward)):
+            gradient_in = gradient
+            gradient = add(f"backward_{i}", [own[i], own[i + 1], gradient_in], 30, 2 * COSTS[i % 4], backward=True)
+        add("weights", [own[0], gradient], weights, 6, backward=True, keep=True)
+    add("embed_backward", [gradient], 5, 4, backward=True, keep=True)
+    return Graph("blocks", tuple(operations), tuple(values), fixed_bytes=100)
+
+
+def plain_peak(graph: Graph) -> int:
+    return simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+
+
+def test_blocks_are_found() -> None:
+    graph = step_of(6)
+    found = find_repeats(graph)
+    assert found is not None
+    assert (found.n_forward, found.n_backward, found.n_blocks) == (4, 5, 6)
+    assert [graph.operations[found.forward_of(k).start].kind for k in range(6)] == ["forward_0"] * 6
+    kinds = [[graph.operations[i].kind for i in found.backward_of(k)] for k in range(6)]
+    assert kinds == [kinds[0]] * 6
+    read = {v for i in found.backward_of(2) for v in graph.operations[i].inputs}
+    made = {v for i in found.forward_of(2) for v in graph.operations[i].outputs}
+    assert made <= read  # its own values
+
+
+@pytest.mark.parametrize("n_blocks", [1, 2, 3])
+def test_few_blocks_are_none(n_blocks: int) -> None:
+    assert find_repeats(step_of(n_blocks)) is None
+
+
+def test_a_graph_without_a_backward_pass_has_none() -> None:
+    n = 40
+    assert find_repeats(Graph.from_nodes("chain", [[i - 1] if i else [] for i in range(n)], [1] * n, [1] * n)) is None
+
+
+def test_a_block_of_another_size_ends_the_repeats() -> None:
+    graph = step_of(9)
+    values = list(graph.values)
+    at = next(k for k in range(9, len(graph)) if graph.operations[k].kind == "forward_1")  # in the third block
+    values[at] = Value(values[at].name, values[at].bytes + 1)
+    other = Graph("blocks", graph.operations, tuple(values), graph.fixed_bytes)
+    found = find_repeats(other)
+    assert found is not None
+    assert found.n_blocks < 9
+    assert all(at not in found.forward_of(k) for k in range(found.n_blocks))
+
+
+@pytest.mark.parametrize("share", [0.9, 0.75, 0.6, 0.5])
+def test_the_chain_is_the_cheapest_of_all_choices(share: float) -> None:
+    graph = step_of(4)
+    budget_bytes = round(share * plain_peak(graph))
+    chain = Chain(graph, found_in(graph))
+    options = chain.block.options(seed=0, threads=1, deadline=float("inf"))
+    turns = chain.turn.options(seed=0, threads=1, deadline=float("inf"))
+    assert len(options) > 3
+    costs = []
+    for *chosen, turn in itertools.product(*[options] * 4, turns):
+        trace = simulate(graph, Plan.from_order(graph, chain.order(chosen, turn)[0]))
+        if trace.peak_bytes <= budget_bytes:
+            costs.append(trace.cost)
+    plan = chain_plan(graph, budget_bytes)
+    if not costs:
+        assert plan is None
+        return
+    assert plan is not None
+    assert plan.scope is Scope.STAGED
+    trace = simulate(graph, plan)
+    assert trace.peak_bytes <= budget_bytes
+    assert trace.cost == min(costs)
+
+
+def test_a_large_graph_costs_less_than_by_greedy_eviction() -> None:
+    graph = step_of(60, n_forward=12)
+    budget_bytes = round(0.55 * plain_peak(graph))
+    plan, greedy = chain_plan(graph, budget_bytes, threads=2), greedy_eviction(graph, budget_bytes)
+    assert plan is not None
+    assert greedy is not None
+    assert simulate(graph, plan).peak_bytes <= budget_bytes
+    assert simulate(graph, plan).cost < simulate(graph, greedy).cost
+
+
+def test_no_time_gives_the_plain_plan_or_none() -> None:
+    graph = step_of(8)
+    plan = chain_plan(graph, plain_peak(graph), deadline=0.0)
+    assert plan is not None
+    assert simulate(graph, plan).cost == graph.total_cost
+    assert chain_plan(graph, plain_peak(graph) // 2, deadline=0.0) is None
+
+
+def found_in(graph: Graph) -> Repeats:
+    found = find_repeats(graph)
+    assert found is not None
+    return found
