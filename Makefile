@@ -7,7 +7,7 @@ VENV_PYTHON := .venv/bin/python
 ARGS ?=
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup sweep test test-slow test-torch fuzz docs lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint coverage compiled checkpoints lengths device clean
+.PHONY: help setup sweep test test-slow test-torch fuzz docs lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint coverage compiled checkpoints large lengths device clean
 
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
@@ -28,6 +28,7 @@ help:
 	@echo "make coverage   train some 80 small architectures of transformers under a plan, and compare with the plain steps"
 	@echo "make compiled   compiled steps beside PyTorch's activation_memory_budget: memory, time"
 	@echo "make checkpoints the best checkpoints in PyTorch's own languages beside the free plan"
+	@echo "make large      steps of 32 to 80 layers: capture, memory, overhead after 10, 60 and 600 s (hours; resumes)"
 	@echo "make lengths    ten sequence lengths of a GPT-2-like step: seconds to plan each, memory, bits"
 	@echo "make device     every result for a GPU: other methods, largest batches, measured costs (ARGS='--help' for more)"
 	@echo "make setup      only make the environment (PIP_ARGS='...' is passed to pip)"
@@ -104,6 +105,9 @@ compiled: setup
 
 checkpoints: setup
 	$(VENV_PYTHON) -W ignore -m experiments.checkpoints $(ARGS)
+
+large: setup
+	$(VENV_PYTHON) -m experiments.large $(ARGS)
 
 lengths: setup
 	$(VENV_PYTHON) -W ignore -m experiments.lengths $(ARGS)

@@ -16,6 +16,7 @@ from experiments import (
     checkpoints,
     compiled_tables,
     implementation_tables,
+    large,
     largest_batch_table,
     models_table,
     published_numbers,
@@ -37,7 +38,7 @@ DOCUMENTS = {
         readme_table.DOCUMENT, run_documents.CHECKMATE, run_documents.MONET, largest_batch_table.DOCUMENT,
         published_numbers.DOCUMENT, solver_tables.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
         step_tables.DOCUMENT, implementation_tables.DOCUMENT, training_tables.DOCUMENT, compiled_tables.DOCUMENT,
-        checkpoints.DOCUMENT,
+        checkpoints.DOCUMENT, large.DOCUMENT,
     )
 }  # fmt: skip
 MAKES_ROWS = ("remat", "baselines")  # the packages that determine a row

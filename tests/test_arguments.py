@@ -67,6 +67,10 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
         (["--rounds", "0"], "'0' is no whole number from 1"),
         (["--out", "no/such/rows.json"], "no/such is no folder"),
     ],
+    "large": [
+        (["--steps", "dense23"], "unknown step 'dense23'; did you mean dense32"),
+        (["--limits", "20"], "unknown limit '20'"),
+    ],
     "lengths": [
         (["--time-limit", "0"], "'0' is no positive number"),
         (["--out", "no/such/rows.json"], "no/such is no folder"),

@@ -1,0 +1,153 @@
+"""``make large``: how fast large steps are captured and planned, and how good the plan is after 10, 60 and 600 s.
+
+Llama steps in bfloat16 on an H100's roofline: 32, 48 and 80 layers, dense and with eight experts. Budgets lie between
+the smallest that is known to suffice and the plain peak. Finished solves are kept, so that the command goes on where it
+was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import remat
+from experiments.arguments import Parser, names_of, run
+from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
+from experiments.provenance import of_torch
+from remat.cost import apply_cost, load_gpu
+from remat.errors import InvalidInput
+from remat.files import read_json, write_text
+from remat.frontends.spec import ModelSpec
+from remat.plan import Plan
+from remat.units import format_size
+
+RESULTS = ROOT / "results" / "large.json"
+TARGET = "remat.torch.networks.llama:llama"
+LIMITS = (10, 60, 600)  # seconds
+SHARES = (0.75, 0.5, 0.25)  # of the way from the smallest budget to the plain peak
+THREADS = 2
+SMALL = {"width": 4096, "hidden": 11_008, "n_heads": 32}
+LARGE = {"width": 8192, "hidden": 28_672, "n_heads": 64, "n_groups": 8}
+STEPS: Mapping[str, Mapping[str, Any]] = {
+    f"{kind}{layers}": {"n_layers": layers, **widths, **more}
+    for kind, more in (("dense", {}), ("experts", {"n_experts": 8}))
+    for layers, widths in ((32, SMALL), (48, LARGE), (80, LARGE))
+}
+
+
+def capture(name: str) -> tuple[remat.Graph, dict[str, Any]]:
+    """(the step's graph without costs, how long a process took to make it, and its largest resident set)."""
+    options = {"length": 4096, "dtype": "bfloat16", **STEPS[name]}
+    spec = ModelSpec(name, "torch", TARGET, batch_size=4, options=options)
+    with tempfile.TemporaryDirectory() as folder:
+        spec_file, out = Path(folder, "spec.json"), Path(folder, "graph.json")
+        spec_file.write_text(spec.to_json())
+        began = time.monotonic()
+        child = subprocess.Popen([sys.executable, "-m", "remat._extract", str(spec_file), str(out)])
+        _, status, usage = os.wait4(child.pid, 0)
+        took_s = time.monotonic() - began
+        if status:
+            raise InvalidInput(f"{name} was not captured: exit code {os.waitstatus_to_exitcode(status)}")
+        return remat.load_graph(out), {"capture_s": round(took_s, 1), "capture_bytes": usage.ru_maxrss * 1024}
+
+
+def facts_of(name: str) -> tuple[remat.Graph, dict[str, Any]]:
+    """(the graph with costs, what is known of it)."""
+    graph, facts = capture(name)
+    graph = apply_cost(graph, "roofline", load_gpu("h100"))
+    plain = remat.simulate(graph, Plan.from_order(graph, range(len(graph))))
+    least = remat.min_budget(graph, time_limit_s=20.0).bytes
+    return graph, facts | {"operations": len(graph), "plain_bytes": plain.peak_bytes, "least_bytes": least}
+
+
+def solved(graph: remat.Graph, budget_bytes: int, limit_s: int) -> dict[str, Any]:
+    """The result of the portfolio."""
+    found = remat.solve(graph, budget_bytes, "portfolio", time_limit_s=limit_s, threads=THREADS)
+    return {
+        "budget_bytes": budget_bytes, "limit_s": limit_s, "overhead": found.overhead, "gap": found.gap,
+        "status": str(found.status), "solver_bytes": found.solver_memory_bytes,
+    }  # fmt: skip
+
+
+def draw(arguments: Sequence[str]) -> Drawing:
+    """The tables of the page, from the stored results of ``make large``."""
+    stored = read_json(RESULTS)
+    heads = ["step", "operations", "capture", "memory of capture", "memory of the planner", "smallest budget", "plain"]
+    graphs = markdown_table(heads, [_graph(name, step) for name, step in stored["steps"].items()])
+    limits = [f"{limit} s" for limit in LIMITS]
+    plans = markdown_table(
+        ["step", "budget", *(f"overhead after {x}" for x in limits), "gap", "cost after 10 s / best"],
+        [row for name, step in stored["steps"].items() for row in _plans(name, step)],
+    )
+    where = f"{stored['date']}, PyTorch {stored['torch']}, {stored['cpu']}, {THREADS} threads."
+    return Drawing(f"{where}\n\n{graphs}\n\n{plans}")
+
+
+def _graph(name: str, step: Mapping[str, Any]) -> list[str]:
+    solver = max((row["solver_bytes"] for row in step["solves"]), default=0)
+    return [
+        name, f"{step['operations']:,}", f"{step['capture_s']:.0f} s", format_size(step["capture_bytes"], digits=3),
+        format_size(solver, digits=3), format_size(step["least_bytes"]), format_size(step["plain_bytes"]),
+    ]  # fmt: skip
+
+
+def _plans(name: str, step: Mapping[str, Any]) -> list[list[str]]:
+    rows = list[list[str]]()
+    for budget_bytes in dict.fromkeys(row["budget_bytes"] for row in step["solves"]):
+        of = {row["limit_s"]: row for row in step["solves"] if row["budget_bytes"] == budget_bytes}
+        planned = [row for row in of.values() if row["overhead"] is not None]
+        cells = [_percent(of[limit]["overhead"]) if limit in of else "" for limit in LIMITS]
+        gap = min((row["gap"] for row in planned if row["gap"] is not None), default=None)
+        best, first = min((row["overhead"] for row in planned), default=None), of.get(LIMITS[0], {}).get("overhead")
+        ratio = "" if best is None or first is None or len(of) < 2 else f"{(1 + first) / (1 + best):.4f}"
+        rows.append([name, format_size(budget_bytes), *cells, _percent(gap), ratio])
+    return rows
+
+
+def _percent(share: float | None) -> str:
+    return "none" if share is None else f"{share:.2%}"
+
+
+DOCUMENT = Document("large", DOCS / "results" / "large.md", draw)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Write the file of results, and print its rows."""
+    parser = Parser(prog="python -m experiments.large", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--steps", default=",".join(STEPS), help=f"comma-separated, of {', '.join(STEPS)}")
+    parser.add_argument("--limits", default=",".join(map(str, LIMITS)), help="comma-separated seconds")
+    parser.add_argument("--again", action="store_true", help="measure finished steps too")
+    chosen = parser.parse_args(arguments)
+    limits = [int(text) for text in names_of("limit", chosen.limits, map(str, LIMITS))]
+    stored: dict[str, Any] = read_json(RESULTS) if RESULTS.is_file() else {"steps": {}}
+    for name in names_of("step", chosen.steps, STEPS):
+        known = {} if chosen.again else stored["steps"].get(name, {})
+        done = {(row["budget_bytes"], row["limit_s"]) for row in known.get("solves", [])}
+        if len(done) >= len(SHARES) * len(LIMITS) or ({limit for _, limit in done} >= set(limits)):
+            print(f"{name}: measured before, in {RESULTS}")
+            continue
+        graph, facts = facts_of(name)
+        print(json.dumps({"step": name, **facts}), flush=True)
+        least = known.get("least_bytes", facts["least_bytes"])  # so that the budgets stay the same
+        step = stored["steps"][name] = facts | {"least_bytes": least, "solves": known.get("solves", [])}
+        for limit in limits:
+            for share in SHARES:
+                budget_bytes = round(least + share * (facts["plain_bytes"] - least))
+                if (budget_bytes, limit) not in done:
+                    step["solves"].append(solved(graph, budget_bytes, limit))
+                    print(json.dumps({"step": name, **step["solves"][-1]}), flush=True)
+                    stored |= of_torch()
+                    write_text(RESULTS, json.dumps(stored, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    run(main)
