@@ -69,8 +69,10 @@ def facts_of(name: str) -> tuple[remat.Graph, dict[str, Any]]:
 
 
 def solved(graph: remat.Graph, budget_bytes: int, limit_s: int) -> dict[str, Any]:
-    """The result of the portfolio."""
-    found = remat.solve(graph, budget_bytes, "portfolio", time_limit_s=limit_s, threads=THREADS)
+    """The result of the portfolio, in a process of its own so that its memory is known."""
+    (found,) = remat.solve_sweep(
+        graph, [budget_bytes], "portfolio", time_limit_s=limit_s, threads=THREADS, isolate=True
+    )
     return {
         "budget_bytes": budget_bytes, "limit_s": limit_s, "overhead": found.overhead, "gap": found.gap,
         "status": str(found.status), "solver_bytes": found.solver_memory_bytes,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from remat import zoo
 from remat.check import check_file
-from remat.errors import RematError
+from remat.errors import InvalidInput, RematError
 from remat.frontends.json import save_graph
 from remat.frontends.monet_schedules import import_clone
 
@@ -28,6 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     monet.set_defaults(run=_import_monet)
     zoo = commands.add_parser("zoo", help="the solved plans that come with remat")
     zoo.set_defaults(run=_zoo)
+    explain = commands.add_parser("explain", help="whether a PyTorch step fits a GPU, and what less memory costs")
+    explain.add_argument("target", metavar="PACKAGE.MODULE:FACTORY", help="makes a module, or (module, sample_args)")
+    explain.add_argument("options", nargs="*", metavar="NAME=VALUE", help="arguments of the factory")
+    explain.add_argument("--gpu", help="for its costs and memory, e.g. h100")
+    explain.add_argument("--budget", help="instead of the GPU's memory, e.g. 24GB; without a GPU, costs are an h100's")
+    explain.add_argument("--optimizer", default="adamw", help="for its state (default: %(default)s)")
+    explain.add_argument("--time-limit", type=float, default=3.0, help="seconds of search for each budget and size")
+    explain.add_argument("--out", type=Path, help="also write a page of HTML, with who holds what over the step")
+    explain.set_defaults(run=_explain)
     given = parser.parse_args(arguments)
     try:
         return given.run(given)
@@ -76,6 +87,31 @@ def _import_monet(given: argparse.Namespace) -> int:
 def _file_name(name: str) -> str:
     """A safe file name for a graph, because its name comes from a file that anybody may have written."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name).lstrip(".")[:120] or "graph"
+
+
+def _explain(given: argparse.Namespace) -> int:
+    sys.path.insert(0, "")  # as for `python -m`: the factory may lie in this folder
+    from remat.torch import explain  # imports PyTorch
+
+    explained = explain(
+        given.target, gpu=given.gpu, budget=given.budget, optimizer=given.optimizer, time_limit_s=given.time_limit,
+        **dict(map(_option, given.options)),
+    )  # fmt: skip
+    print(explained)
+    if given.out is not None:
+        explained.save(given.out)
+    return 0
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """An argument of the factory: a Python literal, or text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise InvalidInput(f"'{text}' is no option; write NAME=VALUE, e.g. batch_size=8")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
 
 
 def _zoo(_: argparse.Namespace) -> int:

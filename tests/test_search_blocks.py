@@ -128,6 +128,18 @@ def test_no_time_gives_the_plain_plan_or_none() -> None:
     assert chain_plan(graph, plain_peak(graph) // 2, deadline=0.0) is None
 
 
+def test_a_block_with_other_inputs_ends_the_repeats() -> None:
+    graph = step_of(9)
+    operations = list(graph.operations)
+    at = [k for k, op in enumerate(operations) if op.kind == "forward_2"][2]  # in the third block
+    op = operations[at]
+    operations[at] = Operation(op.name, op.kind, (op.inputs[0] - 1,), op.outputs, op.cost, op.workspace_bytes)
+    found = find_repeats(Graph("blocks", tuple(operations), graph.values, graph.fixed_bytes))
+    assert found is not None
+    assert found.n_blocks == 6
+    assert all(at not in found.forward_of(k) for k in range(found.n_blocks))
+
+
 def found_in(graph: Graph) -> Repeats:
     found = find_repeats(graph)
     assert found is not None

@@ -1,8 +1,8 @@
 """Repeated blocks of a training graph: equal runs of forward operations, each with its run of backward operations.
 
 Transformers repeat one block, and extraction gives every copy the same operations in the same order. So a repeat is a
-period: operation i equals operation i + p over a long range. Equal means the same kind, cost, workspace and output
-sizes, and the same inputs as seen from the operation itself.
+period: operation i equals operation i + p over a long range. Equal means the same kind, workspace, sizes of outputs and
+number of inputs. Whether the blocks can follow one plan, the simulator decides.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def find_repeats(graph: Graph) -> Repeats | None:
     n_forward = sum(not op.is_backward for op in graph.operations)
     if any(op.is_backward for op in graph.operations[:n_forward]):
         return None
-    labels = _labels(graph, n_forward)
+    labels = _labels(graph)
     found = _longest(labels[:n_forward])
     if found is None:
         return None
@@ -62,21 +62,15 @@ def find_repeats(graph: Graph) -> Repeats | None:
     return _with_backward(graph, labels, first, period, n_blocks, n_forward)
 
 
-def _labels(graph: Graph, n_forward: int) -> np.ndarray:
-    """[N] equal numbers for equal operations.
-
-    An input of the same pass counts by its distance, if that is small; others by what makes them.
-    """
+def _labels(graph: Graph) -> np.ndarray:
+    """[N] equal numbers for equal operations. Costs do not count, because measured ones differ."""
     known: dict[tuple[object, ...], int] = {}
-
-    def number(*key: object) -> int:
-        return known.setdefault(key, len(known))
-
-    labels = np.zeros(len(graph), dtype=np.int64)
-    for k, op in enumerate(graph.operations):
+    labels = []
+    for op in graph.operations:
         sizes = tuple((graph.values[v].bytes, graph.values[v].keep) for v in op.outputs)
-        labels[k] = number(op.kind, op.workspace_bytes, op.run_once, op.is_backward, len(op.inputs), sizes)
-    return labels
+        key = op.kind, op.workspace_bytes, op.run_once, op.is_backward, len(op.inputs), sizes
+        labels.append(known.setdefault(key, len(known)))
+    return np.array(labels, dtype=np.int64)
 
 
 def _longest(labels: np.ndarray) -> tuple[int, int, int] | None:
@@ -129,10 +123,34 @@ def _with_backward(
     steps = begins[:-1] - begins[1:]
     if begins.min() < 0 or steps.min() <= 0 or (steps != steps[0]).any():
         return None
-    n_backward, last = int(steps[0]), int(begins[-1])
-    end = int(begins[0]) + n_backward
-    if end > len(graph):
+    n_backward = int(steps[0])
+    if int(begins[0]) + n_backward > len(graph):
         return None
-    blocks = labels[last:end].reshape(n_blocks, n_backward)
-    same = (blocks[1:-1] == blocks[1]).all()
-    return Repeats(first, period, int(begins[0]), n_backward, n_blocks) if same else None
+    return _equal_ones(graph, labels, Repeats(first, period, int(begins[0]), n_backward, n_blocks))
+
+
+def _equal_ones(graph: Graph, labels: np.ndarray, found: Repeats) -> Repeats | None:
+    """The longest run of blocks that equal the middle one, inputs from inside the block included."""
+    forms = [_form(graph, labels, [*found.forward_of(k), *found.backward_of(k)]) for k in range(found.n_blocks)]
+    middle = found.n_blocks // 2
+    first = last = middle
+    while first > 0 and forms[first - 1] == forms[middle]:
+        first -= 1
+    while last + 1 < found.n_blocks and forms[last + 1] == forms[middle]:
+        last += 1
+    if last + 1 - first < LEAST_BLOCKS:
+        return None
+    return Repeats(
+        found.forward_of(first).start,
+        found.n_forward,
+        found.backward_of(first).start,
+        found.n_backward,
+        last + 1 - first,
+    )
+
+
+def _form(graph: Graph, labels: np.ndarray, inside: list[int]) -> list[tuple[object, ...]]:
+    """[operation of a block] its label, and where in the block its inputs are made."""
+    made = [v for k in inside for v in graph.operations[k].outputs]
+    place = {v: i for i, v in enumerate(made)}
+    return [(int(labels[k]), *sorted(place[v] for v in graph.operations[k].inputs if v in place)) for k in inside]

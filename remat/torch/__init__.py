@@ -20,6 +20,7 @@ _version.refuse_old()
 try:
     from remat.torch._checkpoints import Checkpoints, checkpoints
     from remat.torch._rematerialize import rematerialize
+    from remat.torch.explain import Explanation, explain
     from remat.torch.measure import measured_peak
     from remat.torch.module import Rematerialized
 except (ImportError, AttributeError) as error:
@@ -27,4 +28,12 @@ except (ImportError, AttributeError) as error:
         raise
     raise _version.newer_fails(f"it lacks something that remat needs ({error})") from error
 
-__all__ = ["Checkpoints", "Rematerialized", "checkpoints", "measured_peak", "rematerialize"]
+__all__ = [
+    "Checkpoints",
+    "Explanation",
+    "Rematerialized",
+    "checkpoints",
+    "explain",
+    "measured_peak",
+    "rematerialize",
+]

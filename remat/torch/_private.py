@@ -816,3 +816,11 @@ def merge_equal_calls(module: fx.GraphModule) -> None:
     module.graph.eliminate_dead_code()
     module.graph = fx_graph_cse(module.graph)
     module.graph.find_nodes(op="output")[0].meta.update(end.meta)
+
+
+def module_path(node: fx.Node) -> str:
+    """Path, in the model of a captured step, of the module whose forward function makes a node, or to whose backward
+    pass it belongs; '' if none is known."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path = str([*stack.values()][-1][0]) if stack else ""
+    return path.partition(".model")[2].lstrip(".")

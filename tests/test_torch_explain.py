@@ -1,0 +1,163 @@
+"""`rt.explain` and `remat explain`: an answer before the GPU."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+import remat.torch as rt
+from remat.cli import main
+from remat.errors import InvalidInput
+from remat.frontends.spec import ModelSpec
+from remat.plan import Plan
+from remat.simulator import simulate
+from remat.torch._sizes import SizedStep
+from remat.torch.explain import held_values
+from remat.torch.graphs import extract
+from remat.torch.measure import peak_of_step
+from remat.torch.networks.llama import llama
+from remat.torch.planner import there_before
+
+SMALL = {"vocabulary": 300, "width": 64, "hidden": 128, "n_layers": 3, "n_heads": 4, "length": 48}
+TARGET = "remat.torch.networks.llama:llama"
+
+
+def graph_at(batch_size: int = 4, **options: int):
+    return extract(ModelSpec("llama", "torch", TARGET, batch_size, options=SMALL | options))
+
+
+@pytest.fixture(scope="module")
+def explained() -> rt.Explanation:
+    return rt.explain(llama, budget="12MB", time_limit_s=0.3, batch_size=4, **SMALL)
+
+
+@pytest.mark.parametrize(("sizes", "size", "name"), [((2, 4), 7, "batch_size"), ((24, 48, 72), 100, "length")])
+def test_a_step_between_captures_is_as_captured(sizes: tuple[int, ...], size: int, name: str) -> None:
+    made, real = SizedStep.of(lambda n: graph_at(**{name: n}), sizes).at(size), graph_at(**{name: size})
+    assert made.fixed_bytes == real.fixed_bytes
+    assert [value.bytes for value in made.values] == [value.bytes for value in real.values]
+    work = [(op.work.flops, op.work.bytes_moved) for op in made.operations if op.work]
+    assert work == [(op.work.flops, op.work.bytes_moved) for op in real.operations if op.work]
+
+
+def test_operations_that_differ_between_sizes_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="operations differ between size 2 and size 3"):
+        SizedStep.of(lambda n: graph_at(n_layers=n), (2, 3))
+
+
+def test_what_is_held_adds_up_to_the_peak(explained: rt.Explanation) -> None:
+    trace = simulate(explained.graph, explained.plain)
+    i = trace.peak_computation
+    held = sum(explained.graph.values[v].bytes for v in held_values(explained.graph, explained.plain, i))
+    workspace = explained.graph.operations[int(trace.order[i])].workspace_bytes
+    assert explained.graph.fixed_bytes + held + workspace == trace.peak_bytes == explained.plain_peak_bytes
+    assert sum(n for _, n in explained.held_at_peak(explained.plain)) == held
+    assert {"blocks.0.feed", "head"} <= {module for module, _ in explained.held_at_peak(explained.plain)}
+
+
+def test_bytes_are_those_of_the_model(explained: rt.Explanation) -> None:
+    n = sum(p.numel() for p in llama(4, **SMALL)[0].parameters())
+    assert explained.bytes_of["parameters"] == explained.bytes_of["gradients"] == 4 * n
+    assert explained.bytes_of["optimizer state"] == 8 * n
+    assert explained.bytes_of["buffers and inputs"] == 2 * 4 * 48 * 8 + 4  # and the gradient of the loss
+    assert explained.changes["adamw in bfloat16"] == -4 * n
+
+
+def test_the_plain_peak_is_that_of_a_real_step(explained: rt.Explanation) -> None:
+    model, args = llama(4, **SMALL)
+    for x in args:
+        x.random_(SMALL["vocabulary"])
+    fixed = explained.graph.fixed_bytes - explained.bytes_of["optimizer state"]
+    measured = fixed + peak_of_step(model, args, {}, "cpu") + explained.bytes_of["optimizer state"]
+    assert abs(measured - explained.plain_peak_bytes) < 0.02 * measured
+
+
+def test_overheads_rise_as_the_budget_falls(explained: rt.Explanation) -> None:
+    found = [overhead for overhead in explained.overheads.values() if overhead is not None]
+    assert len(found) >= 2
+    assert found == sorted(found)
+    for share, overhead in explained.overheads.items():
+        assert (overhead is None) == (share * explained.plain_peak_bytes < explained.least_bytes)
+
+
+def test_the_largest_batch_fits_and_the_next_does_not(explained: rt.Explanation) -> None:
+    largest = explained.largest["batch"]
+    state = explained.bytes_of["optimizer state"]
+
+    def peak(n: int) -> int:
+        graph = graph_at(n)
+        return state + simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+
+    assert largest[0.0] is not None
+    assert peak(largest[0.0]) <= explained.budget_bytes < peak(largest[0.0] + 1)
+    sizes = [n or 0 for n in largest.values()]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
+
+
+def test_the_largest_batch_trains_within_the_budget(explained: rt.Explanation) -> None:
+    size = explained.largest["batch"][0.1]
+    assert size is not None
+    model, args = llama(size, **SMALL)
+    for x in args:
+        x.random_(SMALL["vocabulary"])
+    room = explained.budget_bytes - explained.bytes_of["optimizer state"]
+    planned = rt.rematerialize(model, args, round(1.02 * room), time_limit_s=2)
+    assert there_before(planned.plan) + peak_of_step(planned, args, {}, "cpu") <= 1.02 * room
+    assert planned.plan.overhead < 0.2
+    with pytest.raises(InvalidInput, match="smallest budget known"):
+        rt.rematerialize(model, args, room // 3, time_limit_s=2)
+
+
+def test_a_model_that_takes_no_sizes_has_no_largest_ones() -> None:
+    model = rt.explain(lambda: llama(2, **SMALL), gpu="v100", time_limit_s=0.1)
+    assert model.fits
+    assert not model.largest
+    assert model.plan is not None
+
+
+def test_a_factory_that_fails_is_one_line() -> None:
+    def broken() -> None:
+        raise OSError("no data here")
+
+    with pytest.raises(InvalidInput, match="broken raised OSError: no data here"):
+        rt.explain(broken, gpu="v100")
+
+
+def test_the_page_and_the_text(tmp_path, capsys) -> None:
+    options = [f"{name}={value}" for name, value in SMALL.items()]
+    page = tmp_path / "page.html"
+    assert (
+        main(
+            ["explain", TARGET, *options, "batch_size=2", "--budget", "1GB", "--time-limit", "0.1", "--out", str(page)]
+        )
+        == 0
+    )
+    told = capsys.readouterr().out
+    assert "plain peak" in told
+    assert "fits" in told
+    assert "largest batch" in told
+    assert "largest length" in told
+    written = page.read_text()
+    assert written.startswith("<!doctype html>")
+    assert written.count("<svg") == 1
+    assert "blocks.*.feed" in written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([TARGET], "name a GPU or a budget"),
+        ([TARGET, "--gpu", "h1000"], "unknown gpu 'h1000'; did you mean h100"),
+        ([TARGET, "--gpu", "v100", "--optimizer", "adan"], "unknown optimizer 'adan'; did you mean adam"),
+        ([TARGET, "layers", "--gpu", "v100"], "'layers' is no option; write NAME=VALUE"),
+        ([TARGET, "n_layer=2", "--gpu", "v100"], "unexpected keyword argument 'n_layer'"),
+        ([TARGET, "--budget", "3XB"], "cannot read '3XB' as a size"),
+        ([TARGET, "--gpu", "v100", "--time-limit", "0"], "time limit must be a positive number"),
+        (["remat.torch.networks.resnet:resnet50", "--gpu", "v100"], "give input_size"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], message: str, capsys) -> None:
+    assert main(["explain", *arguments]) == 1
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
