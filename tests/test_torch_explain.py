@@ -15,6 +15,7 @@ from remat.torch.explain import held_values
 from remat.torch.graphs import extract
 from remat.torch.measure import peak_of_step
 from remat.torch.networks.llama import llama
+from remat.torch.networks.transformer import gpt2
 from remat.torch.planner import there_before
 
 SMALL = {"vocabulary": 300, "width": 64, "hidden": 128, "n_layers": 3, "n_heads": 4, "length": 48}
@@ -42,6 +43,14 @@ def test_a_step_between_captures_is_as_captured(sizes: tuple[int, ...], size: in
 def test_operations_that_differ_between_sizes_are_refused() -> None:
     with pytest.raises(InvalidInput, match="operations differ between size 2 and size 3"):
         SizedStep.of(lambda n: graph_at(n_layers=n), (2, 3))
+
+
+def test_a_model_that_grows_with_its_length_in_another_way_has_no_largest_length() -> None:
+    small = {"vocabulary": 100, "width": 32, "n_layers": 1, "n_heads": 2, "context": 60, "length": 48}
+    told = rt.explain(gpt2, budget="8MB", time_limit_s=0.1, batch_size=2, **small)  # more positions from length 60 on
+    assert "length" not in told.largest
+    assert "the model changes with it" in told.refused["length"]
+    assert "batch" in told.largest
 
 
 def test_what_is_held_adds_up_to_the_peak(explained: rt.Explanation) -> None:

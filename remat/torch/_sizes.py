@@ -39,6 +39,16 @@ class SizedStep:
                 raise InvalidInput(f"the step's operations differ between size {small} and size {large}")
         return cls(graphs)
 
+    def check(self, graph: Graph, size: int) -> None:
+        """Compare what is promised at a size with its captured graph.
+
+        Raises:
+            InvalidInput: bytes or work differ.
+        """
+        if _facts(graph) != _facts(self.at(size)):
+            known = ", ".join(map(str, self.graphs))
+            raise InvalidInput(f"at size {size} the step is not what sizes {known} promise; the model changes with it")
+
     def at(self, size: int) -> Graph:
         """The graph at this size, without costs."""
         if size in self.graphs:
@@ -59,6 +69,11 @@ class SizedStep:
         )
         fixed_bytes = number(lambda graph: graph.fixed_bytes)
         return replace(first, operations=operations, values=values, fixed_bytes=fixed_bytes)
+
+
+def _facts(graph: Graph) -> tuple[object, ...]:
+    works = [(op.work.flops, op.work.bytes_moved) for op in graph.operations if op.work is not None]
+    return graph.fixed_bytes, [value.bytes for value in graph.values], works
 
 
 def _weight(size: int, own: int, others: Sequence[int]) -> Fraction:

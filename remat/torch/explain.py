@@ -147,13 +147,13 @@ def explain(
     for what, parameter, degree in made.growing():
         try:
             sized = made.sized(parameter, degree)
+            growing = _Growing(
+                lambda n, sized=sized: _costed(sized.at(n), device, state), budget_bytes, overheads, time_limit_s,
+                threads,
+            )  # fmt: skip
+            largest[what] = growing.largest(lambda n, p=parameter, sized=sized: sized.check(made.graph({p: n}), n))
         except InvalidInput as error:
             refused[what] = str(error)
-            continue
-        growing = _Growing(
-            lambda n, sized=sized: _costed(sized.at(n), device, state), budget_bytes, overheads, time_limit_s, threads
-        )
-        largest[what] = growing.largest()
     return Explanation(
         made.name, device, costed, modules, _bytes_of(model, costed, state), budget_bytes, plain,
         None if within is None else within.plan, least, overheads, largest,
@@ -187,6 +187,10 @@ class _Factory:
             raise InvalidInput(f"{spec.target} raised {first_line(error)}{place}") from error
         return captured_step(model, args, name=self.name, loss_fn=loss_fn), model
 
+    def graph(self, sizes: Mapping[str, int]) -> Graph:
+        """The step's graph at these sizes, without costs."""
+        return self.step(sizes)[0].graph
+
     def growing(self) -> Iterator[tuple[str, str, int]]:
         """(what grows, its parameter, degree of bytes and work in it)."""
         if self._default("batch_size") or "batch_size" in self.options:
@@ -200,7 +204,7 @@ class _Factory:
         base = self.options.get(parameter) or self._default(parameter)
         assert base is not None
         sizes = [max(2, base // 2) * (i + 1) for i in range(degree + 1)]  # size 1 makes other operations
-        return SizedStep.of(lambda n: self.step({parameter: n})[0].graph, sizes)
+        return SizedStep.of(lambda n: self.graph({parameter: n}), sizes)
 
     def _default(self, parameter: str) -> int | None:
         known = inspect.signature(self.make).parameters.get(parameter)
@@ -243,9 +247,14 @@ class _Growing:
     threads: int
     peaks: dict[int, int] = field(default_factory=dict)
 
-    def largest(self) -> dict[float, int | None]:
-        """[overhead] the largest size whose cheapest plan within the budget costs no more."""
+    def largest(self, check: Callable[[int], None]) -> dict[float, int | None]:
+        """[overhead] the largest size whose cheapest plan within the budget costs no more.
+
+        Args:
+            check: raises if the graph at a size is not the real one; asked about the first size found.
+        """
         found = {0.0: _last(lambda n: self._plain_peak(n) <= self.budget_bytes, 1, 0, exact=True)}
+        check(max(2, found[0.0]))
         for overhead in OVERHEADS[1:]:
             share = min((s for s, o in self.overheads.items() if o is not None and o <= overhead), default=1.0)
             known = max(found.values())
