@@ -36,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     explain.add_argument("--gpu", help="for its costs and memory, e.g. h100")
     explain.add_argument("--budget", help="instead of the GPU's memory, e.g. 24GB; without a GPU, costs are an h100's")
     explain.add_argument("--optimizer", default="adamw", help="for its state (default: %(default)s)")
-    explain.add_argument("--time-limit", type=float, default=3.0, help="seconds of search for each budget and size")
+    explain.add_argument(
+        "--time-limit", type=float, default=2.0, help="seconds of search for each budget (default: %(default)s)"
+    )
     explain.add_argument("--out", type=Path, help="also write a page of HTML, with who holds what over the step")
     explain.set_defaults(run=_explain)
     given = parser.parse_args(arguments)

@@ -10,8 +10,8 @@ from remat.errors import InvalidInput
 from remat.frontends.spec import ModelSpec
 from remat.plan import Plan
 from remat.simulator import simulate
+from remat.torch._explain import held_values
 from remat.torch._sizes import SizedStep
-from remat.torch.explain import held_values
 from remat.torch.graphs import extract
 from remat.torch.measure import peak_of_step
 from remat.torch.networks.llama import llama

@@ -19,8 +19,8 @@ from remat.torch import _version
 _version.refuse_old()
 try:
     from remat.torch._checkpoints import Checkpoints, checkpoints
+    from remat.torch._explain import Explanation, explain
     from remat.torch._rematerialize import rematerialize
-    from remat.torch.explain import Explanation, explain
     from remat.torch.measure import measured_peak
     from remat.torch.module import Rematerialized
 except (ImportError, AttributeError) as error:

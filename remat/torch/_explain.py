@@ -23,7 +23,7 @@ from remat.simulator import simulate
 from remat.solution import Solution
 from remat.solving.api import solve
 from remat.torch import build
-from remat.torch._explained import page_of
+from remat.torch._explain_page import page_of
 from remat.torch._optimizer import STATES, state_bytes
 from remat.torch._private import module_path
 from remat.torch._sizes import SizedStep
@@ -98,7 +98,7 @@ class Explanation:
 
 def explain(
     factory: str | Callable[..., Any], *, gpu: str | None = None, budget: int | str | None = None,
-    optimizer: str | int | None = "adamw", batch_size: int | None = None, time_limit_s: float = 3.0, threads: int = 2,
+    optimizer: str | int | None = "adamw", batch_size: int | None = None, time_limit_s: float = 2.0, threads: int = 2,
     **options: Any,
 ) -> Explanation:  # fmt: skip
     """What a training step needs on a GPU that need not be there. Nothing is computed, parameters take no memory.
@@ -113,7 +113,7 @@ def explain(
         budget: bytes, or a size such as ``24GB``. Without a GPU, costs are those of an h100.
         optimizer: a name as in `rematerialize`, or bytes of state.
         batch_size: for a factory that takes it.
-        time_limit_s: of search, for each budget and each size that is tried.
+        time_limit_s: of search, for each budget; half as long for each size that is tried.
         options: of the factory. One of ``length``, ``seq_len``, ``sequence_length`` is the length of its sequences.
 
     Raises:
@@ -128,6 +128,7 @@ def explain(
     state_bytes(optimizer, ())  # an unknown name is refused before the capture
     made = _Factory(factory, dict(options) | ({} if batch_size is None else {"batch_size": batch_size}))
     step, model = made.step({})
+    made.graphs[()] = step.graph
     state = state_bytes(optimizer, model.parameters())
     modules = _modules(step.storage, len(step.graph.values))
     costed = _costed(step.graph, device, state)
@@ -148,7 +149,7 @@ def explain(
         try:
             sized = made.sized(parameter, degree)
             growing = _Growing(
-                lambda n, sized=sized: _costed(sized.at(n), device, state), budget_bytes, overheads, time_limit_s,
+                lambda n, sized=sized: _costed(sized.at(n), device, state), budget_bytes, overheads, time_limit_s / 2,
                 threads,
             )  # fmt: skip
             largest[what] = growing.largest(lambda n, p=parameter, sized=sized: sized.check(made.graph({p: n}), n))
@@ -169,6 +170,7 @@ class _Factory:
         self.make: Callable[..., Any] = load_target(factory) if isinstance(factory, str) else factory
         self.options = options
         self.name = self.target.rpartition(":")[2] or getattr(factory, "__name__", "model")
+        self.graphs: dict[tuple[tuple[str, int], ...], Graph] = {}  # [sizes other than those asked for]
 
     def step(self, sizes: Mapping[str, int]) -> tuple[Any, nn.Module]:
         """(the captured step at these sizes, its model)."""
@@ -189,7 +191,10 @@ class _Factory:
 
     def graph(self, sizes: Mapping[str, int]) -> Graph:
         """The step's graph at these sizes, without costs."""
-        return self.step(sizes)[0].graph
+        key = tuple((name, n) for name, n in sizes.items() if n != (self.options.get(name) or self._default(name)))
+        if key not in self.graphs:
+            self.graphs[key] = self.step(sizes)[0].graph
+        return self.graphs[key]
 
     def growing(self) -> Iterator[tuple[str, str, int]]:
         """(what grows, its parameter, degree of bytes and work in it)."""
@@ -276,7 +281,7 @@ class _Growing:
 
 
 def _last(fits: Callable[[int], bool], guess: int, known: int, exact: bool = False) -> int:
-    """The largest size that fits, if all smaller ones do; within 1/64 of it unless `exact`.
+    """The largest size that fits, if all smaller ones do; within 1/32 of it unless `exact`.
 
     Args:
         known: it fits; 0 if none is known to.
@@ -289,7 +294,7 @@ def _last(fits: Callable[[int], bool], guess: int, known: int, exact: bool = Fal
         else:
             high, at = at, at - step
         step *= 2
-    while high - low > (1 if exact else max(1, low // 64)):
+    while high - low > (1 if exact else max(1, low // 32)):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
