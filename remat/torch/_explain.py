@@ -23,7 +23,7 @@ from remat.simulator import simulate
 from remat.solution import Solution
 from remat.solving.api import solve
 from remat.torch import build
-from remat.torch._explain_page import page_of
+from remat.torch._explain_page import group_of, page_of
 from remat.torch._optimizer import STATES, state_bytes
 from remat.torch._private import module_path
 from remat.torch._sizes import SizedStep
@@ -361,8 +361,11 @@ def _lines(explained: Explanation) -> Iterator[str]:
     yield f"  plain peak          {size(plain.peak_bytes)}: {'fits' if explained.fits else 'does not fit'}"
     at = graph.operations[int(plain.order[plain.peak_computation])]
     yield f"    while {at.name} ({at.kind}) runs; most is held by"
-    for module, n_bytes in explained.held_at_peak(explained.plain)[:5]:
-        yield f"      {module or '(the step)'}: {size(n_bytes)}"
+    held = Counter[str]()
+    for module, n_bytes in explained.held_at_peak(explained.plain):
+        held[group_of(module)] += n_bytes
+    for group, n_bytes in held.most_common(5):
+        yield f"      {group}: {size(n_bytes)}"
     yield f"  smallest budget     {size(explained.least_bytes, up=True)} (the smallest known to suffice)"
     if not explained.fits:
         within = explained.plan

@@ -50,7 +50,8 @@ def page_of(
     )
 
 
-def _group(module: str) -> str:
+def group_of(module: str) -> str:
+    """The path with * for every number, so that blocks count together."""
     return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", module) or "(the step)"
 
 
@@ -58,14 +59,14 @@ def _groups(graph: Graph, modules: Sequence[str]) -> list[str]:
     """Groups of modules that make most bytes, then the rest."""
     sizes = Counter[str]()
     for value, module in zip(graph.values, modules, strict=True):
-        sizes[_group(module)] += value.bytes
+        sizes[group_of(module)] += value.bytes
     return [*(name for name, _ in sizes.most_common(len(COLOURS) - 1)), OTHERS]
 
 
 def _held(graph: Graph, modules: Sequence[str], plan: Plan, groups: Sequence[str]) -> np.ndarray:
     """[always there, each group, workspace][computations] bytes."""
     row = {name: i + 1 for i, name in enumerate(groups)}
-    row_of = [row.get(_group(module), row[OTHERS]) for module in modules]
+    row_of = [row.get(group_of(module), row[OTHERS]) for module in modules]
     now = np.zeros(len(groups) + 2, dtype=np.int64)
     now[0] = graph.fixed_bytes
     columns, held = list[np.ndarray](), set[int]()
