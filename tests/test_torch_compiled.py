@@ -126,6 +126,7 @@ def test_repeated_dropout_draws_the_same_numbers(words_at) -> None:
         assert difference_of_steps(words_at[1.0], words_at[share], (words(),), {}, "cpu") < NEAR
 
 
+@pytest.mark.slow
 def test_batch_norm_moves_its_statistics_once() -> None:
     args = (torch.randn(8, 3, 24, 24),)
     model = Image()
@@ -164,6 +165,7 @@ def test_a_saved_plan_keeps_its_groups(words_at, tmp_path) -> None:
         compiled(model, (words(),), None, plan=path)
 
 
+@pytest.mark.slow
 def test_a_smaller_budget_takes_the_plan_of_a_larger_one_that_fits(tmp_path, monkeypatch) -> None:
     model, args = Words(), (words(),)
     first = compiled(model, args, 0.85, cache_folder=tmp_path)
