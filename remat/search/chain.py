@@ -93,9 +93,11 @@ class Stretch:
 
     @property
     def middle(self) -> int:
+        """The operation between the passes."""
         return len(self.forward)
 
     def option(self, plan: Plan) -> Option:
+        """A plan of `own` as an option."""
         trace = simulate(self.own, plan)
         order = trace.order.tolist()
         i = order.index(self.middle)
@@ -123,6 +125,7 @@ class Stretch:
         return [a for a in dict.fromkeys(options) if not any(b.beats(a) for b in options)]
 
     def _within(self, held: int, peak: int, seed: int) -> Option | None:
+        """A cheap option within both limits; the operation between the passes needs what `held` leaves of `peak`."""
         operations = list(self.own.operations)
         operations[self.middle] = replace(operations[self.middle], workspace_bytes=max(0, peak - held))
         graph = replace(self.own, operations=tuple(operations))

@@ -90,9 +90,9 @@ def search_staged(
     start = first_order(context)
     if start is not None:
         offer(start, 0)
-    blocks = _order_of_blocks(context, start, threads)
-    if blocks is not None and blocks is not start:
-        start = blocks
+    cheaper = _cheaper_by_blocks(context, start, threads)
+    if cheaper is not None:
+        start = cheaper
         offer(start, 0)
     return minimise_cost(
         graph, context.problem.budget_bytes, start, seed=context.options.seed, threads=threads,
@@ -144,18 +144,21 @@ def first_order(context: Context) -> np.ndarray | None:
     return min(fitting)[2].order if fitting else None
 
 
-def _order_of_blocks(context: Context, start: np.ndarray | None, threads: int) -> np.ndarray | None:
-    """The cheaper one of `start` and a plan whose blocks follow plans of one block; `start` in a run that repeats."""
+def _cheaper_by_blocks(context: Context, start: np.ndarray | None, threads: int) -> np.ndarray | None:
+    """Computations of a plan whose blocks follow plans of one block, if it is cheaper than `start`.
+
+    None on small graphs, and in a run that repeats.
+    """
     graph, budget_bytes = context.problem.graph, context.problem.budget_bytes
     if len(graph) < LARGE or context.repeats or context.is_solved():
-        return start
+        return None
     plan = chain_plan(
         graph, budget_bytes, seed=context.options.seed, threads=threads, deadline=context.share_ends(BLOCKS_SHARE)
     )
     if plan is None:
-        return start
+        return None
     if start is not None:
         first = simulate(graph, Plan.from_order(graph, start.tolist()))
         if first.peak_bytes <= budget_bytes and first.cost <= simulate(graph, plan).cost:
-            return start
+            return None
     return plan.order

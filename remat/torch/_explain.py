@@ -358,7 +358,8 @@ def _lines(explained: Explanation) -> Iterator[str]:
     for what, n_bytes in explained.bytes_of.items():
         yield f"  {what:<19} {size(n_bytes)}"
     graph, plain = explained.graph, simulate(explained.graph, explained.plain)
-    yield f"  plain peak          {size(plain.peak_bytes)}: {'fits' if explained.fits else 'does not fit'}"
+    fits = plain.peak_bytes <= explained.budget_bytes
+    yield f"  plain peak          {size(plain.peak_bytes)}: {'fits' if fits else 'does not fit'}"
     at = graph.operations[int(plain.order[plain.peak_computation])]
     yield f"    while {at.name} ({at.kind}) runs; most is held by"
     held = Counter[str]()
@@ -367,12 +368,13 @@ def _lines(explained: Explanation) -> Iterator[str]:
     for group, n_bytes in held.most_common(5):
         yield f"      {group}: {size(n_bytes)}"
     yield f"  smallest budget     {size(explained.least_bytes, up=True)} (the smallest known to suffice)"
-    if not explained.fits:
+    if not fits:
         within = explained.plan
         overhead = None if within is None else simulate(graph, within).cost / graph.total_cost - 1
         yield f"  plan within budget  {'none was found' if overhead is None else f'{overhead:.1%} overhead'}"
     for share, overhead in explained.overheads.items():
-        told = "no plan" if overhead is None else f"{overhead:.1%} overhead{_price(explained, share, overhead)}"
+        price = (overhead or 0) * graph.total_cost / 1e6 / ((1 - share) * plain.peak_bytes / 2**30)  # ms, GiB
+        told = "no plan" if overhead is None else f"{overhead:.1%} overhead, {price:.3g} ms for each GiB saved"
         yield f"  at {share:.0%} of the peak  {told}"
     for what, sizes in explained.largest.items():
         told = ", ".join(f"{n or 'none'} at {overhead:.0%}" for overhead, n in sizes.items())
@@ -381,9 +383,3 @@ def _lines(explained: Explanation) -> Iterator[str]:
         yield f"  {what}: {'+' if n_bytes >= 0 else '-'}{size(abs(n_bytes))}"
     for what, why in explained.refused.items():
         yield f"  largest {what:<11} not known: {why}"
-
-
-def _price(explained: Explanation, share: float, overhead: float) -> str:
-    saved = (1 - share) * explained.plain_peak_bytes / 2**30
-    ms = overhead * explained.graph.total_cost / 1e6
-    return f", {ms / saved:.2g} ms for each GiB saved" if saved else ""
