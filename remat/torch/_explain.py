@@ -48,7 +48,7 @@ class Explanation:
         plain, plan: the plain step, and the cheapest plan found within the budget; None without one.
         least_bytes: the smallest budget known to suffice.
         overheads: [share of the plain peak] of the cheapest plan found; None below the smallest budget.
-        largest: [what grows][overhead] largest size of which a step fits; None if not even the smallest does.
+        largest: [what grows, then overhead] largest size of which a step fits; None if not even the smallest does.
         changes: [what else] bytes that it adds to the plain peak; negative where it saves.
         refused: [what grows] why its largest sizes are not known.
     """
