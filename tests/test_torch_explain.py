@@ -28,7 +28,7 @@ def graph_at(batch_size: int = 4, **options: int):
 
 @pytest.fixture(scope="module")
 def explained() -> rt.Explanation:
-    return rt.explain(llama, budget="9MB", time_limit_s=0.2, batch_size=4, **SMALL)
+    return rt.explain(llama, gpu="cpu", budget="9MB", time_limit_s=0.2, batch_size=4, **SMALL)
 
 
 @pytest.mark.parametrize(("sizes", "size", "name"), [((2, 4), 7, "batch_size"), ((24, 48, 72), 100, "length")])
@@ -48,7 +48,7 @@ def test_operations_that_differ_between_sizes_are_refused() -> None:
 @pytest.mark.slow
 def test_a_model_that_grows_with_its_length_in_another_way_has_no_largest_length() -> None:
     small = {"vocabulary": 100, "width": 32, "n_layers": 1, "n_heads": 2, "context": 60, "length": 48}
-    told = rt.explain(gpt2, budget="8MB", time_limit_s=0.1, batch_size=2, **small)  # more positions from length 60 on
+    told = rt.explain(gpt2, gpu="cpu", budget="8MB", time_limit_s=0.1, batch_size=2, **small)  # more positions from length 60 on
     assert "length" not in told.largest
     assert "the model changes with it" in told.refused["length"]
     assert "batch" in told.largest

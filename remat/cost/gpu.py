@@ -49,6 +49,7 @@ class Gpu:
             has any, and are used for matrix work only (see `matrix_dtype`).
         efficiency: achieved fractions of the peaks: ``convolution`` and ``matmul`` of the arithmetic,
             ``memory``, ``normalization``, ``pooling`` and ``pooling_backward`` of the bandwidth.
+        compute_capability: of a CUDA GPU, times 10: PyTorch chooses kernels by it. 0 for other devices.
 
     Raises:
         InvalidInput: a rate that is missing, not positive, or a fraction outside (0, 1].
@@ -60,6 +61,7 @@ class Gpu:
     launch_overhead_s: float
     peak_flops: dict[str, float]
     efficiency: dict[str, float] = field(default_factory=lambda: dict(EFFICIENCY))
+    compute_capability: int = 0
 
     def __post_init__(self) -> None:
         if "float32" not in self.peak_flops:

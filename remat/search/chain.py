@@ -106,6 +106,11 @@ class Stretch:
         backward = tuple(k if k < self.middle else k - 1 for k in order[i + 1 :])
         return Option(tuple(order[:i]), backward, held, int(peaks.max(initial=0)), trace.cost)
 
+    def resized(self, option: Option) -> Option:
+        """The option of a stretch with the same operations, whose sizes and costs differ."""
+        backward = [k + 1 if k >= self.middle else k for k in option.backward]
+        return self.option(Plan.from_order(self.own, [*option.forward, self.middle, *backward]))
+
     def options(self, seed: int, threads: int, deadline: float) -> list[Option]:
         """Plans that differ in what they hold between the passes, what they need at most, and their cost."""
         plain = self.option(Plan.from_order(self.own, range(len(self.own))))
@@ -150,7 +155,7 @@ class Chain:
         n = repeats.n_blocks
         last = repeats.forward_of(n - 1).stop, repeats.backward_of(n - 1).start
         after = repeats.backward_of(0).stop
-        self.graph = graph
+        self.graph, self.repeats = graph, repeats
         self.before, self.after = range(repeats.forward), range(after, len(graph))
         self.blocks = [(repeats.forward_of(k), repeats.backward_of(k)) for k in range(n)]
         self.turn = Stretch.of(graph, range(*last), range(last[1], last[1]))
@@ -193,24 +198,62 @@ def chain_plan(
     graph: Graph, budget_bytes: int, *, seed: int = 0, threads: int = 1, deadline: float = float("inf")
 ) -> Plan | None:
     """The cheapest plan in which each block follows one of the plans of a block; None without blocks or such a plan."""
-    repeats = find_repeats(graph)
-    if repeats is None:
-        return None
-    chain = Chain(graph, repeats)
-    options = chain.block.options(seed, threads, deadline)
-    turns = chain.turn.options(seed, threads, deadline)
-    program = _Program(chain, options, turns)
-    limit = budget_bytes
-    for i in range(TRIES):
-        chosen = program.cheapest(limit)
-        if chosen is None:
+    plans = BlockPlans.of(graph, seed=seed, threads=threads, deadline=deadline)
+    return None if plans is None else plans.within(budget_bytes)
+
+
+class BlockPlans:
+    """Plans of the blocks of a graph. One search for them serves every budget, and every size of the step."""
+
+    def __init__(self, chain: Chain, options: Sequence[Option], turns: Sequence[Option]) -> None:
+        self.chain, self.options, self.turns = chain, options, turns
+        self.program = _Program(chain, options, turns)
+
+    @classmethod
+    def of(
+        cls, graph: Graph, *, seed: int = 0, threads: int = 1, deadline: float = float("inf")
+    ) -> BlockPlans | None:  # fmt: skip
+        """Plans found by annealing; None without blocks."""
+        repeats = find_repeats(graph)
+        if repeats is None:
             return None
-        plan = Plan.from_order(graph, chain.order(*chosen)[0], budget_bytes)
-        peak = simulate(graph, plan).peak_bytes
-        if peak <= budget_bytes:
-            return plan
-        limit -= peak - budget_bytes + (limit >> 14 << i)  # a slot, two, four, ...: the same plan must not come again
-    return None
+        chain = Chain(graph, repeats)
+        options, turns = (each.options(seed, threads, deadline) for each in (chain.block, chain.turn))
+        return cls(chain, options, turns)
+
+    def at(self, graph: Graph) -> BlockPlans | None:
+        """The same orders for the step at another size, whose operations are the same; None if its blocks are not."""
+        repeats = find_repeats(graph)
+        if repeats is None or repeats != self.chain.repeats:
+            return None
+        chain = Chain(graph, repeats)
+        options = [chain.block.resized(option) for option in self.options]
+        return BlockPlans(chain, options, [chain.turn.resized(option) for option in self.turns])
+
+    def within(self, budget_bytes: int) -> Plan | None:
+        """The cheapest plan of the whole graph within a budget; None if there is none."""
+        limit = budget_bytes
+        for i in range(TRIES):
+            chosen = self.program.cheapest(limit)
+            if chosen is None:
+                return None
+            plan = Plan.from_order(self.chain.graph, self.chain.order(*chosen)[0], budget_bytes)
+            peak = simulate(self.chain.graph, plan).peak_bytes
+            if peak <= budget_bytes:
+                return plan
+            # A slot, two, four, ...: the same plan must not come again.
+            limit -= peak - budget_bytes + (limit >> 14 << i)
+        return None
+
+    def least(self) -> Plan | None:
+        """A plan within a budget that is the smallest to one part in 1,024; None if there is none within all bytes."""
+        most = self.chain.graph.fixed_bytes + sum(value.bytes for value in self.chain.graph.values)
+        low, high, best = self.chain.graph.fixed_bytes, most, None
+        while high - low > high >> 10:
+            middle = (low + high) // 2
+            plan = self.within(middle)
+            low, high, best = (middle, high, best) if plan is None else (low, middle, plan)
+        return best
 
 
 class _Program:

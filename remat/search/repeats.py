@@ -7,7 +7,8 @@ number of inputs. Whether the blocks can follow one plan, the simulator decides.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -154,3 +155,77 @@ def _form(graph: Graph, labels: np.ndarray, inside: list[int]) -> list[tuple[obj
     made = [v for k in inside for v in graph.operations[k].outputs]
     place = {v: i for i, v in enumerate(made)}
     return [(int(labels[k]), *sorted(place[v] for v in graph.operations[k].inputs if v in place)) for k in inside]
+
+
+def with_blocks(graph: Graph, repeats: Repeats, n_blocks: int) -> tuple[Graph, list[int], list[int]]:
+    """The step with more blocks: copies of the middle block follow it, in both passes.
+
+    What a copy reads from another block, it reads from the block at the same distance. Fixed bytes do not change.
+
+    Returns:
+        (graph, [value] the value of `graph` that it is a copy of, [value] number of blocks by which it moved)
+    """
+    middle, more = repeats.n_blocks // 2, n_blocks - repeats.n_blocks
+    block_of = _blocks_of(graph, repeats)
+    moves = [*_moved(repeats, middle, more, len(graph))]
+    made: dict[tuple[int, int], int] = {}  # (value of `graph`, blocks it moved) -> value
+    copied, moved = list[int](), list[int]()
+    for k, move in moves:
+        for v in graph.operations[k].outputs:
+            made[v, move] = len(copied)
+            copied.append(v)
+            moved.append(move)
+
+    def read(v: int, reader: int, move: int) -> int:
+        block, own = block_of[graph.producer[v]], block_of[reader]
+        if block is None:
+            return made[v, 0]
+        if own is None:
+            return made[v, more if block > middle else 0]
+        at = own + move + (block - own)  # of all blocks
+        # Equal blocks: the value of this place in the block that stands there.
+        source = at if at <= middle else middle if at <= middle + more else at - more
+        same = graph.producer[v] + _distance(repeats, graph.producer[v], block, source)
+        there = graph.operations[same].outputs[graph.operations[graph.producer[v]].outputs.index(v)]
+        return made[there, at - source]
+
+    operations = tuple(
+        replace(
+            graph.operations[k],
+            name=graph.operations[k].name + (f"_{move}" if move > 0 and block_of[k] == middle else ""),
+            inputs=tuple(sorted(read(v, k, move) for v in graph.operations[k].inputs)),
+            outputs=tuple(made[v, move] for v in graph.operations[k].outputs),
+        )
+        for k, move in moves
+    )
+    values = tuple(graph.values[v] for v in copied)
+    loss = None if graph.loss is None else moves.index((graph.loss, 0))
+    return replace(graph, operations=operations, values=values, loss=loss), copied, moved
+
+
+def _blocks_of(graph: Graph, repeats: Repeats) -> list[int | None]:
+    """[N] the block of each operation."""
+    blocks: list[int | None] = [None] * len(graph)
+    for b in range(repeats.n_blocks):
+        for k in (*repeats.forward_of(b), *repeats.backward_of(b)):
+            blocks[k] = b
+    return blocks
+
+
+def _moved(repeats: Repeats, middle: int, more: int, n: int) -> Iterator[tuple[int, int]]:
+    """(operation, blocks by which it moves) in the order of the step with `more` blocks after the middle one."""
+    forward, backward = repeats.forward_of(middle), repeats.backward_of(middle)
+    last, first = repeats.forward_of(repeats.n_blocks - 1).stop, repeats.backward_of(repeats.n_blocks - 1).start
+    yield from ((k, 0) for k in range(forward.stop))
+    yield from ((k, j) for j in range(1, more + 1) for k in forward)
+    yield from ((k, more) for k in range(forward.stop, last))
+    yield from ((k, 0) for k in range(last, first))
+    yield from ((k, more) for k in range(first, backward.start))
+    yield from ((k, j) for j in reversed(range(1, more + 1)) for k in backward)
+    yield from ((k, 0) for k in range(backward.start, n))
+
+
+def _distance(repeats: Repeats, k: int, block: int, other: int) -> int:
+    """From operation `k` of a block to that of the same place in another block."""
+    is_forward = k in repeats.forward_of(block)
+    return (other - block) * (repeats.n_forward if is_forward else -repeats.n_backward)

@@ -10,6 +10,7 @@ The interfaces, and where PyTorch keeps them:
 - AOT autograd: its entry, its settings, its descriptions of inputs and outputs, its guess of a gradient's layout
 - the min-cut partitioner and its settings; Inductor's entry, and its setting for another partitioner
 - kernels that are registered for tracing: ``OpOverload.py_kernels``, `torch._C.DispatchKey`
+- registered implementations of operators, for a while: ``torch.library._scoped_library``
 - native recurrent layers: ``torch._VF``; their list of weights
 - the calls that policies of selective checkpointing are not asked about
 - the identity of a storage, the base of a view, the tables of tensors of a module, the profiler's events
@@ -96,6 +97,19 @@ def module_tensors(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
 def places_of_children(model: nn.Module) -> list[tuple[dict[str, nn.Module | None], str, nn.Module | None]]:
     """(table, name, child) for every place of a submodule in a model."""
     return [(owner._modules, name, child) for owner in model.modules() for name, child in owner._modules.items()]
+
+
+@contextmanager
+def cut_to(container: nn.Module, n_children: int) -> Iterator[None]:
+    """Let a container have its first children only."""
+    before = dict(container._modules)
+    try:
+        for name in [*before][n_children:]:
+            del container._modules[name]
+        yield
+    finally:
+        container._modules.clear()
+        container._modules.update(before)
 
 
 def share_tables(module: nn.Module, model: nn.Module) -> None:
@@ -824,3 +838,13 @@ def module_path(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = str([*stack.values()][-1][0]) if stack else ""
     return path.partition(".model")[2].lstrip(".")
+
+
+@contextmanager
+def overridden(implementations: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Let composite ATen operators, by name, be other functions."""
+    with torch.library._scoped_library("aten", "IMPL") as library, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they were registered before is the point
+        for name, implementation in implementations.items():
+            library.impl(name, implementation, "CompositeImplicitAutograd")
+        yield

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import lcm
+
+import numpy as np
 
 from remat.errors import InvalidInput
-from remat.graph import Graph, Operation
+from remat.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +23,11 @@ class SizedStep:
 
     Attributes:
         graphs: [size] without costs.
+        numbers: [size] what `_numbers` gives, as Python's integers, which do not overflow.
     """
 
-    graphs: dict[int, Graph]
+    graphs: Mapping[int, Graph]
+    numbers: Mapping[int, np.ndarray]
 
     @classmethod
     def of(cls, graph_at: Callable[[int], Graph], sizes: Sequence[int]) -> SizedStep:
@@ -37,7 +42,7 @@ class SizedStep:
                 (op.kind, op.inputs, op.outputs) for op in other.operations
             ]:
                 raise InvalidInput(f"the step's operations differ between size {small} and size {large}")
-        return cls(graphs)
+        return cls(graphs, {size: np.array([*_numbers(graph)], dtype=object) for size, graph in graphs.items()})
 
     def check(self, graph: Graph, size: int) -> None:
         """Compare what is promised at a size with its captured graph.
@@ -45,7 +50,7 @@ class SizedStep:
         Raises:
             InvalidInput: bytes or work differ.
         """
-        if _facts(graph) != _facts(self.at(size)):
+        if [*_numbers(graph)] != [*_numbers(self.at(size))]:
             known = ", ".join(map(str, self.graphs))
             raise InvalidInput(f"at size {size} the step is not what sizes {known} promise; the model changes with it")
 
@@ -53,27 +58,30 @@ class SizedStep:
         """The graph at this size, without costs."""
         if size in self.graphs:
             return self.graphs[size]
-        weights = [
-            (graph, _weight(size, own, [other for other in self.graphs if other != own]))
-            for own, graph in self.graphs.items()
-        ]
-
-        def number(of: Callable[[Graph], int]) -> int:
-            return max(0, round(sum(weight * of(graph) for graph, weight in weights)))
-
+        weights = {own: _weight(size, own, [other for other in self.graphs if other != own]) for own in self.graphs}
+        whole = lcm(*(weight.denominator for weight in weights.values()))
+        total = sum(int(weight * whole) * self.numbers[own] for own, weight in weights.items())
+        numbers = iter(np.maximum(0, (total + whole // 2) // whole).tolist())  # pyright: ignore[reportAttributeAccessIssue]
         first = next(iter(self.graphs.values()))
-        operations = tuple(_operation(op, k, number) for k, op in enumerate(first.operations))
-        values = tuple(
-            replace(value, bytes=number(lambda graph, v=v: graph.values[v].bytes))
-            for v, value in enumerate(first.values)
-        )
-        fixed_bytes = number(lambda graph: graph.fixed_bytes)
-        return replace(first, operations=operations, values=values, fixed_bytes=fixed_bytes)
+        fixed_bytes = next(numbers)
+        values = tuple(replace(value, bytes=next(numbers)) for value in first.values)
+        operations = []
+        for op in first.operations:
+            workspace_bytes, flops, moved = next(numbers), next(numbers), next(numbers)
+            work = op.work
+            if work is not None:
+                work = replace(work, flops=None if work.flops is None else flops, bytes_moved=moved, signature="")
+            operations.append(replace(op, workspace_bytes=workspace_bytes, work=work))
+        return replace(first, operations=tuple(operations), values=values, fixed_bytes=fixed_bytes)
 
 
-def _facts(graph: Graph) -> tuple[object, ...]:
-    works = [(op.work.flops, op.work.bytes_moved) for op in graph.operations if op.work is not None]
-    return graph.fixed_bytes, [value.bytes for value in graph.values], works
+def _numbers(graph: Graph) -> Iterator[int]:
+    yield graph.fixed_bytes
+    yield from (value.bytes for value in graph.values)
+    for op in graph.operations:
+        yield op.workspace_bytes
+        yield (op.work and op.work.flops) or 0
+        yield op.work.bytes_moved if op.work is not None else 0
 
 
 def _weight(size: int, own: int, others: Sequence[int]) -> Fraction:
@@ -82,14 +90,3 @@ def _weight(size: int, own: int, others: Sequence[int]) -> Fraction:
     for other in others:
         weight *= Fraction(size - other, own - other)
     return weight
-
-
-def _operation(op: Operation, k: int, number: Callable[[Callable[[Graph], int]], int]) -> Operation:
-    workspace_bytes = number(lambda graph: graph.operations[k].workspace_bytes)
-    if op.work is None:
-        return replace(op, workspace_bytes=workspace_bytes)
-    flops = None if op.work.flops is None else number(lambda graph: graph.operations[k].work.flops or 0)  # pyright: ignore[reportOptionalMemberAccess]
-    moved = number(lambda graph: graph.operations[k].work.bytes_moved)  # pyright: ignore[reportOptionalMemberAccess]
-    return replace(
-        op, workspace_bytes=workspace_bytes, work=replace(op.work, flops=flops, bytes_moved=moved, signature="")
-    )

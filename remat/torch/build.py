@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ def loss_step(model: nn.Module, args: tuple[Any, ...], loss_fn: Loss | str | Non
         return _Step(model, loss_fn, len(args)), args
     if loss_fn is not None and loss_fn not in LOSSES:
         raise unknown_name("loss", loss_fn, LOSSES)
-    output = _output(model, args)
+    output = output_of(model, args)
     if loss_fn is None:
         loss_fn = "itself" if output.ndim == 0 else "cross_entropy" if output.ndim == 2 else "mean"
     if loss_fn == "cross_entropy":
@@ -107,13 +107,19 @@ def _first_tensor(output: Any) -> Tensor:
     return _first_tensor(output[0])
 
 
-def _output(model: nn.Module, args: tuple[Any, ...]) -> Tensor:
-    """The model's output as a fake tensor; nothing is computed and the model does not change."""
+def output_of(
+    model: nn.Module, args: tuple[Any, ...], seen: AbstractContextManager[Any] | None = None
+) -> Tensor:  # fmt: skip
+    """The model's output as a fake tensor; nothing is computed and the model does not change.
+
+    Args:
+        seen: sees the calls of the forward pass.
+    """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fake = tree_map(lambda x: mode.from_tensor(x) if isinstance(x, Tensor) else x, args)
     try:
         # Replace the buffers, because under the mode alone an in-place update of a real buffer is real.
-        with replaced_tensors(model, mode.from_tensor), mode, torch.no_grad():
+        with replaced_tensors(model, mode.from_tensor), mode, torch.no_grad(), seen or nullcontext():
             return _first_tensor(model(*fake))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise InvalidInput(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from remat.errors import InvalidInput
 from remat.frontends.spec import ModelSpec, load_target
 from remat.graph import Graph
 from remat.torch import build
+from remat.torch._private import module_path, tree_leaves
+from remat.torch._repeated import SHALLOW, Described, Repeated, Row
 from remat.torch.capture import capture
 from remat.torch.flop_rules import is_counted
 from remat.torch.step_graph import CapturedStep, graph_of
@@ -53,18 +56,74 @@ def training_graph_of(
     Raises:
         InvalidInput: the step cannot be captured as one graph, or needs no gradient.
     """
-    return captured_step(model, sample_args, name=name, loss_fn=loss_fn).graph
+    return described_graph(model, sample_args, name=name, loss_fn=loss_fn).graph
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedGraph:
+    """The graph of a step, and where its values come from.
+
+    Attributes:
+        modules: [V] path of the module that makes each value, or whose gradient it is.
+        captured: blocks of which one was captured and how many copies it has, or why not; '' if no blocks are in a row.
+        is_repeated: whether some blocks are copies.
+    """
+
+    graph: Graph
+    modules: tuple[str, ...]
+    captured: str = ""
+    is_repeated: bool = False
+
+
+def described_graph(
+    model: nn.Module, sample_args: tuple[Any, ...], *, name: str, loss_fn: Callable[..., Tensor] | str | None = None,
+    repeats: bool | None = None,
+) -> DescribedGraph:  # fmt: skip
+    """As `training_graph_of`. Of many equal blocks a few are captured, where that is sound: `remat.torch._repeated`.
+
+    Args:
+        repeats: whether blocks of this model may be repeated, known from another size; None finds out.
+    """
+    step, args = _loss_step(model, sample_args, loss_fn)
+
+    def captured() -> Described:
+        found = graph_of(capture(step, args), name, (*model.parameters(), *model.buffers(), *args))
+        return found.graph, _modules(found)
+
+    row, why = Row.of(model) if repeats is not False else None, ""
+    if row is not None:
+        try:
+            repeated = Repeated.of(row, captured, step, args) if repeats is None else Repeated(row, captured)
+            n = len(row.blocks)
+            return DescribedGraph(*repeated.graph(n), f"{SHALLOW} of {n} equal blocks, the others as copies", True)
+        except InvalidInput as error:  # what is wrong with the model itself, the capture of the whole says
+            why = f"as a whole: {error}"
+    return DescribedGraph(*captured(), why)
+
+
+def _modules(step: CapturedStep) -> tuple[str, ...]:
+    """[V] path of the module that makes each value."""
+    paths = [""] * len(step.graph.values)
+    for node, values in step.storage.items():
+        for v in tree_leaves(values):
+            if isinstance(v, int) and not paths[v]:
+                paths[v] = module_path(node)
+    return tuple(paths)
 
 
 def captured_step(
     model: nn.Module, sample_args: tuple[Any, ...], *, name: str, loss_fn: Callable[..., Tensor] | str | None = None
 ) -> CapturedStep:
     """As `training_graph_of`, with the traced calls of every operation, for executing plans."""
-    if not isinstance(sample_args, tuple):
-        raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
-    step, args = build.loss_step(model, sample_args, loss_fn)
+    step, args = _loss_step(model, sample_args, loss_fn)
     resident = (*model.parameters(), *model.buffers(), *args)
     return graph_of(capture(step, args), name, resident)
+
+
+def _loss_step(model: nn.Module, sample_args: Any, loss_fn: Any) -> tuple[nn.Module, tuple[Any, ...]]:
+    if not isinstance(sample_args, tuple):
+        raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
+    return build.loss_step(model, sample_args, loss_fn)
 
 
 def remember(step: CapturedStep, graph: Graph) -> None:

@@ -1,0 +1,140 @@
+"""The largest batch or length whose step fits into a budget, for several overheads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from remat.bounds.min_budget import min_budget
+from remat.execution import cheapest_fitting
+from remat.graph import Graph
+from remat.plan import Plan
+from remat.search.chain import BlockPlans
+from remat.simulator import simulate
+from remat.solving.api import solve
+
+GREATEST = 1 << 20  # size tried
+BLOCKS_S = 20.0  # of search for plans of one block
+LARGE = 1000  # operations from which a short search adds nothing to a chain of plans of one block
+
+
+class KnownPlans:
+    """Orders that were found for a step at any size. Each is an order of the step at every other size too."""
+
+    def __init__(self, graph: Graph, limit_s: float, threads: int):
+        self.limit_s, self.threads = limit_s, threads
+        self.orders: list[np.ndarray] = [np.arange(len(graph))]
+        self.blocks = BlockPlans.of(graph, threads=threads, deadline=time.monotonic() + BLOCKS_S)
+
+    def least(self, graph: Graph) -> int:
+        """The smallest budget that is known to suffice."""
+        found = min_budget(graph, time_limit_s=self.limit_s)
+        self._know(found.plan)
+        plan = None if self.blocks is None else self.blocks.least()
+        return found.bytes if plan is None else min(found.bytes, simulate(graph, self._know(plan)).peak_bytes)
+
+    def known(self, graph: Graph, budget_bytes: int) -> Plan | None:
+        """The cheapest plan within the budget whose order is known."""
+        plans = (Plan.from_order(graph, order.tolist(), budget_bytes) for order in self.orders)
+        return cheapest_fitting(graph, plans, budget_bytes)
+
+    def cheapest(self, graph: Graph, budget_bytes: int, enough: float = 0.0) -> Plan | None:
+        """A cheap plan within the budget; the search ends at an overhead of `enough`. None if none was found.
+
+        A chain of plans of one block is taken as it is, except on a small graph at the size whose plans are known.
+        """
+        best = self.known(graph, budget_bytes)
+        if best is not None and simulate(graph, best).cost <= (1 + enough) * graph.total_cost:
+            return best
+        blocks = self.blocks
+        resized = blocks is not None and blocks.chain.graph is not graph
+        if blocks is not None and resized:
+            blocks = blocks.at(graph)
+        chained = None if blocks is None else blocks.within(budget_bytes)
+        if chained is not None:
+            self._know(chained)
+            best = cheapest_fitting(graph, [chained, *([best] if best else [])], budget_bytes)
+        if chained is None or (len(graph) < LARGE and not resized):
+            best = self._searched(graph, budget_bytes, enough, best)
+        return best
+
+    def _searched(self, graph: Graph, budget_bytes: int, enough: float, start: Plan | None) -> Plan | None:
+        if start is not None and simulate(graph, start).cost <= (1 + enough) * graph.total_cost:
+            return start
+        found = solve(
+            graph, budget_bytes, "search", time_limit_s=self.limit_s, threads=self.threads, warm_start=start,
+            target_gap=max(1e-4, enough / (1 + enough)),
+        )  # fmt: skip
+        return start if found.plan is None else self._know(found.plan)
+
+    def _know(self, plan: Plan) -> Plan:
+        self.orders.append(plan.order)
+        return plan
+
+
+@dataclass(slots=True)
+class Growing:
+    """Looks for the largest size of a step that fits.
+
+    Attributes:
+        held_at: [size] graph without costs.
+        costed: gives a graph costs.
+        plans: of the step at one size.
+        peaks: [size] plain peaks that are known.
+    """
+
+    held_at: Callable[[int], Graph]
+    costed: Callable[[Graph], Graph]
+    budget_bytes: int
+    plans: KnownPlans
+    peaks: dict[int, int] = field(default_factory=dict)
+
+    def largest(self, overheads: Sequence[float], check: Callable[[int], None]) -> dict[float, int | None]:
+        """[overhead] the largest size whose cheapest plan within the budget costs no more.
+
+        Args:
+            overheads: rising, from 0.
+            check: raises if the graph at a size is not the real one; asked about the first size found.
+        """
+        found = {0.0: _last(lambda n: self._plain_peak(n) <= self.budget_bytes, 1, 0, exact=True)}
+        check(max(2, found[0.0]))
+        for overhead in overheads[1:]:
+            known = max(found.values())
+            found[overhead] = _last(lambda n, overhead=overhead: self._fits(n, overhead), round(1.1 * known), known)
+        return {overhead: size or None for overhead, size in found.items()}
+
+    def _plain_peak(self, size: int) -> int:
+        if size not in self.peaks:
+            graph = self.held_at(size)
+            self.peaks[size] = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+        return self.peaks[size]
+
+    def _fits(self, size: int, overhead: float) -> bool:
+        if self._plain_peak(size) <= self.budget_bytes:
+            return True
+        graph = self.costed(self.held_at(size))
+        plan = self.plans.cheapest(graph, self.budget_bytes, overhead)
+        return plan is not None and simulate(graph, plan).cost <= (1 + overhead) * graph.total_cost
+
+
+def _last(fits: Callable[[int], bool], guess: int, known: int, exact: bool = False) -> int:
+    """The largest size that fits, if all smaller ones do; within 1/32 of it unless `exact`.
+
+    Args:
+        known: it fits; 0 if none is known to.
+    """
+    low, high, step = known, GREATEST, max(1, guess // 16)
+    at = max(guess, low + 1)
+    while low < at < high:  # in growing steps away from the guess
+        if fits(at):
+            low, at = at, at + step
+        else:
+            high, at = at, at - step
+        step *= 2
+    while high - low > (1 if exact else max(1, low // 32)):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
