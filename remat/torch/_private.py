@@ -12,6 +12,8 @@ The interfaces, and where PyTorch keeps them:
 - kernels that are registered for tracing: ``OpOverload.py_kernels``, `torch._C.DispatchKey`
 - native recurrent layers: ``torch._VF``; their list of weights
 - the calls that policies of selective checkpointing are not asked about
+- optimizers: their `step` without hooks, the note of learning rate schedulers that it was called; hooks of a parameter;
+  whether a backward pass will reach a node of the autograd graph
 - the identity of a storage, the base of a view, the tables of tensors of a module, the profiler's events
 
 Operators (``torch.ops.aten``) are not private, although some names begin with an underscore: graphs consist of them.
@@ -148,6 +150,37 @@ def tracing_shown() -> Iterator[None]:
         yield
     finally:
         torch.compiler.is_compiling = original
+
+
+# Optimizers
+
+
+def step_without_hooks(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+    """The class's `step`, without the hooks that are called around it."""
+    step: Any = type(optimizer).step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
+
+
+def note_step(optimizer: torch.optim.Optimizer) -> None:
+    """Let learning rate schedulers know that the optimizer has stepped; else they warn."""
+    optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def has_hooks(parameter: Tensor) -> bool:
+    """Whether a hook sees the parameter's gradient."""
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def of_no_bytes(kind: type[Tensor], like: Tensor) -> Tensor:
+    """A tensor of a class with the shape and dtype of another, without a storage."""
+    return Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
+        kind, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device
+    )
+
+
+def will_run(node: Any) -> bool:
+    """Whether the backward pass that runs now reaches a node of the autograd graph."""
+    return torch._C._will_engine_execute_node(node)
 
 
 # Operators and kernels
