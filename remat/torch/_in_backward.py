@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from remat.errors import InvalidInput
 from remat.torch import _private
-from remat.torch._optimizer import without_contents
 from remat.torch._private import storage_key, tree_map
-from remat.torch._work import tensors_of
+from remat.torch._work import CUDA_BLOCK_BYTES, tensors_of
 from remat.torch.capture import TrainingGraph
 from remat.torch.plain import Follower
 
@@ -26,6 +25,8 @@ NO_GRADIENT = (
     "accumulation, GradScaler and reads of .grad out"
 )
 TWICE = f"with {OPTION} each backward pass updates the parameters"
+NUMBER_BYTES = 12  # of a number in a tensor, in a kernel on the CPU: float64, and its cast to float32
+MOST_TENSORS = 4  # temporaries that an update holds at once
 _HARMLESS = {torch.ops.aten.zero_.default, torch.ops.aten.detach.default, torch.ops.aten._foreach_zero_.default}
 
 
@@ -55,39 +56,55 @@ def step_on(optimizer: torch.optim.Optimizer, state: Any, group: dict[str, Any])
 
 
 def update_bytes(optimizer: torch.optim.Optimizer, parameter: Tensor) -> int:
-    """Bytes that an update of one parameter needs beside its gradient and its state, followed without contents.
+    """Bytes that an update of one parameter needs beside its gradient and its state.
+
+    It is followed without contents; for an optimizer that reads values, on the CPU.
 
     Raises:
-        InvalidInput: the optimizer keeps numbers for all parameters together, or needs contents.
+        InvalidInput: the optimizer keeps numbers for all parameters together, or its step fails.
     """
-    group = next(group for group in optimizer.param_groups if any(p is parameter for p in group["params"]))
-    bare, state = without_contents(parameter), collections.defaultdict[Any, Any](dict)
-    if parameter in optimizer.state:
-        state[bare] = tree_map(_bare, optimizer.state[parameter])
-    group = {**group, "params": [bare], **{key: False for key in ("fused", "capturable") if key in group}}
-    if "foreach" in group:
-        group["foreach"] = bool(group["foreach"] or (group["foreach"] is None and parameter.is_cuda))
-    before, own, most = dict(group), optimizer, 0
     try:
-        for _ in range(2):  # the first step makes state
-            known = _storages(state)
-            follower = Follower([bare, bare.grad, *tensors_of([*state.values()])])  # pyright: ignore[reportArgumentType]
-            with torch.no_grad(), follower:
-                own = step_on(optimizer, state, group)
-            made = sum(size for key, size in _storages(state).items() if key not in known)
-            most = max([most, *(held - made for held in follower.held)])
-    except Exception as error:  # an optimizer may do anything
+        return _followed(optimizer, parameter, "meta")
+    except InvalidInput:
+        raise
+    except Exception:  # it may read values in any way
+        pass
+    try:
+        return _followed(optimizer, parameter, "cpu")
+    except InvalidInput:
+        raise
+    except Exception as error:
         text = (str(error).strip().splitlines() or [""])[0][:160]
         name = type(optimizer).__name__
-        raise InvalidInput(
-            f"{OPTION}: {name} does not step without contents ({type(error).__name__}: {text})"
-        ) from error
+        raise InvalidInput(f"{OPTION}: a step of {name} on one parameter fails ({text}); leave it out") from error
+
+
+def _followed(optimizer: torch.optim.Optimizer, parameter: Tensor, device: str) -> int:
+    """Bytes that an update needs, on a copy of the parameter that is all ones."""
+    copied, state = nn.Parameter(torch.ones_like(parameter, device=device)), collections.defaultdict[Any, Any](dict)
+    copied.grad = torch.ones_like(copied)
+    if parameter in optimizer.state:
+        state[copied] = tree_map(lambda x: _moved(x, device), optimizer.state[parameter])
+    group = {**_group_of(optimizer, parameter), "params": [copied]}
+    if group.get("capturable"):
+        group["capturable"] = False
+    if "foreach" in group and group["foreach"] is None:
+        group["foreach"] = parameter.is_cuda and not group.get("fused")  # as PyTorch chooses
+    before, own, most = dict(group), optimizer, 0
+    for _ in range(2):  # the first step makes state
+        known = _storages(state)
+        follower = Follower([copied, copied.grad, *tensors_of([*state.values()])])
+        with torch.no_grad(), follower:
+            own = step_on(optimizer, state, group)
+        made = sum(size for key, size in _storages(state).items() if key not in known)
+        most = max([most, *(held - made for held in follower.held)])
     replaced = {"state": optimizer.state, "param_groups": optimizer.param_groups}
     if _changed(before, group) or _changed(vars(optimizer), {**vars(own), **replaced}):
-        raise InvalidInput(
-            f"{OPTION}: {type(optimizer).__name__} keeps numbers for all parameters together; leave it out"
-        )
-    return most
+        name = type(optimizer).__name__
+        raise InvalidInput(f"{OPTION}: {name} keeps numbers for all parameters together; leave it out")
+    if parameter.is_cuda:  # the allocator rounds each of the tensors up
+        return -(-most // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES + MOST_TENSORS * CUDA_BLOCK_BYTES
+    return most + NUMBER_BYTES
 
 
 class InBackward:
@@ -178,9 +195,9 @@ class InBackward:
         Raises:
             InvalidInput: in one line.
         """
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            if torch.distributed.get_world_size() > 1:
-                raise InvalidInput(f"{OPTION} does not add gradients of several processes up; leave it out")
+        group = torch.distributed
+        if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
+            raise InvalidInput(f"{OPTION} does not add gradients of several processes up; leave it out")
         for p, is_held in zip(self._model().parameters(), self.held(), strict=True):
             if is_held and p.grad is not None and not isinstance(p.grad, Given):
                 raise InvalidInput(f"{TWICE}; gradients of an earlier step are held: call zero_grad() first")
@@ -215,7 +232,7 @@ class InBackward:
         self._forget()
         if since > 1:
             raise InvalidInput(
-                f"{TWICE}: {since} ran since the last optimizer.step(), and gradients cannot be accumulated over several"
+                f"{TWICE}: {since} ran before this optimizer.step(), and their gradients were not accumulated"
             )
         me, *given = args
         closure = given[0] if given else kwargs.get("closure")
@@ -265,9 +282,15 @@ class InBackward:
                     p.copy_(old)
 
 
-def _bare(x: Any) -> Any:
-    """A tensor of an optimizer's state on ``meta``; counters keep their contents, on which a step may branch."""
-    return x.clone() if isinstance(x, Tensor) and x.numel() == 1 else x.to("meta") if isinstance(x, Tensor) else x
+def _group_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Any]:
+    return next(group for group in optimizer.param_groups if any(p is parameter for p in group["params"]))
+
+
+def _moved(x: Any, device: str) -> Any:
+    """A part of an optimizer's state on a device; counters keep their contents, on which a step may branch."""
+    if not isinstance(x, Tensor):
+        return x
+    return x.clone() if x.numel() == 1 else torch.ones_like(x, device=device)
 
 
 def _storages(state: Mapping[Any, Any]) -> dict[int, int]:

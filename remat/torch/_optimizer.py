@@ -81,7 +81,7 @@ def watch(model: nn.Module, counted_bytes: Callable[[], int]) -> None:
 def _of_optimizer(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of its state, and of the state that a step will add for parameters that have none yet."""
     new = [
-        {**group, "params": [without_contents(p) for p in group["params"] if p not in optimizer.state]}
+        {**group, "params": [_without_contents(p) for p in group["params"] if p not in optimizer.state]}
         for group in optimizer.param_groups
     ]
     if not any(p.requires_grad for group in new for p in group["params"]):
@@ -101,8 +101,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> int:
     return _bytes_of(optimizer.state) + _bytes_of(tried.state)
 
 
-def without_contents(parameter: Tensor) -> nn.Parameter:
-    """A parameter of the same shape, and its gradient if it needs one, on ``meta``."""
+def _without_contents(parameter: Tensor) -> nn.Parameter:
     bare = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
     bare.grad = torch.empty_like(bare) if parameter.requires_grad else None
     return bare

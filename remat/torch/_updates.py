@@ -23,7 +23,7 @@ from remat.plan import Plan
 from remat.simulator import simulate
 from remat.solution import Solution
 from remat.torch._private import storage_key, tree_iter
-from remat.torch._work import tensor_bytes, tensors_of
+from remat.torch._work import tensor_bytes
 from remat.torch.step_graph import END_KIND, CapturedStep, Update
 from remat.units import format_size
 
@@ -92,7 +92,7 @@ class _Adding:
         update = Operation(
             f"update_{i}", UPDATE_KIND, tuple(sorted(gradient | waits)), (), 0, self.workspaces[i], is_backward=True,
             run_once=True,
-            work=Work(0, 3 * tensor_bytes(parameter), is_free=True, signature=f"{self.by} {self.workspaces[i]}"),
+            work=Work(0, 3 * tensor_bytes(parameter), is_free=True, signature=self.by),
         )  # fmt: skip
         return max(producers | earlier), update
 
@@ -198,8 +198,8 @@ def plan_in_order(
         ties |= more
     needed = "" if peak_bytes is None else f": one needs {format_size(peak_bytes)}"
     raise InvalidInput(
-        f"no plan of '{graph.name}' within {format_size(budget_bytes)} updates each parameter after its last use{needed};"
-        " give a larger budget, or leave optimizer_in_backward out"
+        f"no plan of '{graph.name}' within {format_size(budget_bytes)} updates each parameter after its last use"
+        f"{needed}; give a larger budget"
     )
 
 
