@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import inspect
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -47,61 +48,64 @@ class Given(Tensor):
         return f"Given(shape={tuple(self.shape)})"
 
 
-def step_on(optimizer: torch.optim.Optimizer, state: Any, group: dict[str, Any]) -> torch.optim.Optimizer:
-    """One step of an optimizer on the parameters of one group, without its hooks; returns what stepped for it."""
-    own: Any = object.__new__(type(optimizer))
-    vars(own).update(vars(optimizer), state=state, param_groups=[group])
+def step_on(optimizer: torch.optim.Optimizer, state: Any, group: dict[str, Any]) -> bool:
+    """One step of an optimizer on the parameters of one group, without its hooks.
+
+    Returns:
+        Whether it changed numbers of its own, beside `state` and the parameters.
+    """
+    own = _private.optimizer_without_hooks(optimizer, state, group)
+    before = {**vars(own), **group}
     _private.step_without_hooks(own)(own)
-    return own
+    after = {**vars(own), **group}
+    return before.keys() != after.keys() or any(after[key] is not value for key, value in before.items())
 
 
 def update_bytes(optimizer: torch.optim.Optimizer, parameter: Tensor) -> int:
     """Bytes that an update of one parameter needs beside its gradient and its state.
 
-    It is followed without contents; for an optimizer that reads values, on the CPU.
+    It is followed on copies: without contents if that suffices, else on the CPU; without state if it makes its own.
 
     Raises:
         InvalidInput: the optimizer keeps numbers for all parameters together, or its step fails.
     """
-    try:
-        return _followed(optimizer, parameter, "meta")
-    except InvalidInput:
-        raise
-    except Exception:  # it may read values in any way
-        pass
-    try:
-        return _followed(optimizer, parameter, "cpu")
-    except InvalidInput:
-        raise
-    except Exception as error:
-        text = (str(error).strip().splitlines() or [""])[0][:160]
-        name = type(optimizer).__name__
-        raise InvalidInput(f"{OPTION}: a step of {name} on one parameter fails ({text}); leave it out") from error
+    name, why = type(optimizer).__name__, ""
+    for device in ("meta", "cpu"):
+        for state in ({}, optimizer.state.get(parameter, {})):
+            try:
+                n_bytes = _followed(optimizer, parameter, device, state)
+            except Exception as error:  # an optimizer may read values, or need its state, in any way
+                why = (str(error).strip().splitlines() or [""])[0][:160]
+                continue
+            if n_bytes is None:
+                raise InvalidInput(f"{OPTION}: {name} keeps numbers for all parameters together; leave it out")
+            return n_bytes
+    raise InvalidInput(f"{OPTION}: a step of {name} on one parameter fails ({why}); leave it out")
 
 
-def _followed(optimizer: torch.optim.Optimizer, parameter: Tensor, device: str) -> int:
-    """Bytes that an update needs, on a copy of the parameter that is all ones."""
+def _followed(
+    optimizer: torch.optim.Optimizer, parameter: Tensor, device: str, of_parameter: Mapping[str, Any]
+) -> int | None:  # fmt: skip
+    """Bytes that an update needs, on a copy of the parameter that is all ones; None if it changes other numbers."""
     copied, state = nn.Parameter(torch.ones_like(parameter, device=device)), collections.defaultdict[Any, Any](dict)
     copied.grad = torch.ones_like(copied)
-    if parameter in optimizer.state:
-        state[copied] = tree_map(lambda x: _moved(x, device), optimizer.state[parameter])
-    group = {**_group_of(optimizer, parameter), "params": [copied]}
+    if of_parameter:
+        state[copied] = tree_map(lambda x: _moved(x, device), of_parameter)
+    group = next(group for group in optimizer.param_groups if any(p is parameter for p in group["params"]))
+    group = {**group, "params": [copied]}
     if group.get("capturable"):
         group["capturable"] = False
     if "foreach" in group and group["foreach"] is None:
         group["foreach"] = parameter.is_cuda and not group.get("fused")  # as PyTorch chooses
-    before, own, most = dict(group), optimizer, 0
+    most = 0
     for _ in range(2):  # the first step makes state
         known = _storages(state)
         follower = Follower([copied, copied.grad, *tensors_of([*state.values()])])
         with torch.no_grad(), follower:
-            own = step_on(optimizer, state, group)
+            if step_on(optimizer, state, group):
+                return None
         made = sum(size for key, size in _storages(state).items() if key not in known)
         most = max([most, *(held - made for held in follower.held)])
-    replaced = {"state": optimizer.state, "param_groups": optimizer.param_groups}
-    if _changed(before, group) or _changed(vars(optimizer), {**vars(own), **replaced}):
-        name = type(optimizer).__name__
-        raise InvalidInput(f"{OPTION}: {name} keeps numbers for all parameters together; leave it out")
     if parameter.is_cuda:  # the allocator rounds each of the tensors up
         return -(-most // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES + MOST_TENSORS * CUDA_BLOCK_BYTES
     return most + NUMBER_BYTES
@@ -123,10 +127,11 @@ class InBackward:
                 f"{OPTION} needs optimizer=, a torch.optim.Optimizer over the model's parameters, not {optimizer!r:.60}"
             )
         self.optimizer, self.model = optimizer, weakref.ref(model)
-        self.name = f"{type(optimizer).__name__}"
+        self.name = type(optimizer).__name__
+        self.sizes: dict[Any, int] = {}  # [what decides it] bytes that an update needs
         self.groups: dict[int, dict[str, Any]] = {}  # id of a parameter -> its group, during a backward pass
         self.steps = 0  # backward passes that updated
-        self.since = 0  # the same since the loop's last optimizer.step()
+        self.since = 0  # the same since the loop's last optimizer.step() or zero_grad()
         self.is_stepped = False  # whether the loop calls optimizer.step()
         self.collects = False  # gradients are left to the caller, and nothing is updated
         self.forwards: list[tuple[int, weakref.ref[Any]]] = []  # (steps before it, its node of the autograd graph)
@@ -139,29 +144,35 @@ class InBackward:
         closure = inspect.signature(type(self.optimizer).step).parameters.get("closure")
         if closure is not None and closure.default is closure.empty:
             raise InvalidInput(f"{OPTION}: {name} steps on all parameters at once (it needs a closure); leave it out")
-        model = self.model()
-        assert model is not None
-        held, storages = [p for p in model.parameters() if self.holds(p)], dict[int, Tensor]()
+        held, storages = self._parameters(), dict[int, Tensor]()
         if not held:
             raise InvalidInput(f"{OPTION}: the optimizer ({name}) has no parameter of the model that needs a gradient")
         for p in held:
             if storages.setdefault(storage_key(p), p) is not p:
                 raise InvalidInput(f"{OPTION}: two parameters of {name} share memory; tie them to one parameter")
 
-    def holds(self, parameter: Any) -> bool:
-        """Whether the optimizer trains this tensor."""
-        if not isinstance(parameter, Tensor) or not parameter.requires_grad:
-            return False
-        return any(p is parameter for group in self.optimizer.param_groups for p in group["params"])
-
     def held(self) -> tuple[bool, ...]:
         """For each parameter of the model whether the optimizer trains it."""
         ids = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         return tuple(p.requires_grad and id(p) in ids for p in self._model().parameters())
 
+    def _parameters(self) -> list[nn.Parameter]:
+        """Those parameters of the model that the optimizer trains."""
+        return list(itertools.compress(self._model().parameters(), self.held()))
+
     def workspaces(self, training_graph: TrainingGraph) -> dict[int, int]:
         """[index of a parameter among the primals] bytes that its update needs beside state and gradient."""
-        return {i: update_bytes(self.optimizer, x) for i, x in enumerate(training_graph.primals) if self.holds(x)}
+        group_of = {id(p): i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
+        held = {id(p) for p in self._parameters()}
+        return {
+            i: self._update_bytes(x, group_of[id(x)]) for i, x in enumerate(training_graph.primals) if id(x) in held
+        }
+
+    def _update_bytes(self, parameter: Tensor, group: int) -> int:
+        key = group, parameter.shape, parameter.stride(), parameter.dtype, parameter.device
+        if key not in self.sizes:
+            self.sizes[key] = update_bytes(self.optimizer, parameter)
+        return self.sizes[key]
 
     def update_of(self, parameter: Tensor) -> Callable[[Tensor], None]:
         """The function that updates a parameter of the model with its gradient."""
@@ -198,10 +209,10 @@ class InBackward:
         group = torch.distributed
         if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
             raise InvalidInput(f"{OPTION} does not add gradients of several processes up; leave it out")
-        for p, is_held in zip(self._model().parameters(), self.held(), strict=True):
-            if is_held and p.grad is not None and not isinstance(p.grad, Given):
+        for p in self._parameters():
+            if p.grad is not None and not isinstance(p.grad, Given):
                 raise InvalidInput(f"{TWICE}; gradients of an earlier step are held: call zero_grad() first")
-            if is_held and _private.has_hooks(p):
+            if _private.has_hooks(p):
                 raise InvalidInput(f"{OPTION}: hooks on the gradients of parameters are not called; remove them")
 
     def watch(self, node: Any) -> None:
@@ -217,6 +228,8 @@ class InBackward:
         others = [other() for at, other in self.forwards if other is not node and at == self.steps]
         if steps != self.steps or any(other is not None and _private.will_run(other) for other in others):
             raise InvalidInput(f"{TWICE}: go through one forward pass, once, and then make the next one")
+        if not any(isinstance(p.grad, Given) for p in self._parameters()):  # zero_grad() was called
+            self.since = 0
         if self.since and self.is_stepped:
             raise InvalidInput(
                 f"{TWICE}: gradients cannot be accumulated over several; call optimizer.step() after each"
@@ -282,10 +295,6 @@ class InBackward:
                     p.copy_(old)
 
 
-def _group_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Any]:
-    return next(group for group in optimizer.param_groups if any(p is parameter for p in group["params"]))
-
-
 def _moved(x: Any, device: str) -> Any:
     """A part of an optimizer's state on a device; counters keep their contents, on which a step may branch."""
     if not isinstance(x, Tensor):
@@ -296,10 +305,6 @@ def _moved(x: Any, device: str) -> Any:
 def _storages(state: Mapping[Any, Any]) -> dict[int, int]:
     """[storage] bytes of an optimizer's state."""
     return {storage_key(x): x.untyped_storage().nbytes() for x in tensors_of([*state.values()])}
-
-
-def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    return before.keys() != after.keys() or any(after[key] is not value for key, value in before.items())
 
 
 def _copied_state(state: Mapping[Any, Any]) -> Any:

@@ -161,6 +161,15 @@ def step_without_hooks(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
     return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
+def optimizer_without_hooks(optimizer: torch.optim.Optimizer, state: Any, group: Any) -> torch.optim.Optimizer:
+    """An optimizer with the attributes of another, on other state and one group of parameters."""
+    own = object.__new__(type(optimizer))
+    vars(own).update(
+        vars(optimizer), state=state, param_groups=[group], _optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={}
+    )
+    return own
+
+
 def note_step(optimizer: torch.optim.Optimizer) -> None:
     """Let learning rate schedulers know that the optimizer has stepped; else they warn."""
     optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]

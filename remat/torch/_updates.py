@@ -21,14 +21,14 @@ from remat.errors import InvalidInput, InvalidPlan
 from remat.graph import Graph, Operation, Value, Work
 from remat.plan import Plan
 from remat.simulator import simulate
-from remat.solution import Solution
 from remat.torch._private import storage_key, tree_iter
 from remat.torch._work import tensor_bytes
 from remat.torch.step_graph import END_KIND, CapturedStep, Update
 from remat.units import format_size
 
 UPDATE_KIND = "remat.update_parameter"
-MOST_TRIES = 5  # of planning again; in the last one the updates in question come after everything
+MOST_TRIES = 5  # of planning
+ONCE = 2  # the try in which readers run once
 
 
 def with_updates(step: CapturedStep, workspaces: Mapping[int, int], by: str = "") -> CapturedStep:
@@ -92,7 +92,7 @@ class _Adding:
         update = Operation(
             f"update_{i}", UPDATE_KIND, tuple(sorted(gradient | waits)), (), 0, self.workspaces[i], is_backward=True,
             run_once=True,
-            work=Work(0, 3 * tensor_bytes(parameter), is_free=True, signature=self.by),
+            work=Work(0, 3 * tensor_bytes(parameter), is_free=True, signature=f"{self.by} {self.workspaces[i]}"),
         )  # fmt: skip
         return max(producers | earlier), update
 
@@ -166,40 +166,46 @@ def check_order(order: Sequence[int], step: CapturedStep) -> None:
 
 
 def plan_in_order(
-    graph: Graph, updates: Mapping[int, Update], budget_bytes: int, find: Callable[[Graph], Solution]
+    graph: Graph, updates: Mapping[int, Update], budget_bytes: int, find: Callable[[Graph], tuple[Plan, str]]
 ) -> tuple[Plan, str]:
     """A plan within the budget that reads no parameter after its update, and the name of its strategy.
 
-    If updates that are moved behind the readers exceed the budget, they are tied to the operations for whose sake
-    the readers were repeated. The last try ties them to every operation: that is the step whose gradients are held to
-    the end.
+    If updates that are moved behind the readers exceed the budget, the step is planned again: with updates that wait
+    for the operations for whose sake readers were repeated; with these readers run once; with more updates that wait.
+    In the last try all updates wait for all operations: that is the step whose gradients are held to the end.
 
     Args:
         graph: with costs and workspaces.
-        find: a plan of a graph with the same operations.
+        find: gives a plan of a graph with the same operations; raises `InvalidInput` if it finds none.
 
     Raises:
         InvalidInput: no such plan was found.
     """
-    ties, peak_bytes = set[tuple[int, int]](), 0
+    ends = [k for k, op in enumerate(graph.operations) if k not in updates and not _is_read(graph, op)]
+    late, needed = set[tuple[int, int, int]](), list[int]()
     for attempt in range(MOST_TRIES):
-        tied, number = _tied(graph, ties)
-        solution = find(tied)
-        assert solution.plan is not None
-        order = [number[k] for k in solution.plan.order.tolist()]
+        waits = {(cause, k) for cause, _, k in late} if attempt != ONCE else set[tuple[int, int]]()
+        if attempt == MOST_TRIES - 1:
+            waits = {(end, k) for end in ends for k in updates}
+        once = {reader for _, reader, _ in late} if attempt == ONCE else set[int]()
+        tied, number = _tied(graph, waits, once)
+        try:
+            found, strategy = find(tied)
+        except InvalidInput:
+            if attempt == 0:
+                raise
+            continue
+        order = [number[k] for k in found.order.tolist()]
         plan = Plan.from_order(graph, postponed(order, updates), budget_bytes)
         peak_bytes = _peak_bytes(graph, plan)
         if peak_bytes is not None and peak_bytes <= budget_bytes:
-            return plan, solution.strategy
-        more = set(_ties(order, updates)) - ties
-        if attempt == MOST_TRIES - 2 or not more:
-            ends = [k for k, op in enumerate(graph.operations) if k not in updates and not _is_read(graph, op)]
-            more = {(end, k) for k in updates for end in ends}
-        ties |= more
-    needed = "" if peak_bytes is None else f": one needs {format_size(peak_bytes)}"
+            return plan, strategy
+        late |= set(_late(order, updates))
+        needed += [] if peak_bytes is None else [peak_bytes]
+    found_bytes = f": {format_size(min(needed))} were found to suffice" if needed else ""
     raise InvalidInput(
         f"no plan of '{graph.name}' within {format_size(budget_bytes)} updates each parameter after its last use"
-        f"{needed}; give a larger budget"
+        f"{found_bytes}; give a larger budget"
     )
 
 
@@ -211,38 +217,42 @@ def _peak_bytes(graph: Graph, plan: Plan) -> int | None:
         return None
 
 
-def _ties(order: Sequence[int], updates: Mapping[int, Update]) -> Iterator[tuple[int, int]]:
-    """(the operation for whose sake a reader was repeated after an update, that update)."""
+def _late(order: Sequence[int], updates: Mapping[int, Update]) -> Iterator[tuple[int, int, int]]:
+    """(the operation for whose sake it was repeated, a reader that was repeated after an update, that update)."""
     places = defaultdict[int, list[int]](list)
     for at, k in enumerate(order):
         places[k].append(at)
-    firsts = sorted(at[0] for at in places.values())
+    firsts = sorted(at[0] for k, at in places.items() if k not in updates)
     for k, update in updates.items():
-        for at in (at for reader in update.readers for at in places[reader] if at > places[k][0]):
-            i = bisect_left(firsts, at)
-            if i < len(firsts) and order[firsts[i]] not in updates:
-                yield order[firsts[i]], k
+        for reader in update.readers:
+            for at in (at for at in places[reader] if at > places[k][0]):
+                i = bisect_left(firsts, at)
+                if i < len(firsts):  # else the repetition served nothing
+                    yield order[firsts[i]], reader, k
 
 
 def _is_read(graph: Graph, op: Operation) -> bool:
     return any(graph.users[v] for v in op.outputs)
 
 
-def _tied(graph: Graph, ties: Collection[tuple[int, int]]) -> tuple[Graph, list[int]]:
-    """(the graph in which, for each pair of operations, the second waits for the first; [N] their ids in `graph`)."""
-    if not ties:
-        return graph, list(range(len(graph)))
-    token = {k: len(graph.values) + i for i, k in enumerate(sorted({first for first, _ in ties}))}
-    waits, behind = defaultdict[int, set[int]](set), {k: (k, 0, k) for k in range(len(graph))}
-    for first, k in ties:
-        waits[k].add(token[first])
+def _tied(graph: Graph, waits: Collection[tuple[int, int]], once: Collection[int]) -> tuple[Graph, list[int]]:
+    """The graph with restrictions, and [N] the ids of its operations in `graph`.
+
+    Args:
+        waits: pairs of operations of which the second waits for the first.
+        once: operations that run once.
+    """
+    token = {k: len(graph.values) + i for i, k in enumerate(sorted({first for first, _ in waits}))}
+    tokens, behind = defaultdict[int, list[int]](list), {k: (k, 0, k) for k in range(len(graph))}
+    for first, k in sorted(waits):
+        tokens[k].append(token[first])
         behind[k] = max(behind[k], (first, 1, k))
     number = sorted(range(len(graph)), key=behind.__getitem__)
 
     def changed(k: int) -> Operation:
         op = graph.operations[k]
         outputs = (*op.outputs, token[k]) if k in token else op.outputs
-        return replace(op, inputs=(*op.inputs, *sorted(waits[k])), outputs=outputs)
+        return replace(op, inputs=(*op.inputs, *tokens[k]), outputs=outputs, run_once=op.run_once or k in once)
 
     values = (*graph.values, *(Value(f"{graph.operations[k].name}.done", 0) for k in token))
     loss = None if graph.loss is None else number.index(graph.loss)

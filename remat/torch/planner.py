@@ -332,17 +332,15 @@ class Planner:
         if found is not None:
             return found, "from another shape"
 
-        def find(graph: Graph, known: Sequence[Plan] = ()) -> Solution:
-            return find_plan(
+        def find(graph: Graph, known: Sequence[Plan] = ()) -> tuple[Plan, str]:
+            solution = find_plan(
                 graph, self.budget_bytes, strategy=self.strategy, scope=self.scope, time_limit_s=self.time_limit_s,
                 seed=self.seed, threads=self.threads, known=known,
             )  # fmt: skip
+            assert solution.plan is not None
+            return solution.plan, solution.strategy
 
-        if step.updates:
-            return plan_in_order(graph, step.updates, self.budget_bytes, find)
-        solution = find(graph, known)
-        assert solution.plan is not None
-        return solution.plan, solution.strategy
+        return plan_in_order(graph, step.updates, self.budget_bytes, find) if step.updates else find(graph, known)
 
 
 def _once(graph: Graph, budget_bytes: int) -> Plan:
