@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +21,10 @@ from torch_helpers import Net, squares  # noqa: E402
 
 import remat  # noqa: E402
 import remat.torch as rt  # noqa: E402
-from remat.execution import StepPlan  # noqa: E402
 from remat.graph import Graph, Operation, Value  # noqa: E402
 from remat.plan import Plan  # noqa: E402
 from remat.simulator import simulate  # noqa: E402
 from remat.torch._emit import emit  # noqa: E402
-from remat.torch._in_backward import update_bytes  # noqa: E402
 from remat.torch._updates import UPDATE_KIND, plan_in_order, postponed  # noqa: E402
 from remat.torch.networks.llama import llama  # noqa: E402
 from remat.torch.networks.transformer import gpt2  # noqa: E402
@@ -135,6 +131,88 @@ def test_steps_equal_those_of_the_ordinary_loop(make: Make) -> None:
     assert all(torch.equal(before[name], p) for name, p in ours.named_parameters())
 
 
+def test_schedulers_closures_and_other_shapes() -> None:
+    plain, optimizer, ours, in_backward = pair()
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in (optimizer, in_backward)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a scheduler warns if no step came before it
+        for n in (8, 5, 8):
+            torch.manual_seed(n)
+            x = images(n)
+            train(plain, (x,), ordinary(optimizer), 1)
+            train(ours, (x,), n=1)
+            for schedule in schedules:
+                schedule.step()
+    assert_same(plain, optimizer, ours, in_backward)
+    assert {op.kind for op in ours._planner.plans.popitem()[1].graph.operations} >= {UPDATE_KIND}
+    in_backward.zero_grad()
+    x = images()
+
+    def closure_of(module: nn.Module, each: torch.optim.Optimizer) -> Callable[[], Any]:
+        def closure() -> torch.Tensor:
+            torch.manual_seed(0)
+            each.zero_grad()
+            loss = squares(module(x))
+            loss.backward()
+            return loss.detach()
+
+        return closure
+
+    for _ in range(2):
+        losses = [each.step(closure_of(m, each)) for m, each in ((plain, optimizer), (ours, in_backward))]
+        assert torch.equal(*losses)
+    assert_same(plain, optimizer, ours, in_backward)
+
+
+def test_state_is_the_optimizers_own_and_comes_back() -> None:
+    plain, optimizer, ours, in_backward = pair()
+    x = images()
+    train(plain, (x,), ordinary(optimizer))
+    train(ours, (x,), ordinary(in_backward))
+    state = copy.deepcopy(in_backward.state_dict())
+    other = adam(ours)
+    other.load_state_dict(state)
+    again = rematerialize(ours.model, (x,), other)
+    train(plain, (x,), ordinary(optimizer))
+    train(again, (x,))
+    assert_same(plain, optimizer, again, other)
+
+
+@pytest.mark.parametrize("kind", ["wide", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama", "gpt2"))])
+def test_a_peak_is_the_promised_one_below_what_gradients_take(kind: str, tmp_path: Path) -> None:
+    sizes = {"length": 32, "vocabulary": 100, "width": 64, "n_layers": 2, "n_heads": 2}
+    args = tuple(torch.randint(0, 100, (2, 2, 32)))
+    if kind == "llama":
+        plain, _ = llama(2, hidden=172, **sizes)
+    elif kind == "gpt2":
+        plain, _ = gpt2(2, context=32, dropout=0.1, **sizes)
+    else:
+        plain, args = (
+            nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(96, 96), nn.Tanh()))),
+            (torch.randn(8, 96),),
+        )
+    model = copy.deepcopy(plain)
+    optimizer, in_backward = (torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (plain, model))
+    # The ordinary step holds parameters, their state and all gradients at its end.
+    ends_with = 4 * sum(p.numel() * p.element_size() for p in plain.parameters())
+    before = copy.deepcopy(model.state_dict())
+    ours = rematerialize(model, args, in_backward, int(0.92 * ends_with), verify=True)
+    assert all(torch.equal(before[name], x) for name, x in model.state_dict().items())
+    assert not in_backward.state
+    assert ours.plan.difference == 0
+    assert ours.measured_peak_bytes is not None
+    assert ours.predicted_peak_bytes - 64 <= ours.measured_peak_bytes <= ours.predicted_peak_bytes < ends_with
+    train(plain, args, ordinary(optimizer), 2)
+    train(ours, args, n=2)
+    assert_same(plain, optimizer, ours, in_backward)
+    ours.plan.save(tmp_path / "plan.json")
+    loaded = rematerialize(model, args, in_backward, None, plan=tmp_path / "plan.json")
+    assert loaded.plan.order.tolist() == ours.plan.order.tolist()
+    for options in ({"optimizer_in_backward": False}, {"optimizer": torch.optim.SGD(model.parameters())}):
+        with pytest.raises(remat.InvalidPlan, match="made for"):
+            rematerialize(model, args, **{"optimizer": in_backward, "budget": None, "plan": ours.plan, **options})
+
+
 class Tied(nn.Module):
     """A table that is used twice, a frozen layer, one without a gradient, a view of a parameter, and two outputs."""
 
@@ -173,16 +251,16 @@ def test_random_orders_and_awkward_parameters(seed: int) -> None:
             (sum(map(squares, outputs)) if both else squares(outputs[0])).backward()
             after()
     assert_same(plain, optimizer, ours, in_backward)
+    bad = Plan.from_order(made.plan.graph, order)
     with pytest.raises(remat.InvalidPlan, match="reads a parameter after its update"):
-        bad = Plan.from_order(made.plan.graph, order)
         rematerialize(model, (index,), in_backward, None, plan=replace(made.plan, plan=bad, budget_bytes=None))
     with pytest.raises(remat.InvalidPlan, match="is read after its update"):
         emit(step, order, update_of=made._planner.in_backward.update_of)
 
 
 def parts() -> tuple[Graph, dict[int, Update]]:
-    """A reader of a parameter (0), the gradient (2), the update (3), and an operation (5) that reads the reader's result
-    and a large value (4). Without repetition the reader's result takes memory together with the large value."""
+    """A reader of a parameter (0), its gradient (2) and update (3), and an operation (5) that reads the reader's result
+    and a large value (4)."""
     operations = (
         Operation("read", "a", (), (0,), 1), Operation("other", "a", (0,), (1,), 1),
         Operation("gradient", "a", (1,), (2,), 1, is_backward=True),
@@ -215,7 +293,7 @@ def test_a_plan_that_reads_after_an_update_is_repaired_or_made_again() -> None:
     assert found(11) == ([0, 1, 2, 4, 0, 3, 5], 1)  # the update is moved, and the gradient held for longer
     assert found(9) == ([0, 1, 4, 5, 2, 3], 2)  # it waits for the operation for whose sake the reader was repeated
     assert found(8) == ([0, 1, 2, 3, 4, 5], 3)  # the reader runs once
-    with pytest.raises(remat.InvalidInput, match="no plan of 'late' within 7 B .* its last use: 8 B .* to suffice"):
+    with pytest.raises(remat.InvalidInput, match=r"no plan of 'late' within 7 B .* its last use: 8 B .* to suffice"):
         found(7)
     assert len(asked) == 5
     assert [op.name for op in asked[-1].operations][-1] == "update"
@@ -228,3 +306,95 @@ def _is_valid(graph: Graph, order: Sequence[int]) -> bool:
             return False
         done.add(k)
     return True
+
+
+def assert_refused(says: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(remat.InvalidInput, match=says) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+def test_options_that_do_not_go_together() -> None:
+    model, x = Net(), images()
+    shared = nn.ParameterList([nn.Parameter(model.head.bias.data), model.head.bias])
+    sgd = torch.optim.SGD(model.parameters())
+    for says, options in {
+        "needs optimizer=, a torch.optim.Optimizer over the model's parameters, not 'adam'": {"optimizer": "adam"},
+        "not None": {"optimizer": None},
+        "LBFGS steps on all parameters at once": {"optimizer": torch.optim.LBFGS(model.parameters())},
+        r"the optimizer \(SGD\) has no parameter of the model": {"optimizer": torch.optim.SGD(Net().parameters())},
+        "two parameters of SGD share memory": {"model": shared, "optimizer": torch.optim.SGD(shared.parameters())},
+        "Counting keeps numbers for all parameters together": {"optimizer": Counting(model.parameters())},
+        "a step of Failing on one parameter fails .no step here.": {"optimizer": Failing(model.parameters())},
+        "does not go with backend='inductor'": {"backend": "inductor"},
+        "does not go with implementations='joint'": {"implementations": "joint"},
+        "does not go with scope='staged'": {"scope": "staged"},
+        "does not go with accumulate=True": {"accumulate": True},
+        "does not go with parts=": {"parts": ["head"]},
+    }.items():
+        given = {"model": model, "optimizer": sgd, **options}
+        assert_refused(says, lambda given=given: rematerialize(given.pop("model"), (x,), **given))
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps in its group."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["n"] = self.param_groups[0].get("n", 0) + 1
+        return super().step(closure)
+
+
+class Failing(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        raise RuntimeError("no step here")
+
+
+def test_what_needs_gradients_is_refused_in_one_line() -> None:
+    _, _, ours, optimizer = pair(lambda m: torch.optim.SGD(m.parameters(), lr=0.01))
+    x, scaled = images(), torch.amp.GradScaler("cpu")
+    scaled.scale(torch.ones(()))
+
+    def backward(n: int = 1) -> None:
+        for _ in range(n):
+            squares(ours(x)).backward()
+
+    def fresh() -> None:
+        ours.zero_grad()
+        backward()
+
+    for call in (
+        lambda: nn.utils.clip_grad_norm_(ours.parameters(), 1.0),
+        lambda: nn.utils.clip_grad_value_(ours.parameters(), 1.0),
+        lambda: nn.utils.get_total_norm([p.grad for p in ours.parameters()]),
+        lambda: scaled.unscale_(optimizer), lambda: scaled.step(optimizer),
+        lambda: ours.head.bias.sum().backward(),  # a use of a parameter outside of the module
+    ):  # fmt: skip
+        fresh()
+        assert_refused("no gradients are held with optimizer_in_backward=True.*leave clipping, accumulation", call)
+    fresh()
+    assert_refused("2 ran before this optimizer.step", lambda: (backward(), optimizer.step()))
+    fresh()
+    before = copy.deepcopy(ours.state_dict())
+    assert_refused("gradients cannot be accumulated over several", backward)  # the loop calls step()
+    assert all(torch.equal(before[name], p) for name, p in ours.named_parameters())
+
+    ours.zero_grad()
+    once, twice = squares(ours(x)), squares(ours(x))
+    for loss in (lambda: once + twice, lambda: once):
+        before = copy.deepcopy(ours.state_dict())
+        assert_refused(
+            "go through one forward pass, once",
+            lambda loss=loss: (loss().backward(retain_graph=True), loss().backward()),
+        )
+        if loss() is not once:
+            assert all(torch.equal(before[name], p) for name, p in ours.named_parameters())
+    ours.zero_grad()
+    ours.head.bias.grad = torch.ones(10)
+    assert_refused("gradients of an earlier step are held: call zero_grad", backward)
+    ours.zero_grad()
+    hook = ours.head.bias.register_hook(lambda gradient: gradient)
+    assert_refused("hooks on the gradients of parameters are not called", backward)
+    hook.remove()
+    backward()
+    with pytest.raises(TypeError, match=r"cannot be copied: copy its \.model"):
+        copy.deepcopy(ours)

@@ -228,8 +228,7 @@ class InBackward:
         others = [other() for at, other in self.forwards if other is not node and at == self.steps]
         if steps != self.steps or any(other is not None and _private.will_run(other) for other in others):
             raise InvalidInput(f"{TWICE}: go through one forward pass, once, and then make the next one")
-        if not any(isinstance(p.grad, Given) for p in self._parameters()):  # zero_grad() was called
-            self.since = 0
+        self.since = self._since()
         if self.since and self.is_stepped:
             raise InvalidInput(
                 f"{TWICE}: gradients cannot be accumulated over several; call optimizer.step() after each"
@@ -239,9 +238,13 @@ class InBackward:
         self.since += 1
         _private.note_step(self.optimizer)
 
+    def _since(self) -> int:
+        """Backward passes since the last ``optimizer.step()`` or ``zero_grad()``, which leaves no `Given` behind."""
+        return self.since if any(isinstance(p.grad, Given) for p in self._parameters()) else 0
+
     def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """At the loop's ``optimizer.step()``, which finds nothing to do for the parameters that are updated."""
-        since, self.since, self.is_stepped = self.since, 0, True
+        since, self.since, self.is_stepped = self._since(), 0, True
         self._forget()
         if since > 1:
             raise InvalidInput(
