@@ -25,7 +25,11 @@ from remat.graph import Graph, Operation, Value  # noqa: E402
 from remat.plan import Plan  # noqa: E402
 from remat.simulator import simulate  # noqa: E402
 from remat.torch._emit import emit  # noqa: E402
-from remat.torch._updates import UPDATE_KIND, plan_in_order, postponed  # noqa: E402
+from remat.torch._in_backward import NUMBER_BYTES, update_bytes  # noqa: E402
+from remat.torch._optimizer import TEMPORARIES  # noqa: E402
+from remat.torch._updates import UPDATE_KIND, plan_in_order, postponed, with_updates_by_name  # noqa: E402
+from remat.torch.graphs import captured_step  # noqa: E402
+from remat.torch.module import captured_step as captured_call  # noqa: E402
 from remat.torch.networks.llama import llama  # noqa: E402
 from remat.torch.networks.transformer import gpt2  # noqa: E402
 from remat.torch.step_graph import Update  # noqa: E402
@@ -213,6 +217,25 @@ def test_a_peak_is_the_promised_one_below_what_gradients_take(kind: str, tmp_pat
             rematerialize(model, args, **{"optimizer": in_backward, "budget": None, "plan": ours.plan, **options})
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "options"),
+    [("sgd", "SGD", {}), ("momentum", "SGD", {"momentum": 0.9}), ("rmsprop", "RMSprop", {}),
+     ("adagrad", "Adagrad", {}), ("adam", "Adam", {}), ("adamw", "AdamW", {})],
+)  # fmt: skip
+def test_updates_by_an_optimizer_that_is_only_named(name: str, kind: str, options: dict[str, Any]) -> None:
+    p = nn.Parameter(torch.ones(100, 10))
+    optimizer = getattr(torch.optim, kind)([p], foreach=True, **options)
+    assert update_bytes(optimizer, p) == TEMPORARIES[name] * 4000 + NUMBER_BYTES
+    if name != "adamw":
+        return
+    step = captured_step(Net(), (images(),), name="step")
+    updated = with_updates_by_name(step, name).graph
+    assert len(updated) == len(step.graph) + 14
+    assert step.graph.final_bytes - updated.final_bytes == sum(p.numel() * p.element_size() for p in Net().parameters())
+    with pytest.raises(remat.InvalidInput, match="unknown optimizer 'adamx'"):
+        with_updates_by_name(step, "adamx")
+
+
 class Tied(nn.Module):
     """A table that is used twice, a frozen layer, one without a gradient, a view of a parameter, and two outputs."""
 
@@ -237,7 +260,7 @@ def test_random_orders_and_awkward_parameters(seed: int) -> None:
     model = copy.deepcopy(plain)
     optimizer, in_backward = adam(plain), adam(model)
     made = rematerialize(model, (index,), in_backward)
-    step = rt.module.captured_step(model, (index,), {}, "eager", "default", made._planner.in_backward)
+    step = captured_call(model, (index,), {}, "eager", "default", made._planner.in_backward)
     updates = step.updates
     assert len(updates) == len([op for op in made.plan.graph.operations if op.kind == UPDATE_KIND]) == 6
     order = random_order(made.plan.graph, np.random.default_rng(seed), 0.2)
