@@ -234,6 +234,12 @@ class InBackward:
                 f"{TWICE}: gradients cannot be accumulated over several; call optimizer.step() after each"
             )
         self.groups = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
+        own: Any = node()
+        leaves = [leaf for leaf, _ in own.next_functions if id(getattr(leaf, "variable", None)) in self.groups]
+        if not all(map(_private.gets_gradient, leaves)):
+            raise InvalidInput(
+                f"{TWICE}, so that torch.autograd.grad() and backward(inputs=...) would too: call backward() alone"
+            )
         self.steps += 1
         self.since += 1
         _private.note_step(self.optimizer)

@@ -192,6 +192,14 @@ def will_run(node: Any) -> bool:
     return torch._C._will_engine_execute_node(node)
 
 
+def gets_gradient(leaf: Any) -> bool:
+    """Whether the backward pass that runs now adds to the gradient of a leaf, given by its node."""
+    try:
+        return will_run(leaf)
+    except RuntimeError:  # the answer for leaves in torch.autograd.grad, which adds to none
+        return False
+
+
 # Operators and kernels
 
 _TRACED_INSTEAD = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
