@@ -345,7 +345,7 @@ def test_examples_of_the_guide(
     assert isinstance(ours, rt.Rematerialized)
     assert (tmp_path / "plan.json").exists()
     assert announced(caplog) == []
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     assert (tmp_path / "checkpoints.py").exists()
 
 

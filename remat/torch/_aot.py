@@ -97,11 +97,12 @@ def _drop(*_values: Any) -> None:
     pass
 
 
-def leave_unread_gradients_out(outputs: Any) -> None:
+def leave_unread_gradients_out(outputs: Any, watch: Callable[[Any], None] = lambda _: None) -> None:
     """Let outputs into which no gradient flows have none, where AOT autograd would make zeros.
 
     Args:
         outputs: of a compiled module.
+        watch: is told the node of the autograd graph that stands for the backward half.
     """
     todo: list[Any] = [x.grad_fn for x in tensors_of(outputs)]
     seen = set[Any]()
@@ -112,6 +113,7 @@ def leave_unread_gradients_out(outputs: Any) -> None:
         seen.add(node)
         if _private.is_compiled_backward(node):
             node.register_prehook(_note_undefined)
+            watch(node)
         else:  # a view of an output, made again
             todo.extend(before for before, _ in node.next_functions)
 

@@ -9,35 +9,41 @@ from __future__ import annotations
 import collections
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from remat.errors import InvalidPlan
 from remat.torch import _aot, _private, _random
+from remat.torch._private import storage_key
 from remat.torch._with_implementations import Kept, Recipe, arguments_in
 from remat.torch.step_graph import END_KIND, CapturedStep, is_random
 
 
 def emit(
-    step: CapturedStep, order: Sequence[int], implementations: Sequence[str] = (), groups: Sequence[int] = ()
-) -> tuple[fx.GraphModule, fx.GraphModule]:
+    step: CapturedStep, order: Sequence[int], implementations: Sequence[str] = (), groups: Sequence[int] = (),
+    update_of: Callable[[Tensor], Callable[[Tensor], None]] | None = None,
+) -> tuple[fx.GraphModule, fx.GraphModule]:  # fmt: skip
     """Forward and backward of a valid order of computations of ``step.graph``, repeats included.
 
     Args:
         implementations: [C] name of the implementation of each computation, '' for the default; () for defaults only.
         groups: numbers of consecutive computations that a compiler may fuse, and must run in this order; () leaves it
             free.
+        update_of: (parameter) -> the function that updates it with its gradient, for a step with updates.
 
     Returns:
         The forward half takes the primals; it returns the training graph's forward outputs, then the saved tensors.
         The backward half takes the saved tensors, then the gradients of outputs; it returns a gradient or None for each
         primal.
+
+    Raises:
+        InvalidPlan: the order reads a tensor before it is computed, or a parameter after its update.
     """
-    return _Emitter(step, order, implementations, groups).emit()
+    return _Emitter(step, order, implementations, groups, update_of).emit()
 
 
 SAVED = "saved_"  # begins the names of the placeholders of saved tensors
@@ -67,7 +73,10 @@ class _State:
 
 
 class _Emitter:
-    def __init__(self, step: CapturedStep, order: Sequence[int], implementations: Sequence[str], groups: Sequence[int]):
+    def __init__(
+        self, step: CapturedStep, order: Sequence[int], implementations: Sequence[str], groups: Sequence[int],
+        update_of: Callable[[Tensor], Callable[[Tensor], None]] | None,
+    ):  # fmt: skip
         self.step, self.order = step, [int(k) for k in order]
         self.implementations = list(implementations) or [""] * len(self.order)
         self.group_of = [i for i, size in enumerate(groups) for _ in range(size)]
@@ -79,6 +88,11 @@ class _Emitter:
         self.calls = {node for nodes in step.nodes for node in nodes}
         self.times = collections.Counter(self.order)
         self.done: set[int] = set()
+        self.update_of = update_of
+        self.updated: dict[int, fx.Node] = {}  # primal -> call that updates it
+        self.changed: set[int] = set()  # storages of parameters that are updated already
+        places, primals = self.training_graph.places, self.training_graph.primals
+        self.storage_of = {n: storage_key(primals[i]) for i, n in places.items() if isinstance(primals[i], Tensor)}
 
     def emit(self) -> tuple[fx.GraphModule, fx.GraphModule]:
         training_graph = self.training_graph
@@ -94,12 +108,19 @@ class _Emitter:
                     self._call(node)
                 outputs = [None if n is None else self._fetch(n) for n in training_graph.outputs[:n_forward]]
                 self.half = self.backward
+            elif k in self.step.updates:
+                self._update(k)
             elif name and not (k in self.done and self.step.recipes[k, name].checks):
                 self._compute_as(k, self.step.recipes[k, name])
             else:
                 self._compute(k)
             self.done.add(k)
-        gradients = [None if n is None else self._fetch(n) for n in training_graph.outputs[n_forward:]]
+        # An update gives None in place of the gradient. If the half returned None itself, AOT autograd would take the
+        # parameter for one that needs no gradient.
+        gradients = [
+            self.updated[i] if i in self.updated else None if n is None else self._fetch(n)
+            for i, n in enumerate(training_graph.outputs[n_forward:])
+        ]
         descriptions = _private.descriptions_of_outputs(training_graph.module.graph)
         tangents = [self._hold(node) for node in training_graph.tangents]
         _put_first(self.backward.graph, [*self.saved.values(), *tangents])
@@ -120,6 +141,14 @@ class _Emitter:
             if _private.is_plain_output(output):
                 named[self.backward.made[node].name] = self.training_graph.n_mutations + output.idx
         return named
+
+    def _update(self, k: int) -> None:
+        if self.half is self.forward or self.update_of is None:
+            raise InvalidPlan(f"'{self.step.graph.operations[k].name}' is no operation of the forward pass")
+        update = self.step.updates[k]
+        function = self.update_of(self.training_graph.primals[update.primal])
+        self.updated[update.primal] = self._add(function, (self._fetch(update.gradient),), {}, None)
+        self.changed.add(storage_key(self.training_graph.primals[update.primal]))
 
     def _compute(self, k: int) -> None:
         (node,) = self.step.nodes[k]
@@ -210,6 +239,8 @@ class _Emitter:
     def _hold(self, held: fx.Node | _State | Kept) -> fx.Node:
         """The node here of a storage, a constant or a random state; forward saves it if backward lacks it."""
         half = self.half
+        if self.storage_of.get(held) in self.changed:  # pyright: ignore[reportArgumentType] - others have none
+            raise InvalidPlan(f"'{held}' is read after its update")
         if held in half.made:
             return half.made[held]
         if isinstance(held, fx.Node) and held.op == "get_attr":

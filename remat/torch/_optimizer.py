@@ -1,4 +1,7 @@
-"""Bytes of an optimizer's state: counted, or found by a step of a copy on tensors without contents."""
+"""Bytes of an optimizer's state: counted, or found by a step of a copy.
+
+The copy has tensors without contents; for an optimizer that reads values it is on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ from remat.errors import InvalidInput, unknown_name, warn
 from remat.torch._work import tensors_of
 from remat.units import format_size, parse_size
 
-STATES = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "lion": 1, "adam": 2, "adamw": 2}
+STATES = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 2, "lion": 1, "adam": 2, "adamw": 2}
+# Tensors of the size of a parameter that its update holds at once, beside gradient and state (foreach implementation)
+TEMPORARIES = {"sgd": 0, "momentum": 0, "rmsprop": 1, "adagrad": 2, "lion": 1, "adam": 1, "adamw": 1}
 SLACK_BYTES = 2**20  # counters of steps and the like
 
 
@@ -30,7 +35,7 @@ def state_bytes(optimizer: torch.optim.Optimizer | str | int | None, parameters:
         parameters: the model's.
 
     Raises:
-        InvalidInput: unknown name, or an optimizer whose step fails without contents.
+        InvalidInput: unknown name, or an optimizer whose step fails.
     """
     trained = [p for p in parameters if p.requires_grad]
     if optimizer is None:
@@ -80,31 +85,40 @@ def watch(model: nn.Module, counted_bytes: Callable[[], int]) -> None:
 
 def _of_optimizer(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of its state, and of the state that a step will add for parameters that have none yet."""
-    new = [
-        {**group, "params": [_without_contents(p) for p in group["params"] if p not in optimizer.state]}
-        for group in optimizer.param_groups
-    ]
+    groups = optimizer.param_groups
+    new = [{**group, "params": [p for p in group["params"] if p not in optimizer.state]} for group in groups]
+    held = _bytes_of(optimizer.state)
     if not any(p.requires_grad for group in new for p in group["params"]):
-        return _bytes_of(optimizer.state)
-    tried = copy.copy(optimizer)
-    tried.state, tried.param_groups = collections.defaultdict(dict), new
-    for group in tried.param_groups:
-        group.update({key: False for key in ("foreach", "fused", "capturable") if key in group})
+        return held
     try:
-        with torch.no_grad():
-            tried.step()
+        return held + _made_by_a_step(optimizer, new, "meta")
+    except Exception:  # it may read values in any way
+        pass
+    try:
+        return held + _made_by_a_step(optimizer, new, "cpu")
     except Exception as error:
         raise InvalidInput(
             f"the state of {type(optimizer).__name__} cannot be counted ({type(error).__name__}: {error}); "
             "give optimizer= as a size, e.g. '2GB'"
         ) from error
-    return _bytes_of(optimizer.state) + _bytes_of(tried.state)
 
 
-def _without_contents(parameter: Tensor) -> nn.Parameter:
-    bare = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
-    bare.grad = torch.empty_like(bare) if parameter.requires_grad else None
-    return bare
+def _made_by_a_step(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], device: str) -> int:
+    """Bytes of the state that a step makes for copies of parameters on a device."""
+    tried = copy.copy(optimizer)
+    tried.state = collections.defaultdict(dict)
+    tried.param_groups = [{**group, "params": [_copy_of_ones(p, device) for p in group["params"]]} for group in groups]
+    for group in tried.param_groups:
+        group.update({key: False for key in ("foreach", "fused", "capturable") if key in group})
+    with torch.no_grad():
+        tried.step()
+    return _bytes_of(tried.state)
+
+
+def _copy_of_ones(parameter: Tensor, device: str) -> nn.Parameter:
+    copied = nn.Parameter(torch.ones_like(parameter, device=device), parameter.requires_grad)
+    copied.grad = torch.ones_like(copied) if parameter.requires_grad else None
+    return copied
 
 
 def _bytes_of(state: Any) -> int:

@@ -13,6 +13,8 @@ The interfaces, and where PyTorch keeps them:
 - registered implementations of operators, for a while: ``torch.library._scoped_library``
 - native recurrent layers: ``torch._VF``; their list of weights
 - the calls that policies of selective checkpointing are not asked about
+- optimizers: their `step` without hooks, the note of learning rate schedulers that it was called; hooks of a parameter;
+  whether a backward pass will reach a node of the autograd graph
 - the identity of a storage, the base of a view, the tables of tensors of a module, the profiler's events
 
 Operators (``torch.ops.aten``) are not private, although some names begin with an underscore: graphs consist of them.
@@ -162,6 +164,54 @@ def tracing_shown() -> Iterator[None]:
         yield
     finally:
         torch.compiler.is_compiling = original
+
+
+# Optimizers
+
+
+def step_without_hooks(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+    """The class's `step`, without the hooks that are called around it."""
+    step: Any = type(optimizer).step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
+
+
+def optimizer_without_hooks(optimizer: torch.optim.Optimizer, state: Any, group: Any) -> torch.optim.Optimizer:
+    """An optimizer with the attributes of another, on other state and one group of parameters."""
+    own = object.__new__(type(optimizer))
+    vars(own).update(
+        vars(optimizer), state=state, param_groups=[group], _optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={}
+    )
+    return own
+
+
+def note_step(optimizer: torch.optim.Optimizer) -> None:
+    """Let learning rate schedulers know that the optimizer has stepped; else they warn."""
+    optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def has_hooks(parameter: Tensor) -> bool:
+    """Whether a hook sees the parameter's gradient."""
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def of_no_bytes(kind: type[Tensor], like: Tensor) -> Tensor:
+    """A tensor of a class with the shape and dtype of another, without a storage."""
+    return Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
+        kind, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device
+    )
+
+
+def will_run(node: Any) -> bool:
+    """Whether the backward pass that runs now reaches a node of the autograd graph."""
+    return torch._C._will_engine_execute_node(node)
+
+
+def gets_gradient(leaf: Any) -> bool:
+    """Whether the backward pass that runs now adds to the gradient of a leaf, given by its node."""
+    try:
+        return will_run(leaf)
+    except RuntimeError:  # the answer for leaves in torch.autograd.grad, which adds to none
+        return False
 
 
 # Operators and kernels

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from remat.execution import Peaks, StepPlan, check_options, default_cache, imple
 from remat.graph import Graph
 from remat.plan import parse_scope
 from remat.torch import _aot, _optimizer, _private
+from remat.torch._in_backward import OPTION, InBackward
 from remat.torch._opaque import followed_step
 from remat.torch._parts import InParts, PartsSearch
 from remat.torch._private import storage_key
@@ -59,6 +61,7 @@ def rematerialize(
     cache_folder: str | os.PathLike[str] | None = None,
     operators: str | None = None,
     parts: Sequence[str] | None = None,
+    optimizer_in_backward: bool = False,
 ) -> Rematerialized:
     """A module that trains `model` within a memory budget: a plan says which operations it recomputes.
 
@@ -99,6 +102,9 @@ def rematerialize(
         cache_folder: of measurements of operations; by default ``$REMAT_CACHE`` or ``~/.cache/remat``.
         parts: names of submodules that are planned together, for a model that does not compile into one graph. What
             stands between them runs as in PyTorch, and counts.
+        optimizer_in_backward: update each parameter in the backward pass, by `optimizer` (which must be a
+            `torch.optim.Optimizer` over the model's parameters), when its gradient is ready and nothing reads the
+            parameter any more. Its gradient is then freed. The loop need not call ``optimizer.step()``.
         operators: the earlier name of `implementations`; it still works, with a warning.
 
     Raises:
@@ -115,6 +121,10 @@ def rematerialize(
     implementations = _implementations(implementations, backend, plan)
     kwargs = keywords(sample_kwargs)
     strategy, scope = str(strategy), str(parse_scope(scope))
+    in_backward = None
+    if optimizer_in_backward:
+        _check_for_updates(backend, implementations, scope, accumulate, parts)
+        in_backward = InBackward(optimizer, model)
     device = device_of(model, (sample_args, kwargs))
     sample_args, kwargs = with_storages((sample_args, kwargs), device)
     check_untested_version(device)
@@ -132,12 +142,12 @@ def rematerialize(
         gpu=load_gpu(gpu) if gpu else default_gpu(device), device=device, time_limit_s=time_limit_s, seed=seed,
         threads=threads, cache_folder=Path(cache_folder) if cache_folder else default_cache() / "profile",
         plain=Peaks(None, "a plan was given"), beside=beside, state_bytes=state_bytes, sample=inputs,
-        implementations=implementations,
+        implementations=implementations, in_backward=in_backward,
     )  # fmt: skip
     if parts is not None:
         names = _checked_parts(model, parts, budget, plan, backend, implementations)
         return _in_parts(planner, model, sample_args, kwargs, names, budget, accumulate, verify)
-    step = captured_step(model, sample_args, kwargs, backend, implementations)
+    step = captured_step(model, sample_args, kwargs, backend, implementations, in_backward)
     if plan is None or is_fraction(budget):
         planner.plain = _plain_peak(model, sample_args, kwargs, planner, step, may_run=is_fraction(budget))
     promised = None if budget is None else parse_budget(budget, planner.plain)
@@ -153,6 +163,22 @@ def rematerialize(
     planner.lowered = None
     module = Rematerialized(model, planner, step_plan, backend, accumulate)
     return _verified(module, sample_args, kwargs, step, inputs) if verify else module
+
+
+def _check_for_updates(
+    backend: str, implementations: str, scope: str, accumulate: bool, parts: Sequence[str] | None
+) -> None:  # fmt: skip
+    """Refuse options that do not go with updates in the backward pass."""
+    wrong = {
+        f"backend={backend!r}": backend != "eager",
+        f"implementations={implementations!r}": implementations != "default",
+        f"scope={scope!r} (an update waits for repetitions, which only scope='free' allows)": scope != "free",
+        "accumulate=True (each backward pass updates the parameters)": accumulate,
+        "parts=": parts is not None,
+    }
+    for option, is_given in wrong.items():
+        if is_given:
+            raise InvalidInput(f"{OPTION} does not go with {option}; leave either out")
 
 
 def _checked_parts(
@@ -216,10 +242,12 @@ def _verified(
             except InvalidInput:  # its message names a smaller budget than the caller's
                 break
             module = Rematerialized(module.model, planner, step_plan, module._backend, module._accumulates)
-        measured = there_before(module.plan) + peak_of_step(module, args, kwargs, planner.device)
+        with planner.in_backward.undone() if planner.in_backward else nullcontext():
+            measured = there_before(module.plan) + peak_of_step(module, args, kwargs, planner.device)
         module.__dict__["measured_peak_bytes"] = measured
         if measured <= promised:
-            difference = difference_of_steps(module.model, module, args, kwargs, planner.device)
+            with planner.in_backward.collecting() if planner.in_backward else nullcontext():
+                difference = difference_of_steps(module.model, module, args, kwargs, planner.device)
             module.__dict__["plan"] = replace(module.plan, difference=difference)
             return module
     instead = "" if module._backend == "eager" else ", or backend='eager', whose peak is the predicted one"

@@ -20,8 +20,10 @@ from remat.errors import InvalidInput, warn
 from remat.execution import Planned, StepPlan
 from remat.torch import _aot, _optimizer, _private, _random, capture, step_graph
 from remat.torch._emit import emit
+from remat.torch._in_backward import Given, InBackward
 from remat.torch._private import BatchNorm, Place, is_fake, primals_of, share_tables, storage_key, tree_map
 from remat.torch._recurrent import replace_recurrent
+from remat.torch._updates import with_updates
 from remat.torch._with_implementations import with_implementations
 from remat.torch.implementations import NotInvertible
 from remat.torch.plain import plain_step
@@ -65,6 +67,8 @@ class Rematerialized(Planned, nn.Module):
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.model(*args, **kwargs)
+        if self._planner.in_backward is not None:
+            self._planner.in_backward.check()
         if not self._accumulates:
             self._warn_of_held_gradients()
         if self._planner.implementations != "joint":
@@ -108,7 +112,9 @@ class Rematerialized(Planned, nn.Module):
 
     def _plans_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[StepPlan]:
         planner = self._planner
-        step = captured_step(self.model, args, kwargs, self._backend, planner.implementations)
+        step = captured_step(
+            self.model, args, kwargs, self._backend, planner.implementations, planner.in_backward
+        )  # fmt: skip
         return [planner.plan(step, describe_inputs((args, kwargs)))]
 
     def _invert_nothing(self, why: str) -> None:
@@ -124,7 +130,7 @@ class Rematerialized(Planned, nn.Module):
 
     def _warn_of_held_gradients(self) -> None:
         """Warn, once, if gradients that the budget does not count are still held when a step begins."""
-        gradients = (p.grad for p in self.parameters() if p.grad is not None)
+        gradients = (p.grad for p in self.parameters() if p.grad is not None and not isinstance(p.grad, Given))
         sizes = {storage_key(x): x.untyped_storage().nbytes() for x in gradients}  # DDP's are views of buckets
         held = sum(sizes.values())
         if held:
@@ -181,6 +187,8 @@ class Rematerialized(Planned, nn.Module):
         raise TypeError("a rematerialized module cannot be pickled: save its state_dict() and its plan (plan.save)")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Rematerialized:
+        if self._planner.in_backward is not None:
+            raise TypeError("a module whose optimizer runs in the backward pass cannot be copied: copy its .model")
         return Rematerialized(
             copy.deepcopy(self.model, memo), self._planner, self.plan, self._backend, self._accumulates
         )
@@ -212,14 +220,16 @@ class _CompiledStep:
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         _aot.check_that_calls_are_compiled()
         self.called.inputs = describe_inputs((args, kwargs))
+        in_backward = self.planner.in_backward
         trained = tuple(p.requires_grad for p in self.model.parameters())
+        trained += in_backward.held() if in_backward else ()
         if trained not in self.compiled:
             call = call_of(self.model)
             self.compiled[trained] = torch.compile(call, backend=self._compile, fullgraph=True, dynamic=False)
         refusals = capture.refusals("this step cannot be executed under a plan")
         with _refusals(self.model, args, kwargs), refusals:
             outputs = capture.compiling(lambda: self.compiled[trained](*args, **kwargs), _told(self.model))
-        _aot.leave_unread_gradients_out(outputs)
+        _aot.leave_unread_gradients_out(outputs, *([in_backward.watch] if in_backward else []))
         return outputs
 
     def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -229,9 +239,12 @@ class _CompiledStep:
 
         def partition(training_graph: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
             captured = capture.read_training_graph(training_graph, n_forward, primals, lowering)
-            step = step_of(captured, planner.name, self.model, self.backend, planner.implementations)
+            step = step_of(
+                captured, planner.name, self.model, self.backend, planner.implementations, planner.in_backward
+            )  # fmt: skip
             plan = planner.plan(step, self.called.inputs, in_loop=True)
-            return emit(step, plan.order.tolist(), plan.plan.choices, plan.groups)
+            update_of = planner.in_backward.update_of if planner.in_backward else None
+            return emit(step, plan.order.tolist(), plan.plan.choices, plan.groups, update_of)
 
         return _aot.backend_of(self.backend)(graph, example_inputs, partition)
 
@@ -301,8 +314,9 @@ def keywords(sample_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def captured_step(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], backend: str, implementations: str
-) -> step_graph.CapturedStep:
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], backend: str, implementations: str,
+    in_backward: InBackward | None = None,
+) -> step_graph.CapturedStep:  # fmt: skip
     """The step on these arguments, equal to the one that the compiled call captures; nothing is computed."""
     check_momentum(model)
 
@@ -316,7 +330,7 @@ def captured_step(
             if not _is_set_up(model, args, kwargs):
                 raise
             training_graph = captured()
-    return step_of(training_graph, type(model).__name__, model, backend, implementations)
+    return step_of(training_graph, type(model).__name__, model, backend, implementations, in_backward)
 
 
 def _is_set_up(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -357,9 +371,13 @@ def call_of(model: nn.Module) -> Callable[..., Any]:
 
 
 def step_of(
-    training_graph: capture.TrainingGraph, name: str, model: nn.Module, backend: str, implementations: str = "default"
-) -> step_graph.CapturedStep:
-    """The step of a training graph, with all tensors of the model resident, and with other implementations."""
+    training_graph: capture.TrainingGraph, name: str, model: nn.Module, backend: str, implementations: str = "default",
+    in_backward: InBackward | None = None,
+) -> step_graph.CapturedStep:  # fmt: skip
+    """The step of a training graph, with all tensors of the model resident, and with other implementations or with the
+    updates of an optimizer."""
     resident = (*model.parameters(), *model.buffers())
     step = step_graph.split_graph_of(training_graph, name, resident, replays_random=backend == "eager")
+    if in_backward is not None:
+        return with_updates(step, in_backward.workspaces(training_graph), in_backward.name)
     return with_implementations(step, implementations)

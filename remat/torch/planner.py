@@ -34,8 +34,10 @@ from remat.simulator import simulate
 from remat.solution import Solution
 from remat.solving.api import solve
 from remat.torch import _aot, carried
+from remat.torch._in_backward import InBackward
 from remat.torch._private import tree_leaves
 from remat.torch._random import random_state
+from remat.torch._updates import check_order, plan_in_order, postponed
 from remat.torch._work import CUDA_BLOCK_BYTES, tensors_of
 from remat.torch.capture import TrainingGraph
 from remat.torch.compiled import AS_IT_IS, CompiledStep, cheapest
@@ -63,6 +65,7 @@ class Planner:
         state_bytes: bytes of the optimizer's state; `beside` counts it too.
         sample: shapes and dtypes of the sample arguments, for which the budget was given.
         implementations: the implementations that plans may choose, see `remat.torch._with_implementations`.
+        in_backward: the optimizer whose updates are operations of steps; None if the loop updates.
         end_bytes: that others hold between forward and backward pass, within the budget; None for the loss of the step.
         plans: by the sha256 of the step's fingerprint.
         lowered: the step that was captured last, if Inductor compiles it and it has no plan yet.
@@ -84,6 +87,7 @@ class Planner:
     state_bytes: Callable[[], int]
     sample: str = ""
     implementations: str = "default"
+    in_backward: InBackward | None = None
     end_bytes: int | None = None
     plans: dict[str, StepPlan] = field(default_factory=dict)
     lowered: CompiledStep | None = None
@@ -124,7 +128,7 @@ class Planner:
 
         Raises:
             InvalidInput: the plan exceeds the budget with the bytes that are resident here.
-            InvalidPlan: it was made for another step.
+            InvalidPlan: it was made for another step, or reads a parameter after its update.
         """
         graph, fixed = self.with_everything_resident(step)
         fingerprint = fingerprint_of(graph.default(), "torch", VERSION, inputs)
@@ -132,6 +136,7 @@ class Planner:
             plan = path.moved(graph, fingerprint, fixed)
         else:
             plan = StepPlan.load(path, graph, fingerprint, fixed)
+        check_order(plan.order.tolist(), step)
         plan = plan.promising(budget_bytes)
         if self.plain.plain_bytes is not None:
             plan = replace(plan, plain_peak_bytes=self.plain.plain_bytes)
@@ -195,7 +200,7 @@ class Planner:
         if is_sample or not fits or graph.has_implementations:  # else there is no choice, and no need to time
             if max(graph.largest_working_set()[0], graph.final_bytes) <= self.budget_bytes:  # else there is no plan
                 (graph, noise), costs = self._with_costs(graph), self.cost
-            plan, strategy = self._cheapest(graph, in_loop)
+            plan, strategy = self._cheapest(graph, step, in_loop)
         graph = _with_workspaces(graph, step, workspaces, plan)
         plan = Plan.from_order(graph, plan.order.tolist(), self.budget_bytes, plan.choices)
         plain = self.plain.plain_bytes if is_sample else None
@@ -268,7 +273,7 @@ class Planner:
         workspaces = carried.workspaces(known.graph, graph, self.cache_folder, self.device)
         graph = _with_workspaces(graph, step, workspaces)
         graph = graph.with_costs(carried.scaled_costs(known.graph, graph, self.gpu), known.graph.cost_unit)
-        plan = self._repaired(graph)
+        plan = self._repaired(graph, step)
         if plan is None:
             return None
         is_once = len(plan.order) == len(graph) and not graph.has_implementations
@@ -280,16 +285,20 @@ class Planner:
             implementations=self.implementations,
         )  # fmt: skip
 
-    def _orders(self, graph: Graph) -> list[Plan]:
+    def _orders(self, graph: Graph, step: CapturedStep) -> list[Plan]:
         """Every operation once, and the orders of known steps with the same calls."""
-        alike = (other for other in self.plans.values() if _same_calls(other.graph, graph))
-        return [_once(graph, self.budget_bytes), *(
-            Plan.from_order(graph, other.order.tolist(), self.budget_bytes, other.plan.choices) for other in alike
-        )]  # fmt: skip
+        alike = (other.plan for other in self.plans.values() if _same_calls(other.graph, graph))
+        return [_once(graph, self.budget_bytes), *(self._in_order(plan, graph, step) for plan in alike)]
 
-    def _repaired(self, graph: Graph) -> Plan | None:
+    def _in_order(self, plan: Plan, graph: Graph, step: CapturedStep) -> Plan:
+        """A plan with updates behind the last readers of their parameters, on `graph`."""
+        order = plan.order.tolist()
+        order = postponed(order, step.updates) if step.updates else order
+        return Plan.from_order(graph, order, self.budget_bytes, plan.choices)
+
+    def _repaired(self, graph: Graph, step: CapturedStep) -> Plan | None:
         """The cheapest order of other shapes that fits, or a cheaper one that a moment of search finds; or None."""
-        best = cheapest_fitting(graph, self._orders(graph), self.budget_bytes)
+        best = cheapest_fitting(graph, self._orders(graph, step), self.budget_bytes)
         if best is not None and simulate(graph, best).cost <= (1 + CHEAP) * graph.total_cost:
             return best
         if not graph.total_cost or get_strategy(self.strategy).is_baseline:  # whose plans a search must not change
@@ -298,7 +307,8 @@ class Planner:
             graph, self.budget_bytes, "search", scope=self.scope, time_limit_s=REPAIR_S, seed=self.seed,
             threads=self.threads, warm_start=best, target_gap=CHEAP,
         )  # fmt: skip
-        return found.plan or best
+        plans = [best, None if found.plan is None else self._in_order(found.plan, graph, step)]
+        return cheapest_fitting(graph, filter(None, plans), self.budget_bytes)
 
     def _what_is_new(self, inputs: str) -> str:
         """The inputs of a step that has no plan, and what else may be new if a plan has the same."""
@@ -315,18 +325,22 @@ class Planner:
             "rematerialize with the largest arguments that occur, or with a larger budget"
         )
 
-    def _cheapest(self, graph: Graph, in_loop: bool) -> tuple[Plan, str]:
+    def _cheapest(self, graph: Graph, step: CapturedStep, in_loop: bool) -> tuple[Plan, str]:
         """(the cheapest known order that fits, while a loop waits, or else the solver's plan; the strategy's name)."""
-        known = self._orders(graph)
+        known = self._orders(graph, step)
         found = cheapest_fitting(graph, known, self.budget_bytes) if in_loop else None
         if found is not None:
             return found, "from another shape"
-        solution = find_plan(
-            graph, self.budget_bytes, strategy=self.strategy, scope=self.scope,
-            time_limit_s=self.time_limit_s, seed=self.seed, threads=self.threads, known=known,
-        )  # fmt: skip
-        assert solution.plan is not None
-        return solution.plan, solution.strategy
+
+        def find(graph: Graph, known: Sequence[Plan] = ()) -> tuple[Plan, str]:
+            solution = find_plan(
+                graph, self.budget_bytes, strategy=self.strategy, scope=self.scope, time_limit_s=self.time_limit_s,
+                seed=self.seed, threads=self.threads, known=known,
+            )  # fmt: skip
+            assert solution.plan is not None
+            return solution.plan, solution.strategy
+
+        return plan_in_order(graph, step.updates, self.budget_bytes, find) if step.updates else find(graph, known)
 
 
 def _once(graph: Graph, budget_bytes: int) -> Plan:

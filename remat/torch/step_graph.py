@@ -26,6 +26,21 @@ _STATISTICS_ONLY = {"aten._native_batch_norm_legit_functional": 5, "aten._batch_
 _UNDECLARED_VIEWS = {"_unsafe_view"}  # alias their input, although their schema does not declare it
 
 
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The optimizer's update of a parameter in the backward pass.
+
+    Attributes:
+        primal: index of the parameter among the primals.
+        gradient: node of the training graph.
+        readers: operations that read the parameter's storage.
+    """
+
+    primal: int
+    gradient: fx.Node
+    readers: frozenset[int]
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class CapturedStep:
     """A graph and its traced calls, for executing its plans.
@@ -38,6 +53,7 @@ class CapturedStep:
         storage: for every node its value id, None if it lives in fixed memory; a structure of these for a call with
             several outputs. A view has the id of its base.
         recipes: how (operation, implementation) is computed, for implementations other than the default one.
+        updates: [operation] the update of a parameter that it is, see `remat.torch._updates`.
     """
 
     graph: Graph
@@ -45,6 +61,7 @@ class CapturedStep:
     nodes: tuple[tuple[fx.Node, ...], ...]
     storage: dict[fx.Node, Any]
     recipes: Mapping[tuple[int, str], Any] = field(default_factory=dict)
+    updates: Mapping[int, Update] = field(default_factory=dict)
 
 
 def graph_of(training_graph: TrainingGraph, name: str, fixed_tensors: tuple[torch.Tensor, ...] = ()) -> CapturedStep:
