@@ -13,6 +13,7 @@ The interfaces, and where PyTorch keeps them:
 - native recurrent layers: ``torch._VF``; their list of weights
 - the calls that policies of selective checkpointing are not asked about
 - the identity of a storage, the base of a view, the tables of tensors of a module, the profiler's events
+- the autograd engine's callback after a backward pass
 
 Operators (``torch.ops.aten``) are not private, although some names begin with an underscore: graphs consist of them.
 """
@@ -107,6 +108,11 @@ def share_tables(module: nn.Module, model: nn.Module) -> None:
 def flat_weights(layer: nn.RNNBase) -> list[Any]:
     """Weights of a recurrent layer in its kernel's order."""
     return layer._flat_weights
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Call a function when the backward pass that runs now ends."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def memory_events(profiler: Any) -> list[Any]:

@@ -23,6 +23,7 @@ from remat.torch._emit import emit
 from remat.torch._private import BatchNorm, Place, is_fake, primals_of, share_tables, storage_key, tree_map
 from remat.torch._recurrent import replace_recurrent
 from remat.torch._with_implementations import with_implementations
+from remat.torch._work import local_part
 from remat.torch.implementations import NotInvertible
 from remat.torch.plain import plain_step
 from remat.torch.planner import Planner, describe_inputs
@@ -124,7 +125,7 @@ class Rematerialized(Planned, nn.Module):
 
     def _warn_of_held_gradients(self) -> None:
         """Warn, once, if gradients that the budget does not count are still held when a step begins."""
-        gradients = (p.grad for p in self.parameters() if p.grad is not None)
+        gradients = (local_part(p.grad) for p in self.parameters() if p.grad is not None)
         sizes = {storage_key(x): x.untyped_storage().nbytes() for x in gradients}  # DDP's are views of buckets
         held = sum(sizes.values())
         if held:
