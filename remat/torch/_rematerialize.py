@@ -23,7 +23,7 @@ from remat.torch._opaque import followed_step
 from remat.torch._parts import InParts, PartsSearch
 from remat.torch._private import storage_key
 from remat.torch._self_check import check_untested_version
-from remat.torch._shard import Sharding, check_shard, repeated_blocks, shard_of, shards_bytes
+from remat.torch._shard import Sharding, check_shard, check_whole, repeated_blocks, shard_of, shards_bytes
 from remat.torch._with_implementations import CHOICES
 from remat.torch._work import storage_bytes, tensors_of
 from remat.torch.capture import TrainingGraph
@@ -246,6 +246,7 @@ def _check(
         raise InvalidInput(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if any(isinstance(module, Rematerialized) for module in model.modules()):
         raise InvalidInput("the model or a part of it is rematerialized already; pass the plain .model")
+    check_whole(model)
     if not isinstance(sample_args, tuple):
         raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
     _aot.check_that_calls_are_compiled()

@@ -4,8 +4,8 @@
 one graph of the whole model, so that each block is a part with a plan of its own. To plan for ranks that need not be
 there, a step is followed in which a stand-in for FSDP2 holds the bytes of its buffers, from and to the same moments.
 
-Checked with the FSDP2 of PyTorch 2.13: `resharding after the forward pass`, except of the root, and one block of
-prefetching in the backward pass, as is its default.
+Checked with PyTorch 2.13. The stand-in does as `fully_shard` by default: blocks are dropped after their forward pass,
+the root is not, and the backward pass gathers one block ahead.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ def bytes_per_rank(
         blocks: names of the modules that are gathered one by one; by default the model's blocks.
 
     Returns:
-        Bytes by what they are of: ``parameters``, ``gradients``, ``optimizer state``; and ``gathered``, which is the most
-        that exists only in passing: the root's parameters, those of a block and of the one that is gathered next, the
-        gradient of the block, and that of the block before, which is being divided.
+        Bytes of ``parameters``, ``gradients``, ``optimizer state``; and ``gathered``, the most that exists only in
+        passing: the root's parameters, those of a block and of the one that is gathered next, the block's gradients,
+        and those of the block before, which are being divided.
 
     Raises:
         InvalidInput: FSDP2 cannot divide these parameters.
     """
     names = list(blocks_of(model)) if blocks is None else list(blocks)
-    groups = groups_of(model, names, ranks)
+    groups = groups_of(model, names)
     sizes = [ranks * shards_bytes(groups[name], ranks) for name in names]
     gradients = [ranks * shards_bytes(_trained(groups[name]), ranks) for name in names]
     passing = (
@@ -75,7 +75,7 @@ def bytes_per_rank(
     }
 
 
-def groups_of(model: nn.Module, blocks: Sequence[str], ranks: int) -> dict[str, list[nn.Parameter]]:
+def groups_of(model: nn.Module, blocks: Sequence[str]) -> dict[str, list[nn.Parameter]]:
     """[block, or ROOT for the rest] the parameters that FSDP2 gathers together.
 
     Raises:
@@ -86,16 +86,12 @@ def groups_of(model: nn.Module, blocks: Sequence[str], ranks: int) -> dict[str, 
     groups[ROOT] = [p for p in model.parameters() if id(p) not in n_owners]
     for name, p in model.named_parameters():
         if not p.dim() or not p.is_contiguous():
-            raise InvalidInput(
-                f"fully_shard does not divide the parameter '{name}': it is no contiguous tensor with rows"
-            )
+            raise InvalidInput(f"fully_shard does not divide the parameter '{name}': it has no rows, or gaps in them")
         if n_owners[id(p)] > 1:
             raise InvalidInput(f"the parameter '{name}' is in several parts, of which fully_shard lets one gather it")
     for name, group in groups.items():
         if len({p.dtype for p in _trained(group)}) > 1:
-            raise InvalidInput(
-                f"the trained parameters of '{name or 'the model'}' have several dtypes, unlike shard= needs"
-            )
+            raise InvalidInput(f"fully_shard needs one dtype for all trained parameters of '{name or 'the model'}'")
     return groups
 
 
@@ -195,7 +191,6 @@ def check_shard(model: nn.Module, ranks: Any, optimizer: Any, accumulate: bool, 
 
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise InvalidInput(f"shard must be a number of ranks, 1 or more, not {ranks!r:.60}")
-    check_whole(model)
     n = sum(p.numel() for p in model.parameters())
     if ranks > n:
         raise InvalidInput(f"shard={ranks} is more than the model's {n} parameters")
@@ -262,7 +257,7 @@ class _Group:
         is_whole: the parameters have storages.
         at: numbers of its forward passes whose backward pass has not begun.
         holds_gradients: a rank's part of the gradients exists.
-        passed: its backward pass has ended.
+        is_in_backward, passed: its backward pass has begun; has ended.
     """
 
     parameters: list[nn.Parameter]
@@ -290,7 +285,7 @@ class _StandIn:
         self.follower = follower
         self.groups = {
             name: _Group(parameters, ranks * shards_bytes(parameters, ranks))
-            for name, parameters in groups_of(self.model, self.sharding.blocks, ranks).items()
+            for name, parameters in groups_of(self.model, self.sharding.blocks).items()
         }
         self.order: list[_Group] = []  # of forward passes
         self.last_bytes = 0  # of the result of the last collective of the forward pass
@@ -324,11 +319,10 @@ class _StandIn:
 
     def _watched(self, given: Any, group: _Group) -> Any:
         """The arguments, behind a function whose backward pass ends that of the group."""
-        if not torch.is_grad_enabled():
+        watched = [x for x in tensors_of(given) if x.requires_grad]
+        if not watched:
             return given
-        tensors = iter(
-            _End.apply(lambda: self._after_backward(group), *(x for x in tensors_of(given) if x.requires_grad)) or ()
-        )  # pyright: ignore
+        tensors = iter(_End.apply(lambda: self._after_backward(group), *watched))  # pyright: ignore[reportArgumentType]
         return tree_map(lambda x: next(tensors) if isinstance(x, Tensor) and x.requires_grad else x, given)
 
     def _gather(self, group: _Group) -> None:
@@ -371,15 +365,11 @@ class _StandIn:
         group.is_in_backward, group.passed = False, True
         self._drop(group)
         self._hold(-self.reduced_bytes)
-        given = [p for p in group.parameters if p.grad is not None]
-        own_bytes = shards_bytes(given, self.sharding.ranks)
-        self.reduced_bytes = self.sharding.ranks * own_bytes
+        ranks, given = self.sharding.ranks, [p for p in group.parameters if p.grad is not None]
+        own_bytes = shards_bytes(given, ranks)
+        self.reduced_bytes = ranks * own_bytes
         self._hold(self.reduced_bytes)
-        if self.sharding.device == "cpu":  # where rows are padded in copies
-            self._pass_by(
-                self.sharding.ranks
-                * shards_bytes([p for p in given if len(p) % self.sharding.ranks], self.sharding.ranks)
-            )
+        self._pass_by(ranks * shards_bytes([p for p in given if len(p) % ranks], ranks))  # copies with padding
         for p in given:
             p.grad = None
         self._hold(own_bytes)
@@ -400,7 +390,7 @@ class _StandIn:
         self.follower.hold(n_bytes)
 
     def _pass_by(self, n_bytes: int) -> None:
-        """Bytes that live within a call; on a CPU these are gloo's copies."""
+        """Bytes that live within a call on a CPU, where gloo copies what it gives or takes."""
         if self.sharding.device == "cpu":
             self._hold(n_bytes)
             self._hold(-n_bytes)
