@@ -202,7 +202,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure, write the file of results, and print its rows."""
     parser = Parser(prog="python -m experiments.shard", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--ranks", type=_counts, default=[2, 4], help="comma-separated numbers of processes")
+    parser.add_argument("--ranks", type=_counts, default=[2, 3], help="comma-separated numbers of processes")
     parser.add_argument("--layers", type=count, default=4)
     parser.add_argument("--shares", type=fractions, default=[0.95, 0.8, 0.65], help="budgets, of the plain step's peak")
     parser.add_argument("--time-limit", type=seconds, default=4.0, help="to search for each plan")

@@ -23,7 +23,7 @@ from remat.torch._opaque import followed_step
 from remat.torch._parts import InParts, PartsSearch
 from remat.torch._private import storage_key
 from remat.torch._self_check import check_untested_version
-from remat.torch._shard import Sharding, check_shard, check_whole, repeated_blocks, shard_of, shards_bytes
+from remat.torch._shard import Sharding, check_shard, check_whole, groups_of, repeated_blocks, shard_of, shards_bytes
 from remat.torch._with_implementations import CHOICES
 from remat.torch._work import storage_bytes, tensors_of
 from remat.torch.capture import TrainingGraph
@@ -145,6 +145,8 @@ def rematerialize(
     )  # fmt: skip
     if parts is not None:
         names = _checked_parts(model, parts, budget, plan, backend, implementations)
+        if shard is not None:
+            groups_of(model, names)  # refuses what FSDP2 cannot divide
         search = PartsSearch(planner, sharding=None if shard is None else Sharding(shard, tuple(names), device))
         return _in_parts(search, model, sample_args, kwargs, names, budget, accumulate, verify)
     step = captured_step(model, sample_args, kwargs, backend, implementations)

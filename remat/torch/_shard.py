@@ -53,8 +53,8 @@ def bytes_per_rank(
 
     Returns:
         Bytes of ``parameters``, ``gradients``, ``optimizer state``; and ``gathered``, the most that exists only in
-        passing: the root's parameters, those of a block and of the one that is gathered next, the block's gradients,
-        and those of the block before, which are being divided.
+        passing: the root's parameters and gradients; those of a block; the parameters of the one that is gathered next,
+        and the gradients of the one before, which are being divided.
 
     Raises:
         InvalidInput: FSDP2 cannot divide these parameters.
@@ -66,12 +66,12 @@ def bytes_per_rank(
     passing = (
         sum(sizes[max(0, i - 1) : i + 1]) + sum(gradients[i : i + 2]) for i in range(len(names))
     )  # fmt: skip
-    every = list(model.parameters())
+    every, root = list(model.parameters()), groups[ROOT]
     return {
         "parameters": shards_bytes(every, ranks),
         "gradients": shards_bytes(_trained(every), ranks),
         "optimizer state": state_bytes(optimizer, [shard_of(p, ranks) for p in every]),
-        "gathered": ranks * shards_bytes(groups[ROOT], ranks) + max(passing, default=0),
+        "gathered": ranks * (shards_bytes(root, ranks) + shards_bytes(_trained(root), ranks)) + max(passing, default=0),
     }
 
 
