@@ -90,7 +90,7 @@ def test_a_plan_for_ranks_that_are_not_there() -> None:
 def test_what_passes_by_hardly_depends_on_the_number_of_ranks() -> None:
     """A sum by hand of FSDP2's buffers in a step with hardly any activations."""
     model, args = Net(3), rows(1)
-    for ranks in (2, 64):
+    for ranks in (2, 4):
         held = bytes_per_rank(model, ranks)
         peak = max(followed_step(model, args, {}, "cpu", sharding=Sharding(ranks, BLOCKS, "cpu")).held_bytes)
         block = ranks * bytes_per_rank(model.blocks[0], ranks)["parameters"]
