@@ -23,6 +23,7 @@ from experiments import (
     readme_table,
     roofline_check,
     run_documents,
+    shard,
     solver_tables,
     step_tables,
     training_tables,
@@ -38,7 +39,7 @@ DOCUMENTS = {
         readme_table.DOCUMENT, run_documents.CHECKMATE, run_documents.MONET, largest_batch_table.DOCUMENT,
         published_numbers.DOCUMENT, solver_tables.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
         step_tables.DOCUMENT, implementation_tables.DOCUMENT, training_tables.DOCUMENT, compiled_tables.DOCUMENT,
-        checkpoints.DOCUMENT, large.DOCUMENT,
+        checkpoints.DOCUMENT, large.DOCUMENT, shard.DOCUMENT,
     )
 }  # fmt: skip
 MAKES_ROWS = ("remat", "baselines")  # the packages that determine a row

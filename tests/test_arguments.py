@@ -71,6 +71,10 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
         (["--steps", "dense23"], "unknown step 'dense23'; did you mean dense32"),
         (["--limits", "20"], "unknown limit '20'"),
     ],
+    "shard": [
+        (["--layers", "0"], "'0' is no whole number from 1"),
+        (["--ranks", "x"], "'x' is no whole number from 1"),
+    ],
     "lengths": [
         (["--time-limit", "0"], "'0' is no positive number"),
         (["--out", "no/such/rows.json"], "no/such is no folder"),

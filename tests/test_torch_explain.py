@@ -47,8 +47,10 @@ def test_operations_that_differ_between_sizes_are_refused() -> None:
 
 @pytest.mark.slow
 def test_a_model_that_grows_with_its_length_in_another_way_has_no_largest_length() -> None:
-    small = {"vocabulary": 100, "width": 32, "n_layers": 1, "n_heads": 2, "context": 60, "length": 48}
-    told = rt.explain(gpt2, gpu="cpu", budget="8MB", time_limit_s=0.1, batch_size=2, **small)  # more positions from length 60 on
+    small = {"vocabulary": 100, "width": 32, "n_layers": 1, "n_heads": 2, "context": 60, "length": 48}  # positions
+    told = rt.explain(
+        gpt2, gpu="cpu", budget="8MB", time_limit_s=0.1, batch_size=2, **small
+    )  # more positions from length 60 on
     assert "length" not in told.largest
     assert "the model changes with it" in told.refused["length"]
     assert "batch" in told.largest

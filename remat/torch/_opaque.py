@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from remat.errors import InvalidInput
 from remat.torch._private import places_of_children, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from remat.torch._shard import Sharding
 from remat.torch._work import storage_bytes
 from remat.torch.plain import FollowedStep, Follower, plain_step, real_step
 
@@ -107,12 +108,13 @@ class _Computed(torch.autograd.Function):
 
 def followed_parts(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str], device: str,
-    reading: Collection[str] = (),
+    reading: Collection[str] = (), sharding: Sharding | None = None,
 ) -> tuple[FollowedStep, list[Run]]:  # fmt: skip
     """A step in which the parts of these names are opaque, and their runs.
 
     Args:
         reading: parts whose operations read the outputs, so that these exist until their backward pass.
+        sharding: of the step, if it is divided over ranks.
     """
     runs, followers = list[Run](), list[Follower]()
 
@@ -125,24 +127,30 @@ def followed_parts(
         seen[name] = copy.copy(model.get_submodule(name))  # it shares parameters, hooks and all else
         seen[name].forward = _opaque(seen[name], name, name in reading, runs, followers, device)
     with in_place(model, seen):
-        step = followed_step(model, args, kwargs, device, begin)
+        step = followed_step(model, args, kwargs, device, begin, sharding)
     by_key(runs)
     return step, runs
 
 
 def followed_step(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str,
-    begin: Callable[[Follower], None] = lambda _: None,
+    begin: Callable[[Follower], None] = lambda _: None, sharding: Sharding | None = None,
 ) -> FollowedStep:  # fmt: skip
     """A step on tensors without contents; one that runs if the model reads results, or has recurrent layers."""
-    if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        try:
-            return plain_step(model, args, kwargs, _bytes_of_loss, begin)
-        except InvalidInput:
-            raise
-        except Exception:  # whatever stops it: the real step shows whether the model is at fault
-            pass
-    return real_step(model, args, kwargs, _bytes_of_loss, begin, device)
+    with sharding.stands_in(model) if sharding else nullcontext(lambda _: None) as begin_sharded:
+
+        def begin_all(follower: Follower) -> None:
+            begin_sharded(follower)
+            begin(follower)
+
+        if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
+            try:
+                return plain_step(model, args, kwargs, _bytes_of_loss, begin_all)
+            except InvalidInput:
+                raise
+            except Exception:  # whatever stops it: the real step shows whether the model is at fault
+                pass
+        return real_step(model, args, kwargs, _bytes_of_loss, begin_all, device)
 
 
 def _bytes_of_loss(outputs: Sequence[Tensor]) -> int:

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from remat.errors import InvalidInput, unknown_name, warn
-from remat.torch._work import tensors_of
+from remat.torch._work import local_part, tensors_of
 from remat.units import format_size, parse_size
 
 STATES = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 2, "lion": 1, "adam": 2, "adamw": 2}
@@ -123,4 +123,4 @@ def _copy_of_ones(parameter: Tensor, device: str) -> nn.Parameter:
 
 def _bytes_of(state: Any) -> int:
     held = {id(x): x for x in tensors_of(list(state.values()))}
-    return sum(x.numel() * x.element_size() for x in held.values())
+    return sum(x.numel() * x.element_size() for x in map(local_part, held.values()))

@@ -29,6 +29,7 @@ from remat.simulator import simulate
 from remat.solving.api import solve
 from remat.torch._opaque import Run, bares, by_key, followed_parts, in_place, with_storage
 from remat.torch._private import tree_map
+from remat.torch._shard import Sharding, WithoutHooks, forwards_in_place
 from remat.torch.module import Rematerialized, captured_step
 from remat.torch.plain import FollowedStep
 from remat.torch.planner import CHEAP, VERSION, Planner, describe_inputs
@@ -50,6 +51,7 @@ class PartsPlan:
         peak_bytes: predicted, of the whole step, fixed bytes included.
         plain_peak_bytes: of the plain step; None if not known.
         difference: see `StepPlan`.
+        ranks: over which parameters are divided; all bytes are those of one rank.
     """
 
     name: str
@@ -59,6 +61,7 @@ class PartsPlan:
     peak_bytes: int
     plain_peak_bytes: int | None
     difference: float | None = None
+    ranks: int = 1
 
     @property
     def overhead(self) -> float:
@@ -84,8 +87,9 @@ class PartsPlan:
     def __str__(self) -> str:
         plain = self.plain_peak_bytes
         share = f", {self.peak_bytes / plain:.1%} of the plain step's {format_size(plain)}" if plain else ""
+        each = f", on each of {self.ranks} ranks" if self.ranks > 1 else ""
         lines = [
-            f"{self.name}: {len(self.parts)} parts, {len(self.recomputed)} operations computed again",
+            f"{self.name}: {len(self.parts)} parts, {len(self.recomputed)} operations computed again{each}",
             f"  budget          {format_size(self.budget_bytes)}",
             f"  predicted peak  {format_size(self.peak_bytes)}{share}",
             f"  always there    {format_size(self.fixed_bytes)}",
@@ -113,13 +117,21 @@ class InParts(Rematerialized):
         super().__init__(model, search.planner, plan, "eager", accumulates)  # pyright: ignore[reportArgumentType]
         self.__dict__["_search"] = search
         modules = {
-            name: Rematerialized(model.get_submodule(name), search.planners[name], each, "eager", accumulates=True)
+            name: Rematerialized(search.part(model, name), search.planners[name], each, "eager", accumulates=True)
             for name, each in plan.parts.items()
             if name in search.planners
         }
 
+        forwards = {name: module.__call__ for name, module in modules.items()}
+        if search.sharding is not None:
+            search.sharding.apply(model)
+
         def step(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-            with in_place(model, modules):
+            if search.sharding is None:
+                with in_place(model, modules):
+                    return model(*args, **kwargs)
+            search.sharding.check_applied(model)
+            with forwards_in_place(model, forwards):
                 return model(*args, **kwargs)
 
         self.__dict__["_step"] = step
@@ -178,10 +190,17 @@ class PartsSearch:
     Attributes:
         planner: of the whole model; it has the options and the budget.
         planners: [part] of its steps, each within the part's share.
+        sharding: of the model, if it is divided over ranks.
     """
 
     planner: Planner
     planners: dict[str, Planner] = field(default_factory=dict)
+    sharding: Sharding | None = None
+
+    def part(self, model: nn.Module, name: str) -> nn.Module:
+        """The part that is captured and compiled; hooks that gather its parameters are left outside."""
+        part = model.get_submodule(name)
+        return part if self.sharding is None else WithoutHooks(part)
 
     def plan(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str], fixed_bytes: int
@@ -191,12 +210,12 @@ class PartsSearch:
         Raises:
             InvalidInput: no plans fit; a part does not compile into one graph, or runs on other shapes within a step.
         """
-        _, runs = followed_parts(model, args, kwargs, names, self.planner.device)
+        _, runs = followed_parts(model, args, kwargs, names, self.planner.device, (), self.sharding)
         for name in names:
             _check_runs(model, name, [run for run in runs if run.part == name])
         parts = {key: self._part(model, key, run) for key, run in by_key(runs).items()}
         read = {part.name for part in parts.values() if part.reads_outputs}
-        step, runs = followed_parts(model, args, kwargs, names, self.planner.device, read)
+        step, runs = followed_parts(model, args, kwargs, names, self.planner.device, read, self.sharding)
         moments = [*self._moments(step, runs)]
         room = self.planner.budget_bytes - fixed_bytes - START_BYTES
         for part in parts.values():
@@ -219,7 +238,7 @@ class PartsSearch:
         return PartsPlan(
             self.planner.name, plans,
             self.planner.budget_bytes, fixed_bytes, fixed_bytes + START_BYTES + _peak(chosen, moments),
-            self.planner.plain.plain_bytes,
+            self.planner.plain.plain_bytes, ranks=self.sharding.ranks if self.sharding else 1,
         )  # fmt: skip
 
     def plans_for(
@@ -230,7 +249,7 @@ class PartsSearch:
         for run in followed_parts(model, args, kwargs, names, self.planner.device)[1]:
             planner = self.planners[run.part]
             given = tree_map(with_storage(planner.device), (run.args, run.kwargs))
-            step = _captured(model, run, given, planner)
+            step = _captured(self.part(model, run.part), run, given, planner)
             plans.append(planner.plan(step, describe_inputs(given)))
         return plans
 
@@ -242,7 +261,7 @@ class PartsSearch:
             plain=Peaks(None, "it is a part of a step"), end_bytes=0,
         )  # fmt: skip
         self.planners.setdefault(run.part, planner)
-        step = _captured(model, run, given, planner)
+        step = _captured(self.part(model, run.part), run, given, planner)
         graph, _ = planner.with_everything_resident(step)
         return _Part(key, run.part, planner, step, planner.weigh(graph, step))
 
@@ -285,12 +304,12 @@ def _check_runs(model: nn.Module, name: str, runs: Sequence[Run]) -> None:
         raise InvalidInput(f"the part '{name}' runs on different shapes within a step, which parts= cannot plan")
 
 
-def _captured(model: nn.Module, run: Run, given: Any, planner: Planner) -> CapturedStep:
+def _captured(part: nn.Module, run: Run, given: Any, planner: Planner) -> CapturedStep:
     """The step of a part; a refusal says of which."""
     is_on, dtype, keeps = run.autocast
     try:
         with torch.autocast(planner.device, dtype, is_on, cache_enabled=keeps):
-            return captured_step(model.get_submodule(run.part), given[0], given[1], "eager", planner.implementations)
+            return captured_step(part, given[0], given[1], "eager", planner.implementations)
     except InvalidInput as error:
         raise InvalidInput(f"the part '{run.part}': {error}") from error
 

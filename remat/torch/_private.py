@@ -16,6 +16,7 @@ The interfaces, and where PyTorch keeps them:
 - optimizers: their `step` without hooks, the note of learning rate schedulers that it was called; hooks of a parameter;
   whether a backward pass will reach a node of the autograd graph
 - the identity of a storage, the base of a view, the tables of tensors of a module, the profiler's events
+- the autograd engine's callback after a backward pass
 
 Operators (``torch.ops.aten``) are not private, although some names begin with an underscore: graphs consist of them.
 """
@@ -123,6 +124,11 @@ def share_tables(module: nn.Module, model: nn.Module) -> None:
 def flat_weights(layer: nn.RNNBase) -> list[Any]:
     """Weights of a recurrent layer in its kernel's order."""
     return layer._flat_weights
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Call a function when the backward pass that runs now ends."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def memory_events(profiler: Any) -> list[Any]:

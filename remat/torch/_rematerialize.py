@@ -25,6 +25,7 @@ from remat.torch._opaque import followed_step
 from remat.torch._parts import InParts, PartsSearch
 from remat.torch._private import storage_key
 from remat.torch._self_check import check_untested_version
+from remat.torch._shard import Sharding, check_shard, check_whole, groups_of, repeated_blocks, shard_of, shards_bytes
 from remat.torch._with_implementations import CHOICES
 from remat.torch._work import storage_bytes, tensors_of
 from remat.torch.capture import TrainingGraph
@@ -62,6 +63,7 @@ def rematerialize(
     operators: str | None = None,
     parts: Sequence[str] | None = None,
     optimizer_in_backward: bool = False,
+    shard: int | None = None,
 ) -> Rematerialized:
     """A module that trains `model` within a memory budget: a plan says which operations it recomputes.
 
@@ -105,6 +107,9 @@ def rematerialize(
         optimizer_in_backward: update each parameter in the backward pass, by `optimizer` (which must be a
             `torch.optim.Optimizer` over the model's parameters), when its gradient is ready and nothing reads the
             parameter any more. Its gradient is then freed. The loop need not call ``optimizer.step()``.
+        shard: plan for one of so many ranks, over which FSDP2 (`fully_shard`) divides parameters, gradients and
+            optimizer state. `parts`, by default the model's repeated blocks, are gathered one by one. In processes of
+            `torch.distributed`, as many as ranks, this call shards the model, so that its optimizer is made afterwards.
         operators: the earlier name of `implementations`; it still works, with a warning.
 
     Raises:
@@ -113,6 +118,9 @@ def rematerialize(
         MissingPackage: this PyTorch is newer than any tested one, and a plan changes the results of a small step.
     """
     _check(model, sample_args, backend, mode, gpu, cost, cache_folder)
+    if shard is not None:
+        check_shard(model, shard, optimizer, accumulate, verify)
+        parts = repeated_blocks(model) if parts is None else parts
     given_plan, plan = plan, zoo.resolved(plan)
     check_options(budget, plan, strategy, scope, cost, time_limit_s)
     if operators is not None:
@@ -131,7 +139,8 @@ def rematerialize(
     inputs = describe_inputs((sample_args, kwargs))
 
     def state_bytes() -> int:  # counted at each step, because the set of trained parameters may change
-        return _optimizer.state_bytes(optimizer, model.parameters())
+        held = model.parameters() if shard is None else [shard_of(p, shard) for p in model.parameters()]
+        return _optimizer.state_bytes(optimizer, held)
 
     def beside(training_graph: TrainingGraph) -> dict[str, int]:
         gradients = _gradient_bytes(training_graph) if accumulate else 0
@@ -146,7 +155,10 @@ def rematerialize(
     )  # fmt: skip
     if parts is not None:
         names = _checked_parts(model, parts, budget, plan, backend, implementations)
-        return _in_parts(planner, model, sample_args, kwargs, names, budget, accumulate, verify)
+        if shard is not None:
+            groups_of(model, names)  # refuses what FSDP2 cannot divide
+        search = PartsSearch(planner, sharding=None if shard is None else Sharding(shard, tuple(names), device))
+        return _in_parts(search, model, sample_args, kwargs, names, budget, accumulate, verify)
     step = captured_step(model, sample_args, kwargs, backend, implementations, in_backward)
     if plan is None or is_fraction(budget):
         planner.plain = _plain_peak(model, sample_args, kwargs, planner, step, may_run=is_fraction(budget))
@@ -200,19 +212,19 @@ def _checked_parts(
 
 
 def _in_parts(
-    planner: Planner, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str],
+    search: PartsSearch, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str],
     budget: Any, accumulate: bool, verify: bool,
 ) -> InParts:  # fmt: skip
     """A module whose parts are planned together."""
-    resident = {
-        storage_key(x): storage_bytes(x) for x in (*model.parameters(), *model.buffers(), *tensors_of((args, kwargs)))
-    }
+    planner, sharding = search.planner, search.sharding
+    whole = model.parameters() if sharding is None else ()
+    resident = {storage_key(x): storage_bytes(x) for x in (*whole, *model.buffers(), *tensors_of((args, kwargs)))}
+    shards = 0 if sharding is None else shards_bytes(list(model.parameters()), sharding.ranks)
     gradients = sum(storage_bytes(p) for p in model.parameters() if p.requires_grad) if accumulate else 0
-    fixed_bytes = sum(resident.values()) + planner.state_bytes() + gradients
-    plain = followed_step(model, args, kwargs, planner.device)
+    fixed_bytes = sum(resident.values()) + shards + planner.state_bytes() + gradients
+    plain = followed_step(model, args, kwargs, planner.device, sharding=sharding)
     planner.plain = Peaks(fixed_bytes + plain.peak_bytes(planner.workspaces_of(plain.signatures)))
     planner.budget_bytes = parse_budget(budget, planner.plain)
-    search = PartsSearch(planner)
     module = InParts(model, search, search.plan(model, args, kwargs, names, fixed_bytes), accumulate)
     if verify:
         measured = fixed_bytes + peak_of_step(module, args, kwargs, planner.device)
@@ -264,6 +276,7 @@ def _check(
         raise InvalidInput(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if any(isinstance(module, Rematerialized) for module in model.modules()):
         raise InvalidInput("the model or a part of it is rematerialized already; pass the plain .model")
+    check_whole(model)
     if not isinstance(sample_args, tuple):
         raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
     _aot.check_that_calls_are_compiled()

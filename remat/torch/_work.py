@@ -25,6 +25,11 @@ def tensors_of(structure: Any) -> list[torch.Tensor]:
     return [t for t in tree_iter(structure) if isinstance(t, torch.Tensor)]
 
 
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor that is divided over ranks (`DTensor`); any other tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+
+
 def storage_bytes(tensor: torch.Tensor) -> int:
     """Bytes that the allocator takes for the tensor's storage; CUDA's allocator rounds up to blocks of 512."""
     return _allocated(tensor.untyped_storage().nbytes(), tensor.device)

@@ -25,6 +25,7 @@ from remat.torch._private import BatchNorm, Place, is_fake, primals_of, share_ta
 from remat.torch._recurrent import replace_recurrent
 from remat.torch._updates import with_updates
 from remat.torch._with_implementations import with_implementations
+from remat.torch._work import local_part
 from remat.torch.implementations import NotInvertible
 from remat.torch.plain import plain_step
 from remat.torch.planner import Planner, describe_inputs
@@ -130,7 +131,8 @@ class Rematerialized(Planned, nn.Module):
 
     def _warn_of_held_gradients(self) -> None:
         """Warn, once, if gradients that the budget does not count are still held when a step begins."""
-        gradients = (p.grad for p in self.parameters() if p.grad is not None and not isinstance(p.grad, Given))
+        real = (p.grad for p in self.parameters() if p.grad is not None and not isinstance(p.grad, Given))
+        gradients = map(local_part, real)
         sizes = {storage_key(x): x.untyped_storage().nbytes() for x in gradients}  # DDP's are views of buckets
         held = sum(sizes.values())
         if held:

@@ -146,6 +146,13 @@ class Follower(TorchDispatchMode):
         finally:
             self.extra_bytes = 0
 
+    def hold(self, n_bytes: int) -> None:
+        """Count bytes that no tensor has from now on; less if negative."""
+        self.total_bytes += n_bytes
+        if n_bytes > 0:
+            self.signatures.append("")
+            self.held.append(self.total_bytes + self.extra_bytes)
+
     @contextmanager
     def unseen(self) -> Iterator[None]:
         """Count nothing that is made meanwhile."""

@@ -1,0 +1,163 @@
+"""Plans for one of several ranks, over which FSDP2 divides a model."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import Tensor, nn
+
+import remat.torch as rt
+from experiments import shard
+from remat.errors import InvalidInput
+from remat.torch._opaque import followed_step
+from remat.torch._shard import Sharding, bytes_per_rank, repeated_blocks
+
+pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
+WIDTH = 16
+BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
+QUICK = {"strategy": "search", "cost": "roofline", "time_limit_s": 1.0}
+
+
+def block() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(WIDTH, 3 * WIDTH), nn.GELU(), nn.Linear(3 * WIDTH, WIDTH))
+
+
+class Net(nn.Module):
+    def __init__(self, n: int = 3) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(block() for _ in range(n))
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for each in self.blocks:
+            x = x + each(x)
+        return self.head(x).square().mean()
+
+
+def rows(n: int = 64) -> tuple[Tensor, ...]:
+    return (torch.randn(n, WIDTH),)
+
+
+@pytest.mark.parametrize("shares", [(0.7,), pytest.param((0.9, 0.65), marks=pytest.mark.slow)])
+def test_two_ranks_keep_the_promise_and_the_gradients(shares) -> None:
+    """FSDP2's own step, measured by the allocator, and the unsharded model's gradients are the judges."""
+    found = shard.measured(2, n_layers=3, shares=shares, time_limit_s=1.0)
+    assert [(row["rank"], row["share"]) for row in found] == [(rank, share) for rank in (0, 1) for share in shares]
+    for row in found:
+        assert row["measured_bytes"] <= row["promised_bytes"] <= row["budget_bytes"]
+        assert row["measured_bytes"] >= 0.98 * row["promised_bytes"]
+        assert row["plain_measured_bytes"] == pytest.approx(row["plain_promised_bytes"], rel=0.02)
+        assert row["budget_bytes"] == math.floor(row["share"] * row["plain_promised_bytes"])
+        assert row["gathered"] == 2  # blocks: the one that runs, and the one that is gathered next
+        assert row["overhead"] > 0
+        assert row["gradients_differ"] < 1e-6  # the order of additions over ranks may differ
+        assert row["parameters_differ"] < 1e-3  # AdamW divides small gradients by their size
+
+
+def test_the_arithmetic_of_one_rank() -> None:
+    """Rows are padded to a multiple of the ranks: 48 rows are 16 each of 3 ranks, 16 are 6 (18), 5 are 2 (6)."""
+    model = Net(2)
+    found = bytes_per_rank(model, 3, "adamw", ["blocks.0", "blocks.1"])
+    a_block = 4 * (16 * WIDTH + 16 + 6 * 3 * WIDTH + 6)
+    head = 4 * (2 * WIDTH + 2)
+    assert found["parameters"] == found["gradients"] == 2 * a_block + head
+    assert found["optimizer state"] == 2 * (2 * a_block + head)
+    assert found["gathered"] == 3 * (2 * head + 3 * a_block)
+    model.blocks.requires_grad_(False)
+    frozen = bytes_per_rank(model, 3, None, ["blocks.0", "blocks.1"])
+    assert (frozen["gradients"], frozen["optimizer state"]) == (head, 0)
+    assert frozen["gathered"] == 3 * (2 * head + 2 * a_block)
+    assert bytes_per_rank(Net(2), 1, "adamw")["parameters"] == sum(p.numel() * 4 for p in Net(2).parameters())
+
+
+def test_a_plan_for_ranks_that_are_not_there() -> None:
+    model, args = Net(2), rows()
+    planned = rt.rematerialize(model, args, 1.0, shard=2, optimizer="adamw", **QUICK)
+    held = bytes_per_rank(model, 2, "adamw")
+    assert planned.plan.fixed_bytes == held["parameters"] + held["optimizer state"] + args[0].numel() * 4
+    assert list(planned.plan.parts) == repeated_blocks(model) == ["blocks.0", "blocks.1"]
+    assert "on each of 2 ranks" in str(planned.plan)
+    with pytest.raises(InvalidInput, match=r"start 2 processes \(torchrun --nproc-per-node=2\)") as error:
+        planned(*args)
+    assert "\n" not in str(error.value)
+
+
+def test_what_passes_by_hardly_depends_on_the_number_of_ranks() -> None:
+    """A sum by hand of FSDP2's buffers in a step with hardly any activations."""
+    model, args = Net(3), rows(1)
+    for ranks in (2, 4):
+        held = bytes_per_rank(model, ranks)
+        peak = max(followed_step(model, args, {}, "cpu", sharding=Sharding(ranks, BLOCKS, "cpu")).held_bytes)
+        block = ranks * bytes_per_rank(model.blocks[0], ranks)["parameters"]
+        head = ranks * bytes_per_rank(model.head, ranks)["parameters"]
+        # After the second block's backward pass: the root, its gradient, the block, its gradient, the gathered first
+        # block; of the third block the gradients that are being divided, and a rank's part of them.
+        gradients = [sum(4 * p.numel() for p in module.parameters()) for module in (model.head, model.blocks[0])]
+        assert held["gathered"] == 2 * head + 4 * block
+        assert peak == pytest.approx(head + 3 * block + sum(gradients) + block / ranks, rel=0.04)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shard": 0}, "shard must be a number of ranks, 1 or more, not 0"),
+        ({"shard": True}, "shard must be a number of ranks"),
+        ({"shard": "2"}, "shard must be a number of ranks, 1 or more, not '2'"),
+        ({"shard": 10**7}, "shard=10000000 is more than the model's 4885 parameters"),
+        ({"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])}, "give optimizer= as a name"),
+        ({"accumulate": True}, "accumulate=True is not planned with shard="),
+        ({"verify": True}, "verify=True is not planned with shard="),
+        ({"backend": "inductor"}, "parts= needs a budget, backend='eager'"),
+        ({"implementations": "joint"}, "parts= needs a budget, backend='eager' and implementations='default'"),
+    ],
+)
+def test_refusals_are_one_line(options, message) -> None:
+    with pytest.raises(InvalidInput, match=message) as error:
+        rt.rematerialize(Net(), rows(), 0.8, **{"shard": 2, **QUICK, **options})
+    assert "\n" not in str(error.value)
+
+
+def test_models_that_cannot_be_divided() -> None:
+    plain = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 1))
+    with pytest.raises(InvalidInput, match="the model has no row of modules of one class"):
+        rt.rematerialize(plain, rows(), 0.8, shard=2, **QUICK)
+    scaled = Net()
+    scaled.scale = nn.Parameter(torch.ones(()))
+    with pytest.raises(InvalidInput, match="does not divide the parameter 'scale'"):
+        rt.rematerialize(scaled, rows(), 0.8, shard=2, **QUICK)
+    tied = Net()
+    tied.blocks[1][0].weight = tied.blocks[0][0].weight
+    with pytest.raises(InvalidInput, match=r"the parameter 'blocks.0.0.weight' is in several parts"):
+        rt.rematerialize(tied, rows(), 0.8, shard=2, **QUICK)
+
+
+@pytest.fixture
+def group():
+    """This process as the only one of a group, without a network."""
+    from torch import distributed
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_groups_and_models_that_are_divided_already() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (1,))
+    with pytest.raises(InvalidInput, match=r"shard=2, but torch.distributed runs 1 process"):
+        rt.rematerialize(Net(), rows(), 0.8, shard=2, **QUICK)
+    for options in ({"shard": 1}, {}):
+        model = parallelize_module(Net(), mesh, {"head": ColwiseParallel()})
+        with pytest.raises(InvalidInput, match=r"'head.weight' is a DTensor: tensor parallelism is not planned"):
+            rt.rematerialize(model, rows(), 0.8, **options)
+        with pytest.raises(InvalidInput, match="the model is sharded already: give the plain model and shard="):
+            rt.rematerialize(fully_shard(Net(), mesh=mesh), rows(), 0.8, **options)
