@@ -7,11 +7,9 @@ import warnings
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
-from experiments.device.folder import PLAIN, Case, Folder, Row, write_document
+from experiments.device.folder import OUT_OF_MEMORY, PLAIN, Case, Folder, Row, write_document
 from experiments.device.models import spec_of
-from experiments.device.subject import Subject
+from experiments.device.subject import Subject, is_out_of_memory
 from remat.errors import CostWarning
 from remat.frontends.json import save_graph
 from remat.plan import Plan
@@ -32,8 +30,10 @@ def capture(folder: Folder, case: Case, device: str, size: str, cost: str) -> No
     try:
         subject.measure_memory(row, subject.plain)
         subject.measure_alone(row, subject.plain, ROUNDS)
-    except torch.OutOfMemoryError:
-        row.outcome = "out of memory"
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        row.outcome = OUT_OF_MEMORY
     plain = row.measured_peak_bytes or predicted
     write_document(case.capture_file, {
         "model": case.model, "backend": case.backend, "batch": spec.batch_size, "cost": cost,

@@ -12,9 +12,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiments.device.folder import BATCHES, EXECUTE, LARGEST, LARGEST_PLANNED, PLAIN, Case, Folder, Row
+from experiments.device.folder import (
+    BATCHES,
+    EXECUTE,
+    LARGEST,
+    LARGEST_PLANNED,
+    OUT_OF_MEMORY,
+    PLAIN,
+    Case,
+    Folder,
+    Row,
+)
 from experiments.device.models import spec_of
-from experiments.device.subject import Find, Subject
+from experiments.device.subject import Find, Subject, is_out_of_memory
 from remat.errors import InvalidInput
 from remat.execution import StepPlan, cheapest_fitting
 from remat.files import read_json
@@ -24,9 +34,8 @@ from remat.plan import Plan, Scope
 from remat.solution import Solution, Status
 
 MARGIN = 0.97  # of the memory that is free; the rest is left to fragmentation
-TRIES, SHRINK, GROW = 8, 0.94, 1.06  # batches that are tried
+TRIES, STEP = 8, 0.06  # batches that are tried; the first step, as a part of the batch, doubles until one fails
 NEAR = 0.02  # of the largest batch: the search ends when it is known so well
-OUT_OF_MEMORY = "out of memory"
 
 
 def execute(folder: Folder, case: Case, device: str, size: str, rounds: int, run: str) -> None:
@@ -55,10 +64,11 @@ def _kept(case: Case, row: Row, device: str) -> Iterator[None]:
     case.add(replace(row, error="its process ended"))
     try:
         yield
-    except torch.OutOfMemoryError:
-        row.outcome = OUT_OF_MEMORY
     except Exception as error:  # of any class: one failing plan is one row
-        row.error = " ".join(first_line(error).split())
+        if is_out_of_memory(error):
+            row.outcome = OUT_OF_MEMORY
+        else:
+            row.error = " ".join(first_line(error).split())
     case.add(row)
     print(f"  {describe(row)}", flush=True)
     gc.collect()
@@ -73,7 +83,8 @@ def describe(row: Row) -> str:
     head = f"{row.method} {row.share}".strip()
     if row.error or row.outcome:
         return f"{head}: {row.error or row.outcome}"
-    peak = f"{(row.measured_peak_bytes or 0) / 1e6:.1f} MB, {(row.predicted_peak_bytes or 0) / 1e6:.1f} predicted"
+    peak = f"{(row.measured_peak_bytes or 0) / 1e6:.1f} MB"
+    peak += f", {row.predicted_peak_bytes / 1e6:.1f} predicted" if row.predicted_peak_bytes else ""
     return f"{head}: batch {row.batch}, {peak}, {row.measured_s or 0:.4f} s"
 
 
@@ -98,15 +109,22 @@ def _note(row: Row, plan: StepPlan) -> None:
 def _measure(subject: Subject, row: Row, module: nn.Module, rounds: int) -> None:
     """Memory first; then times beside the plain step, or alone where that does not fit; then bits."""
     subject.measure_memory(row, module)
-    try:
-        subject.measure_beside_plain(row, module, rounds)
-    except torch.OutOfMemoryError:
-        subject.release()
+    if not _has_room(subject, lambda: subject.measure_beside_plain(row, module, rounds)):
         subject.measure_alone(row, module, rounds)
+    if not _has_room(subject, lambda: subject.measure_bits(row, module)):
+        row.outcome = "no memory to compare the bits"
+
+
+def _has_room(subject: Subject, measure: Callable[[], None]) -> bool:
+    """Measure; whether the memory was enough."""
     try:
-        subject.measure_bits(row, module)
-    except torch.OutOfMemoryError:
-        subject.release()  # there is no room for two copies of the gradients
+        measure()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        subject.release()
+        return False
+    return True
 
 
 def _in_files(case: Case) -> Find:
@@ -133,10 +151,11 @@ def _plan_on(groups: Graph, order: list[int], limit: int) -> Plan | None:
 
 
 @dataclass(slots=True)
-class _Batches:
-    """Search for the largest batch that trains: from an estimate, by trials.
+class Batches:
+    """Search for the largest batch that trains: from an estimate, in steps that double, then by halves.
 
     Attributes:
+        step: to the next batch, as a part of it.
         found: the largest batch that trained; 0 without any.
         failed: the smallest one that did not.
     """
@@ -144,13 +163,22 @@ class _Batches:
     estimate: int
     found: int = 0
     failed: int | None = None
+    step: float = STEP
+
+    def learn(self, batch: int, *, trains: bool) -> None:
+        """Record a trial."""
+        self.step *= 2
+        if trains:
+            self.found = batch
+        else:
+            self.failed = batch
 
     def next_batch(self) -> int | None:
         """The batch to try; None at the end."""
         if self.failed is None:
-            return max(self.found + 1, int(GROW * self.found)) if self.found else max(1, self.estimate)
+            return max(self.found + 1, int((1 + self.step) * self.found)) if self.found else max(1, self.estimate)
         if not self.found:
-            return int(SHRINK * self.failed) or None if self.failed > 1 else None
+            return max(1, int(self.failed / (1 + self.step))) if self.failed > 1 else None
         near = self.failed - self.found <= max(1, NEAR * self.found)
         return None if near else (self.found + self.failed) // 2
 
@@ -167,7 +195,7 @@ def largest_batches(
         subject = Subject(spec, case.backend, device, folder.costs, "roofline", _in_files(case))
         row = Row(method, batch=spec.batch_size, budget_bytes=memory_bytes or _capacity(), run=run)
         with _kept(case, row, device):
-            _search(subject, case, row, _peak_per_batch(case, captured, method, subject), rounds)
+            _search(subject, case, row, _held_bytes(case, captured, method, subject), rounds)
 
 
 def _capacity() -> int:
@@ -175,8 +203,8 @@ def _capacity() -> int:
     return int(MARGIN * (torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()))
 
 
-def _peak_per_batch(case: Case, captured: dict[str, Any], method: str, subject: Subject) -> int:
-    """Bytes above the fixed ones at the captured batch: of the plain step, or of the plan that needs the least."""
+def _held_bytes(case: Case, captured: dict[str, Any], method: str, subject: Subject) -> int:
+    """Bytes that a step adds at the captured batch: of the plain step, or of the plan that needs the least."""
     if method == LARGEST:
         return captured["plain_bytes"] - subject.fixed_bytes
     budgets = [case.outcomes()[share]["budget_bytes"] for share in case.planned_shares()]
@@ -192,7 +220,7 @@ def _search(subject: Subject, case: Case, row: Row, held_bytes: int, rounds: int
             subject.planner.plans[share] = StepPlan.load(path, subject.graph, subject.fingerprint, subject.fixed)
     subject.planner.budget_bytes = row.budget_bytes
     room = row.budget_bytes - subject.fixed_bytes
-    search = _Batches(subject.spec.batch_size * room // max(1, held_bytes))
+    search = Batches(subject.spec.batch_size * room // max(1, held_bytes))
     known, best = dict(subject.planner.plans), row
     for _ in range(TRIES):
         batch = search.next_batch()
@@ -202,10 +230,8 @@ def _search(subject: Subject, case: Case, row: Row, held_bytes: int, rounds: int
         subject.planner.plans.update(known)
         trial = _trained(subject, replace(row, batch=batch), rounds)
         print(f"  {row.method}: {batch} {'trains' if trial is not None else 'does not'}", flush=True)
-        if trial is None:
-            search.failed = batch
-        else:
-            search.found, best = batch, trial
+        search.learn(batch, trains=trial is not None)
+        best = trial or best
     for name in Row.__slots__:
         setattr(row, name, getattr(best, name))
     row.failed_batch = search.failed
@@ -224,7 +250,9 @@ def _trained(subject: Subject, row: Row, rounds: int) -> Row | None:
             return None
         subject.measure_memory(row, module)
         subject.measure_alone(row, module, rounds)
-    except torch.OutOfMemoryError:
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
         return None
     finally:
         gc.collect()

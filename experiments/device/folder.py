@@ -20,6 +20,7 @@ FORMAT = "remat-device/1"
 CAPTURE, PLAIN, PLANNED = "capture", "plain", "plan"  # methods of rows
 LARGEST, LARGEST_PLANNED = "largest plain batch", "largest planned batch"
 EXECUTE, BATCHES = "execute", "largest batches"  # what there is to do on the device once there are plans
+OUT_OF_MEMORY = "out of memory"  # an outcome
 SMALLEST = "smallest"  # in place of a share of the plain peak: the plan that is known to need the least memory
 
 

@@ -30,7 +30,7 @@ MODELS = {
     "unet": ModelSpec("unet", "torch", f"{_NETWORKS}.unet:unet", 11, (3, 416, 608), options={"loss": "bce"}),
 }  # fmt: skip
 _SMALL = {"gpt2_medium": "gpt2", "llama_1b": "llama", "vit_large": "vit"}  # names of their sizes for a CPU
-_SHORT = {"length": 16, "vocabulary": 50, "width": 32, "n_layers": 2, "n_heads": 2}
+_SHORT = {"length": 16, "vocabulary": 50, "width": 32, "n_layers": 1, "n_heads": 2}
 _TINY: dict[str, dict[str, Any]] = {
     "gpt2": {"batch_size": 4, "options": _SHORT | {"context": 16}},
     "llama": {"batch_size": 4, "options": _SHORT | {"hidden": 64, "n_groups": 1}},

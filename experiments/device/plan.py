@@ -19,7 +19,7 @@ from remat.frontends.json import load_graph
 from remat.graph import Graph
 from remat.plan import Plan
 
-SMALLEST_S = 10.0  # to look for the plan that needs the least
+SMALLEST_S = 10.0  # most time to look for the plan that needs the least
 ROOM = 1.02  # times that plan's peak is the smallest budget
 # Budgets of a compiled step, as parts of what was asked for: the code that Inductor generates for a plan may need more
 # than the graph of its groups says.
@@ -62,7 +62,7 @@ def _planned(job: Job) -> str:
     assert captured is not None, "only captured cases are planned"
     graph = load_graph(job.case.graph_file("graph"))
     if job.share == SMALLEST:
-        least = remat.min_budget(graph, "free", time_limit_s=SMALLEST_S)
+        least = remat.min_budget(graph, "free", time_limit_s=min(SMALLEST_S, job.time_limit_s))
         budget, known = int(ROOM * least.bytes) - captured.get("shift_bytes", 0), [least.plan]
     else:
         budget, known = int(float(job.share) * captured["plain_bytes"]), []

@@ -47,11 +47,15 @@ class Clock:
 
 
 def describe(device: str, size: str) -> dict[str, Any]:
-    """The device at hand; a process asks, so that this one takes no memory of the device.
+    """The device at hand; for a GPU a process asks, so that this one takes no memory of it.
 
     Raises:
         InvalidInput: there is no such device.
     """
+    if device == "cpu":
+        from experiments.device.subject import describe_device
+
+        return describe_device(device, size)
     job = json.dumps({"work": "describe", "folder": ".", "model": "", "backend": "", "device": device, "size": size})
     with tempfile.TemporaryFile() as errors:
         asked = subprocess.run(_command(job), stdout=subprocess.PIPE, stderr=errors, text=True, env=_environment())

@@ -85,7 +85,8 @@ class Subject:
 
     def _capture(self) -> None:
         self.inputs = describe_inputs(self.args)
-        self.step = captured_step(self.module, self.args, {}, self.backend, "default")
+        step = captured_step(self.module, self.args, {}, self.backend, "default")
+        self.step = replace(step, graph=replace(step.graph, name=self.spec.graph_name))
         self.graph, self.fixed = self.planner.with_everything_resident(self.step)
         self.fingerprint = fingerprint_of(self.graph.default(), "torch", VERSION, self.inputs)
         self.fixed_bytes = self.step.graph.fixed_bytes
@@ -102,7 +103,10 @@ class Subject:
         if self.backend == "inductor":
             return self.fixed_bytes + self.planner.compiled(self.step).plain.peak_bytes
         plain = plain_step(self.module, self.args, {}, 0)
-        return self.fixed_bytes + plain.peak_bytes(self.planner.workspaces_of(plain.signatures))
+        works = (op.work for op in self.graph.operations if op.work and not op.work.is_free)
+        # Measure also the operations of plans: the process that measures takes seconds to start.
+        workspaces = self.planner.workspaces_of([*plain.signatures, *(work.signature for work in works)])
+        return self.fixed_bytes + plain.peak_bytes(workspaces)
 
     def planned(self, plan: StepPlan) -> Rematerialized:
         """The module that follows a plan."""
@@ -136,6 +140,16 @@ class Subject:
         self.module.zero_grad()
         if self.device == "cuda":
             torch.cuda.empty_cache()
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether a step ended because the device's memory was full: the allocator says so, or a library or a compiler."""
+    while error is not None:
+        text = str(error).lower()
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "alloc_failed" in text:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _of_batch(x: Any, before: int, batch: int) -> Any:
