@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from torch import nn
 
 from experiments import cli
 from experiments.device import __main__ as command
@@ -32,14 +33,17 @@ from experiments.device.folder import (
     Row,
     write_document,
 )
-from experiments.device.models import spec_of
+from experiments.device.models import BACKENDS, spec_of
 from experiments.device.processes import Clock, describe, run
 from experiments.device.subject import is_out_of_memory
 from experiments.steps import torch_sizes
 from remat.cost import CostWarning, apply_cost, load_gpu, stored
 from remat.cost.records import cache_key, write_record
 from remat.errors import InvalidInput
+from remat.plan import Plan
+from remat.simulator import simulate
 from remat.torch import graphs as frontend
+from remat.torch.module import captured_step
 
 ROOT = Path(__file__).parents[1]
 MOST_MIB = 64  # of a checkout that is carried to a device
@@ -147,25 +151,23 @@ def test_planning_needs_no_pytorch(bare: Callable[..., str]) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_plans_and_largest_batches(tmp_path: Path, bare: Callable[..., str]) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_plans_and_largest_batches(backend: str, tmp_path: Path, bare: Callable[..., str]) -> None:
     folder, out = str(tmp_path / "handed"), ["--out", str(tmp_path / "results")]
-    models = ["--models", "gpt2_medium"]
+    case = ["--models", "gpt2_medium", "--backends", backend]
     device = ["--device", "cpu", "--size", "tiny", "--cost", "flops"]
-    bare("-m", "experiments.device", "capture", folder, *device, *models)
-    assert command.main(["plan", folder, "--budgets", "0.8", "--time-limit", "4", *models, *out]) == 0
-    bare("-m", "experiments.device", "execute", folder, "--rounds", "2", "--memory", "1500kB", *models, *out)
+    bare("-m", "experiments.device", "capture", folder, *device, *case)
+    assert command.main(["plan", folder, "--budgets", "0.8", "--time-limit", "2", *case, *out]) == 0
+    bare("-m", "experiments.device", "execute", folder, "--rounds", "2", "--memory", "1MB", "--tries", "2", *case, *out)
     (written,) = (tmp_path / "results" / "cpu").glob("*_gpt2_medium.json")
     rows = json.loads(written.read_text())["rows"]
     assert not [row for row in rows if "error" in row]
-    by = {(row["backend"], row["method"], row.get("share", "")): row for row in rows}
-    for backend in ("eager", "inductor"):
-        planned = by[backend, PLANNED, "0.8"]
-        assert planned["measured_peak_bytes"] <= planned["predicted_peak_bytes"] <= planned["budget_bytes"]
-        assert planned["difference"] < 1e-4
-        plain, ours = by[backend, LARGEST, ""], by[backend, LARGEST_PLANNED, ""]
-        assert plain["batch"] < ours["batch"]
-        assert plain["batch"] < plain["failed_batch"]
-        assert max(plain["measured_peak_bytes"], ours["measured_peak_bytes"]) <= 1_500_000
+    by = {(row["method"], row.get("share", "")): row for row in rows}
+    planned, plain, ours = by[PLANNED, "0.8"], by[LARGEST, ""], by[LARGEST_PLANNED, ""]
+    assert planned["measured_peak_bytes"] <= planned["predicted_peak_bytes"] <= planned["budget_bytes"]
+    assert planned["difference"] < 1e-4
+    assert by[PLAIN, ""]["batch"] < plain["batch"] < ours["batch"]
+    assert max(plain["measured_peak_bytes"], ours["measured_peak_bytes"]) <= 1_000_000
 
 
 @pytest.mark.slow
@@ -250,6 +252,32 @@ def test_what_counts_as_out_of_memory() -> None:
     assert is_out_of_memory(wrapped())
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+
+@pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
+def test_the_attention_of_a_gpu_is_captured_and_repeated(kind: str) -> None:
+    """By its name, on tensors without contents; so that a graph of these networks on a GPU is known to be read."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            query = self.layer(x).unflatten(2, (-1, 16)).transpose(1, 2)
+            options = (0.0, True) if kind == "flash" else (None, True, 0.0, True)
+            attend = getattr(torch.ops.aten, f"_scaled_dot_product_{kind}_attention")
+            return attend(query, query, query, *options)[0].transpose(1, 2).sum()
+
+    step = captured_step(Attention().bfloat16(), (torch.zeros(2, 32, 64).bfloat16(),), {}, "eager", "default")
+    kinds = [op.kind for op in step.graph.operations]
+    forward, backward = (f"aten._scaled_dot_product_{kind}_attention{side}" for side in ("", "_backward"))
+    attention, end = kinds.index(forward), kinds.index("remat.end_forward")
+    assert attention < end < kinds.index(backward)
+    assert not step.graph.operations[attention].run_once
+    order = [*range(len(kinds))]
+    order.insert(end + 1, attention)
+    assert simulate(step.graph, Plan.from_order(step.graph, order, None)).computations[attention] == 2
 
 
 def test_rows_replace_earlier_ones(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def _parser() -> Parser:
     parser.add_argument("--rounds", type=count, default=10, help="timed steps of each plan")
     parser.add_argument("--memory", type=argument(parse_size),
                         help="limit for the largest batches, e.g. 8GB; on CUDA what is free")  # fmt: skip
+    parser.add_argument("--tries", type=count, default=6, help="batches to try for each largest one")
     parser.add_argument("--out", type=Path, default=RESULTS_FOLDER, help="folder of the devices' folders")
     return parser
 
@@ -102,7 +103,7 @@ def _execute(folder: Folder, given: argparse.Namespace) -> int:
     clock, name, written = processes.Clock(given.minutes), datetime.now().isoformat(timespec="seconds"), []
     job = {
         "folder": str(folder.path.resolve()), "device": known["device"], "size": known["size"],
-        "rounds": given.rounds, "memory_bytes": given.memory, "run": name,
+        "rounds": given.rounds, "memory_bytes": given.memory, "tries": given.tries, "run": name,
     }  # fmt: skip
     works = [EXECUTE, BATCHES]
     if known["device"] == "cpu" and not given.memory:

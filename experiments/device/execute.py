@@ -34,7 +34,8 @@ from remat.plan import Plan, Scope
 from remat.solution import Solution, Status
 
 MARGIN = 0.97  # of the memory that is free; the rest is left to fragmentation
-TRIES, STEP = 8, 0.06  # batches that are tried; the first step, as a part of the batch, doubles until one fails
+STEP = 0.06  # from one batch to the next, as a part of it; it doubles until a batch fails
+BATCH_ROUNDS = 3  # timed steps of each
 NEAR = 0.02  # of the largest batch: the search ends when it is known so well
 
 
@@ -119,12 +120,13 @@ def _has_room(subject: Subject, measure: Callable[[], None]) -> bool:
     """Measure; whether the memory was enough."""
     try:
         measure()
+        return True
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        subject.release()
-        return False
-    return True
+    gc.collect()  # only now: the error's traceback holds the tensors of the step
+    subject.release()
+    return False
 
 
 def _in_files(case: Case) -> Find:
@@ -184,7 +186,7 @@ class Batches:
 
 
 def largest_batches(
-    folder: Folder, case: Case, device: str, size: str, rounds: int, memory_bytes: int | None, run: str
+    folder: Folder, case: Case, device: str, size: str, rounds: int, memory_bytes: int | None, tries: int, run: str
 ) -> None:  # fmt: skip
     """Measure the rows of the largest batches that the case lacks: of the plain step and under a plan."""
     captured = case.captured()
@@ -195,7 +197,7 @@ def largest_batches(
         subject = Subject(spec, case.backend, device, folder.costs, "roofline", _in_files(case))
         row = Row(method, batch=spec.batch_size, budget_bytes=memory_bytes or _capacity(), run=run)
         with _kept(case, row, device):
-            _search(subject, case, row, _held_bytes(case, captured, method, subject), rounds)
+            _search(subject, case, row, _held_bytes(case, captured, method, subject), tries, rounds)
 
 
 def _capacity() -> int:
@@ -211,7 +213,7 @@ def _held_bytes(case: Case, captured: dict[str, Any], method: str, subject: Subj
     return min(budgets) - subject.fixed_bytes
 
 
-def _search(subject: Subject, case: Case, row: Row, held_bytes: int, rounds: int) -> None:
+def _search(subject: Subject, case: Case, row: Row, held_bytes: int, tries: int, rounds: int) -> None:
     """Write the largest batch that trains within the row's memory into the row."""
     assert row.budget_bytes is not None
     if case.backend == "eager" and row.method == LARGEST_PLANNED:
@@ -222,13 +224,19 @@ def _search(subject: Subject, case: Case, row: Row, held_bytes: int, rounds: int
     room = row.budget_bytes - subject.fixed_bytes
     search = Batches(subject.spec.batch_size * room // max(1, held_bytes))
     known, best = dict(subject.planner.plans), row
-    for _ in range(TRIES):
+    for _ in range(tries):
         batch = search.next_batch()
         if batch is None:
             break
         subject.planner.plans.clear()
         subject.planner.plans.update(known)
-        trial = _trained(subject, replace(row, batch=batch), rounds)
+        try:
+            trial = _trained(subject, replace(row, batch=batch), rounds)
+        except Exception as error:  # e.g. a kernel's limit on indices: what trained before it remains
+            if not search.found:
+                raise
+            search.failed, best = batch, replace(best, outcome=f"{batch}: {' '.join(first_line(error).split())}")
+            break
         print(f"  {row.method}: {batch} {'trains' if trial is not None else 'does not'}", flush=True)
         search.learn(batch, trains=trial is not None)
         best = trial or best
@@ -249,7 +257,7 @@ def _trained(subject: Subject, row: Row, rounds: int) -> Row | None:
         if module is None:
             return None
         subject.measure_memory(row, module)
-        subject.measure_alone(row, module, rounds)
+        subject.measure_alone(row, module, min(rounds, BATCH_ROUNDS))
     except Exception as error:
         if not is_out_of_memory(error):
             raise

@@ -38,9 +38,9 @@ def describe_device(device: str, size: str) -> dict[str, Any]:
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise InvalidInput("PyTorch finds no CUDA device here; capture with --device cpu, or on the device")
-    provenance = provenance_of(device)
+    gpu, provenance = results_name(device), provenance_of(device)
     return {
-        "device": device, "name": provenance["device"], "gpu": results_name(device), "size": size,
+        "device": device, "name": provenance["device"], "gpu": gpu, "size": size,
         "torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version(),
         "date": date.today().isoformat(), "provenance": provenance,
     }  # fmt: skip
@@ -128,6 +128,7 @@ class Subject:
 
     def measure_beside_plain(self, row: Row, module: nn.Module, rounds: int) -> None:
         """Write the times of steps that take turns with the plain step into the row."""
+        step_seconds(self.plain, self.args, self.device)  # may compile
         for name, value in times_beside(self.plain, module, self.args, self.device, rounds).items():
             setattr(row, name, value)
 

@@ -34,8 +34,8 @@ def main(given: str) -> None:
     if job["work"] == EXECUTE:
         execute(folder, case, job["device"], job["size"], job["rounds"], job["run"])
     else:
-        memory_bytes = job["memory_bytes"]
-        largest_batches(folder, case, job["device"], job["size"], job["rounds"], memory_bytes, job["run"])
+        within = job["memory_bytes"], job["tries"]
+        largest_batches(folder, case, job["device"], job["size"], job["rounds"], *within, job["run"])
 
 
 if __name__ == "__main__":
