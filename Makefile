@@ -117,7 +117,7 @@ shard: setup
 	$(VENV_PYTHON) -W ignore -m experiments.shard $(ARGS)
 
 device: setup
-	$(VENV_PYTHON) -m experiments.device_results $(ARGS)
+	$(VENV_PYTHON) -m experiments.device all $(ARGS)
 
 clean:
 	rm -rf .venv build dist site *.egg-info

@@ -39,12 +39,16 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
     "execution_tf": [(["--models", "vgg61"], "unknown model 'vgg61'; did you mean vgg16"), *KERAS],
     "keras_applications": [(["--models", "VGG61"], "unknown model 'VGG61'"), (["--models", ""], "is empty"), *KERAS],
     "step_costs": [*TORCH, (["--rounds", "0"], "no whole number"), (["--threads", "0"], "no whole number")],
-    "device_results": [
-        *((["--device", "cpu", *wrong], message) for wrong, message in TORCH),
-        (["--device", "moon"], "unknown device 'moon'; known: cpu, cuda"),
-        (["--device", "cpu,cuda"], "unknown device 'cpu,cuda'"),
-        (["--device", "cpu", "--memory", "8XB"], "cannot read '8XB' as a size; write e.g. 8GB"),
-        (["--device", "cpu", "--time-limit", "0"], "no positive number"),
+    "device.__main__": [
+        (["captur"], "unknown command 'captur'; did you mean capture"),
+        (["plan", "nowhere", "--models", "gpt2_medum"], "unknown model 'gpt2_medum'; did you mean gpt2_medium"),
+        (["plan", "nowhere", "--backends", "eagre"], "unknown backend 'eagre'; did you mean eager"),
+        (["capture", "--device", "moon"], "unknown device 'moon'; known: cpu, cuda"),
+        (["capture", "--size", "huge"], "unknown size 'huge'; known: cpu, gpu, tiny"),
+        (["execute", "--memory", "8XB"], "cannot read '8XB' as a size; write e.g. 8GB"),
+        (["plan", "--time-limit", "0"], "no positive number"),
+        (["plan", "--budgets", "half"], "'half' is no positive number"),
+        (["plan", "nowhere"], "nowhere holds no captures"),
     ],
     "zoo": [
         (["--again", "gpt2_b8_0.7", "--list"], "unknown plan 'gpt2_b8_0.7'; did you mean gpt2_b8_0.8 or gpt2_b8_0.6"),
@@ -92,8 +96,7 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
     "bench_cases": [(["--write"], "unrecognized arguments: --write")],
     "bench_simulator": [(["--steps", "0"], "no whole number"), (["--limit-s", "-1"], "no positive number")],
 }
-NEEDS = {"execution_tf": "tensorflow", "keras_applications": "tensorflow", "zoo": "torch", "step_costs": "torch",
-         "device_results": "torch"}  # fmt: skip
+NEEDS = {"execution_tf": "tensorflow", "keras_applications": "tensorflow", "zoo": "torch", "step_costs": "torch"}
 CASES = [(command, *case) for command, cases in COMMANDS.items() for case in cases]
 
 
@@ -115,8 +118,9 @@ def test_every_command_is_tested() -> None:
     """Every module with options reads them by `Parser`, and stands above."""
     sources = {path: path.read_text() for path in EXPERIMENTS.rglob("*.py") if path.stem != "arguments"}
     assert not [path.name for path, source in sources.items() if "ArgumentParser(" in source]
-    named = {path.stem for path, source in sources.items() if "Parser(prog=" in source or "TableCommand(\n" in source}
-    assert named == {*COMMANDS, "command"}
+    commands = [p for p, source in sources.items() if "Parser(prog=" in source or "TableCommand(\n" in source]
+    named = {".".join(path.relative_to(EXPERIMENTS).with_suffix("").parts) for path in commands}
+    assert named == {*COMMANDS, "steps.command"}
 
 
 def test_names_are_read_once_each() -> None:

@@ -26,7 +26,6 @@ class Job:
         fractions: budgets, as shares of the plain peak.
         peers: measure the methods of others too; in PyTorch also plans at the peak of each.
         gradient_errors: measure them too; this needs memory for two copies of the gradients.
-        largest_batches: only find the largest batches within `capacity_bytes`; None for the free memory of a GPU.
     """
 
     subject: str
@@ -43,8 +42,6 @@ class Job:
     fractions: Sequence[float] = ()
     peers: bool = False
     gradient_errors: bool = False
-    largest_batches: bool = False
-    capacity_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,7 @@ def main(job_path: str, rows_path: str, cache: str) -> None:
 
 def rows_of(job: Job, log: StepLog, cache: Path) -> Iterator[StepRow]:
     """Measure the rows that the log lacks; yield each after the log has it."""
-    make = _methods
-    if job.largest_batches:
-        from experiments.steps.largest_batch import largest_batches as make
-    about = _about(job)
-    for row in make(job, about, log, cache):
+    for row in _methods(job, _about(job), log, cache):
         finished = replace(row, finished_at=datetime.now(UTC).isoformat(timespec="seconds"))
         log.add(finished)
         yield finished

@@ -7,7 +7,6 @@ import copy
 import functools
 import gc
 import hashlib
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,10 +23,11 @@ from experiments.steps.job import Candidate, Job, Method, fractions_of_plain, pe
 from experiments.steps.offers import held_by_those_who_offer
 from experiments.steps.row import PLAIN, StepRow
 from experiments.steps.torch_peers import checkpointed
+from experiments.steps.torch_runs import built, step_seconds, times_beside
 from experiments.steps.torch_sizes import for_a_cpu, torch_model
 from remat.execution import Peaks, StepPlan, find_plan, fingerprint_of
-from remat.frontends.spec import ModelSpec, load_target
-from remat.torch import build, capture
+from remat.frontends.spec import ModelSpec
+from remat.torch import capture
 from remat.torch import graphs as frontend
 from remat.torch.blocks import blocks_of
 from remat.torch.measure import peak_of_step
@@ -54,12 +54,8 @@ class TorchSteps:
         self.batch = job.batch
         spec = ModelSpec(**job.spec)
         torch.set_num_threads(job.threads)
-        torch.manual_seed(job.seed)
-        model, args, loss = build.build(spec, load_target(spec.target), job.device)
-        step, args = build.loss_step(model, args, loss)
-        self.module = step.to(job.device).train()
+        self.module, self.args = built(spec, job.device, job.seed)
         self.buffers = copy.deepcopy(dict(self.module.named_buffers()))
-        self.args = tuple(filled(x, job.device, classes_of(model)) for x in args)
         captured = capture.capture_module(call_of(self.module), self.args, {})
         self.step = step_of(captured, spec.name, self.module, "eager", implementations)
         self.planner = Planner(
@@ -194,7 +190,8 @@ class TorchSteps:
 
     def measured(self, method: Method) -> dict[str, Any]:
         """Times, gradient errors, and the implementations that the plan chooses."""
-        columns = self._times(method.run, self.job.rounds) if self.job.rounds else {}
+        rounds = self.job.rounds
+        columns = times_beside(self.module, method.run, self.args, self.job.device, rounds) if rounds else {}
         if self.job.gradient_errors:
             is_plain = method.run is self.module
             columns["gradient_error"] = rounding_error(self) if is_plain else gradient_error(self, method)
@@ -203,30 +200,9 @@ class TorchSteps:
             columns["held"] = held_by_those_who_offer(self.graph, method.plan)
         return columns
 
-    def _times(self, module: nn.Module, rounds: int) -> dict[str, Any]:
-        """Medians of the plain step and this one, and of their ratio, with its quartiles."""
-        plain: list[float] = []
-        ours: list[float] = []
-        for i in range(rounds):
-            turns = ((self.module, plain), (module, ours))
-            for one, seconds in turns if i % 2 == 0 else reversed(turns):  # the first one finds other caches
-                seconds.append(self.seconds(one))
-        low, ratio, high = np.quantile(np.divide(ours, plain), (0.25, 0.5, 0.75)).tolist()
-        return {
-            "plain_s": statistics.median(plain), "measured_s": statistics.median(ours),
-            "measured_ratio": ratio, "ratio_quartiles": [low, high],
-        }  # fmt: skip
-
     def seconds(self, module: nn.Module) -> float:
         """Seconds of one forward and backward pass, without the optimizer's step."""
-        synchronize = torch.cuda.synchronize if self.job.device == "cuda" else torch.cpu.synchronize
-        synchronize()
-        began = time.perf_counter()
-        module(*self.args).backward()
-        synchronize()
-        took = time.perf_counter() - began
-        self.module.zero_grad()
-        return took
+        return step_seconds(module, self.args, self.job.device)
 
     def gradients(self, module: nn.Module) -> dict[str, Tensor]:
         """[parameter] a copy of its gradient after one step, if it has one."""
@@ -271,12 +247,9 @@ def step_for_a_cpu(name: str, options: Mapping[str, Any] = MappingProxyType({}))
     Args:
         options: of the model, beside those of its size for a CPU.
     """
-    torch.manual_seed(0)
     spec = for_a_cpu(torch_model(name))
     spec.options.update(options)
-    model, args, loss = build.build(spec, load_target(spec.target), "cpu")
-    step, args = build.loss_step(model, args, loss)
-    return step.train(), tuple(filled(x, "cpu", classes_of(model)) for x in args)
+    return built(spec, "cpu")
 
 
 def paired_seconds(modules: Sequence[nn.Module], args: tuple[Any, ...], rounds: int) -> list[list[float]]:
@@ -289,19 +262,3 @@ def paired_seconds(modules: Sequence[nn.Module], args: tuple[Any, ...], rounds: 
             module(*args).backward()
             own.append(time.perf_counter() - began)
     return [own[1:] for own in seconds]  # the first round warms up
-
-
-def classes_of(model: nn.Module) -> int:
-    """Integers below this number are valid indices and classes: rows of the largest table, or of the last layer."""
-    tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
-    heads = [m.out_features for m in model.modules() if isinstance(m, nn.Linear)]
-    return max([2, *(tables or heads[-1:])])
-
-
-def filled(x: Any, device: str, n_classes: int) -> Any:
-    """A random tensor of the same shape and type on the device; anything else as it is."""
-    if not isinstance(x, Tensor):
-        return x
-    if x.is_floating_point():
-        return torch.randn(x.shape, dtype=x.dtype, device=device)
-    return torch.randint(0, n_classes, x.shape, dtype=x.dtype, device=device)

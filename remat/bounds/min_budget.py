@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 from remat.bounds._sides import Sides
 from remat.bounds.peak import peak_bound
@@ -82,8 +83,8 @@ def min_budget(graph: Graph, scope: str = "staged", *, time_limit_s: float = flo
         sides.lower = peak_bound(graph, deadline=began + 0.5 * time_limit_s, max_sets=2000)
     if sides.is_open and len(graph) <= MAX_EXACT_OPERATIONS:
         sides.exhaust(began + 0.8 * time_limit_s)
-    if sides.is_open:
-        from remat.bounds import _annealed  # imports Numba, which a machine that only executes plans may lack
+    if sides.is_open and find_spec("numba") is not None:  # a machine that only executes plans may lack it
+        from remat.bounds import _annealed
 
         if time_limit_s >= COMPILE_SECONDS or _annealed.is_compiled(wanted):
             if wanted is Scope.FREE:

@@ -1,6 +1,6 @@
 """Stored measurements for machines that lack the device: one table per device, under ``results/<gpu>``.
 
-``python -m experiments.device_results`` writes the tables; ``cost=profile gpu=<gpu>`` reads them.
+``python -m experiments.device`` writes the tables; ``cost=profile gpu=<gpu>`` reads them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def load_stored(gpu: str, folder: Path | None = None) -> StoredProfile | None:
         return StoredProfile(path, metadata["device"], json.loads(metadata["versions"]), metadata["date"], ns)
     except (pa.ArrowInvalid, KeyError, json.JSONDecodeError) as error:
         raise InvalidInput(f"{path} is no table of measured costs: {error}; write it again with "
-                           "python -m experiments.device_results") from None  # fmt: skip
+                           "python -m experiments.device") from None  # fmt: skip
 
 
 def store(cache: Path, gpu: str, provenance: Mapping[str, Any], folder: Path | None = None) -> Path:

@@ -32,8 +32,8 @@ def build(
     """(model, sample arguments, loss) of a spec's factory; see `remat.torch.graphs.extract`.
 
     Args:
-        device: where parameters are made and initialised. On ``meta`` they are neither: tensors get addresses on the
-            CPU but no memory, because nothing is ever written to them.
+        device: where arguments are, and where parameters are made and initialised. On ``meta`` parameters are neither:
+            tensors get addresses on the CPU but no memory, because nothing is ever written to them.
     """
     if spec.dtype is not None and spec.dtype not in DTYPES:
         raise unknown_name("dtype", spec.dtype, DTYPES)
@@ -55,7 +55,7 @@ def build(
     model = model if dtype is None else model.to(dtype)
     if device == "meta":
         _materialize(model)
-    args = tuple(tree_map(lambda x: _input(x, dtype), a) for a in args)
+    args = tuple(tree_map(lambda x: _input(x, dtype, device), a) for a in args)
     return model, args, made_loss if loss is None else loss
 
 
@@ -170,11 +170,13 @@ def _unpack(made: Any, spec: ModelSpec) -> tuple[nn.Module, tuple[Any, ...], Los
     return parts[0], parts[1], parts[2] if len(parts) == 3 else None
 
 
-def _input(x: Any, dtype: torch.dtype | None) -> Any:
+def _input(x: Any, dtype: torch.dtype | None, device: str) -> Any:
     if not isinstance(x, Tensor):
         return x
     x = x.to(dtype) if dtype is not None and x.is_floating_point() else x
-    return _real(x) if x.is_meta else x
+    if x.is_meta:
+        return _real(x)
+    return x if device == "meta" else x.to(device)
 
 
 def _real(x: Tensor) -> Tensor:

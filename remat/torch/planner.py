@@ -66,6 +66,7 @@ class Planner:
         sample: shapes and dtypes of the sample arguments, for which the budget was given.
         implementations: the implementations that plans may choose, see `remat.torch._with_implementations`.
         in_backward: the optimizer whose updates are operations of steps; None if the loop updates.
+        find: (graph of groups, budget, known plans) -> solution, in place of the solver where none is installed.
         end_bytes: that others hold between forward and backward pass, within the budget; None for the loss of the step.
         plans: by the sha256 of the step's fingerprint.
         lowered: the step that was captured last, if Inductor compiles it and it has no plan yet.
@@ -89,6 +90,7 @@ class Planner:
     implementations: str = "default"
     in_backward: InBackward | None = None
     end_bytes: int | None = None
+    find: Callable[[Graph, int, Sequence[Plan]], Solution] | None = None
     plans: dict[str, StepPlan] = field(default_factory=dict)
     lowered: CompiledStep | None = None
     lock: Any = field(default_factory=threading.RLock)
@@ -156,7 +158,16 @@ class Planner:
 
     def weigh(self, graph: Graph, step: CapturedStep) -> Graph:
         """The graph with costs and workspaces."""
-        return self._with_costs(_with_workspaces(graph, step, self._workspaces(graph)))[0]
+        return self._with_costs(self.with_workspaces(graph, step))[0]
+
+    def with_workspaces(self, graph: Graph, step: CapturedStep, plan: Plan | None = None) -> Graph:
+        """The graph with the workspaces that `plan` needs; by default with those of any plan."""
+        return _with_workspaces(graph, step, self._workspaces(graph), plan)
+
+    def carried(self, step: CapturedStep, inputs: str) -> StepPlan | None:
+        """A plan that takes the order of a known step with the same calls; None if no such order fits."""
+        graph, fixed = self.with_everything_resident(step)
+        return self._carried(graph, step, fixed, fingerprint_of(graph.default(), "torch", VERSION, inputs))
 
     def weigh_calls(self, signatures: Iterable[str], graph: Graph) -> dict[str, tuple[int, int]]:
         """[signature] (workspace in bytes, cost) of calls of steps that were followed.
@@ -231,7 +242,7 @@ class Planner:
                 threads=self.threads, warm_start=cheapest_fitting(groups, known, limit), target_gap=CHEAP,
             )  # fmt: skip
 
-        found = cheapest(compiled, self.budget_bytes, self.cost, self.gpu, find)
+        found = cheapest(compiled, self.budget_bytes, self.cost, self.gpu, self.find or find)
         graph = graph.with_costs([0] * len(graph), found.cost_unit)
         plan = StepPlan(
             Plan.from_order(graph, found.candidate.order, self.budget_bytes), graph, fingerprint, found.strategy,
@@ -301,7 +312,9 @@ class Planner:
         best = cheapest_fitting(graph, self._orders(graph, step), self.budget_bytes)
         if best is not None and simulate(graph, best).cost <= (1 + CHEAP) * graph.total_cost:
             return best
-        if not graph.total_cost or get_strategy(self.strategy).is_baseline:  # whose plans a search must not change
+        if not graph.total_cost or self.find is not None:
+            return best
+        if get_strategy(self.strategy).is_baseline:  # whose plans a search must not change
             return best
         found = solve(
             graph, self.budget_bytes, "search", scope=self.scope, time_limit_s=REPAIR_S, seed=self.seed,

@@ -13,7 +13,7 @@ import torch
 from remat.cost.timing import Timing, measure, measure_as_in_step
 from remat.torch import _random, _recurrent, implementations  # noqa: F401 - `_recurrent` registers operators
 from remat.torch._private import memory_events, storage_key
-from remat.torch._work import GENERATED, tensors_of
+from remat.torch._work import GENERATED, storage_bytes, tensors_of
 
 # Integer tensors are indices. The bound of an operator's indices, from its rebuilt arguments. For other operators they
 # are zeros, which are valid everywhere.
@@ -51,7 +51,7 @@ def workspace(description: dict[str, Any], device: str) -> int:
         call()  # the first call selects kernels, which may take memory that later calls do not take
         made, peak = peak_of(call, device)
     known = {storage_key(t) for t in given}
-    own = {storage_key(t): t.untyped_storage().nbytes() for t in tensors_of(_asked_for(made, description))}
+    own = {storage_key(t): storage_bytes(t) for t in tensors_of(_asked_for(made, description))}
     return max(0, peak - sum(size for key, size in own.items() if key not in known))
 
 

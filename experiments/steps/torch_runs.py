@@ -1,0 +1,68 @@
+"""Real steps of PyTorch models: random arguments, and times of steps. Needs nothing but PyTorch."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from remat.frontends.spec import ModelSpec, load_target
+from remat.torch import build
+
+
+def built(spec: ModelSpec, device: str, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A module that returns its loss, in training mode, and random arguments, both on the device; always the same."""
+    torch.manual_seed(seed)
+    model, args, loss = build.build(spec, load_target(spec.target), device)
+    step, args = build.loss_step(model, args, loss)
+    return step.to(device).train(), tuple(filled(x, device, classes_of(model)) for x in args)
+
+
+def classes_of(model: nn.Module) -> int:
+    """Integers below this number are valid indices and classes: rows of the largest table, or of the last layer."""
+    tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    heads = [m.out_features for m in model.modules() if isinstance(m, nn.Linear)]
+    return max([2, *(tables or heads[-1:])])
+
+
+def filled(x: Any, device: str, n_classes: int) -> Any:
+    """A random tensor of the same shape and type on the device; anything else as it is."""
+    if not isinstance(x, Tensor):
+        return x
+    if x.is_floating_point():
+        return torch.randn(x.shape, dtype=x.dtype, device=device)
+    return torch.randint(0, n_classes, x.shape, dtype=x.dtype, device=device)
+
+
+def step_seconds(module: nn.Module, args: Sequence[Any], device: str) -> float:
+    """Seconds of one forward and backward pass, without the optimizer's step; gradients are dropped afterwards."""
+    synchronize = torch.cuda.synchronize if device == "cuda" else torch.cpu.synchronize
+    synchronize()
+    began = time.perf_counter()
+    module(*args).backward()
+    synchronize()
+    took = time.perf_counter() - began
+    module.zero_grad()
+    return took
+
+
+def times_beside(
+    plain: nn.Module, module: nn.Module, args: Sequence[Any], device: str, rounds: int
+) -> dict[str, Any]:  # fmt: skip
+    """Medians of the plain step and the module's, and of their ratio, with its quartiles; both take turns."""
+    of_plain: list[float] = []
+    ours: list[float] = []
+    for i in range(rounds):
+        turns = ((plain, of_plain), (module, ours))
+        for one, seconds in turns if i % 2 == 0 else reversed(turns):  # the first one finds other caches
+            seconds.append(step_seconds(one, args, device))
+    low, ratio, high = np.quantile(np.divide(ours, of_plain), (0.25, 0.5, 0.75)).tolist()
+    return {
+        "plain_s": statistics.median(of_plain), "measured_s": statistics.median(ours),
+        "measured_ratio": ratio, "ratio_quartiles": [low, high],
+    }  # fmt: skip
