@@ -106,6 +106,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(explained: rt.Explanation)
     assert sizes[0] < sizes[-1]
 
 
+@pytest.mark.slow
 def test_the_largest_batch_trains_within_the_budget(explained: rt.Explanation) -> None:
     size = explained.largest["batch"][0.1]
     assert size is not None

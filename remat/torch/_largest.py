@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,9 +13,11 @@ from remat.bounds.min_budget import min_budget
 from remat.execution import cheapest_fitting
 from remat.graph import Graph
 from remat.plan import Plan
-from remat.search.chain import BlockPlans
 from remat.simulator import simulate
 from remat.solving.api import solve
+
+if TYPE_CHECKING:
+    from remat.search.chain import BlockPlans
 
 GREATEST = 1 << 20  # size tried
 BLOCKS_S = 20.0  # of search for plans of one block
@@ -27,7 +30,9 @@ class KnownPlans:
     def __init__(self, graph: Graph, limit_s: float, threads: int):
         self.limit_s, self.threads = limit_s, threads
         self.orders: list[np.ndarray] = [np.arange(len(graph))]
-        self.blocks = BlockPlans.of(graph, threads=threads, deadline=time.monotonic() + BLOCKS_S)
+        from remat.search.chain import BlockPlans  # imports Numba, which training does not need
+
+        self.blocks: BlockPlans | None = BlockPlans.of(graph, threads=threads, deadline=time.monotonic() + BLOCKS_S)
 
     def least(self, graph: Graph) -> int:
         """The smallest budget that is known to suffice."""
