@@ -76,6 +76,7 @@ def test_the_arithmetic_of_one_rank() -> None:
     assert bytes_per_rank(Net(2), 1, "adamw")["parameters"] == sum(p.numel() * 4 for p in Net(2).parameters())
 
 
+@pytest.mark.slow
 def test_a_plan_for_ranks_that_are_not_there() -> None:
     model, args = Net(2), rows()
     planned = rt.rematerialize(model, args, 1.0, shard=2, optimizer="adamw", **QUICK)
