@@ -27,7 +27,7 @@ from remat.plan import Plan  # noqa: E402
 from remat.simulator import simulate  # noqa: E402
 from remat.torch._emit import emit  # noqa: E402
 from remat.torch._in_backward import NUMBER_BYTES, update_bytes  # noqa: E402
-from remat.torch._optimizer import TEMPORARIES  # noqa: E402
+from remat.torch._optimizer import TEMPORARIES, state_bytes  # noqa: E402
 from remat.torch._updates import UPDATE_KIND, plan_in_order, postponed, with_updates_by_name  # noqa: E402
 from remat.torch.graphs import captured_step  # noqa: E402
 from remat.torch.module import captured_step as captured_call  # noqa: E402
@@ -227,6 +227,7 @@ def test_updates_by_an_optimizer_that_is_only_named(name: str, kind: str, option
     p = nn.Parameter(torch.ones(100, 10))
     optimizer = getattr(torch.optim, kind)([p], foreach=True, **options)
     assert update_bytes(optimizer, p) == TEMPORARIES[name] * 4000 + NUMBER_BYTES
+    assert 0 <= state_bytes(optimizer, [p]) - state_bytes(name, [p]) <= 4  # beside a counter of steps
     if name != "adamw":
         return
     step = captured_step(Net(), (images(),), name="step")

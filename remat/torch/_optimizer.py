@@ -20,7 +20,7 @@ from remat.errors import InvalidInput, unknown_name, warn
 from remat.torch._work import local_part, tensors_of
 from remat.units import format_size, parse_size
 
-STATES = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 2, "lion": 1, "adam": 2, "adamw": 2}
+STATES = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "lion": 1, "adam": 2, "adamw": 2}
 # Tensors of the size of a parameter that its update holds at once, beside gradient and state (foreach implementation)
 TEMPORARIES = {"sgd": 0, "momentum": 0, "rmsprop": 1, "adagrad": 2, "lion": 1, "adam": 1, "adamw": 1}
 SLACK_BYTES = 2**20  # counters of steps and the like
