@@ -6,9 +6,9 @@ import pytest
 
 from remat.graph import Graph, Operation, Value
 from remat.plan import Plan, Scope
-from remat.search.chain import Chain, chain_plan
+from remat.search.chain import BlockPlans, Chain, chain_plan
 from remat.search.greedy import greedy_eviction
-from remat.search.repeats import Repeats, find_repeats
+from remat.search.repeats import Repeats, find_repeats, with_blocks
 from remat.simulator import simulate
 
 SIZES = (40, 40, 20, 30)  # of a block's forward values; the last one is its output
@@ -62,6 +62,40 @@ def test_blocks_are_found() -> None:
     read = {v for i in found.backward_of(2) for v in graph.operations[i].inputs}
     made = {v for i in found.forward_of(2) for v in graph.operations[i].outputs}
     assert made <= read  # its own values
+
+
+@pytest.mark.parametrize("n_blocks", [6, 7, 11])
+def test_further_blocks_make_the_deeper_step(n_blocks: int) -> None:
+    graph, deep = step_of(6), step_of(n_blocks)
+    made, copied, moved = with_blocks(graph, found_in(graph), n_blocks)
+    assert [(op.kind, op.inputs, op.outputs, op.cost) for op in made.operations] == [
+        (op.kind, op.inputs, op.outputs, op.cost) for op in deep.operations
+    ]
+    assert [(value.bytes, value.keep) for value in made.values] == [(value.bytes, value.keep) for value in deep.values]
+    assert len(copied) == len(moved) == len(deep.values)
+    assert max(moved) == n_blocks - 6
+
+
+def test_plans_of_a_block_serve_other_sizes() -> None:
+    small, large = step_of(5), step_of(5, weights=9)
+    plans, own = BlockPlans.of(small), BlockPlans.of(large)
+    assert plans is not None
+    assert own is not None
+    resized = plans.at(large)
+    assert resized is not None
+    for budget_bytes in (round(0.6 * plain_peak(large)), round(0.8 * plain_peak(large)), plain_peak(large)):
+        costs = []
+        for each in (resized, own):
+            plan = each.within(budget_bytes)
+            assert plan is not None
+            trace = simulate(large, plan)
+            assert trace.peak_bytes <= budget_bytes
+            costs.append(trace.cost)
+        assert costs[0] == costs[1]
+    least = resized.least()
+    assert least is not None
+    assert resized.within(simulate(large, least).peak_bytes) is not None
+    assert plans.at(step_of(6)) is None
 
 
 @pytest.mark.parametrize("n_blocks", [1, 2, 3])

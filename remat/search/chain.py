@@ -249,7 +249,7 @@ class BlockPlans:
         """A plan within a budget that is the smallest to one part in 1,024; None if there is none within all bytes."""
         most = self.chain.graph.fixed_bytes + sum(value.bytes for value in self.chain.graph.values)
         low, high, best = self.chain.graph.fixed_bytes, most, None
-        while high - low > high >> 10:
+        while high - low > max(1, high >> 10):
             middle = (low + high) // 2
             plan = self.within(middle)
             low, high, best = (middle, high, best) if plan is None else (low, middle, plan)
