@@ -22,7 +22,7 @@ from remat.cost import Gpu
 from remat.cost.gpu import operation_class
 from remat.graph import Graph, Operation
 from remat.torch._private import overridden
-from remat.torch._work import CUDA_BLOCK_BYTES
+from remat.torch._work import in_blocks
 
 HALF = (torch.float16, torch.bfloat16)
 AMPERE, HOPPER = 80, 90
@@ -168,15 +168,11 @@ def _with_workspace(op: Operation) -> Operation:
         "_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_cudnn_attention_backward",
     ):  # fmt: skip
         return op
-    query, key = (_described(op.work.signature)[i] for i in (1, 2))
+    _, query, key, *_ = json.loads(op.work.signature)["args"]
     batch, heads, length, width = query["t"]
     sums = 4 * batch * heads * length * (-(-width // 32) * 32 + 1)
     grouped = 0 if key["t"][1] == heads else 2 * 2 * batch * heads * key["t"][2] * width
     return replace(op, workspace_bytes=max(op.workspace_bytes, sums + grouped))
-
-
-def _described(signature: str) -> list[Any]:
-    return json.loads(signature)["args"]
 
 
 def allocated(graph: Graph, gpu: Gpu) -> Graph:
@@ -184,11 +180,8 @@ def allocated(graph: Graph, gpu: Gpu) -> Graph:
     if not gpu.compute_capability:
         return graph
 
-    def blocks(n_bytes: int) -> int:
-        return -(-n_bytes // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES
-
-    values = tuple(replace(value, bytes=blocks(value.bytes)) for value in graph.values)
-    operations = tuple(replace(op, workspace_bytes=blocks(op.workspace_bytes)) for op in graph.operations)
+    values = tuple(replace(value, bytes=in_blocks(value.bytes)) for value in graph.values)
+    operations = tuple(replace(op, workspace_bytes=in_blocks(op.workspace_bytes)) for op in graph.operations)
     return replace(graph, operations=operations, values=values)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from remat.errors import InvalidInput
 from remat.torch import _private
 from remat.torch._private import storage_key, tree_map
-from remat.torch._work import CUDA_BLOCK_BYTES, tensors_of
+from remat.torch._work import CUDA_BLOCK_BYTES, in_blocks, tensors_of
 from remat.torch.capture import TrainingGraph
 from remat.torch.plain import Follower
 
@@ -107,7 +107,7 @@ def _followed(
         made = sum(size for key, size in _storages(state).items() if key not in known)
         most = max([most, *(held - made for held in follower.held)])
     if parameter.is_cuda:  # the allocator rounds each of the tensors up
-        return -(-most // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES + MOST_TENSORS * CUDA_BLOCK_BYTES
+        return in_blocks(most) + MOST_TENSORS * CUDA_BLOCK_BYTES
     return most + NUMBER_BYTES
 
 

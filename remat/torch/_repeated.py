@@ -85,10 +85,16 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 class Repeated:
-    """A deep step of whose blocks only a few are captured."""
+    """A deep step of whose blocks only a few are captured.
+
+    Attributes:
+        shallow, modules: the captured step with `SHALLOW` blocks.
+    """
 
     def __init__(self, row: Row, capture: Callable[[], Described]) -> None:
-        self.row, self.capture = row, capture
+        self.row = row
+        with row.cut_to(SHALLOW):
+            self.shallow, self.modules = capture()
 
     @classmethod
     def of(cls, row: Row, capture: Callable[[], Described], step: nn.Module, args: tuple[Any, ...]) -> Repeated:
@@ -113,22 +119,23 @@ class Repeated:
         return made
 
     def graph(self, n_blocks: int) -> Described:
-        """The step with so many blocks."""
-        with self.row.cut_to(SHALLOW):
-            graph, modules = self.capture()
-        repeats = find_repeats(graph)
+        """The step with so many blocks.
+
+        Raises:
+            InvalidInput: its operations do not repeat.
+        """
+        repeats = find_repeats(self.shallow)
         if repeats is None:
             raise InvalidInput("its operations do not repeat")
         more = n_blocks - SHALLOW
-        deep, copied, moved = with_blocks(graph, repeats, repeats.n_blocks + more)
+        deep, copied, moved = with_blocks(self.shallow, repeats, repeats.n_blocks + more)
         further = self.row.bytes_after(SHALLOW) - self.row.bytes_after(n_blocks)
-        paths = self._paths(modules, copied, moved, more)
+        paths = self._paths(copied, moved, more)
         return replace(deep, fixed_bytes=deep.fixed_bytes + further), paths
 
-    def _paths(
-        self, modules: Sequence[str], copied: Sequence[int], moved: Sequence[int], more: int
-    ) -> tuple[str, ...]:  # fmt: skip
+    def _paths(self, copied: Sequence[int], moved: Sequence[int], more: int) -> tuple[str, ...]:
         """[value] path of its module, whose number moves as its block does."""
+        modules = self.modules
         number = re.compile(rf"^{re.escape(self.row.path)}\.(\d+)(?=\.|$)")
 
         def path(v: int, move: int) -> str:

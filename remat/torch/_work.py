@@ -41,7 +41,12 @@ def dense_bytes(tensor: torch.Tensor) -> int:
 
 
 def _allocated(size: int, device: torch.device) -> int:
-    return -(-size // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES if device.type == "cuda" else size
+    return in_blocks(size) if device.type == "cuda" else size
+
+
+def in_blocks(size: int) -> int:
+    """Bytes of the blocks that CUDA's allocator takes for so many."""
+    return -(-size // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:

@@ -1,0 +1,117 @@
+"""Steps of which a few blocks are captured, and kernels that a GPU would run."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from remat.cost import load_gpu
+from remat.torch import _repeated, graphs
+from remat.torch._gpu_kernels import (
+    _fused_rms_norm,
+    allocated,
+    attention_kernel,
+    kernels_of,
+    library_bytes,
+    with_workspaces,
+)
+from remat.torch._repeated import Row
+from remat.torch.networks.llama import llama
+
+SMALL = {"vocabulary": 50, "width": 32, "hidden": 48, "n_heads": 2, "length": 16}
+FEW = 8
+
+
+@pytest.fixture
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let few blocks be worth it."""
+    monkeypatch.setattr(_repeated, "LEAST", FEW)
+
+
+@pytest.mark.usefixtures("_few")
+@pytest.mark.parametrize("n_experts", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_step_of_copied_blocks_is_the_captured_one(n_experts: int) -> None:
+    model, args = llama(2, n_layers=FEW, n_experts=n_experts, **SMALL)
+    made = graphs.described_graph(model, args, name="step")
+    whole = graphs.described_graph(model, args, name="step", repeats=False)
+    assert made.captured == "6 of 8 equal blocks, the others as copies"
+    assert not whole.captured
+    assert _repeated._facts(made.graph) == _repeated._facts(whole.graph)
+    assert made.modules == whole.modules
+    assert len(model.blocks) == FEW
+
+
+class Deep(nn.Module):
+    """Blocks of which one runs otherwise, because of its number."""
+
+    def __init__(self, other: int):
+        super().__init__()
+        self.other, self.blocks = other, nn.ModuleList(nn.Linear(8, 8) for _ in range(FEW))
+
+    def forward(self, x):
+        for i, block in enumerate(self.blocks):
+            x = torch.tanh(block(x) if i != self.other else torch.relu(block(x)))
+        return x.sum()
+
+
+@pytest.mark.usefixtures("_few")
+def test_a_block_that_runs_otherwise_is_found() -> None:
+    model = Deep(other=FEW - 1)  # the captured ones run alike
+    made = graphs.described_graph(model, (torch.ones(2, 8),), name="deep")
+    assert made.captured == "as a whole: its blocks do not run the same operations"
+    assert sum(op.kind == "aten.relu" for op in made.graph.operations) == 1
+
+
+@pytest.mark.usefixtures("_few")
+def test_rows_are_equal_blocks_with_parameters_of_their_own() -> None:
+    row = Row.of(Deep(other=-1))
+    assert row is not None
+    assert row.path == "blocks"
+    assert row.bytes_after(FEW - 2) == 2 * 4 * (8 * 8 + 8)
+    tied, uneven = Deep(-1), Deep(-1)
+    tied.blocks[3].weight = tied.blocks[0].weight
+    uneven.blocks[3] = nn.Linear(8, 8, bias=False)
+    assert Row.of(tied) is None
+    assert Row.of(uneven) is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "width", "masked", "kernel"),
+    [
+        (90, torch.bfloat16, 128, False, "cudnn"), (90, torch.bfloat16, 256, False, "flash"),
+        (80, torch.bfloat16, 128, False, "flash"), (80, torch.float16, 64, True, "efficient"),
+        (70, torch.float16, 64, False, "efficient"), (70, torch.bfloat16, 64, False, "math"),
+        (90, torch.float32, 64, False, "efficient"), (90, torch.float64, 64, False, "math"),
+    ],
+)  # fmt: skip
+def test_the_kernel_that_a_gpu_runs(capability, dtype, width, masked, kernel) -> None:
+    query = torch.empty(2, 4, 16, width, dtype=dtype, device="meta")
+    mask = torch.empty(16, 16, dtype=torch.bool, device="meta") if masked else None
+    assert attention_kernel(capability, query, query, query, mask) == kernel
+
+
+def test_the_fused_norm_is_that_of_pytorch() -> None:
+    x, weight = torch.randn(3, 5, 16, requires_grad=True), torch.randn(16, requires_grad=True)
+    given = torch.randn(3, 5, 16)
+    ours, plain = _fused_rms_norm(x, [16], weight, 1e-5)[0], F.rms_norm(x, [16], weight, 1e-5)
+    assert torch.allclose(ours, plain, atol=1e-6)
+    found, known = (torch.autograd.grad(y, (x, weight), given) for y in (ours, plain))
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, known, strict=True))
+
+
+def test_a_capture_for_a_gpu_has_its_kernels() -> None:
+    gpu, (model, args) = load_gpu("h100"), llama(2, n_layers=1, n_groups=1, dtype="bfloat16", **SMALL)
+    with kernels_of(gpu):
+        graph = with_workspaces(graphs.training_graph_of(model, args, name="step"))
+    kinds = {op.kind.rpartition(".")[2]: op for op in graph.operations}
+    assert {"_fused_rms_norm", "_fused_rms_norm_backward", "_scaled_dot_product_cudnn_attention"} <= kinds.keys()
+    backward = kinds["_scaled_dot_product_cudnn_attention_backward"]
+    assert backward.workspace_bytes == 4 * 2 * 2 * 16 * (32 + 1)  # batch, heads, length, width to 32, and a row's sum
+    assert all(value.bytes % 512 == 0 for value in allocated(graph, gpu).values)
+    assert library_bytes(graph, gpu) == 32 * 2**20
+    assert library_bytes(graph, load_gpu("cpu")) == 0
+    without = graphs.training_graph_of(model, args, name="step")
+    assert "_scaled_dot_product_flash_attention_for_cpu" in {op.kind.rpartition(".")[2] for op in without.operations}
