@@ -87,6 +87,8 @@ def test_a_plan_for_ranks_that_are_not_there() -> None:
     with pytest.raises(InvalidInput, match=r"start 2 processes \(torchrun --nproc-per-node=2\)") as error:
         planned(*args)
     assert "\n" not in str(error.value)
+    with pytest.raises(InvalidInput, match=r"prepare\(\) does not plan for a sharded model"):
+        planned.prepare(args)
 
 
 def test_what_passes_by_hardly_depends_on_the_number_of_ranks() -> None:

@@ -244,7 +244,13 @@ class PartsSearch:
     def plans_for(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str]
     ) -> list[StepPlan]:
-        """Plans of all runs of parts in a step on other arguments, each within the part's share."""
+        """Plans of all runs of parts in a step on other arguments, each within the part's share.
+
+        Raises:
+            InvalidInput: the model is divided over ranks.
+        """
+        if self.sharding is not None:
+            raise InvalidInput("prepare() does not plan for a sharded model: rematerialize with the largest arguments")
         plans = []
         for run in followed_parts(model, args, kwargs, names, self.planner.device)[1]:
             planner = self.planners[run.part]

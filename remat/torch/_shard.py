@@ -23,7 +23,7 @@ from remat.errors import InvalidInput
 from remat.torch._optimizer import state_bytes
 from remat.torch._private import after_backward, tree_map
 from remat.torch._work import local_part, tensors_of
-from remat.torch.blocks import blocks_of, forwards_restored
+from remat.torch.blocks import forwards_restored
 from remat.torch.plain import Follower
 
 ROOT = ""  # the name of the group of all parameters that stand outside of blocks
@@ -49,7 +49,7 @@ def bytes_per_rank(
     Args:
         ranks: over which parameters are divided.
         optimizer: its name, or the size of its state on a rank.
-        blocks: names of the modules that are gathered one by one; by default the model's blocks.
+        blocks: names of the modules that are gathered one by one; by default those of `repeated_blocks`, if any.
 
     Returns:
         Bytes of ``parameters``, ``gradients``, ``optimizer state``; and ``gathered``, the most that exists only in
@@ -59,7 +59,7 @@ def bytes_per_rank(
     Raises:
         InvalidInput: FSDP2 cannot divide these parameters.
     """
-    names = list(blocks_of(model)) if blocks is None else list(blocks)
+    names = list(_in_rows(model, "")) if blocks is None else list(blocks)
     groups = groups_of(model, names)
     sizes = [ranks * shards_bytes(groups[name], ranks) for name in names]
     gradients = [ranks * shards_bytes(_trained(groups[name]), ranks) for name in names]
