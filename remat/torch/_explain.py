@@ -96,9 +96,10 @@ def explain(
 ) -> Explanation:  # fmt: skip
     """What a training step needs on a GPU that need not be there. Nothing is computed, parameters take no memory.
 
-    The step is captured on fake CPU tensors, in the types that the factory made. Costs are the GPU's roofline. Fused
-    attention of the CPU stands for that of the GPU: it keeps the same tensors. Workspaces of a GPU's kernels and what
-    its context holds are not counted.
+    The step is captured on fake CPU tensors, in the types that the factory made. Attention and RMS norms are the
+    kernels that PyTorch chooses on the GPU, by rules (`remat.torch._gpu_kernels`), with the workspaces of attention's
+    backward pass and of cuBLAS. Costs are the GPU's roofline. Other workspaces and what CUDA's context holds are not
+    counted.
 
     Args:
         factory: makes a module, (module, sample_args) or (module, sample_args, loss_fn); or ``package.module:factory``.
@@ -205,6 +206,8 @@ def held_values(graph: Graph, plan: Plan, i: int) -> set[int]:
 def _lines(explained: Explanation) -> Iterator[str]:
     size = format_size
     yield f"{explained.name} on {explained.gpu.name}, within {size(explained.budget_bytes)}"
+    if explained.captured:
+        yield f"  captured            {explained.captured}"
     for what, n_bytes in explained.bytes_of.items():
         yield f"  {what:<19} {size(n_bytes)}"
     graph, plain = explained.graph, simulate(explained.graph, explained.plain)

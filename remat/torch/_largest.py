@@ -52,7 +52,7 @@ class KnownPlans:
         A chain of plans of one block is taken as it is, except on a small graph at the size whose plans are known.
         """
         best = self.known(graph, budget_bytes)
-        if best is not None and simulate(graph, best).cost <= (1 + enough) * graph.total_cost:
+        if _is_within(graph, best, enough):
             return best
         blocks = self.blocks
         resized = blocks is not None and blocks.chain.graph is not graph
@@ -67,7 +67,7 @@ class KnownPlans:
         return best
 
     def _searched(self, graph: Graph, budget_bytes: int, enough: float, start: Plan | None) -> Plan | None:
-        if start is not None and simulate(graph, start).cost <= (1 + enough) * graph.total_cost:
+        if _is_within(graph, start, enough):
             return start
         found = solve(
             graph, budget_bytes, "search", time_limit_s=self.limit_s, threads=self.threads, warm_start=start,
@@ -121,8 +121,12 @@ class Growing:
         if self._plain_peak(size) <= self.budget_bytes:
             return True
         graph = self.costed(self.held_at(size))
-        plan = self.plans.cheapest(graph, self.budget_bytes, overhead)
-        return plan is not None and simulate(graph, plan).cost <= (1 + overhead) * graph.total_cost
+        return _is_within(graph, self.plans.cheapest(graph, self.budget_bytes, overhead), overhead)
+
+
+def _is_within(graph: Graph, plan: Plan | None, overhead: float) -> bool:
+    """Whether there is a plan, and it costs no more."""
+    return plan is not None and simulate(graph, plan).cost <= (1 + overhead) * graph.total_cost
 
 
 def _last(fits: Callable[[int], bool], guess: int, known: int, exact: bool = False) -> int:
