@@ -30,7 +30,6 @@ from remat.errors import RematError
 from remat.files import read_json, write_text
 from remat.torch.measure import peak_of_step, relative_difference
 from remat.torch.networks.llama import llama
-from remat.units import format_size
 
 RESULTS = ROOT / "results" / "shard.json"
 SIZES: dict[str, Any] = {"batch_size": 16, "length": 16, "vocabulary": 100, "width": 64, "hidden": 160, "n_heads": 4}
@@ -165,29 +164,26 @@ def measured(ranks: int, n_layers: int, shares: Sequence[float], time_limit_s: f
 def draw(arguments: Sequence[str]) -> Drawing:
     """The table of the page, from the stored results of ``make shard``."""
     stored = read_json(RESULTS)
-    heads = [
-        "ranks",
-        "rank",
-        "budget",
-        "promised",
-        "measured",
-        "plain step",
-        "measured",
-        "overhead",
-        "gathered",
-        "gradients",
-    ]
+    heads = ["ranks", "rank", "budget MB", "promised MB", "measured: bytes below", "plain: promised MB",
+             "measured: bytes below", "overhead", "gathered", "gradients"]  # fmt: skip
     table = markdown_table(heads, [_cells(row) for row in stored["rows"]])
     return Drawing(f"{stored['date']}, PyTorch {stored['torch']}, {stored['cpu']}.\n\n{table}")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    sizes = (row[f"{name}_bytes"] for name in ("budget", "promised", "measured", "plain_promised", "plain_measured"))
     differ = row["gradients_differ"]
+    below, plain_below = (
+        f"{row[f'{which}promised_bytes'] - row[f'{which}measured_bytes']:,}" for which in ("", "plain_")
+    )
     return [
-        str(row["ranks"]), str(row["rank"]), *(format_size(size) for size in sizes), f"{row['overhead']:.1%}",
-        str(row["gathered"]), f"{differ:.0e}" if differ else "same bits",
+        str(row["ranks"]), str(row["rank"]), _mb(row["budget_bytes"]), _mb(row["promised_bytes"]), below,
+        _mb(row["plain_promised_bytes"]), plain_below, f"{row['overhead']:.1%}", str(row["gathered"]),
+        f"{differ:.0e}" if differ else "same bits",
     ]  # fmt: skip
+
+
+def _mb(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:.3f}"
 
 
 DOCUMENT = Document("shard", DOCS / "results" / "shard.md", draw)
