@@ -33,15 +33,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     explain = commands.add_parser("explain", help="whether a PyTorch step fits a GPU, and what less memory costs")
     explain.add_argument("target", metavar="PACKAGE.MODULE:FACTORY", help="makes a module, or (module, sample_args)")
     explain.add_argument("options", nargs="*", metavar="NAME=VALUE", help="arguments of the factory")
-    explain.add_argument("--gpu", help="for its costs and memory, e.g. h100")
-    explain.add_argument("--budget", help="instead of the GPU's memory, e.g. 24GB; without a GPU, costs are an h100's")
-    explain.add_argument("--optimizer", default="adamw", help="for its state (default: %(default)s)")
+    explain.add_argument("--gpu", action=_Once, help="for its costs and memory, e.g. h100")
+    explain.add_argument(
+        "--budget", action=_Once, help="instead of the GPU's memory, e.g. 24GB; without a GPU, costs are an h100's"
+    )
+    explain.add_argument("--optimizer", action=_Once, default="adamw", help="for its state (default: %(default)s)")
+    explain.add_argument(
+        "--shard", action=_Once, type=int, metavar="RANKS", help="the answer is for one of so many ranks of FSDP2"
+    )
     explain.add_argument(
         "--time-limit", type=float, default=2.0, help="seconds of search for each budget (default: %(default)s)"
     )
     explain.add_argument("--out", type=Path, help="also write a page of HTML, with who holds what over the step")
+    explain.add_argument(
+        "--snapshot", type=Path, metavar="FILE", help="also write a file for PyTorch's memory visualizer"
+    )
     explain.set_defaults(run=_explain)
-    given = parser.parse_args(arguments)
+    try:
+        given = parser.parse_args(arguments)
+    except InvalidInput as error:
+        print(f"remat: {error}", file=sys.stderr)
+        return 1
     try:
         return given.run(given)
     except (RematError, OSError) as error:
@@ -96,13 +108,26 @@ def _explain(given: argparse.Namespace) -> int:
     from remat.torch import explain  # imports PyTorch
 
     explained = explain(
-        given.target, gpu=given.gpu, budget=given.budget, optimizer=given.optimizer, time_limit_s=given.time_limit,
-        **dict(map(_option, given.options)),
+        given.target, gpu=given.gpu, budget=given.budget, optimizer=given.optimizer, shard=given.shard,
+        time_limit_s=given.time_limit, **dict(map(_option, given.options)),
     )  # fmt: skip
     print(explained)
     if given.out is not None:
         explained.save(given.out)
+    if given.snapshot is not None:
+        explained.save_snapshot(given.snapshot)
     return 0
+
+
+class _Once(argparse.Action):
+    """An option that may be given once: of two budgets one would be forgotten."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        given = namespace.__dict__.setdefault("given_once", set())
+        if self.dest in given:
+            raise InvalidInput(f"{option_string} was given twice; give one")
+        given.add(self.dest)
+        setattr(namespace, self.dest, values)
 
 
 def _option(text: str) -> tuple[str, Any]:

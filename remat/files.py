@@ -174,6 +174,11 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     content = text.encode()
     if os.fspath(path).endswith(".gz"):
         content = gzip.compress(content, mtime=0)  # without the time, so that equal texts give equal files
+    write_bytes(path, content)
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file atomically; raises as `replacing`."""
     with replacing(path) as scratch:
         scratch.write_bytes(content)
 

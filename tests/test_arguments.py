@@ -79,6 +79,11 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
         (["--layers", "0"], "'0' is no whole number from 1"),
         (["--ranks", "x"], "'x' is no whole number from 1"),
     ],
+    "explain": [
+        (["--gpu", "h1000"], "unknown gpu 'h1000'; did you mean h100"),
+        (["--time-limit", "0"], "'0' is no positive number"),
+        (["--out", "no/such/rows.json"], "no/such is no folder"),
+    ],
     "lengths": [
         (["--time-limit", "0"], "'0' is no positive number"),
         (["--out", "no/such/rows.json"], "no/such is no folder"),

@@ -1,6 +1,7 @@
 """Repeated blocks of a graph, and the plan that chains plans of one block."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -96,6 +97,16 @@ def test_plans_of_a_block_serve_other_sizes() -> None:
     assert least is not None
     assert resized.within(simulate(large, least).peak_bytes) is not None
     assert plans.at(step_of(6)) is None
+
+
+def test_budgets_that_hardly_hold_what_is_always_there_have_no_plan_of_blocks() -> None:
+    """The slots of such a budget are single bytes; a block's values go beyond them all."""
+    graph = step_of(6)
+    graph = replace(graph, values=tuple(replace(value, bytes=1000 * value.bytes) for value in graph.values))
+    plans = BlockPlans.of(graph)
+    assert plans is not None
+    for more in (0, 1, 100, plans.program.first - graph.fixed_bytes + 1):
+        assert plans.within(graph.fixed_bytes + more) is None
 
 
 @pytest.mark.parametrize("n_blocks", [1, 2, 3])

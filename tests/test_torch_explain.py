@@ -1,5 +1,9 @@
 """`rt.explain` and `remat explain`: an answer before the GPU."""
 
+import pickle
+import pickletools
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("torch")
@@ -8,11 +12,14 @@ import remat.torch as rt
 from remat.cli import main
 from remat.errors import InvalidInput
 from remat.frontends.spec import ModelSpec
+from remat.graph import Graph
 from remat.plan import Plan
 from remat.simulator import simulate
+from remat.solving.api import solve
 from remat.torch._explain import held_values
 from remat.torch._sizes import SizedStep
-from remat.torch.graphs import extract
+from remat.torch._updates import with_updates_by_name
+from remat.torch.graphs import captured_step, extract
 from remat.torch.measure import peak_of_step
 from remat.torch.networks.llama import llama
 from remat.torch.networks.transformer import gpt2
@@ -20,6 +27,12 @@ from remat.torch.planner import there_before
 
 SMALL = {"vocabulary": 300, "width": 64, "hidden": 128, "n_layers": 2, "n_heads": 4, "length": 48}
 TARGET = "remat.torch.networks.llama:llama"
+# What the visualizer's reader knows of pickle's operations (its JavaScript, 2026)
+READ = """
+    APPEND APPENDS BINFLOAT BINGET BININT BININT1 BININT2 BINPUT BINUNICODE DICT EMPTY_DICT EMPTY_LIST EMPTY_TUPLE FRAME
+    LIST LONG1 LONG_BINGET LONG_BINPUT MARK MEMOIZE NEWFALSE NEWTRUE NONE PROTO SETITEM SETITEMS SHORT_BINUNICODE STOP
+    TUPLE TUPLE1 TUPLE2 TUPLE3
+"""
 
 
 def graph_at(batch_size: int = 4, **options: int):
@@ -121,6 +134,61 @@ def test_the_largest_batch_trains_within_the_budget(explained: rt.Explanation) -
         rt.rematerialize(model, args, room // 3, time_limit_s=2)
 
 
+def test_the_snapshot_shows_each_plan(explained: rt.Explanation, tmp_path) -> None:
+    """The visualizer adds up its events: they reach the peak, and what it finds at the end is still held."""
+    budget_bytes = round(0.8 * explained.plain_peak_bytes)
+    plan = solve(explained.graph, budget_bytes, "search", time_limit_s=0.2).plan
+    assert plan is not None
+    explained = replace(explained, plan=plan, budget_bytes=budget_bytes)
+    file = tmp_path / "step.pickle"
+    explained.save_snapshot(file)
+    assert {operation.name for operation, _, _ in pickletools.genops(file.read_bytes())} <= {*READ.split()}
+    snapshot = pickle.loads(file.read_bytes())
+    for device, of in enumerate((explained.plain, plan)):
+        held, peak = dict[int, int](), 0
+        for event in snapshot["device_traces"][device]:
+            if event["action"] == "alloc":
+                assert event["addr"] not in held
+                held[event["addr"]] = event["size"]
+                peak = max(peak, sum(held.values()))
+            elif event["action"] == "free_completed":
+                assert held.pop(event["addr"]) == event["size"]
+        assert peak == simulate(explained.graph, of).peak_bytes
+        segment = snapshot["segments"][device]
+        assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
+        ends = {block["address"]: block["size"] for block in segment["blocks"] if block["state"] == "active_allocated"}
+        assert ends == held
+    frames = {frame["filename"] for event in snapshot["device_traces"][0] for frame in event["frames"]}
+    assert {"before the step", "blocks.0.feed", "head"} <= frames
+
+
+def test_the_answer_for_a_rank_is_near_the_plan_of_one() -> None:
+    deep = {**SMALL, "n_layers": 4, "batch_size": 4}
+    found = rt.explain(llama, gpu="cpu", budget="9MB", time_limit_s=0.1, shard=2, **deep)
+    model, args = llama(**deep)
+    planned = rt.rematerialize(
+        model, args, 1.0, shard=2, optimizer="adamw", strategy="search", cost="roofline", time_limit_s=0.1
+    ).plan
+    assert planned.plain_peak_bytes <= found.plain_peak_bytes <= 1.05 * planned.plain_peak_bytes
+    assert "llama on cpu, one of 2 ranks, within 9.00 MB" in str(found)
+    assert "gathered parameters" in str(found)
+    whole = rt.explain(llama, gpu="cpu", budget="9MB", time_limit_s=0.1, **deep)
+    assert whole.changes["a rank of shard=2"] == found.plain_peak_bytes - whole.plain_peak_bytes
+
+
+def test_updates_in_the_backward_pass_change_the_peak_as_planned_ones() -> None:
+    short = {**SMALL, "n_layers": 4, "batch_size": 1, "length": 8}
+    model, args = llama(**short)
+    step = captured_step(model, args, name="llama")
+
+    def peak(graph: Graph) -> int:
+        return simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+
+    real = peak(with_updates_by_name(step, "adamw").graph) - peak(step.graph)
+    told = rt.explain(llama, gpu="cpu", budget="9MB", time_limit_s=0.1, **short).changes["updates in backward"]
+    assert real <= told <= 0.9 * real < 0
+
+
 def test_a_model_that_takes_no_sizes_has_no_largest_ones() -> None:
     model = rt.explain(lambda: llama(2, **SMALL), gpu="v100", time_limit_s=0.1)
     assert model.fits
@@ -141,7 +209,20 @@ def test_the_page_and_the_text(tmp_path, capsys) -> None:
     page = tmp_path / "page.html"
     assert (
         main(
-            ["explain", TARGET, *options, "batch_size=2", "--budget", "1GB", "--time-limit", "0.1", "--out", str(page)]
+            [
+                "explain",
+                TARGET,
+                *options,
+                "batch_size=2",
+                "--budget",
+                "1GB",
+                "--time-limit",
+                "0.1",
+                "--out",
+                str(page),
+                "--snapshot",
+                str(tmp_path / "step.pickle"),
+            ]
         )
         == 0
     )
@@ -150,6 +231,7 @@ def test_the_page_and_the_text(tmp_path, capsys) -> None:
     assert "fits" in told
     assert "largest batch" in told
     assert "largest length" in told
+    assert (tmp_path / "step.pickle").stat().st_size > 1000
     written = page.read_text()
     assert written.startswith("<!doctype html>")
     assert written.count("<svg") == 1
@@ -165,6 +247,24 @@ def test_the_page_and_the_text(tmp_path, capsys) -> None:
         ([TARGET, "layers", "--gpu", "v100"], "'layers' is no option; write NAME=VALUE"),
         ([TARGET, "n_layer=2", "--gpu", "v100"], "unexpected keyword argument 'n_layer'"),
         ([TARGET, "--budget", "3XB"], "cannot read '3XB' as a size"),
+        ([TARGET, "--budget", "1GB", "--budget", "2GB"], "--budget was given twice; give one"),
+        ([TARGET, "--budget", "1GB,2GB"], "cannot read '1GB,2GB' as a size"),
+        ([TARGET, "--gpu", "v100", "--shard", "0"], "shard must be a number of ranks, 1 or more"),
+        (
+            [
+                TARGET,
+                "width=8",
+                "hidden=8",
+                "n_layers=1",
+                "vocabulary=9",
+                "n_heads=2",
+                "--gpu",
+                "v100",
+                "--shard",
+                "1000000",
+            ],
+            "shard=1000000 is more than the model's",
+        ),
         ([TARGET, "--gpu", "v100", "--time-limit", "0"], "time limit must be a positive number"),
         (["remat.torch.networks.resnet:resnet50", "--gpu", "v100"], "give input_size"),
     ],

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +22,7 @@ from remat.torch._opaque import followed_step
 from remat.torch._shard import Sharding, bytes_per_rank, repeated_blocks
 
 pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
+ROOT = Path(__file__).parents[1]
 WIDTH = 16
 BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
 QUICK = {"strategy": "search", "cost": "roofline", "time_limit_s": 1.0}
@@ -74,6 +79,20 @@ def test_the_arithmetic_of_one_rank() -> None:
     assert (frozen["gradients"], frozen["optimizer state"]) == (head, 0)
     assert frozen["gathered"] == 3 * (2 * head + 2 * a_block)
     assert bytes_per_rank(Net(2), 1, "adamw")["parameters"] == sum(p.numel() * 4 for p in Net(2).parameters())
+
+
+@pytest.mark.slow
+def test_the_example_trains() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+               str(ROOT / "examples" / "fsdp_loop.py")]  # fmt: skip
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    losses = [float(loss) for loss in done.stdout.partition("losses ")[2].split()]
+    assert len(losses) == 10
+    assert losses[-1] < losses[0]
+    assert "on each of 2 ranks" in done.stdout
 
 
 @pytest.mark.slow

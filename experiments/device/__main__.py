@@ -26,7 +26,7 @@ SHARES = [0.8, 0.6, 0.45, 0.3]  # of the plain step's peak
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one of the commands, or all three."""
-    given = _parser().parse_args(arguments)
+    given = _parser().parse_intermixed_args(arguments)  # the folder may follow options
     folder = Folder(given.folder)
     todo = {"capture": [_capture], "plan": [_plan], "execute": [_execute], "all": [_capture, _plan, _execute]}
     try:

@@ -118,8 +118,9 @@ class Stretch:
         least = max(_need(self.own, op) for op in self.own.operations)
         limits = [
             (round(least_held + share * (plain.held - least_held)), round(least + high * (plain.peak - least)))
+            # In the order of reversed bits, so that a search that is cut short has plans from all over the range.
+            for share in sorted(np.linspace(0, 1, N_KEPT), key=lambda share: f"{round(share * (N_KEPT - 1)):04b}"[::-1])
             for high in PEAKS
-            for share in np.linspace(0, 1, N_KEPT)
         ]
 
         def found(limit: tuple[int, int]) -> Option | None:
@@ -279,7 +280,8 @@ class _Program:
                 step = round(self.added[i, k] / unit)
                 reached = np.where(room >= self.needs[i, k], cost + option.cost, np.inf)
                 moved = np.full(len(room), np.inf)
-                moved[max(step, 0) :] = reached[: len(room) - step] if step >= 0 else np.inf
+                if 0 <= step < len(room):
+                    moved[step:] = reached[: len(room) - step]
                 by[moved < best] = i
                 best = np.minimum(best, moved)
             cost = best

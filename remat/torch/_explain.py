@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
@@ -12,15 +12,16 @@ from torch import nn
 
 from remat.cost import Gpu, load_gpu
 from remat.errors import InvalidInput
-from remat.files import write_text
+from remat.files import write_bytes, write_text
 from remat.graph import Graph
 from remat.plan import FREE, Plan
 from remat.simulator import simulate
 from remat.torch._explain_page import group_of, page_of
-from remat.torch._factory import StepFactory, costed_on, held_on
-from remat.torch._gpu_kernels import library_bytes
+from remat.torch._explain_snapshot import snapshot_of
+from remat.torch._factory import StepFactory
+from remat.torch._holding import GRADIENTS, PASSING, Holding, changes
 from remat.torch._largest import Growing, KnownPlans
-from remat.torch._optimizer import STATES, state_bytes
+from remat.torch._optimizer import state_bytes
 from remat.units import check_time_limit, format_size, parse_size
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # of the plain peak
@@ -32,6 +33,7 @@ class Explanation:
     """What a step needs on a GPU.
 
     Attributes:
+        shard: number of ranks, of which this is one; None: the model is not divided.
         graph: with costs in ns; its fixed bytes are parameters, buffers, inputs and optimizer state.
         modules: [V] path of the module that makes each value, or whose gradient it is.
         captured: how, see `remat.torch.graphs.DescribedGraph`.
@@ -47,6 +49,7 @@ class Explanation:
 
     name: str
     gpu: Gpu
+    shard: int | None
     graph: Graph
     modules: tuple[str, ...]
     captured: str
@@ -79,11 +82,22 @@ class Explanation:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write a page of HTML that needs nothing else."""
+        title = f"{self.name} on {self.gpu.name}"
+        write_text(path, page_of(title, str(self), self.graph, self.modules, self._plans(), self.budget_bytes))
+
+    def save_snapshot(self, path: str | PathLike[str]) -> None:
+        """Write a file for PyTorch's memory visualizer (https://docs.pytorch.org/memory_viz).
+
+        Its device 0 is the plain step; device 1 is the plan within the budget, if the plain step does not fit.
+        """
+        there = {name: n_bytes for name, n_bytes in self.bytes_of.items() if name not in (GRADIENTS, PASSING)}
+        write_bytes(path, snapshot_of(self.graph, self.modules, there, [*self._plans().values()]))
+
+    def _plans(self) -> dict[str, Plan]:
         plans = {"The plain step": self.plain}
         if self.plan is not None and not self.fits:
             plans["The plan within the budget"] = self.plan
-        title = f"{self.name} on {self.gpu.name}"
-        write_text(path, page_of(title, str(self), self.graph, self.modules, plans, self.budget_bytes))
+        return plans
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -91,8 +105,8 @@ class Explanation:
 
 def explain(
     factory: str | Callable[..., Any], *, gpu: str | None = None, budget: int | str | None = None,
-    optimizer: str | int | None = "adamw", batch_size: int | None = None, time_limit_s: float = 2.0, threads: int = 2,
-    **options: Any,
+    optimizer: str | int | None = "adamw", batch_size: int | None = None, shard: int | None = None,
+    time_limit_s: float = 2.0, threads: int = 2, **options: Any,
 ) -> Explanation:  # fmt: skip
     """What a training step needs on a GPU that need not be there. Nothing is computed, parameters take no memory.
 
@@ -107,11 +121,14 @@ def explain(
         budget: bytes, or a size such as ``24GB``. Without a GPU, costs are those of an h100.
         optimizer: a name as in `rematerialize`, or bytes of state.
         batch_size: for a factory that takes it.
+        shard: number of ranks over which FSDP2 divides parameters, gradients and state; the answer is for one of them.
+            What FSDP2 gathers in passing counts throughout, and its communication takes no time.
         time_limit_s: of search, for each budget; half as long for each size that is tried.
         options: of the factory. One of ``length``, ``seq_len``, ``sequence_length`` is the length of its sequences.
 
     Raises:
-        InvalidInput: neither GPU nor budget; the factory cannot be used, or its step cannot be captured.
+        InvalidInput: neither GPU nor budget; the factory cannot be used, its step cannot be captured, or its model
+            cannot be divided.
         UnknownName: an unknown GPU or optimizer.
     """
     if gpu is None and budget is None:
@@ -120,10 +137,15 @@ def explain(
     device = load_gpu(gpu or "h100")
     budget_bytes = device.memory_bytes if budget is None else parse_size(budget)
     state_bytes(optimizer, ())  # an unknown name is refused before the capture
-    made = StepFactory(factory, dict(options) | ({} if batch_size is None else {"batch_size": batch_size}), device)
+    options |= {} if batch_size is None else {"batch_size": batch_size}
+
+    def holding_of(model: nn.Module) -> Holding:
+        return Holding.of(model, device, optimizer, shard)
+
+    made = StepFactory(factory, options, device, lambda model: holding_of(model).beside_bytes)
     step, model = made.step({})
-    state = state_bytes(optimizer, model.parameters())
-    graph = costed_on(held_on(step.graph, device, state), device)
+    holding = holding_of(model)
+    graph = holding.costed(holding.held(step.graph))
     plain = Plan.from_order(graph, range(len(graph)))
     plain_peak_bytes = simulate(graph, plain).peak_bytes
     plans = KnownPlans(graph, time_limit_s, threads)
@@ -132,61 +154,36 @@ def explain(
     for each in (*budgets, budget_bytes):
         if each >= least:
             plans.cheapest(graph, each)
-    largest, refused = dict[str, dict[float, int | None]](), dict[str, str]()
     plans.limit_s = time_limit_s / 2
+    largest, refused = _largest(made, holding, budget_bytes, plans)
+    found = {share: plans.known(graph, budget) for share, budget in zip(SHARES, budgets, strict=True)}
+    return Explanation(
+        made.name, device, shard, graph, step.modules, step.captured, holding.told(graph), budget_bytes, plain,
+        plans.known(graph, budget_bytes), least,
+        {share: None if plan is None else _overhead(graph, plan) for share, plan in found.items()}, largest,
+        changes(step.graph, model, holding, optimizer), refused,
+    )  # fmt: skip
+
+
+def _largest(
+    made: StepFactory, holding: Holding, budget_bytes: int, plans: KnownPlans
+) -> tuple[dict[str, dict[float, int | None]], dict[str, str]]:
+    """([what grows, then overhead] the largest size, [what grows] why it is not known)."""
+    largest, refused = dict[str, dict[float, int | None]](), dict[str, str]()
     for what, parameter, degree in made.growing():
         try:
             sized = made.sized(parameter, degree)
-            growing = Growing(
-                lambda n, sized=sized: held_on(sized.at(n), device, state), lambda graph: costed_on(graph, device),
-                budget_bytes, plans,
-            )  # fmt: skip
+            growing = Growing(lambda n, sized=sized: holding.held(sized.at(n)), holding.costed, budget_bytes, plans)
             largest[what] = growing.largest(
                 OVERHEADS, lambda n, p=parameter, sized=sized: sized.check(made.graph({p: n}), n)
             )
         except InvalidInput as error:
             refused[what] = str(error)
-    found = {share: plans.known(graph, budget) for share, budget in zip(SHARES, budgets, strict=True)}
-    return Explanation(
-        made.name, device, graph, step.modules, step.captured, _bytes_of(model, graph, device, state), budget_bytes,
-        plain, plans.known(graph, budget_bytes), least,
-        {share: None if plan is None else _overhead(graph, plan) for share, plan in found.items()}, largest,
-        _changes(model, graph, optimizer, state), refused,
-    )  # fmt: skip
+    return largest, refused
 
 
 def _overhead(graph: Graph, plan: Plan) -> float:
     return simulate(graph, plan).cost / graph.total_cost - 1
-
-
-def _bytes_of(model: nn.Module, graph: Graph, gpu: Gpu, state: int) -> dict[str, int]:
-    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
-    library = library_bytes(graph, gpu)
-    loss = () if graph.loss is None else graph.operations[graph.loss].outputs
-    return {
-        "parameters": parameters,
-        "optimizer state": state,
-        "buffers and inputs": graph.fixed_bytes - parameters - state - library,
-        "cuBLAS's workspace": library,
-        "gradients": sum(value.bytes for v, value in enumerate(graph.values) if value.keep and v not in loss),
-    }
-
-
-def _changes(model: nn.Module, graph: Graph, optimizer: str | int | None, state: int) -> dict[str, int]:
-    """Bytes that other choices add to the plain peak."""
-    order = range(len(graph))
-    peak = simulate(graph, Plan.from_order(graph, order)).peak_bytes
-    kept = sum(value.bytes for value in graph.values if value.keep)
-    # From the second step on the gradients are there before; each new one is added to them and freed.
-    freed = tuple(replace(value, keep=False) for value in graph.values)
-    added = replace(graph, values=freed, fixed_bytes=graph.fixed_bytes + kept)
-    changes = {"gradient accumulation": simulate(added, Plan.from_order(added, order)).peak_bytes - peak}
-    n_tensors = STATES.get(optimizer.lower(), 0) if isinstance(optimizer, str) else 0
-    n_numbers = sum(p.numel() for p in model.parameters() if p.requires_grad) * n_tensors
-    for dtype, size in (("float32", 4), ("bfloat16", 2)):
-        if n_numbers and size * n_numbers != state:
-            changes[f"{optimizer} in {dtype}"] = size * n_numbers - state
-    return changes
 
 
 def held_values(graph: Graph, plan: Plan, i: int) -> set[int]:
@@ -205,7 +202,8 @@ def held_values(graph: Graph, plan: Plan, i: int) -> set[int]:
 
 def _lines(explained: Explanation) -> Iterator[str]:
     size = format_size
-    yield f"{explained.name} on {explained.gpu.name}, within {size(explained.budget_bytes)}"
+    rank = "" if explained.shard is None else f", one of {explained.shard} ranks"
+    yield f"{explained.name} on {explained.gpu.name}{rank}, within {size(explained.budget_bytes)}"
     if explained.captured:
         yield f"  captured            {explained.captured}"
     for what, n_bytes in explained.bytes_of.items():
@@ -232,7 +230,8 @@ def _lines(explained: Explanation) -> Iterator[str]:
     for what, sizes in explained.largest.items():
         told = ", ".join(f"{n or 'none'} at {overhead:.0%}" for overhead, n in sizes.items())
         yield f"  largest {what:<11} {told}"
+    yield "  the plain peak changes with"
     for what, n_bytes in explained.changes.items():
-        yield f"  {what}: {'+' if n_bytes >= 0 else '-'}{size(abs(n_bytes))}"
+        yield f"    {what}: {'+' if n_bytes >= 0 else '-'}{size(abs(n_bytes))}"
     for what, why in explained.refused.items():
         yield f"  largest {what:<11} not known: {why}"

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from remat.cost import CostWarning, Gpu, apply_cost
+from remat.cost import Gpu
 from remat.errors import InvalidInput, RematError
 from remat.frontends.spec import ModelSpec, first_line, load_target, place_in_target
 from remat.graph import Graph
 from remat.torch import build
-from remat.torch._gpu_kernels import allocated, kernels_of, library_bytes, with_workspaces
+from remat.torch._gpu_kernels import kernels_of, with_workspaces
 from remat.torch._sizes import SizedStep
 from remat.torch.graphs import DescribedGraph, described_graph
 
@@ -27,12 +26,17 @@ class StepFactory:
 
     Attributes:
         name: of the factory.
+        beside: bytes that are there throughout beside a model, its buffers and inputs; a part of its graphs. It is
+            asked before the step is captured, so that what it refuses costs no time.
     """
 
-    def __init__(self, factory: str | Callable[..., Any], options: dict[str, Any], gpu: Gpu):
+    def __init__(
+        self, factory: str | Callable[..., Any], options: dict[str, Any], gpu: Gpu,
+        beside: Callable[[nn.Module], int] = lambda _: 0,
+    ):  # fmt: skip
         self.target = factory if isinstance(factory, str) else ""
         self.make: Callable[..., Any] = load_target(factory) if isinstance(factory, str) else factory
-        self.options, self.gpu = options, gpu
+        self.options, self.gpu, self.beside = options, gpu, beside
         self.name = self.target.rpartition(":")[2] or getattr(factory, "__name__", "model")
         self.graphs: dict[tuple[tuple[str, int], ...], Graph] = {}  # [sizes other than those asked for]
         self.repeats: bool | None = None  # whether blocks may be repeated; None: not known yet
@@ -56,10 +60,12 @@ class StepFactory:
         except Exception as error:  # the user's factory can raise anything
             place = place_in_target(error, self.target)
             raise InvalidInput(f"{spec.target} raised {first_line(error)}{place}") from error
+        beside_bytes = self.beside(model)
         with kernels_of(self.gpu):
             made = described_graph(model, args, name=self.name, loss_fn=loss_fn, repeats=self.repeats)
         self.repeats = made.is_repeated
-        made = replace(made, graph=with_workspaces(made.graph))
+        graph = with_workspaces(made.graph)
+        made = replace(made, graph=replace(graph, fixed_bytes=graph.fixed_bytes + beside_bytes))
         self.graphs.setdefault(self._key(sizes), made.graph)
         return made, model
 
@@ -84,7 +90,10 @@ class StepFactory:
         """
         base = self.options.get(parameter) or self._default(parameter)
         assert base is not None
-        sizes = [max(2, base // 2) * (i + 1) for i in range(degree + 1)]  # size 1 makes other operations
+        base = max(2, base)  # size 1 makes other operations
+        sizes = [
+            base + max(1, base // 2) * i for i in range(degree + 1)
+        ]  # a table of positions grows from its length on
         return SizedStep.of(lambda n: self.graph({parameter: n}), sizes)
 
     def _key(self, sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
@@ -93,20 +102,3 @@ class StepFactory:
     def _default(self, parameter: str) -> int | None:
         known = inspect.signature(self.make).parameters.get(parameter)
         return known.default if known is not None and isinstance(known.default, int) else None
-
-
-def held_on(graph: Graph, gpu: Gpu, beside_bytes: int) -> Graph:
-    """The graph as the GPU's allocator holds it.
-
-    Args:
-        beside_bytes: there throughout, beside parameters, buffers and inputs.
-    """
-    graph = allocated(graph, gpu)
-    return replace(graph, fixed_bytes=graph.fixed_bytes + beside_bytes + library_bytes(graph, gpu))
-
-
-def costed_on(graph: Graph, gpu: Gpu) -> Graph:
-    """The graph with the costs of the GPU's roofline."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CostWarning)  # the costs are a model
-        return apply_cost(graph, "roofline", gpu)

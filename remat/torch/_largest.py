@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from remat.search.chain import BlockPlans
 
 GREATEST = 1 << 20  # size tried
-BLOCKS_S = 20.0  # of search for plans of one block
+BLOCKS = 10  # times as long as for a budget is the search for plans of one block
 LARGE = 1000  # operations from which a short search adds nothing to a chain of plans of one block
 
 
@@ -32,7 +32,9 @@ class KnownPlans:
         self.orders: list[np.ndarray] = [np.arange(len(graph))]
         from remat.search.chain import BlockPlans  # imports Numba, which training does not need
 
-        self.blocks: BlockPlans | None = BlockPlans.of(graph, threads=threads, deadline=time.monotonic() + BLOCKS_S)
+        self.blocks: BlockPlans | None = BlockPlans.of(
+            graph, threads=threads, deadline=time.monotonic() + BLOCKS * limit_s
+        )
 
     def least(self, graph: Graph) -> int:
         """The smallest budget that is known to suffice."""

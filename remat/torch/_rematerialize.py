@@ -154,7 +154,12 @@ def rematerialize(
         implementations=implementations, in_backward=in_backward,
     )  # fmt: skip
     if parts is not None:
-        names = _checked_parts(model, parts, budget, plan, backend, implementations)
+        if plan is not None or budget is None or backend != "eager" or implementations != "default":
+            raise InvalidInput(
+                f"{'parts=' if shard is None else 'shard='} needs a budget, backend='eager' and "
+                "implementations='default', and takes no plan="
+            )
+        names = _checked_parts(model, parts)
         if shard is not None:
             groups_of(model, names)  # refuses what FSDP2 cannot divide
         search = PartsSearch(planner, sharding=None if shard is None else Sharding(shard, tuple(names), device))
@@ -193,9 +198,7 @@ def _check_for_updates(
             raise InvalidInput(f"{OPTION} does not go with {option}; leave either out")
 
 
-def _checked_parts(
-    model: nn.Module, parts: Any, budget: Any, plan: Any, backend: str, implementations: str
-) -> list[str]:  # fmt: skip
+def _checked_parts(model: nn.Module, parts: Any) -> list[str]:
     if isinstance(parts, str) or not isinstance(parts, Sequence) or not parts:
         raise InvalidInput(f"parts must be a list of names of submodules, e.g. ['encoder'], not {parts!r:.60}")
     known = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
@@ -206,8 +209,6 @@ def _checked_parts(
     for name, module in modules.items():
         if any(module is part for other in modules.values() if other is not module for part in other.modules()):
             raise InvalidInput(f"the part '{name}' is inside of another; give either")
-    if plan is not None or budget is None or backend != "eager" or implementations != "default":
-        raise InvalidInput("parts= needs a budget, backend='eager' and implementations='default', and takes no plan=")
     return list(dict.fromkeys(parts))
 
 

@@ -54,7 +54,7 @@ def bytes_per_rank(
     Returns:
         Bytes of ``parameters``, ``gradients``, ``optimizer state``; and ``gathered``, the most that exists only in
         passing: the root's parameters and gradients; those of a block; the parameters of the one that is gathered next,
-        and the gradients of the one before, which are being divided.
+        and the gradients of the one before, which are being divided. Of these, ``gathered gradients`` are gradients.
 
     Raises:
         InvalidInput: FSDP2 cannot divide these parameters.
@@ -63,15 +63,16 @@ def bytes_per_rank(
     groups = groups_of(model, names)
     sizes = [ranks * shards_bytes(groups[name], ranks) for name in names]
     gradients = [ranks * shards_bytes(_trained(groups[name]), ranks) for name in names]
-    passing = (
-        sum(sizes[max(0, i - 1) : i + 1]) + sum(gradients[i : i + 2]) for i in range(len(names))
-    )  # fmt: skip
+    passing = ((sum(sizes[max(0, i - 1) : i + 1]), sum(gradients[i : i + 2])) for i in range(len(names)))
+    whole, given = max(passing, key=sum, default=(0, 0))
     every, root = list(model.parameters()), groups[ROOT]
+    given += ranks * shards_bytes(_trained(root), ranks)
     return {
         "parameters": shards_bytes(every, ranks),
         "gradients": shards_bytes(_trained(every), ranks),
         "optimizer state": state_bytes(optimizer, [shard_of(p, ranks) for p in every]),
-        "gathered": ranks * (shards_bytes(root, ranks) + shards_bytes(_trained(root), ranks)) + max(passing, default=0),
+        "gathered": ranks * shards_bytes(root, ranks) + whole + given,
+        "gathered gradients": given,
     }
 
 
@@ -181,6 +182,19 @@ class Sharding:
             )
 
 
+def check_ranks(model: nn.Module, ranks: Any) -> None:
+    """Refuse a number of ranks that makes no sense.
+
+    Raises:
+        InvalidInput: names the mistake.
+    """
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise InvalidInput(f"shard must be a number of ranks, 1 or more, not {ranks!r:.60}")
+    n = sum(p.numel() for p in model.parameters())
+    if ranks > n:
+        raise InvalidInput(f"shard={ranks} is more than the model's {n} parameters")
+
+
 def check_shard(model: nn.Module, ranks: Any, optimizer: Any, accumulate: bool, verify: bool) -> None:
     """Refuse what cannot be divided, before anything takes time.
 
@@ -189,11 +203,7 @@ def check_shard(model: nn.Module, ranks: Any, optimizer: Any, accumulate: bool, 
     """
     from torch import distributed
 
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-        raise InvalidInput(f"shard must be a number of ranks, 1 or more, not {ranks!r:.60}")
-    n = sum(p.numel() for p in model.parameters())
-    if ranks > n:
-        raise InvalidInput(f"shard={ranks} is more than the model's {n} parameters")
+    check_ranks(model, ranks)
     if isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidInput(
             "with shard=, give optimizer= as a name (e.g. 'adamw') or a size on a rank, and make the optimizer "
