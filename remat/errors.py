@@ -57,6 +57,18 @@ class CostWarning(UserWarning):
     """Some costs do not come from the chosen cost model; the message says which and why."""
 
 
+class BudgetTooSmall(InvalidInput):
+    """No plan is known within a budget.
+
+    Attributes:
+        known_bytes: the smallest budget known to suffice.
+    """
+
+    def __init__(self, message: str, known_bytes: int):
+        super().__init__(message)
+        self.known_bytes = known_bytes
+
+
 class MissingPackage(RematError, ImportError):
     """An optional package is not installed; the message holds the command that installs it."""
 

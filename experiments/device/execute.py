@@ -19,13 +19,14 @@ from experiments.device.folder import (
     LARGEST_PLANNED,
     OUT_OF_MEMORY,
     PLAIN,
+    SMALLEST,
     Case,
     Folder,
     Row,
 )
 from experiments.device.models import spec_of
 from experiments.device.subject import Find, Subject, is_out_of_memory
-from remat.errors import InvalidInput
+from remat.errors import BudgetTooSmall, InvalidInput
 from remat.execution import StepPlan, cheapest_fitting
 from remat.files import read_json
 from remat.frontends.spec import first_line
@@ -95,10 +96,23 @@ def _plan_of(subject: Subject, case: Case, row: Row) -> StepPlan:
     if case.backend == "eager":
         plan = subject.planner.take(case.plan_file(row.share), subject.step, subject.inputs)
     else:
-        subject.planner.budget_bytes = row.budget_bytes
-        plan = subject.planner.plan(subject.step, subject.inputs)
-        subject.planner.plans.clear()  # of another budget
+        plan = _compiled_plan(subject, row)
     _note(row, plan)
+    return plan
+
+
+def _compiled_plan(subject: Subject, row: Row) -> StepPlan:
+    """The plan within the budget of a row; the smallest budget is raised to what the generated code needs."""
+    assert row.budget_bytes is not None
+    subject.planner.budget_bytes = row.budget_bytes
+    try:
+        plan = subject.planner.plan(subject.step, subject.inputs)
+    except BudgetTooSmall as error:
+        if row.share != SMALLEST:
+            raise
+        subject.planner.budget_bytes = row.budget_bytes = error.known_bytes
+        plan = subject.planner.plan(subject.step, subject.inputs)
+    subject.planner.plans.clear()  # of another budget
     return plan
 
 

@@ -15,7 +15,8 @@ _NETWORKS = "remat.torch.networks"
 MODELS = {
     "gpt2_medium": ModelSpec(
         "gpt2_medium", "torch", f"{_NETWORKS}.transformer:gpt2", 8,
-        options={"length": 1024, "width": 1024, "n_layers": 24, "n_heads": 16},
+        # Without dropout: a compiled step draws other numbers than the eager one that its bits are compared with.
+        options={"length": 1024, "width": 1024, "n_layers": 24, "n_heads": 16, "dropout": 0.0},
     ),
     "resnet50": ModelSpec("resnet50", "torch", f"{_NETWORKS}.resnet:resnet50", 128, (3, 224, 224)),
     "llama_1b": ModelSpec(

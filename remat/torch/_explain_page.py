@@ -18,7 +18,7 @@ FIXED_COLOUR, WIDTH, HEIGHT, MARGIN = "#dddddd", 960, 320, 80
 OTHERS = "(others)"
 STYLE = (
     "body{font:16px/1.5 sans-serif;max-width:64em;margin:2em auto;padding:0 1em;color:#222}pre{background:#f5f5f5;"
-    "padding:1em;overflow:auto}svg{width:100%;height:auto}text{font:12px sans-serif}.key{display:inline-block;"
+    "padding:1em;white-space:pre-wrap}svg{width:100%;height:auto}text{font:12px sans-serif}.key{display:inline-block;"
     "width:.9em;height:.9em;margin-right:.4em}.name{display:inline-block;margin-right:1em}"
 )
 

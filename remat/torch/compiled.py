@@ -19,7 +19,7 @@ from remat.bounds.min_budget import min_budget
 from remat.cost import Noise, costs_and_noise
 from remat.cost.gpu import Gpu
 from remat.cost.profile import profile_workspaces
-from remat.errors import CostWarning, InvalidInput
+from remat.errors import BudgetTooSmall, CostWarning
 from remat.execution import Generated
 from remat.graph import Graph
 from remat.plan import Plan
@@ -266,7 +266,7 @@ def cheapest(
         find: (graph, budget, known plans) -> solution, with or without a plan.
 
     Raises:
-        InvalidInput: none is known.
+        BudgetTooSmall: none is known.
     """
     fixed, plain = compiled.step.graph.fixed_bytes, compiled.plain
     if fixed + plain.peak_bytes <= budget_bytes:
@@ -288,10 +288,12 @@ def cheapest(
     if not candidates:
         least = _smallest(compiled, weighed)
         if fixed + least.candidate.peak_bytes > budget_bytes:
-            raise InvalidInput(
+            known_bytes = fixed + min(least.candidate.peak_bytes, plain.peak_bytes)
+            raise BudgetTooSmall(
                 f"no plan of '{compiled.step.graph.name}' compiled by Inductor was found within "
                 f"{format_size(budget_bytes)}; the smallest budget known to suffice is "
-                f"{format_size(fixed + min(least.candidate.peak_bytes, plain.peak_bytes), up=True)}"
+                f"{format_size(known_bytes, up=True)}",
+                known_bytes,
             )
         candidates = [least]
     return min(candidates, key=lambda each: each.generated.cost)
