@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from remat import zoo
 from remat.check import check_file
@@ -18,7 +19,7 @@ from remat.frontends.monet_schedules import import_clone
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand and return the exit code."""
-    parser = argparse.ArgumentParser(prog="remat", description="tools beside the library; experiments: python run.py")
+    parser = _Parser(prog="remat", description="tools beside the library; experiments: python run.py")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     check = commands.add_parser("check", help="describe graph, plan and bound files, or say what is wrong with them")
     check.add_argument("files", type=Path, nargs="+", metavar="FILE", help="graph, plan or bound as JSON")
@@ -49,11 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--snapshot", type=Path, metavar="FILE", help="also write a file for PyTorch's memory visualizer"
     )
     explain.set_defaults(run=_explain)
-    try:
-        given = parser.parse_args(arguments)
-    except InvalidInput as error:
-        print(f"remat: {error}", file=sys.stderr)
-        return 1
+    given, others = parser.parse_known_args(arguments)
+    for text in others:  # NAME=VALUE may stand behind options
+        if given.command != "explain" or text.startswith("-"):
+            parser.error(f"unrecognized argument: {text}")
+        given.options.append(text)
     try:
         return given.run(given)
     except (RematError, OSError) as error:
@@ -109,7 +110,7 @@ def _explain(given: argparse.Namespace) -> int:
 
     explained = explain(
         given.target, gpu=given.gpu, budget=given.budget, optimizer=given.optimizer, shard=given.shard,
-        time_limit_s=given.time_limit, **dict(map(_option, given.options)),
+        time_limit_s=given.time_limit, **_options(given.options, explain),
     )  # fmt: skip
     print(explained)
     if given.out is not None:
@@ -119,15 +120,33 @@ def _explain(given: argparse.Namespace) -> int:
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without its usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 class _Once(argparse.Action):
     """An option that may be given once: of two budgets one would be forgotten."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         given = namespace.__dict__.setdefault("given_once", set())
         if self.dest in given:
-            raise InvalidInput(f"{option_string} was given twice; give one")
+            parser.error(f"{option_string} was given twice; give one")
         given.add(self.dest)
         setattr(namespace, self.dest, values)
+
+
+def _options(texts: Sequence[str], explain: Callable[..., Any]) -> dict[str, Any]:
+    """Arguments of the factory."""
+    own = inspect.signature(explain).parameters
+    options = dict(map(_option, texts))
+    for name in options.keys() & own.keys() - {"batch_size"}:
+        raise InvalidInput(
+            f"{name} is an option of remat explain; write it as --{name.removesuffix('_s').replace('_', '-')}"
+        )
+    return options
 
 
 def _option(text: str) -> tuple[str, Any]:

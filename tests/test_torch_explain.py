@@ -8,6 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
 import remat.torch as rt
 from remat.cli import main
 from remat.errors import InvalidInput
@@ -17,7 +21,7 @@ from remat.plan import Plan
 from remat.simulator import simulate
 from remat.solving.api import solve
 from remat.torch._explain import held_values
-from remat.torch._sizes import SizedStep
+from remat.torch._sizes import KnownStep, SizedStep
 from remat.torch._updates import with_updates_by_name
 from remat.torch.graphs import captured_step, extract
 from remat.torch.measure import peak_of_step
@@ -46,7 +50,8 @@ def explained() -> rt.Explanation:
 
 @pytest.mark.parametrize(("sizes", "size", "name"), [((2, 4), 7, "batch_size"), ((24, 48, 72), 100, "length")])
 def test_a_step_between_captures_is_as_captured(sizes: tuple[int, ...], size: int, name: str) -> None:
-    made, real = SizedStep.of(lambda n: graph_at(**{name: n}), sizes).at(size), graph_at(**{name: size})
+    sized = SizedStep.of(lambda n: KnownStep(graph_at(**{name: n})), sizes)
+    made, real = sized.at(size).graph, graph_at(**{name: size})
     assert made.fixed_bytes == real.fixed_bytes
     assert [value.bytes for value in made.values] == [value.bytes for value in real.values]
     work = [(op.work.flops, op.work.bytes_moved) for op in made.operations if op.work]
@@ -55,7 +60,7 @@ def test_a_step_between_captures_is_as_captured(sizes: tuple[int, ...], size: in
 
 def test_operations_that_differ_between_sizes_are_refused() -> None:
     with pytest.raises(InvalidInput, match="operations differ between size 2 and size 3"):
-        SizedStep.of(lambda n: graph_at(n_layers=n), (2, 3))
+        SizedStep.of(lambda n: KnownStep(graph_at(n_layers=n)), (2, 3))
 
 
 @pytest.mark.slow
@@ -74,7 +79,7 @@ def test_what_is_held_adds_up_to_the_peak(explained: rt.Explanation) -> None:
     i = trace.peak_computation
     held = sum(explained.graph.values[v].bytes for v in held_values(explained.graph, explained.plain, i))
     workspace = explained.graph.operations[int(trace.order[i])].workspace_bytes
-    assert explained.graph.fixed_bytes + held + workspace == trace.peak_bytes == explained.plain_peak_bytes
+    assert explained.graph.fixed_bytes + held + workspace == trace.peak_bytes
     assert sum(n for _, n in explained.held_at_peak(explained.plain)) == held
     assert {"blocks.0.feed", "head"} <= {module for module, _ in explained.held_at_peak(explained.plain)}
 
@@ -93,7 +98,7 @@ def test_the_plain_peak_is_that_of_a_real_step(explained: rt.Explanation) -> Non
         x.random_(SMALL["vocabulary"])
     fixed = explained.graph.fixed_bytes - explained.bytes_of["optimizer state"]
     measured = fixed + peak_of_step(model, args, {}, "cpu") + explained.bytes_of["optimizer state"]
-    assert abs(measured - explained.plain_peak_bytes) < 0.02 * measured
+    assert abs(measured - explained.plain_peak_bytes) <= 8
 
 
 def test_overheads_rise_as_the_budget_falls(explained: rt.Explanation) -> None:
@@ -173,11 +178,14 @@ def test_the_answer_for_a_rank_is_near_the_plan_of_one() -> None:
     planned = rt.rematerialize(
         model, args, 1.0, shard=2, optimizer="adamw", strategy="search", cost="roofline", time_limit_s=0.1
     ).plan
-    assert planned.plain_peak_bytes <= found.plain_peak_bytes <= 1.05 * planned.plain_peak_bytes
+    assert abs(planned.plain_peak_bytes - found.plain_peak_bytes) <= 8
+    kept = simulate(found.graph, found.plain).peak_bytes  # plans count what is gathered throughout
+    assert planned.plain_peak_bytes <= kept <= 1.05 * planned.plain_peak_bytes
     assert "factory on cpu, one of 2 ranks, within 9.00 MB" in str(found)
     assert "gathered parameters" in str(found)
     whole = rt.explain(factory, gpu="cpu", budget="9MB", time_limit_s=0.1)
-    assert whole.changes["a rank of shard=2"] == found.plain_peak_bytes - whole.plain_peak_bytes
+    assert whole.changes["a rank of shard=2"] == pytest.approx(found.plain_peak_bytes - whole.plain_peak_bytes, rel=0.3)
+    assert "updates in backward" not in found.changes
 
 
 def test_updates_in_the_backward_pass_change_the_peak_as_planned_ones() -> None:
@@ -206,6 +214,80 @@ def test_a_factory_that_fails_is_one_line() -> None:
 
     with pytest.raises(InvalidInput, match="broken raised OSError: no data here"):
         rt.explain(broken, gpu="v100")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--budget", "1GB", "--budget", "2GB"], "--budget was given twice; give one"),
+        (["--shard", "many"], "invalid int value: 'many'"),
+        (["--gpu", "v100", "--bugdet", "1GB"], "unrecognized argument: --bugdet"),
+    ],
+)
+def test_an_option_that_cannot_be_read_is_one_line(arguments: list[str], message: str, capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["explain", TARGET, *arguments])
+    told = capsys.readouterr().err
+    assert end.value.code == 2
+    assert message in told
+    assert told.count("\n") == 1
+
+
+def test_arguments_of_the_factory_may_stand_behind_options(capsys) -> None:
+    assert main(["explain", TARGET, "width=8", "--gpu", "v100", "batch_size=0"]) == 1
+    assert "batch_size must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["checkpointed", "dropout", "normed"])
+def test_the_plain_peak_is_eager_modes(name: str) -> None:
+    """Captured operations save other tensors than eager mode does."""
+    model, args = EAGER[name]()
+    told = rt.explain(EAGER[name], gpu="cpu", budget="1GB", optimizer=None, time_limit_s=0.1)
+    measured = told.graph.fixed_bytes + peak_of_step(model, args, {}, "cpu")
+    assert told.plain_peak_bytes == pytest.approx(measured, rel=0.005)
+
+
+class _Checkpointed(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for layer in self:
+            x = checkpoint(layer, x, use_reentrant=False)  # pyright: ignore[reportAssignmentType]
+        return x.square().mean()
+
+
+class _Mean(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().forward(x).square().mean()
+
+
+def _layers(*last: nn.Module) -> list[nn.Module]:
+    return [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), *last) for _ in range(4)]
+
+
+EAGER = {
+    "checkpointed": lambda: (_Checkpointed(*_layers()), (torch.ones(128, 64),)),
+    "dropout": lambda: (_Mean(*_layers(nn.Dropout(0.1))), (torch.ones(128, 64),)),
+    "normed": lambda: (_Mean(*_layers(nn.BatchNorm1d(64))), (torch.ones(128, 64),)),
+}
+
+
+def test_models_without_an_answer_are_one_line() -> None:
+    with pytest.raises(InvalidInput, match="has a recurrent layer"):
+        rt.explain(lambda: (nn.LSTM(4, 4), (torch.ones(3, 2, 4),)), gpu="v100")
+    with pytest.raises(InvalidInput, match="takes no batch_size; leave it out"):
+        rt.explain(lambda: llama(2, **SMALL), gpu="v100", batch_size=8)
+    with pytest.raises(InvalidInput, match=r"takes batch_size; give it, e\.g\. batch_size=8"):
+        rt.explain(lambda batch_size: llama(batch_size, **SMALL), gpu="v100")
+
+
+@pytest.mark.slow
+def test_a_factory_that_raises_at_a_size_has_no_largest_batch() -> None:
+    def picky(batch_size: int = 4):
+        if batch_size > 9:
+            raise ValueError("no more than 9")
+        return llama(batch_size, **SMALL)
+
+    told = rt.explain(picky, gpu="cpu", budget="9MB", time_limit_s=0.1)
+    assert "no more than 9" in told.refused["batch"]
 
 
 def test_the_page_and_the_text(tmp_path, capsys) -> None:
@@ -249,9 +331,12 @@ def test_the_page_and_the_text(tmp_path, capsys) -> None:
         ([TARGET, "--gpu", "h1000"], "unknown gpu 'h1000'; did you mean h100"),
         ([TARGET, "--gpu", "v100", "--optimizer", "adan"], "unknown optimizer 'adan'; did you mean adam"),
         ([TARGET, "layers", "--gpu", "v100"], "'layers' is no option; write NAME=VALUE"),
+        ([TARGET, "gpu=h100"], "gpu is an option of remat explain; write it as --gpu"),
+        ([TARGET, "time_limit_s=3", "--gpu", "v100"], "write it as --time-limit"),
+        ([TARGET, "batch_size=0", "--gpu", "v100"], "batch_size must be a whole number from 1, not 0"),
+        ([TARGET, "length=0", "--gpu", "v100"], "length must be a whole number from 1, not 0"),
         ([TARGET, "n_layer=2", "--gpu", "v100"], "unexpected keyword argument 'n_layer'"),
         ([TARGET, "--budget", "3XB"], "cannot read '3XB' as a size"),
-        ([TARGET, "--budget", "1GB", "--budget", "2GB"], "--budget was given twice; give one"),
         ([TARGET, "--budget", "1GB,2GB"], "cannot read '1GB,2GB' as a size"),
         ([TARGET, "--gpu", "v100", "--shard", "0"], "shard must be a number of ranks, 1 or more"),
         (

@@ -65,6 +65,32 @@ def test_a_block_that_runs_otherwise_is_found() -> None:
     assert sum(op.kind == "aten.relu" for op in made.graph.operations) == 1
 
 
+class Backward(nn.Module):
+    """Blocks whose forward passes are equal; the backward passes of those from a number on are not."""
+
+    def __init__(self, how: str):
+        super().__init__()
+        self.how, self.blocks = how, nn.ModuleList(nn.Linear(8, 8) for _ in range(FEW))
+
+    def forward(self, x):
+        for i, block in enumerate(self.blocks):
+            with torch.set_grad_enabled(self.how != "no_grad" or i != FEW - 1):
+                y = torch.tanh(block(x))
+            if self.how == "hook" and i == FEW - 1:
+                y.register_hook(lambda gradient: gradient * 2)
+            x = x + y
+        return x.sum()
+
+
+@pytest.mark.usefixtures("_few")
+@pytest.mark.parametrize("how", ["no_grad", "hook"])
+def test_a_block_whose_backward_pass_differs_is_found(how: str) -> None:
+    made = graphs.described_graph(Backward(how), (torch.ones(2, 8),), name="deep")
+    assert made.captured == "as a whole: its blocks do not run the same operations"
+    equal = graphs.described_graph(Backward("equally"), (torch.ones(2, 8),), name="deep")
+    assert equal.is_repeated
+
+
 @pytest.mark.usefixtures("_few")
 def test_rows_are_equal_blocks_with_parameters_of_their_own() -> None:
     row = Row.of(Deep(other=-1))
@@ -81,7 +107,8 @@ def test_rows_are_equal_blocks_with_parameters_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("capability", "dtype", "width", "masked", "kernel"),
     [
-        (90, torch.bfloat16, 128, False, "cudnn"), (90, torch.bfloat16, 256, False, "flash"),
+        (90, torch.bfloat16, 128, False, "cudnn"), (90, torch.bfloat16, 256, False, "cudnn"),
+        (90, torch.bfloat16, 512, False, "efficient"),
         (80, torch.bfloat16, 128, False, "flash"), (80, torch.float16, 64, True, "efficient"),
         (70, torch.float16, 64, False, "efficient"), (70, torch.bfloat16, 64, False, "math"),
         (90, torch.float32, 64, False, "efficient"), (90, torch.float64, 64, False, "math"),
@@ -91,6 +118,27 @@ def test_the_kernel_that_a_gpu_runs(capability, dtype, width, masked, kernel) ->
     query = torch.empty(2, 4, 16, width, dtype=dtype, device="meta")
     mask = torch.empty(16, 16, dtype=torch.bool, device="meta") if masked else None
     assert attention_kernel(capability, query, query, query, mask) == kernel
+
+
+def test_shapes_decide_the_kernel_too() -> None:
+    def chosen(capability: int, keys: tuple[int, ...], values: tuple[int, ...] | None = None, **how: bool) -> str:
+        query, key, value = (
+            torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((2, 4, 16, 64), keys, values or keys)
+        )
+        return attention_kernel(capability, query, key, value, None, **how)
+
+    assert chosen(90, (2, 4, 16, 64), (2, 4, 16, 128)) == "cudnn"
+    assert chosen(90, (2, 4, 1, 64)) == "flash"  # cuDNN takes no single key
+    assert chosen(80, (2, 4, 8, 64), is_causal=True) == "efficient"
+    assert chosen(80, (2, 2, 16, 64), enable_gqa=True) == "flash"
+    assert chosen(80, (2, 2, 16, 64), (2, 2, 16, 128), enable_gqa=True) == "math"  # grouped heads: flash and cuDNN only
+    assert chosen(90, (1, 4, 16, 64)) == "math"  # it would broadcast
+
+
+def test_a_norm_in_float32_gives_its_arguments_type_back() -> None:
+    x, wide = torch.empty(3, 16, dtype=torch.bfloat16, device="meta"), torch.empty(16, device="meta")
+    with kernels_of(load_gpu("h100")):
+        assert F.rms_norm(x, [16]).dtype == F.rms_norm(x, [16], wide).dtype == torch.bfloat16
 
 
 def test_the_fused_norm_is_that_of_pytorch() -> None:

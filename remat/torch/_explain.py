@@ -22,10 +22,13 @@ from remat.torch._factory import StepFactory
 from remat.torch._holding import GRADIENTS, PASSING, Holding, changes
 from remat.torch._largest import Growing, KnownPlans
 from remat.torch._optimizer import state_bytes
+from remat.torch._sizes import SizedStep
 from remat.units import check_time_limit, format_size, parse_size
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # of the plain peak
 OVERHEADS = (0.0, 0.05, 0.1, 0.2)
+NEAR = 0.01  # of the plain peak: less is not worth a line
+MOST_TOLD = 6  # kinds of tensors at the peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class Explanation:
         captured: how, see `remat.torch.graphs.DescribedGraph`.
         bytes_of: what is there throughout, and the gradients.
         budget_bytes: what is to suffice.
-        plain, plan: the plain step, and the cheapest plan found within the budget; None without one.
+        plain_peak_bytes: of PyTorch's own step, followed call by call.
+        plain, plan: everything computed once in the captured order; the cheapest plan found within the budget, or None.
         least_bytes: the smallest budget known to suffice.
         overheads: [share of the plain peak] of the cheapest plan found; None below the smallest budget.
         largest: [what grows, then overhead] largest size of which a step fits; None if not even the smallest does.
@@ -55,6 +59,7 @@ class Explanation:
     captured: str
     bytes_of: Mapping[str, int]
     budget_bytes: int
+    plain_peak_bytes: int
     plain: Plan
     plan: Plan | None
     least_bytes: int
@@ -62,11 +67,6 @@ class Explanation:
     largest: Mapping[str, Mapping[float, int | None]]
     changes: Mapping[str, int]
     refused: Mapping[str, str]
-
-    @property
-    def plain_peak_bytes(self) -> int:
-        """Of the plain step."""
-        return simulate(self.graph, self.plain).peak_bytes
 
     @property
     def fits(self) -> bool:
@@ -142,12 +142,11 @@ def explain(
     def holding_of(model: nn.Module) -> Holding:
         return Holding.of(model, device, optimizer, shard)
 
-    made = StepFactory(factory, options, device, lambda model: holding_of(model).beside_bytes)
-    step, model = made.step({})
+    made = StepFactory(factory, options, device, lambda model: holding_of(model).beside_bytes, shard)
+    step, known, model = made.step({})
     holding = holding_of(model)
     graph = holding.costed(holding.held(step.graph))
-    plain = Plan.from_order(graph, range(len(graph)))
-    plain_peak_bytes = simulate(graph, plain).peak_bytes
+    plain_peak_bytes = holding.plain_peak(graph, known.needs)
     plans = KnownPlans(graph, time_limit_s, threads)
     least = plans.least(graph)
     budgets = [round(share * plain_peak_bytes) for share in SHARES]
@@ -158,8 +157,8 @@ def explain(
     largest, refused = _largest(made, holding, budget_bytes, plans)
     found = {share: plans.known(graph, budget) for share, budget in zip(SHARES, budgets, strict=True)}
     return Explanation(
-        made.name, device, shard, graph, step.modules, step.captured, holding.told(graph), budget_bytes, plain,
-        plans.known(graph, budget_bytes), least,
+        made.name, device, shard, graph, step.modules, step.captured, holding.told(graph), budget_bytes,
+        plain_peak_bytes, Plan.from_order(graph, range(len(graph))), plans.known(graph, budget_bytes), least,
         {share: None if plan is None else _overhead(graph, plan) for share, plan in found.items()}, largest,
         changes(step.graph, model, holding, optimizer), refused,
     )  # fmt: skip
@@ -170,12 +169,18 @@ def _largest(
 ) -> tuple[dict[str, dict[float, int | None]], dict[str, str]]:
     """([what grows, then overhead] the largest size, [what grows] why it is not known)."""
     largest, refused = dict[str, dict[float, int | None]](), dict[str, str]()
-    for what, parameter, degree in made.growing():
+    for what, parameter, degree, unit in made.growing():
         try:
-            sized = made.sized(parameter, degree)
-            growing = Growing(lambda n, sized=sized: holding.held(sized.at(n)), holding.costed, budget_bytes, plans)
+            sized = made.sized(parameter, degree, unit)
+
+            def held_at(n: int, sized: SizedStep = sized) -> tuple[Graph, int]:
+                step = sized.at(n)
+                graph = holding.held(step.graph)
+                return graph, holding.plain_peak(graph, step.needs)
+
+            growing = Growing(held_at, holding.costed, budget_bytes, plans, unit)
             largest[what] = growing.largest(
-                OVERHEADS, lambda n, p=parameter, sized=sized: sized.check(made.graph({p: n}), n)
+                OVERHEADS, lambda n, p=parameter, sized=sized: sized.check(made.known({p: n}), n)
             )
         except InvalidInput as error:
             refused[what] = str(error)
@@ -201,37 +206,46 @@ def held_values(graph: Graph, plan: Plan, i: int) -> set[int]:
 
 
 def _lines(explained: Explanation) -> Iterator[str]:
-    size = format_size
+    size, graph, peak_bytes = format_size, explained.graph, explained.plain_peak_bytes
     rank = "" if explained.shard is None else f", one of {explained.shard} ranks"
     yield f"{explained.name} on {explained.gpu.name}{rank}, within {size(explained.budget_bytes)}"
     if explained.captured:
         yield f"  captured            {explained.captured}"
     for what, n_bytes in explained.bytes_of.items():
         yield f"  {what:<19} {size(n_bytes)}"
-    graph, plain = explained.graph, simulate(explained.graph, explained.plain)
-    fits = plain.peak_bytes <= explained.budget_bytes
-    yield f"  plain peak          {size(plain.peak_bytes)}: {'fits' if fits else 'does not fit'}"
-    at = graph.operations[int(plain.order[plain.peak_computation])]
-    yield f"    while {at.name} ({at.kind}) runs; most is held by"
-    held = Counter[str]()
-    for module, n_bytes in explained.held_at_peak(explained.plain):
-        held[group_of(module)] += n_bytes
-    for group, n_bytes in held.most_common(5):
-        yield f"      {group}: {size(n_bytes)}"
+    yield f"  plain peak          {size(peak_bytes)}: {'fits' if explained.fits else 'does not fit'}"
+    yield from _lines_of_peak(explained)
     yield f"  smallest budget     {size(explained.least_bytes, up=True)} (the smallest known to suffice)"
-    if not fits:
+    if not explained.fits:
         within = explained.plan
         overhead = None if within is None else _overhead(graph, within)
         yield f"  plan within budget  {'none was found' if overhead is None else f'{overhead:.1%} overhead'}"
     for share, overhead in explained.overheads.items():
-        price = (overhead or 0) * graph.total_cost / 1e6 / ((1 - share) * plain.peak_bytes / 2**30)  # ms, GiB
+        price = (overhead or 0) * graph.total_cost / 1e6 / ((1 - share) * peak_bytes / 2**30)  # ms, GiB
         told = "no plan" if overhead is None else f"{overhead:.1%} overhead, {price:.3g} ms for each GiB saved"
         yield f"  at {share:.0%} of the peak  {told}"
     for what, sizes in explained.largest.items():
         told = ", ".join(f"{n or 'none'} at {overhead:.0%}" for overhead, n in sizes.items())
         yield f"  largest {what:<11} {told}"
+    for what, why in explained.refused.items():
+        yield f"  largest {what:<11} not known: {why}"
     yield "  the plain peak changes with"
     for what, n_bytes in explained.changes.items():
         yield f"    {what}: {'+' if n_bytes >= 0 else '-'}{size(abs(n_bytes))}"
-    for what, why in explained.refused.items():
-        yield f"  largest {what:<11} not known: {why}"
+
+
+def _lines_of_peak(explained: Explanation) -> Iterator[str]:
+    """What makes the peak of the captured step: the operation, and the tensors; those of all blocks together."""
+    graph, trace = explained.graph, simulate(explained.graph, explained.plain)
+    if abs(trace.peak_bytes - explained.plain_peak_bytes) > NEAR * explained.plain_peak_bytes:
+        yield f"  as captured         {format_size(trace.peak_bytes)}: its operations save other tensors"
+    at = graph.operations[int(trace.order[trace.peak_computation])]
+    yield f"    while {at.name} ({at.kind}) runs; most is held by"
+    n_tensors, sizes = Counter[str](), Counter[str]()
+    for v in held_values(graph, explained.plain, trace.peak_computation):
+        made_by = graph.operations[graph.producer[v]].kind.removeprefix("aten.")
+        what = f"{made_by} of {group_of(explained.modules[v])}"
+        n_tensors[what] += 1
+        sizes[what] += graph.values[v].bytes
+    for what, n_bytes in sizes.most_common(MOST_TOLD):
+        yield f"      {n_tensors[what]} x {what}: {format_size(n_bytes)}"

@@ -40,7 +40,9 @@ def kernels_of(gpu: Gpu) -> Iterator[None]:
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
-        chosen = attention_kernel(gpu.compute_capability, query, key, value, attn_mask)
+        chosen = attention_kernel(
+            gpu.compute_capability, query, key, value, attn_mask, is_causal=is_causal, enable_gqa=enable_gqa
+        )
         if chosen == "math":
             return aten._scaled_dot_product_attention_math(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -57,8 +59,6 @@ def kernels_of(gpu: Gpu) -> Iterator[None]:
             return aten._scaled_dot_product_cudnn_attention(
                 query, key, value, bias, True, dropout_p, is_causal, scale=scale
             )[0]
-        if enable_gqa:
-            key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
         return aten._scaled_dot_product_efficient_attention(
             query, key, value, bias, True, dropout_p, is_causal, scale=scale
         )[0]
@@ -71,9 +71,10 @@ def _rms_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     if weight is None or weight.dtype != x.dtype:  # the fused kernel takes one type
-        squares = x.float().pow(2).mean([-i - 1 for i in range(len(normalized_shape))], keepdim=True)
-        normed = x * torch.rsqrt(squares + (torch.finfo(x.dtype).eps if eps is None else eps))
-        return normed if weight is None else normed * weight
+        wide = x.float()
+        squares = wide.pow(2).mean([-i - 1 for i in range(len(normalized_shape))], keepdim=True)
+        normed = wide * torch.rsqrt(squares + (torch.finfo(x.dtype).eps if eps is None else eps))
+        return (normed if weight is None else normed * weight).to(x.dtype)
     return _fused_rms_norm(x, list(normalized_shape), weight, torch.finfo(x.dtype).eps if eps is None else eps)[0]
 
 
@@ -126,20 +127,38 @@ def _differentiate(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:
 _fused_rms_norm.register_autograd(_differentiate, setup_context=_save)
 
 
-def attention_kernel(capability: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> str:
-    """``cudnn``, ``flash``, ``efficient`` or ``math``: the first in PyTorch's order that takes these tensors."""
-    width = query.shape[-1]
-    is_half = query.dtype in HALF
-    same = query.dim() == 4 and query.dtype == key.dtype == value.dtype and key.shape[-1] == width
-    trained_mask = mask is not None and mask.requires_grad
-    if not same:
+def attention_kernel(
+    capability: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool = False,
+    enable_gqa: bool = False,
+) -> str:  # fmt: skip
+    """``cudnn``, ``flash``, ``efficient`` or ``math``: the first in PyTorch's order that takes these tensors.
+
+    cuDNN is taken to be 9.10 or newer, as PyTorch's own builds have it.
+    """
+    if not _are_fused(query, key, value, enable_gqa):
         return "math"
-    if is_half and capability in (HOPPER, 100) and width % 8 == 0 and width <= 128 and not trained_mask:
-        return "cudnn" if value.shape[-1] == width else "math"
-    if is_half and capability >= AMPERE and width <= 256 and mask is None and value.shape[-1] == width:
+    is_half = query.dtype in HALF
+    widths = query.shape[-1], value.shape[-1]
+    length, key_length = query.shape[-2], key.shape[-2]
+    aligned = all(width % (8 if is_half else 4) == 0 for width in widths)
+    most = {HOPPER: 256, 100: 128}.get(capability, 0)
+    trained_mask = mask is not None and mask.requires_grad
+    if is_half and aligned and max(widths) <= most and key_length > 1 and not trained_mask:
+        return "cudnn"
+    square = length == key_length or not is_causal
+    if is_half and capability >= AMPERE and mask is None and square and widths[0] == widths[1] <= 256:
         return "flash"
-    takes = query.dtype == torch.float32 or query.dtype == torch.float16 or (is_half and capability >= AMPERE)
-    return "efficient" if takes and width % (8 if is_half else 4) == 0 else "math"
+    takes = query.dtype in (torch.float32, torch.float16) or (is_half and capability >= AMPERE)
+    return "efficient" if takes and aligned and query.shape[1] == key.shape[1] else "math"
+
+
+def _are_fused(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
+    """Whether any fused kernel takes the shapes: none broadcasts."""
+    if {x.dim() for x in (query, key, value)} != {4} or len({x.dtype for x in (query, key, value)}) > 1:
+        return False
+    heads, others = query.shape[1], {key.shape[1], value.shape[1]}
+    fits = len(others) == 1 and (heads % key.shape[1] == 0 if enable_gqa else others == {heads})
+    return fits and query.shape[-1] == key.shape[-1] and len({x.shape[0] for x in (query, key, value)}) == 1
 
 
 def _as_bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -163,16 +182,22 @@ def with_workspaces(graph: Graph) -> Graph:
 
 
 def _with_workspace(op: Operation) -> Operation:
-    name = op.kind.rpartition(".")[2]
-    if op.work is None or name not in (
-        "_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_cudnn_attention_backward",
-    ):  # fmt: skip
-        return op
-    _, query, key, *_ = json.loads(op.work.signature)["args"]
+    known = 0 if op.work is None else workspace_of_call(op.work.signature)
+    return replace(op, workspace_bytes=max(op.workspace_bytes, known)) if known else op
+
+
+def workspace_of_call(signature: str) -> int:
+    """Bytes of workspace by rule, as in `with_workspaces`; 0 without a rule."""
+    if (
+        "dot_product_flash_attention_backward" not in signature
+        and "dot_product_cudnn_attention_backward" not in signature
+    ):
+        return 0
+    _, query, key, *_ = json.loads(signature)["args"]
     batch, heads, length, width = query["t"]
     sums = 4 * batch * heads * length * (-(-width // 32) * 32 + 1)
     grouped = 0 if key["t"][1] == heads else 2 * 2 * batch * heads * key["t"][2] * width
-    return replace(op, workspace_bytes=max(op.workspace_bytes, sums + grouped))
+    return sums + grouped
 
 
 def allocated(graph: Graph, gpu: Gpu) -> Graph:

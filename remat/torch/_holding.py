@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -18,7 +18,7 @@ from remat.torch._optimizer import STATES, TEMPORARIES, state_bytes
 from remat.torch._shard import bytes_per_rank, check_ranks
 from remat.torch._updates import UPDATE_KIND
 
-GRADIENTS, PASSING = "gradients", "gathered gradients"
+GRADIENTS, GATHERED, PASSING = "gradients", "gathered parameters", "gathered gradients"
 RANKS = (2, 8)  # over which dividing is tried
 
 
@@ -29,14 +29,14 @@ class Holding:
     Attributes:
         parameters_bytes: of the whole model, which a step's fixed bytes contain.
         bytes_of: what is there throughout, beside buffers and inputs.
-        ranks: over which gradients are divided.
+        shard: number of ranks over which gradients are divided; None: they are not.
         passing_bytes: most gradients that exist in full until they are divided.
     """
 
     gpu: Gpu
     parameters_bytes: int
     bytes_of: Mapping[str, int]
-    ranks: int = 1
+    shard: int | None = None
     passing_bytes: int = 0
 
     @classmethod
@@ -53,7 +53,7 @@ class Holding:
         check_ranks(model, shard)
         each = bytes_per_rank(model, shard, optimizer)
         throughout = {name: each[name] for name in ("parameters", "optimizer state")}
-        throughout["gathered parameters"] = each["gathered"] - each[PASSING]
+        throughout[GATHERED] = each["gathered"] - each[PASSING]
         return cls(gpu, whole, throughout, shard, each[PASSING])
 
     @property
@@ -70,6 +70,10 @@ class Holding:
         graph = allocated(self._divided(graph) if self.passing_bytes else graph, self.gpu)
         return replace(graph, fixed_bytes=graph.fixed_bytes + library_bytes(graph, self.gpu))
 
+    def plain_peak(self, held: Graph, needs: Sequence[int]) -> int:
+        """Bytes of the framework's own step, in which what FSDP2 gathers is part of `needs`."""
+        return held.fixed_bytes - self.bytes_of.get(GATHERED, 0) + max(needs, default=0)
+
     def _divided(self, graph: Graph) -> Graph:
         gradients, passing, operations = kept_gradients(graph), 0, list[Operation]()
         for op in graph.operations:
@@ -77,7 +81,7 @@ class Holding:
             workspace = op.workspace_bytes + min(passing, self.passing_bytes)
             operations.append(replace(op, workspace_bytes=workspace))
         values = tuple(
-            replace(value, bytes=-(-value.bytes // self.ranks)) if v in gradients else value
+            replace(value, bytes=-(-value.bytes // (self.shard or 1))) if v in gradients else value
             for v, value in enumerate(graph.values)
         )
         return replace(graph, operations=tuple(operations), values=values)
@@ -101,17 +105,19 @@ class Holding:
 
 
 def changes(captured: Graph, model: nn.Module, holding: Holding, optimizer: str | int | None) -> dict[str, int]:
-    """Bytes that other choices add to the plain peak of a captured step, as `Holding.held` takes it."""
+    """Bytes that other choices add to the peak of a captured step, as `Holding.held` takes it."""
     graph = holding.held(captured)
     peak = _plain_peak(graph)
-    found = {name: _plain_peak(changed) - peak for name, changed in _changed(graph, optimizer)}
+    found = {
+        name: _plain_peak(changed) - peak for name, changed in _changed(graph, optimizer, holding.shard is not None)
+    }
     n_tensors = STATES.get(optimizer.lower(), 0) if isinstance(optimizer, str) else 0
     trained = [p for p in model.parameters() if p.requires_grad]
-    n_numbers = sum(p.numel() for p in trained) * n_tensors // holding.ranks
+    n_numbers = sum(p.numel() for p in trained) * n_tensors // (holding.shard or 1)
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
         if n_numbers and {p.element_size() for p in trained} != {size}:
             found[f"{optimizer} in {dtype}"] = size * n_numbers - holding.bytes_of["optimizer state"]
-    if holding.ranks == 1 and isinstance(optimizer, str | None):
+    if holding.shard is None and (optimizer is None or n_tensors or str(optimizer).lower() in STATES):
         for ranks in RANKS:
             try:
                 rank = Holding.of(model, holding.gpu, optimizer, ranks)
@@ -124,13 +130,13 @@ def changes(captured: Graph, model: nn.Module, holding: Holding, optimizer: str 
     return found
 
 
-def _changed(graph: Graph, optimizer: str | int | None) -> Iterator[tuple[str, Graph]]:
+def _changed(graph: Graph, optimizer: str | int | None, is_rank: bool) -> Iterator[tuple[str, Graph]]:
     gradients = kept_gradients(graph)
     kept = sum(graph.values[v].bytes for v in gradients)
     freed = replace(graph, values=_freed(graph, gradients))
     # From the second step on the gradients are there before; each new one is added to them and freed.
     yield "gradient accumulation", replace(freed, fixed_bytes=graph.fixed_bytes + kept)
-    if isinstance(optimizer, str) and optimizer.lower() in TEMPORARIES:
+    if not is_rank and isinstance(optimizer, str) and optimizer.lower() in TEMPORARIES:
         yield "updates in backward", _with_updates(freed, gradients, TEMPORARIES[optimizer.lower()])
 
 

@@ -87,42 +87,45 @@ class Growing:
     """Looks for the largest size of a step that fits.
 
     Attributes:
-        held_at: [size] graph without costs.
+        held_at: [size] (graph without costs, peak of the framework's own step).
         costed: gives a graph costs.
         plans: of the step at one size.
-        peaks: [size] plain peaks that are known.
+        unit: by which sizes grow at least.
+        steps: [size] what `held_at` gave.
     """
 
-    held_at: Callable[[int], Graph]
+    held_at: Callable[[int], tuple[Graph, int]]
     costed: Callable[[Graph], Graph]
     budget_bytes: int
     plans: KnownPlans
-    peaks: dict[int, int] = field(default_factory=dict)
+    unit: int = 1
+    steps: dict[int, tuple[Graph, int]] = field(default_factory=dict)
 
     def largest(self, overheads: Sequence[float], check: Callable[[int], None]) -> dict[float, int | None]:
-        """[overhead] the largest size whose cheapest plan within the budget costs no more.
+        """[overhead] the largest size whose cheapest plan within the budget costs no more; None if none does.
 
         Args:
             overheads: rising, from 0.
-            check: raises if the graph at a size is not the real one; asked about the first size found.
+            check: raises if the step at a size is not the real one; asked about the first and the last size found.
         """
-        found = {0.0: _last(lambda n: self._plain_peak(n) <= self.budget_bytes, 1, 0, exact=True)}
-        check(max(2, found[0.0]))
+        found = {0.0: _last(lambda n: self._at(n)[1] <= self.budget_bytes, 1, 0, exact=True)}
         for overhead in overheads[1:]:
             known = max(found.values())
             found[overhead] = _last(lambda n, overhead=overhead: self._fits(n, overhead), round(1.1 * known), known)
-        return {overhead: size or None for overhead, size in found.items()}
+        for size in sorted({found[0.0], max(found.values())} - {0}):
+            check(max(2, size * self.unit))
+        return {overhead: size * self.unit or None for overhead, size in found.items()}
 
-    def _plain_peak(self, size: int) -> int:
-        if size not in self.peaks:
-            graph = self.held_at(size)
-            self.peaks[size] = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
-        return self.peaks[size]
+    def _at(self, size: int) -> tuple[Graph, int]:
+        if size not in self.steps:
+            self.steps[size] = self.held_at(size * self.unit)
+        return self.steps[size]
 
     def _fits(self, size: int, overhead: float) -> bool:
-        if self._plain_peak(size) <= self.budget_bytes:
+        held, plain_peak_bytes = self._at(size)
+        if plain_peak_bytes <= self.budget_bytes:
             return True
-        graph = self.costed(self.held_at(size))
+        graph = self.costed(held)
         return _is_within(graph, self.plans.cheapest(graph, self.budget_bytes, overhead), overhead)
 
 

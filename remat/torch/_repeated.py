@@ -1,13 +1,14 @@
 """The graph of a deep step from that of a shallow one: a few of the equal blocks are captured, and repeated.
 
 Capture takes time in proportion to depth; a transformer's blocks are equal. The model gets fewer of them for a while.
-That is sound if the deep model's forward pass, followed call by call on tensors without contents, is the shallow
+That is sound if both passes of the deep model, followed call by call on tensors without contents, are the shallow
 one's with further blocks, and if the graph of one block more is the shallow graph with a copy. Both are checked.
 """
 
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -16,11 +17,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from remat.errors import InvalidInput
+from remat.frontends.spec import first_line
 from remat.graph import Graph
 from remat.search.repeats import find_repeats, with_blocks
 from remat.torch._private import TorchDispatchMode, cut_to, storage_key
 from remat.torch._work import storage_bytes, tensors_of
-from remat.torch.build import output_of
+from remat.torch.plain import FollowedStep, plain_step
 
 SHALLOW = 6  # blocks of the shallow model; a few at both ends may differ from the rest in the graph
 LEAST = 18  # blocks from which the shallow captures are faster than one of the whole model
@@ -89,10 +91,11 @@ class Repeated:
 
     Attributes:
         shallow, modules: the captured step with `SHALLOW` blocks.
+        followed: the deep step, if blocks were checked.
     """
 
-    def __init__(self, row: Row, capture: Callable[[], Described]) -> None:
-        self.row = row
+    def __init__(self, row: Row, capture: Callable[[], Described], followed: FollowedStep | None = None) -> None:
+        self.row, self.followed = row, followed
         with row.cut_to(SHALLOW):
             self.shallow, self.modules = capture()
 
@@ -106,12 +109,12 @@ class Repeated:
         Raises:
             InvalidInput: they may not, and why.
         """
-        deep = _calls(step, args)
+        deep, followed = _calls(step, args)
         with row.cut_to(SHALLOW):
-            shallow = _calls(step, args)
-        if not _goes_on(shallow, deep, len(row.blocks) - SHALLOW):
+            shallow, _ = _calls(step, args)
+        if not all(_goes_on(a, b, len(row.blocks) - SHALLOW) for a, b in zip(shallow, deep, strict=True)):
             raise InvalidInput("its blocks do not run the same operations")
-        made = cls(row, capture)
+        made = cls(row, capture, followed)
         with row.cut_to(SHALLOW + 1):
             more = capture()[0]
         if _facts(made.graph(SHALLOW + 1)[0]) != _facts(more):
@@ -161,7 +164,7 @@ def _facts(graph: Graph) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of a forward pass: the operator, [tensor it makes] shape and type, [tensor it reads] calls since."""
+    """A call of a step: the operator, [tensor it makes] shape and type, [tensor it reads] calls since."""
 
     operator: str
     outputs: tuple[Any, ...]
@@ -174,24 +177,38 @@ class _Calls(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.found = list[_Call]()
-        self.made: dict[int, int] = {}  # storage -> the call that made it
-        self.alive = list[Tensor]()  # so that no storage takes the place of another
+        self.made: dict[int, int] = {}  # storage that is there -> the call that made it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         outputs, at = tensors_of(made), len(self.found)
         read = tuple(at - self.made.get(storage_key(x), at) for x in tensors_of((args, kwargs)))  # 0: from outside
         self.found.append(_Call(str(func), tuple((tuple(x.shape), x.dtype) for x in outputs), read))
-        self.alive += outputs
         for x in outputs:
-            self.made.setdefault(storage_key(x), at)
+            key = storage_key(x)
+            if key not in self.made:
+                self.made[key] = at
+                weakref.finalize(x.untyped_storage(), self.made.pop, key, None)  # another may take its place
         return made
 
 
-def _calls(step: nn.Module, args: tuple[Any, ...]) -> list[_Call]:
-    calls = _Calls()
-    output_of(step, args, calls)
-    return calls.found
+def _calls(step: nn.Module, args: tuple[Any, ...]) -> tuple[tuple[list[_Call], list[_Call]], FollowedStep]:
+    """((calls of the forward pass, of the backward pass), the step).
+
+    Raises:
+        InvalidInput: the step does not run on tensors without contents.
+    """
+    calls, end = _Calls(), [0]
+
+    def at_loss(_: list[Tensor]) -> int:
+        end[0] = len(calls.found)
+        return 0
+
+    try:
+        followed = plain_step(step, args, {}, at_loss, lambda _: calls.found.clear(), calls)
+    except Exception as error:  # fake tensors do not support everything that can be captured
+        raise InvalidInput(f"it cannot be followed: {type(error).__name__}: {first_line(error)}") from error
+    return (calls.found[: end[0]], calls.found[end[0] :]), followed
 
 
 def _goes_on(shallow: Sequence[_Call], deep: Sequence[_Call], more: int) -> bool:

@@ -59,7 +59,7 @@ def bytes_per_rank(
     Raises:
         InvalidInput: FSDP2 cannot divide these parameters.
     """
-    names = list(_in_rows(model, "")) if blocks is None else list(blocks)
+    names = list(blocks_in_rows(model)) if blocks is None else list(blocks)
     groups = groups_of(model, names)
     sizes = [ranks * shards_bytes(groups[name], ranks) for name in names]
     gradients = [ranks * shards_bytes(_trained(groups[name]), ranks) for name in names]
@@ -106,7 +106,7 @@ def repeated_blocks(model: nn.Module) -> list[str]:
     Raises:
         InvalidInput: there are none.
     """
-    names = list(_in_rows(model, ""))
+    names = list(blocks_in_rows(model))
     if not names:
         raise InvalidInput(
             "shard= plans block by block, and the model has no row of modules of one class; name its blocks, e.g. "
@@ -115,14 +115,15 @@ def repeated_blocks(model: nn.Module) -> list[str]:
     return names
 
 
-def _in_rows(module: nn.Module, prefix: str) -> Iterator[str]:
+def blocks_in_rows(module: nn.Module, prefix: str = "") -> Iterator[str]:
+    """Names of the outermost modules with trained parameters that stand in a row of modules of one class."""
     children = dict(module.named_children())
     is_row = isinstance(module, (nn.Sequential, nn.ModuleList)) and len({type(x) for x in children.values()}) == 1
     for name, child in children.items():
-        if is_row and len(children) > 1 and list(child.children()) and list(child.parameters()):
+        if is_row and len(children) > 1 and list(child.children()) and _trained([*child.parameters()]):
             yield prefix + name
         else:
-            yield from _in_rows(child, f"{prefix}{name}.")
+            yield from blocks_in_rows(child, f"{prefix}{name}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The graph of a step at any batch size or length, from its graphs at a few."""
+"""A step at any batch size or length, from what is known of it at a few."""
 
 from __future__ import annotations
 
@@ -15,54 +15,66 @@ from remat.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
+class KnownStep:
+    """A step at one size.
+
+    Attributes:
+        graph: without costs.
+        needs: [calls] bytes that the framework's own step holds during each of its calls, beside `graph.fixed_bytes`.
+    """
+
+    graph: Graph
+    needs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SizedStep:
-    """Graphs of one step at two or more sizes, which differ in bytes and work only.
+    """One step at two or more sizes, which differ in bytes and work only.
 
     Bytes, FLOPs and bytes moved are polynomials of the size: of degree 1 in the batch, 2 in the length (attention).
     Through one point more than the degree they are exact.
 
     Attributes:
-        graphs: [size] without costs.
+        steps: [size] what is known.
         numbers: [size] what `_numbers` gives, as Python's integers, which do not overflow.
     """
 
-    graphs: Mapping[int, Graph]
+    steps: Mapping[int, KnownStep]
     numbers: Mapping[int, np.ndarray]
 
     @classmethod
-    def of(cls, graph_at: Callable[[int], Graph], sizes: Sequence[int]) -> SizedStep:
-        """The step from its graphs at these sizes.
+    def of(cls, step_at: Callable[[int], KnownStep], sizes: Sequence[int]) -> SizedStep:
+        """The step from what it is at these sizes.
 
         Raises:
             InvalidInput: its operations differ between sizes.
         """
-        graphs = {size: graph_at(size) for size in sizes}
-        for (small, one), (large, other) in itertools.pairwise(graphs.items()):
-            if [(op.kind, op.inputs, op.outputs) for op in one.operations] != [
-                (op.kind, op.inputs, op.outputs) for op in other.operations
-            ]:
+        steps = {size: step_at(size) for size in sizes}
+        for (small, one), (large, other) in itertools.pairwise(steps.items()):
+            if not are_alike(one, other):
                 raise InvalidInput(f"the step's operations differ between size {small} and size {large}")
-        return cls(graphs, {size: np.array([*_numbers(graph)], dtype=object) for size, graph in graphs.items()})
+        return cls(steps, {size: np.array([*_numbers(step)], dtype=object) for size, step in steps.items()})
 
-    def check(self, graph: Graph, size: int) -> None:
-        """Compare what is promised at a size with its captured graph.
+    def check(self, step: KnownStep, size: int) -> None:
+        """Compare what is promised at a size with the step.
 
         Raises:
             InvalidInput: bytes or work differ.
         """
-        if [*_numbers(graph)] != [*_numbers(self.at(size))]:
-            known = ", ".join(map(str, self.graphs))
+        if [*_numbers(step)] != [*_numbers(self.at(size))]:
+            known = ", ".join(map(str, self.steps))
             raise InvalidInput(f"at size {size} the step is not what sizes {known} promise; the model changes with it")
 
-    def at(self, size: int) -> Graph:
-        """The graph at this size, without costs."""
-        if size in self.graphs:
-            return self.graphs[size]
-        weights = {own: _weight(size, own, [other for other in self.graphs if other != own]) for own in self.graphs}
+    def at(self, size: int) -> KnownStep:
+        """The step at this size."""
+        if size in self.steps:
+            return self.steps[size]
+        weights = {own: _weight(size, own, [other for other in self.steps if other != own]) for own in self.steps}
         whole = lcm(*(weight.denominator for weight in weights.values()))
         total = sum(int(weight * whole) * self.numbers[own] for own, weight in weights.items())
         numbers = iter(np.maximum(0, (total + whole // 2) // whole).tolist())  # pyright: ignore[reportAttributeAccessIssue]
-        first = next(iter(self.graphs.values()))
+        known = next(iter(self.steps.values()))
+        first = known.graph
         fixed_bytes = next(numbers)
         values = tuple(replace(value, bytes=next(numbers)) for value in first.values)
         operations = []
@@ -72,16 +84,25 @@ class SizedStep:
             if work is not None:
                 work = replace(work, flops=None if work.flops is None else flops, bytes_moved=moved, signature="")
             operations.append(replace(op, workspace_bytes=workspace_bytes, work=work))
-        return replace(first, operations=tuple(operations), values=values, fixed_bytes=fixed_bytes)
+        graph = replace(first, operations=tuple(operations), values=values, fixed_bytes=fixed_bytes)
+        return KnownStep(graph, tuple(numbers))
 
 
-def _numbers(graph: Graph) -> Iterator[int]:
+def are_alike(one: KnownStep, other: KnownStep) -> bool:
+    """Whether two steps run the same operations."""
+    operations = ([(op.kind, op.inputs, op.outputs) for op in step.graph.operations] for step in (one, other))
+    return next(operations) == next(operations) and len(one.needs) == len(other.needs)
+
+
+def _numbers(step: KnownStep) -> Iterator[int]:
+    graph = step.graph
     yield graph.fixed_bytes
     yield from (value.bytes for value in graph.values)
     for op in graph.operations:
         yield op.workspace_bytes
         yield (op.work and op.work.flops) or 0
         yield op.work.bytes_moved if op.work is not None else 0
+    yield from step.needs
 
 
 def _weight(size: int, own: int, others: Sequence[int]) -> Fraction:

@@ -22,6 +22,7 @@ from remat.torch._private import module_path, tree_leaves
 from remat.torch._repeated import SHALLOW, Described, Repeated, Row
 from remat.torch.capture import capture
 from remat.torch.flop_rules import is_counted
+from remat.torch.plain import FollowedStep
 from remat.torch.step_graph import CapturedStep, graph_of
 
 
@@ -67,12 +68,17 @@ class DescribedGraph:
         modules: [V] path of the module that makes each value, or whose gradient it is.
         captured: blocks of which one was captured and how many copies it has, or why not; '' if no blocks are in a row.
         is_repeated: whether some blocks are copies.
+        step, args: what was captured: computes the loss.
+        followed: the framework's own step, if it was followed to see whether blocks repeat.
     """
 
     graph: Graph
     modules: tuple[str, ...]
+    step: nn.Module
+    args: tuple[Any, ...]
     captured: str = ""
     is_repeated: bool = False
+    followed: FollowedStep | None = None
 
 
 def described_graph(
@@ -95,10 +101,11 @@ def described_graph(
         try:
             repeated = Repeated.of(row, captured, step, args) if repeats is None else Repeated(row, captured)
             n = len(row.blocks)
-            return DescribedGraph(*repeated.graph(n), f"{SHALLOW} of {n} equal blocks, the others as copies", True)
+            told = f"{SHALLOW} of {n} equal blocks, the others as copies"
+            return DescribedGraph(*repeated.graph(n), step, args, told, True, repeated.followed)
         except InvalidInput as error:  # what is wrong with the model itself, the capture of the whole says
             why = f"as a whole: {error}"
-    return DescribedGraph(*captured(), why)
+    return DescribedGraph(*captured(), step, args, why)
 
 
 def _modules(step: CapturedStep) -> tuple[str, ...]:

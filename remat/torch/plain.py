@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +72,7 @@ def calls_graph(name: str, signatures: Iterable[str]) -> Graph:
 
 def plain_step(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: LossBytes,
-    begin: Callable[[Follower], None] = lambda _: None,
+    begin: Callable[[Follower], None] = lambda _: None, seen: AbstractContextManager[Any] | None = None,
 ) -> FollowedStep:  # fmt: skip
     """Follow one forward and backward pass of `model` on fake tensors; model and gradients do not change.
 
@@ -80,6 +80,7 @@ def plain_step(
         begin: is told who follows, before the step begins; more than once if the step begins again.
         loss_bytes: bytes that a loss outside of the module holds between forward and backward, beside the outputs and
             their gradients; or a function that gives them from the outputs.
+        seen: a mode that sees the calls too.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -90,7 +91,7 @@ def plain_step(
 
     def followed(tells_truth: bool) -> FollowedStep:
         with layouts_of_kernels(), (tracing_shown if tells_truth else fakes_hidden)(), mode:
-            return _step(model, fake_args, fake_kwargs, loss_bytes, begin)
+            return _step(model, fake_args, fake_kwargs, loss_bytes, begin, seen)
 
     with replaced_tensors(model, bare):
         try:
@@ -111,7 +112,7 @@ def real_step(
 
 def _step(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: LossBytes,
-    begin: Callable[[Follower], None],
+    begin: Callable[[Follower], None], seen: AbstractContextManager[Any] | None = None,
 ) -> FollowedStep:  # fmt: skip
     follower = Follower([*model.parameters(), *model.buffers(), *tensors_of((args, kwargs))])
     begin(follower)
@@ -119,7 +120,7 @@ def _step(
     def loss(found: list[Tensor]) -> AbstractContextManager[None]:
         return follower.holding(loss_bytes if isinstance(loss_bytes, int) else loss_bytes(found))
 
-    with follower:
+    with follower, seen or nullcontext():
         backward_from(model(*args, **kwargs), loss)
     return FollowedStep(tuple(follower.signatures), tuple(follower.held))
 
