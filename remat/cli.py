@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from remat import zoo
 from remat.check import check_file
+from remat.cost import gpu_names
 from remat.errors import InvalidInput, RematError
 from remat.frontends.json import save_graph
 from remat.frontends.monet_schedules import import_clone
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     explain = commands.add_parser("explain", help="whether a PyTorch step fits a GPU, and what less memory costs")
     explain.add_argument("target", metavar="PACKAGE.MODULE:FACTORY", help="makes a module, or (module, sample_args)")
     explain.add_argument("options", nargs="*", metavar="NAME=VALUE", help="arguments of the factory")
-    explain.add_argument("--gpu", action=_Once, help="for its costs and memory, e.g. h100")
+    explain.add_argument("--gpu", action=_Once, help=f"for its costs and memory: {', '.join(gpu_names())}")
     explain.add_argument(
         "--budget", action=_Once, help="instead of the GPU's memory, e.g. 24GB; without a GPU, costs are an h100's"
     )
@@ -108,6 +109,9 @@ def _explain(given: argparse.Namespace) -> int:
     sys.path.insert(0, "")  # as for `python -m`: the factory may lie in this folder
     from remat.torch import explain  # imports PyTorch
 
+    for path in filter(None, (given.out, given.snapshot)):
+        if path.is_dir() or not path.parent.is_dir():
+            raise InvalidInput(f"{path} cannot be written: name a file in a folder that exists")
     explained = explain(
         given.target, gpu=given.gpu, budget=given.budget, optimizer=given.optimizer, shard=given.shard,
         time_limit_s=given.time_limit, **_options(given.options, explain),

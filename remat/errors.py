@@ -91,7 +91,9 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> UnknownName:
 
 def nearest(name: str, known: Iterable[str], most: int = 3, alike: float = 0.5) -> list[str]:
     """Up to `most` known names that `name` may be a misspelling of; `alike`: least similarity, from 0 to 1."""
-    return difflib.get_close_matches(str(name).lower(), list(known), n=most, cutoff=alike)
+    name, known = str(name).lower(), list(known)
+    longer = [each for each in known if len(name) > 1 and each.startswith(name)]
+    return [*dict.fromkeys([*longer, *difflib.get_close_matches(name, known, n=most, cutoff=alike)])][:most]
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

@@ -114,6 +114,7 @@ def describe_gpu(name: str) -> dict[str, Any]:
         UnknownName: with the nearest names.
         InvalidInput: the file does not describe a device.
     """
+    name = str(name).lower()
     if name not in gpu_names():
         raise unknown_name("gpu", name, gpu_names())
     path = GPU_FOLDER / f"{name}.json"

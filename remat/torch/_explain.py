@@ -136,6 +136,8 @@ def explain(
     check_time_limit(time_limit_s)
     device = load_gpu(gpu or "h100")
     budget_bytes = device.memory_bytes if budget is None else parse_size(budget)
+    if not budget_bytes:
+        raise InvalidInput("the budget is 0; give a size such as 24GB")
     state_bytes(optimizer, ())  # an unknown name is refused before the capture
     options |= {} if batch_size is None else {"batch_size": batch_size}
 
@@ -148,7 +150,7 @@ def explain(
     graph = holding.costed(holding.held(step.graph))
     plain_peak_bytes = holding.plain_peak(graph, known.needs)
     plans = KnownPlans(graph, time_limit_s, threads)
-    least = plans.least(graph)
+    least = min(plans.least(graph), plain_peak_bytes)
     budgets = [round(share * plain_peak_bytes) for share in SHARES]
     for each in (*budgets, budget_bytes):
         if each >= least:
@@ -180,8 +182,9 @@ def _largest(
 
             growing = Growing(held_at, holding.costed, budget_bytes, plans, unit)
             largest[what] = growing.largest(
-                OVERHEADS, lambda n, p=parameter, sized=sized: sized.check(made.known({p: n}), n)
-            )
+                OVERHEADS, lambda n, p=parameter, sized=sized: sized.check_needs(made.needs({p: n}), n),
+                lambda n, p=parameter, sized=sized: sized.check(made.known({p: n}), n),
+            )  # fmt: skip
         except InvalidInput as error:
             refused[what] = str(error)
     return largest, refused

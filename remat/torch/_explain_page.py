@@ -95,7 +95,7 @@ def _figure(rows: np.ndarray, top: int, budget_bytes: int, heading: str) -> str:
     heights = np.cumsum(np.array(maxima).T, axis=0) * (HEIGHT / top)
     x = MARGIN + np.arange(heights.shape[1]) * (WIDTH / heights.shape[1])
     below, areas = np.zeros(heights.shape[1]), []
-    for height, colour in zip(heights, (FIXED_COLOUR, *COLOURS, "#000000"), strict=True):
+    for height, colour in zip(heights, (FIXED_COLOUR, *COLOURS[: len(heights) - 2], "#000000"), strict=True):
         there = [*zip(x, HEIGHT - height, strict=True)]
         back = [*zip(x, HEIGHT - below, strict=True)][::-1]
         points = " ".join(f"{a:.1f},{b:.1f}" for a, b in (*there, *back))

@@ -39,6 +39,8 @@ class StepFactory:
     ):  # fmt: skip
         self.target = factory if isinstance(factory, str) else ""
         self.make: Callable[..., Any] = load_target(factory) if isinstance(factory, str) else factory
+        if not callable(self.make) or isinstance(self.make, nn.Module):
+            raise InvalidInput(f"give a function that makes the model, not {factory!r:.60}")
         self.options, self.gpu, self.beside, self.shard = options, gpu, beside, shard
         self.name = self.target.rpartition(":")[2] or getattr(factory, "__name__", "model")
         self.steps: dict[tuple[tuple[str, int], ...], KnownStep] = {}  # [sizes other than those asked for]
@@ -46,6 +48,9 @@ class StepFactory:
         self._check_sizes()
 
     def _check_sizes(self) -> None:
+        shape = self.options.get("input_size", ())
+        if not isinstance(shape, tuple | list) or not all(isinstance(n, int) and n > 0 for n in shape):
+            raise InvalidInput(f"input_size must be whole numbers, e.g. (3,224,224), not {shape!r:.60}")
         for name in ("batch_size", *LENGTHS):
             size = self.options.get(name, 1)
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
@@ -64,17 +69,19 @@ class StepFactory:
             InvalidInput: the factory cannot be used, or its step cannot be captured or followed.
         """
         model, args, loss_fn = self._built(sizes)
+        if not any(p.requires_grad for p in model.parameters()):
+            raise InvalidInput("nothing in the model needs a gradient")
         beside_bytes = self.beside(model)
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             raise InvalidInput("the model has a recurrent layer, whose memory is known only from a step that runs")
         with kernels_of(self.gpu):
             made = described_graph(model, args, name=self.name, loss_fn=loss_fn, repeats=self.repeats)
-            plain = self._followed(model, made)
+            known_plain = made.followed if self.shard is None else None
+            needs = _needs(known_plain or self._followed(model, made.step, made.args))
         self.repeats = made.is_repeated
         graph = with_workspaces(made.graph)
         graph = replace(graph, fixed_bytes=graph.fixed_bytes + beside_bytes)
-        calls = zip(plain.held_bytes, plain.signatures, strict=True)
-        known = KnownStep(graph, tuple(held + workspace_of_call(signature) for held, signature in calls))
+        known = KnownStep(graph, needs)
         self.steps.setdefault(self._key(sizes), known)
         return replace(made, graph=graph), known, model
 
@@ -93,14 +100,20 @@ class StepFactory:
             place = place_in_target(error, self.target)
             raise InvalidInput(f"{spec.target} raised {first_line(error)}{place}") from error
 
-    def _followed(self, model: nn.Module, made: DescribedGraph) -> FollowedStep:
+    def needs(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """`KnownStep.needs` at these sizes, without a capture."""
+        model, args, loss_fn = self._built(sizes)
+        with kernels_of(self.gpu):
+            return _needs(self._followed(model, *build.loss_step(model, args, loss_fn)))
+
+    def _followed(self, model: nn.Module, step: nn.Module, args: tuple[Any, ...]) -> FollowedStep:
         """The framework's own step."""
         try:
             if self.shard is not None:
                 device = "cuda" if self.gpu.compute_capability else "cpu"
                 with Sharding(self.shard, tuple(blocks_in_rows(model)), device).stands_in(model) as begin:
-                    return plain_step(made.step, made.args, {}, 0, begin)
-            return made.followed or plain_step(made.step, made.args, {}, 0)
+                    return plain_step(step, args, {}, 0, begin)
+            return plain_step(step, args, {}, 0)
         except Exception as error:  # fake tensors do not support everything that can be captured
             raise InvalidInput(
                 f"the model does not run on tensors without contents ({type(error).__name__}: {first_line(error)})"
@@ -117,7 +130,7 @@ class StepFactory:
             yield "batch", "batch_size", 1, 1
         name = next((n for n in LENGTHS if self._default(n) or n in self.options), None)
         if name is not None:
-            yield "length", name, 2, 1 if self._base(name) % GRAIN else GRAIN
+            yield "length", name, 2, GRAIN if self._base(name) >= GRAIN else 1
 
     def sized(self, parameter: str, degree: int, unit: int) -> SizedStep:
         """The step at any size of a parameter.
@@ -126,7 +139,7 @@ class StepFactory:
             InvalidInput: its operations differ between sizes, or it cannot be captured at one.
         """
         base = self._base(parameter)
-        first = max(2, base)  # size 1 makes other operations
+        first = -(-max(2, base) // unit) * unit  # size 1 makes other operations
         more = max(1, first // 2)
         # A table of positions grows from its length on.
         found = SizedStep.of(
@@ -147,3 +160,9 @@ class StepFactory:
     def _default(self, parameter: str) -> int | None:
         known = inspect.signature(self.make).parameters.get(parameter)
         return known.default if known is not None and isinstance(known.default, int) else None
+
+
+def _needs(followed: FollowedStep) -> tuple[int, ...]:
+    """[calls] bytes held, workspaces by rule included."""
+    calls = zip(followed.held_bytes, followed.signatures, strict=True)
+    return tuple(held + workspace_of_call(signature) for held, signature in calls)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from remat.bounds.min_budget import min_budget
+from remat.errors import InvalidInput
 from remat.execution import cheapest_fitting
 from remat.graph import Graph
 from remat.plan import Plan
@@ -19,9 +20,9 @@ from remat.solving.api import solve
 if TYPE_CHECKING:
     from remat.search.chain import BlockPlans
 
-GREATEST = 1 << 20  # size tried
+GREATEST = 1 << 30  # size tried
 BLOCKS = 10  # times as long as for a budget is the search for plans of one block
-LARGE = 1000  # operations from which a short search adds nothing to a chain of plans of one block
+LARGE = 500  # operations from which a short search adds nothing to a chain of plans of one block
 
 
 class KnownPlans:
@@ -29,23 +30,29 @@ class KnownPlans:
 
     def __init__(self, graph: Graph, limit_s: float, threads: int):
         self.limit_s, self.threads = limit_s, threads
-        self.orders: list[np.ndarray] = [np.arange(len(graph))]
+        self.orders: dict[bytes, np.ndarray] = {}
+        self._know(Plan.from_order(graph, range(len(graph))))
+        self.blocks: list[BlockPlans] = []
+        self.learn_blocks(graph)
+
+    def learn_blocks(self, graph: Graph) -> None:
+        """Look for plans of one block at the size of this graph, with costs."""
         from remat.search.chain import BlockPlans  # imports Numba, which training does not need
 
-        self.blocks: BlockPlans | None = BlockPlans.of(
-            graph, threads=threads, deadline=time.monotonic() + BLOCKS * limit_s
-        )
+        found = BlockPlans.of(graph, threads=self.threads, deadline=time.monotonic() + BLOCKS * self.limit_s)
+        if found is not None:
+            self.blocks.append(found)
 
     def least(self, graph: Graph) -> int:
         """The smallest budget that is known to suffice."""
         found = min_budget(graph, time_limit_s=self.limit_s)
         self._know(found.plan)
-        plan = None if self.blocks is None else self.blocks.least()
-        return found.bytes if plan is None else min(found.bytes, simulate(graph, self._know(plan)).peak_bytes)
+        plans = [plan for blocks in self.blocks if (plan := blocks.least()) is not None]
+        return min([found.bytes, *(simulate(graph, self._know(plan)).peak_bytes for plan in plans)])
 
     def known(self, graph: Graph, budget_bytes: int) -> Plan | None:
         """The cheapest plan within the budget whose order is known."""
-        plans = (Plan.from_order(graph, order.tolist(), budget_bytes) for order in self.orders)
+        plans = (Plan.from_order(graph, order.tolist(), budget_bytes) for order in self.orders.values())
         return cheapest_fitting(graph, plans, budget_bytes)
 
     def cheapest(self, graph: Graph, budget_bytes: int, enough: float = 0.0) -> Plan | None:
@@ -56,15 +63,13 @@ class KnownPlans:
         best = self.known(graph, budget_bytes)
         if _is_within(graph, best, enough):
             return best
-        blocks = self.blocks
-        resized = blocks is not None and blocks.chain.graph is not graph
-        if blocks is not None and resized:
-            blocks = blocks.at(graph)
-        chained = None if blocks is None else blocks.within(budget_bytes)
-        if chained is not None:
-            self._know(chained)
-            best = cheapest_fitting(graph, [chained, *([best] if best else [])], budget_bytes)
-        if chained is None or (len(graph) < LARGE and not resized):
+        own = [each if each.chain.graph is graph else each.at(graph) for each in self.blocks]
+        chained = [plan for each in own if each is not None and (plan := each.within(budget_bytes)) is not None]
+        for plan in chained:
+            self._know(plan)
+        best = cheapest_fitting(graph, [*chained, *([best] if best else [])], budget_bytes)
+        is_first = bool(self.blocks) and self.blocks[0].chain.graph is graph
+        if not chained or (len(graph) < LARGE and is_first):
             best = self._searched(graph, budget_bytes, enough, best)
         return best
 
@@ -78,7 +83,7 @@ class KnownPlans:
         return start if found.plan is None else self._know(found.plan)
 
     def _know(self, plan: Plan) -> Plan:
-        self.orders.append(plan.order)
+        self.orders[plan.order.tobytes()] = plan.order
         return plan
 
 
@@ -101,20 +106,33 @@ class Growing:
     unit: int = 1
     steps: dict[int, tuple[Graph, int]] = field(default_factory=dict)
 
-    def largest(self, overheads: Sequence[float], check: Callable[[int], None]) -> dict[float, int | None]:
+    def largest(
+        self, overheads: Sequence[float], check_plain: Callable[[int], None], check: Callable[[int], None]
+    ) -> dict[float, int | None]:
         """[overhead] the largest size whose cheapest plan within the budget costs no more; None if none does.
 
         Args:
             overheads: rising, from 0.
-            check: raises if the step at a size is not the real one; asked about the first and the last size found.
+            check_plain: raises if the framework's own step at a size is another one; asked about the first size found.
+            check: raises if the step at a size is another one; asked about the last size found.
         """
         found = {0.0: _last(lambda n: self._at(n)[1] <= self.budget_bytes, 1, 0, exact=True)}
-        for overhead in overheads[1:]:
-            known = max(found.values())
-            found[overhead] = _last(lambda n, overhead=overhead: self._fits(n, overhead), round(1.1 * known), known)
-        for size in sorted({found[0.0], max(found.values())} - {0}):
-            check(max(2, size * self.unit))
+        self._grow(found, overheads[1:])
+        most = max(found.values())
+        if most + 1 >= GREATEST:
+            raise InvalidInput(f"every size that was tried fits, up to {most * self.unit:,}")
+        if most and self.plans.blocks:
+            self.plans.learn_blocks(self.costed(self._at(most)[0]))  # of a block in which attention has another share
+            self._grow(found, overheads[1:])
+        check_plain(max(2, found[0.0] * self.unit))
+        check(max(2, max(found.values()) * self.unit))
         return {overhead: size * self.unit or None for overhead, size in found.items()}
+
+    def _grow(self, found: dict[float, int], overheads: Sequence[float]) -> None:
+        """Raise [overhead] sizes from what is known of it and of smaller overheads."""
+        for overhead in overheads:
+            known = max(found[0.0], *(size for other, size in found.items() if other <= overhead))
+            found[overhead] = _last(lambda n, overhead=overhead: self._fits(n, overhead), round(1.1 * known), known)
 
     def _at(self, size: int) -> tuple[Graph, int]:
         if size not in self.steps:

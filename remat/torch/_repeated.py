@@ -67,6 +67,12 @@ class Row:
         return sum({storage_key(x): storage_bytes(x) for x in tensors}.values())
 
 
+def has_long_row(model: nn.Module) -> bool:
+    """Whether so many modules with parameters stand in a row that copies would be worth it."""
+    rows = (module for module in model.modules() if isinstance(module, (nn.ModuleList, nn.Sequential)))
+    return any(sum(any(True for _ in block.parameters()) for block in row) >= LEAST for row in rows)
+
+
 def _are_alike(model: nn.Module, blocks: nn.Module) -> bool:
     """Whether the blocks have one class, parameters of the same shapes and types, and share none."""
     first, *others = [

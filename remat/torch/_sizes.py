@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import lcm
@@ -61,7 +61,14 @@ class SizedStep:
         Raises:
             InvalidInput: bytes or work differ.
         """
-        if [*_numbers(step)] != [*_numbers(self.at(size))]:
+        self._check(_numbers(step), _numbers(self.at(size)), size)
+
+    def check_needs(self, needs: Sequence[int], size: int) -> None:
+        """As `check`, of the framework's own step only."""
+        self._check(needs, self.at(size).needs, size)
+
+    def _check(self, real: Iterable[int], promised: Iterable[int], size: int) -> None:
+        if [*real] != [*promised]:
             known = ", ".join(map(str, self.steps))
             raise InvalidInput(f"at size {size} the step is not what sizes {known} promise; the model changes with it")
 

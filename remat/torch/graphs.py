@@ -19,7 +19,7 @@ from remat.frontends.spec import ModelSpec, load_target
 from remat.graph import Graph
 from remat.torch import build
 from remat.torch._private import module_path, tree_leaves
-from remat.torch._repeated import SHALLOW, Described, Repeated, Row
+from remat.torch._repeated import SHALLOW, Described, Repeated, Row, has_long_row
 from remat.torch.capture import capture
 from remat.torch.flop_rules import is_counted
 from remat.torch.plain import FollowedStep
@@ -96,7 +96,8 @@ def described_graph(
         found = graph_of(capture(step, args), name, (*model.parameters(), *model.buffers(), *args))
         return found.graph, _modules(found)
 
-    row, why = Row.of(model) if repeats is not False else None, ""
+    row = Row.of(model) if repeats is not False else None
+    why = "as a whole: its blocks are not alike" if row is None and repeats is None and has_long_row(model) else ""
     if row is not None:
         try:
             repeated = Repeated.of(row, captured, step, args) if repeats is None else Repeated(row, captured)
