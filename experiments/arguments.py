@@ -26,7 +26,7 @@ def run(main: Callable[[], int | None]) -> NoReturn:
     """Run a command and exit with its code, or with a line about the error."""
     try:
         sys.exit(main())
-    except RematError as error:
+    except (RematError, OSError) as error:
         sys.exit(f"error: {' '.join(str(error).split())}")
 
 

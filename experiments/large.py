@@ -1,8 +1,8 @@
 """``make large``: how fast large steps are captured and planned, and how good the plan is after 10, 60 and 600 s.
 
-Llama steps in bfloat16 on an H100's roofline: 32, 48 and 80 layers, dense and with eight experts. Budgets lie between
-the smallest that is known to suffice and the plain peak. Finished solves are kept, so that the command goes on where it
-was stopped.
+Llama steps in bfloat16 on an H100's roofline: 32, 48 and 80 layers, dense and with eight experts; GPT-2 XL's 48 layers
+in float32. Budgets lie between the smallest that is known to suffice and the plain peak. Finished solves are kept, so
+that the command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from remat.frontends.spec import ModelSpec
 from remat.units import format_size
 
 RESULTS = ROOT / "results" / "large.json"
-TARGET = "remat.torch.networks.llama:llama"
+LLAMA, GPT2 = "remat.torch.networks.llama:llama", "remat.torch.networks.transformer:gpt2"
 LIMITS = (10, 60, 600)  # seconds
 SHARES = (0.75, 0.5, 0.25)  # of the way from the smallest budget to the plain peak
 THREADS = 2
 SMALL = {"width": 4096, "hidden": 11_008, "n_heads": 32}
 LARGE = {"width": 8192, "hidden": 28_672, "n_heads": 64, "n_groups": 8}
-STEPS: Mapping[str, Mapping[str, Any]] = {
-    f"{kind}{layers}": {"n_layers": layers, **widths, **more}
+STEPS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    f"{kind}{layers}": (LLAMA, {"length": 4096, "dtype": "bfloat16", "n_layers": layers, **widths, **more})
     for kind, more in (("dense", {}), ("experts", {"n_experts": 8}))
     for layers, widths in ((32, SMALL), (48, LARGE), (80, LARGE))
-}
+} | {"gpt48": (GPT2, {"length": 1024, "width": 1600, "n_layers": 48, "n_heads": 25})}
 
 
 def capture(name: str) -> tuple[remat.Graph, dict[str, Any]]:
     """(the step's graph without costs, how long a process took to make it, and its largest resident set)."""
-    options = {"length": 4096, "dtype": "bfloat16", **STEPS[name]}
-    spec = ModelSpec(name, "torch", TARGET, batch_size=4, options=options)
+    target, options = STEPS[name]
+    spec = ModelSpec(name, "torch", target, batch_size=4, options=dict(options))
     with tempfile.TemporaryDirectory() as folder:
         spec_file, out = Path(folder, "spec.json"), Path(folder, "graph.json")
         spec_file.write_text(spec.to_json())

@@ -165,7 +165,7 @@ def draw(arguments: Sequence[str]) -> Drawing:
     """The table of the page, from the stored results of ``make shard``."""
     stored = read_json(RESULTS)
     heads = ["ranks", "rank", "budget MB", "promised MB", "measured: bytes below", "plain: promised MB",
-             "measured: bytes below", "overhead", "gathered", "gradients"]  # fmt: skip
+             "plain, measured: bytes below", "overhead", "gathered", "gradients"]  # fmt: skip
     table = markdown_table(heads, [_cells(row) for row in stored["rows"]])
     return Drawing(f"{stored['date']}, PyTorch {stored['torch']}, {stored['cpu']}.\n\n{table}")
 
