@@ -239,12 +239,14 @@ def test_arguments_of_the_factory_may_stand_behind_options(capsys) -> None:
 
 
 @pytest.mark.parametrize("name", ["checkpointed", "dropout", "normed"])
-def test_the_plain_peak_is_eager_modes(name: str) -> None:
+def test_the_plain_peak_is_eager_modes(name: str, tmp_path) -> None:
     """Captured operations save other tensors than eager mode does."""
     model, args = EAGER[name]()
     told = rt.explain(EAGER[name], gpu="cpu", budget="1GB", optimizer=None, time_limit_s=0.1)
     measured = told.graph.fixed_bytes + peak_of_step(model, args, {}, "cpu")
     assert told.plain_peak_bytes == pytest.approx(measured, rel=0.005)
+    told.save(tmp_path / "page.html")  # fewer modules than colours
+    assert (tmp_path / "page.html").read_text().count("<svg") == 1
 
 
 class _Checkpointed(nn.Sequential):
@@ -273,6 +275,10 @@ EAGER = {
 def test_models_without_an_answer_are_one_line() -> None:
     with pytest.raises(InvalidInput, match="has a recurrent layer"):
         rt.explain(lambda: (nn.LSTM(4, 4), (torch.ones(3, 2, 4),)), gpu="v100")
+    with pytest.raises(InvalidInput, match="nothing in the model needs a gradient"):
+        rt.explain(lambda: (nn.Linear(4, 4).requires_grad_(False), (torch.ones(3, 4),)), gpu="v100")
+    with pytest.raises(InvalidInput, match="give a function that makes the model"):
+        rt.explain(nn.Linear(4, 4), gpu="v100")
     with pytest.raises(InvalidInput, match="takes no batch_size; leave it out"):
         rt.explain(lambda: llama(2, **SMALL), gpu="v100", batch_size=8)
     with pytest.raises(InvalidInput, match=r"takes batch_size; give it, e\.g\. batch_size=8"):
@@ -331,6 +337,14 @@ def test_the_page_and_the_text(tmp_path, capsys) -> None:
         ([TARGET, "--gpu", "h1000"], "unknown gpu 'h1000'; did you mean h100"),
         ([TARGET, "--gpu", "v100", "--optimizer", "adan"], "unknown optimizer 'adan'; did you mean adam"),
         ([TARGET, "layers", "--gpu", "v100"], "'layers' is no option; write NAME=VALUE"),
+        (
+            [TARGET, "--gpu", "v100", "--out", "/no/such/page.html"],
+            "page.html cannot be written: name a file in a folder",
+        ),
+        ([TARGET, "--budget", "0"], "the budget is 0; give a size"),
+        ([TARGET, "--gpu", "a100"], "did you mean a100_40gb or a100_80gb"),
+        (["remat.torch.networks.llama:LAYERS", "--gpu", "v100"], "LAYERS"),
+        ([TARGET, "input_size=3", "--gpu", "v100"], "input_size must be whole numbers"),
         ([TARGET, "gpu=h100"], "gpu is an option of remat explain; write it as --gpu"),
         ([TARGET, "time_limit_s=3", "--gpu", "v100"], "write it as --time-limit"),
         ([TARGET, "batch_size=0", "--gpu", "v100"], "batch_size must be a whole number from 1, not 0"),
