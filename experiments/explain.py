@@ -35,7 +35,7 @@ ON_A_GPU: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 SMALL = {"batch_size": 4, "length": 128, "vocabulary": 1000, "width": 128, "n_layers": 4, "n_heads": 4}
 ON_A_CPU: Mapping[str, tuple[str, dict[str, Any], str]] = {
-    "GPT-2, small": (GPT2, SMALL | {"context": 128, "dropout": 0.0}, "80MB"),
+    "GPT-2, small": (GPT2, SMALL | {"context": 128}, "80MB"),
     "Llama, small": (LLAMA, SMALL | {"hidden": 344}, "80MB"),
 }
 
