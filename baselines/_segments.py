@@ -21,7 +21,7 @@ MOST_COMPUTATIONS = 1_000_000  # a plan of this length takes about 4 s to build 
 
 def segment_plan(forward: Forward, checkpoints: Sequence[int], accounting: str) -> Plan:
     """The plan of `segment_plans` that rebuilds values which cross a segment's border when they are read."""
-    return plan_of_residency(forward, _segment_residency(forward, checkpoints), accounting)
+    return plan_of_residency(forward, segment_residency(forward, checkpoints), accounting)
 
 
 def segment_plans(forward: Forward, checkpoints: Sequence[int], accounting: str) -> list[Candidate]:
@@ -33,7 +33,7 @@ def segment_plans(forward: Forward, checkpoints: Sequence[int], accounting: str)
     the forward pass too (``skips: rebuilt``). Under ``exact``, if this makes a difference, a second plan holds the
     value until its last read in the forward pass (``skips: held``), as every user's forward pass does.
     """
-    rebuilt = _segment_residency(forward, checkpoints)
+    rebuilt = segment_residency(forward, checkpoints)
     parameters: dict[str, Any] = {"checkpoints": len(checkpoints), "skips": "rebuilt"}
     plans = [Candidate(plan_of_residency(forward, rebuilt, accounting), parameters)]
     if accounting == "exact":
@@ -102,7 +102,7 @@ def hold_forward(forward: Forward, S_TV: np.ndarray) -> np.ndarray:
     return S_TV
 
 
-def _segment_residency(forward: Forward, checkpoints: Sequence[int]) -> np.ndarray:
+def segment_residency(forward: Forward, checkpoints: Sequence[int]) -> np.ndarray:
     graph, end_of_forward = forward.graph, forward.region[-1]
     S_TV = base_residency(forward)
     for v, users in enumerate(graph.users):
