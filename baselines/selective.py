@@ -11,9 +11,9 @@ from remat.cost.gpu import operation_class
 def selective(problem: Problem) -> Candidate:
     """Checkpoint every block, but keep every second matrix product and all attention outputs in it.
 
-    The policy that trainers of large models set with PyTorch's selective checkpointing: products and attention are dear,
-    all else is rebuilt. The blocks are the row of equal ones in the graph. Matrix products count within a block, the
-    first one is kept.
+    The policy that trainers of large models set with PyTorch's selective checkpointing: products and attention are
+    dear, all else is rebuilt. The blocks are the row of equal ones in the graph. Matrix products count within a block;
+    the first one is kept.
     """
     graph, blocks = problem.graph, blocks_of(problem.graph)
     kept = set[int]()

@@ -1,0 +1,315 @@
+"""A run that evicts values online, as Dynamic Tensor Rematerialization does, compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from remat import Graph
+
+EXACT, UNION, LOCAL, LRU, SIZE, RANDOM = range(6)
+NAMES = {"exact": EXACT, "union_find": UNION, "local": LOCAL, "lru": LRU, "size": SIZE, "random": RANDOM}
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineRun:
+    """What the run did.
+
+    Attributes:
+        order: [computations] operations, in the order in which they ran.
+        failed_at: the operation for which memory could not be found; -1 if the run ended.
+    """
+
+    order: np.ndarray
+    failed_at: int
+
+
+class _Net(NamedTuple):
+    """A graph as arrays; the row i of ``inputs`` is ``inputs[input_starts[i] : input_starts[i + 1]]``."""
+
+    inputs: np.ndarray  # of operations
+    input_starts: np.ndarray
+    outputs: np.ndarray  # of operations
+    output_starts: np.ndarray
+    users: np.ndarray  # of values
+    user_starts: np.ndarray
+    cost: np.ndarray  # [N]
+    workspace: np.ndarray  # [N] bytes
+    size: np.ndarray  # [V] bytes
+    producer: np.ndarray  # [V]
+    last: np.ndarray  # [V] the operation after which the program frees the value; -1 if it keeps it
+    stays: np.ndarray  # [V] it may not be evicted
+
+
+class _State(NamedTuple):
+    resident: np.ndarray  # [V]
+    known: np.ndarray  # [V] it was computed once: evicted, if it is not resident
+    dead: np.ndarray  # [V] the program has freed it
+    pins: np.ndarray  # [V] operations that wait for it
+    accessed: np.ndarray  # [V] time
+    node: np.ndarray  # [V] of an evicted value, in the union-find of evictions
+    parent: np.ndarray  # [evictions]
+    set_cost: np.ndarray  # [evictions] of the set with this root
+    stamp: np.ndarray  # [N] the last search that met the operation
+    todo: np.ndarray  # [V] scratch
+    used: np.ndarray  # [1] bytes
+    searches: np.ndarray  # [1]
+    nodes: np.ndarray  # [1] used
+
+
+def run_online(graph: Graph, budget_bytes: int, heuristic: str, seed: int, most: int) -> OnlineRun:
+    """Run the graph's operations in order within a budget; what is missing is computed again.
+
+    The program frees a value after its last use; what is computed again for another operation is freed after that. A
+    value to keep is there at the end.
+
+    Args:
+        heuristic: one of `NAMES`.
+        most: computations, at which the run is given up.
+    """
+    n, v = len(graph), len(graph.values)
+    last = [
+        -1 if value.keep else max(users, default=p)
+        for value, users, p in zip(graph.values, graph.users, graph.producer, strict=True)
+    ]
+    net = _Net(
+        *_rows([op.inputs for op in graph.operations]), *_rows([op.outputs for op in graph.operations]),
+        *_rows(graph.users), np.array([float(op.cost) for op in graph.operations]),
+        np.array([op.workspace_bytes for op in graph.operations]), np.array([value.bytes for value in graph.values]),
+        np.array(graph.producer), np.array(last),
+        np.array([graph.operations[p].run_once or not value.bytes
+                  for p, value in zip(graph.producer, graph.values, strict=True)]),
+    )  # fmt: skip
+    evictions = most * max((len(op.outputs) for op in graph.operations), default=0) + v
+
+    def zeros(length: int, dtype: Any = np.int64) -> np.ndarray:
+        return np.zeros(length, dtype=dtype)
+
+    state = _State(
+        zeros(v, np.bool_), zeros(v, np.bool_), zeros(v, np.bool_), zeros(v), zeros(v, np.float64), zeros(v),
+        np.arange(evictions), zeros(evictions, np.float64), zeros(n), zeros(v + 1), zeros(1), zeros(1), zeros(1),
+    )  # fmt: skip
+    return OnlineRun(*_run(net, state, budget_bytes - graph.fixed_bytes, NAMES[heuristic], seed, most))
+
+
+def _rows(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    starts = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in rows], out=starts[1:])
+    return np.array([x for row in rows for x in row], dtype=np.int64), starts
+
+
+@numba.njit(cache=True)
+def _run(net: Any, state: Any, room: int, heuristic: int, seed: int, most: int) -> tuple[np.ndarray, int]:
+    np.random.seed(seed)  # noqa: NPY002 - compiled code has this generator
+    n_operations, n_values = len(net.cost), len(net.size)
+    order, stack = np.empty(most, dtype=np.int64), np.empty(n_operations + 1, dtype=np.int64)
+    done, clock = 0, 1.0
+    for at in range(n_operations + n_values):  # the program, then the values that it keeps
+        top = at if at < n_operations else net.producer[at - n_operations]
+        if at >= n_operations:
+            v = at - n_operations
+            if net.last[v] >= 0:
+                continue
+            state.pins[v] += 1
+            if state.resident[v]:
+                continue
+        stack[0], depth = top, 1
+        _pin_inputs(net, state, top)
+        while depth:
+            k = stack[depth - 1]
+            missing = _missing(net, state, k)
+            if missing >= 0:
+                stack[depth] = missing
+                depth += 1
+                _pin_inputs(net, state, missing)
+                continue
+            if done == most or not _make_room(net, state, k, room, heuristic, clock):
+                return order[:done], k
+            order[done] = k
+            done += 1
+            clock += net.cost[k]
+            _compute(net, state, k, clock)
+            depth -= 1
+            _release(net, state, k, at == k, clock)
+    return order[:done], -1
+
+
+@numba.njit(cache=True)
+def _pin_inputs(net: Any, state: Any, k: int) -> None:
+    for j in range(net.input_starts[k], net.input_starts[k + 1]):
+        state.pins[net.inputs[j]] += 1
+
+
+@numba.njit(cache=True)
+def _missing(net: Any, state: Any, k: int) -> int:
+    """The operation that makes an input which is not resident; -1 if all are."""
+    for j in range(net.input_starts[k], net.input_starts[k + 1]):
+        if not state.resident[net.inputs[j]]:
+            return net.producer[net.inputs[j]]
+    return -1
+
+
+@numba.njit(cache=True)
+def _make_room(net: Any, state: Any, k: int, room: int, heuristic: int, clock: float) -> bool:
+    """Evict until operation k fits; whether it does."""
+    need = net.workspace[k]
+    for j in range(net.output_starts[k], net.output_starts[k + 1]):
+        if not state.resident[net.outputs[j]]:
+            need += net.size[net.outputs[j]]
+    while state.used[0] + need > room:
+        least, chosen = np.inf, -1
+        for v in range(len(net.size)):
+            if state.resident[v] and not state.pins[v] and not net.stays[v] and net.producer[v] != k:
+                h = _worth(net, state, v, heuristic, clock)
+                if h < least:
+                    least, chosen = h, v
+        if chosen < 0:
+            return False
+        _drop(net, state, chosen)
+    return True
+
+
+@numba.njit(cache=True)
+def _worth(net: Any, state: Any, v: int, heuristic: int, clock: float) -> float:
+    """What the heuristic holds against evicting a value."""
+    if heuristic == RANDOM:
+        return np.random.random()  # noqa: NPY002
+    if heuristic == LRU:
+        return state.accessed[v]
+    if heuristic == SIZE:
+        return -net.size[v]
+    cost = net.cost[net.producer[v]]
+    if heuristic == EXACT:
+        cost += _evicted_around(net, state, v)
+    elif heuristic == UNION:
+        cost += _sets_around(net, state, v)
+    return cost / (net.size[v] * (clock - state.accessed[v] + 1e-9))
+
+
+@numba.njit(cache=True)
+def _evicted_around(net: Any, state: Any, v: int) -> float:
+    """Cost of the operations of evicted ancestors and descendants, through evicted values only."""
+    state.searches[0] += 1
+    search, cost = state.searches[0], 0.0
+    state.stamp[net.producer[v]] = search
+    for up in (True, False):
+        state.todo[0], length = v, 1
+        while length:
+            length -= 1
+            x = state.todo[length]
+            if up:
+                p = net.producer[x]
+                for j in range(net.input_starts[p], net.input_starts[p + 1]):
+                    y = net.inputs[j]
+                    if not state.resident[y] and state.stamp[net.producer[y]] != search:
+                        state.stamp[net.producer[y]] = search
+                        cost += net.cost[net.producer[y]]
+                        state.todo[length] = y
+                        length += 1
+            else:
+                for j in range(net.user_starts[x], net.user_starts[x + 1]):
+                    u = net.users[j]
+                    for i in range(net.output_starts[u], net.output_starts[u + 1]):
+                        y = net.outputs[i]
+                        if state.known[y] and not state.resident[y] and state.stamp[u] != search:
+                            state.stamp[u] = search
+                            cost += net.cost[u]
+                            state.todo[length] = y
+                            length += 1
+    return cost
+
+
+@numba.njit(cache=True)
+def _neighbours(net: Any, state: Any, v: int) -> int:
+    """Evicted values next to a value, into `todo`; returns how many."""
+    length, p = 0, net.producer[v]
+    for j in range(net.input_starts[p], net.input_starts[p + 1]):
+        if not state.resident[net.inputs[j]]:
+            state.todo[length] = net.inputs[j]
+            length += 1
+    for j in range(net.user_starts[v], net.user_starts[v + 1]):
+        u = net.users[j]
+        for i in range(net.output_starts[u], net.output_starts[u + 1]):
+            y = net.outputs[i]
+            if state.known[y] and not state.resident[y] and length < len(state.todo):
+                state.todo[length] = y
+                length += 1
+    return length
+
+
+@numba.njit(cache=True)
+def _root(state: Any, v: int) -> int:
+    at = state.node[v]
+    while state.parent[at] != at:
+        state.parent[at] = state.parent[state.parent[at]]
+        at = state.parent[at]
+    return at
+
+
+@numba.njit(cache=True)
+def _sets_around(net: Any, state: Any, v: int) -> float:
+    """Cost of the sets of evicted values next to a value."""
+    cost, length = 0.0, _neighbours(net, state, v)
+    for i in range(length):
+        root = _root(state, state.todo[i])
+        seen = False
+        for j in range(i):
+            seen |= _root(state, state.todo[j]) == root
+        if not seen:
+            cost += state.set_cost[root]
+    return cost
+
+
+@numba.njit(cache=True)
+def _join(net: Any, state: Any, v: int) -> None:
+    """Make one set of a value that is evicted now and the evicted ones next to it."""
+    state.node[v] = state.nodes[0]
+    state.nodes[0] += 1
+    state.set_cost[state.node[v]] = net.cost[net.producer[v]]
+    for i in range(_neighbours(net, state, v)):
+        root, own = _root(state, state.todo[i]), _root(state, v)
+        if root != own:
+            state.parent[root] = own
+            state.set_cost[own] += state.set_cost[root]
+
+
+@numba.njit(cache=True)
+def _compute(net: Any, state: Any, k: int, clock: float) -> None:
+    for j in range(net.output_starts[k], net.output_starts[k + 1]):
+        v = net.outputs[j]
+        if not state.resident[v]:
+            state.resident[v] = True
+            state.used[0] += net.size[v]
+            if state.known[v]:  # a set is never split; its cost becomes smaller
+                state.set_cost[_root(state, v)] -= net.cost[k]
+        state.known[v] = True
+        state.accessed[v] = clock
+
+
+@numba.njit(cache=True)
+def _release(net: Any, state: Any, k: int, is_program: bool, clock: float) -> None:
+    """Let go of an operation's inputs, and of what the program frees after it."""
+    for j in range(net.input_starts[k], net.input_starts[k + 1]):
+        state.pins[net.inputs[j]] -= 1
+        state.accessed[net.inputs[j]] = clock
+        _free(net, state, net.inputs[j], k, is_program)
+    for j in range(net.output_starts[k], net.output_starts[k + 1]):
+        _free(net, state, net.outputs[j], k, is_program)
+
+
+@numba.njit(cache=True)
+def _free(net: Any, state: Any, v: int, k: int, is_program: bool) -> None:
+    state.dead[v] |= is_program and net.last[v] == k
+    if state.dead[v] and not state.pins[v] and state.resident[v]:
+        _drop(net, state, v)
+
+
+@numba.njit(cache=True)
+def _drop(net: Any, state: Any, v: int) -> None:
+    state.resident[v] = False
+    state.used[0] -= net.size[v]
+    _join(net, state, v)

@@ -1,0 +1,118 @@
+"""Rival baselines: Rotor against brute force, DTR's run against its rules, checkpoints around blocks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from test_search_blocks import plain_peak, step_of
+
+from baselines._online import NAMES, run_online
+from baselines._persistent import Stages, cheapest_schedule
+from remat import Plan, simulate, solve
+from remat.graph import Graph, Operation, Value
+
+Pass = tuple[str, int]
+
+
+def chain(seed: int, n: int) -> Stages:
+    random = np.random.default_rng(seed)
+
+    def sizes(low: int, high: int, length: int = n) -> np.ndarray:
+        return random.integers(low, high, length)
+
+    inputs, saved = sizes(1, 4), sizes(2, 6)
+    inputs[0] = 0
+    kept = np.concatenate([np.cumsum(sizes(0, 2)[::-1])[::-1], [0]])
+    return Stages(sizes(1, 9), sizes(1, 9), inputs, saved, sizes(1, 3, n + 1), kept, saved + sizes(0, 3),
+                  sizes(1, 6), saved + sizes(1, 4))  # fmt: skip
+
+
+def schedules(s: int, t: int) -> Iterator[list[Pass]]:
+    """Every persistent schedule of the stages s .. t."""
+    rest = schedules(s + 1, t) if s < t else [[]]
+    yield from ([("save", s), *inner, ("return", s)] for inner in rest)
+    for k in range(s + 1, t + 1):
+        for right, left in itertools.product(schedules(k, t), list(schedules(s, k - 1))):
+            yield [("check", s), *(("run", j) for j in range(s + 1, k)), *right, *left]
+
+
+def replayed(stages: Stages, passes: list[Pass]) -> tuple[float, int]:
+    """(cost, most slots) of a schedule: what each pass finds, needs and leaves, counted one by one."""
+    n = len(stages.forward)
+    saved, checkpoints, returned = set[int](), set[int](), n  # stages; those whose input is there; the last returned
+    cost, most = 0.0, 0
+    for kind, k in passes:
+        if kind in ("check", "save") and k and k - 1 not in saved:
+            checkpoints.add(k)  # its input stays until it has returned
+        held = sum(int(stages.saved[j]) for j in saved) + sum(int(stages.inputs[j]) for j in checkpoints)
+        if kind == "return":
+            saved.discard(k)
+            held -= int(stages.saved[k])
+            most = max(most, held + int(stages.kept[k + 1]) + int(stages.returning[k]))
+            checkpoints.discard(k)
+            returned, cost = k, cost + float(stages.backward[k])
+            continue
+        cost += float(stages.forward[k])
+        moving = int(stages.inputs[k]) if kind == "run" else 0  # it goes when the stage has run
+        need = int(stages.saving[k]) if kind == "save" else int(stages.running[k])
+        most = max(most, held + moving + int(stages.gradients[returned]) + int(stages.kept[returned]) + need)
+        if kind == "save":
+            saved.add(k)
+    return cost, most
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rotor_is_the_cheapest_persistent_schedule(seed: int) -> None:
+    stages = chain(seed, 4 + seed % 2)
+    known = [replayed(stages, passes) for passes in schedules(0, len(stages.forward) - 1)]
+    for slots in range(1, max(most for _, most in known) + 1):
+        fitting = [cost for cost, most in known if most <= slots]
+        found = cheapest_schedule(stages, slots)
+        assert (found is None) == (not fitting), slots
+        if found is not None:
+            cost, most = replayed(stages, found)
+            assert most <= slots
+            assert cost == min(fitting), slots
+
+
+def test_an_online_run_evicts_by_its_rule() -> None:
+    """Three values of which two fit beside the fourth: the cheap one goes, and comes back when it is read."""
+    sizes, costs = (4, 4, 4, 4, 1), (9, 1, 9, 9, 1)
+    inputs = [(), (), (), (0, 2), (1, 3)]
+    graph = Graph(
+        "evict",
+        tuple(Operation(f"op{i}", "op", inputs[i], (i,), costs[i]) for i in range(5)),
+        tuple(Value(f"v{i}", sizes[i], keep=i == 4) for i in range(5)),
+    )
+    order = run_online(graph, 12, "local", 0, 100).order.tolist()
+    assert order == [0, 1, 2, 3, 1, 4]
+    assert run_online(graph, 16, "local", 0, 100).order.tolist() == [0, 1, 2, 3, 4]
+    assert run_online(graph, 11, "local", 0, 100).failed_at == 3
+
+
+@pytest.mark.parametrize("heuristic", NAMES)
+def test_online_runs_keep_their_budget(heuristic: str) -> None:
+    graph = step_of(8)
+    for share in (1.0, 0.8, 0.6):
+        run = run_online(graph, round(share * plain_peak(graph)), heuristic, 0, 20 * len(graph))
+        if run.failed_at < 0:
+            trace = simulate(graph, Plan.from_order(graph, run.order.tolist()))
+            assert trace.peak_bytes <= share * plain_peak(graph)
+            assert (trace.cost == graph.total_cost) == (share == 1.0)
+    assert run_online(graph, plain_peak(graph), heuristic, 0, 20 * len(graph)).failed_at < 0
+
+
+def test_checkpoints_around_blocks() -> None:
+    graph = step_of(8)
+    found = {name: solve(graph, round(0.9 * plain_peak(graph)), name) for name in ("full", "every_n")}
+    assert found["full"].plan is not None
+    order = found["full"].plan.order.tolist()
+    forward = [k for k, op in enumerate(graph.operations) if op.kind.startswith("forward")]
+    repeated = {(k - forward[0]) // 4 for k in forward if order.count(k) == 2}
+    assert repeated == set(range(7))  # all but the block at the turn, which stays
+    assert found["full"].overhead is not None
+    assert found["every_n"].overhead is not None
+    assert found["full"].overhead > found["every_n"].overhead > 0
