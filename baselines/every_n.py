@@ -10,7 +10,7 @@ from remat import Candidate, Problem, strategy
 
 @strategy("every_n", baseline=True, ignores_budget=True)
 def every_n(problem: Problem) -> Iterator[Candidate]:
-    """One plan for each n: the blocks n, 2 n, ... are rebuilt when the backward pass enters them, the others are kept.
+    """One plan for each n: the blocks n, 2 n, ... are rebuilt for the backward pass, the others are kept.
 
     What people set by hand where memory is short by a little (torchtitan's ``selective`` with a number, for example).
     The blocks are the row of equal ones in the graph; n = 1 is `full`.

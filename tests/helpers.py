@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from remat.context import Context
-from remat.graph import Graph
+from remat.graph import Graph, Operation, Value
+from remat.plan import Plan
 from remat.problem import Problem, SolveOptions
+from remat.simulator import simulate
 from remat.solving.dispatch import new_context
 
 
@@ -39,3 +41,43 @@ def wait_for(condition: Callable[[], object], patience_s: float = 20.0, every_s:
         assert time.monotonic() - began < patience_s, f"waited {patience_s} s in vain"
         time.sleep(every_s)
     return time.monotonic() - began
+
+
+SIZES = (40, 40, 20, 30)  # of a block's forward values; the last one is its output
+COSTS = (5, 1, 9, 2)
+
+
+def step_of(n_blocks: int, n_forward: int = 4, weights: int = 3) -> Graph:
+    """A training step of equal blocks after one operation, with a loss; each block keeps a gradient of its weights."""
+    operations, values = list[Operation](), list[Value]()
+
+    def add(kind: str, inputs: list[int], size: int, cost: int, backward: bool = False, keep: bool = False) -> int:
+        values.append(Value(f"{kind}_{len(values)}", size, keep))
+        inputs = sorted(set(inputs))
+        operations.append(
+            Operation(values[-1].name, kind, tuple(inputs), (len(values) - 1,), cost, 7, is_backward=backward)
+        )
+        return len(values) - 1
+
+    x = add("embed", [], 30, 4)
+    blocks = []
+    for _ in range(n_blocks):
+        own = [x]
+        for i in range(n_forward):
+            inputs = [own[-1], x] if i == n_forward - 1 else [own[-1]]
+            own.append(add(f"forward_{i}", inputs, SIZES[i % 4], COSTS[i % 4]))
+        blocks.append(own)
+        x = own[-1]
+    loss = add("loss", [x], 1, 3)
+    gradient = add("loss_backward", [x, loss], 30, 3, backward=True)
+    for own in reversed(blocks):
+        for i in reversed(range(n_forward)):
+            gradient_in = gradient
+            gradient = add(f"backward_{i}", [own[i], own[i + 1], gradient_in], 30, 2 * COSTS[i % 4], backward=True)
+        add("weights", [own[0], gradient], weights, 6, backward=True, keep=True)
+    add("embed_backward", [gradient], 5, 4, backward=True, keep=True)
+    return Graph("blocks", tuple(operations), tuple(values), fixed_bytes=100)
+
+
+def plain_peak(graph: Graph) -> int:
+    return simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes

@@ -84,7 +84,8 @@ def compared_names(source: str) -> Iterator[str]:
             texts = {
                 one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)
             }
-            if names & texts and ".implementations == " not in compared:
+            others = (".implementations == ", "language == ")  # have values of the same names
+            if names & texts and not any(other in compared for other in others):
                 yield compared
         elif isinstance(node, ast.MatchValue) and isinstance(node.value, ast.Constant) and node.value.value in names:
             yield f"case {ast.unparse(node)}"

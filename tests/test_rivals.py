@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from test_search_blocks import plain_peak, step_of
+from helpers import plain_peak, step_of
 
 from baselines._online import NAMES, run_online
 from baselines._persistent import Stages, cheapest_schedule

@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from helpers import plain_peak, step_of
 
 from remat.graph import Graph, Operation, Value
 from remat.plan import Plan, Scope
@@ -11,45 +12,6 @@ from remat.search.chain import BlockPlans, Chain, chain_plan
 from remat.search.greedy import greedy_eviction
 from remat.search.repeats import Repeats, find_repeats, with_blocks
 from remat.simulator import simulate
-
-SIZES = (40, 40, 20, 30)  # of a block's forward values; the last one is its output
-COSTS = (5, 1, 9, 2)
-
-
-def step_of(n_blocks: int, n_forward: int = 4, weights: int = 3) -> Graph:
-    """A training step of equal blocks after one operation, with a loss; each block keeps a gradient of its weights."""
-    operations, values = list[Operation](), list[Value]()
-
-    def add(kind: str, inputs: list[int], size: int, cost: int, backward: bool = False, keep: bool = False) -> int:
-        values.append(Value(f"{kind}_{len(values)}", size, keep))
-        inputs = sorted(set(inputs))
-        operations.append(
-            Operation(values[-1].name, kind, tuple(inputs), (len(values) - 1,), cost, 7, is_backward=backward)
-        )
-        return len(values) - 1
-
-    x = add("embed", [], 30, 4)
-    blocks = []
-    for _ in range(n_blocks):
-        own = [x]
-        for i in range(n_forward):
-            inputs = [own[-1], x] if i == n_forward - 1 else [own[-1]]
-            own.append(add(f"forward_{i}", inputs, SIZES[i % 4], COSTS[i % 4]))
-        blocks.append(own)
-        x = own[-1]
-    loss = add("loss", [x], 1, 3)
-    gradient = add("loss_backward", [x, loss], 30, 3, backward=True)
-    for own in reversed(blocks):
-        for i in reversed(range(n_forward)):
-            gradient_in = gradient
-            gradient = add(f"backward_{i}", [own[i], own[i + 1], gradient_in], 30, 2 * COSTS[i % 4], backward=True)
-        add("weights", [own[0], gradient], weights, 6, backward=True, keep=True)
-    add("embed_backward", [gradient], 5, 4, backward=True, keep=True)
-    return Graph("blocks", tuple(operations), tuple(values), fixed_bytes=100)
-
-
-def plain_peak(graph: Graph) -> int:
-    return simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
 
 
 def test_blocks_are_found() -> None:

@@ -173,14 +173,14 @@ def last_stages(
 
 
 def build_staged_model(
-    graph: Graph, budget_bytes: int, *, memory: str = "full", once: bool = True,
+    graph: Graph, budget_bytes: int, *, memory: str = "whole", once: bool = True,
     slot_stages: Collection[int] | None = None, repeats: Collection[tuple[int, int]] | None = None,
 ) -> StagedModel:  # fmt: skip
     """The integer program of `graph` within `budget_bytes`.
 
     Args:
-        memory: ``full`` (exact) or ``stage_end`` (a relaxation, valid for fixed_order too).
-        slot_stages: with ``full``, stages whose repeats get memory rows, by default all; fewer make a relaxation.
+        memory: ``whole`` (exact) or ``stage_end`` (a relaxation, valid for fixed_order too).
+        slot_stages: with ``whole``, stages whose repeats get memory rows, by default all; fewer make a relaxation.
         once: False leaves out S + R <= 1, which does not hold for fixed_order: there a value may be used
             early in a stage, freed, and computed again later in the same stage.
         repeats: (stage, operation) pairs that alone may be repeats (a restricted problem), by default all.
@@ -189,7 +189,7 @@ def build_staged_model(
     builder.edges()
     builder.continuity()
     builder.stage_ends()
-    if memory == "full":
+    if memory == "whole":
         for t in range(len(graph)) if slot_stages is None else sorted(slot_stages):
             builder.slots(t)
     return builder.model()
