@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from helpers import plain_peak, step_of
+from helpers import step_of
 
 from baselines._online import NAMES, run_online
 from baselines._persistent import Stages, cheapest_schedule
 from remat import Plan, simulate, solve
 from remat.graph import Graph, Operation, Value
+from remat.simulator import plain_peak
 
 Pass = tuple[str, int]
 
@@ -103,6 +104,20 @@ def test_online_runs_keep_their_budget(heuristic: str) -> None:
             assert trace.peak_bytes <= share * plain_peak(graph)
             assert (trace.cost == graph.total_cost) == (share == 1.0)
     assert run_online(graph, plain_peak(graph), heuristic, 0, 20 * len(graph)).failed_at < 0
+
+
+def test_what_is_made_again_is_there_twice_meanwhile() -> None:
+    """The simulator counts both copies of an output that stayed; so must the run, or its plan exceeds the budget."""
+    inputs, outputs, sizes = [(), (), (0,), (1, 2), (0, 3)], [(0, 1), (2,), (3,), (4,), (5,)], (4, 4, 4, 4, 1, 1)
+    operations = tuple(
+        Operation(f"op{i}", "op", reads, makes, cost)
+        for i, (reads, makes, cost) in enumerate(zip(inputs, outputs, (1, 9, 9, 1, 1), strict=True))
+    )
+    graph = Graph("twice", operations, tuple(Value(f"v{i}", size, keep=i > 3) for i, size in enumerate(sizes)))
+    for budget_bytes, heuristic in itertools.product(range(8, 22), NAMES):
+        run = run_online(graph, budget_bytes, heuristic, 0, 100)
+        if run.failed_at < 0:
+            assert simulate(graph, Plan.from_order(graph, run.order.tolist())).peak_bytes <= budget_bytes
 
 
 def test_checkpoints_around_blocks() -> None:
