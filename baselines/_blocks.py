@@ -32,12 +32,12 @@ def checkpoint_blocks(
     """
     forward = Forward.of(problem.graph)
     graph = forward.graph
-    block = {k: i for i, block in enumerate(blocks) for k in block}
+    number = {k: i for i, block in enumerate(blocks) for k in block}
     borders = {k for block in blocks for k in (block.start, block.stop)}
     S_TV = segment_residency(forward, [i for i, k in enumerate(forward.operations) if k in borders])
     for k in forward.operations:
         for v in graph.operations[k].outputs:
-            others = (u for u in graph.users[v] if forward.position[u] >= 0 and block.get(u) != block[k])
-            if k not in block or v in kept or any(True for _ in others):
+            readers = {number.get(u) for u in graph.users[v] if forward.position[u] >= 0}
+            if k not in number or v in kept or readers - {number[k]}:
                 S_TV[k + 1 :, v] = True
     return Candidate(plan_of_residency(forward, S_TV, problem.accounting), dict(parameters or {}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numba
 import numpy as np
@@ -13,7 +13,7 @@ SAVE = 0  # choice: run the stage with all that its backward pass reads; above 0
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """A chain of L stages. Costs are in the graph's unit, all else in slots of memory, rounded up.
+    """A chain of L stages. Costs are in the graph's unit, all else in bytes or in slots of memory.
 
     Attributes:
         forward, backward: [L] costs of a pass.
@@ -34,6 +34,11 @@ class Stages:
     saving: np.ndarray
     running: np.ndarray
     returning: np.ndarray
+
+    def in_slots(self, unit: int) -> Stages:
+        """The stages with sizes in slots of so many bytes, rounded up."""
+        sizes = ("inputs", "saved", "gradients", "kept", "saving", "running", "returning")
+        return replace(self, **{name: -(-getattr(self, name) // unit) for name in sizes})
 
 
 def cheapest_schedule(stages: Stages, slots: int) -> list[tuple[str, int]] | None:

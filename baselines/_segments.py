@@ -103,6 +103,7 @@ def hold_forward(forward: Forward, S_TV: np.ndarray) -> np.ndarray:
 
 
 def segment_residency(forward: Forward, checkpoints: Sequence[int]) -> np.ndarray:
+    """S_TV of `segment_plans`, before values of skip connections are held."""
     graph, end_of_forward = forward.graph, forward.region[-1]
     S_TV = base_residency(forward)
     for v, users in enumerate(graph.users):

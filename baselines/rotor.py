@@ -35,12 +35,13 @@ def rotor(problem: Problem, *, slots: int = 500) -> list[Candidate]:
     Alexis and Shilova, Alena}, journal={arXiv:1911.13214}, year={2019}}
     """
     chain = _Chain.of(problem.graph)
+    stages = chain.stages()
     room = problem.budget_bytes - problem.graph.fixed_bytes
     for _ in range(TRIES):
         if room <= 0:
             break
         unit = -(-room // slots)
-        passes = cheapest_schedule(chain.stages(unit), room // unit)
+        passes = cheapest_schedule(stages.in_slots(unit), room // unit)
         if passes is None:
             break
         plan = Plan.from_order(problem.graph, chain.order(passes))
@@ -91,8 +92,8 @@ class _Chain:
             known.update(self.forward[stage])
         return order
 
-    def stages(self, unit: int) -> Stages:
-        """Costs, and sizes in units of bytes."""
+    def stages(self) -> Stages:
+        """Costs, and sizes in bytes."""
         graph, n = self.graph, len(self.forward)
         stage = {k: i for i, ops in enumerate(self.forward) for k in ops}
         back = {k: i for i, ops in enumerate(self.backward) for k in ops}
@@ -117,7 +118,7 @@ class _Chain:
         return Stages(
             np.array([sum(graph.operations[k].cost for k in ops) for ops in self.forward]),
             np.array([sum(graph.operations[k].cost for k in ops) for ops in self.backward]),
-            *(-(-each // unit) for each in sizes),
+            *sizes,
         )  # fmt: skip
 
     def _most(self, which: str) -> np.ndarray:
@@ -134,13 +135,11 @@ class _Chain:
             saved = {v for k in own for v in graph.operations[k].outputs if any(u not in own for u in graph.users[v])}
             held = saved | {v for k in ops for v in graph.operations[k].inputs if graph.producer[v] not in own} - made
         last = {v: max((u for u in graph.users[v] if u in mine), default=-1) for v in made | held}
-        stays = {
-            v for v in made
-            if graph.values[v].keep or any(u not in mine and (which != "run" or u > ops[-1]) for u in graph.users[v])
-        }  # fmt: skip
         if which == "run":  # without saving: only what the next stage reads stays
             later = {k for after in self.forward[stage + 1 : stage + 2] for k in after}
             stays = {v for v in made if any(u in later for u in graph.users[v])}
+        else:
+            stays = {v for v in made if graph.values[v].keep or any(u not in mine for u in graph.users[v])}
         most = 0
         for k in ops:
             op = graph.operations[k]
