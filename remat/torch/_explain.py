@@ -14,9 +14,10 @@ from remat.cost import Gpu, load_gpu
 from remat.errors import InvalidInput
 from remat.files import write_bytes, write_text
 from remat.graph import Graph
-from remat.plan import FREE, Plan
+from remat.plan import Plan
 from remat.simulator import simulate
-from remat.torch._explain_page import group_of, page_of
+from remat.torch._explain_page import page_of
+from remat.torch._explain_replay import group_of, held_values
 from remat.torch._explain_snapshot import snapshot_of
 from remat.torch._factory import StepFactory
 from remat.torch._holding import GRADIENTS, PASSING, Holding, changes
@@ -148,7 +149,7 @@ def explain(
     step, known, model = made.step({})
     holding = holding_of(model)
     graph = holding.costed(holding.held(step.graph))
-    plain_peak_bytes = holding.plain_peak(graph, known.needs)
+    plain_peak_bytes = holding.framework_peak(graph, known.needs)
     plans = KnownPlans(graph, time_limit_s, threads)
     least = min(plans.least(graph), plain_peak_bytes)
     budgets = [round(share * plain_peak_bytes) for share in SHARES]
@@ -178,7 +179,7 @@ def _largest(
             def held_at(n: int, sized: SizedStep = sized) -> tuple[Graph, int]:
                 step = sized.at(n)
                 graph = holding.held(step.graph)
-                return graph, holding.plain_peak(graph, step.needs)
+                return graph, holding.framework_peak(graph, step.needs)
 
             growing = Growing(held_at, holding.costed, budget_bytes, plans, unit)
             largest[what] = growing.largest(
@@ -192,20 +193,6 @@ def _largest(
 
 def _overhead(graph: Graph, plan: Plan) -> float:
     return simulate(graph, plan).cost / graph.total_cost - 1
-
-
-def held_values(graph: Graph, plan: Plan, i: int) -> set[int]:
-    """Values that are held while computation `i` of a plan runs, its outputs included."""
-    held, computed = set[int](), -1
-    for kind, number in zip(plan.kinds.tolist(), plan.ids.tolist(), strict=True):
-        if kind == FREE:
-            held.discard(number)
-            continue
-        computed += 1
-        held.update(graph.operations[number].outputs)
-        if computed == i:
-            break
-    return held
 
 
 def _lines(explained: Explanation) -> Iterator[str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import html
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from remat.graph import Graph
-from remat.plan import FREE, Plan
+from remat.plan import Plan
+from remat.torch._explain_replay import group_of, replayed
 from remat.units import format_size
 
 COLOURS = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#ee8866", "#bbbbbb")  # Paul Tol's
@@ -50,11 +50,6 @@ def page_of(
     )
 
 
-def group_of(module: str) -> str:
-    """The path with * for every number, so that blocks count together."""
-    return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", module) or "(the step)"
-
-
 def _groups(graph: Graph, modules: Sequence[str]) -> list[str]:
     """Groups of modules that make most bytes, then the rest."""
     sizes = Counter[str]()
@@ -69,20 +64,18 @@ def _held(graph: Graph, modules: Sequence[str], plan: Plan, groups: Sequence[str
     row_of = [row.get(group_of(module), row[OTHERS]) for module in modules]
     now = np.zeros(len(groups) + 2, dtype=np.int64)
     now[0] = graph.fixed_bytes
-    columns, held = list[np.ndarray](), set[int]()
-    for kind, i in zip(plan.kinds.tolist(), plan.ids.tolist(), strict=True):
-        if kind == FREE:
-            held.discard(i)
-            now[row_of[i]] -= graph.values[i].bytes
+    columns = list[np.ndarray]()
+    for k, new, others in replayed(graph, plan):
+        if k < 0:
+            for v in others:
+                now[row_of[v]] -= graph.values[v].bytes
             continue
-        op = graph.operations[i]
+        for v in new:
+            now[row_of[v]] += graph.values[v].bytes
         column = now.copy()
-        for v in op.outputs:
+        for v in others:
             column[row_of[v]] += graph.values[v].bytes
-            if v not in held:
-                now[row_of[v]] += graph.values[v].bytes
-                held.add(v)
-        column[-1] = op.workspace_bytes
+        column[-1] = graph.operations[k].workspace_bytes
         columns.append(column)
     return np.array(columns).T
 

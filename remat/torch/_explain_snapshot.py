@@ -6,12 +6,12 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from remat.graph import Graph, Operation
-from remat.plan import FREE, Plan
+from remat.graph import Graph
+from remat.plan import Plan
+from remat.torch._explain_replay import STEP, replayed
 
 PROTOCOL = 4  # the visualizer reads no later one
 FIRST_ADDRESS = 1 << 32
-STEP = "(the step)"  # the place of values that no module makes
 
 Frame = dict[str, Any]  # filename, line, name
 
@@ -31,12 +31,12 @@ def snapshot_of(graph: Graph, modules: Sequence[str], there: Mapping[str, int], 
 
 
 class _Trace:
-    """Allocations of a step under a plan. The last address is that of all workspaces."""
+    """Allocations of a step under a plan. The last address is that of all workspaces, and of what is made again."""
 
     def __init__(self, graph: Graph, modules: Sequence[str], there: Mapping[str, int], plan: Plan):
         self.graph, self.modules = graph, modules
-        workspace = max((op.workspace_bytes for op in graph.operations), default=0)
-        self.sizes = [*there.values(), *(value.bytes for value in graph.values), workspace]
+        most = (op.workspace_bytes + sum(graph.values[v].bytes for v in op.outputs) for op in graph.operations)
+        self.sizes = [*there.values(), *(value.bytes for value in graph.values), max(most, default=0)]
         self.addresses = [FIRST_ADDRESS]
         for size in self.sizes[:-1]:
             self.addresses.append(self.addresses[-1] + size)
@@ -48,20 +48,21 @@ class _Trace:
         self._run(plan)
 
     def _run(self, plan: Plan) -> None:
-        clock = 0
-        for kind, i in zip(plan.kinds.tolist(), plan.ids.tolist(), strict=True):
-            if kind == FREE:
-                self._free(self.first + i, self.sizes[self.first + i], clock)
+        clock, workspaces = 0, len(self.sizes) - 1
+        for k, new, others in replayed(self.graph, plan):
+            if k < 0:
+                for v in others:
+                    self._free(self.first + v, self.sizes[self.first + v], clock)
                 continue
-            op: Operation = self.graph.operations[i]
-            for v in op.outputs:
-                if self.first + v not in self.held:
-                    self._allocate(self.first + v, self.sizes[self.first + v], self._frame(i, self.modules[v]), clock)
+            op = self.graph.operations[k]
+            for v in new:
+                self._allocate(self.first + v, self.sizes[self.first + v], self._frame(k, self.modules[v]), clock)
             place = self.modules[op.outputs[0]] if op.outputs else ""
-            frame = self._frame(i, place) | {"name": f"workspace of {op.name} ({op.kind})"}
-            self._allocate(len(self.sizes) - 1, op.workspace_bytes, frame, clock)
+            frame = self._frame(k, place) | {"name": f"workspace of {op.name} ({op.kind})"}
+            size = op.workspace_bytes + sum(self.graph.values[v].bytes for v in others)
+            self._allocate(workspaces, size, frame, clock)
             clock += op.cost
-            self._free(len(self.sizes) - 1, op.workspace_bytes, clock)
+            self._free(workspaces, size, clock)
 
     def _frame(self, i: int, module: str) -> Frame:
         op = self.graph.operations[i]
