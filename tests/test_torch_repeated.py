@@ -45,59 +45,59 @@ def test_a_step_of_copied_blocks_is_the_captured_one(n_experts: int) -> None:
 
 
 class Deep(nn.Module):
-    """Blocks of which one runs otherwise, because of its number."""
+    """Blocks of which the last one, or another, may run otherwise, because of its number."""
 
-    def __init__(self, other: int):
+    def __init__(self, run=lambda i, block, x: torch.tanh(block(x))):
         super().__init__()
-        self.other, self.blocks = other, nn.ModuleList(nn.Linear(8, 8) for _ in range(FEW))
+        self.run, self.blocks = run, nn.ModuleList(nn.Linear(8, 8) for _ in range(FEW))
 
     def forward(self, x):
         for i, block in enumerate(self.blocks):
-            x = torch.tanh(block(x) if i != self.other else torch.relu(block(x)))
+            x = self.run(i, block, x)
         return x.sum()
+
+
+def relu_at_the_end(i, block, x):  # the captured blocks run alike
+    return torch.tanh(block(x) if i < FEW - 1 else torch.relu(block(x)))
+
+
+def no_grad_at_the_end(i, block, x):
+    with torch.set_grad_enabled(i < FEW - 1):
+        y = torch.tanh(block(x))
+    return x + y
+
+
+def hook_at_the_end(i, block, x):
+    y = torch.tanh(block(x))
+    if i == FEW - 1 and y.requires_grad:
+        y.register_hook(lambda gradient: gradient * 2)
+    return x + y
 
 
 @pytest.mark.usefixtures("_few")
 def test_a_block_that_runs_otherwise_is_found() -> None:
-    model = Deep(other=FEW - 1)  # the captured ones run alike
+    model = Deep(relu_at_the_end)
     made = graphs.described_graph(model, (torch.ones(2, 8),), name="deep")
     assert made.captured == "as a whole: its blocks do not run the same operations"
     assert sum(op.kind == "aten.relu" for op in made.graph.operations) == 1
 
 
-class Backward(nn.Module):
-    """Blocks whose forward passes are equal; the backward passes of those from a number on are not."""
-
-    def __init__(self, how: str):
-        super().__init__()
-        self.how, self.blocks = how, nn.ModuleList(nn.Linear(8, 8) for _ in range(FEW))
-
-    def forward(self, x):
-        for i, block in enumerate(self.blocks):
-            with torch.set_grad_enabled(self.how != "no_grad" or i != FEW - 1):
-                y = torch.tanh(block(x))
-            if self.how == "hook" and i == FEW - 1:
-                y.register_hook(lambda gradient: gradient * 2)
-            x = x + y
-        return x.sum()
-
-
 @pytest.mark.usefixtures("_few")
-@pytest.mark.parametrize("how", ["no_grad", "hook"])
-def test_a_block_whose_backward_pass_differs_is_found(how: str) -> None:
-    made = graphs.described_graph(Backward(how), (torch.ones(2, 8),), name="deep")
+@pytest.mark.parametrize("run", [no_grad_at_the_end, hook_at_the_end])
+def test_a_block_whose_backward_pass_differs_is_found(run) -> None:
+    made = graphs.described_graph(Deep(run), (torch.ones(2, 8),), name="deep")
     assert made.captured == "as a whole: its blocks do not run the same operations"
-    equal = graphs.described_graph(Backward("equally"), (torch.ones(2, 8),), name="deep")
+    equal = graphs.described_graph(Deep(), (torch.ones(2, 8),), name="deep")
     assert equal.is_repeated
 
 
 @pytest.mark.usefixtures("_few")
 def test_rows_are_equal_blocks_with_parameters_of_their_own() -> None:
-    row = Row.of(Deep(other=-1))
+    row = Row.of(Deep())
     assert row is not None
     assert row.path == "blocks"
     assert row.bytes_after(FEW - 2) == 2 * 4 * (8 * 8 + 8)
-    tied, uneven = Deep(-1), Deep(-1)
+    tied, uneven = Deep(), Deep()
     tied.blocks[3].weight = tied.blocks[0].weight
     uneven.blocks[3] = nn.Linear(8, 8, bias=False)
     assert Row.of(tied) is None
