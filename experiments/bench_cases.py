@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from experiments.arguments import Parser, run
-from experiments.build import plain_peak
 from experiments.documents import ROOT
 from experiments.settings import configured_model
 from remat import Graph, load_graph, save_graph
@@ -20,6 +19,7 @@ from remat.extraction import extract_in_child
 from remat.files import read_json
 from remat.frontends import synthetic
 from remat.incumbent import GAP_TOLERANCE
+from remat.simulator import plain_peak
 
 S = TypeVar("S")
 GRAPHS = ROOT / "results" / "graphs"

@@ -32,7 +32,7 @@ from analysis.growth import draw_growth
 from experiments.arguments import Parser, argument, count, one_name, pattern, run, seconds
 from experiments.bench_cases import Case, above_once, asked_for, cases, goals, median_of, share_of_peak
 from experiments.budget_sweep import run_single
-from experiments.build import Subject, plain_peak
+from experiments.build import Subject
 from experiments.cli import check
 from experiments.config import register
 from experiments.documents import markdown_table
@@ -48,6 +48,7 @@ from remat.errors import InvalidInput
 from remat.files import write_text
 from remat.frontends import synthetic
 from remat.incumbent import GAP_TOLERANCE, is_closed, relative_gap
+from remat.simulator import plain_peak
 
 GROWTH_LAYERED, GROWTH_CHAINS = (250, 1000, 4000, 16_000), (100, 1000, 10_000)
 TIME_LIMIT_S = 60.0

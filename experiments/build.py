@@ -13,8 +13,7 @@ from remat.extraction import extract, extract_in_child
 from remat.frontends.json import load_graph
 from remat.frontends.spec import DTYPES
 from remat.graph import Graph
-from remat.plan import Plan, parse_scope
-from remat.simulator import simulate
+from remat.plan import parse_scope
 from remat.solving.judgement import why_impossible
 
 CACHE_FOLDER = RUNS_FOLDER / "cache"
@@ -47,11 +46,6 @@ def _dtypes(graph: Graph) -> str | None:
         if op.work is not None and op.work.dtype in DTYPES and not op.work.is_free:
             moved[op.work.dtype] += op.work.bytes_moved
     return "+".join(name for name, _ in moved.most_common()) or None
-
-
-def plain_peak(graph: Graph) -> int:
-    """Peak in bytes of running every operation once, in the graph's order."""
-    return simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
 
 
 def build(settings: Settings) -> Subject:

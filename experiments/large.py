@@ -20,13 +20,13 @@ from typing import Any
 
 import remat
 from experiments.arguments import Parser, names_of, run
-from experiments.build import plain_peak
 from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
 from experiments.provenance import of_torch
 from remat.cost import apply_cost, load_gpu
 from remat.errors import InvalidInput
 from remat.files import read_json, write_text
 from remat.frontends.spec import ModelSpec
+from remat.simulator import plain_peak
 from remat.units import format_size
 
 RESULTS = ROOT / "results" / "large.json"

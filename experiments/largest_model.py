@@ -26,7 +26,7 @@ from rich.table import Table
 
 from analysis.largest_model import draw_run
 from experiments.batch_search import SizeSearch
-from experiments.build import CACHE_FOLDER, Subject, plain_peak
+from experiments.build import CACHE_FOLDER, Subject
 from experiments.engine import Engine
 from experiments.engines import make_engine
 from experiments.progress import SolveProgress, say_written
@@ -40,6 +40,7 @@ from remat.errors import InvalidInput, RematError
 from remat.extraction import extract_in_child
 from remat.frontends.spec import ModelSpec
 from remat.graph import Graph
+from remat.simulator import plain_peak
 
 MULTIPLE = 32  # of height and width, so that they can be halved five times
 RESOLUTION_BATCH, DEPTH_BATCH = 32, 128

@@ -31,7 +31,7 @@ from rich.console import Console
 
 from analysis.max_batch_size import draw_runs, terminal_table
 from experiments.batch_search import RULES, Bisection
-from experiments.build import Subject, plain_peak
+from experiments.build import Subject
 from experiments.engine import Engine
 from experiments.engines import make_engine
 from experiments.per_sample import PerSample, per_sample
@@ -44,6 +44,7 @@ from remat.bounds.peak import peak_bound
 from remat.errors import InvalidInput
 from remat.plan import Plan
 from remat.registry import get_strategy, heuristics
+from remat.simulator import plain_peak
 from remat.solution import Family, Solution
 
 SOLVES = 6  # time limits that one strategy may spend on one network

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from experiments.arguments import names_of
-from experiments.build import plain_peak
 from experiments.config import group_options
 from experiments.documents import DOCS, Document, Drawing, LongTable, link_to
 from experiments.provenance import provenance
@@ -18,6 +17,7 @@ from remat.errors import RematError
 from remat.extraction import extract, extract_in_child
 from remat.frontends.spec import ModelSpec
 from remat.graph import Graph
+from remat.simulator import plain_peak
 
 AT_ONCE = 2
 FAILED = "FAILED"

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from analysis.throughput import draw_run
 from experiments.batch_search import RULES
-from experiments.build import CACHE_FOLDER, Subject, plain_peak
+from experiments.build import CACHE_FOLDER, Subject
 from experiments.engine import Engine
 from experiments.engines import make_engine
 from experiments.per_sample import of_batch, pair, per_sample
@@ -36,6 +36,7 @@ from remat.bounds.price import shadow_price
 from remat.cost import apply_cost
 from remat.errors import InvalidInput, RematError
 from remat.graph import Graph
+from remat.simulator import plain_peak
 
 STRATEGY = "portfolio"
 COARSE, QUICK_COARSE = 6, 3  # batches of the grid above the largest that plain training fits

@@ -15,8 +15,8 @@ from remat.errors import InvalidGraph, InvalidInput, InvalidPlan, warn
 from remat.files import read_json
 from remat.frontends.json import GRAPH_FORMAT_NODES, GRAPH_FORMAT_VALUES, load_graph
 from remat.graph import Graph
-from remat.plan import PLAN_FORMAT, WITHOUT_HASH, Plan, plan_problems
-from remat.simulator import load_and_simulate, simulate
+from remat.plan import PLAN_FORMAT, WITHOUT_HASH, plan_problems
+from remat.simulator import load_and_simulate, plain_peak
 from remat.units import format_cost, format_size
 
 GRAPH_FORMATS = (GRAPH_FORMAT_NODES, GRAPH_FORMAT_VALUES)
@@ -61,7 +61,6 @@ def _graph_line(where: str, kind: str, graph: Graph) -> str:
     repeated = sum(n for n in Counter(op.name for op in graph.operations).values() if n > 1)
     if repeated:
         warn(f"{where}: {repeated} operations share a name with another; names are labels, plans use ids")
-    peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
     least, _ = graph.largest_working_set()
     others = sum(len(op.implementations) for op in graph.operations)
     return (
@@ -69,7 +68,7 @@ def _graph_line(where: str, kind: str, graph: Graph) -> str:
         f"{f' with {others} other implementations' if others else ''}, {len(graph.values)} values of "
         f"{format_size(sum(graph.value_bytes.tolist()))}, {graph.n_edges} edges, fixed "
         f"{format_size(graph.fixed_bytes)}, one pass {format_cost(graph.total_cost, graph.cost_unit)}, plain peak "
-        f"{format_size(peak)}, every plan needs {format_size(max(least, graph.final_bytes))} or more"
+        f"{format_size(plain_peak(graph))}, every plan needs {format_size(max(least, graph.final_bytes))} or more"
     )
 
 

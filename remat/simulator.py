@@ -133,6 +133,11 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
     )
 
 
+def plain_peak(graph: Graph) -> int:
+    """Peak in bytes of running every operation once, in the graph's order."""
+    return simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+
+
 def load_and_simulate(path: str | os.PathLike[str], graph: Graph) -> tuple[Plan, Trace]:
     """The plan in a file and its trace on `graph`.
 

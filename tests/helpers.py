@@ -10,9 +10,7 @@ from typing import Any
 
 from remat.context import Context
 from remat.graph import Graph, Operation, Value
-from remat.plan import Plan
 from remat.problem import Problem, SolveOptions
-from remat.simulator import simulate
 from remat.solving.dispatch import new_context
 
 
@@ -77,7 +75,3 @@ def step_of(n_blocks: int, n_forward: int = 4, weights: int = 3) -> Graph:
         add("weights", [own[0], gradient], weights, 6, backward=True, keep=True)
     add("embed_backward", [gradient], 5, 4, backward=True, keep=True)
     return Graph("blocks", tuple(operations), tuple(values), fixed_bytes=100)
-
-
-def plain_peak(graph: Graph) -> int:
-    return simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes

@@ -40,6 +40,7 @@ from remat.graph import Work
 from remat.plan import Scope
 from remat.problem import Problem
 from remat.search.exhaustive import exhaustive
+from remat.simulator import plain_peak
 from remat.solution import Status
 from remat.solving.here import solve_here
 
@@ -82,10 +83,6 @@ def training_graph(n: int, seed: int = 0) -> Graph:
         operations.append(Operation(f"b{k}", "op", tuple(inputs), (n + i,), cost=2 * costs[k], is_backward=True))
     values = [Value(f"v{i}", 1000 * size) for i, size in enumerate([*sizes, *reversed(sizes)])]
     return Graph("training", tuple(replace(op, inputs=tuple(sorted(op.inputs))) for op in operations), tuple(values))
-
-
-def plain_peak(graph: Graph) -> int:
-    return remat.simulate(graph, remat.Plan.from_order(graph, range(len(graph)))).peak_bytes
 
 
 def test_vgg19_has_the_artifacts_batches_and_those_of_the_stated_rule(vgg19: PerSample) -> None:

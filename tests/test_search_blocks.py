@@ -4,14 +4,14 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from helpers import plain_peak, step_of
+from helpers import step_of
 
 from remat.graph import Graph, Operation, Value
 from remat.plan import Plan, Scope
 from remat.search.chain import BlockPlans, Chain, chain_plan
 from remat.search.greedy import greedy_eviction
 from remat.search.repeats import Repeats, find_repeats, with_blocks
-from remat.simulator import simulate
+from remat.simulator import plain_peak, simulate
 
 
 def test_blocks_are_found() -> None:

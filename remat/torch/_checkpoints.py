@@ -30,7 +30,7 @@ from remat.torch._random import random_state
 from remat.torch._work import call_signature, storage_bytes, tensors_of
 from remat.torch.blocks import blocks_of, forwards_restored
 from remat.torch.module import Rematerialized, captured_step, keywords, with_storages
-from remat.torch.plain import FollowedStep, Follower, plain_step
+from remat.torch.plain import FollowedStep, Follower, has_recurrent_layer, plain_step
 from remat.torch.planner import START, describe_inputs
 from remat.torch.step_graph import loss_bytes
 from remat.units import format_size
@@ -187,7 +187,7 @@ class _Search:
             raise InvalidInput("checkpoints are not for a model that is planned in parts")
         if module.__dict__["_backend"] != "eager":
             raise InvalidInput("checkpoints are of eager steps: rematerialize with backend='eager'")
-        if any(isinstance(part, nn.RNNBase) for part in self.model.modules()):
+        if has_recurrent_layer(self.model):
             raise InvalidInput("the model has a recurrent layer, whose memory is known only from a step that runs")
         self.blocks = self._checked(blocks)
         self.args, self.kwargs = with_storages((args, kwargs), planner.device)

@@ -17,7 +17,7 @@ from remat.torch._gpu_kernels import kernels_of, with_workspaces, workspace_of_c
 from remat.torch._shard import Sharding, blocks_in_rows
 from remat.torch._sizes import KnownStep, SizedStep, are_alike
 from remat.torch.graphs import DescribedGraph, described_graph
-from remat.torch.plain import FollowedStep, plain_step
+from remat.torch.plain import FollowedStep, has_recurrent_layer, plain_step
 
 LENGTHS = ("length", "seq_len", "sequence_length", "seq_length")  # names that factories give the length of a sequence
 GRAIN = 32  # tokens: some kernels of attention hold numbers for so many rows at once
@@ -72,7 +72,7 @@ class StepFactory:
         if not any(p.requires_grad for p in model.parameters()):
             raise InvalidInput("nothing in the model needs a gradient")
         beside_bytes = self.beside(model)
-        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        if has_recurrent_layer(model):
             raise InvalidInput("the model has a recurrent layer, whose memory is known only from a step that runs")
         with kernels_of(self.gpu):
             made = described_graph(model, args, name=self.name, loss_fn=loss_fn, repeats=self.repeats)

@@ -11,8 +11,7 @@ from torch import nn
 from remat.cost import CostWarning, Gpu, apply_cost
 from remat.errors import InvalidInput
 from remat.graph import Graph, Operation, Value
-from remat.plan import Plan
-from remat.simulator import simulate
+from remat.simulator import plain_peak
 from remat.torch._gpu_kernels import allocated, library_bytes
 from remat.torch._optimizer import STATES, TEMPORARIES, state_bytes
 from remat.torch._shard import bytes_per_rank, check_ranks
@@ -70,7 +69,7 @@ class Holding:
         graph = allocated(self._divided(graph) if self.passing_bytes else graph, self.gpu)
         return replace(graph, fixed_bytes=graph.fixed_bytes + library_bytes(graph, self.gpu))
 
-    def plain_peak(self, held: Graph, needs: Sequence[int]) -> int:
+    def framework_peak(self, held: Graph, needs: Sequence[int]) -> int:
         """Bytes of the framework's own step, in which what FSDP2 gathers is part of `needs`."""
         return held.fixed_bytes - self.bytes_of.get(GATHERED, 0) + max(needs, default=0)
 
@@ -107,9 +106,9 @@ class Holding:
 def changes(captured: Graph, model: nn.Module, holding: Holding, optimizer: str | int | None) -> dict[str, int]:
     """Bytes that other choices add to the peak of a captured step, as `Holding.held` takes it."""
     graph = holding.held(captured)
-    peak = _plain_peak(graph)
+    peak = plain_peak(graph)
     found = {
-        name: _plain_peak(changed) - peak for name, changed in _changed(graph, optimizer, holding.shard is not None)
+        name: plain_peak(changed) - peak for name, changed in _changed(graph, optimizer, holding.shard is not None)
     }
     n_tensors = STATES.get(optimizer.lower(), 0) if isinstance(optimizer, str) else 0
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -117,16 +116,14 @@ def changes(captured: Graph, model: nn.Module, holding: Holding, optimizer: str 
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
         if n_numbers and {p.element_size() for p in trained} != {size}:
             found[f"{optimizer} in {dtype}"] = size * n_numbers - holding.bytes_of["optimizer state"]
-    if holding.shard is None and (optimizer is None or n_tensors or str(optimizer).lower() in STATES):
+    if holding.shard is None and (optimizer is None or str(optimizer).lower() in STATES):
         for ranks in RANKS:
             try:
                 rank = Holding.of(model, holding.gpu, optimizer, ranks)
             except InvalidInput:  # shard= tells why
                 break
             fixed_bytes = captured.fixed_bytes - holding.beside_bytes + rank.beside_bytes
-            found[f"a rank of shard={ranks}"] = (
-                _plain_peak(rank.held(replace(captured, fixed_bytes=fixed_bytes))) - peak
-            )
+            found[f"a rank of shard={ranks}"] = plain_peak(rank.held(replace(captured, fixed_bytes=fixed_bytes))) - peak
     return found
 
 
@@ -162,7 +159,3 @@ def kept_gradients(graph: Graph) -> set[int]:
     """Values that are held to the end, but for the loss."""
     loss = () if graph.loss is None else graph.operations[graph.loss].outputs
     return {v for v, value in enumerate(graph.values) if value.keep and v not in loss}
-
-
-def _plain_peak(graph: Graph) -> int:
-    return simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes

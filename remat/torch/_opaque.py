@@ -15,7 +15,7 @@ from remat.errors import InvalidInput
 from remat.torch._private import places_of_children, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from remat.torch._shard import Sharding
 from remat.torch._work import storage_bytes
-from remat.torch.plain import FollowedStep, Follower, plain_step, real_step
+from remat.torch.plain import FollowedStep, Follower, has_recurrent_layer, plain_step, real_step
 
 
 @dataclass(slots=True)
@@ -143,7 +143,7 @@ def followed_step(
             begin_sharded(follower)
             begin(follower)
 
-        if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        if not has_recurrent_layer(model):
             try:
                 return plain_step(model, args, kwargs, _bytes_of_loss, begin_all)
             except InvalidInput:

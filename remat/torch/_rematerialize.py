@@ -31,7 +31,7 @@ from remat.torch._work import storage_bytes, tensors_of
 from remat.torch.capture import TrainingGraph
 from remat.torch.measure import difference_of_steps, peak_of_step
 from remat.torch.module import Rematerialized, captured_step, keywords, with_storages
-from remat.torch.plain import calls_graph, plain_step
+from remat.torch.plain import calls_graph, has_recurrent_layer, plain_step
 from remat.torch.planner import Planner, default_gpu, describe_inputs, device_of, there_before
 from remat.torch.step_graph import CapturedStep, loss_bytes
 from remat.units import format_size
@@ -333,8 +333,7 @@ def _plain_peak(
         return Peaks(compiled.step.graph.fixed_bytes + compiled.plain.peak_bytes)
     fixed_bytes = step.graph.fixed_bytes + sum(planner.beside(step.training_graph).values())
     outside = loss_bytes(step.training_graph)
-    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        # Without contents these layers run unrolled, and need other memory than their kernels.
+    if has_recurrent_layer(model):
         if not may_run:
             return Peaks(None, "the model has a recurrent layer, so that a step would have to run")
         return Peaks(fixed_bytes + peak_of_step(model, args, kwargs, planner.device) + outside)

@@ -59,6 +59,11 @@ class FollowedStep:
         return max((held + workspaces.get(signature, 0) for signature, held in calls), default=0)
 
 
+def has_recurrent_layer(model: nn.Module) -> bool:
+    """Whether a step cannot be followed: without contents these layers run unrolled, and need other memory."""
+    return any(isinstance(module, nn.RNNBase) for module in model.modules())
+
+
 def calls_graph(name: str, signatures: Iterable[str]) -> Graph:
     """Distinct calls as operations of their own, to be measured; not a graph to plan on."""
     distinct = sorted(set(signatures) - {""})
