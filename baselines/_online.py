@@ -158,7 +158,8 @@ def _make_room(net: Any, state: Any, k: int, room: int, heuristic: int, clock: f
     """Evict until operation k fits; whether it does."""
     need = net.workspace[k]
     for j in range(net.output_starts[k], net.output_starts[k + 1]):
-        need += net.size[net.outputs[j]]  # one that is resident is there twice meanwhile
+        if not state.resident[net.outputs[j]]:
+            need += net.size[net.outputs[j]]
     while state.used[0] + need > room:
         least, chosen = np.inf, -1
         for v in range(len(net.size)):
