@@ -117,7 +117,7 @@ def _answers(name: str, row: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
         cells[f"overhead at {share} of the peak"] = "no plan" if overhead is None else f"{overhead:.1%}"
     for what, sizes in row["largest"].items():
         cells |= {f"largest {what} at {overhead}": f"{size or 'none':,}" for overhead, size in sizes.items()}
-    return name, cells | {what: f"{n_bytes / 1e9:+.2f} GB" for what, n_bytes in row["changes"].items()}
+    return name, cells | {f"change by {what}": f"{n_bytes / 1e9:+.2f} GB" for what, n_bytes in row["changes"].items()}
 
 
 def _transposed(columns: Sequence[Mapping[str, str]]) -> list[list[str]]:

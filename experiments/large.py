@@ -95,8 +95,8 @@ def draw(arguments: Sequence[str]) -> Drawing:
 def _graph(name: str, step: Mapping[str, Any]) -> list[str]:
     solver = max((row["solver_bytes"] for row in step["solves"]), default=0)
     return [
-        name, f"{step['operations']:,}", f"{step['capture_s']:.0f} s", format_size(step["capture_bytes"], digits=3),
-        format_size(solver, digits=3), format_size(step["least_bytes"]), format_size(step["plain_bytes"]),
+        name, f"{step['operations']:,}", f"{step['capture_s']:.0f} s", format_size(step["capture_bytes"], digits=0),
+        format_size(solver, digits=0), format_size(step["least_bytes"]), format_size(step["plain_bytes"]),
     ]  # fmt: skip
 
 

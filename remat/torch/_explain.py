@@ -95,7 +95,7 @@ class Explanation:
         write_bytes(path, snapshot_of(self.graph, self.modules, there, [*self._plans().values()]))
 
     def _plans(self) -> dict[str, Plan]:
-        plans = {"The plain step": self.plain}
+        plans = {"As captured, everything kept": self.plain}
         if self.plan is not None and not self.fits:
             plans["The plan within the budget"] = self.plan
         return plans
