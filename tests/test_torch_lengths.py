@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 
 import pytest
@@ -17,7 +18,7 @@ from remat import simulate  # noqa: E402
 from remat.cost import load_gpu  # noqa: E402
 from remat.errors import InvalidInput  # noqa: E402
 from remat.graph import Graph, Operation, Value, Work  # noqa: E402
-from remat.torch import carried  # noqa: E402
+from remat.torch import _aot, carried, step_graph  # noqa: E402
 from remat.torch.planner import there_before  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")]
@@ -101,3 +102,21 @@ def test_workspaces_are_measured_here_and_leave_random_numbers_alone(tmp_path, m
     assert torch.equal(state, torch.get_rng_state())
     assert here == in_child
     assert any(here)
+
+
+def test_the_garbage_collector_does_not_run_while_a_length_is_planned(monkeypatch) -> None:
+    """A collection of all objects of the captured steps takes longer than the plan of a length."""
+    planned = rt.rematerialize(Model(), (sentences(64),), 0.6, cost="flops", time_limit_s=1)
+    was_on = {}
+    for where, name in ((carried, "scaled_costs"), (step_graph, "split_graph_of"), (_aot, "finish")):
+        called = getattr(where, name)
+
+        def watched(*args: object, name=name, called=called, **options: object) -> object:
+            was_on[name] = gc.isenabled()
+            return called(*args, **options)
+
+        monkeypatch.setattr(where, name, watched)
+    planned.prepare((sentences(60),))
+    gradients(planned, sentences(50))
+    assert was_on == dict.fromkeys(("scaled_costs", "split_graph_of", "finish"), False)
+    assert gc.isenabled()

@@ -8,8 +8,10 @@ gradient or None for each primal. Graphs called with one list ("boxed") can drop
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -120,6 +122,19 @@ def leave_unread_gradients_out(outputs: Any, watch: Callable[[Any], None] = lamb
 
 def _note_undefined(gradients: tuple[torch.Tensor | None, ...]) -> None:
     _undefined.outputs = frozenset(i for i, x in enumerate(gradients) if x is None)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Moments without the garbage collector: a captured step is a million objects, and to look at them all takes longer
+    than to plan the step."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def check_that_calls_are_compiled() -> None:

@@ -23,6 +23,7 @@ from remat.torch._with_implementations import Kept, Recipe, arguments_in
 from remat.torch.step_graph import END_KIND, CapturedStep, is_random
 
 
+@_aot.no_collection()
 def emit(
     step: CapturedStep, order: Sequence[int], implementations: Sequence[str] = (), groups: Sequence[int] = (),
     update_of: Callable[[Tensor], Callable[[Tensor], None]] | None = None,

@@ -372,6 +372,7 @@ def call_of(model: nn.Module) -> Callable[..., Any]:
     return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
 
 
+@_aot.no_collection()
 def step_of(
     training_graph: capture.TrainingGraph, name: str, model: nn.Module, backend: str, implementations: str = "default",
     in_backward: InBackward | None = None,

@@ -44,7 +44,7 @@ from remat.torch.compiled import AS_IT_IS, CompiledStep, cheapest
 from remat.torch.plain import calls_graph
 from remat.torch.step_graph import CapturedStep, end_of, is_random
 
-REPAIR_S = 0.6  # of search for a step with other shapes, while a loop waits
+REPAIR_S = 0.5  # of search for a step with other shapes, while a loop waits
 CHEAP = 0.001  # overhead that is not worth a search
 START = "start of backward"  # counted as resident, although the step makes it
 VERSION = torch.__version__.split("+")[0]
@@ -270,6 +270,7 @@ class Planner:
             self.lowered = CompiledStep(replace(step, graph=graph), self.cache_folder, self.device)
         return self.lowered
 
+    @_aot.no_collection()
     def _carried(
         self, graph: Graph, step: CapturedStep, fixed: Mapping[str, int], fingerprint: Fingerprint
     ) -> StepPlan | None:
