@@ -33,7 +33,7 @@ def draw(arguments: Sequence[str]) -> Drawing:
             f"threads, {model['rounds']} paired rounds, {model['time_limit_s']:g} s of search:",
             markdown_table(["step", "peak", "of the plain peak", "step time / plain's: median, quartiles", "predicted",
                             "measured − predicted peak"], _rows(model)),
-            *_against(model), *_rising(model),
+            _promised(model), *_against(model), *_rising(model),
         ]  # fmt: skip
     dropped = read_json(RESULTS / DROPOUT)
     parts += [
@@ -84,6 +84,16 @@ def _against(model: Mapping[str, Any]) -> Iterator[str]:
         ])  # fmt: skip
     if lines:
         yield markdown_table(["the knob's share", "its peak", "remat's peak", "remat's time / the knob's"], lines)
+
+
+def _promised(model: Mapping[str, Any]) -> str:
+    """How many plans are as fast as promised, within the quartiles of their rounds."""
+    ours = {row["peak_bytes"]: row for row in model["rows"] if row["variant"] == "remat"}.values()
+    quartiles = [(1 + row["overhead"], *statistics.quantiles(row["ratios"], n=4)) for row in ours]
+    within = sum(low <= promised <= high for promised, low, _, high in quartiles)
+    slower = sum(promised < low for promised, low, _, _ in quartiles)
+    return (f"1 + the promised overhead lies within the quartiles in {within} of {len(quartiles)} plans; "
+            f"{slower} are slower than that, {len(quartiles) - within - slower} faster.")  # fmt: skip
 
 
 def _rising(model: Mapping[str, Any]) -> Iterator[str]:
