@@ -63,6 +63,10 @@ def draw_leaderboard(folder: Path) -> list[Path]:
     return [*written, folder / "page.html"]
 
 
+def draw_benchmark(pieces: Path, folder: Path) -> list[Path]:
+    return []
+
+
 def draw(board: Board) -> Figure:
     """Performance profiles: the share of the common problems solved within each distance of the best known cost."""
     figure = Figure(figsize=(8.6, 4.6), layout="constrained")

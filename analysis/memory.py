@@ -34,6 +34,13 @@ class Timeline:
     backward_at: float | None
     by_cost: bool
 
+    def highest(self, n: int) -> list[int]:
+        """[n] the most bytes held in each of n equal parts of the time."""
+        parts = np.linspace(0.0, self.edges[-1], n + 1)
+        first = np.clip(np.searchsorted(self.edges, parts[:-1], side="right") - 1, 0, len(self.held_bytes) - 1)
+        last = np.maximum(first + 1, np.searchsorted(self.edges[:-1], parts[1:], side="left"))
+        return [int(self.held_bytes[i:j].max()) for i, j in zip(first, last, strict=True)]
+
 
 def timeline(graph: Graph, trace: Trace) -> Timeline:
     """The timeline of a simulated plan."""

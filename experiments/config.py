@@ -15,9 +15,9 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from remat.cost.gpu import describe_gpu, gpu_names
 
 CONF_FOLDER = Path(__file__).resolve().parents[1] / "conf"
-GROUPS = ("model", "gpu", "cost", "experiment", "engine", "logger")
+GROUPS = ("model", "gpu", "cost", "experiment", "benchmark", "engine", "logger")
 _NAMED_BY_EXPERIMENT = ("execution", "largest_model", "max_batch_size", "throughput")  # each writes its own run.json
-_NOT_IN_NAME = ("hydra", "engine", "logger", "parts")  # they do not change the results of a run
+_NOT_IN_NAME = ("hydra", "benchmark", "engine", "logger", "parts")  # they do not change the results of a run
 
 
 @dataclass
@@ -60,12 +60,50 @@ class LoggerConfig:
 
 
 @dataclass
+class InstanceConfig:
+    """One graph of a benchmark: a file, or a model of conf/model with other values.
+
+    Attributes:
+        family: e.g. ``cnn``; tables of the leaderboard have a column for each.
+        batch_size, input_size, options: null or empty: those of the model.
+        shares: of the budgets, if they differ from the benchmark's.
+        is_long: whether it is also solved with the benchmark's long time limit.
+    """
+
+    family: str = MISSING
+    graph: str | None = None
+    model: str | None = None
+    batch_size: int | None = None
+    input_size: list[int] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    gpu: str = "v100"
+    shares: list[float] | None = None
+    is_long: bool = False
+
+
+@dataclass
+class BenchmarkConfig:
+    """conf/benchmark: the instances that experiment=benchmark solves.
+
+    Attributes:
+        shares: each is a budget: the share of the way from the largest working set of an operation to the plain peak.
+        long_time_limit: seconds of a solve on the instances with `is_long`.
+    """
+
+    name: str = MISSING
+    shares: list[float] = field(default_factory=list)
+    long_time_limit: float = 60.0
+    instances: dict[str, InstanceConfig] = field(default_factory=dict)
+
+
+@dataclass
 class Config:
     """Every key of the command line; conf/config.yaml has the defaults and their meaning."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     gpu: dict[str, Any] = field(default_factory=dict)
     cost: CostConfig = field(default_factory=CostConfig)
+    benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     graph: str | None = None

@@ -32,7 +32,7 @@ def help_text() -> str:
         _section("Strategies (strategies=)", {name: get_strategy(name).summary for name in strategies()}),
     ]
     for title, group in (("Costs (cost=)", "cost"), ("Experiments (experiment=)", "experiment"),
-                         ("Engines (engine=)", "engine"), ("Loggers (logger=)", "logger")):  # fmt: skip
+                         ("Benchmarks (benchmark=)", "benchmark"), ("Engines (engine=)", "engine"), ("Loggers (logger=)", "logger")):  # fmt: skip
         parts.append(_section(title, {name: _comment(group, name) for name in group_options(group)}))
     values = (CONF_FOLDER / "config.yaml").read_text().split("\n\n", 1)[1].split("hydra:\n")[0]
     parts.append("Values and their defaults\n" + textwrap.indent(values.strip(), "  ") + "\n")

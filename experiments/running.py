@@ -102,6 +102,8 @@ def _runner_of(experiment: str) -> Callable[[DictConfig, Settings, Console, Path
     """
     if experiment == "execution":
         from experiments.execution import run_execution as runner
+    elif experiment == "benchmark":
+        from experiments.benchmark import run_benchmark as runner
     elif experiment == "leaderboard":
         from experiments.leaderboard import run_leaderboard as runner
     elif experiment == "max_batch_size":

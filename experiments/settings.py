@@ -42,6 +42,7 @@ class Settings:
         cost: ``flops``, ``roofline``, ``profile``; ``file`` with a graph file.
         budget_bytes: a single budget; None for a sweep of `points` budgets.
         budgets_bytes: a list of budgets; only some experiments take one.
+        instances: another folder of graph files, or None.
         strategies: names, each once.
         options: [strategy] keyword options of that strategy.
         target_gap: a solve may end once its gap is at or below it.
@@ -74,6 +75,7 @@ class Settings:
     engine: str = "local"
     address: str | None = None
     budgets_bytes: tuple[int, ...] = ()
+    instances: str | None = None
 
 
 def read_settings(cfg: DictConfig) -> Settings:
@@ -132,6 +134,7 @@ def read_settings(cfg: DictConfig) -> Settings:
         engine=one_of("engine", cfg.engine.name, ENGINES),
         address=cfg.engine.address,
         budgets_bytes=several,
+        instances=cfg.instances,
     )
 
 
@@ -215,14 +218,23 @@ def _graph_file(cfg: DictConfig) -> Path:
     for key in _OF_A_MODEL:
         if cfg[key] is not None:
             raise InvalidInput(f"{key} does not apply to graph={cfg.graph}: the content of a graph file is fixed")
-    folders = [Path()] + [Path(f) for f in (cfg.instances, os.environ.get("REMAT_INSTANCES")) if f]
+    return find_graph(cfg.graph, cfg.instances)
+
+
+def find_graph(name: str, instances: str | None) -> Path:
+    """The file of a graph, here or in a folder of instances.
+
+    Raises:
+        InvalidInput: there is none, or it is a folder.
+    """
+    folders = [Path()] + [Path(f) for f in (instances, os.environ.get("REMAT_INSTANCES")) if f]
     for folder in folders:
-        if (folder / cfg.graph).is_file():
-            return folder / cfg.graph
-    if any((folder / cfg.graph).is_dir() for folder in folders):
-        raise InvalidInput(f"graph={cfg.graph}: a folder; name one of the graph files in it")
+        if (folder / name).is_file():
+            return folder / name
+    if any((folder / name).is_dir() for folder in folders):
+        raise InvalidInput(f"graph={name}: a folder; name one of the graph files in it")
     where = f" (nor under {', '.join(map(str, folders[1:]))})" if len(folders) > 1 else ""
-    raise InvalidInput(f"graph={cfg.graph}: no such file{where}")
+    raise InvalidInput(f"graph={name}: no such file{where}")
 
 
 def _spec(cfg: DictConfig) -> ModelSpec:
