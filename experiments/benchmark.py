@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from experiments.build import Subject, build_quietly
 from experiments.config import BenchmarkConfig, InstanceConfig, as_dict
 from experiments.engine import Engine
 from experiments.engines import make_engine
-from experiments.progress import SolveProgress, duration, say_written
+from experiments.progress import SolveProgress, say_written
 from experiments.row import Row
 from experiments.settings import STORE_FOLDER, Settings, configured_model, find_graph
 from experiments.solving import GraphRun, is_final, keeping_interrupted, row_line, run_jobs
@@ -38,10 +38,10 @@ from remat.solution import Solution
 from remat.units import format_size
 
 RESULTS = Path("results", "benchmark")
-NOT_KEPT = ("message", "stats", "plan_file", "versions", "experiment")  # of a row: long, or of this machine only
+NOT_KEPT = ("stats", "plan_file", "versions", "experiment")  # of a row: long, or of this machine only
 SCHEMA = pa.schema(
     [
-        *(f for f in ROW_SCHEMA if f.name not in NOT_KEPT), pa.field("why", pa.string()),
+        *(f for f in ROW_SCHEMA if f.name not in NOT_KEPT),
         pa.field("instance", pa.string()), pa.field("family", pa.string()), pa.field("share", pa.float64()),
         pa.field("start_s", pa.float64()), pa.field("trajectory", pa.string()), pa.field("memory", pa.string()),
     ]
@@ -198,7 +198,7 @@ class _InstanceRun:
         stats, plan = json.loads(row.stats), run.plan_of(row)
         record = {name: value for name, value in asdict(row).items() if name not in NOT_KEPT}
         self.piece.keep(record | {
-            "why": row.message[:200] if row.cost is None else "", "wall_s": wall_s, "instance": self.name,
+            "message": row.message[:200], "wall_s": wall_s, "instance": self.name,
             "family": self.instance.family, "share": budgets[row.budget_bytes], "start_s": stats.get("start_s"),
             "trajectory": json.dumps([step[:2] for step in stats.get("trajectory", [])]),
             "memory": None if plan is None else memory_line(run, plan),

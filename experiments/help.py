@@ -31,9 +31,10 @@ def help_text() -> str:
         _section("GPUs (gpu=)", {name: _gpu(name) for name in gpu_names()}),
         _section("Strategies (strategies=)", {name: get_strategy(name).summary for name in strategies()}),
     ]
-    for title, group in (("Costs (cost=)", "cost"), ("Experiments (experiment=)", "experiment"),
-                         ("Benchmarks (benchmark=)", "benchmark"), ("Engines (engine=)", "engine"), ("Loggers (logger=)", "logger")):  # fmt: skip
-        parts.append(_section(title, {name: _comment(group, name) for name in group_options(group)}))
+    for title in ("Costs", "Experiments", "Benchmarks", "Engines", "Loggers"):
+        group = title.lower().removesuffix("s")
+        comments = {name: _comment(group, name) for name in group_options(group)}
+        parts.append(_section(f"{title} ({group}=)", comments))
     values = (CONF_FOLDER / "config.yaml").read_text().split("\n\n", 1)[1].split("hydra:\n")[0]
     parts.append("Values and their defaults\n" + textwrap.indent(values.strip(), "  ") + "\n")
     return "\n".join(parts)
