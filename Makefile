@@ -7,7 +7,7 @@ VENV_PYTHON := .venv/bin/python
 ARGS ?=
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup sweep test test-slow test-torch fuzz docs lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint coverage compiled checkpoints large lengths shard explain device clean
+.PHONY: help setup sweep test test-slow test-torch fuzz docs lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint coverage compiled checkpoints large lengths shard explain device benchmark leaderboard clean
 
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
@@ -29,6 +29,8 @@ help:
 	@echo "make compiled   compiled steps beside PyTorch's activation_memory_budget: memory, time"
 	@echo "make checkpoints the best checkpoints in PyTorch's own languages beside the free plan"
 	@echo "make large      steps of 32 to 80 layers: capture, memory, overhead after 10, 60 and 600 s (hours; resumes)"
+	@echo "make benchmark  every strategy on every graph of the benchmark; goes on where it was stopped"
+	@echo "make leaderboard  its page, from the rows in results/benchmark, without a solve"
 	@echo "make lengths    ten sequence lengths of a GPT-2-like step: seconds to plan each, memory, bits"
 	@echo "make shard      a model divided over ranks by FSDP2 on this CPU: promised and measured peak of each rank"
 	@echo "make explain    what remat explain says of GPT-2 medium and Llama 7B on an H100, and checks of smaller models on this CPU"
@@ -110,6 +112,12 @@ checkpoints: setup
 
 large: setup
 	$(VENV_PYTHON) -m experiments.large $(ARGS)
+
+benchmark: setup
+	$(VENV_PYTHON) run.py experiment=benchmark $(ARGS)
+
+leaderboard: setup
+	$(VENV_PYTHON) -m analysis.leaderboard results/benchmark/field
 
 lengths: setup
 	$(VENV_PYTHON) -W ignore -m experiments.lengths $(ARGS)

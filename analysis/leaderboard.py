@@ -1,6 +1,7 @@
 """The leaderboard: every strategy over every stored problem, as table, performance profile and page.
 
-``python run.py experiment=leaderboard`` makes one; ``python -m analysis.leaderboard RUN_FOLDER`` redraws it.
+``python run.py experiment=leaderboard`` makes one; ``python -m analysis.leaderboard FOLDER`` draws that run again, or
+the rows of a benchmark, e.g. ``results/benchmark/field``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from analysis.command import command
-from analysis.leaderboard_page import page, read_leaderboard
+from analysis.leaderboard_page import Leaderboard, page, read_benchmark, read_leaderboard
 from analysis.ranking import Board, Entry, as_records, profile
 from analysis.results import read_json
 from analysis.saving import save, style_context
@@ -42,7 +43,26 @@ def draw_leaderboard(folder: Path) -> list[Path]:
         store = (folder / read_json(folder / FILE)["store"]).resolve()
     except (InvalidInput, KeyError, TypeError):
         raise InvalidInput(f"{folder} is not a leaderboard's folder: it has no readable {FILE}") from None
-    shown = read_leaderboard(store)
+    return _write(read_leaderboard(store), folder, "Leaderboard")
+
+
+def draw_benchmark(pieces: Path, folder: Path) -> list[Path]:
+    """The same from the rows of a benchmark.
+
+    Raises:
+        InvalidInput: there are no rows.
+    """
+    return _write(read_benchmark(pieces), folder, f"Leaderboard: {pieces.name}")
+
+
+def draw_folder(folder: Path) -> list[Path]:
+    """A run of the leaderboard, or a benchmark's rows, whose drawings go to ``runs/benchmark_NAME``."""
+    if any(folder.glob("*.parquet")):
+        return draw_benchmark(folder, Path("runs", f"benchmark_{folder.name}"))
+    return draw_leaderboard(folder)
+
+
+def _write(shown: Leaderboard, folder: Path, title: str) -> list[Path]:
     written = [write_frame(pd.DataFrame(list(as_records(shown.boards))), folder / "table.csv")]
     if shown.boards:
         every = pd.concat(
@@ -53,18 +73,12 @@ def draw_leaderboard(folder: Path) -> list[Path]:
     figures = folder / "figures"
     for stale in figures.glob("profile_*"):
         stale.unlink()
-    pictures = {}
     with style_context():
         for board in shown.boards:
             if board.ranked:
-                pictures[board.name] = save(draw(board), figures / f"profile_{board.scope}_{board.accounting}")
-                written += pictures[board.name]
-    write_text(folder / "page.html", page(shown, {name: paths[0] for name, paths in pictures.items()}))
+                written += save(draw(board), figures / f"profile_{board.scope}_{board.accounting}")
+    write_text(folder / "page.html", page(shown, title))
     return [*written, folder / "page.html"]
-
-
-def draw_benchmark(pieces: Path, folder: Path) -> list[Path]:
-    return []
 
 
 def draw(board: Board) -> Figure:
@@ -114,4 +128,4 @@ def looks(entries: Sequence[Entry]) -> dict[str, Style]:
 
 
 if __name__ == "__main__":
-    sys.exit(command("analysis.leaderboard", "RUN_FOLDER", draw_leaderboard, sys.argv[1:]))
+    sys.exit(command("analysis.leaderboard", "FOLDER", draw_folder, sys.argv[1:]))

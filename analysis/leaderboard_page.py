@@ -11,12 +11,14 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from analysis import html_page
+from analysis import html_page, interactive
 from analysis.claims import contradictions
+from analysis.leaderboard_data import payload
 from analysis.ranking import BOARD, LEAST_SHARED, PROBLEM, WORST, Board, Counted, Entry, boards, count_rows
-from analysis.results import as_objects, read_store_rows
+from analysis.results import Frame, as_objects, read_pieces, read_store_rows
 from analysis.scales import show_count, show_percent, show_seconds
 from remat.errors import InvalidInput
+from remat.registry import get_strategy, strategies
 
 EMPTY = "holds no results yet: run something first, e.g. python run.py model=vgg19 budget=sweep"
 HEADS = (
@@ -29,12 +31,14 @@ class Leaderboard:
     """All that the terminal and the page show.
 
     Attributes:
+        families: strategies that ignore the budget.
         unreadable: a line for each row file that cannot be read.
         refuted: a line for each claim that a plan refutes.
     """
 
     boards: list[Board]
     counted: Counted
+    families: list[str]
     unreadable: list[str]
     refuted: list[str]
 
@@ -48,10 +52,24 @@ def read_leaderboard(store: Path) -> Leaderboard:
     rows, unreadable = read_store_rows(store)
     if not len(rows):
         raise InvalidInput(f"{store} {EMPTY}")
-    families = family_names(store)
+    return _leaderboard(rows, family_names(store), unreadable)
+
+
+def read_benchmark(folder: Path) -> Leaderboard:
+    """The leaderboard of a benchmark's rows, one file for each instance.
+
+    Raises:
+        InvalidInput: there are none, or a file cannot be read.
+    """
+    rows = read_pieces(folder)
+    families = [name for name in strategies() if get_strategy(name).ignores_budget]
+    return _leaderboard(rows, families, [])
+
+
+def _leaderboard(rows: Frame, families: list[str], unreadable: list[str]) -> Leaderboard:
     counted = count_rows(rows, families)
     found = boards(counted.rows, families)
-    return Leaderboard(found, counted, unreadable, contradictions(as_objects(counted.rows)))
+    return Leaderboard(found, counted, families, unreadable, contradictions(as_objects(counted.rows)))
 
 
 def family_names(store: Path) -> list[str]:
@@ -126,24 +144,12 @@ def tables(shown: Leaderboard) -> list[Table | Text]:
     return parts
 
 
-def page(shown: Leaderboard, pictures: dict[str, Path]) -> str:
-    """The same as one self-contained HTML file."""
-    body = ["<h1>Leaderboard</h1>", *(f"<p>{escape(line)}</p>" for line in summary(shown))]
-    for board in shown.boards:
-        body.append(f"<h2>{escape(board.name[0].upper() + board.name[1:])}</h2>")
-        body += [f"<p>{escape(line)}</p>" for line in notes(board)]
-        rows = [cells(place, s) for place, s in enumerate(board.entries, start=1)]
-        body.append(html_page.table(HEADS, rows, [head != "Strategy" for head in HEADS]))
-        if board.name in pictures:
-            body.append(html_page.figure(pictures[board.name], "Performance profiles"))
-        problems = html_page.table(("Graph", "Budgets", "Strategies"), _problems(board), (False, True, True))
-        body.append(f"<h3>Problems</h3>{problems}")
-    return html_page.page("Leaderboard", body)
+def page(shown: Leaderboard, title: str) -> str:
+    """One self-contained HTML file; its script filters, ranks and draws the same rows."""
+    from plotly.offline import get_plotlyjs  # here, because it takes half a second
 
-
-def _problems(board: Board) -> list[list[str]]:
-    groups = board.rows.groupby(["graph_name", "graph_sha256"], sort=True) if len(board.rows) else ()
-    return [
-        [f"{name} ({sha[:8]})", str(part["budget_bytes"].nunique()), str(part["entrant"].nunique())]
-        for (name, sha), part in groups
-    ]
+    data = payload(shown.counted.rows, shown.families)
+    shared = {"worst": WORST, "leastShared": LEAST_SHARED, "font": interactive.FONT, "grid": interactive.GRID}
+    lead = "".join(f"<p>{escape(line)}</p>" for line in summary(shown))
+    body = [f"<h1>{escape(title)}</h1>", lead, html_page.read("leaderboard.html")]
+    return html_page.page(title, body, data=data | shared, scripts=(get_plotlyjs(), html_page.read("leaderboard.js")))

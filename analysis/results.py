@@ -41,6 +41,7 @@ PAPERS_HEURISTICS = (
 STORE_COLUMNS = (  # also needed where runs are mixed
     "graph_name", "seed", "time_limit_s", "options", "ended", "proof_from", "cost_cap", "finished_at",
 )  # fmt: skip
+PIECE_COLUMNS = ("instance", "family", "share", "start_s", "trajectory", "memory", "n_operations")  # of a benchmark
 FAMILY_COLUMNS = ("strategy", "graph_sha256", "parameters", "cost", "overhead", "peak_bytes", "accounting")
 
 
@@ -192,6 +193,21 @@ def read_store_rows(store: Path) -> tuple[Frame, list[str]]:
         except InvalidInput as error:
             left_out.append(str(error))
     return _frame(records, (*ROW_COLUMNS, *STORE_COLUMNS)), left_out
+
+
+def read_pieces(folder: Path) -> Frame:
+    """The rows of a benchmark.
+
+    Raises:
+        InvalidInput: there are none, or a file cannot be read.
+    """
+    columns = tuple(name for name in (*ROW_COLUMNS, *STORE_COLUMNS, *PIECE_COLUMNS) if name != "plan_file")
+    records: list[dict[str, Any]] = []
+    for path in sorted(folder.glob("*.parquet")):
+        records += _read_records(path, columns)
+    if not records:
+        raise InvalidInput(f"{folder} holds no rows of a benchmark: python run.py experiment=benchmark writes them")
+    return _frame(records, columns)
 
 
 def distinct(rows: Frame, column: str) -> list[str]:

@@ -21,12 +21,12 @@ from rich.console import Console
 import remat
 from experiments.arguments import names_of
 from experiments.build import Subject, build_quietly
-from experiments.config import BenchmarkConfig, InstanceConfig, as_dict
+from experiments.config import BenchmarkConfig, InstanceConfig
 from experiments.engine import Engine
 from experiments.engines import make_engine
 from experiments.progress import SolveProgress, say_written
 from experiments.row import Row
-from experiments.settings import STORE_FOLDER, Settings, configured_model, find_graph
+from experiments.settings import RUNS_FOLDER, STORE_FOLDER, Settings, configured_model, find_graph
 from experiments.solving import GraphRun, is_final, keeping_interrupted, row_line, run_jobs
 from experiments.store import ROW_SCHEMA, Store
 from remat.cost import load_gpu
@@ -111,7 +111,7 @@ def run_benchmark(cfg: DictConfig, settings: Settings, console: Console, _folder
             run = _InstanceRun(name, instance, subject, Piece.read(folder / f"{name}.parquet"), engine, progress)
             run.solve(mine, _budgets(bench, instance, subject), _limits(bench, instance, settings))
     with console.status("drawing ..."):
-        drawn = draw_benchmark(folder, STORE_FOLDER.parent / f"benchmark_{bench.name}")
+        drawn = draw_benchmark(folder, RUNS_FOLDER / f"benchmark_{bench.name}")
     say_written(console, drawn)
     return 0
 
@@ -126,7 +126,7 @@ def _subject(instance: InstanceConfig, settings: Settings) -> tuple[Subject, Set
     else:
         spec = configured_model(str(instance.model))
         given = {"batch_size": instance.batch_size, "input_size": instance.input_size and tuple(instance.input_size)}
-        options = {**spec.options, **as_dict(instance.options)}
+        options = {**spec.options, **dict(instance.options)}
         mine = replace(mine, spec=replace(spec, options=options, **{k: v for k, v in given.items() if v is not None}))
     subject, _ = build_quietly(mine)
     return subject, mine

@@ -19,6 +19,7 @@ from experiments import (
     implementation_tables,
     large,
     largest_batch_table,
+    leaderboard_table,
     models_table,
     published_numbers,
     readme_table,
@@ -41,6 +42,7 @@ DOCUMENTS = {
         published_numbers.DOCUMENT, solver_tables.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
         step_tables.DOCUMENT, implementation_tables.DOCUMENT, training_tables.DOCUMENT, compiled_tables.DOCUMENT,
         checkpoints.DOCUMENT, large.DOCUMENT, shard.DOCUMENT, explain.DOCUMENT,
+        leaderboard_table.DOCUMENT,
     )
 }  # fmt: skip
 MAKES_ROWS = ("remat", "baselines")  # the packages that determine a row

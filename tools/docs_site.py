@@ -1,4 +1,4 @@
-"""A hook of mkdocs: makes links from pages to the repository's files outside docs/ work in the built site.
+"""Hooks of mkdocs: the leaderboard's page, and links from pages to the repository's files outside docs/.
 
 Readers of the repository need a link such as ``../../results/tables/x.csv``. The site gets a copy of each linked file,
 under ``files/``, and the link leads there. A link to a missing file stays unchanged and fails the strict build.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,18 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
+ROWS = ROOT / "results" / "benchmark" / "field"
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)\s#]+)(?=[)#])")
+
+
+def on_files(files: Files, /, *, config: Any) -> Files:
+    """Add the leaderboard's page, drawn from the committed rows."""
+    sys.path.insert(0, str(ROOT))
+    from analysis.leaderboard_page import page, read_benchmark
+
+    content = page(read_benchmark(ROWS), "Leaderboard")
+    files.append(File.generated(config, "results/leaderboard-page.html", content=content))
+    return files
 
 
 def on_page_markdown(markdown: str, /, *, page: Page, config: Any, files: Files) -> str:
