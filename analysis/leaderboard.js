@@ -244,9 +244,9 @@
     const place = event.target.dataset?.row;
     if (place !== undefined) { showSolve(rows[Number(place)]); $("solve").scrollIntoView({ behavior: "smooth" }); }
   });
-  for (const id of ["board", "limit", "family", "size"]) $(id).addEventListener("input", draw);
-  $("within").addEventListener("input", drawAnytime);
-  $("instance").addEventListener("input", drawBounds);
+  for (const id of ["board", "limit", "family", "size"]) $(id).addEventListener("change", draw);
+  $("within").addEventListener("change", drawAnytime);
+  $("instance").addEventListener("change", drawBounds);
   draw();
   document.documentElement.dataset.ready = "yes";
 })();

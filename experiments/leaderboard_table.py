@@ -77,14 +77,14 @@ def _duels(when: str, rows: Sequence[Any], cost_of: Callable[[Any], int | None])
     ours = {_problem(row): row for row in rows if row.strategy == OURS}
     lines, worse = [], []
     for rival in sorted({row.strategy for row in rows} - {OURS}):
-        ratios = dict[Problem, float]()
-        for row in rows:
-            if row.strategy == rival and row.status != "SKIPPED" and _problem(row) in ours:
-                mine = cost_of(ours[_problem(row)])
-                ratios[_problem(row)] = _ratio(mine, cost_of(row))
+        pairs = {
+            _problem(row): (cost_of(ours[_problem(row)]), cost_of(row))
+            for row in rows if row.strategy == rival and row.status != "SKIPPED" and _problem(row) in ours
+        }  # fmt: skip
+        ratios = {problem: _ratio(*pair) for problem, pair in pairs.items()}
         better = sum(x < 1 - EQUAL for x in ratios.values())
         equal = sum(abs(x - 1) <= EQUAL for x in ratios.values())
-        both = [x for x in ratios.values() if 0 < x < math.inf]
+        both = [mine / theirs for mine, theirs in pairs.values() if mine and theirs]
         lines.append([
             style_of(rival).label, str(len(ratios)), str(better), str(equal), str(len(ratios) - better - equal),
             f"{statistics.geometric_mean(both):.4f}" if both else "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # TensorFlow uses oneDNN by itself only where the CPU has AVX-512. Without it, convolutions need other workspaces, and
 # grouped ones have no gradient.
@@ -12,6 +13,7 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 import ortools.sat.python.cp_model  # noqa: F401  before TensorFlow, or interval_cp needs a process for each solve
 import pytest
+from browser import started
 
 from remat.search import __main__ as search_main
 
@@ -54,6 +56,12 @@ def kernels_not_measured(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
 def torch_seed() -> None:
     """PyTorch's random numbers are the same in every run."""
     pytest.importorskip("torch").manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A headless browser; without one, its tests are skipped."""
+    yield from started(tmp_path_factory.mktemp("profile"))
 
 
 @pytest.fixture(scope="session")

@@ -56,6 +56,8 @@ def test_an_experiment_runs_in_its_fast_form(
     if name == "leaderboard":  # it ranks what others have stored
         assert cli.main([*fast[:-1], "strategies=[checkpoint_all]"]) == 0
         assert not list(tmp_path.glob("runs/leaderboard_*"))
+    if name == "benchmark":
+        fast += ["benchmark=quick", "networks=[chain_n12]"]
     assert cli.main([f"experiment={name}", *fast]) == 0
     assert "table.csv" in capsys.readouterr().out
     assert list(tmp_path.glob("runs/leaderboard_*/table.csv" if name == "leaderboard" else "runs/*/table.csv"))

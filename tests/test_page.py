@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fake_run
-import pytest
+from browser import open_page
 
 from analysis.html_page import script_json
 from analysis.page import page, write_page
 from analysis.page_provenance import command_of
 from analysis.results import load_run
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def test_text_of_a_result_cannot_leave_its_place(tmp_path: Path) -> None:
@@ -51,44 +47,9 @@ def test_the_command_of_a_run_asks_the_same_question() -> None:
     )
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install selenium")
-    binary = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    driver = shutil.which("chromedriver")
-    if binary is None or driver is None:
-        pytest.skip("no chromium or no chromedriver on PATH: apt-get install chromium chromium-driver (Debian)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    profile = tmp_path_factory.mktemp("profile")
-    for argument in ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-                     "--disable-background-networking", "--disable-component-update", "--disable-sync",
-                     "--disable-dev-shm-usage", f"--user-data-dir={profile}", "--window-size=1400,1200"):  # fmt: skip
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    try:
-        yield started
-    finally:
-        started.quit()
-
-
 def opened(browser: Any, folder: Path) -> None:
-    """Open a page and check that it loaded without an error and without asking for anything else."""
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    path = write_page(load_run(folder), folder / "page.html")
-    browser.get("about:blank")
-    browser.get_log("browser")
-    browser.get_log("performance")
-    browser.get(path.resolve().as_uri())
-    WebDriverWait(browser, 60).until(
-        lambda b: b.execute_script("return document.documentElement.dataset.ready === 'yes'")
-    )
-    assert browser.get_log("browser") == []
-    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-    assert [url for url in asked if not url.startswith(("data:", "blob:", "chrome:", "about:"))] == [path.as_uri()]
+    """Write the page of a run and open it."""
+    open_page(browser, write_page(load_run(folder), folder / "page.html"))
 
 
 def texts(browser: Any, column: int) -> list[str]:

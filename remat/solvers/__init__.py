@@ -3,4 +3,4 @@
 # Version of the results of all strategies of this project, baselines included. Raise it when a strategy may return
 # another plan, bound or status than before: stored rows of other versions are then solved again. A changed comment or
 # docstring needs no new version.
-VERSION = 4
+VERSION = 5

@@ -45,7 +45,9 @@ WINDOW_SHARE_CAP = 0.3
 WINDOW_INTEGER_SHARE, WINDOW_INTEGER_SHARE_SMALL = 0.5, 0.15  # of the time that is left then
 TURN_SHARE, LEAST_TURN_S = 0.5, 1.0  # of the time that is left, for each turn at the end; the shortest turn
 IDLE_S = 0.01  # a shorter turn had nothing to do
-FIRST_BOUND_SHARE = 0.2  # of the time, with one thread, for a first bound before the search
+# With one thread: seconds, and most of the time, for a plan before anything is proven; then of the time, for a bound
+# before the rest of the search.
+FIRST_PLAN_S, FIRST_PLAN_SHARE, FIRST_BOUND_SHARE = 1.2, 0.2, 0.3
 FREE_SHARE = 0.3  # of the time that is left, in scope free, for the window relaxation and then for its integers
 FREE_SEARCH_SHARE = 0.6  # of the time that is left then, for a search
 SEED_STEP = 7919  # between the seeds of searches in the prover's thread
@@ -338,6 +340,9 @@ class _Run:
                 self._prove_aside()
             return
         began, seconds = time.monotonic(), context.remaining_s()
+        self.search(context.until(began + min(FIRST_PLAN_S, FIRST_PLAN_SHARE * seconds)), 1)
+        if self._done():
+            return
         self._window_bound(context.until(context.share_ends(FIRST_BOUND_SHARE)), rounds=1)
         shares = SEARCH_SHARES_SMALL if self.is_small() else SEARCH_SHARES
         for step, share in enumerate(shares):

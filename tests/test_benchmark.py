@@ -1,0 +1,194 @@
+"""The benchmark: solves what is missing, keeps its rows, and its page shows them in a browser."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browser import open_page
+
+import remat
+from analysis.leaderboard import draw_folder
+from analysis.leaderboard_data import payload
+from analysis.leaderboard_page import read_benchmark
+from analysis.memory import timeline
+from experiments import cli
+from experiments.benchmark import POINTS, Piece
+from experiments.config import register
+from experiments.leaderboard_table import _duels
+from remat import solvers
+from remat.errors import InvalidInput
+from remat.frontends import synthetic
+
+STRATEGIES = "strategies=[checkpoint_all,chen_sqrtn,griewank,checkmate_milp]"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the rows of a small benchmark."""
+    where = tmp_path_factory.mktemp("benchmark")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(where)
+        patch.setattr(sys, "argv", ["run.py"])
+        register()
+        assert run(STRATEGIES) == 0
+    return where
+
+
+def run(*arguments: str) -> int:
+    return cli.main(["experiment=benchmark", "benchmark=quick", "time_limit=3", *arguments])
+
+
+def rows_of(folder: Path, name: str) -> list[dict[str, Any]]:
+    return list(Piece.read(folder / "results" / "benchmark" / "quick" / f"{name}.parquet").rows.values())
+
+
+def test_every_problem_has_a_row_of_every_strategy(folder: Path) -> None:
+    asked = {(row["strategy"], row["budget_bytes"], row["time_limit_s"]) for row in rows_of(folder, "skip_d6")}
+    short = [each for each in asked if each[2] == 3]
+    assert len(short) == 4 * 2
+    # With the longer limit only what may use it is solved.
+    assert {name for name, _, limit in asked if limit == 5} == {"checkmate_milp"}
+    (chain,) = {row["family"] for row in rows_of(folder, "chain_n12")}
+    assert chain == "chain"
+
+
+def test_rows_are_what_the_solvers_return(folder: Path) -> None:
+    graph = synthetic.chain(n=12, varied=True)
+    for row in rows_of(folder, "chain_n12"):
+        solution = remat.solve(graph, row["budget_bytes"], row["strategy"], time_limit_s=3)
+        assert (str(solution.status), solution.cost, solution.peak_bytes) == (
+            row["status"],
+            row["cost"],
+            row["peak_bytes"],
+        )
+        if solution.plan is not None:
+            levels = base64.b64decode(row["memory"])
+            assert len(levels) == POINTS
+            assert max(levels) == round(255 * solution.peak_bytes / row["store_all_peak_bytes"])
+
+
+def test_the_highest_memory_of_each_part_by_hand() -> None:
+    graph = synthetic.chain(n=5, varied=True)
+    trace = remat.simulate(graph, remat.solve(graph, remat.min_budget(graph).bytes, "search", time_limit_s=3).plan)
+    line = timeline(graph, trace)
+    n = 37
+    runs = [*zip(line.held_bytes, itertools.pairwise(line.edges), strict=True)]
+    parts = itertools.pairwise(np.linspace(0, line.edges[-1], n + 1))
+    expected = [max(held for held, (a, b) in runs if a < end and b > start) for start, end in parts]
+    assert line.highest(n) == expected
+
+
+def test_nothing_is_solved_twice_until_the_version_is_raised(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    capsys.readouterr()
+    (folder / "runs" / "store").rename(folder / "runs" / "gone")  # another checkout has the committed rows alone
+    assert run(STRATEGIES, "networks=[chain_n12]") == 0
+    assert "chain_n12, " not in capsys.readouterr().out
+    (folder / "runs" / "store").exists() or (folder / "runs" / "gone").rename(folder / "runs" / "store")
+    monkeypatch.setattr(solvers, "VERSION", solvers.VERSION + 1)
+    before = len(rows_of(folder, "chain_n12"))
+    assert run("strategies=[checkmate_milp]", "networks=[chain_n12]") == 0
+    assert capsys.readouterr().out.count("chain_n12, checkmate_milp") == 2
+    assert len(rows_of(folder, "chain_n12")) == before  # new rows take the place of old ones
+
+
+def test_what_is_absent_is_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("REMAT_INSTANCES", raising=False)
+    assert run(STRATEGIES, "networks=[skip_d6]", "benchmark.instances.skip_d6.graph=no/such.json",
+               "benchmark.instances.skip_d6.model=null") == 0  # fmt: skip
+    assert "left out: skip_d6: graph=no/such.json: no such file" in capsys.readouterr().out
+    assert run("networks=[skip_d7]") == 1
+    assert "unknown instance 'skip_d7'" in capsys.readouterr().err
+
+
+def test_a_broken_piece_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = folder / "results" / "benchmark" / "quick" / "chain_n12.parquet"
+    cut = tmp_path / "cut.parquet"
+    cut.write_bytes(source.read_bytes()[:-50])
+    with pytest.raises(InvalidInput, match="cannot be read as parquet"):
+        Piece.read(cut)
+    with pytest.raises(InvalidInput, match="holds no rows of a benchmark"):
+        read_benchmark(tmp_path / "nothing")
+
+
+def test_the_data_of_the_page(folder: Path) -> None:
+    shown = read_benchmark(folder / "results" / "benchmark" / "quick")
+    data = payload(shown.counted.rows, shown.families)
+    names = [entrant["name"] for entrant in data["entrants"]]
+    assert sorted(names) == sorted(["checkpoint_all", "chen_sqrtn", "griewank", "checkmate_milp"])
+    solves = [dict(zip(data["columns"], solve, strict=True)) for solve in data["solves"]]
+    for place, problem in enumerate(data["problems"]):
+        mine = [solve for solve in solves if solve["problem"] == place]
+        costs = [solve["cost"] for solve in mine if solve["cost"] is not None]
+        assert problem["bound"] <= problem["best"] <= min(costs)
+        for solve in mine:
+            assert [step[1] for step in solve["steps"]][-1:] == ([] if solve["cost"] is None else [solve["cost"]])
+    assert not shown.refuted
+
+
+def test_duels_by_hand() -> None:
+    class Row:
+        def __init__(self, strategy: str, budget: int, cost: int | None, **more: Any) -> None:
+            self.graph_sha256, self.instance, self.strategy, self.budget_bytes = "g", "graph", strategy, budget
+            self.cost, self.gap, self.status = cost, None, "NO_PLAN" if cost is None else "FEASIBLE"
+
+    rows = [
+        Row("portfolio", 1, 10), Row("portfolio", 2, 12), Row("portfolio", 3, None), Row("portfolio", 4, None),
+        Row("dtr", 1, 20), Row("dtr", 2, 11), Row("dtr", 3, None), Row("dtr", 4, 5),
+    ]  # fmt: skip
+    text = _duels("after 3 s", rows, lambda row: row.cost)
+    assert "| DTR | 4 | 1 | 1 | 2 | 0.7385 |" in text
+    assert "| graph | 2 B | dtr | 1.0909 |  |" in text
+    assert "| graph | 4 B | dtr | no plan |  |" in text
+
+
+def test_the_page_in_a_browser(folder: Path, browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import Select
+
+    monkeypatch.chdir(folder)
+    page = draw_folder(Path("results", "benchmark", "quick"))[-1]
+    open_page(browser, page.resolve())
+
+    def count(selector: str) -> int:
+        return browser.execute_script("return document.querySelectorAll(arguments[0]).length", selector)
+
+    for plot in ("profiles", "anytime", "bounds"):
+        assert count(f"#{plot} svg.main-svg"), plot
+        assert count(f"#{plot} .trace"), plot
+    assert count("#ranking tbody tr") == 4
+    assert count("#cells tbody tr") == 6
+    assert "checkmate" in browser.find_element(By.CSS_SELECTOR, "#ranking tbody tr").text.lower()
+    Select(browser.find_element(By.ID, "family")).select_by_value("layered")
+    assert count("#cells tbody tr") == 2
+    Select(browser.find_element(By.ID, "family")).select_by_value("")
+    Select(browser.find_element(By.ID, "limit")).select_by_value("5")
+    assert count("#cells tbody tr") == 2  # of the only graph with the longer limit
+    Select(browser.find_element(By.ID, "limit")).select_by_value("3")
+    Select(browser.find_element(By.ID, "within")).select_by_visible_text("0.1")
+    Select(browser.find_element(By.ID, "instance")).select_by_value("skip_d6")
+    assert not browser.find_element(By.ID, "solve").is_displayed()
+    browser.execute_script("document.querySelector('#cells td[style] button').click()")
+    assert browser.find_element(By.ID, "solve").is_displayed()
+    assert count("#memory .trace") >= 2
+    assert "overhead" in browser.find_element(By.ID, "facts").text
+    saved = browser.execute_script(
+        "let kept; const old = URL.createObjectURL; URL.createObjectURL = (blob) => { kept = blob; return old(blob); };"
+        "HTMLAnchorElement.prototype.click = () => {}; document.getElementById('csv').click(); return kept.text();"
+    )
+    assert saved.splitlines()[0].startswith("graph,family,scope,budget_bytes")
+    assert len(saved.splitlines()) == 1 + 4 * 6
+    assert browser.get_log("browser") == []
+    assert json.loads(browser.execute_script("return document.getElementById('data').textContent"))["problems"]
