@@ -88,6 +88,7 @@ STYLES: dict[str, Style] = {
     "ap_greedy": Style("AP greedy", VERMILLION, "<", "--"),
     "rotor": Style("Rotor", FOREST, "D", "-."),
     "dtr": Style("DTR", INDIGO, "v", ":"),
+    "fastsa": Style("FastSA", TEAL, "o", ":"),
     "full": Style("Checkpoint every block", BLACK, "P", ":"),
     "every_n": Style("Checkpoint every n-th block", GREY, "p", "-."),
     "selective": Style("Selective checkpoints", SKY, "h", ":"),

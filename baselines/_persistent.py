@@ -8,21 +8,24 @@ from dataclasses import dataclass, replace
 import numba
 import numpy as np
 
-SAVE = 0  # choice: run the stage with all that its backward pass reads; above 0: the stage before which to checkpoint
+NONE = -(1 << 15)  # choice: no schedule fits. Above 0: the stage before which to checkpoint; else minus a way to save
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
     """A chain of L stages. Costs are in the graph's unit, all else in bytes or in slots of memory.
 
+    A stage may have several ways to save what its backward pass needs. Then the attributes marked with (K) have a
+    second axis of K ways; ways that do not exist have the backward cost infinity.
+
     Attributes:
-        forward, backward: [L] costs of a pass.
+        forward, backward (K): [L] costs of a pass.
         inputs: [L] of a stage's input; 0 for the first one, which is always there.
-        saved: [L] of all that a stage saves for its backward pass, its output included.
+        saved (K): [L] of all that a stage saves for its backward pass, its output included.
         gradients: [L + 1] of the gradients that a backward pass hands to the one before it; [L] is what the last gets.
         kept: [L + 1] of what the backward passes from a stage on leave to the end.
-        saving, running, returning: [L] most in a forward pass that saves all, in one that saves its output only, and
-            in a backward pass with what it reads; beyond the stage's input.
+        saving (K), running, returning (K): [L] most in a forward pass that saves all, in one that saves its output
+            only, and in a backward pass with what it reads; beyond the stage's input.
     """
 
     forward: np.ndarray
@@ -50,56 +53,71 @@ def cheapest_schedule(stages: Stages, slots: int) -> list[tuple[str, int]] | Non
     Persistent: a checkpoint stays until the backward pass of its stage has used it. Among such schedules the program is
     exact (their theorem 1): it tries every stage before which the first checkpoint may lie.
     """
-    choice, feasible = _table(
-        stages.forward.astype(np.float64), stages.backward.astype(np.float64), stages.inputs, stages.saved,
-        stages.gradients, stages.kept, stages.saving, stages.running, stages.returning, slots,
-    )  # fmt: skip
-    return [*_passes(stages, choice, slots)] if feasible else None
+    passes = Schedules(stages, slots).within(slots)
+    return None if passes is None else [(kind, stage) for kind, stage, _ in passes]
 
 
-def _passes(stages: Stages, choice: np.ndarray, slots: int) -> Iterator[tuple[str, int]]:
-    todo: list[tuple[int, int, int] | int] = [(0, len(stages.forward) - 1, slots)]
-    while todo:
-        part = todo.pop()
-        if isinstance(part, int):
-            yield "return", part
-            continue
-        s, t, m = part
-        k = int(choice[s, t, m])
-        if k == SAVE:
-            yield "save", s
-            todo.append(s)
-            if s < t:
-                todo.append((s + 1, t, m - int(stages.saved[s])))
-            continue
-        yield "check", s
-        for j in range(s + 1, k):
-            yield "run", j
-        todo += [(s, k - 1, m), (k, t, m - int(stages.inputs[k]))]
+class Schedules:
+    """The cheapest schedules of a chain within each number of slots up to a largest one."""
+
+    def __init__(self, stages: Stages, slots: int) -> None:
+        self.stages, self.slots, n = stages, slots, len(stages.forward)
+        ways = (stages.backward, stages.saved, stages.saving, stages.returning)
+        backward, self.saved, saving, returning = (each.reshape(n, -1) for each in ways)
+        self.choice = _table(
+            stages.forward.astype(np.float64), backward.astype(np.float64), stages.inputs, self.saved,
+            stages.gradients, stages.kept, saving, stages.running, returning, slots,
+        )  # fmt: skip
+
+    def within(self, slots: int) -> list[tuple[str, int, int]] | None:
+        """Passes (kind, stage, way to save) within so many slots, or None; see `cheapest_schedule`."""
+        if self.choice[0, -1, slots] == NONE:
+            return None
+        return [*self._passes(slots)]
+
+    def _passes(self, slots: int) -> Iterator[tuple[str, int, int]]:
+        todo: list[tuple[int, int, int]] = [(0, len(self.stages.forward) - 1, slots)]
+        while todo:
+            s, t, m = todo.pop()
+            if t < 0:  # a backward pass
+                yield "return", s, m
+                continue
+            k = int(self.choice[s, t, m])
+            if k <= 0:
+                yield "save", s, -k
+                todo.append((s, -1, -k))
+                if s < t:
+                    todo.append((s + 1, t, m - int(self.saved[s, -k])))
+                continue
+            yield "check", s, 0
+            for j in range(s + 1, k):
+                yield "run", j, 0
+            todo += [(s, k - 1, m), (k, t, m - int(self.stages.inputs[k]))]
 
 
 @numba.njit(cache=True)
 def _table(forward, backward, inputs, saved, gradients, kept, saving, running, returning, slots):
-    """(choice[s, t, m] for stages s .. t within m slots beside the input of s; whether all fit within `slots`)."""
+    """choice[s, t, m] for stages s .. t within m slots beside the input of s."""
     n = len(forward)
     cost = np.full((n, n, slots + 1), np.inf, dtype=np.float64)
-    choice = np.full((n, n, slots + 1), -1, dtype=np.int16)
+    choice = np.full((n, n, slots + 1), NONE, dtype=np.int16)
+    nothing = np.zeros(slots + 1, dtype=np.float64)
     for length in range(n):
         for s in range(n - length):
             t = s + length
             own, chosen = cost[s, t], choice[s, t]
             after = gradients[t + 1] + kept[t + 1]
-            least = max(after + saving[s], kept[s + 1] + returning[s])
-            both = forward[s] + backward[s]
-            if s == t:
+            for way in range(saved.shape[1]):
+                both, size = forward[s] + backward[s, way], saved[s, way] if s < t else 0
+                if both == np.inf:
+                    continue
+                rest = cost[s + 1, t] if s < t else nothing
+                least = max(after + saving[s, way], kept[s + 1] + returning[s, way], size)
                 for m in range(least, slots + 1):
-                    own[m] = both
-                    chosen[m] = SAVE
-                continue
-            rest = cost[s + 1, t]
-            for m in range(max(least, saved[s]), slots + 1):
-                own[m] = rest[m - saved[s]] + both
-                chosen[m] = SAVE
+                    total = rest[m - size] + both
+                    if total < own[m]:
+                        own[m] = total
+                        chosen[m] = -way
             run, most = 0.0, 0
             for k in range(s + 1, t + 1):
                 run += forward[k - 1]
@@ -110,4 +128,4 @@ def _table(forward, backward, inputs, saved, gradients, kept, saving, running, r
                     if total < own[m]:
                         own[m] = total
                         chosen[m] = k
-    return choice, np.isfinite(cost[0, n - 1, slots])
+    return choice

@@ -1,0 +1,588 @@
+"""Compiled annealing of a sequence of computations, whose peak a segment tree keeps up to date.
+
+The sequence has more slots than computations, so that one can be put anywhere without moving the others. Each copy of
+a value is held from the slot that makes it to the last slot that reads it. A segment tree adds bytes to a range of
+slots and knows the most bytes of any slot, so that a computation is put or taken in logarithmic time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit, types
+from numba.experimental import structref
+
+from remat import Graph
+from remat.arrays import GraphArrays
+from remat.compiled import is_compiled
+
+STAGED, FIXED, FREE = range(3)  # which sequences are allowed: the scopes
+COST, BUDGET, RULE, LOG_TOP, N_SEVERAL, FAILED = range(6)  # places in `Sequencer.scalar`
+MOST_PLACES = 64  # of one operation
+SPARSE = 4  # slots per computation, at least
+LOG_ROOM = 2000  # changes of one move
+LARGEST_SUM = 1 << 61
+TRIES = 16  # random values looked at for one that is held at a slot
+# The price of a byte above the budget follows the share of moves that begin above it.
+PRICE_WINDOW, MANY_OVER, FEW_OVER, STEP = 256, 0.8, 0.5, 1.1
+PRICE_RANGE = 1e4  # most of the price over the first one, and of that over the least
+TAKE, SHIFT = 0.3, 0.3  # shares of the moves; the rest puts computations
+AT_PEAK, AT_USE = 0.6, 0.6  # shares of computations put for the sake of the peak, and right before the use
+_compiled: Any = njit(cache=True, nogil=True)
+
+
+class State(NamedTuple):
+    """A sequence in L slots (a power of two), the last one always empty; arrays only.
+
+    Attributes:
+        in_start ... run_once: the graph, as in `GraphArrays`.
+        slots: [L] int32, operation or -1.
+        places: [N, MOST_PLACES] int32, slots of each operation, ascending; n_places: [N].
+        several, several_at: [N] operations with more than one place, and where each is in that list (-1).
+        most, added: [2 L] int64, the segment tree: most bytes below each node, and what was added to all below it.
+        log: [LOG_ROOM, 3] the changes of a move: operation, slot, whether it was put.
+        scalar: int64; random: [1] uint64, the generator's state.
+        best: [L] int32, the cheapest sequence that fits.
+    """
+
+    in_start: np.ndarray
+    in_ids: np.ndarray
+    out_start: np.ndarray
+    out_ids: np.ndarray
+    use_start: np.ndarray
+    use_ids: np.ndarray
+    producer: np.ndarray
+    size_bytes: np.ndarray
+    cost: np.ndarray
+    workspace_bytes: np.ndarray
+    keep: np.ndarray
+    run_once: np.ndarray
+    slots: np.ndarray
+    places: np.ndarray
+    n_places: np.ndarray
+    several: np.ndarray
+    several_at: np.ndarray
+    most: np.ndarray
+    added: np.ndarray
+    log: np.ndarray
+    scalar: np.ndarray
+    random: np.ndarray
+    best: np.ndarray
+
+
+@structref.register
+class _StateType(types.StructRef):
+    """Numba's type of a `State` that is passed by reference, because compiling calls with so many arrays takes long."""
+
+    def preprocess_fields(self, fields: Any) -> Any:
+        return tuple((name, types.unliteral(kind)) for name, kind in fields)
+
+
+class _ByReference:
+    """`State` inside compiled code, which makes it of the tuple; never made in Python."""
+
+
+structref.define_constructor(_ByReference, _StateType, list(State._fields))
+
+
+class Sequencer:
+    """A sequence of computations under annealing.
+
+    Attributes:
+        unit, cost_unit: bytes and cost that count as one, because sums have to fit 64 bits.
+        price: of a unit of bytes above the budget, in units of cost; at first that of the excess of the first sequence
+            is the cost of the whole graph.
+    """
+
+    def __init__(self, graph: Graph, budget_bytes: int, rule: int, seed: int) -> None:
+        arrays = GraphArrays.of(graph)
+        self.unit = _unit(sum(arrays.size_bytes.tolist()) + sum(arrays.workspace_bytes.tolist()))
+        self.cost_unit = _unit(MOST_PLACES * graph.total_cost)
+        self.net = arrays._replace(
+            size_bytes=-(-arrays.size_bytes // self.unit), workspace_bytes=-(-arrays.workspace_bytes // self.unit),
+            cost=arrays.cost // self.cost_unit,
+        )  # fmt: skip
+        self.rule, self.budget = rule, max(0, budget_bytes - graph.fixed_bytes) // self.unit
+        self.total = max(1.0, float(self.net.cost.sum()))
+        self.random = np.array([(seed * 0x9E3779B97F4A7C15 + 0x1234567) % 2**64 or 1], dtype=np.uint64)
+        self.load(range(len(graph)))
+        self.price = self.first_price = self.total / max(1, self.peak - self.budget)
+
+    def load(self, order: Sequence[int]) -> None:
+        """Start from these computations, spread over the slots."""
+        n, computations = len(self.net.cost), np.array(order, dtype=np.int32)
+        length = 1 << max(4, (SPARSE * len(computations)).bit_length())
+        scalar = np.zeros(6, dtype=np.int64)
+        scalar[[BUDGET, RULE]] = self.budget, self.rule
+        self.state = State(
+            *self.net, np.full(length, -1, dtype=np.int32), np.zeros((n, MOST_PLACES), dtype=np.int32),
+            np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64), np.full(n, -1, dtype=np.int64),
+            np.zeros(2 * length, dtype=np.int64), np.zeros(2 * length, dtype=np.int64),
+            np.zeros((LOG_ROOM, 3), dtype=np.int64), scalar, self.random, np.full(length, -1, dtype=np.int32),
+        )  # fmt: skip
+        at = (np.arange(len(computations)) + 0.5) * ((length - 1) / max(1, len(computations)))
+        self.state.slots[at.astype(np.int64)] = computations
+        _build(self.state)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the sequence is within the budget."""
+        return self.peak <= self.budget
+
+    @property
+    def least_cost(self) -> int:
+        """Of any sequence, in units of cost."""
+        return int(self.net.cost.sum())
+
+    @property
+    def order(self) -> list[int]:
+        """Computations of the sequence."""
+        return self.state.slots[self.state.slots >= 0].tolist()
+
+    @property
+    def peak(self) -> int:
+        """Most units of bytes of any slot."""
+        return int(self.state.most[1])
+
+    @property
+    def cost(self) -> int:
+        """In units of cost."""
+        return int(self.state.scalar[COST])
+
+    def anneal(self, moves: int, hot: float, cold: float, known: int) -> tuple[int, list[int]]:
+        """Try moves from one temperature to another, both in mean costs of an operation.
+
+        Returns:
+            (cost, computations) of the cheapest sequence met that fits, if it is cheaper than `known`; else
+            ``(known, [])``
+        """
+        mean = self.total / max(1, len(self.net.cost))
+        cost, self.price = _anneal(self.state, moves, hot * mean, cold * mean, self.price, self.first_price, known)
+        return cost, self.state.best[self.state.best >= 0].tolist() if cost < known else []
+
+
+def is_warm() -> bool:
+    """Whether the compiled code lies in the cache, so that nothing has to be compiled first."""
+    return is_compiled(_anneal)
+
+
+def _unit(total: int) -> int:
+    """The least power of two of which `total` is few enough."""
+    return 1 << max(0, total.bit_length() - LARGEST_SUM.bit_length() + 1)
+
+
+# ---- the segment tree -----------------------------------------------------------------------------
+
+
+@_compiled
+def _add(most: np.ndarray, added: np.ndarray, low: int, high: int, size: int) -> None:
+    """Add bytes to the slots low..high."""
+    if low > high or size == 0:
+        return
+    a, b = low + len(most) // 2, high + len(most) // 2 + 1
+    left, right = a >> 1, (b - 1) >> 1
+    while a < b:
+        if a & 1:
+            most[a] += size
+            added[a] += size
+            a += 1
+        if b & 1:
+            b -= 1
+            most[b] += size
+            added[b] += size
+        a >>= 1
+        b >>= 1
+    while left != right:
+        most[left] = max(most[2 * left], most[2 * left + 1]) + added[left]
+        most[right] = max(most[2 * right], most[2 * right + 1]) + added[right]
+        left >>= 1
+        right >>= 1
+    while left:
+        most[left] = max(most[2 * left], most[2 * left + 1]) + added[left]
+        left >>= 1
+
+
+@_compiled
+def _peak_slot(most: np.ndarray) -> int:
+    """The first slot with the most bytes."""
+    i = 1
+    while i < len(most) // 2:
+        i = 2 * i if most[2 * i] >= most[2 * i + 1] else 2 * i + 1
+    return i - len(most) // 2
+
+
+@_compiled
+def _build(state: State) -> None:
+    """Places, cost and tree of the computations in the slots."""
+    s: State = _ByReference(*state)  # type: ignore[assignment]
+    length = len(s.slots)
+    for p in range(length):
+        k = s.slots[p]
+        if k >= 0:
+            s.places[k, s.n_places[k]] = p
+            s.n_places[k] += 1
+            s.scalar[COST] += s.cost[k]
+            s.most[length + p] += s.workspace_bytes[k]
+    bytes_from = np.zeros(length + 1, dtype=np.int64)
+    for k in range(len(s.cost)):
+        _note_several(s, k)
+        for e in range(s.out_start[k], s.out_start[k + 1]):
+            v = s.out_ids[e]
+            for j in range(s.n_places[k]):
+                p, after = s.places[k, j], _place(s, k, j + 1)
+                bytes_from[p] += s.size_bytes[v]
+                bytes_from[_end(s, v, p, after) + 1] -= s.size_bytes[v]
+    held = 0
+    for p in range(length):
+        held += bytes_from[p]
+        s.most[length + p] += held
+    for i in range(length - 1, 0, -1):
+        s.most[i] = max(s.most[2 * i], s.most[2 * i + 1])
+
+
+# ---- looking things up ----------------------------------------------------------------------------
+
+
+@_compiled
+def _random(s: State) -> float:
+    """Uniform in [0, 1), by xorshift64* (Vigna, 2016)."""
+    x = s.random[0]
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    s.random[0] = x
+    return float((x * np.uint64(2685821657736338717)) >> np.uint64(11)) / 9007199254740992.0
+
+
+@_compiled
+def _below(s: State, n: int) -> int:
+    return min(int(_random(s) * n), n - 1)
+
+
+@_compiled
+def _place(s: State, k: int, j: int) -> int:
+    """The j-th place of an operation; beyond them -1 and L."""
+    if j < 0:
+        return -1
+    return s.places[k, j] if j < s.n_places[k] else len(s.slots)
+
+
+@_compiled
+def _count_before(s: State, k: int, p: int) -> int:
+    """Number of places of an operation before slot p."""
+    j = s.n_places[k]
+    while j > 0 and s.places[k, j - 1] >= p:
+        j -= 1
+    return j
+
+
+@_compiled
+def _last_use(s: State, v: int, low: int, high: int) -> int:
+    """The last slot in (low, high) that reads a value, or `low`."""
+    found = low
+    for e in range(s.use_start[v], s.use_start[v + 1]):
+        u = s.use_ids[e]
+        for j in range(s.n_places[u] - 1, -1, -1):
+            if s.places[u, j] < high:
+                found = max(found, s.places[u, j])
+                break
+    return found
+
+
+@_compiled
+def _next_use(s: State, v: int, low: int, high: int) -> int:
+    """The first slot in (low, high) that reads a value, or `high`."""
+    found = high
+    for e in range(s.use_start[v], s.use_start[v + 1]):
+        u = s.use_ids[e]
+        for j in range(s.n_places[u]):
+            if s.places[u, j] > low:
+                found = min(found, s.places[u, j])
+                break
+    return found
+
+
+@_compiled
+def _end(s: State, v: int, made: int, after: int) -> int:
+    """The last slot that holds the copy of a value made in a slot; the next copy is made in slot `after`."""
+    if s.keep[v] and after == len(s.slots):
+        return after - 1
+    return _last_use(s, v, made, after)
+
+
+@_compiled
+def _gap(s: State, k: int, p: int) -> int:
+    """A random empty slot before slot p, next to it, where operation k may be put; -1 if there is none.
+
+    In a staged sequence the repeats between two first computations ascend.
+    """
+    is_staged = s.scalar[RULE] == STAGED
+    right = p
+    while is_staged and right < len(s.slots):
+        other = s.slots[right]
+        if other == k:
+            return -1
+        if other > k:  # a first computation is one of them
+            break
+        right += 1
+        p = right if other >= 0 else p
+    right, left = p, p - 1
+    while left >= 0:
+        other = s.slots[left]
+        if other >= 0:
+            if not is_staged or other < k or s.places[other, 0] == left:
+                break
+            if other == k:
+                return -1
+            right = left
+        left -= 1
+    empty = right - left - 1
+    return left + 1 + _below(s, empty) if empty > 0 else -1
+
+
+# ---- changes --------------------------------------------------------------------------------------
+
+
+@_compiled
+def _note_several(s: State, k: int) -> None:
+    """Bring the list of operations with several places up to date."""
+    at = s.several_at[k]
+    if s.n_places[k] > 1 and at < 0:
+        s.several[s.scalar[N_SEVERAL]] = k
+        s.several_at[k] = s.scalar[N_SEVERAL]
+        s.scalar[N_SEVERAL] += 1
+    elif s.n_places[k] <= 1 and at >= 0:
+        s.scalar[N_SEVERAL] -= 1
+        last = s.several[s.scalar[N_SEVERAL]]
+        s.several[at] = last
+        s.several_at[last] = at
+        s.several_at[k] = -1
+
+
+@_compiled
+def _put(s: State, k: int, p: int) -> None:
+    """Compute operation k in the empty slot p, before which each of its inputs was made."""
+    j = _count_before(s, k, p)
+    before, after = _place(s, k, j - 1), _place(s, k, j)
+    for e in range(s.out_start[k], s.out_start[k + 1]):
+        v, size = s.out_ids[e], s.size_bytes[s.out_ids[e]]
+        if before >= 0 and _end(s, v, before, after) > p:
+            _add(s.most, s.added, _last_use(s, v, before, p) + 1, p - 1, -size)
+        else:
+            _add(s.most, s.added, p, p, size)
+    _read(s, k, p, 1)
+    for i in range(s.n_places[k], j, -1):
+        s.places[k, i] = s.places[k, i - 1]
+    s.places[k, j] = p
+    s.n_places[k] += 1
+    s.slots[p] = k
+    s.scalar[COST] += s.cost[k]
+    _note_several(s, k)
+
+
+@_compiled
+def _take(s: State, k: int, p: int) -> None:
+    """Undo the computation of operation k in slot p; another copy serves those who read its outputs."""
+    j = _count_before(s, k, p)
+    before, after = _place(s, k, j - 1), _place(s, k, j + 1)
+    for i in range(j, s.n_places[k] - 1):
+        s.places[k, i] = s.places[k, i + 1]
+    s.n_places[k] -= 1
+    s.slots[p] = -1
+    s.scalar[COST] -= s.cost[k]
+    for e in range(s.out_start[k], s.out_start[k + 1]):
+        v, size = s.out_ids[e], s.size_bytes[s.out_ids[e]]
+        if before >= 0 and _end(s, v, p, after) > p:
+            _add(s.most, s.added, _last_use(s, v, before, p) + 1, p - 1, size)
+        else:
+            _add(s.most, s.added, p, p, -size)
+    _read(s, k, p, -1)
+    _note_several(s, k)
+
+
+@_compiled
+def _read(s: State, k: int, p: int, sign: int) -> None:
+    """Hold the inputs of operation k to slot p, and its workspace there; or no longer. Slot p itself does not count."""
+    for e in range(s.in_start[k], s.in_start[k + 1]):
+        v = s.in_ids[e]
+        j = _count_before(s, s.producer[v], p)
+        made, after = _place(s, s.producer[v], j - 1), _place(s, s.producer[v], j)
+        _add(s.most, s.added, _end(s, v, made, after) + 1, p, sign * s.size_bytes[v])
+    _add(s.most, s.added, p, p, sign * s.workspace_bytes[k])
+
+
+@_compiled
+def _change(s: State, k: int, p: int, is_put: bool) -> bool:
+    """Put or take a computation and log it; False if there is no room for it."""
+    if s.scalar[LOG_TOP] == LOG_ROOM or (is_put and s.n_places[k] == MOST_PLACES):
+        return False
+    if is_put:
+        _put(s, k, p)
+    else:
+        _take(s, k, p)
+    top = s.scalar[LOG_TOP]
+    s.log[top, 0], s.log[top, 1], s.log[top, 2] = k, p, is_put
+    s.scalar[LOG_TOP] += 1
+    return True
+
+
+@_compiled
+def _undo(s: State) -> None:
+    """Take back the move."""
+    for i in range(s.scalar[LOG_TOP] - 1, -1, -1):
+        if s.log[i, 2]:
+            _take(s, s.log[i, 0], s.log[i, 1])
+        else:
+            _put(s, s.log[i, 0], s.log[i, 1])
+
+
+# ---- moves ----------------------------------------------------------------------------------------
+
+
+@_compiled
+def _recompute(s: State) -> bool:
+    """Free a value that is held at a slot and not read there, and compute it again before it is read."""
+    p = _peak_slot(s.most) if _random(s) < AT_PEAK else _below(s, len(s.slots) - 1)
+    for _ in range(TRIES):
+        v = _below(s, len(s.size_bytes))
+        k = s.producer[v]
+        if s.run_once[k] or s.size_bytes[v] == 0:
+            continue
+        j = _count_before(s, k, p)
+        made, after = _place(s, k, j - 1), _place(s, k, j)
+        if made < 0 or after == p or _end(s, v, made, after) <= p or _last_use(s, v, made, p + 1) == p:
+            continue
+        use = min(_next_use(s, v, p, after), len(s.slots) - 1)
+        if s.scalar[RULE] == STAGED:
+            use = min(use, s.places[len(s.cost) - 1, 0])
+        if use <= p + 1:
+            return False
+        at = _gap(s, k, use if _random(s) < AT_USE else p + 2 + _below(s, use - p - 1))
+        return at > p and _change(s, k, at, True) and _follow(s, _below(s, 3) / 2)
+    return False
+
+
+@_compiled
+def _follow(s: State, share: float) -> bool:
+    """Compute this share of the inputs again that would otherwise be held for a computation of this move."""
+    i = 0
+    while i < s.scalar[LOG_TOP]:
+        k, p = s.log[i, 0], s.log[i, 1]
+        i += 1
+        for e in range(s.in_start[k], s.in_start[k + 1]):
+            v, maker = s.in_ids[e], s.producer[s.in_ids[e]]
+            if _random(s) >= share or s.run_once[maker] or s.size_bytes[v] == 0:
+                continue
+            j = _count_before(s, maker, p)
+            made, after = _place(s, maker, j - 1), _place(s, maker, j)
+            if _end(s, v, made, after) > p:
+                continue
+            at = _gap(s, maker, p)
+            if at > _last_use(s, v, made, p) and not _change(s, maker, at, True):
+                return False
+    return True
+
+
+@_compiled
+def _drop(s: State) -> bool:
+    """Take a computation that is not the only one of its operation, and those that only it has needed."""
+    if s.scalar[N_SEVERAL] == 0:
+        return False
+    k = s.several[_below(s, s.scalar[N_SEVERAL])]
+    first = 0 if s.scalar[RULE] == FREE else 1
+    j = first + _below(s, s.n_places[k] - first)
+    if j == 0 and not _is_unread(s, k, 0):
+        return False
+    if not _change(s, k, s.places[k, j], False):
+        return False
+    i = 0
+    while i < s.scalar[LOG_TOP]:
+        k, p = s.log[i, 0], s.log[i, 1]
+        i += 1
+        for e in range(s.in_start[k], s.in_start[k + 1]):
+            maker = s.producer[s.in_ids[e]]
+            j = _count_before(s, maker, p) - 1
+            if j > 0 and _is_unread(s, maker, j) and not _change(s, maker, s.places[maker, j], False):
+                return False
+    return True
+
+
+@_compiled
+def _is_unread(s: State, k: int, j: int) -> bool:
+    """Whether nothing reads the outputs of the j-th computation of operation k."""
+    p, after, unread = s.places[k, j], _place(s, k, j + 1), True
+    for e in range(s.out_start[k], s.out_start[k + 1]):
+        unread = unread and _end(s, s.out_ids[e], p, after) == p
+    return unread
+
+
+@_compiled
+def _shift(s: State) -> bool:
+    """Put a computation elsewhere: a repeat, or in a free order any of them within its dependencies."""
+    is_free = s.scalar[RULE] == FREE
+    if is_free and _random(s) < 0.5:
+        k, j = _below(s, len(s.cost)), 0
+    elif s.scalar[N_SEVERAL]:
+        k = s.several[_below(s, s.scalar[N_SEVERAL])]
+        j = 1 + _below(s, s.n_places[k] - 1)
+    else:
+        return False
+    p, low, high = s.places[k, j], _place(s, k, j - 1), _place(s, k, j + 1)
+    if j == 0:
+        high = min(high, len(s.slots) - 1)
+        for e in range(s.in_start[k], s.in_start[k + 1]):
+            low = max(low, s.places[s.producer[s.in_ids[e]], 0])
+        for e in range(s.out_start[k], s.out_start[k + 1]):
+            high = _next_use(s, s.out_ids[e], p, high)
+    elif s.scalar[RULE] == STAGED:
+        high = min(high, s.places[len(s.cost) - 1, 0])
+    high = min(high, len(s.slots) - 1)
+    if high - low < 2:
+        return False
+    at = _gap(s, k, low + 2 + _below(s, high - low - 1))
+    return at > low and _change(s, k, at, True) and _change(s, k, p, False)
+
+
+@_compiled
+def _anneal(
+    state: State,
+    moves: int,
+    hot: float,
+    cold: float,
+    price: float,
+    first_price: float,
+    known: int,
+) -> tuple[int, float]:
+    """(cost of the cheapest sequence that fits and is left in `best`, or `known`; the price reached)."""
+    s: State = _ByReference(*state)  # type: ignore[assignment]
+    cost, peak, over = s.scalar[COST], s.most[1], 0
+    least_price, most_price = first_price / PRICE_RANGE, first_price * PRICE_RANGE
+    for move in range(moves):
+        excess = max(0, peak - s.scalar[BUDGET])
+        over += excess > 0
+        if move % PRICE_WINDOW == PRICE_WINDOW - 1:
+            price *= STEP if over > MANY_OVER * PRICE_WINDOW else 1 / STEP if over < FEW_OVER * PRICE_WINDOW else 1.0
+            price = min(max(price, least_price), most_price)
+            over = 0
+        s.scalar[LOG_TOP] = 0
+        which = _random(s)
+        if which < TAKE:
+            done = _drop(s)
+        elif which < TAKE + SHIFT:
+            done = _shift(s)
+        else:
+            done = _recompute(s)
+        now = max(0, s.most[1] - s.scalar[BUDGET])
+        worse = (s.scalar[COST] - cost) + price * (now - excess)
+        temperature = hot * (cold / hot) ** (move / moves)
+        if not done or (worse > 0 and _random(s) >= math.exp(-worse / temperature)):
+            _undo(s)
+            continue
+        cost, peak = s.scalar[COST], s.most[1]
+        if now == 0 and cost < known:
+            known = cost
+            s.best[:] = s.slots
+    return known, price

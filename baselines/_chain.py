@@ -1,0 +1,125 @@
+"""A training graph as a chain of stages: what lies between its articulation points, with its backward operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from baselines._forward import Forward
+from baselines._persistent import Stages
+from remat import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Stages of a graph: forward and backward operations of each.
+
+    Attributes:
+        forward, backward: [L] operations, ascending.
+    """
+
+    graph: Graph
+    forward: Sequence[Sequence[int]]
+    backward: Sequence[Sequence[int]]
+
+    @classmethod
+    def of(cls, graph: Graph, most_stages: int) -> Chain:
+        """Stages that end with an articulation point; beyond the most, points with the most bytes are left out.
+
+        Raises:
+            Skip: the graph has no backward pass or no articulation points.
+        """
+        forward = Forward.of(graph)
+        points = range(len(forward.operations) - 1) if forward.is_chain else forward.articulation_points()
+        cuts = sorted(sorted(points, key=forward.bytes_at)[: most_stages - 1])
+        ends = [forward.operations[p] for p in cuts]
+        stage_of = np.searchsorted(ends, np.arange(len(graph)))  # a stage ends with its articulation point
+        runs: list[list[int]] = [[] for _ in range(len(ends) + 1)]
+        returns: list[list[int]] = [[] for _ in range(len(ends) + 1)]
+        inside = set(forward.region)
+        for k in range(len(graph)):
+            if k in inside:
+                runs[stage_of[k]].append(k)
+            else:
+                anchor = int(forward.anchor[k])
+                returns[stage_of[forward.operations[anchor]] if anchor >= 0 else 0].append(k)
+        return cls(graph, runs, returns)
+
+    def grouped(self, most_stages: int) -> Chain:
+        """The chain with runs of neighbours as one stage, with about as many operations in each."""
+        if len(self.forward) <= most_stages:
+            return self
+        n = sum(map(len, self.forward))
+        done = np.cumsum([0, *map(len, self.forward)])
+        group = np.minimum(done[:-1] * most_stages // n, most_stages - 1)
+        members = [np.flatnonzero(group == g).tolist() for g in sorted(set(group.tolist()))]
+        merged = [[sorted(k for i in row for k in ops[i]) for row in members] for ops in (self.forward, self.backward)]
+        return Chain(self.graph, *merged)
+
+    def order(self, passes: Sequence[tuple[str, int]]) -> list[int]:
+        """Operations of passes; what must run once runs the first time."""
+        order, known = list[int](), set[int]()
+        for kind, stage in passes:
+            for k in self.backward[stage] if kind == "return" else self.forward[stage]:
+                if not (k in known and self.graph.operations[k].run_once):
+                    order.append(k)
+            known.update(self.forward[stage])
+        return order
+
+    def stages(self) -> Stages:
+        """Costs, and sizes in bytes."""
+        graph, n = self.graph, len(self.forward)
+        stage = {k: i for i, ops in enumerate(self.forward) for k in ops}
+        back = {k: i for i, ops in enumerate(self.backward) for k in ops}
+        size = [value.bytes for value in graph.values]
+        inputs, saved, kept, gradients = (np.zeros(n + 1, dtype=np.int64) for _ in range(4))
+        for v, p in enumerate(graph.producer):
+            users = graph.users[v]
+            if p in stage:
+                i = stage[p]
+                if any(stage.get(u, i) > i for u in users):
+                    inputs[i + 1] += size[v]
+                if graph.values[v].keep or any(stage.get(u) != i for u in users):
+                    saved[i] += size[v]
+            else:
+                i = back[p]
+                if graph.values[v].keep:
+                    kept[: i + 1] += size[v]
+                else:
+                    lowest = min((back[u] for u in users if u in back), default=i)
+                    gradients[lowest + 1 : i + 1] += size[v]
+        sizes = [inputs[:n], saved[:n], gradients, kept, *(self._most(which) for which in ("save", "run", "return"))]
+        return Stages(
+            np.array([sum(graph.operations[k].cost for k in ops) for ops in self.forward]),
+            np.array([sum(graph.operations[k].cost for k in ops) for ops in self.backward]),
+            *sizes,
+        )  # fmt: skip
+
+    def _most(self, which: str) -> np.ndarray:
+        """[L] most bytes of its own values, and of those a backward pass reads, in a pass of each stage."""
+        passes = self.backward if which == "return" else self.forward
+        return np.array([self._most_of(i, ops, which) for i, ops in enumerate(passes)], dtype=np.int64)
+
+    def _most_of(self, stage: int, ops: Sequence[int], which: str) -> int:
+        graph, mine = self.graph, set(ops)
+        made = {v for k in ops for v in graph.operations[k].outputs}
+        own = set(self.forward[stage])
+        held = set[int]()
+        if which == "return":  # what the forward pass saved, and the gradients that come in
+            saved = {v for k in own for v in graph.operations[k].outputs if any(u not in own for u in graph.users[v])}
+            held = saved | {v for k in ops for v in graph.operations[k].inputs if graph.producer[v] not in own} - made
+        last = {v: max((u for u in graph.users[v] if u in mine), default=-1) for v in made | held}
+        if which == "run":  # without saving: only what the next stage reads stays
+            later = {k for after in self.forward[stage + 1 : stage + 2] for k in after}
+            stays = {v for v in made if any(u in later for u in graph.users[v])}
+        else:
+            stays = {v for v in made if graph.values[v].keep or any(u not in mine for u in graph.users[v])}
+        most = 0
+        for k in ops:
+            op = graph.operations[k]
+            held |= set(op.outputs)
+            most = max(most, sum(graph.values[v].bytes for v in held) + op.workspace_bytes)
+            held -= {v for v in held if last[v] <= k and v not in stays}
+        return most

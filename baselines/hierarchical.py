@@ -1,0 +1,129 @@
+"""Hierarchical rematerialization: options of parts within parts, combined along a chain by dynamic programming."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from baselines._chain import Chain
+from baselines._forward import Forward
+from baselines._hierarchy import Option, Part, Solver
+from baselines._persistent import Schedules, Stages
+from remat import Candidate, Graph, Plan, Problem, Scope, simulate, strategy
+from remat.context import Context
+from remat.solution import Outcome
+
+MOST_STAGES = 100  # the upper program takes time in the cube of their number; beyond it neighbours are one part
+ABOVE = 1.25  # largest limit over the budget: the program rounds up, and the simulator frees earlier
+OPTIONS_SHARE = 0.5  # of the time, for options
+PLAN_S = 0.3  # needed for another try
+
+
+@strategy("hierarchical", baseline=True)
+def hierarchical(problem: Problem, context: Context, *, slots: int = 500) -> Outcome:
+    """Parts of the graph with options of what to save, combined level by level (Gusak et al., ICML 2025).
+
+    The forward pass is cut at its articulation points into a chain of parts. Each part has options: what it holds
+    between its passes, its peaks and its cost (`baselines._hierarchy`: large parts are split again, down to parts in
+    which every set of values is tried). The dynamic program of Rotor then chooses for each part whether it runs without
+    saving, saves its input, or saves by one of its options, as in Rockmate (Zhao et al., ICML 2023).
+
+    Deviations: HiRemate solves parts by integer programs; here every set of up to 8 values is tried, and where there
+    are more, values are dropped one by one where a byte costs least. Its upper levels are integer programs over the
+    options too; here the top level is the dynamic program. The program's limit is raised or lowered until the simulator
+    finds the budget just met. Staged plans have the repeats between two first computations in the graph's order.
+
+    Args:
+        slots: into which the memory is divided.
+
+    @inproceedings{gusak2025hiremate, title={HiRemate: Hierarchical Approach for Efficient Re-materialization of Neural
+    Networks}, author={Gusak, Julia and Zhao, Xunyi and Le Hellard, Th{\'e}otime and Li, Zhe and Eyraud-Dubois, Lionel
+    and Beaumont, Olivier}, booktitle={ICML}, year={2025}}
+    """
+    graph = problem.graph
+    forward = Forward.of(graph)
+    chain = Chain.of(graph, len(graph)).grouped(MOST_STAGES)
+    parts = [Part(forward, *passes) for passes in zip(chain.forward, chain.backward, strict=True)]
+    ends = (1 - OPTIONS_SHARE) * context.remaining_s()
+    solver = Solver(lambda: not context.repeats and context.remaining_s() < ends)
+    levels = _Levels(chain, parts, [solver.options(part) for part in parts])
+    plan = levels.plan(problem, context, slots)
+    stats = {"parts": len(parts), "solved": solver.solved, "levels": 1 + solver.levels}
+    return Outcome((Candidate(plan),) if plan is not None else (), stats=stats)
+
+
+@dataclass(frozen=True, slots=True)
+class _Levels:
+    """A chain whose stages are parts with options."""
+
+    chain: Chain
+    parts: Sequence[Part]
+    options: Sequence[Sequence[Option]]
+
+    def plan(self, problem: Problem, context: Context, slots: int) -> Plan | None:
+        """The plan of the largest limit with which the simulator finds the budget met, by bisection."""
+        graph, room = problem.graph, problem.budget_bytes - problem.graph.fixed_bytes
+        if room <= 0:
+            return None
+        schedules = Schedules(self.stages().in_slots(-(-room // slots)), int(ABOVE * slots))
+        plan, low, high = None, 0, schedules.slots
+        while low <= high and (context.repeats or context.remaining_s() > PLAN_S):
+            limit = (low + high) // 2
+            passes = schedules.within(limit)
+            found = None if passes is None else Plan.from_order(graph, self.order(passes, problem.scope))
+            if found is not None and simulate(graph, found).peak_bytes > problem.budget_bytes:
+                high = limit - 1
+            else:
+                plan, low = found or plan, limit + 1
+        return plan
+
+    def stages(self) -> Stages:
+        """The chain's stages, with the options as ways to save."""
+        shape = len(self.parts), max(map(len, self.options))
+        sizes = {name: np.zeros(shape, dtype=np.int64) for name in ("saved", "saving", "returning")}
+        backward = np.full(shape, np.inf)
+        for i, row in enumerate(self.options):
+            backward[i, : len(row)] = [option.cost for option in row]
+            for name, size in sizes.items():
+                size[i, : len(row)] = [getattr(option, name) for option in row]
+        return replace(self.chain.stages(), backward=backward, **sizes)
+
+    def order(self, passes: Sequence[tuple[str, int, int]], scope: Scope) -> list[int]:
+        """Computations of passes, without those whose outputs nothing reads."""
+        graph, order, known = self.chain.graph, list[int](), set[int]()
+        for kind, i, way in passes:
+            part, option = self.parts[i], self.options[i][way]
+            ops = [part.operations[k] for k in option.backward] if kind == "return" else part.forward
+            order += [k for k in ops if not (k in known and graph.operations[k].run_once)]
+            known.update(ops)
+        return without_unread(graph, in_stages(order) if scope is Scope.STAGED else order)
+
+
+def in_stages(order: Sequence[int]) -> list[int]:
+    """The computations with the repeats before each first computation in order, each once."""
+    staged, repeats, known = list[int](), set[int](), set[int]()
+    for k in order:
+        if k in known:
+            repeats.add(k)
+            continue
+        staged += [*sorted(repeats), k]
+        repeats.clear()
+        known.add(k)
+    return staged
+
+
+def without_unread(graph: Graph, order: Sequence[int]) -> list[int]:
+    """The computations without repeats whose outputs nothing reads before they are made again."""
+    first = {k: i for i, k in reversed([*enumerate(order)])}
+    live = {v for v, value in enumerate(graph.values) if value.keep}
+    left = list[int]()
+    for i, k in reversed([*enumerate(order)]):
+        op = graph.operations[k]
+        if first[k] < i and live.isdisjoint(op.outputs):
+            continue
+        left.append(k)
+        live.difference_update(op.outputs)
+        live.update(op.inputs)
+    return left[::-1]
