@@ -91,6 +91,7 @@ STYLES: dict[str, Style] = {
     "full": Style("Checkpoint every block", BLACK, "P", ":"),
     "every_n": Style("Checkpoint every n-th block", GREY, "p", "-."),
     "selective": Style("Selective checkpoints", SKY, "h", ":"),
+    "xla_greedy": Style("XLA greedy", VERMILLION, "X", "-."),
     "gist": Style("Gist", OLIVE, "X", ":"),
     "torch_mincut": Style("PyTorch min-cut", TEAL, "d", "-."),
     "monet": Style("MONeT", FOREST, "p", "--"),
