@@ -77,8 +77,8 @@ def run_online(graph: Graph, budget_bytes: int, heuristic: str, seed: int, most:
         for value, users, p in zip(graph.values, graph.users, graph.producer, strict=True)
     ]
     net = _Net(
-        *_rows([op.inputs for op in graph.operations]), *_rows([op.outputs for op in graph.operations]),
-        *_rows(graph.users), np.array([float(op.cost) for op in graph.operations]),
+        *rows([op.inputs for op in graph.operations]), *rows([op.outputs for op in graph.operations]),
+        *rows(graph.users), np.array([float(op.cost) for op in graph.operations]),
         np.array([op.workspace_bytes for op in graph.operations]), np.array([value.bytes for value in graph.values]),
         np.array(graph.producer), np.array(last),
         np.array([graph.operations[p].run_once or not value.bytes
@@ -96,7 +96,8 @@ def run_online(graph: Graph, budget_bytes: int, heuristic: str, seed: int, most:
     return OnlineRun(*_run(net, state, budget_bytes - graph.fixed_bytes, NAMES[heuristic], seed, most))
 
 
-def _rows(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+def rows(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """(the elements of all rows, [rows + 1] where each row starts)."""
     starts = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in rows], out=starts[1:])
     return np.array([x for row in rows for x in row], dtype=np.int64), starts

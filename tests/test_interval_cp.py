@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 from brute_force import optimum, random_graph
 
-from remat import Graph, Status, simulate, solve_sweep
+from remat import Graph, Plan, Status, simulate, solve_sweep
+from remat.errors import InvalidInput
 from remat.programs.interval import event, run_stages
 
 KINDS = {"plain": {}, "everything": {"multi_output": 0.4, "workspace": 2, "keep": 0.15, "once": 0.15}}
 
 
-def here(graph, budget, **options):
+def here(graph, budget, strategy="interval_cp", **options):
     options = {"time_limit_s": 5, "threads": 1, "work_limit": 1} | options
-    return solve_sweep(graph, [budget], "interval_cp", isolate=False, **options)[0]
+    return solve_sweep(graph, [budget], strategy, isolate=False, **options)[0]
 
 
 def test_events_are_the_slots_in_order():
@@ -49,6 +50,40 @@ def test_optimum_is_the_exhaustive_one(kind):
             proven += solution.status is Status.OPTIMAL
             assert simulate(graph, solution.plan).peak_bytes <= budget
     assert proven > 20
+
+
+@pytest.mark.parametrize("most_runs", [2, 8])
+def test_two_phases_reach_the_optimum_of_their_limit_on_runs(most_runs):
+    rng = np.random.default_rng(6)
+    proven = 0
+    for _ in range(8):
+        graph = random_graph(rng, int(rng.integers(5, 8)), min_cost=1, **KINDS["everything"])
+        budget = graph.largest_working_set()[0] + 1
+        expected = optimum(graph, budget, "staged")
+        solution = here(graph, budget, "moccasin", most_runs=most_runs)
+        if solution.plan is None:
+            assert solution.stats["first_phase_above_bytes"] > 0
+            assert expected is None or most_runs == 2
+            assert (solution.status is Status.INFEASIBLE) <= (expected is None)
+            continue
+        assert solution.bound <= expected <= solution.cost
+        assert simulate(graph, solution.plan).computations.max() <= most_runs
+        assert solution.cost == expected or most_runs == 2
+        proven += solution.status is Status.OPTIMAL
+    assert proven
+
+
+def test_the_published_method_starts_from_the_graph_alone():
+    graph = Graph.from_nodes("chain", [[], [0], [1], [2], [1, 3], [0, 4]], [3] * 6, [1] * 6)
+    plain = Plan.from_order(graph, range(6))
+    peak = simulate(graph, plain).peak_bytes
+    assert here(graph, peak, "moccasin").plan.steps == plain.steps
+    found = here(graph, peak - 3, "moccasin")
+    assert found.cost == optimum(graph, peak - 3, "staged") > graph.total_cost
+    better = here(graph, peak - 3, "interval_cp").plan
+    assert here(graph, peak - 3, "moccasin", warm_start=better).plan.steps == found.plan.steps
+    with pytest.raises(InvalidInput, match="most_runs must be a positive integer"):
+        here(graph, peak, "moccasin", most_runs=0)
 
 
 def test_nothing_is_claimed_for_a_wider_scope():

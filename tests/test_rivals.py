@@ -1,4 +1,4 @@
-"""Rival baselines: Rotor against brute force, DTR's run against its rules, checkpoints around blocks."""
+"""Rival baselines: Rotor against brute force, DTR and XLA against their rules, checkpoints around blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from helpers import step_of
 
 from baselines._online import NAMES, run_online
 from baselines._persistent import Stages, cheapest_schedule
-from remat import Plan, simulate, solve
+from baselines._program_points import in_stages, walk
+from remat import Plan, Scope, Status, simulate, solve
 from remat.graph import Graph, Operation, Value
 from remat.simulator import plain_peak
 
@@ -117,3 +118,45 @@ def test_checkpoints_around_blocks() -> None:
     assert found["full"].overhead is not None
     assert found["every_n"].overhead is not None
     assert found["full"].overhead > found["every_n"].overhead > 0
+
+
+def chosen(inputs: list[tuple[int, ...]], sizes: list[int], room: int, *, moves_first: bool) -> list[int] | None:
+    graph = Graph.from_nodes("points", inputs, sizes, [100, *[1] * (len(sizes) - 1)])
+    return walk(graph, room, 32, 10, moves_first, lambda: True)
+
+
+def test_xla_frees_most_bytes_whatever_their_time() -> None:
+    inputs, sizes = [(), (), (0, 1), (), (2, 3), (0, 1, 4)], [5, 3, 1, 6, 1, 1]
+    assert chosen(inputs, sizes, 16, moves_first=False) == [0, 1, 2, 3, 4, 5]
+    assert chosen(inputs, sizes, 14, moves_first=False) == [0, 1, 2, 3, 4, 0, 5]
+    assert chosen(inputs, sizes, 10, moves_first=False) == [0, 1, 2, 3, 4, 0, 1, 5]
+
+
+def test_xla_moves_what_nobody_has_read() -> None:
+    inputs, sizes = [(), (), (1,), (0, 2)], [4, 4, 1, 1]
+    assert chosen(inputs, sizes, 8, moves_first=True) == [1, 2, 0, 3]
+    assert chosen(inputs, sizes, 8, moves_first=False) == [0, 1, 2, 0, 3]
+
+
+def test_xla_repeats_a_block_where_no_single_run_helps() -> None:
+    inputs, sizes = [(), (0,), (1,), (), (3,), (2, 4)], [4, 4, 4, 8, 1, 1]
+    graph = Graph.from_nodes("block", inputs, sizes, [1] * 6)
+    for block_size in (1, 2, 3):  # the input of the block would have to stay instead
+        assert walk(graph, 11, block_size, 10, False, lambda: True) is None
+    assert walk(graph, 11, 4, 10, False, lambda: True) == [0, 1, 2, 3, 4, 0, 1, 2, 5]
+
+
+@pytest.mark.parametrize("scope", Scope)
+def test_xla_keeps_its_budget(scope: Scope) -> None:
+    graph = step_of(8)
+    for share in (1.0, 0.8, 0.6):
+        budget = round(share * plain_peak(graph))
+        found = solve(graph, budget, "xla_greedy", scope=str(scope))
+        assert found.plan is not None
+        assert scope.contains(found.plan.scope)
+        assert (found.cost == graph.total_cost) == (share == 1.0)
+    assert solve(graph, graph.largest_working_set()[0], "xla_greedy", scope=str(scope)).status is Status.NO_PLAN
+
+
+def test_what_runs_again_is_sorted_in_each_stage() -> None:
+    assert in_stages([0, 1, 2, 1, 0, 1, 3, 2, 0]) == [0, 1, 2, 0, 1, 3, 0, 2]

@@ -33,6 +33,9 @@ class IntervalModel:
         limits: [N] largest number of runs, C.
         cost_unit: divides all costs, rounded down, so that a bound of the model times it is a bound.
         base: exact cost of the first runs.
+        cost: of the repeats, in `cost_unit`, which the model minimises.
+        room: memory that values and workspaces may take, in `memory_unit`; a variable if it may exceed the budget.
+        memory_unit: bytes.
     """
 
     model: Any
@@ -40,6 +43,9 @@ class IntervalModel:
     limits: Sequence[int]
     cost_unit: int
     base: int
+    cost: Any
+    room: Any
+    memory_unit: int
 
     def order(self, solver: Any) -> list[int]:
         """Computations of a solution, in order."""
@@ -67,16 +73,18 @@ def build_intervals(
     most_runs: int,
     hint: Sequence[Sequence[int]] | None = None,
     fixed: Collection[int] = (),
+    most_bytes: int | None = None,
 ) -> IntervalModel | None:
     """The program with at most `most_runs` runs of each operation; None if one operation alone exceeds the budget.
 
     Args:
         hint: [N] stages in which each operation runs in a known plan.
         fixed: operations whose runs stay as in the hint, for neighbourhood search.
+        most_bytes: lets the memory be a variable between the budget and this.
     """
     if graph.largest_working_set()[0] > budget_bytes:
         return None
-    return _Builder(graph, budget_bytes, hint, fixed).build(most_runs)
+    return _Builder(graph, budget_bytes, hint, fixed).build(most_runs, most_bytes)
 
 
 class _Builder:
@@ -92,16 +100,18 @@ class _Builder:
         self.model: Any = cp_model.CpModel()
         self.last_run, self.last_held = last_stages(graph, [not op.run_once for op in graph.operations])
         self.unit = math.gcd(*(v.bytes for v in graph.values), *(op.workspace_bytes for op in graph.operations)) or 1
-        self.capacity = (budget_bytes - graph.fixed_bytes) // self.unit
+        self.room: Any = max(0, (budget_bytes - graph.fixed_bytes) // self.unit)
         self.starts: list[list[tuple[Any, Any]]] = []
         self.ends: dict[tuple[int, int], Any] = {}
         self.limits: list[int] = []
         self.intervals: list[Any] = []
         self.demands: list[int] = []
 
-    def build(self, most_runs: int) -> IntervalModel:
+    def build(self, most_runs: int, most_bytes: int | None) -> IntervalModel:
         """Add the runs, the intervals of the values that they make, and the reads that need these intervals."""
         graph = self.graph
+        if most_bytes is not None:
+            self.room = self.model.new_int_var(self.room, -(-(most_bytes - graph.fixed_bytes) // self.unit), "room")
         cost_unit = 1
         while graph.total_cost // cost_unit * max(most_runs, 1) > LARGEST_SUM:
             cost_unit *= 2
@@ -116,10 +126,12 @@ class _Builder:
             for v in op.inputs:
                 for start, present in self.starts[k]:
                     self._covered(v, start, present)
-        self.model.add_cumulative(self.intervals, self.demands, max(self.capacity, 0))
+        self.model.add_cumulative(self.intervals, self.demands, self.room)
         self.model.minimize(sum(objective))
         base = graph.total_cost + sum(graph.operations[k].cost * (len(self.starts[k]) - 1) for k in self.fixed)
-        return IntervalModel(self.model, self.starts, self.limits, cost_unit, base)
+        return IntervalModel(
+            self.model, self.starts, self.limits, cost_unit, base, sum(objective), self.room, self.unit
+        )
 
     def _runs(self, k: int, most_runs: int) -> list[Any]:
         """Add the first run of operation `k` and its optional repeats; the presence literals of these repeats."""

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from remat.context import CUT_S, Context
 from remat.errors import InvalidPlan
-from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.problem import Problem
 from remat.programs.interval import build_intervals, run_stages
 from remat.registry import strategy
 from remat.search.anneal import is_warm
 from remat.solution import Candidate, Outcome
+from remat.solvers._cp_sat import is_unlimited, new_solver, proven_cost, solve_interruptibly, tensorflow_came_first
 from remat.solvers._polish import StagedSolver, scope_note
 from remat.solvers.search import quick_plan, search_staged
 
@@ -28,15 +26,7 @@ START_SHARE = 0.1  # of the time, for the first plan
 NEIGHBOURHOOD_S = 3.0
 LARGEST_C = 8
 IN_VAIN = 4  # neighbourhoods in vain before C grows
-# In a run that repeats exactly: number of neighbourhoods without a work limit; work for one program, and without a work
-# limit its largest share of the time.
-REPEATED_ROUNDS, REPEATED_WORK, REPEATED_SHARE = 10, 5.0, 0.04
-
-
-def tensorflow_came_first() -> bool:
-    """Whether TensorFlow was imported before OR-tools: the solver then binds to TensorFlow's symbols and crashes."""
-    order = [name for name in sys.modules if name in ("tensorflow", "ortools")]  # in order of import
-    return order[:1] == ["tensorflow"]
+REPEATED_ROUNDS = 10  # neighbourhoods of a run that repeats exactly and has no work limit
 
 
 @strategy("interval_cp", proves=True, isolated=True, must_isolate=tensorflow_came_first, implementations="search")
@@ -150,13 +140,8 @@ class _Intervals(StagedSolver):
         if built is None or seconds <= 0.05:
             return False
         self.stats["solves"] += 1
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = context.solver_threads
-        solver.parameters.random_seed = context.options.seed % 2**31
-        if context.repeats:
-            solver.parameters.max_deterministic_time = self._repeated_work()
-        solver.parameters.max_time_in_seconds = seconds
-        status = _solve_interruptibly(solver, built.model)
+        solver = new_solver(context, seconds)
+        status = solve_interruptibly(solver, built.model)
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             plan = Plan.from_order(self.graph, built.order(solver), context.problem.budget_bytes)
             if not self.keep(plan):
@@ -165,42 +150,11 @@ class _Intervals(StagedSolver):
             self._conclude(built, solver, status == cp_model.INFEASIBLE)
         return status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
 
-    def _repeated_work(self) -> float:
-        """Limit of one program in a run that must repeat exactly, in CP-SAT's deterministic time (about seconds)."""
-        if self.context.options.work_limit is not None:
-            return REPEATED_WORK
-        return min(REPEATED_WORK, REPEATED_SHARE * self.context.options.time_limit_s)
-
     def _conclude(self, built: Any, solver: Any, infeasible: bool) -> None:
         """Keep what the whole program proves, a bound or that no plan fits, unless its limit C on runs may bind."""
-        if not _unlimited(self.graph, built.limits, None if self.best is None else self.best[0]):
+        if not is_unlimited(self.graph, built.limits, None if self.best is None else self.best[0]):
             return
         if infeasible:
             self.infeasible = True  # a contradiction if there is a plan, which `remat.solve` reports
             return
-        claimed = solver.best_objective_bound  # a double: beyond 2**53 it may be rounded up
-        claimed -= max(1e-6, 2.0 * abs(np.spacing(claimed)))
-        self.keep_bound(built.base + max(0, math.ceil(claimed)) * built.cost_unit)
-
-
-def _solve_interruptibly(solver: Any, model: Any) -> Any:
-    """`solver.solve(model)` in another thread, because CP-SAT would swallow Ctrl-C and return normally."""
-    solver.parameters.catch_sigint_signal = False
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(solver.solve, model)
-        try:
-            return running.result()
-        except BaseException:
-            solver.stop_search()
-            raise
-
-
-def _unlimited(graph: Graph, limits: Any, cost: int | None) -> bool:
-    """Whether no plan as cheap as `cost` runs any operation more often than its limit."""
-    n = len(graph)
-    for k, (op, limit) in enumerate(zip(graph.operations, limits, strict=True)):
-        if op.run_once or limit >= n - k:
-            continue  # it cannot run more often
-        if cost is None or not op.cost or limit < 1 + (cost - graph.total_cost) // op.cost:
-            return False
-    return True
+        self.keep_bound(proven_cost(built, solver))

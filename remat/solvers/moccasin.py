@@ -1,0 +1,126 @@
+"""MOCCASIN as published: the whole retention-interval program in two phases, without our plans and neighbourhoods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from remat.context import CUT_S, Context
+from remat.errors import InvalidInput, InvalidPlan
+from remat.plan import Plan, Scope
+from remat.problem import Problem
+from remat.programs.interval import IntervalModel, build_intervals
+from remat.registry import strategy
+from remat.simulator import plain_peak
+from remat.solution import Candidate, Outcome
+from remat.solvers._cp_sat import is_unlimited, new_solver, proven_cost, solve_interruptibly, tensorflow_came_first
+from remat.solvers._polish import StagedSolver, scope_note
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raise `InvalidInput` for a number of runs that cannot be."""
+    most_runs = options.get("most_runs", 2)
+    if type(most_runs) is not int or most_runs < 1:
+        raise InvalidInput(f"most_runs must be a positive integer, not {most_runs!r}")
+
+
+@strategy(
+    "moccasin", baseline=True, proves=True, isolated=True, check=check_options, must_isolate=tensorflow_came_first
+)
+def moccasin(problem: Problem, context: Context, *, most_runs: int = 2) -> Outcome:
+    """The retention-interval program in its two published phases (MOCCASIN, Bartan et al., ICML 2023).
+
+    The first phase starts from the graph's order, in which every operation runs once, and minimises the memory above
+    the budget; CP-SAT may drop this start. The second phase starts from the first one's solution and minimises the
+    cost within the budget. Both take what is left of the time, with the context's threads; published were 16.
+
+    Deviations: a read is covered by one interval that a literal chooses, instead of a reservoir; intervals have any
+    length, not one of 5 n; operations have a last useful run. The authors give each phase the whole time limit. A
+    bound is claimed only if C restricts nothing, see `interval_cp`.
+
+    Args:
+        most_runs: C, the most runs of an operation; published results have 2.
+
+    @inproceedings{bartan2023moccasin, title={Moccasin: Efficient Tensor Rematerialization for Neural Networks},
+    author={Bartan, Burak and Li, Haoming and Teague, Harris and Lott, Christopher and Dilkina, Bistra},
+    booktitle={ICML}, year={2023}}
+    """
+    return _Published(context).run(most_runs)
+
+
+class _Published(StagedSolver):
+    def __init__(self, context: Context) -> None:
+        super().__init__(context, "moccasin", "cp-sat")
+        self.infeasible = False
+        self.stats: dict[str, Any] = {}
+
+    def run(self, most_runs: int) -> Outcome:
+        context, budget = self.context, self.context.problem.budget_bytes
+        peak = max(plain_peak(self.graph), budget)
+        built = build_intervals(self.graph, budget, most_runs, most_bytes=peak)
+        if built is not None and self._fit(built):
+            self._cheapest(built)
+        staged = context.problem.scope is Scope.STAGED
+        candidates = () if self.best is None else (Candidate(self.best[1], {"most_runs": most_runs}),)
+        message = scope_note(context.problem.scope) if candidates else "its first phase ended above the budget"
+        infeasible = self.infeasible and staged
+        timed_out = not candidates and not infeasible and context.is_late()
+        bound = self.bound if staged else None
+        return Outcome(candidates, bound, infeasible, timed_out, message, self.stats, proven_by=self.solver)
+
+    def _fit(self, built: IntervalModel) -> bool:
+        """The first phase; its solution becomes the hint of the second. Whether it is within the budget."""
+        from ortools.sat.python import cp_model
+
+        least = built.room.proto.domain[0]
+        plain = built.model.clone()  # the graph's order, with a value for every variable
+        for present in (present for own in built.starts for _, present in own[1:]):
+            plain.add(plain.get_bool_var_from_proto_index(present.index) == 0)
+        solver, status = self._solved(plain)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return False
+        _hint(built.model, solver)
+        built.model.minimize(built.room)
+        solver, status = self._solved(built.model)
+        self.stats["first_phase_s"] = round(solver.wall_time, 2)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return False
+        above = solver.value(built.room) - least
+        if above:
+            self.stats["first_phase_above_bytes"] = above * built.memory_unit
+            self.infeasible = status == cp_model.OPTIMAL and is_unlimited(self.graph, built.limits, None)
+            return False
+        self._keep(built, solver)
+        _hint(built.model, solver)
+        built.model.add(built.room == least)
+        return True
+
+    def _cheapest(self, built: IntervalModel) -> None:
+        """The second phase."""
+        from ortools.sat.python import cp_model
+
+        solve = self
+
+        class Offer(cp_model.CpSolverSolutionCallback):
+            def on_solution_callback(self) -> None:
+                solve._keep(built, self)
+
+        built.model.minimize(built.cost)
+        solver, _ = self._solved(built.model, Offer())
+        if is_unlimited(self.graph, built.limits, None if self.best is None else self.best[0]):
+            self.keep_bound(proven_cost(built, solver))
+
+    def _solved(self, model: Any, callback: Any = None) -> tuple[Any, Any]:
+        solver = new_solver(self.context, max(0.05, self.context.remaining_s() - CUT_S))
+        return solver, solve_interruptibly(solver, model, callback)
+
+    def _keep(self, built: IntervalModel, values: Any) -> None:
+        plan = Plan.from_order(self.graph, built.order(values), self.context.problem.budget_bytes)
+        if not self.keep(plan):
+            raise InvalidPlan("the program's plan does not fit the budget that it was given")
+
+
+def _hint(model: Any, solver: Any) -> None:
+    """Let every variable start from its value in a solution."""
+    model.clear_hints()
+    for variable, value in enumerate(solver.response_proto.solution):
+        model.add_hint(model.get_int_var_from_proto_index(variable), value)
