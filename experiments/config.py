@@ -157,7 +157,7 @@ def run_name(cfg: DictConfig, experiment: str | None) -> str:
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
     if cfg.parts is not None:
         return f"paper_{cfg.scale}_{digest}"
-    file = Path(cfg.graph).name.removesuffix(".gz").removesuffix(".json") if cfg.graph else ""
+    file = Path(cfg.graph).name.removesuffix(".gz").removesuffix(".json").removesuffix(".log") if cfg.graph else ""
     subject = file or cfg.target or cfg.model.name
     has_costs = cfg.graph or cfg.model.framework == "synthetic"
     parts = [subject] if has_costs else [subject, cfg.gpu.get("name", "gpu"), cfg.cost.name]

@@ -13,6 +13,7 @@ from remat.certificate import KINDS as BOUND_FORMATS
 from remat.certificate import BoundCertificate
 from remat.errors import InvalidGraph, InvalidInput, InvalidPlan, warn
 from remat.files import read_json
+from remat.frontends.dtr_log import is_dtr_log
 from remat.frontends.json import GRAPH_FORMAT_NODES, GRAPH_FORMAT_VALUES, load_graph
 from remat.graph import Graph
 from remat.plan import PLAN_FORMAT, WITHOUT_HASH, plan_problems
@@ -20,6 +21,7 @@ from remat.simulator import load_and_simulate, plain_peak
 from remat.units import format_cost, format_size
 
 GRAPH_FORMATS = (GRAPH_FORMAT_NODES, GRAPH_FORMAT_VALUES)
+LOG = "DTR's operator log"
 
 
 def check_file(path: str | os.PathLike[str], graph_path: str | os.PathLike[str] | None = None) -> tuple[str, list[str]]:
@@ -29,8 +31,9 @@ def check_file(path: str | os.PathLike[str], graph_path: str | os.PathLike[str] 
         InvalidInput: a line of the message for each problem, with the file and the place.
     """
     where = os.fspath(path)
-    document = read_json(path)
-    kind = document.get("format") if isinstance(document, dict) else None
+    is_log = is_dtr_log(where)
+    document = None if is_log else read_json(path)
+    kind = document.get("format") if isinstance(document, dict) else LOG if is_log else None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         line = _checked(where, document, kind, graph_path)
@@ -38,7 +41,7 @@ def check_file(path: str | os.PathLike[str], graph_path: str | os.PathLike[str] 
 
 
 def _checked(where: str, document: Any, kind: Any, graph_path: str | os.PathLike[str] | None) -> str:
-    if kind in GRAPH_FORMATS:
+    if kind in (*GRAPH_FORMATS, LOG):
         return _graph_line(where, str(kind), _whole(where))
     graph = None if graph_path is None else _whole(graph_path, "--graph ")
     if kind == PLAN_FORMAT:

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from remat.errors import DiskFull, InvalidInput, nearest, warn
 
@@ -52,29 +52,59 @@ class _Unreadable(Exception):
     """Why a file cannot be read, without its path."""
 
 
+def read_json_lines(path: str | os.PathLike[str], refused: type[InvalidInput]) -> Iterator[tuple[int, Any]]:
+    """(line number, JSON value) of each line that is not blank; the file may be compressed with gzip.
+
+    Args:
+        refused: the class of the error.
+
+    Raises:
+        InvalidInput: one line with the path and the line; the same defects as `read_json` refuses.
+    """
+    n, left = 0, MAX_FILE_BYTES
+    try:
+        with _opened(Path(path)) as file:
+            while line := file.readline(left + 1):
+                n, left = n + 1, left - len(line)
+                if left < 0:
+                    raise _Unreadable(f"is larger than {MAX_FILE_BYTES} bytes")
+                if line.strip():
+                    yield n, _parsed(line, is_line=True)
+    except _Unreadable as error:
+        where = f"line {n}: " if n else ""
+        raise refused(f"{os.fspath(path)}: {where}{error}") from None
+
+
 def _read_bytes(path: Path) -> bytes:
+    with _opened(path) as file:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise _Unreadable(f"is larger than {MAX_FILE_BYTES} bytes")
+    return content
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
+    """The bytes of a file, without its compression; what goes wrong while they are read is `_Unreadable`."""
     try:
         if path.is_dir():
             raise _Unreadable("cannot be read: it is a folder; name a file in it")
         if path.exists() and not path.is_file():
             raise _Unreadable("not a regular file")  # a device or a pipe may never end
         with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-        if content.startswith(_GZIP):
-            with gzip.open(path) as file:
-                content = file.read(MAX_FILE_BYTES + 1)
+            is_compressed = file.read(len(_GZIP)) == _GZIP
+            file.seek(0)
+            yield gzip.GzipFile(fileobj=file) if is_compressed else file
     except FileNotFoundError:
         raise _Unreadable("no such file") from None
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise _Unreadable("is compressed with gzip, but damaged or cut short") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         raise _Unreadable(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > MAX_FILE_BYTES:
-        raise _Unreadable(f"is larger than {MAX_FILE_BYTES} bytes")
-    return content
 
 
-def _parsed(content: bytes) -> Any:
+def _parsed(content: bytes, *, is_line: bool = False) -> Any:
+    """The JSON value; `is_line` is for the words of an error."""
     if not content.strip():
         raise _Unreadable("cannot be read as JSON: it is empty")
     try:
@@ -83,8 +113,9 @@ def _parsed(content: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise _Unreadable(f"cannot be read as JSON: it is not UTF-8 text (byte {error.start})") from None
     except json.JSONDecodeError as error:
-        at = f"line {error.lineno}, column {error.colno}"
-        ends = " and the file ends there; is it cut short?" if error.pos >= len(error.doc.rstrip()) else ""
+        at = f"column {error.colno}" if is_line else f"line {error.lineno}, column {error.colno}"
+        whole = "line" if is_line else "file"
+        ends = f" and the {whole} ends there; is it cut short?" if error.pos >= len(error.doc.rstrip()) else ""
         raise _Unreadable(f"cannot be read as JSON: {error.msg.removesuffix(' at')} at {at}{ends}") from None
     except RecursionError:
         raise _Unreadable("cannot be read as JSON: it is nested too deeply") from None

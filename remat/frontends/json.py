@@ -15,6 +15,7 @@ from typing import Any
 
 from remat.errors import InvalidGraph, nearest
 from remat.files import UnknownKeys, read_json, write_text
+from remat.frontends.dtr_log import is_dtr_log, load_dtr_log
 from remat.graph import Graph, Operation, Value, Work, holds_control_character
 from remat.implementation import Implementation
 from remat.units import MAX_BYTES
@@ -25,11 +26,13 @@ MAX_OPERATIONS = 1_000_000
 
 
 def load_graph(path: str | os.PathLike[str]) -> Graph:
-    """Read a graph file, compressed with gzip or not; warn once of unknown keys.
+    """Read a graph file, or a log of DTR's simulator (`.log`), compressed with gzip or not; warn once of unknown keys.
 
     Raises:
         InvalidGraph: naming the file and the place: unreadable, schema, order, dangling edge, sizes.
     """
+    if is_dtr_log(path):
+        return load_dtr_log(path).graph
     document = read_json(path, InvalidGraph)
     unknown = UnknownKeys()
     try:
