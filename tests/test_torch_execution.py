@@ -27,6 +27,8 @@ import remat.torch as rt  # noqa: E402
 from remat.execution import Fingerprint  # noqa: E402
 from remat.plan import Plan  # noqa: E402
 from remat.torch.measure import peak_of_step  # noqa: E402
+from remat.torch.networks.diffusion_unet import diffusion_unet  # noqa: E402
+from remat.torch.networks.t5 import t5  # noqa: E402
 from remat.torch.networks.transformer import gpt2  # noqa: E402
 from remat.torch.plain import calls_graph, plain_step  # noqa: E402
 from remat.torch.planner import there_before  # noqa: E402
@@ -131,6 +133,20 @@ class Recurrent(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(torch.tanh(self.layer(torch.tanh(self.embed(x)))[0]))
+
+
+def test_a_tiny_t5() -> None:
+    model, _ = t5(vocabulary=50, width=32, hidden=48, n_layers=2, n_heads=2)
+    ids, (targets, labels) = torch.randint(0, 50, (2, 16)), torch.randint(0, 50, (2, 2, 12))
+    ours = check(model, (ids, targets, labels), 0.8, torch.Tensor.sum)
+    assert ours.plan.recomputed
+
+
+def test_a_tiny_diffusion_unet() -> None:
+    model, (x, _, noise) = diffusion_unet(2, (3, 16, 16), width=16, multipliers=(1, 2), attention=(8,), n_heads=2)
+    args = torch.randn_like(x), torch.randint(0, 1000, (2,)), torch.randn_like(noise)
+    ours = check(model, args, 0.8, torch.Tensor.sum)
+    assert ours.plan.recomputed
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,11 @@ from remat.frontends import spec  # noqa: E402
 from remat.plan import COMPUTE, Plan  # noqa: E402
 from remat.torch import build  # noqa: E402
 from remat.torch import graphs as frontend  # noqa: E402
+from remat.torch.networks.diffusion_unet import diffusion_unet  # noqa: E402
 from remat.torch.networks.llama import llama  # noqa: E402
 from remat.torch.networks.mobilenet_v2 import mobilenet_v2  # noqa: E402
 from remat.torch.networks.resnet import resnet18, resnet50, resnet101  # noqa: E402
+from remat.torch.networks.t5 import t5  # noqa: E402
 from remat.torch.networks.transformer import gpt2, vit  # noqa: E402
 from remat.torch.networks.unet import unet  # noqa: E402
 from remat.torch.networks.vgg import vgg16, vgg19  # noqa: E402
@@ -309,6 +311,8 @@ PUBLISHED_PARAMETERS = {
     gpt2: 124_439_808,
     vit: 86_567_656,
     llama: 6_738_415_616,
+    t5: 222_903_552,
+    diffusion_unet: 35_746_307,
 }
 
 
@@ -349,13 +353,58 @@ def test_llama_attends_as_defined() -> None:
     assert torch.allclose(layer(x, *model._angles(length, x)), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_t5_is_that_of_transformers(gated: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4, "num_layers": 2}
+    kind = "gated-gelu" if gated else "relu"
+    theirs = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(**sizes, feed_forward_proj=kind, tie_word_embeddings=not gated)
+    ).eval()
+    ours = t5(2, vocabulary=50, width=32, hidden=48, n_layers=2, n_heads=4, gated=gated, tied=not gated)[0].eval()
+    names = {
+        "shared": "tokens", "lm_head": "head", "block": "blocks", "final_layer_norm": "norm", "o": "project",
+        "q": "query", "k": "key", "v": "value", "EncDecAttention": "reader", "SelfAttention": "attention",
+        "DenseReluDense": "feed", "wi": "up", "wi_0": "gate", "wi_1": "up", "wo": "down",
+    }  # fmt: skip
+    ours.load_state_dict(_renamed_t5(theirs.state_dict(), names))
+    ids, targets = torch.randint(0, 50, (2, 300)), torch.randint(0, 50, (2, 200))
+    expected = theirs(input_ids=ids, decoder_input_ids=targets).logits
+    assert torch.allclose(ours(ids, targets), expected, atol=1e-4)
+
+
+def _renamed_t5(weights: dict[str, torch.Tensor], names: dict[str, str]) -> dict[str, torch.Tensor]:
+    """The weights of transformers' T5 under our names."""
+    renamed = {}
+    for key, weight in weights.items():
+        parts = key.split(".")
+        if "relative_attention_bias" in parts:
+            renamed[f"{parts[0]}.bias.weight"] = weight
+        elif parts[1] == "embed_tokens":
+            assert torch.equal(weight, weights["shared.weight"])
+        elif parts[-2] == "layer_norm":
+            place = int(parts[4])
+            last = 1 if parts[0] == "encoder" else 2
+            norm = "norm_1" if place == 0 else "norm_2" if place == last else "norm_read"
+            renamed[f"{parts[0]}.blocks.{parts[2]}.{norm}.weight"] = weight
+        else:
+            parts = [*parts[:3], *parts[5:]] if "layer" in parts else parts
+            renamed[".".join(names.get(part, part) for part in parts)] = weight
+    return renamed
+
+
 IMAGE, IDS = torch.zeros(2, 3, 64, 64), torch.zeros(2, 64, dtype=torch.long)
+TINY_T5 = {"vocabulary": 99, "width": 64, "hidden": 96, "n_layers": 1, "n_heads": 4, "gated": True}
+TINY_DIFFUSION = {"input_size": (3, 64, 64), "width": 32, "multipliers": (1, 2), "n_blocks": 1, "attention": (32,)}
 NETWORKS = {
     "vgg16": (vgg16, (IMAGE,)),
     "resnet18": (resnet18, (IMAGE,)),
     "unet": (lambda: unet(width=8), (IMAGE,)),
     "gpt2": (lambda: gpt2(n_layers=1)[0], (IDS, IDS)),
     "llama": (lambda: llama(vocabulary=99, width=64, hidden=96, n_layers=1, n_heads=4, n_groups=2)[0], (IDS, IDS)),
+    "t5": (lambda: t5(**TINY_T5)[0], (IDS, IDS, IDS)),
+    "diffusion_unet": (lambda: diffusion_unet(**TINY_DIFFUSION)[0], (IMAGE, IDS[:, 0], IMAGE)),
     "vit": (lambda: vit(input_size=(3, 64, 64), n_layers=1), (IMAGE,)),
     "resnet50": (resnet50, (IMAGE,)),
     "mobilenet_v2": (mobilenet_v2, (IMAGE,)),

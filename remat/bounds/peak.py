@@ -25,6 +25,7 @@ from remat.bounds.relax import relaxed
 from remat.graph import Graph
 
 MAX_SETS = 20_000  # most sets expanded for one operation
+MAX_SEARCHES = 50  # the sets expanded for all operations together are at most those of so many that find no end
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ def _held_together(graph: Graph, best: PeakBound, deadline: float, max_sets: int
     inputs = [sum(1 << v for v in op.inputs) for op in graph.operations]
     outputs = [sum(1 << v for v in op.outputs) for op in graph.operations]
     fixed = [graph.fixed_bytes + int(op.workspace_bytes) for op in graph.operations]
+    left = MAX_SEARCHES * max_sets
     reachable: set[int] = {0}  # sets that can be held within the bound so far
 
     def weigh(values: int) -> int:
@@ -123,6 +125,7 @@ def _held_together(graph: Graph, best: PeakBound, deadline: float, max_sets: int
             if expanded >= max_sets or (expanded % 64 == 0 and time.monotonic() >= deadline):
                 break
             expanded += 1
+            left -= 1
             weight = weigh(held)
             for p in producers(held):
                 before = (held & ~outputs[p]) | inputs[p]
@@ -133,7 +136,7 @@ def _held_together(graph: Graph, best: PeakBound, deadline: float, max_sets: int
                     parent[before] = held
                     # Of equal bottlenecks first the set of the earliest values: it is nearest to the empty set.
                     heapq.heappush(queue, (need, before.bit_length(), before))
-        if time.monotonic() >= deadline:
+        if left <= 0 or time.monotonic() >= deadline:
             break
     return best
 
