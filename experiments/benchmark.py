@@ -22,7 +22,7 @@ import remat
 from experiments.arguments import names_of
 from experiments.build import Subject, build_quietly
 from experiments.config import BenchmarkConfig, InstanceConfig
-from experiments.engine import Engine
+from experiments.engine import Engine, Job
 from experiments.engines import make_engine
 from experiments.progress import SolveProgress, say_written
 from experiments.row import Row
@@ -32,8 +32,10 @@ from experiments.store import ROW_SCHEMA, Store
 from remat.cost import load_gpu
 from remat.errors import InvalidInput
 from remat.files import read_table, write_table
+from remat.frontends import synthetic
+from remat.problem import Problem
 from remat.registry import get_strategy
-from remat.simulator import simulate
+from remat.simulator import plain_peak, simulate
 from remat.solution import Solution
 from remat.units import format_size
 
@@ -47,6 +49,7 @@ SCHEMA = pa.schema(
     ]
 )  # fmt: skip
 POINTS = 128  # of the line of memory over time
+WARM_S = 60.0  # for a strategy that compiles something when it first runs
 
 
 @dataclass(slots=True)
@@ -98,6 +101,7 @@ def run_benchmark(cfg: DictConfig, settings: Settings, console: Console, _folder
     folder = RESULTS / bench.name
     engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
     with engine, SolveProgress(console, engine.at_once) as progress:
+        warm = set[str]()
         for i, name in enumerate(names, start=1):
             instance: InstanceConfig = bench.instances[name]
             try:
@@ -107,8 +111,8 @@ def run_benchmark(cfg: DictConfig, settings: Settings, console: Console, _folder
                 console.print(f"left out: {name}: {error}", markup=False, soft_wrap=True)
                 continue
             console.print(f"{i}/{len(names)}  {name}: {len(subject.graph)} operations, plain peak "
-                          f"{format_size(_plain_peak(subject))}", markup=False)  # fmt: skip
-            run = _InstanceRun(name, instance, subject, Piece.read(folder / f"{name}.parquet"), engine, progress)
+                          f"{format_size(plain_peak(subject.graph))}", markup=False)  # fmt: skip
+            run = _InstanceRun(name, instance, subject, Piece.read(folder / f"{name}.parquet"), engine, progress, warm)
             run.solve(mine, _budgets(bench, instance, subject), _limits(bench, instance, settings))
     with console.status("drawing ..."):
         drawn = draw_benchmark(folder, RUNS_FOLDER / f"benchmark_{bench.name}")
@@ -132,14 +136,10 @@ def _subject(instance: InstanceConfig, settings: Settings) -> tuple[Subject, Set
     return subject, mine
 
 
-def _plain_peak(subject: Subject) -> int:
-    return remat.family(subject.graph, "checkpoint_all")[0].peak_bytes
-
-
 def _budgets(bench: BenchmarkConfig, instance: InstanceConfig, subject: Subject) -> dict[int, float]:
     """[budget] its share of the way from what one operation needs to the plain peak."""
     graph = subject.graph
-    least, most = max(graph.largest_working_set()[0], graph.final_bytes), _plain_peak(subject)
+    least, most = max(graph.largest_working_set()[0], graph.final_bytes), plain_peak(subject.graph)
     return {least + int(share * (most - least)): share for share in sorted(instance.shares or bench.shares)}
 
 
@@ -149,7 +149,11 @@ def _limits(bench: BenchmarkConfig, instance: InstanceConfig, settings: Settings
 
 @dataclass(slots=True)
 class _InstanceRun:
-    """The solves of one instance."""
+    """The solves of one instance.
+
+    Attributes:
+        warm: strategies that have run before, so that what they compile is there.
+    """
 
     name: str
     instance: InstanceConfig
@@ -157,12 +161,13 @@ class _InstanceRun:
     piece: Piece
     engine: Engine
     progress: SolveProgress
+    warm: set[str]
 
     def solve(self, settings: Settings, budgets: dict[int, float], limits: Sequence[float]) -> None:
         """Solve what the piece lacks. What ignores the budget has no use for the longer limits."""
         for limit in dict.fromkeys(limits):
             run = GraphRun(self.subject, replace(settings, time_limit_s=limit), "benchmark", Store(STORE_FOLDER),
-                           self.engine, self.progress, _plain_peak(self.subject))  # fmt: skip
+                           self.engine, self.progress, plain_peak(self.subject.graph))  # fmt: skip
             missing = [
                 (name, budget) for budget in budgets for name in settings.strategies
                 if not self.piece.has(run.key(name, budget), self._asked(run, name, budget))
@@ -182,6 +187,7 @@ class _InstanceRun:
                 self._keep(run, row, family.wall_s, budgets)
 
     def _run_budgets(self, run: GraphRun, missing: Sequence[tuple[str, int]], budgets: dict[int, float]) -> None:
+        self._warm_up(run, {name for name, _ in missing if not get_strategy(name).ignores_budget})
         jobs = [
             replace(run.job(name, budget, lambda: None), warm_start=None, known=None)
             for name, budget in missing if not get_strategy(name).ignores_budget
@@ -193,6 +199,17 @@ class _InstanceRun:
                 self.progress.finished(f"{self.name}, {job.label}: {row_line(row)}", solution.wall_s)
                 if is_final(row) or row.status == "SKIPPED":
                     self._keep(run, row, solution.wall_s, budgets)
+
+    def _warm_up(self, run: GraphRun, names: set[str]) -> None:
+        """Run strategies on a small chain, one after the other: their first run may compile for half a minute."""
+        graph = synthetic.chain(n=6)
+        problem = Problem(graph, plain_peak(graph) - 1)
+        how = replace(run.how, time_limit_s=WARM_S)
+        for name in sorted(names - self.warm):
+            job = Job(name, f"{name} on a small chain, to compile it", problem, name, how)
+            for _, solution in run_jobs([job], self.engine, self.progress):
+                self.progress.finished(f"{job.label}: {solution.wall_s:.1f} s", solution.wall_s)
+        self.warm |= names
 
     def _keep(self, run: GraphRun, row: Row, wall_s: float, budgets: dict[int, float]) -> None:
         stats, plan = json.loads(row.stats), run.plan_of(row)

@@ -18,7 +18,7 @@ from pathlib import Path
 from experiments.build import Subject
 from experiments.engine import Engine, Job
 from experiments.progress import SolveProgress
-from experiments.provenance import provenance, solver_build
+from experiments.provenance import is_new, provenance, solver_build
 from experiments.row import Row
 from experiments.settings import Settings
 from experiments.store import Store, code_version, row_key
@@ -374,12 +374,18 @@ def _family_line(family: Family) -> str:
 
 @cache  # so that editing the file does not change the keys of a running run
 def _source_hash(strategy: str) -> str:
-    """Hash of the file of a strategy from another package; '' for one of this project, which has a version instead."""
+    """Hash of the file of a strategy from another package, or of a new file that git does not know yet; else ''.
+
+    The strategies of this project have a version instead (`remat.solvers.VERSION`).
+    """
     run = get_strategy(strategy).run
-    if run.__module__.partition(".")[0] in ("remat", "baselines"):
-        return ""
     source = inspect.getsourcefile(run)
-    return hashlib.sha256(Path(source).read_bytes()).hexdigest()[:16] if source and Path(source).is_file() else ""
+    if source is None or not Path(source).is_file():
+        return ""
+    is_ours = run.__module__.partition(".")[0] in ("remat", "baselines")
+    if is_ours and not is_new(Path(source)):
+        return ""
+    return hashlib.sha256(Path(source).read_bytes()).hexdigest()[:16]
 
 
 def reuse_plans(rows: Sequence[Row], tolerance: float) -> list[Row]:
