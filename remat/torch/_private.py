@@ -630,20 +630,22 @@ def is_compiled_backward(node: Any) -> bool:
 
 
 def min_cut(
-    module: fx.GraphModule, n_forward_outputs: int, costs: Mapping[str, int], share: float = 1.0
-) -> tuple[fx.GraphModule, fx.GraphModule]:
+    module: fx.GraphModule, n_forward_outputs: int, costs: Mapping[str, int] | None, share: float = 1.0,
+    solver: str = "dp",
+) -> tuple[fx.GraphModule, fx.GraphModule]:  # fmt: skip
     """The halves of a training graph as `torch.compile` cuts it; names of nodes stay, and `module` does not change.
 
     Args:
-        costs: of calls by their names; others cost 0.
+        costs: of calls by their names, others cost 0; None for PyTorch's own estimate, its counter of FLOPs.
         share: ``activation_memory_budget``, of the bytes that would be saved without recomputation.
+        solver: ``activation_memory_budget_solver``.
     """
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.custom_graph_pass import CustomRuntimeEstimator
 
     class Costs(CustomRuntimeEstimator):
         def __call__(self, node: fx.Node) -> float:
-            return float(costs.get(node.name, 0))
+            return 0.0 if costs is None else float(costs.get(node.name, 0))
 
         def uuid(self) -> None:
             """None, so that nothing is cached."""
@@ -652,8 +654,8 @@ def min_cut(
     copied.graph.find_nodes(op="output")[0].meta.update(module.graph.find_nodes(op="output")[0].meta)
     settings: dict[str, Any] = {
         "activation_memory_budget": share,
-        "activation_memory_budget_solver": "dp",
-        "activation_memory_budget_runtime_estimator": Costs(),
+        "activation_memory_budget_solver": solver,
+        "activation_memory_budget_runtime_estimator": "flops" if costs is None else Costs(),
         "cse": False,  # so that nodes keep their names
     }
     with functorch_config.patch(settings):

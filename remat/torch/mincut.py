@@ -2,12 +2,11 @@
 
 `min_cut_rematerialization_partition` chooses the tensors that the forward pass saves, within a share
 (``activation_memory_budget``) of the bytes that would be saved without recomputation. It runs on a copy of the
-training graph, with the costs of our operations as its runtime estimates; its result is not executed.
+training graph; its result is not executed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -16,18 +15,24 @@ from remat.graph import Graph
 from remat.torch._private import min_cut, tree_iter
 from remat.torch.step_graph import CapturedStep, end_of
 
+SOLVERS = ("dp", "greedy", "ilp")  # values of ``activation_memory_budget_solver``
+FLOPS, PROFILE = "flops", "profile"  # values of ``activation_memory_budget_runtime_estimator``
 
-def plans(step: CapturedStep, graph: Graph, shares: Sequence[float]) -> dict[float, list[int]]:
-    """Orders of computations of ``graph`` (the step's, with costs), one for each ``activation_memory_budget``."""
+
+def order_within(step: CapturedStep, graph: Graph, share: float, solver: str, estimator: str) -> list[int]:
+    """The order of computations of ``graph`` (the step's, with costs) that the partitioner chooses.
+
+    Args:
+        share: ``activation_memory_budget``.
+        solver: of the knapsack, one of `SOLVERS`.
+        estimator: of runtimes: `FLOPS`, or `PROFILE` for the costs of the graph's operations.
+    """
     costs = {node.name: op.cost for op, nodes in zip(graph.operations, step.nodes, strict=True) for node in nodes}
-    return {share: order_with(graph, saved_values(step, costs, share)) for share in shares}
-
-
-def saved_values(step: CapturedStep, costs: Mapping[str, int], share: float) -> set[int]:
-    """Values of the step that the forward half saves; `costs`: by names of calls."""
     training_graph = step.training_graph
-    forward, _ = min_cut(training_graph.module, training_graph.n_forward_outputs, costs, share)
-    return values_saved_by(forward, step)
+    forward, _ = min_cut(
+        training_graph.module, training_graph.n_forward_outputs, costs if estimator == PROFILE else None, share, solver
+    )
+    return order_with(graph, values_saved_by(forward, step))
 
 
 def values_saved_by(forward: fx.GraphModule, step: CapturedStep) -> set[int]:

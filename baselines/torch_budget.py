@@ -1,0 +1,44 @@
+"""PyTorch's ``activation_memory_budget`` with each of its solvers and estimators of runtimes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from baselines._partitioner import partitioned
+from remat import Candidate, Problem, strategy
+from remat.errors import unknown_name
+
+CHOICES = {"estimator": ("flops", "profile"), "solver": ("dp", "greedy", "ilp")}
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raise `UnknownName` for an estimator or a solver that PyTorch does not have."""
+    for option, names in CHOICES.items():
+        given = options.get(option)
+        if given is not None and given not in names:
+            raise unknown_name(option, str(given), names)
+
+
+@strategy("torch_budget", baseline=True, ignores_budget=True, check=check_options)
+def torch_budget(problem: Problem, *, solver: str | None = None, estimator: str | None = None) -> Iterator[Candidate]:
+    """All that PyTorch's knob for compiled steps can choose to save: every solver, estimator and share.
+
+    As `torch_mincut`, which is one of its solvers with one estimator. The knob's own default comes first: FLOPs and the
+    dynamic program. Each plan is the choice of tensors alone, recomputed once where the backward pass first reads
+    them, without Inductor's fusion.
+
+    Deviation: PyTorch's profiling estimator runs on CUDA devices only. Here ``profile`` is the cost of the graph's
+    operations, measured or modelled, on any device.
+
+    Args:
+        solver: ``activation_memory_budget_solver``: ``dp``, ``greedy``, ``ilp``; None for all of them.
+        estimator: ``activation_memory_budget_runtime_estimator``: ``flops``, ``profile``; None for both.
+
+    @misc{pytorch_budget, title={Current and new activation checkpointing techniques in {PyTorch}},
+    author={{The PyTorch team}}, howpublished={https://pytorch.org/blog/activation-checkpointing-techniques/},
+    year={2025}}
+    """
+    estimators = CHOICES["estimator"] if estimator is None else (estimator,)
+    solvers = CHOICES["solver"] if solver is None else (solver,)
+    return partitioned(problem, estimators, solvers)

@@ -1,0 +1,112 @@
+"""Plans of PyTorch's activation memory budget: what they save is what PyTorch saves when it compiles the model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import fx, nn  # noqa: E402
+from torch._dynamo.backends.common import aot_autograd  # noqa: E402
+from torch._functorch import config as functorch_config  # noqa: E402
+from torch._functorch.partitioners import min_cut_rematerialization_partition  # noqa: E402
+
+import remat  # noqa: E402
+from baselines import _partitioner  # noqa: E402
+from remat import Status, simulate  # noqa: E402
+from remat.errors import UnknownName  # noqa: E402
+from remat.simulator import plain_peak  # noqa: E402
+from remat.torch import capture, mincut  # noqa: E402
+from remat.torch import graphs as frontend  # noqa: E402
+from remat.torch._private import min_cut  # noqa: E402
+from remat.torch.module import call_of, step_of  # noqa: E402
+
+
+class Layers(nn.Module):
+    """Linear layers of different widths; the loss is the mean square."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = itertools.pairwise((16, 64, 48, 96, 8))
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(a, b), nn.GELU(), nn.LayerNorm(b)) for a, b in widths))
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x).square().mean()
+
+
+@pytest.fixture(scope="module")
+def model() -> Layers:
+    return Layers()
+
+
+X = torch.randn(128, 16)
+
+
+@pytest.fixture(scope="module")
+def step(model: Layers) -> Any:
+    return step_of(capture.capture_module(call_of(model), (X,), {}), "layers", model, "eager")
+
+
+def saved_in(forward: fx.GraphModule, n_outputs: int) -> list[tuple[str, tuple[int, ...]]]:
+    """(operator, shape) of the tensors that a forward half saves, without parameters, inputs and their transposes."""
+    outputs: Any = forward.graph.find_nodes(op="output")[0].args[0]
+    nodes: Iterable[fx.Node] = (node for node in outputs[n_outputs:] if isinstance(node, fx.Node))
+    return sorted(
+        (str(node.target), tuple(node.meta["val"].shape))
+        for node in nodes
+        if node.op == "call_function" and node.target is not torch.ops.aten.t.default
+    )
+
+
+@pytest.mark.parametrize("solver", mincut.SOLVERS)
+@pytest.mark.parametrize("share", [0.7, 0.2])
+def test_the_same_tensors_are_saved_as_by_the_compiler(model: Layers, step: Any, solver: str, share: float) -> None:
+    theirs: list[Any] = []
+
+    def partition(module: fx.GraphModule, inputs: Any, **more: Any) -> Any:
+        halves = min_cut_rematerialization_partition(module, inputs, **more)
+        theirs.append(saved_in(halves[0], more["num_fwd_outputs"]))
+        return halves
+
+    settings = {
+        "activation_memory_budget": share, "activation_memory_budget_solver": solver,
+        "activation_memory_budget_runtime_estimator": "flops", "enable_autograd_cache": False,
+    }  # fmt: skip
+    torch._dynamo.reset()
+    with functorch_config.patch(settings):
+        torch.compile(model, backend=aot_autograd(fw_compiler=lambda half, _: half, partition_fn=partition))(X)
+    joint = step.training_graph
+    forward, _ = min_cut(joint.module, joint.n_forward_outputs, None, share, solver)
+    assert saved_in(forward, joint.n_forward_outputs) == theirs[0]
+    assert theirs[0]
+
+
+def test_every_solver_and_estimator_gives_valid_plans(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_partitioner, "SHARES", (1.0, 0.6, 0.3))
+    graph = step.graph.with_costs([1000 if "gelu" in op.kind else 10 for op in step.graph.operations], "ns")
+    frontend.remember(step, graph)
+    members = remat.family(graph, "torch_budget", scope="free")
+    asked = {(member.parameters["solver"], member.parameters["estimator"]) for member in members}
+    assert {solver for solver, _ in asked} <= set(mincut.SOLVERS)
+    assert {estimator for _, estimator in asked} == {"flops", "profile"}
+    peaks = {simulate(graph, member.plan).peak_bytes for member in members}
+    assert min(peaks) < plain_peak(graph)
+    orders = [tuple(member.plan.order.tolist()) for member in members]
+    assert len({*orders}) == len(orders)
+    one = remat.family(graph, "torch_budget", scope="free", solver="dp", estimator="profile")
+    both = remat.family(graph, "torch_mincut", scope="free")
+    assert [m.plan.steps for m in one] == [m.plan.steps for m in both]
+    assert {*(tuple(m.plan.order.tolist()) for m in both)} <= {*orders}
+
+
+def test_it_needs_a_captured_step() -> None:
+    graph = remat.Graph.from_nodes("none", [[], [0]], [1, 1], [1, 1])
+    solution = remat.solve(graph, plain_peak(graph), "torch_budget")
+    assert solution.status is Status.SKIPPED
+    assert "captured with PyTorch" in solution.message
+    with pytest.raises(UnknownName, match="ilp"):
+        remat.solve(graph, 2, "torch_budget", solver="ipl")
