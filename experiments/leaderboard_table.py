@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +49,7 @@ def draw_tables(_arguments: Sequence[str]) -> Drawing:
         _families(board, rows),
     ]  # fmt: skip
     for limit in limits:
-        at = [row for row in rows if row.time_limit_s == limit]
-        parts.append(_duels(f"after {limit:g} s", at, lambda row: row.cost))
-        parts.append(_duels(f"{EARLY_S:g} s after the process is ready (solves of {limit:g} s)", at, _early))
+        parts += _duels(f"{limit:g} s", [row for row in rows if row.time_limit_s == limit])
     with tempfile.TemporaryDirectory() as folder, style_context():
         (png, *_) = save(draw(board), Path(folder, "leaderboard"))
         picture = Path(tempfile.gettempdir(), "leaderboard.png")
@@ -72,42 +69,58 @@ def _families(board: Board, rows: Sequence[Any]) -> str:
     return markdown_table(["mean cost / best", *(f"{name} ({len(of[name])})" for name in names)], lines)
 
 
-def _duels(when: str, rows: Sequence[Any], cost_of: Callable[[Any], int | None]) -> str:
-    """The portfolio against each other strategy: problems where its plan is cheaper, as cheap, and not as cheap."""
-    ours = {_problem(row): row for row in rows if row.strategy == OURS}
-    lines, worse = [], []
-    for rival in sorted({row.strategy for row in rows} - {OURS}):
-        pairs = {
-            _problem(row): (cost_of(ours[_problem(row)]), cost_of(row))
-            for row in rows if row.strategy == rival and row.status != "SKIPPED" and _problem(row) in ours
-        }  # fmt: skip
-        ratios = {problem: _ratio(*pair) for problem, pair in pairs.items()}
-        better = sum(x < 1 - EQUAL for x in ratios.values())
-        equal = sum(abs(x - 1) <= EQUAL for x in ratios.values())
-        both = [mine / theirs for mine, theirs in pairs.values() if mine and theirs]
-        lines.append([
-            style_of(rival).label, str(len(ratios)), str(better), str(equal), str(len(ratios) - better - equal),
-            f"{statistics.geometric_mean(both):.4f}" if both else "",
-        ])  # fmt: skip
-        worse += [(ours[key], rival, x) for key, x in ratios.items() if x > 1 + EQUAL]
-    table = markdown_table(
-        [f"portfolio against, {when}", "problems", "cheaper", "equal", "not as cheap", "its cost / theirs"], lines
-    )
-    return "\n\n".join([table, *_worse(worse)])
+def _duels(limit: str, rows: Sequence[Any]) -> Iterator[str]:
+    """The portfolio against each other strategy, at the end and `EARLY_S` after its process is ready; what it loses."""
+    ends, early = _ratios(rows, _cost), _ratios(rows, _early)
+    lines = []
+    for rival in sorted(ends):
+        counts = [text for ratios in (ends[rival], early[rival]) for text in _counts(ratios)]
+        lines.append([style_of(rival).label, str(len(ends[rival])), *counts])
+    heads = [
+        f"{head} {when}"
+        for when in (f"at {limit}", f"at {EARLY_S:g} s")
+        for head in ("cheaper", "equal", "not as cheap")
+    ]
+    yield markdown_table([f"portfolio against, solves of {limit}", "problems", *heads], lines)
+    for when, ratios in ((f"at {limit}", ends), (f"{EARLY_S:g} s after its process was ready", early)):
+        yield from _worse(when, rows, ratios)
 
 
-def _worse(found: Sequence[tuple[Any, str, float]]) -> Iterator[str]:
+def _ratios(rows: Sequence[Any], cost_of: Callable[[Any], int | None]) -> dict[str, dict[Problem, float]]:
+    """[rival][problem] the portfolio's cost over the rival's: 1 if both have no plan, 0 or inf if one has none."""
+    ours = {_problem(row): cost_of(row) for row in rows if row.strategy == OURS}
+    ratios: dict[str, dict[Problem, float]] = {}
+    for row in rows:
+        if row.strategy != OURS and row.status != "SKIPPED" and _problem(row) in ours:
+            pair = ours[_problem(row)], cost_of(row)
+            ratios.setdefault(row.strategy, {})[_problem(row)] = _ratio(*pair)
+    return ratios
+
+
+def _counts(ratios: Mapping[Problem, float]) -> list[str]:
+    better = sum(x < 1 - EQUAL for x in ratios.values())
+    equal = sum(abs(x - 1) <= EQUAL for x in ratios.values())
+    return [str(better), str(equal), str(len(ratios) - better - equal)]
+
+
+def _worse(when: str, rows: Sequence[Any], ratios: Mapping[str, Mapping[Problem, float]]) -> Iterator[str]:
     """The problems on which the portfolio lost, each with its cheapest rival."""
-    most = dict[Problem, tuple[Any, str, float]]()
-    for mine, rival, x in sorted(found, key=lambda each: each[2]):
-        most[_problem(mine)] = (mine, rival, x)
-    if most:
-        heads = ["graph", "budget", "cheaper", "portfolio's cost / its", "portfolio's gap"]
-        yield markdown_table(heads, [
-            [mine.instance, format_size(mine.budget_bytes), rival, f"{x:.4f}" if math.isfinite(x) else "no plan",
-             "" if mine.gap is None else f"{mine.gap:.2%}"]
-            for mine, rival, x in sorted(most.values(), key=lambda each: (each[0].instance, each[0].budget_bytes))
-        ], "lrlrr")  # fmt: skip
+    ours = {_problem(row): row for row in rows if row.strategy == OURS}
+    lines = []
+    for problem, mine in sorted(ours.items(), key=lambda item: (item[1].instance, item[1].budget_bytes)):
+        x, rival = max(((of[problem], rival) for rival, of in ratios.items() if problem in of), default=(0.0, ""))
+        if x > 1 + EQUAL:
+            lines.append([
+                mine.instance, format_size(mine.budget_bytes), rival, f"{x:.4f}" if math.isfinite(x) else "no plan",
+                "" if mine.gap is None else f"{mine.gap:.2%}",
+            ])  # fmt: skip
+    if lines:
+        heads = [f"not as cheap, {when}", "budget", "cheaper", "portfolio's cost / its", "portfolio's gap at the end"]
+        yield markdown_table(heads, lines, "lrlrr")
+
+
+def _cost(row: Any) -> int | None:
+    return row.cost
 
 
 def _ratio(mine: int | None, theirs: int | None) -> float:
@@ -118,10 +131,13 @@ def _ratio(mine: int | None, theirs: int | None) -> float:
 
 
 def _early(row: Any) -> int | None:
-    """The cost of the best plan `EARLY_S` after the process of a solve was ready."""
+    """The cost of the best plan `EARLY_S` after the process of a solve was ready.
+
+    What ignores the budget keeps no record of times; it takes milliseconds, and counts as there.
+    """
+    steps = json.loads(row.trajectory)
     until = (row.start_s or 0.0) + EARLY_S
-    steps = [cost for at, cost in json.loads(row.trajectory) if at <= until]
-    return min(steps) if steps else row.cost if row.wall_s <= EARLY_S else None
+    return min((cost for at, cost in steps if at <= until), default=None) if steps else row.cost
 
 
 def _problem(row: Any) -> Problem:

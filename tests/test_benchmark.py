@@ -140,18 +140,21 @@ def test_the_data_of_the_page(folder: Path) -> None:
 
 def test_duels_by_hand() -> None:
     class Row:
-        def __init__(self, strategy: str, budget: int, cost: int | None, **more: Any) -> None:
+        def __init__(self, strategy: str, budget: int, cost: int | None, steps: Any = ()) -> None:
             self.graph_sha256, self.instance, self.strategy, self.budget_bytes = "g", "graph", strategy, budget
             self.cost, self.gap, self.status = cost, None, "NO_PLAN" if cost is None else "FEASIBLE"
+            self.start_s, self.trajectory = 0.5, json.dumps(steps)
 
     rows = [
-        Row("portfolio", 1, 10), Row("portfolio", 2, 12), Row("portfolio", 3, None), Row("portfolio", 4, None),
-        Row("dtr", 1, 20), Row("dtr", 2, 11), Row("dtr", 3, None), Row("dtr", 4, 5),
+        Row("portfolio", 1, 10, [(0.6, 30), (1.6, 10)]), Row("portfolio", 2, 12), Row("portfolio", 3, None),
+        Row("portfolio", 4, None), Row("dtr", 1, 20), Row("dtr", 2, 11, [(1.6, 11)]), Row("dtr", 3, None),
+        Row("dtr", 4, 5, [(1.4, 5)]),
     ]  # fmt: skip
-    text = _duels("after 3 s", rows, lambda row: row.cost)
-    assert "| DTR | 4 | 1 | 1 | 2 | 0.7385 |" in text
-    assert "| graph | 2 B | dtr | 1.0909 |  |" in text
-    assert "| graph | 4 B | dtr | no plan |  |" in text
+    table, at_the_end, early = _duels("3 s", rows)
+    # At the end 10 / 20, 12 / 11, neither, and no plan against 5; after 1.5 s in all 30 / 20, 12 / no plan, as before.
+    assert "| DTR | 4 | 1 | 1 | 2 | 1 | 1 | 2 |" in table
+    assert at_the_end.splitlines()[2:] == ["| graph | 2 B | dtr | 1.0909 |  |", "| graph | 4 B | dtr | no plan |  |"]
+    assert early.splitlines()[2:] == ["| graph | 1 B | dtr | 1.5000 |  |", "| graph | 4 B | dtr | no plan |  |"]
 
 
 def test_the_page_in_a_browser(folder: Path, browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
