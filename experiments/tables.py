@@ -15,6 +15,7 @@ from typing import Any
 from experiments import (
     checkpoints,
     compiled_tables,
+    dtr,
     explain,
     implementation_tables,
     large,
@@ -40,7 +41,7 @@ DOCUMENTS = {
         readme_table.DOCUMENT, run_documents.CHECKMATE, run_documents.MONET, largest_batch_table.DOCUMENT,
         published_numbers.DOCUMENT, solver_tables.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
         step_tables.DOCUMENT, implementation_tables.DOCUMENT, training_tables.DOCUMENT, compiled_tables.DOCUMENT,
-        checkpoints.DOCUMENT, large.DOCUMENT, shard.DOCUMENT, explain.DOCUMENT,
+        checkpoints.DOCUMENT, large.DOCUMENT, shard.DOCUMENT, explain.DOCUMENT, dtr.DOCUMENT,
     )
 }  # fmt: skip
 MAKES_ROWS = ("remat", "baselines")  # the packages that determine a row
