@@ -43,8 +43,8 @@ def _panel(axes: Axes, name: str, network: Mapping[str, Any]) -> None:
     online, offline = style_of(ONLINE), style_of(OURS)
     lines = (
         ("DTR as published (measured, with its search)", GREY, "s", "--", lambda row: row["published"]),
-        (f"{online.label}, exact heuristic", online.colour, online.marker, "-", lambda row: row["dtr"]["exact"]),
-        (offline.label, offline.colour, offline.marker, offline.line, lambda row: row["portfolio"]),
+        (f"{online.label}, exact heuristic", online.colour, online.marker, "-", lambda row: row["online"]["exact"]),
+        (offline.label, offline.colour, offline.marker, offline.line, lambda row: row["offline"]),
         ("Proven bound", BLACK, "", ":", lambda row: row["bound"]),
     )
     for label, colour, marker, line, number in lines:

@@ -44,18 +44,22 @@ class Published:
         plain_gb: peak of the plain step.
         slowdowns: step time over that of the plain step, for each budget in GB.
         note: how the log differs from the network.
+        instead: the network of the log, if it is another one.
     """
 
     log: str
     plain_gb: float
     slowdowns: Mapping[int, float]
     note: str = ""
+    instead: str = ""
 
 
 PUBLISHED = {
     "InceptionV4": Published("inceptionv4", 11.3, {10: 1.074, 8: 1.104, 6: 1.147, 4: 1.252}),
     "LSTM": Published("lstm", 11.1, {10: 1.229, 8: 1.253, 6: 1.293, 4: 1.414}, "a smaller batch"),
-    "ResNet-1202": Published("resnet32", 8.9, {8: 1.282, 6: 1.348, 4: 1.420, 2: 1.473}, "ResNet-32, another depth"),
+    "ResNet-1202": Published(
+        "resnet32", 8.9, {8: 1.282, 6: 1.348, 4: 1.420, 2: 1.473}, "another depth and batch", "ResNet-32"
+    ),
     "Transformer": Published("transformer", 9.9, {8: 1.115, 6: 1.146, 4: 1.189, 2: 1.596}),
     "TreeLSTM": Published("treelstm", 8.9, {8: 1.649, 6: 1.846, 4: 2.087, 2: 3.010}, "a smaller batch"),
     "U-Net": Published("unet", 8.4, {8: 1.066, 7: 1.088, 6: 1.141, 4: 1.269}, "published at 4 GB: a peak of 6.95 GB"),
@@ -99,8 +103,8 @@ def solved(graph: remat.Graph, budget_bytes: int, time_limit_s: float) -> dict[s
     }
     offline = remat.solve(graph, budget_bytes, "portfolio", SCOPE, time_limit_s=time_limit_s, threads=THREADS)
     return {
-        "dtr": online, "portfolio": slowdown(offline.cost), "bound": slowdown(offline.bound),
-        "status": str(offline.status), "portfolio_s": round(offline.wall_s, 1),
+        "online": online, "offline": slowdown(offline.cost), "bound": slowdown(offline.bound),
+        "status": str(offline.status), "offline_s": round(offline.wall_s, 1),
     }  # fmt: skip
 
 
@@ -136,33 +140,41 @@ def draw(arguments: Sequence[str]) -> Drawing:
         [_slowdowns(name, row) for name, row in rows],
     )  # fmt: skip
     heuristics = markdown_table(["network", "memory", *HEURISTICS], [_heuristics(name, row) for name, row in rows])
-    drawn = next(path for path in draw_dtr(networks, RUNS_FOLDER / "dtr") if path.suffix == ".png")
+    titled = {_title(name): network for name, network in networks.items()}
+    drawn = next(path for path in draw_dtr(titled, RUNS_FOLDER / "dtr") if path.suffix == ".png")
     where = f"{stored['date']}, {stored['cpu']}, {THREADS} threads, {', '.join(f'{x:g}' for x in limits)} s for each"
     parts = [f"{where} search of the portfolio.", graphs, main_table, _summary([row for _, row in rows]),
-             "Every heuristic; `thrashes`: more than 20 computations for each operation, or no memory for one.",
+             "Every heuristic (one seed of `random`); `thrashes`: more than 20 computations for each operation, or no "
+             "memory for one.",
              heuristics]  # fmt: skip
     return Drawing("\n\n".join(parts), figures={"dtr": drawn})
 
 
+def _title(name: str) -> str:
+    instead = PUBLISHED[name].instead
+    return f"{name} (log: {instead})" if instead else name
+
+
 def best_of(row: Mapping[str, Any]) -> float:
     """The smallest slowdown that is known."""
-    return min(x for x in (row["portfolio"], *row["dtr"].values()) if x is not None)
+    return min(x for x in (row["offline"], *row["online"].values()) if x is not None)
 
 
 def _graph(name: str, network: Mapping[str, Any]) -> list[str]:
     return [
-        name, f"{PUBLISHED[name].log}.log.gz", f"{network['operations']:,}", f"{network['total_cost'] / 1e6:.1f} ms",
+        _title(name), f"{PUBLISHED[name].log}.log.gz",
+        f"{network['operations']:,}", f"{network['total_cost'] / 1e6:.1f} ms",
         *(format_size(network[key], digits=3) for key in ("fixed_bytes", "program_peak_bytes", "plain_peak_bytes")),
         PUBLISHED[name].note,
     ]  # fmt: skip
 
 
 def _slowdowns(name: str, row: Mapping[str, Any]) -> list[str]:
-    exact, best, bound = row["dtr"]["exact"], best_of(row), row["bound"]
-    portfolio = row["portfolio"]
+    exact, best, bound = row["online"]["exact"], best_of(row), row["bound"]
+    portfolio = row["offline"]
     return [
-        name, f"{row['ratio']:.2f}", f"{row['published']:.3f}", _times(exact), _times(row["dtr"]["union_find"]),
-        "" if exact is None else f"{row['published'] - exact:.3f}", _times(portfolio), f"{bound:.4f}",
+        _title(name), f"{row['ratio']:.2f}", f"{row['published']:.3f}", _times(exact),
+        _times(row["online"]["union_find"]), "" if exact is None else f"{row['published'] - exact:.3f}", _times(portfolio), f"{bound:.4f}",
         "" if portfolio is None else f"{1 - bound / portfolio:.2%}",
         "" if exact is None else _between(exact / best - 1, exact / bound - 1),
     ]  # fmt: skip
@@ -175,7 +187,7 @@ def _between(least: float, most: float) -> str:
 
 
 def _heuristics(name: str, row: Mapping[str, Any]) -> list[str]:
-    return [name, f"{row['ratio']:.2f}", *(_times(row["dtr"][heuristic]) for heuristic in HEURISTICS)]
+    return [_title(name), f"{row['ratio']:.2f}", *(_times(row["online"][heuristic]) for heuristic in HEURISTICS)]
 
 
 def _times(slowdown: float | None) -> str:
@@ -184,16 +196,17 @@ def _times(slowdown: float | None) -> str:
 
 def _summary(rows: Sequence[Mapping[str, Any]]) -> str:
     """How far the online method is from the optimum, over the rows in which something has to be computed again."""
-    tight = [row for row in rows if row["bound"] > 1 and row["dtr"]["exact"] is not None]
+    tight = [row for row in rows if row["bound"] > 1 and row["online"]["exact"] is not None]
     if not tight:
         return ""
-    far = [(row["dtr"]["exact"] / best_of(row) - 1, row["dtr"]["exact"] / row["bound"] - 1) for row in tight]
+    far = [(row["online"]["exact"] / best_of(row) - 1, row["online"]["exact"] / row["bound"] - 1) for row in tight]
     least, most = (statistics.median(column) for column in zip(*far, strict=True))
-    ahead = sum(best_of(row) < (row["portfolio"] or float("inf")) for row in rows)
+    ahead = sum(best_of(row) < (row["offline"] or float("inf")) for row in rows)
     return (
-        f"In the {len(tight)} rows in which something has to be computed again, DTR with its exact heuristic takes "
-        f"{_between(least, most)} longer than the optimum (median), and at most {max(x for x, _ in far):.1%} longer "
-        f"than the best known plan. In {ahead} rows a heuristic of DTR is faster than the portfolio's plan."
+        f"In the {len(tight)} rows in which something has to be computed again, DTR with its exact heuristic is "
+        f"{least:.1%} slower than the best known plan and {most:.1%} above the bound (medians); at most "
+        f"{max(x for x, _ in far):.1%} and {max(x for _, x in far):.1%}. "
+        f"In {ahead} rows a heuristic of DTR is faster than the portfolio's plan."
     )
 
 

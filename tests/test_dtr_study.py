@@ -24,7 +24,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
             raise KeyboardInterrupt
         solved_budgets.append(budget_bytes)
         online = dict.fromkeys(dtr.HEURISTICS, 1.2) | {"lru": None}
-        return {"dtr": online, "portfolio": 1.1, "bound": 1.05, "status": "FEASIBLE", "portfolio_s": 1.0}
+        return {"online": online, "offline": 1.1, "bound": 1.05, "status": "FEASIBLE", "offline_s": 1.0}
 
     graph = Graph.from_nodes("small", [[], [0]], [10, 10], [1, 1], loss=0)
     monkeypatch.setattr(dtr, "RESULTS", tmp_path / "dtr.json")
@@ -58,5 +58,5 @@ def test_a_stopped_run_makes_what_is_missing(tmp_path: Path, asked: list[int]) -
 def test_a_small_graph_is_solved() -> None:
     graph = Graph.from_nodes("chain", [[], [0], [1], [2], [1, 3], [0, 4]], [4, 4, 4, 4, 4, 4], [1] * 6, loss=3)
     found = dtr.solved(graph, 12, 2.0)
-    assert set(found["dtr"]) == set(dtr.HEURISTICS)
-    assert 1 < found["bound"] <= found["portfolio"] <= found["dtr"]["exact"]
+    assert set(found["online"]) == set(dtr.HEURISTICS)
+    assert 1 < found["bound"] <= found["offline"] <= found["online"]["exact"]
