@@ -174,7 +174,8 @@ def _slowdowns(name: str, row: Mapping[str, Any]) -> list[str]:
     portfolio = row["offline"]
     return [
         _title(name), f"{row['ratio']:.2f}", f"{row['published']:.3f}", _times(exact),
-        _times(row["online"]["union_find"]), "" if exact is None else f"{row['published'] - exact:.3f}", _times(portfolio), f"{bound:.4f}",
+        _times(row["online"]["union_find"]),
+        "" if exact is None else f"{row['published'] - exact:.3f}", _times(portfolio), f"{bound:.4f}",
         "" if portfolio is None else f"{1 - bound / portfolio:.2%}",
         "" if exact is None else _between(exact / best - 1, exact / bound - 1),
     ]  # fmt: skip
