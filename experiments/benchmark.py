@@ -165,6 +165,7 @@ class _InstanceRun:
 
     def solve(self, settings: Settings, budgets: dict[int, float], limits: Sequence[float]) -> None:
         """Solve what the piece lacks. What ignores the budget has no use for the longer limits."""
+        Store(STORE_FOLDER).write_graph(self.subject.graph)
         for limit in dict.fromkeys(limits):
             run = GraphRun(self.subject, replace(settings, time_limit_s=limit), "benchmark", Store(STORE_FOLDER),
                            self.engine, self.progress, plain_peak(self.subject.graph))  # fmt: skip

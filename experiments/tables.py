@@ -15,6 +15,7 @@ from typing import Any
 from experiments import (
     checkpoints,
     compiled_tables,
+    dtr,
     explain,
     implementation_tables,
     large,
@@ -42,7 +43,7 @@ DOCUMENTS = {
         published_numbers.DOCUMENT, solver_tables.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
         step_tables.DOCUMENT, implementation_tables.DOCUMENT, training_tables.DOCUMENT, compiled_tables.DOCUMENT,
         checkpoints.DOCUMENT, large.DOCUMENT, shard.DOCUMENT, explain.DOCUMENT,
-        leaderboard_table.DOCUMENT,
+        leaderboard_table.DOCUMENT, dtr.DOCUMENT,
     )
 }  # fmt: skip
 MAKES_ROWS = ("remat", "baselines")  # the packages that determine a row

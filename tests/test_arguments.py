@@ -84,6 +84,14 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
         (["--time-limit", "0"], "'0' is no positive number"),
         (["--out", "no/such/rows.json"], "no/such is no folder"),
     ],
+    "dtr": [
+        (["--networks", "unet"], "unknown network 'unet'; known: InceptionV4"),
+        (
+            ["--networks", "U-Net", "--logs", "nowhere"],
+            "nowhere lacks unet.log.gz: put the logs",
+        ),
+        (["--seconds", "0"], "'0' is no positive number"),
+    ],
     "lengths": [
         (["--time-limit", "0"], "'0' is no positive number"),
         (["--out", "no/such/rows.json"], "no/such is no folder"),
