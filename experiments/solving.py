@@ -94,7 +94,7 @@ class GraphRun:
                 "scope": s.scope,
                 "accounting": s.accounting,
                 **({} if self.cost_cap is None or budget_bytes is None else {"cost_cap": self.cost_cap}),
-                "code": [code_version(), _source_hash(strategy)],
+                "code": [code_version(), _code_of(strategy)],
             }
         )  # fmt: skip
 
@@ -373,18 +373,18 @@ def _family_line(family: Family) -> str:
 
 
 @cache  # so that editing the file does not change the keys of a running run
-def _source_hash(strategy: str) -> str:
-    """Hash of the file of a strategy from another package, or of a new file that git does not know yet; else ''.
+def _code_of(strategy: str) -> str:
+    """The version of a strategy of this project, '' for 0; else the hash of its file.
 
-    The strategies of this project have a version instead (`remat.solvers.VERSION`).
+    A new file that git does not know yet counts by its hash, too.
     """
-    run = get_strategy(strategy).run
+    run, version = get_strategy(strategy).run, get_strategy(strategy).version
     source = inspect.getsourcefile(run)
     if source is None or not Path(source).is_file():
-        return ""
+        return str(version or "")
     is_ours = run.__module__.partition(".")[0] in ("remat", "baselines")
     if is_ours and not is_new(Path(source)):
-        return ""
+        return str(version or "")
     return hashlib.sha256(Path(source).read_bytes()).hexdigest()[:16]
 
 

@@ -44,6 +44,7 @@ class Strategy:
             operation, which a search chooses, ``own`` all.
         members: strategies that it combines: it takes a member's plan that is cheaper than its own. If it has members,
             the search over implementations also gives it a bound and, on small graphs, an exact answer.
+        version: raised by hand when its results alone may change; see `remat.solvers.VERSION`.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Strategy:
     must_isolate: Callable[[], bool] | None = None
     implementations: str = "default"
     members: tuple[str, ...] = ()
+    version: int = 0
 
     def __call__(self, context: Context, options: Mapping[str, Any]) -> Any:
         """Run it on the problem of a context; its result is not judged yet."""
@@ -99,6 +101,7 @@ def strategy(
     must_isolate: Callable[[], bool] | None = None,
     implementations: str = "default",
     members: tuple[str, ...] = (),
+    version: int = 0,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function under `name`; its keyword-only parameters are its options, see `Strategy`."""
 
@@ -125,6 +128,7 @@ def strategy(
             must_isolate=must_isolate,
             implementations=implementations,
             members=members,
+            version=version,
         )
         return run
 

@@ -8,6 +8,7 @@ to load, which is longer than most of its runs.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from remat.graph import Graph
 from remat.plan import Plan
 
 _NEVER = 1 << 60  # stage of the next use where there is none
+COST_POWERS = (1.0, 1.25, 0.75, 1.5, 0.5, 0.25, 0.0)  # the first ones give the cheapest plans on most networks
 LONGEST = 64  # computations per operation, on average; beyond that the greedy goes round in circles
 MOST_LOOKS = 60_000_000  # at resident values, about a second: on some wide graphs evictions cascade
 
@@ -30,6 +32,19 @@ def greedy_eviction(
     """
     order = _Eviction(graph, budget_bytes, cost_power).run(deadline)
     return None if order is None else Plan.from_order(graph, order, budget_bytes)
+
+
+def greedy_plans(
+    graph: Graph, budget_bytes: int, *, deadline: float = float("inf"), most_s: float = float("inf")
+) -> Iterator[Plan]:
+    """Plans of greedy eviction with several weights of the cost; none begins after the deadline or after `most_s`."""
+    until = min(deadline, time.monotonic() + most_s)
+    for power in COST_POWERS:
+        plan = greedy_eviction(graph, budget_bytes, cost_power=power, deadline=deadline)
+        if plan is not None:
+            yield plan
+        if time.monotonic() > until:
+            return
 
 
 class _Eviction:

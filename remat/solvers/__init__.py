@@ -1,6 +1,6 @@
 """Exact and approximate solvers, one strategy in each file; the registry finds them."""
 
 # Version of the results of all strategies of this project, baselines included. Raise it when a strategy may return
-# another plan, bound or status than before: stored rows of other versions are then solved again. A changed comment or
-# docstring needs no new version.
+# another plan, bound or status than before: stored rows of other versions are then solved again. If only some change,
+# raise theirs (``@strategy(version=)``). A changed comment or docstring needs no new version.
 VERSION = 5

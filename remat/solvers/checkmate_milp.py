@@ -45,7 +45,7 @@ def check_options(options: dict[str, Any]) -> None:
         raise InvalidInput(f"max_nonzeros must be a positive integer, not {nonzeros!r}")
 
 
-@strategy("checkmate_milp", proves=True, isolated=True, check=check_options)
+@strategy("checkmate_milp", proves=True, isolated=True, check=check_options, version=1)
 def checkmate_milp(
     problem: Problem,
     context: Context,

@@ -29,7 +29,9 @@ IN_VAIN = 4  # neighbourhoods in vain before C grows
 REPEATED_ROUNDS = 10  # neighbourhoods of a run that repeats exactly and has no work limit
 
 
-@strategy("interval_cp", proves=True, isolated=True, must_isolate=tensorflow_came_first, implementations="search")
+@strategy(
+    "interval_cp", proves=True, isolated=True, must_isolate=tensorflow_came_first, implementations="search", version=1
+)
 def interval_cp(problem: Problem, context: Context) -> Outcome:
     """The retention-interval program (MOCCASIN, Bartan et al., ICML 2023) on OR-tools CP-SAT.
 

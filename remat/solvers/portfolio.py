@@ -21,7 +21,7 @@ from remat.registry import strategy
 from remat.search.anneal import is_warm
 from remat.search.exhaustive import exhaustive
 from remat.search.free import free_plan
-from remat.search.greedy import greedy_eviction
+from remat.search.greedy import greedy_eviction, greedy_plans
 from remat.solution import Candidate, Outcome
 from remat.solvers._families import family_plans
 from remat.solvers._milp_restricted import Refiner
@@ -59,7 +59,7 @@ MILP_GAP = 9e-5  # below OPTIMAL's tolerance
 FAMILY_SHARE = 0.2  # of the time, for the baselines if the search is not compiled
 
 
-@strategy("portfolio", proves=True, implementations="search", members=("search", "checkmate_milp"))
+@strategy("portfolio", proves=True, implementations="search", members=("search", "checkmate_milp"), version=1)
 def portfolio(problem: Problem, context: Context) -> Outcome:
     """Best plan and best bound in the time given: search, LP bounds with a certificate, MILPs.
 
@@ -80,8 +80,7 @@ def portfolio(problem: Problem, context: Context) -> Outcome:
     if not context.repeats and not context.is_solved():
         # Greedy eviction takes milliseconds; loading the compiled search takes a second in a new process, and a warm
         # start for a smaller budget may be far worse.
-        plan = greedy_eviction(graph, context.problem.budget_bytes, deadline=time.monotonic() + GREEDY_S)
-        if plan is not None:
+        for plan in greedy_plans(graph, context.problem.budget_bytes, deadline=time.monotonic() + GREEDY_S):
             context.offer(plan, "greedy eviction")
     if context.is_solved():
         return run.outcome()
@@ -340,7 +339,8 @@ class _Run:
                 self._prove_aside()
             return
         began, seconds = time.monotonic(), context.remaining_s()
-        self.search(context.until(began + min(FIRST_PLAN_S, FIRST_PLAN_SHARE * seconds)), 1)
+        start = context.with_options(warm_start=context.incumbent.plan)
+        self.search(start.until(began + min(FIRST_PLAN_S, FIRST_PLAN_SHARE * seconds)), 1)
         if self._done():
             return
         self._window_bound(context.until(context.share_ends(FIRST_BOUND_SHARE)), rounds=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -13,13 +14,12 @@ from remat.problem import Problem
 from remat.registry import strategy
 from remat.search.anneal import Best, is_warm, minimise_cost
 from remat.search.chain import chain_plan
-from remat.search.greedy import greedy_eviction
+from remat.search.greedy import greedy_eviction, greedy_plans
 from remat.search.kernel import LARGE
 from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
 from remat.solvers._families import family_plans
 
-COST_POWERS = (0.5, 0.25, 0.75, 0.0, 1.0)
 FAMILY_SHARE = 0.2  # of the time, for baselines if greedy eviction fails
 BLOCKS_SHARE = 0.3  # of the time, for plans of a block that repeats
 GREEDY_S = 0.5  # time after which no further greedy eviction is tried
@@ -29,7 +29,7 @@ DEADLINE_MARGIN_S = 0.05  # for the last simulation
 COLD_START_S = 40.0  # compiling takes 10 to 30 s; it does not begin with less time than this
 
 
-@strategy("search", implementations="search")
+@strategy("search", implementations="search", version=1)
 def search(problem: Problem, context: Context) -> Outcome:
     """Annealing over retention intervals, from a greedy eviction: drop a value, hold it, move a repeat.
 
@@ -122,24 +122,24 @@ def fixed_moves(context: Context) -> int:
 
 
 def first_order(context: Context) -> np.ndarray | None:
-    """Computations of a staged plan to start from: the warm start, a greedy plan, or the cheapest baseline that fits.
+    """Computations of a staged plan to start from: the warm start, the cheapest greedy plan, or the cheapest baseline.
 
     None if there is none.
     """
     warm = context.options.warm_start
     if warm is not None and warm.scope is Scope.STAGED:
         return warm.order
-    began = time.monotonic()
-    for power in COST_POWERS:
-        plan = greedy_eviction(context.problem.graph, context.problem.budget_bytes, cost_power=power)
-        if plan is not None:
-            return plan.order
-        if time.monotonic() - began > GREEDY_S and context.options.work_limit is None:
-            break  # evictions cascade on this graph
+    graph, budget_bytes = context.problem.graph, context.problem.budget_bytes
+    most_s = GREEDY_S if context.options.work_limit is None else math.inf  # a run that repeats tries all
+    greedy = [(simulate(graph, plan).cost, i, plan) for i, plan in enumerate(
+        greedy_plans(graph, budget_bytes, most_s=most_s)
+    )]  # fmt: skip
+    if greedy:
+        return min(greedy)[2].order
     fitting = []
     for _, plan in family_plans(context, context.share_ends(FAMILY_SHARE)):
-        trace = simulate(context.problem.graph, plan)
-        if plan.scope is Scope.STAGED and trace.peak_bytes <= context.problem.budget_bytes:
+        trace = simulate(graph, plan)
+        if plan.scope is Scope.STAGED and trace.peak_bytes <= budget_bytes:
             fitting.append((trace.cost, len(fitting), plan))
     return min(fitting)[2].order if fitting else None
 
