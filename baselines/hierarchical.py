@@ -42,7 +42,7 @@ def hierarchical(problem: Problem, context: Context, *, slots: int = 500) -> Out
         slots: into which the memory is divided.
 
     @inproceedings{gusak2025hiremate, title={HiRemate: Hierarchical Approach for Efficient Re-materialization of Neural
-    Networks}, author={Gusak, Julia and Zhao, Xunyi and Le Hellard, Th{\'e}otime and Li, Zhe and Eyraud-Dubois, Lionel
+    Networks}, author={Gusak, Julia and Zhao, Xunyi and Le Hellard, Théotime and Li, Zhe and Eyraud-Dubois, Lionel
     and Beaumont, Olivier}, booktitle={ICML}, year={2025}}
     """
     graph = problem.graph
