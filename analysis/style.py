@@ -87,6 +87,7 @@ STYLES: dict[str, Style] = {
     "ap_sqrtn": Style("AP √n", ORANGE, ">", "--"),
     "ap_greedy": Style("AP greedy", VERMILLION, "<", "--"),
     "rotor": Style("Rotor", FOREST, "D", "-."),
+    "hierarchical": Style("Hierarchical", WINE, "s", "--"),
     "dtr": Style("DTR", INDIGO, "v", ":"),
     "fastsa": Style("FastSA", TEAL, "o", ":"),
     "full": Style("Checkpoint every block", BLACK, "P", ":"),

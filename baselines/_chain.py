@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -34,8 +35,13 @@ class Chain:
         forward = Forward.of(graph)
         points = range(len(forward.operations) - 1) if forward.is_chain else forward.articulation_points()
         cuts = sorted(sorted(points, key=forward.bytes_at)[: most_stages - 1])
-        ends = [forward.operations[p] for p in cuts]
-        stage_of = np.searchsorted(ends, np.arange(len(graph)))  # a stage ends with its articulation point
+        return cls.cut(forward, [forward.operations[p] for p in cuts])
+
+    @classmethod
+    def cut(cls, forward: Forward, ends: Sequence[int]) -> Chain:
+        """Stages that end with these forward operations, which ascend."""
+        graph = forward.graph
+        stage_of = np.searchsorted(ends, np.arange(len(graph)))
         runs: list[list[int]] = [[] for _ in range(len(ends) + 1)]
         returns: list[list[int]] = [[] for _ in range(len(ends) + 1)]
         inside = set(forward.region)
@@ -47,16 +53,11 @@ class Chain:
                 returns[stage_of[forward.operations[anchor]] if anchor >= 0 else 0].append(k)
         return cls(graph, runs, returns)
 
-    def grouped(self, most_stages: int) -> Chain:
-        """The chain with runs of neighbours as one stage, with about as many operations in each."""
-        if len(self.forward) <= most_stages:
-            return self
-        n = sum(map(len, self.forward))
-        done = np.cumsum([0, *map(len, self.forward)])
-        group = np.minimum(done[:-1] * most_stages // n, most_stages - 1)
-        members = [np.flatnonzero(group == g).tolist() for g in sorted(set(group.tolist()))]
-        merged = [[sorted(k for i in row for k in ops[i]) for row in members] for ops in (self.forward, self.backward)]
-        return Chain(self.graph, *merged)
+    def grouped(self, size: int) -> Chain:
+        """The chain with each `size` neighbours as one stage."""
+        starts = range(0, len(self.forward), size)
+        passes = (self.forward, self.backward)
+        return Chain(self.graph, *([sorted(chain.from_iterable(ops[i : i + size])) for i in starts] for ops in passes))
 
     def order(self, passes: Sequence[tuple[str, int]]) -> list[int]:
         """Operations of passes; what must run once runs the first time."""

@@ -8,9 +8,12 @@ its halves and drops values that cross as well. Equal parts are solved once.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from baselines._forward import Forward
 from remat import Graph
@@ -18,6 +21,7 @@ from remat import Graph
 SMALL = 12  # forward operations of a part that is not split
 EVERY_SET = 8  # values up to which every set of them is tried
 MOST_OPTIONS = 24  # of a part
+NARROW = 1000  # a cut's own bytes are large against those that cross beside them: all of the pass over so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +160,19 @@ class Solver:
     """Options of parts; equal parts are solved once.
 
     Attributes:
-        is_over: whether the time is; then a part gets no more options.
+        work: operations in all options evaluated.
         solved: number of different parts.
         levels: of parts within parts.
     """
 
-    def __init__(self, is_over: Callable[[], bool]) -> None:
-        self.is_over = is_over
+    def __init__(self, ends: Callable[[int], bool]) -> None:
+        """`ends`, given the work done, says whether parts get no more options."""
+        self.ends, self.work = ends, 0
         self.known: dict[tuple[object, ...], list[Option]] = {}
         self.levels = 1
+
+    def is_over(self) -> bool:
+        return self.ends(self.work)
 
     @property
     def solved(self) -> int:
@@ -178,7 +186,7 @@ class Solver:
             if len(part.may_drop) <= EVERY_SET:
                 sizes = range(1, len(part.may_drop) + 1)
                 sets = itertools.chain.from_iterable(itertools.combinations(part.may_drop, size) for size in sizes)
-                found += self._evaluated(part, map(frozenset, sets))
+                found += [self._evaluated(part, frozenset(each)) for each in sets if not self.is_over()]
             elif len(part.forward) <= SMALL:
                 found += self._descent(part, found[0], [[frozenset({v})] for v in part.may_drop])
             else:
@@ -197,26 +205,43 @@ class Solver:
         yield from self._descent(part, plain, steps)
 
     def _descent(self, part: Part, plain: Option, choices: Sequence[Sequence[frozenset[int]]]) -> Iterator[Option]:
-        """Drop more and more: of each row of choices at most one set, next always where a byte costs least."""
-        chosen, current = [frozenset[int]()] * len(choices), plain
-        while True:
-            best: tuple[float, int, frozenset[int], Option] | None = None
-            for i, row in enumerate(choices):
-                others = frozenset[int]().union(*chosen[:i], *chosen[i + 1 :])
-                for option in self._evaluated(part, (others | each for each in row if each != chosen[i])):
-                    fewer = current.saved - option.saved
-                    if fewer > 0 and (best is None or (option.cost - current.cost) / fewer < best[0]):
-                        best = (option.cost - current.cost) / fewer, i, option.dropped - others, option
-            if best is None:
-                return
-            _, i, chosen[i], current = best
-            yield current
+        """Drop more and more: of each row of choices at most one set, next always where a byte costs least.
 
-    def _evaluated(self, part: Part, sets: Iterator[frozenset[int]]) -> Iterator[Option]:
-        for dropped in sets:
-            if self.is_over():
-                return
-            yield part.option(dropped)
+        A price is found anew only when it is the least, because most prices change little or rise.
+        """
+        chosen, current, drops = [frozenset[int]()] * len(choices), plain, 0
+        todo = [(-1.0, -1, i, j) for i, row in enumerate(choices) for j in range(len(row))]  # price, when, which
+        found: dict[tuple[int, int], Option] = {}
+        while todo and not self.is_over():
+            _, when, i, j = heapq.heappop(todo)
+            if when == drops:
+                chosen[i], current, drops = choices[i][j], found[i, j], drops + 1
+                yield current
+                continue
+            others = frozenset[int]().union(*chosen[:i], *chosen[i + 1 :])
+            found[i, j] = self._evaluated(part, others | choices[i][j])
+            fewer = current.saved - found[i, j].saved
+            if fewer > 0:
+                heapq.heappush(todo, ((found[i, j].cost - current.cost) / fewer, drops, i, j))
+
+    def _evaluated(self, part: Part, dropped: frozenset[int]) -> Option:
+        self.work += len(part.operations)
+        return part.option(dropped)
+
+
+def narrow_places(forward: Forward) -> list[int]:
+    """Operations of the forward pass after which it reads little else of what was made before than their outputs."""
+    graph, run = forward.graph, forward.region
+    rank = {k: i for i, k in enumerate(run)}
+    crossing, total = np.zeros(len(run) + 1, dtype=np.int64), 0
+    for k in run:
+        for v in graph.operations[k].outputs:
+            last = max((rank[u] for u in graph.users[v] if u in rank), default=rank[k])
+            total += graph.values[v].bytes
+            crossing[rank[k] + 1] += graph.values[v].bytes  # after its own operation it is not in the way
+            crossing[max(last, rank[k] + 1)] -= graph.values[v].bytes
+    narrow = np.cumsum(crossing)[: len(run) - 1] * NARROW <= total
+    return [run[i] for i in np.flatnonzero(narrow).tolist()]
 
 
 def thinned(options: Sequence[Option]) -> list[Option]:

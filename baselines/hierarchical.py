@@ -9,15 +9,17 @@ import numpy as np
 
 from baselines._chain import Chain
 from baselines._forward import Forward
-from baselines._hierarchy import Option, Part, Solver
+from baselines._hierarchy import Option, Part, Solver, narrow_places
 from baselines._persistent import Schedules, Stages
 from remat import Candidate, Graph, Plan, Problem, Scope, simulate, strategy
 from remat.context import Context
 from remat.solution import Outcome
 
 MOST_STAGES = 100  # the upper program takes time in the cube of their number; beyond it neighbours are one part
+LEAST_STAGES = 2  # neighbours are grouped to parts, twice as many each time, down to so few
 ABOVE = 1.25  # largest limit over the budget: the program rounds up, and the simulator frees earlier
 OPTIONS_SHARE = 0.5  # of the time, for options
+WORK_PER_S = 300_000  # operations of options evaluated, in a repeatable run: the speed of a slow machine
 PLAN_S = 0.3  # needed for another try
 
 
@@ -25,10 +27,11 @@ PLAN_S = 0.3  # needed for another try
 def hierarchical(problem: Problem, context: Context, *, slots: int = 500) -> Outcome:
     """Parts of the graph with options of what to save, combined level by level (Gusak et al., ICML 2025).
 
-    The forward pass is cut at its articulation points into a chain of parts. Each part has options: what it holds
-    between its passes, its peaks and its cost (`baselines._hierarchy`: large parts are split again, down to parts in
-    which every set of values is tried). The dynamic program of Rotor then chooses for each part whether it runs without
-    saving, saves its input, or saves by one of its options, as in Rockmate (Zhao et al., ICML 2023).
+    The forward pass is cut into a chain of parts where little but one operation's outputs is read later. Each part has
+    options: what it holds between its passes, its peaks and its cost. Large parts are split again, down to parts in
+    which every set of values is tried (`baselines._hierarchy`). The dynamic program of Rotor then chooses for each part
+    whether it runs without saving, saves its input, or saves by one of its options, as in Rockmate (Zhao et al., ICML
+    2023). It does so for the finest chain, then with 2, 4, ... neighbours as one part; the cheapest plan counts.
 
     Deviations: HiRemate solves parts by integer programs; here every set of up to 8 values is tried, and where there
     are more, values are dropped one by one where a byte costs least. Its upper levels are integer programs over the
@@ -39,19 +42,25 @@ def hierarchical(problem: Problem, context: Context, *, slots: int = 500) -> Out
         slots: into which the memory is divided.
 
     @inproceedings{gusak2025hiremate, title={HiRemate: Hierarchical Approach for Efficient Re-materialization of Neural
-    Networks}, author={Gusak, Julia and Zhao, Xunyi and Le Hellard, Th{\'e}otime and Li, Zhe and Eyraud-Dubois, Lionel
+    Networks}, author={Gusak, Julia and Zhao, Xunyi and Le Hellard, Théotime and Li, Zhe and Eyraud-Dubois, Lionel
     and Beaumont, Olivier}, booktitle={ICML}, year={2025}}
     """
     graph = problem.graph
     forward = Forward.of(graph)
-    chain = Chain.of(graph, len(graph)).grouped(MOST_STAGES)
-    parts = [Part(forward, *passes) for passes in zip(chain.forward, chain.backward, strict=True)]
+    finest = Chain.cut(forward, narrow_places(forward))
     ends = (1 - OPTIONS_SHARE) * context.remaining_s()
-    solver = Solver(lambda: not context.repeats and context.remaining_s() < ends)
-    levels = _Levels(chain, parts, [solver.options(part) for part in parts])
-    plan = levels.plan(problem, context, slots)
-    stats = {"parts": len(parts), "solved": solver.solved, "levels": 1 + solver.levels}
-    return Outcome((Candidate(plan),) if plan is not None else (), stats=stats)
+    most_work = context.steps_in(WORK_PER_S) if context.repeats else 0
+    solver = Solver(lambda work: work > most_work if context.repeats else context.remaining_s() < ends)
+    plans, size = list[Candidate](), 1 << ((len(finest.forward) - 1) // MOST_STAGES).bit_length()
+    while True:
+        chain = finest.grouped(size)
+        parts = [Part(forward, *passes) for passes in zip(chain.forward, chain.backward, strict=True)]
+        levels = _Levels(chain, parts, [solver.options(part) for part in parts])
+        plan = levels.plan(problem, context, slots)
+        plans += [] if plan is None else [Candidate(plan, {"parts": len(parts)})]
+        size *= 2
+        if len(parts) <= LEAST_STAGES or solver.is_over():
+            return Outcome(tuple(plans), stats={"solved": solver.solved, "levels": 1 + solver.levels})
 
 
 @dataclass(frozen=True, slots=True)
