@@ -6,14 +6,14 @@ A *copy* is a value as one run makes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
-from baselines._online import rows
 from remat import Graph
+from remat.search.online import rows
 
 MOST = 4  # runs for each operation, on average
 WALKING, ENDED, STUCK = range(3)
@@ -140,20 +140,6 @@ def _sequence(graph: Graph, state: _State, moves_first: bool) -> list[int]:
             wanted.update(state.reads[start : start + len(op.inputs)].tolist())
         run = int(state.before[run])
     return order[::-1]
-
-
-def in_stages(order: Sequence[int]) -> list[int]:
-    """The order with what runs again between two first runs sorted, each operation once: a staged one."""
-    staged: list[int] = []
-    again, seen = set[int](), set[int]()
-    for k in order:
-        if k in seen:
-            again.add(k)
-            continue
-        seen.add(k)
-        staged += [*sorted(again), k]
-        again.clear()
-    return staged + sorted(again)
 
 
 @numba.njit(cache=True)

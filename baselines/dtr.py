@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from baselines._online import NAMES, run_online
 from remat import Candidate, Plan, Problem, strategy
 from remat.errors import unknown_name
+from remat.search.online import NAMES, run_online
 
 MOST = 20  # computations for each operation: the run thrashes
 

@@ -13,6 +13,7 @@ from baselines._hierarchy import Option, Part, Solver, narrow_places
 from baselines._persistent import Schedules, Stages
 from remat import Candidate, Graph, Plan, Problem, Scope, simulate, strategy
 from remat.context import Context
+from remat.search.online import in_stages
 from remat.solution import Outcome
 
 MOST_STAGES = 100  # the upper program takes time in the cube of their number; beyond it neighbours are one part
@@ -108,19 +109,6 @@ class _Levels:
             order += [k for k in ops if not (k in known and graph.operations[k].run_once)]
             known.update(ops)
         return without_unread(graph, in_stages(order) if scope is Scope.STAGED else order)
-
-
-def in_stages(order: Sequence[int]) -> list[int]:
-    """The computations with the repeats before each first computation in order, each once."""
-    staged, repeats, known = list[int](), set[int](), set[int]()
-    for k in order:
-        if k in known:
-            repeats.add(k)
-            continue
-        staged += [*sorted(repeats), k]
-        repeats.clear()
-        known.add(k)
-    return staged
 
 
 def without_unread(graph: Graph, order: Sequence[int]) -> list[int]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from baselines._program_points import in_stages, walk
+from baselines._program_points import walk
 from remat import Candidate, Plan, Problem, simulate, strategy
 from remat.context import Context
 from remat.plan import Scope
+from remat.search.online import in_stages
 
 TRIES = 6  # of smaller limits, until the simulator agrees
 

@@ -13,10 +13,11 @@ from baselines._chain import Chain
 from baselines._forward import Forward
 from baselines._hierarchy import Option, Part, Solver
 from baselines._persistent import Schedules, Stages
-from baselines.hierarchical import hierarchical, in_stages, without_unread
+from baselines.hierarchical import hierarchical, without_unread
 from remat import Plan, Scope, Status, simulate, solve
 from remat.frontends.synthetic import skip
 from remat.graph import Graph, Operation, Value
+from remat.search.online import in_stages
 from remat.simulator import plain_peak
 
 

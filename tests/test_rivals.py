@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from helpers import step_of
 
-from baselines._online import NAMES, run_online
 from baselines._persistent import Stages, cheapest_schedule
-from baselines._program_points import in_stages, walk
+from baselines._program_points import walk
 from remat import Plan, Scope, Status, simulate, solve
 from remat.graph import Graph, Operation, Value
+from remat.search.online import NAMES, in_stages, run_online
 from remat.simulator import plain_peak
 
 Pass = tuple[str, int]

@@ -6,6 +6,7 @@ import time
 
 from remat.graph import Graph
 from remat.search.anneal import minimise_cost
+from remat.search.online import online_plan
 from remat.search.ordering.anneal import anneal_orders
 
 
@@ -15,6 +16,7 @@ def main() -> None:
     graph = Graph.from_nodes("chain", [[], [0], [1], [0, 2]], [2, 2, 2, 2], [1, 1, 1, 1])
     minimise_cost(graph, 6, work_limit=100)
     anneal_orders(graph, 6, work_limit=100)
+    online_plan(graph, 6)
     print(f"the search is compiled ({time.monotonic() - began:.0f} s)")
 
 

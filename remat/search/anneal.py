@@ -13,7 +13,7 @@ import numpy as np
 from remat.arrays import GraphArrays
 from remat.compiled import is_compiled
 from remat.graph import Graph
-from remat.search import kernel
+from remat.search import kernel, online
 from remat.search.kernel import ARENA_TOP, BUDGET, COST, EXCESS, LARGE, N_REALS, N_SCALARS, State
 
 # Temperatures in mean operation costs. A round starts hot enough to build a plan anew (HOT is a cycle, because no
@@ -389,4 +389,4 @@ def _rounds(
 
 def is_warm() -> bool:
     """Whether the compiled code lies in the cache, so that nothing has to be compiled first."""
-    return is_compiled(kernel.anneal)
+    return is_compiled(kernel.anneal) and online.is_ready()

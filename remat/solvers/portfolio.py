@@ -22,6 +22,7 @@ from remat.search.anneal import is_warm
 from remat.search.exhaustive import exhaustive
 from remat.search.free import free_plan
 from remat.search.greedy import greedy_eviction, greedy_plans
+from remat.search.online import online_plan
 from remat.solution import Candidate, Outcome
 from remat.solvers._families import family_plans
 from remat.solvers._milp_restricted import Refiner
@@ -82,6 +83,9 @@ def portfolio(problem: Problem, context: Context) -> Outcome:
         # start for a smaller budget may be far worse.
         for plan in greedy_plans(graph, context.problem.budget_bytes, deadline=time.monotonic() + GREEDY_S):
             context.offer(plan, "greedy eviction")
+        online = online_plan(graph, context.problem.budget_bytes) if is_warm() and not context.is_solved() else None
+        if online is not None:
+            context.offer(online, "online eviction")
     if context.is_solved():
         return run.outcome()
     if len(graph) <= EXHAUSTIVE_OPERATIONS and run.exhaust():

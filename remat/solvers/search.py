@@ -16,6 +16,7 @@ from remat.search.anneal import Best, is_warm, minimise_cost
 from remat.search.chain import chain_plan
 from remat.search.greedy import greedy_eviction, greedy_plans
 from remat.search.kernel import LARGE
+from remat.search.online import online_plan
 from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
 from remat.solvers._families import family_plans
@@ -122,7 +123,7 @@ def fixed_moves(context: Context) -> int:
 
 
 def first_order(context: Context) -> np.ndarray | None:
-    """Computations of a staged plan to start from: the warm start, the cheapest greedy plan, or the cheapest baseline.
+    """Computations of a staged plan to start from: the warm start, the cheapest of fast evictions, or of baselines.
 
     None if there is none.
     """
@@ -131,11 +132,13 @@ def first_order(context: Context) -> np.ndarray | None:
         return warm.order
     graph, budget_bytes = context.problem.graph, context.problem.budget_bytes
     most_s = GREEDY_S if context.options.work_limit is None else math.inf  # a run that repeats tries all
-    greedy = [(simulate(graph, plan).cost, i, plan) for i, plan in enumerate(
-        greedy_plans(graph, budget_bytes, most_s=most_s)
-    )]  # fmt: skip
-    if greedy:
-        return min(greedy)[2].order
+    starts = [*greedy_plans(graph, budget_bytes, most_s=most_s), online_plan(graph, budget_bytes)]
+    costs = [
+        (trace.cost, i) for i, plan in enumerate(starts) if plan is not None and plan.scope is Scope.STAGED
+        and (trace := simulate(graph, plan)).peak_bytes <= budget_bytes
+    ]  # fmt: skip
+    if costs:
+        return starts[min(costs)[1]].order
     fitting = []
     for _, plan in family_plans(context, context.share_ends(FAMILY_SHARE)):
         trace = simulate(graph, plan)

@@ -1,4 +1,8 @@
-"""A run that evicts values online, as Dynamic Tensor Rematerialization does, compiled."""
+"""A run that evicts values online, as Dynamic Tensor Rematerialization does (Kirisame et al., ICLR 2021), compiled.
+
+The baseline `dtr` is this run. The search starts from it where it is cheaper than greedy eviction, which happens where
+evictions cascade: the run counts the cost of what is evicted around a value.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,12 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from remat import Graph
+from remat.compiled import is_compiled
+from remat.graph import Graph
+from remat.plan import Plan
 
 EXACT, UNION, LOCAL, LRU, SIZE, RANDOM = range(6)
+MOST_COMPUTATIONS = 5  # for each operation, of a run to start from
 NAMES = {"exact": EXACT, "union_find": UNION, "local": LOCAL, "lru": LRU, "size": SIZE, "random": RANDOM}
 
 
@@ -94,6 +101,31 @@ def run_online(graph: Graph, budget_bytes: int, heuristic: str, seed: int, most:
         np.arange(evictions), zeros(evictions, np.float64), zeros(n), zeros(v + 1), zeros(1), zeros(1), zeros(1),
     )  # fmt: skip
     return OnlineRun(*_run(net, state, budget_bytes - graph.fixed_bytes, NAMES[heuristic], seed, most))
+
+
+def online_plan(graph: Graph, budget_bytes: int) -> Plan | None:
+    """The run's plan in stages, which may need more than the budget; None if the run repeats too much."""
+    run = run_online(graph, budget_bytes, "exact", 0, MOST_COMPUTATIONS * len(graph))
+    return None if run.failed_at >= 0 else Plan.from_order(graph, in_stages(run.order.tolist()), budget_bytes)
+
+
+def in_stages(order: Sequence[int]) -> list[int]:
+    """The order with what runs again between two first runs sorted, each operation once: a staged one."""
+    staged: list[int] = []
+    again, seen = set[int](), set[int]()
+    for k in order:
+        if k in seen:
+            again.add(k)
+            continue
+        seen.add(k)
+        staged += [*sorted(again), k]
+        again.clear()
+    return staged + sorted(again)
+
+
+def is_ready() -> bool:
+    """Whether nothing has to be compiled first."""
+    return is_compiled(_run)
 
 
 def rows(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
