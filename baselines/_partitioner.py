@@ -27,10 +27,11 @@ def partitioned(problem: Problem, estimators: Iterable[str], solvers: Iterable[s
     step = step_behind(graph)
     if step is None:
         raise Skip(needed)
-    known = set[tuple[int, ...]]()
+    known, ends = set[tuple[int, ...]](), set[float]()
     for estimator, solver, share in product(estimators, solvers, SHARES):
-        if known and share in (0, 1):
+        if share in ends:
             continue  # neither solver nor estimator is asked
+        ends |= {share} & {0.0, 1.0}
         order = mincut.order_within(step, graph, share, solver, estimator)
         if tuple(order) not in known:
             known.add(tuple(order))

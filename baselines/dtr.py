@@ -9,7 +9,7 @@ from remat.search.online import NAMES, run_online
 MOST = 20  # computations for each operation: the run thrashes
 
 
-@strategy("dtr", baseline=True)
+@strategy("dtr", baseline=True, version=1)
 def dtr(problem: Problem, *, heuristic: str = "exact", seed: int = 0) -> list[Candidate]:
     """The run of an online method that sees one operation at a time (Kirisame et al., ICLR 2021).
 
@@ -18,7 +18,8 @@ def dtr(problem: Problem, *, heuristic: str = "exact", seed: int = 0) -> list[Ca
     given; what it has freed comes back only for as long as it is read.
 
     Deviations: a value is a storage with all its aliases; frees within the plan are at the last use, which an online
-    method does not know, so that the plan's peak is at most the run's. What has to run once is never evicted.
+    method does not know, so that the plan's peak is at most the run's. What has to run once is never evicted, nor what
+    can no longer be made again because such an input is freed.
 
     Args:
         heuristic: ``exact`` (evicted ancestors and descendants), ``union_find`` (the published approximation by sets

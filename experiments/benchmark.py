@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 import remat
-from experiments.arguments import names_of
+from experiments.arguments import names_of, one_of
 from experiments.build import Subject, build_quietly
-from experiments.config import BenchmarkConfig, InstanceConfig
+from experiments.config import BenchmarkConfig, InstanceConfig, group_options
 from experiments.engine import Engine, Job
 from experiments.engines import make_engine
 from experiments.progress import SolveProgress, say_written
@@ -30,6 +31,7 @@ from experiments.settings import RUNS_FOLDER, STORE_FOLDER, Settings, configured
 from experiments.solving import GraphRun, is_final, keeping_interrupted, row_line, run_jobs
 from experiments.store import ROW_SCHEMA, Store
 from remat.cost import load_gpu
+from remat.cost.gpu import gpu_names
 from remat.errors import InvalidInput
 from remat.files import read_table, write_table
 from remat.frontends import synthetic
@@ -48,6 +50,17 @@ SCHEMA = pa.schema(
         pa.field("start_s", pa.float64()), pa.field("trajectory", pa.string()), pa.field("memory", pa.string()),
     ]
 )  # fmt: skip
+ASKED = (
+    "graph_sha256",
+    "scope",
+    "accounting",
+    "strategy",
+    "options",
+    "budget_bytes",
+    "time_limit_s",
+    "seed",
+    "threads",
+)
 POINTS = 128  # of the line of memory over time
 WARM_S = 60.0  # for a strategy that compiles something when it first runs
 
@@ -89,7 +102,7 @@ class Piece:
 
 
 def _asked(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("strategy", "options", "budget_bytes", "time_limit_s", "scope", "seed"))
+    return tuple(row[name] for name in ASKED)
 
 
 def run_benchmark(cfg: DictConfig, settings: Settings, console: Console, _folder: Path) -> int:
@@ -97,6 +110,7 @@ def run_benchmark(cfg: DictConfig, settings: Settings, console: Console, _folder
     from analysis.leaderboard import draw_benchmark  # imported late: pandas takes a second
 
     bench = cfg.benchmark
+    _check(bench)
     names = list(bench.instances) if cfg.networks is None else names_of("instance", cfg.networks, bench.instances)
     folder = RESULTS / bench.name
     engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
@@ -120,11 +134,38 @@ def run_benchmark(cfg: DictConfig, settings: Settings, console: Console, _folder
     return 0
 
 
+def _check(bench: BenchmarkConfig) -> None:
+    """Refuse a benchmark that would fail after the first solve.
+
+    Raises:
+        InvalidInput: names the instance and the value.
+    """
+
+    def check_shares(where: str, shares: Sequence[float]) -> None:
+        if not shares or not all(0 < share <= 1 for share in shares):
+            raise InvalidInput(f"{where}.shares must be numbers above 0 and at most 1, not {list(shares)}")
+
+    if OmegaConf.is_missing(bench, "name") or not re.fullmatch(r"[\w-]+", bench.name):
+        raise InvalidInput("benchmark.name must be a word; the folder of the rows has it")
+    if not bench.long_time_limit > 0:
+        raise InvalidInput(f"benchmark.long_time_limit must be positive, not {bench.long_time_limit:g}")
+    check_shares("benchmark", bench.shares)
+    for name, instance in bench.instances.items():
+        where = f"benchmark.instances.{name}"
+        if OmegaConf.is_missing(instance, "family"):
+            raise InvalidInput(f"{where}.family is missing")
+        if (instance.graph is None) == (instance.model is None):
+            raise InvalidInput(f"{where} needs a graph or a model, and not both")
+        if instance.model is not None:
+            one_of("model", instance.model, group_options("model"))
+        one_of("gpu", instance.gpu, gpu_names())
+        if instance.shares is not None:
+            check_shares(where, instance.shares)
+
+
 def _subject(instance: InstanceConfig, settings: Settings) -> tuple[Subject, Settings]:
     """The graph of an instance, and the settings with which it is solved."""
     mine = replace(settings, spec=None, graph_file=None, gpu=load_gpu(instance.gpu), budget_bytes=None)
-    if (instance.graph is None) == (instance.model is None):
-        raise InvalidInput("an instance has a graph or a model, and not both")
     if instance.graph is not None:
         mine = replace(mine, graph_file=find_graph(instance.graph, settings.instances), cost="file")
     else:
@@ -179,13 +220,16 @@ class _InstanceRun:
 
     def _asked(self, run: GraphRun, name: str, budget: int) -> tuple[Any, ...]:
         s = run.settings
-        return name, json.dumps(s.options.get(name, {}), sort_keys=True), budget, s.time_limit_s, s.scope, s.seed
+        options = json.dumps(s.options.get(name, {}), sort_keys=True)
+        sha = self.subject.graph.sha256()
+        return sha, s.scope, s.accounting, name, options, budget, s.time_limit_s, s.seed, s.threads
 
     def _run_families(self, run: GraphRun, missing: Sequence[tuple[str, int]], budgets: dict[int, float]) -> None:
         names = [name for name in dict.fromkeys(name for name, _ in missing) if get_strategy(name).ignores_budget]
         for family in run.run_families(names).values():
             for row in run.family_rows(family, list(budgets)):
-                self._keep(run, row, family.wall_s, budgets)
+                if _is_kept(row):
+                    self._keep(run, row, family.wall_s, budgets)
 
     def _run_budgets(self, run: GraphRun, missing: Sequence[tuple[str, int]], budgets: dict[int, float]) -> None:
         self._warm_up(run, {name for name, _ in missing if not get_strategy(name).ignores_budget})
@@ -198,14 +242,14 @@ class _InstanceRun:
                 assert isinstance(solution, Solution)
                 row = run.keep(job.key, solution)
                 self.progress.finished(f"{self.name}, {job.label}: {row_line(row)}", solution.wall_s)
-                if is_final(row) or row.status == "SKIPPED":
+                if _is_kept(row):
                     self._keep(run, row, solution.wall_s, budgets)
 
     def _warm_up(self, run: GraphRun, names: set[str]) -> None:
         """Run strategies on a small chain, one after the other: their first run may compile for half a minute."""
         graph = synthetic.chain(n=6)
         problem = Problem(graph, plain_peak(graph) - 1)
-        how = replace(run.how, time_limit_s=WARM_S)
+        how = replace(run.how, time_limit_s=WARM_S, work_limit=100)
         for name in sorted(names - self.warm):
             job = Job(name, f"{name} on a small chain, to compile it", problem, name, how)
             for _, solution in run_jobs([job], self.engine, self.progress):
@@ -221,6 +265,11 @@ class _InstanceRun:
             "trajectory": json.dumps([step[:2] for step in stats.get("trajectory", [])]),
             "memory": None if plan is None else memory_line(run, plan),
         })  # fmt: skip
+
+
+def _is_kept(row: Row) -> bool:
+    """Whether another attempt would only repeat the row."""
+    return is_final(row) or row.status == "SKIPPED"
 
 
 def memory_line(run: GraphRun, plan: remat.Plan) -> str:

@@ -70,11 +70,6 @@ def cpu_name() -> str:
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
-def is_new(path: Path) -> bool:
-    """Whether git does not track a file of this checkout; false outside one."""
-    return bool(_git("ls-files", "--others", "--", str(path.resolve())))
-
-
 def _git(*arguments: str) -> str | None:
     try:
         done = subprocess.run(["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, timeout=10)

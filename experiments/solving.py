@@ -18,7 +18,7 @@ from pathlib import Path
 from experiments.build import Subject
 from experiments.engine import Engine, Job
 from experiments.progress import SolveProgress
-from experiments.provenance import is_new, provenance, solver_build
+from experiments.provenance import provenance, solver_build
 from experiments.row import Row
 from experiments.settings import Settings
 from experiments.store import Store, code_version, row_key
@@ -374,18 +374,12 @@ def _family_line(family: Family) -> str:
 
 @cache  # so that editing the file does not change the keys of a running run
 def _code_of(strategy: str) -> str:
-    """The version of a strategy of this project, '' for 0; else the hash of its file.
-
-    A new file that git does not know yet counts by its hash, too.
-    """
-    run, version = get_strategy(strategy).run, get_strategy(strategy).version
-    source = inspect.getsourcefile(run)
-    if source is None or not Path(source).is_file():
-        return str(version or "")
-    is_ours = run.__module__.partition(".")[0] in ("remat", "baselines")
-    if is_ours and not is_new(Path(source)):
-        return str(version or "")
-    return hashlib.sha256(Path(source).read_bytes()).hexdigest()[:16]
+    """The version of a strategy of this project ('' for 0); the hash of the file of one from another package."""
+    chosen = get_strategy(strategy)
+    if chosen.run.__module__.partition(".")[0] in ("remat", "baselines"):
+        return str(chosen.version or "")
+    source = inspect.getsourcefile(chosen.run)
+    return hashlib.sha256(Path(source).read_bytes()).hexdigest()[:16] if source and Path(source).is_file() else ""
 
 
 def reuse_plans(rows: Sequence[Row], tolerance: float) -> list[Row]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,7 +14,6 @@ from sweep_helpers import make_row
 import remat
 from analysis.old_rows import MOVED
 from analysis.results import options_of, read_store_rows
-from experiments import provenance
 from experiments.store import Store, code_version, row_key, source_hash, write_json
 from remat import files
 from remat.errors import DiskFull
@@ -214,16 +212,3 @@ def test_a_docstring_voids_no_row_and_a_raised_version_does(monkeypatch: pytest.
     assert (code_version(), code_version(whole=True)) == (before[0], f"{solvers.VERSION}.{execution.VERSION}")
     monkeypatch.setattr(solvers, "VERSION", solvers.VERSION + 1)
     assert code_version() != before[0]
-
-
-def test_a_file_is_new_until_git_tracks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "_ROOT", tmp_path)
-    path = tmp_path / "mine.py"
-    path.touch()
-    assert not provenance.is_new(path)  # no checkout
-    for command in (["init", "-q"], ["add", "mine.py"]):
-        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
-    assert not provenance.is_new(path)
-    other = tmp_path / "other.py"
-    other.touch()
-    assert provenance.is_new(other)

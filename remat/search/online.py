@@ -49,7 +49,7 @@ class _Net(NamedTuple):
     size: np.ndarray  # [V] bytes
     producer: np.ndarray  # [V]
     last: np.ndarray  # [V] the operation after which the program frees the value; -1 if it keeps it
-    stays: np.ndarray  # [V] it may not be evicted
+    stays: np.ndarray  # [N] what it makes may not be evicted: it runs once, or what it needs is gone for ever
 
 
 class _State(NamedTuple):
@@ -88,8 +88,7 @@ def run_online(graph: Graph, budget_bytes: int, heuristic: str, seed: int, most:
         *rows(graph.users), np.array([float(op.cost) for op in graph.operations]),
         np.array([op.workspace_bytes for op in graph.operations]), np.array([value.bytes for value in graph.values]),
         np.array(graph.producer), np.array(last),
-        np.array([graph.operations[p].run_once or not value.bytes
-                  for p, value in zip(graph.producer, graph.values, strict=True)]),
+        np.array([op.run_once for op in graph.operations]),
     )  # fmt: skip
     evictions = most * max((len(op.outputs) for op in graph.operations), default=0) + v
 
@@ -156,6 +155,8 @@ def _run(net: Any, state: Any, room: int, heuristic: int, seed: int, most: int) 
             k = stack[depth - 1]
             missing = _missing(net, state, k)
             if missing >= 0:
+                if net.stays[missing] and missing != at:
+                    return order[:done], k
                 stack[depth] = missing
                 depth += 1
                 _pin_inputs(net, state, missing)
@@ -196,7 +197,8 @@ def _make_room(net: Any, state: Any, k: int, room: int, heuristic: int, clock: f
     while state.used[0] + need > room:
         least, chosen = np.inf, -1
         for v in range(len(net.size)):
-            if state.resident[v] and not state.pins[v] and not net.stays[v] and net.producer[v] != k:
+            p = net.producer[v]
+            if state.resident[v] and not state.pins[v] and net.size[v] and not net.stays[p] and p != k:
                 h = _worth(net, state, v, heuristic, clock)
                 if h < least:
                     least, chosen = h, v
@@ -337,8 +339,25 @@ def _release(net: Any, state: Any, k: int, is_program: bool, clock: float) -> No
 @numba.njit(cache=True)
 def _free(net: Any, state: Any, v: int, k: int, is_program: bool) -> None:
     state.dead[v] |= is_program and net.last[v] == k
-    if state.dead[v] and not state.pins[v] and state.resident[v]:
+    may_go = state.dead[v] and not state.pins[v] and state.resident[v]
+    if may_go and (not net.stays[net.producer[v]] or _is_unneeded(net, state, v)):
         _drop(net, state, v)
+
+
+@numba.njit(cache=True)
+def _is_unneeded(net: Any, state: Any, v: int) -> bool:
+    """Whether what was made from a value that cannot be made again is there; if so, it must not be evicted any more."""
+    for mark in (False, True):
+        for j in range(net.user_starts[v], net.user_starts[v + 1]):
+            u = net.users[j]
+            for i in range(net.output_starts[u], net.output_starts[u + 1]):
+                y = net.outputs[i]
+                if state.dead[y]:
+                    continue
+                if not state.resident[y]:
+                    return False
+                net.stays[u] |= mark
+    return True
 
 
 @numba.njit(cache=True)
